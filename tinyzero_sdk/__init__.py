@@ -1,0 +1,25 @@
+"""TinyZero SDK: write a task with a verifiable reward, prove the reward, train a language model on it."""
+
+from importlib.metadata import version as _version
+
+from tinyzero_sdk.columns import ItemColumns
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.hookspecs import hookimpl
+from tinyzero_sdk.host import list_tasks, load_task
+from tinyzero_sdk.records import Completion, Item, Score, TaskInfo
+from tinyzero_sdk.task import Task
+
+__version__ = _version("tinyzero-sdk")
+__all__ = [
+    "Completion",
+    "Item",
+    "ItemColumns",
+    "Score",
+    "Task",
+    "TaskInfo",
+    "TinyZeroError",
+    "__version__",
+    "hookimpl",
+    "list_tasks",
+    "load_task",
+]

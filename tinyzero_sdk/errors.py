@@ -1,0 +1,36 @@
+"""The errors a user can cause, in one family.
+
+Each message is one line that says what was given, what was expected and what to do. The command line
+prints it without a traceback and exits with `exit_code`. A failed assertion, by contrast, is our fault.
+"""
+
+
+class TinyZeroError(Exception):
+    """Base of every error the SDK, a task or the trainer raises on purpose."""
+
+    exit_code = 2
+    """Exit code of the command line: 2 = wrong use, 1 = some rows or checks failed."""
+
+
+class SettingsError(TinyZeroError):
+    """An option has an unknown name, is given twice, or has a value that does not fit."""
+
+
+class TaskNotFoundError(TinyZeroError):
+    """No installed distribution, family or file offers the task."""
+
+
+class TaskClashError(TinyZeroError):
+    """Two distributions offer a task of the same name."""
+
+
+class BrokenTaskError(TinyZeroError):
+    """A task cannot be loaded, lacks a hook, misspells one, or returned what its hook may not."""
+
+
+class VersionMismatchError(TinyZeroError):
+    """A task needs another SDK, or a worker has another version of the task than its controller."""
+
+
+class DataError(TinyZeroError):
+    """A file or row cannot be read; the message names the file and, where there is one, the line."""

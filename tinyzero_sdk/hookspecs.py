@@ -1,0 +1,95 @@
+"""The contract of a task: what it must say (five hooks), what it may say, and what the host says.
+
+A task is a module whose functions carry `@tinyzero_sdk.hookimpl`. An implementation may take fewer
+arguments than its hook, never others; that is how the contract can grow without breaking a task.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pluggy
+
+from tinyzero_sdk.columns import ItemColumns
+from tinyzero_sdk.records import Completion, Item, Json, Score, Split, TaskInfo
+
+PROJECT = "tinyzero"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+REQUIRED = ("generate_dataset", "make_prompt", "extract_answer", "score", "difficulty")
+Message = dict[str, str]
+"""One chat message: `{"role": "system" | "user" | "assistant", "content": text}`."""
+
+
+@hookspec(firstresult=True)
+def generate_dataset(split: Split, size: int, seed: int, start: int, options: Any) -> "Iterable[Item] | ItemColumns":
+    """Candidates start … start + size - 1, lazily; each depends on (split, seed, its index) alone.
+
+    Every candidate must be solvable. The host keeps those whose key belongs to `split`, drops repeats and asks for more.
+    """
+
+
+@hookspec(firstresult=True)
+def make_prompt(item: Item, template: str, options: Any) -> "str | list[Message]":
+    """The prompt, as text or chat messages; templates are named `base`, `chat` and `compact`.
+
+    Never write a model's chat markup by hand: the caller applies the tokenizer's own chat template.
+    """
+
+
+@hookspec(firstresult=True)
+def extract_answer(completion: str) -> str | None:
+    """The answer in a completion (special tokens already removed), or None if there is none."""
+
+
+@hookspec(firstresult=True)
+def score(answer: str, ground_truth: Json, options: Any) -> "Score | float":
+    """The verdict: pure, deterministic, without I/O, and never running the answer as code.
+
+    A float x means `Score(x, correct=x >= the greatest reward)`. Not called where there is no answer.
+    """
+
+
+@hookspec(firstresult=True)
+def difficulty(item: Item) -> float:
+    """How hard the item is: a finite number of the item alone, not of the configuration."""
+
+
+@hookspec(firstresult=True)
+def difficulties(items: ItemColumns) -> "Any":
+    """Optional: `difficulty` for a whole batch at once, [n] floats, equal to it item by item."""
+
+
+@hookspec(firstresult=True)
+def solve(item: Item, options: Any) -> str | None:
+    """Optional: a gold completion, which must score full."""
+
+
+@hookspec(firstresult=True)
+def demonstrate(item: Item, seed: int, options: Any) -> str | None:
+    """Optional: a fallible worked attempt at the item, as text for a warm start."""
+
+
+@hookspec(firstresult=True)
+def oracle(answer: str, ground_truth: Json, options: Any) -> bool | None:
+    """Optional: whether the answer is right, by a second method that may be slow; None = cannot tell."""
+
+
+@hookspec(firstresult=True)
+def item_key(item: Item) -> str:
+    """Optional: the item's canonical key; items that are the same problem share it (default: hash of the ground truth)."""
+
+
+@hookspec(firstresult=True)
+def info() -> TaskInfo:
+    """Optional: description, ability and range of the reward."""
+
+
+@hookspec(firstresult=True)
+def options() -> type:
+    """Optional: a frozen dataclass type with the task's settings; any hook may take `options`, an instance of it."""
+
+
+@hookspec(firstresult=True)
+def score_completion(completion: Completion, ground_truth: Json, options: Any) -> Score:
+    """The host's hook: extract, score, guard. Shaping wrappers wrap it, since they need length and truncation."""

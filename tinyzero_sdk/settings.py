@@ -1,0 +1,201 @@
+"""Settings: nested frozen dataclasses filled from TOML and `key=value` words.
+
+One mechanism for a task's options and the trainer's configuration. The dataclass is the schema, the
+docstring under a field is its help, pydantic checks the types; this file adds the messages.
+"""
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import textwrap
+import tomllib
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tinyzero_sdk.errors import SettingsError
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Field:
+    """One leaf of a settings tree, as help and documentation show it."""
+
+    key: str
+    """Dotted name, e.g. `rollout.temperature`."""
+
+    type: str
+    """The type as one would write it."""
+
+    default: Any
+    """Default value; `dataclasses.MISSING` where there is none."""
+
+    help: str
+    """The docstring under the field, in one line."""
+
+
+def parse_words(words: Sequence[str]) -> dict[str, Any]:
+    """Turn `key=value` words into a nested mapping; values are TOML, or plain text where they are not.
+
+    Raises:
+        SettingsError: a word has no `=`, or a key is given twice.
+
+    Example:
+        >>> parse_words(["task.numbers=[3,4]", "seed=1", "model=Qwen/Qwen2.5-0.5B"])
+        {'task': {'numbers': [3, 4]}, 'seed': 1, 'model': 'Qwen/Qwen2.5-0.5B'}
+    """
+    tree: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not all(part.isidentifier() for part in key.split(".")):
+            raise SettingsError(f"got {word!r}, expected key=value, such as seed=1")
+        node, parts = tree, key.split(".")
+        for part in parts[:-1]:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise SettingsError(f"{key!r} is set below {part!r}, which already has a value; give only one of them")
+        if parts[-1] in node:
+            raise SettingsError(f"{key!r} is given twice; give it once")
+        node[parts[-1]] = _parse_value(text)
+    return tree
+
+
+def _parse_value(text: str) -> Any:
+    if text.lower() in ("none", "null"):
+        return None  # TOML has no null
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a nested mapping.
+
+    Raises:
+        SettingsError: the file is missing or is not TOML (the parser names the line; repeated keys count).
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not valid TOML: {error}") from error
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `over` put on top, table by table."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+    """Fill the dataclass `cls` (and those nested in it) from a nested mapping.
+
+    Args:
+        cls: a dataclass type; its `__post_init__` may raise ValueError for impossible combinations.
+        values: nested mapping; missing keys take their defaults.
+        prefix: put before every key in messages, e.g. `task.`.
+
+    Raises:
+        SettingsError: an unknown key (the nearest known one is named), a wrong type, an impossible value.
+
+    Example:
+        >>> from tinyzero_sdk.records import Completion
+        >>> build(Completion, {"tex": "hi"})
+        Traceback (most recent call last):
+        ...
+        tinyzero_sdk.errors.SettingsError: unknown key 'tex'; did you mean 'text'? known here: text, token_count, finished
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    check_keys(cls, values, prefix)
+    try:
+        return TypeAdapter(cls).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = prefix + ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        # A check across fields has no key of its own, or only that of its table; its message names what clashes.
+        if first["type"] == "value_error":
+            raise SettingsError(message) from error
+        raise SettingsError(f"{key}: got {first['input']!r}; {message[0].lower()}{message[1:]}") from error
+
+
+def check_keys(cls: type, values: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuse keys that `cls` does not have.
+
+    Raises:
+        SettingsError: names the first unknown key, the nearest known one, and all known ones at that place.
+    """
+    nested = _nested_types(cls)
+    names = [field.name for field in dataclasses.fields(cls)]
+    for key, value in values.items():
+        if key not in names:
+            raise SettingsError(unknown_key_message(prefix + key, [prefix + name for name in names]))
+        if key in nested and isinstance(value, Mapping):
+            check_keys(nested[key], value, f"{prefix}{key}.")
+
+
+def unknown_key_message(key: str, known: Sequence[str]) -> str:
+    """The line that tells of an unknown key."""
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown key {key!r}; {hint}known here: {', '.join(known) or 'none'}"
+
+
+def to_mapping(settings: Any) -> dict[str, Any]:
+    """A settings object as a nested mapping that TOML can hold (fields that are None are left out)."""
+    mapping: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            mapping[field.name] = to_mapping(value)
+        elif value is not None:
+            mapping[field.name] = list(value) if isinstance(value, tuple) else value
+    return mapping
+
+
+def describe(cls: type, prefix: str = "") -> Iterator[Field]:
+    """The leaves of a settings tree, in the order they are written, with their help."""
+    nested, helps = _nested_types(cls), field_docs(cls)
+    for field in dataclasses.fields(cls):
+        key = prefix + field.name
+        if field.name in nested:
+            yield from describe(nested[field.name], key + ".")
+            continue
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        yield Field(key, _type_name(field.type), default, helps.get(field.name, ""))
+
+
+def _nested_types(cls: type) -> dict[str, type]:
+    hints = typing.get_type_hints(cls)
+    return {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+
+
+def _type_name(hint: Any) -> str:
+    return hint if isinstance(hint, str) else getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
+
+
+@cache
+def field_docs(cls: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass, joined to one line; empty where there is no source."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError):
+        return {}
+    body = typing.cast(ast.ClassDef, tree.body[0]).body
+    docs = {}
+    for field, doc in zip(body, body[1:], strict=False):
+        is_doc = isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant) and isinstance(doc.value.value, str)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_doc:
+            docs[field.target.id] = " ".join(doc.value.value.split())  # type: ignore[attr-defined]
+    return docs
