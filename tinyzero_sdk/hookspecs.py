@@ -1,3 +1,4 @@
+# mypy: disable-error-code="empty-body"
 """The contract of a task: what it must say (five hooks), what it may say, and what the host says.
 
 A task is a module whose functions carry `@tinyzero_sdk.hookimpl`. An implementation may take fewer

@@ -10,6 +10,7 @@ import difflib
 import inspect
 import textwrap
 import tomllib
+import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -29,7 +30,7 @@ class Field:
     """Dotted name, e.g. `rollout.temperature`."""
 
     type: str
-    """The type as one would write it."""
+    """The type and its limits, e.g. `int > 0` or `auto | float32`."""
 
     default: Any
     """Default value; `dataclasses.MISSING` where there is none."""
@@ -147,8 +148,10 @@ def check_keys(cls: type, values: Mapping[str, Any], prefix: str = "") -> None:
 
 def unknown_key_message(key: str, known: Sequence[str]) -> str:
     """The line that tells of an unknown key."""
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    # Only the last parts are compared: a table's name in common makes no two keys alike.
+    last_parts = {name.rpartition(".")[2]: name for name in known}
+    near = difflib.get_close_matches(key.rpartition(".")[2], last_parts, n=1)
+    hint = f"did you mean {last_parts[near[0]]!r}? " if near else ""
     return f"unknown key {key!r}; {hint}known here: {', '.join(known) or 'none'}"
 
 
@@ -166,14 +169,14 @@ def to_mapping(settings: Any) -> dict[str, Any]:
 
 def describe(cls: type, prefix: str = "") -> Iterator[Field]:
     """The leaves of a settings tree, in the order they are written, with their help."""
-    nested, helps = _nested_types(cls), field_docs(cls)
+    nested, helps, hints = _nested_types(cls), field_docs(cls), typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
         key = prefix + field.name
         if field.name in nested:
             yield from describe(nested[field.name], key + ".")
             continue
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        yield Field(key, _type_name(field.type), default, helps.get(field.name, ""))
+        yield Field(key, _type_name(hints[field.name]), default, helps.get(field.name, ""))
 
 
 def _nested_types(cls: type) -> dict[str, type]:
@@ -182,7 +185,27 @@ def _nested_types(cls: type) -> dict[str, type]:
 
 
 def _type_name(hint: Any) -> str:
-    return hint if isinstance(hint, str) else getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
+    """A type as help shows it: `int > 0`, `auto | float32`, `list of int`, `str | none`."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return " ".join([_type_name(arguments[0]), ", ".join(filter(None, map(_bounds, arguments[1:])))]).strip()
+    if origin is typing.Literal:
+        return " | ".join(str(value) for value in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(_type_name(argument) for argument in arguments)
+    if origin in (tuple, list) and (origin is list or arguments[1:] == (...,)):
+        return f"list of {_type_name(arguments[0])}"
+    if origin is tuple:
+        return f"[{', '.join(_type_name(argument) for argument in arguments)}]"
+    if hint is type(None):
+        return "none"
+    return "table" if origin is dict or hint is dict else getattr(hint, "__name__", str(hint))
+
+
+def _bounds(constraint: Any) -> str:
+    """The limits that one of `annotated_types` sets, without a dependency on it."""
+    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+    return ", ".join(f"{sign} {getattr(constraint, name)}" for name, sign in signs.items() if hasattr(constraint, name))
 
 
 @cache

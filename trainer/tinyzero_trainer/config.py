@@ -49,9 +49,6 @@ class ModelConfig:
     path: str | None = None
     """Directory or Hub name of a transformers causal LM; none = the tiny model that comes with the trainer."""
 
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the forward and backward pass; `auto` = float32 on the CPU, bfloat16 on a GPU. Master weights are float32."""
-
 
 @dataclass(frozen=True)
 class DataConfig:

@@ -1,0 +1,70 @@
+"""Fills the Makefile's virtual environment; run with the base Python: python3 .ci/setup.py .venv
+
+Versions come from constraints.txt. Where the base Python has a CUDA build of torch, the environment is laid
+over it, and whatever is installed there keeps its version: nothing of a working GPU stack is replaced.
+"""
+
+import re
+import subprocess
+import sys
+import sysconfig
+from importlib.metadata import distributions
+from pathlib import Path
+
+BUILD_BACKEND = ("hatchling",)
+EVERYTHING = ("--no-build-isolation", "-r", "requirements.txt", "-e", ".[dev]")
+
+
+def main(folder: Path) -> None:
+    """Make the environment if it is missing, and install the five distributions and the development tools."""
+    over_base = has_cuda_torch()
+    if not (folder / "pyvenv.cfg").exists():
+        make_environment(folder, over_base)
+    print(f"Installing the tested versions into {folder} (the first time: minutes, and torch is a large download)")
+    pins = folder / "constraints.txt"
+    pins.write_text(constraints(Path("constraints.txt").read_text(), names_of_base() if over_base else set()))
+    # Two calls, so that pip need not fetch the build backend anew for each of the five.
+    for what in (BUILD_BACKEND, EVERYTHING):
+        pip = (folder / "bin" / "python", "-m", "pip", "install", "-qq", "--disable-pip-version-check")
+        subprocess.run((*pip, "--constraint", pins, *what), check=True)
+
+
+def has_cuda_torch() -> bool:
+    """Whether the Python that runs this file has a torch built for CUDA."""
+    try:
+        import torch
+    except (ImportError, OSError):  # missing, or its libraries are
+        return False
+    return torch.version.cuda is not None
+
+
+def make_environment(folder: Path, over_base: bool) -> None:
+    """An empty environment, or one that sees the packages of the base Python."""
+    print(f"Making {folder} with Python {sys.version.split()[0]}" + (" over its CUDA torch" if over_base else ""))
+    base_is_environment = sys.prefix != sys.base_prefix  # which --system-site-packages would look past
+    options = ["--system-site-packages"] if over_base and not base_is_environment else []
+    subprocess.run([sys.executable, "-m", "venv", *options, folder], check=True)
+    if over_base and base_is_environment:
+        packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+        (packages / "base.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+
+
+def names_of_base() -> set[str]:
+    """Normalised names of all distributions that the base Python has."""
+    return {normalise(distribution.name) for distribution in distributions() if distribution.name}
+
+
+def constraints(pins: str, without: set[str]) -> str:
+    """The lines of a constraints file but for those that pin a package named in `without`."""
+    return "".join(line for line in pins.splitlines(keepends=True) if normalise(line.split("==")[0]) not in without)
+
+
+def normalise(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).strip().lower()
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]))
+    except subprocess.CalledProcessError:
+        sys.exit(f"make: setting up {sys.argv[1]} failed (see above)")

@@ -1,0 +1,39 @@
+# The commands of this repository; `make help` lists them. Each sets up .venv by itself, once.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help train test slow lint bench clean
+
+help:  ## list the commands
+	@sed -n 's/^\([a-z]*\): .*## /make \1  \t/p' Makefile
+
+train: $(READY)  ## train the tiny model on countdown, into a new directory under runs/ (no GPU needed)
+	@$(BIN)/tinyzero train --task countdown
+
+test: $(READY)  ## the fast tests: all that are not marked slow or gpu
+	@$(BIN)/python -m pytest
+
+slow: $(READY)  ## the slow tests
+	@$(BIN)/python -m pytest -m "slow and not gpu"
+
+lint: $(READY)  ## ruff and mypy
+	@$(BIN)/python -m ruff check
+	@$(BIN)/python -m ruff format --check
+	@$(BIN)/python -m mypy
+
+bench: $(READY)  ## measure the figures of benchmarks/README.md on this machine
+	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+clean:  ## remove the environment, builds and caches (not runs/)
+	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml trainer/pyproject.toml $(wildcard plugins/*/pyproject.toml) requirements.txt constraints.txt .ci/setup.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "$(PYTHON) is missing or older than Python 3.11; name a newer one: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -u .ci/setup.py $(VENV)
+	@touch $@

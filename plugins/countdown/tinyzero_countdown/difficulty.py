@@ -1,0 +1,46 @@
+"""How hard a puzzle is.
+
+    difficulty = numbers + (1 if every solution divides) + (1 if every solution needs a fraction on the way) + 1 / solutions
+
+with `solutions` the count of distinct ones (see `catalogue.py`), with all four operators, whatever the options
+say; a puzzle without any counts as half a one. So the easiest puzzles of three numbers are just above 3, those
+of four above 4, and a single solution makes as much as one number more.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from tinyzero_countdown.solutions import survey
+from tinyzero_sdk import ItemColumns
+
+
+def difficulties(numbers: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """The difficulties of n puzzles of equally many numbers.
+
+    Args:
+        numbers: [n, k] integers.
+        targets: [n] integers.
+
+    Returns:
+        [n] floats.
+
+    Example:
+        >>> difficulties(np.array([[3, 3, 8, 8], [1, 2, 3, 4]]), np.array([24, 24])).round(2).tolist()
+        [7.0, 4.25]
+    """
+    found = survey(numbers, targets)
+    return numbers.shape[1] + ~found.without_division + ~found.without_fraction + 1 / np.maximum(found.count, 0.5)
+
+
+def column_difficulties(items: ItemColumns) -> np.ndarray:
+    """The difficulty of each item: [n] floats."""
+    lists, targets = items.ground_truth.field("numbers"), items.ground_truth.field("target").to_numpy()
+    lengths, flat = lists.value_lengths().to_numpy(), lists.flatten().to_numpy()
+    starts = np.cumsum(lengths) - lengths
+    result = np.empty(len(items))
+    for length in np.unique(lengths):
+        rows = np.flatnonzero(lengths == length)
+        result[rows] = difficulties(flat[starts[rows, None] + np.arange(length)], targets[rows])
+    return result

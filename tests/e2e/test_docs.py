@@ -1,0 +1,71 @@
+"""The documentation holds: its code runs, its links lead somewhere.
+
+In a document's order, Python blocks are run in one namespace (saved first where they begin with a file's
+name), and console blocks in bash, all in one empty directory. Lines that install or train are left out.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PATTERNS = ("*.md", "docs/**/*.md", "trainer/*.md", "plugins/*/*.md", "benchmarks/*.md")
+DOCUMENTS = sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern))
+BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+NOT_RUN = re.compile(r"(make|pip|tinyzero (train|warmstart|eval))\b")
+
+
+def each(documents: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("document", documents, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+@each([document for document in DOCUMENTS if BLOCK.search(document.read_text(encoding="utf-8"))])
+def test_code_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for language, code in BLOCK.findall(document.read_text(encoding="utf-8")):
+        if language == "console":
+            run_in_bash(code)
+        elif code.startswith("# "):
+            Path(code.splitlines()[0].removeprefix("# ")).write_text(code, encoding="utf-8")
+        else:
+            exec(compile(code, str(document), "exec"), namespace)
+
+
+def run_in_bash(code: str) -> None:
+    lines = [line for line in code.splitlines() if not NOT_RUN.match(line)]
+    done = subprocess.run(["bash", "-ec", "\n".join(lines)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+
+
+@each(DOCUMENTS)
+def test_links_lead_somewhere(document: Path) -> None:
+    for link in LINK.findall(document.read_text(encoding="utf-8")):
+        target, _, anchor = link.partition("#")
+        if "://" in target:
+            continue
+        path = document.parent / target if target else document
+        assert path.exists(), link
+        if anchor:
+            assert anchor in anchors(path), link
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors a web page of the document would have: its headings in lower case, joined by hyphens."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_command_in_the_documentation_exists() -> None:
+    from tinyzero_sdk.cli.app import build_app
+
+    known = {command.name for command in build_app().registered_commands}
+    for document in DOCUMENTS:
+        for command in re.findall(r"(?:^|`)tinyzero ([a-z]+)", document.read_text(encoding="utf-8"), re.MULTILINE):
+            assert command in known, f"{document.name}: tinyzero {command}"

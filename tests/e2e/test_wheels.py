@@ -1,0 +1,116 @@
+"""The five wheels, as a user gets them: what is in them, and that they work in new environments.
+
+Slow: builds, and installs torch once. Environments are outside the repository, so nothing of it can leak in.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = {
+    "tinyzero_sdk": ROOT,
+    "tinyzero_trainer": ROOT / "trainer",
+    "tinyzero_countdown": ROOT / "plugins/countdown",
+    "tinyzero_multiply": ROOT / "plugins/multiply",
+    "tinyzero_gsm8k": ROOT / "plugins/gsm8k",
+}
+CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
+OUTPUT = {"completion": "<answer>(7 - 3) * 12</answer>", "ground_truth": {"target": 48, "numbers": [3, 7, 12]}}
+
+pytestmark = pytest.mark.slow
+
+
+def run(*command: str | Path, cwd: Path, expect: int = 0) -> str:
+    """Run a command away from the checkout; its output, or a failure that shows it."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == expect, f"{command} exited with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def new_environment(folder: Path) -> Path:
+    """A new virtual environment; returns its folder of programs."""
+    run(sys.executable, "-m", "venv", folder, cwd=folder.parent)
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the five wheels and nothing else."""
+    folder = tmp_path_factory.mktemp("wheels")
+    for source in FOLDERS.values():
+        run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source, cwd=folder)
+    assert len(list(folder.iterdir())) == len(FOLDERS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def light(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Programs of an environment with the SDK and countdown, without the trainer: the README's way to score."""
+    programs = new_environment(tmp_path_factory.mktemp("light") / "env")
+    install = (programs / "python", "-m", "pip", "install", "-q", "--find-links", wheels, *CONSTRAINTS)
+    run(*install, "tinyzero-sdk", cwd=wheels)
+    run(*install, "--no-deps", "tinyzero-countdown", cwd=wheels)
+    return programs
+
+
+@pytest.mark.parametrize("package", FOLDERS)
+def test_a_wheel_holds_its_package_its_licence_and_its_readme(package: str, wheels: Path) -> None:
+    [path] = wheels.glob(f"{package}-*.whl")
+    with zipfile.ZipFile(path) as wheel:
+        names = wheel.namelist()
+        info = next(name.split("/")[0] for name in names if name.endswith(".dist-info/METADATA"))
+        metadata = wheel.read(f"{info}/METADATA").decode()
+    sources = {file.relative_to(FOLDERS[package]).as_posix() for file in (FOLDERS[package] / package).rglob("*.py")}
+    assert sources <= set(names)
+    assert {f"{package}/py.typed", f"{info}/licenses/LICENSE"} <= set(names)
+    assert {name.split("/")[0] for name in names} == {package, info}
+    assert (FOLDERS[package] / "README.md").read_text().strip() in metadata
+
+
+def test_the_trainer_carries_the_tiny_model(wheels: Path) -> None:
+    [path] = wheels.glob("tinyzero_trainer-*.whl")
+    with zipfile.ZipFile(path) as wheel:
+        model = [entry for entry in wheel.infolist() if entry.filename.startswith("tinyzero_trainer/tiny_model/")]
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= {Path(entry.filename).name for entry in model}
+    assert sum(entry.file_size for entry in model) <= 8_000_000
+
+
+def test_the_sdk_works_without_torch(light: Path, tmp_path: Path) -> None:
+    listed = run(light / "python", "-m", "pip", "list", cwd=tmp_path)
+    assert "torch" not in listed
+    assert "tinyzero-trainer" not in listed
+    code = "from tinyzero_sdk import load_task; print(len(list(load_task('countdown').dataset('train', 10))))"
+    assert run(light / "python", "-c", code, cwd=tmp_path) == "10\n"
+
+
+def test_scoring_works_without_torch(light: Path, tmp_path: Path) -> None:
+    (tmp_path / "outputs.jsonl").write_text(json.dumps(OUTPUT))
+    run(light / "tinyzero", "score", "outputs.jsonl", "--task", "countdown", "--output", "scored.jsonl", cwd=tmp_path)
+    scored = json.loads((tmp_path / "scored.jsonl").read_text())
+    assert (scored["score"], scored["correct"], scored["reason"]) == (1.0, True, "ok")
+
+
+def test_training_without_the_trainer_says_in_one_line_what_to_install(light: Path, tmp_path: Path) -> None:
+    said = run(light / "tinyzero", "train", "--task", "countdown", "run.steps=1", cwd=tmp_path, expect=2)
+    assert "pip install" in said
+    assert "tinyzero-sdk[train]" in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_installing_a_task_is_enough_to_train(wheels: Path, tmp_path: Path) -> None:
+    programs = new_environment(tmp_path / "env")
+    install = (programs / "python", "-m", "pip", "install", "-q", *CONSTRAINTS)
+    run(*install, "--find-links", wheels, "tinyzero-countdown", cwd=tmp_path)
+    settings = ("run.steps=3", "eval.size=32", "eval.during_size=16", "data.prompts_per_step=8")
+    said = run(programs / "tinyzero", "train", "--task", "countdown", "--output", "run", *settings, cwd=tmp_path)
+    steps = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert max(step["step"] for step in steps) == 3
+    assert any((tmp_path / "run/checkpoints/step_3").glob("*")), list((tmp_path / "run/checkpoints").iterdir())
+    assert "→" in said, "the line with the accuracy before and after is missing"

@@ -1,0 +1,97 @@
+"""Small tasks and distributions, made on the spot: a file, or metadata and modules on `sys.path`."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tinyzero_sdk.extensions import load_extensions
+
+HOOKS = {
+    "generate_dataset": """
+@hookimpl
+def generate_dataset(split, size, seed, start):
+    return (Item(number, {"number": number}) for number in range(start, start + size))
+""",
+    "make_prompt": """
+@hookimpl
+def make_prompt(item, template):
+    return f"{template}: say {item.data['number']}"
+""",
+    "extract_answer": """
+@hookimpl
+def extract_answer(completion):
+    return last_tagged(completion)
+""",
+    "score": """
+@hookimpl
+def score(answer, ground_truth):
+    return float(answer == str(ground_truth))
+""",
+    "difficulty": """
+@hookimpl
+def difficulty(item):
+    return item.data["number"]
+""",
+}
+"""A whole task, "say the number": the code of each hook by its name."""
+
+
+def task_source(**changes: str | None) -> str:
+    """The code of that task with some hooks written differently, left out (None) or added."""
+    header = "from tinyzero_sdk import Completion, Item, ItemColumns, Score, TaskInfo, hookimpl\n"
+    hooks = {**HOOKS, **changes}
+    return header + "from tinyzero_sdk.text import last_tagged\n" + "\n".join(code for code in hooks.values() if code)
+
+
+@pytest.fixture(name="task_source")
+def _task_source() -> Callable[..., str]:
+    return task_source
+
+
+@pytest.fixture
+def write_task(tmp_path: Path) -> Callable[..., str]:
+    """Write a task file (`changes` as for `task_source`) and return its path."""
+
+    def write(name: str = "say", **changes: str | None) -> str:
+        path = tmp_path / f"{name}.py"
+        path.write_text(task_source(**changes), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Install distributions for the time of a test: metadata, entry points and modules."""
+    monkeypatch.syspath_prepend(tmp_path)
+    modules_before = set(sys.modules)
+    load_extensions.cache_clear()
+
+    def install(
+        distribution: str,
+        *,
+        version: str = "1.0",
+        modules: Mapping[str, str] | None = None,
+        tasks: Mapping[str, str] | None = None,
+        plugins: Mapping[str, str] | None = None,
+        requires: Sequence[str] = (),
+    ) -> None:
+        for module, code in (modules or {}).items():
+            (tmp_path / f"{module}.py").write_text(code, encoding="utf-8")
+        info = tmp_path / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        lines = [f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}"]
+        lines += [f"Requires-Dist: {requirement}" for requirement in requires]
+        (info / "METADATA").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        groups = {"tinyzero.tasks": tasks or {}, "tinyzero.plugins": plugins or {}}
+        points = [f"[{group}]\n" + "\n".join(f"{k} = {v}" for k, v in names.items()) for group, names in groups.items()]
+        (info / "entry_points.txt").write_text("\n".join(points) + "\n", encoding="utf-8")
+        monkeypatch.syspath_prepend(tmp_path)  # also makes importlib forget what it saw there
+
+    yield install
+    load_extensions.cache_clear()
+    for name in set(sys.modules) - modules_before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]

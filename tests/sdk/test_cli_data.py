@@ -1,0 +1,122 @@
+"""`tinyzero data` and `tinyzero sample`, as they are typed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tinyzero_sdk.cli import main
+
+OPTIONS = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Options:
+    step: int = 1
+
+@hookimpl
+def options():
+    return Options
+
+@hookimpl
+def generate_dataset(start, size, options):
+    return (Item(number * options.step, {"number": number * options.step}) for number in range(start, start + size))
+
+@hookimpl
+def solve(item):
+    return f"[bold]so[/] <answer>{item.ground_truth}</answer>"
+"""
+
+
+@pytest.fixture
+def task(write_task: Callable[..., str]) -> str:
+    return write_task(generate_dataset=OPTIONS)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the command line: its exit code, stdout and stderr."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return end.value.code or 0, out, err  # type: ignore[return-value]
+
+    return run
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_data_writes_both_splits_and_says_so(run: Run, task: str, tmp_path: Path) -> None:
+    output = tmp_path / "new" / "data"
+    code, out, err = run("data", "--task", task, "--size", 50, "--test-size", 5, "--output", output, "task.step=7")
+    assert (code, err) == (0, "")
+    assert "train.parquet" in out
+    assert " 50 " in out
+    assert sorted(path.name for path in output.iterdir()) == ["test.parquet", "train.parquet"]
+    assert pq.read_table(output / "test.parquet")["number"].to_pylist()[0] % 7 == 0
+
+
+def test_data_takes_every_option(run: Run, task: str, tmp_path: Path) -> None:
+    words = ["data", "-t", task, "-o", tmp_path / "out", "--size", 20, "--test-size", 0, "--seed", 3, "--workers", 2]
+    code, *_ = run(*words, "--test-share", 0.5, "--template", "compact", "--format", "jsonl")
+    assert code == 0
+    (path,) = (tmp_path / "out").iterdir()
+    row = json.loads(path.read_text().splitlines()[-1])
+    assert row["prompt"] == [{"role": "user", "content": f"compact: say {row['number']}"}]
+    assert row["number"] > 30  # every second problem is held out
+
+
+def test_data_keeps_what_is_there(run: Run, task: str, tmp_path: Path) -> None:
+    words = ["data", "-t", task, "-o", tmp_path, "--size", 5, "--test-size", 5]
+    assert run(*words)[0] == 0
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert "train.parquet is there already" in err.replace("\n", " ")
+    assert run(*words, "--overwrite")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--size", "0", "--test-size", "0"], "at least one problem"),
+        (["--test-share", "1"], "between 0 and 1"),
+        (["step=3"], "unknown key 'step'"),
+        (["task.stop=3"], "did you mean 'task.step'"),
+        (["task.step=0"], "only 1 different train problems"),
+    ],
+)
+def test_wrong_use_is_one_line_on_stderr(run: Run, task: str, tmp_path: Path, words: list[str], problem: str) -> None:
+    code, out, err = run("data", "-t", task, "-o", tmp_path / "out", *words)
+    assert (code, out) == (2, "")
+    assert problem in err
+    assert len(err.splitlines()) == 1
+
+
+def test_sample_shows_prompt_truth_and_gold_completion(run: Run, task: str) -> None:
+    code, out, err = run("sample", "--task", task, "-n", 2, "--template", "chat")
+    assert (code, err) == (0, "")
+    assert out.count("prompt (user)\n  chat: say ") == 2
+    assert "gold completion, scores 1 (ok)\n  [bold]so[/] <answer>0</answer>" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_sample_prints_json(run: Run, task: str) -> None:
+    code, out, _ = run("sample", "--task", task, "-n", 3, "--split", "test", "--json", "task.step=5")
+    problems = json.loads(out)
+    assert code == 0
+    assert len(problems) == 3
+    first = problems[0]
+    assert first["ground_truth"] % 5 == 0
+    assert first["prompt"] == f"base: say {first['ground_truth']}"
+    assert (first["score"], first["reason"]) == (1.0, "ok")
+
+
+def test_sample_of_a_task_without_solutions(run: Run, write_task: Callable[..., str]) -> None:
+    code, out, _ = run("sample", "--task", write_task(), "-n", 1)
+    assert code == 0
+    assert "gold completion" not in out

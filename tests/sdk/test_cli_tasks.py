@@ -1,0 +1,192 @@
+"""The command line's frame (help, errors, exit codes, extensions) and the commands `tasks` and `plugins`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import tinyzero_sdk
+from tinyzero_sdk.cli import main
+
+DESCRIBED = """
+import dataclasses
+@dataclasses.dataclass(frozen=True)
+class Options:
+    size: int = 3
+    \"\"\"How many [digits].\"\"\"
+@hookimpl
+def options(): return Options
+@hookimpl
+def info(): return TaskInfo("Say a [number].")
+@hookimpl
+def solve(item): return f"<answer>{item.ground_truth}</answer>"
+"""
+
+
+@pytest.fixture
+def run(capsys):
+    """Run the command line in this process: (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        captured = capsys.readouterr()
+        return caught.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def say(install, task_source):
+    modules = {"say_module": task_source(extra=DESCRIBED)}
+    install("tz-say", version="2.1", modules=modules, tasks={"say": "say_module"})
+
+
+def test_version(run):
+    assert run("--version") == (0, f"tinyzero-sdk {tinyzero_sdk.__version__}\n", "")
+
+
+def test_help_lists_the_commands(run):
+    code, out, _ = run("--help")
+    assert code == 0
+    assert all(
+        f"│ {command} " in out for command in ("tasks", "plugins", "data", "score", "train", "eval", "warmstart")
+    )
+
+
+@pytest.mark.parametrize("arguments", [("no-such-command",), ("tasks", "--no-such-option"), ("tasks", "a", "b")])
+def test_wrong_use_exits_2(run, arguments):
+    assert run(*arguments)[0] == 2
+
+
+def test_tasks_lists_each_with_its_origin(run, say):
+    code, out, err = run("tasks")
+    assert (code, err) == (0, "")
+    [line] = [line for line in out.splitlines() if line.startswith("say ")]
+    assert line.rstrip().endswith("tz-say 2.1")
+    assert "Say a [number]." in line
+
+
+def test_tasks_lists_what_is_broken_and_goes_on(run, say, install):
+    install("tz-broken", modules={"broken_module": "import no_such"}, tasks={"broken": "broken_module"})
+    install("tz-again", tasks={"say": "other_module"})
+    code, out, err = run("tasks", "--json")
+    rows = {(row["name"], row["distribution"]): row for row in json.loads(out)}
+    assert (code, err) == (0, "")
+    assert "No module named 'no_such'" in rows["broken", "tz-broken"]["broken"]
+    assert "tz-again" in rows["say", "tz-say"]["broken"]
+    assert "broken: task 'broken'" in " ".join(run("tasks")[1].split())
+
+
+def test_tasks_lists_families(run, install):
+    code = "from tinyzero_sdk import hookimpl\n@hookimpl\ndef task_names(): return ['family/one', 'family/two']"
+    install("tz-family", modules={"family_module": code}, plugins={"family": "family_module"})
+    names = [row["name"] for row in json.loads(run("tasks", "--json")[1])]
+    assert names[-2:] == ["family/one", "family/two"]
+
+
+def test_task_is_described(run, say):
+    code, out, err = run("tasks", "say", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {
+        "name": "say",
+        "version": "2.1",
+        "description": "Say a [number].",
+        "ability": "math",
+        "score_range": [0.0, 1.0],
+        "options": [{"key": "task.size", "type": "int", "default": 3, "help": "How many [digits]."}],
+        "templates": ["base", "chat", "compact"],
+        "example": {"prompt": "base: say 0", "ground_truth": 0, "solution": "<answer>0</answer>"},
+    }
+    shown = run("tasks", "say")[1]
+    for text in ("say 2.1  Say a [number].", "task.size  int   3        How many [digits].", "  <answer>0</answer>"):
+        assert text in shown
+
+
+def test_task_file_without_data_still_shows_its_options(run, write_task):
+    path = write_task(generate_dataset="@hookimpl\ndef generate_dataset(): raise OSError('no data')", extra=DESCRIBED)
+    code, out, _ = run("tasks", path)
+    assert code == 0
+    assert "task.size" in out
+    assert "no example: OSError: no data" in out
+
+
+def test_templates_are_those_that_work(run, write_task):
+    path = write_task(make_prompt="@hookimpl\ndef make_prompt(template): return {'chat': []}[template]")
+    details = json.loads(run("tasks", path, "--json")[1])
+    assert (details["templates"], details["example"]["prompt"]) == (["chat"], [])
+
+
+def test_error_is_one_line_without_traceback(run, monkeypatch):
+    code, out, err = run("tasks", "nonesuch")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: no task 'nonesuch'; ")
+    assert err.count("\n") == 1
+    monkeypatch.setenv("TINYZERO_DEBUG", "1")
+    assert "Traceback" in run("tasks", "nonesuch")[2]
+
+
+COMMANDS = """
+from tinyzero_sdk import hookimpl
+@hookimpl
+def register_commands(app):
+    @app.command("crash")
+    def crash(): raise ValueError("two\\nlines [red]")
+    @app.command("stop")
+    def stop(): raise KeyboardInterrupt
+"""
+
+
+def test_hook_register_commands(run, install):
+    install("tz-commands", modules={"commands_module": COMMANDS}, plugins={"more": "commands_module"})
+    code, out, err = run("crash")
+    assert (code, out) == (1, "")
+    assert err == "unexpected error: ValueError: two lines [red] (set TINYZERO_DEBUG=1 to see where)\n"
+    assert run("stop")[0] == 130
+
+
+def test_plugins_lists_what_each_offers(run, install):
+    code = COMMANDS + "@hookimpl\ndef score_wrappers(): return {}\n"
+    install("tz-commands", modules={"commands_module": code}, plugins={"more": "commands_module"})
+    rows = {row["name"]: row for row in json.loads(run("plugins", "--json")[1])}
+    assert rows["more"]["offers"] == "commands, score wrappers"
+    assert rows["more"]["broken"] is None
+    assert "tz-commands 1.0" in run("plugins")[1]
+
+
+def test_broken_extension_warns_in_one_line_and_the_rest_works(run, install):
+    install("tz-broken", modules={"broken_module": "raise ValueError('a\\nb')"}, plugins={"broken": "broken_module"})
+    code, out, err = run("--version")
+    assert code == 0
+    assert out.startswith("tinyzero-sdk ")
+    assert err == "warning: extension 'broken' (tz-broken 1.0) is left out: ValueError: a b\n"
+    rows = {row["name"]: row for row in json.loads(run("plugins", "--json")[1])}
+    assert rows["broken"]["broken"] == "ValueError: a\nb"
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "warmstart"])
+def test_without_the_trainer_its_commands_say_what_to_install(run, monkeypatch, command):
+    monkeypatch.setattr("tinyzero_sdk.cli.app.load_extensions", tuple)
+    code, out, err = run(command, "--task", "countdown", "task.numbers=[3,4]")
+    assert (code, out) == (2, "")
+    assert err == f"error: 'tinyzero {command}' needs the trainer: pip install 'tinyzero-sdk[train]'\n"
+
+
+def test_text_that_the_terminal_cannot_show_is_escaped(write_task):
+    path = write_task(make_prompt="@hookimpl\ndef make_prompt(): return '× \\ud800'")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-c", "from tinyzero_sdk.cli import main; main()", "tasks", path]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert r"\xd7 \ud800" in shown.stdout
+    assert shown.stderr == ""
+
+
+def test_interrupt_exits_130(write_task):
+    code = "import os, signal\n@hookimpl\ndef info(): os.kill(os.getpid(), signal.SIGINT)"
+    command = [sys.executable, "-c", "from tinyzero_sdk.cli import main; main()", "tasks", write_task(extra=code)]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode in (130, -signal.SIGINT)
+    assert "Traceback" not in finished.stderr

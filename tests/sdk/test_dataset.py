@@ -1,0 +1,214 @@
+"""The split guard and the builder: the same problems for any block size and number of workers."""
+
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinyzero_sdk import Item, Task, load_task
+from tinyzero_sdk.builder import write_dataset
+from tinyzero_sdk.dataset import iterate
+from tinyzero_sdk.errors import BrokenTaskError, DataError, SettingsError
+from tinyzero_sdk.files import read_rows
+from tinyzero_sdk.seeds import split_of_key
+from tinyzero_sdk.wire import row_to_item
+
+TASK_FILE = """
+import os
+from dataclasses import dataclass
+
+from tinyzero_sdk import Item, hookimpl
+
+
+@dataclass(frozen=True)
+class Options:
+    keys: int = 10**9
+    shape: str = "same"
+    fault: str = ""
+
+
+@hookimpl
+def options():
+    return Options
+
+
+@hookimpl
+def generate_dataset(split, size, seed, start, options):
+    for number in range(start, start + size):
+        if options.fault and number == 700:
+            if options.fault == "exit":
+                os._exit(1)
+            raise RuntimeError("no more ideas")
+        number = number * 7919 % options.keys
+        yield Item({"n": number} if options.shape == "same" or number % 2 else {"m": number}, {"half": number / 2})
+
+
+@hookimpl
+def make_prompt(item, template):
+    text = f"{template}: how much is {item.data['half']} + {item.data['half']}?"
+    return [{"role": "system", "content": "Add."}, {"role": "user", "content": text}] if template == "chat" else text
+
+
+@hookimpl
+def extract_answer(completion):
+    return completion.strip() or None
+
+
+@hookimpl
+def score(answer, ground_truth):
+    return float(answer == str(ground_truth.get("n")))
+
+
+@hookimpl
+def difficulty(item):
+    return item.data["half"] % 5
+
+
+@hookimpl
+def solve(item):
+    return str(item.ground_truth.get("n"))
+"""
+
+
+@pytest.fixture(scope="module")
+def task_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tasks") / "halves.py"
+    path.write_text(TASK_FILE)
+    return path
+
+
+@dataclass
+class Numbers:
+    """Stands in for a Task whose keys are given numbers."""
+
+    keys: list[int]
+    endless: bool = False
+    name: str = "numbers"
+
+    def generate(self, split: str, size: int, *, seed: int, start: int) -> list[Item]:
+        if self.endless:
+            return [Item(self.keys[place % len(self.keys)]) for place in range(start, start + size)]
+        return [Item(key) for key in self.keys[start : start + size]]
+
+    def item_key(self, item: Item) -> str:
+        return str(item.ground_truth)
+
+
+def problems(task: Numbers, split: str, **arguments: int | float) -> tuple[list[int], str]:
+    """All problems of a split, and the error that ends them."""
+    found = []
+    try:
+        for item in iterate(task, split, **arguments):  # type: ignore[arg-type]
+            found.append(item.ground_truth)
+    except DataError as error:
+        return found, str(error)
+    return found, ""
+
+
+@given(
+    keys=st.lists(st.integers(0, 40), max_size=200),
+    share=st.sampled_from([1 / 16, 0.5]),
+    block=st.integers(1, 300),
+    split=st.sampled_from(["train", "test"]),
+)
+def test_split_is_the_candidates_in_order_without_repeats_whatever_the_block(
+    keys: list[int], share: float, block: int, split: str
+) -> None:
+    expected = [key for key in dict.fromkeys(keys) if split_of_key(str(key), share) == split]
+    found, error = problems(Numbers(keys), split, test_share=share, block=block)
+    assert found == expected
+    assert f"only {len(expected)} different" in error
+
+
+@given(keys=st.lists(st.integers(), min_size=1, max_size=30), block=st.integers(1, 5000))
+def test_endless_task_with_few_problems_is_found_out_at_the_same_candidate(keys: list[int], block: int) -> None:
+    small, big = (problems(Numbers(keys, endless=True), "train", block=size) for size in (block, 4096))
+    assert small[0] == big[0] == [key for key in dict.fromkeys(keys) if split_of_key(str(key)) == "train"]
+
+
+def test_exhausted_task_says_how_many_there_are_and_were_asked_for() -> None:
+    task = Numbers(list(range(100)), endless=True)
+    there = len(problems(task, "train")[0])
+    with pytest.raises(DataError, match=rf"only {there} different train problems of numbers, 1,000 were asked for"):
+        list(iterate(task, "train", size=1000))  # type: ignore[arg-type]
+    assert len(list(iterate(task, "train", size=there))) == there  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.1, float("nan")])
+def test_share_that_leaves_a_split_empty_is_refused(share: float) -> None:
+    with pytest.raises(SettingsError, match="between 0 and 1"):
+        iterate(Numbers([1]), "train", test_share=share)  # type: ignore[arg-type]
+
+
+def build(task: Task, output: Path, workers: int = 1, **arguments: object) -> dict[str, bytes]:
+    sizes = {"train": 3000, "test": 100}
+    reports = write_dataset(task, output, sizes=sizes, workers=workers, **arguments)  # type: ignore[arg-type]
+    assert {split: report.rows for split, report in reports.items()} == sizes
+    return {path.name: path.read_bytes() for path in output.iterdir()}
+
+
+def test_files_are_the_same_bytes_for_any_number_of_workers(task_file: Path, tmp_path: Path) -> None:
+    task = load_task(task_file, options={"keys": 4000})
+    one, three = (build(task, tmp_path / str(workers), workers) for workers in (1, 3))
+    assert one == three
+    assert set(one) == {"train.parquet", "test.parquet"}
+
+
+def test_files_hold_what_iterate_gives_and_share_no_problem(task_file: Path, tmp_path: Path) -> None:
+    task = load_task(task_file, options={"keys": 4000})
+    build(task, tmp_path, seed=5)
+    train, test = (list(read_rows(tmp_path / f"{split}.parquet")) for split in ("train", "test"))
+    assert [row_to_item(row) for row in train] == list(islice(iterate(task, "train", seed=5), 3000))
+    assert not {row["extra_info"]["key"] for row in train} & {row["extra_info"]["key"] for row in test}
+    assert [row["extra_info"]["index"] for row in test] == list(range(100))
+
+
+@pytest.mark.parametrize("template", ["base", "chat"])
+def test_json_lines_and_parquet_hold_the_same_rows(task_file: Path, tmp_path: Path, template: str) -> None:
+    task = load_task(task_file)
+    build(task, tmp_path, template=template)
+    build(task, tmp_path, template=template, format="jsonl")
+    for split in ("train", "test"):
+        assert list(read_rows(tmp_path / f"{split}.jsonl")) == list(read_rows(tmp_path / f"{split}.parquet"))
+
+
+def test_ground_truths_of_several_shapes_need_json_lines(task_file: Path, tmp_path: Path) -> None:
+    task = load_task(task_file, options={"shape": "mixed"})
+    with pytest.raises(DataError, match="--format jsonl"):
+        build(task, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    build(task, tmp_path, format="jsonl")
+    truths = [row["reward_model"]["ground_truth"] for row in read_rows(tmp_path / "train.jsonl")]
+    assert {tuple(truth) for truth in truths} == {("n",), ("m",)}
+
+
+def test_existing_files_are_kept_unless_told_otherwise(task_file: Path, tmp_path: Path) -> None:
+    task = load_task(task_file)
+    (tmp_path / "test.parquet").write_text("mine")
+    with pytest.raises(DataError, match=r"test\.parquet is there already"):
+        build(task, tmp_path)
+    assert (tmp_path / "test.parquet").read_text() == "mine"
+    assert build(task, tmp_path, overwrite=True)["test.parquet"] != b"mine"
+
+
+@pytest.mark.parametrize(
+    ("fault", "workers", "message"),
+    [("raise", 2, "RuntimeError in a worker process: no more ideas"), ("exit", 2, "died while task 'halves'")],
+)
+def test_task_that_fails_leaves_no_file(
+    task_file: Path, tmp_path: Path, fault: str, workers: int, message: str
+) -> None:
+    task = load_task(task_file, options={"fault": fault})
+    with pytest.raises(BrokenTaskError, match=message):
+        build(task, tmp_path, workers)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_small_a_task_leaves_no_file(task_file: Path, tmp_path: Path) -> None:
+    task = load_task(task_file, options={"keys": 2000})
+    with pytest.raises(DataError, match="different train problems of halves, 3,000 were asked for"):
+        build(task, tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,207 @@
+"""Data files: every kind of damage is told with its place, and nothing is written by halves."""
+
+import json
+import math
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinyzero_sdk import files
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.files import JsonLinesWriter, ParquetWriter, parse_line, read_blocks, read_rows, replacing
+from tinyzero_sdk.table import check_json_types, infer_schema, to_table
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b'{"a": 1', "not JSON: Expecting ',' delimiter at column 8"),
+        (b"hello", "not JSON"),
+        (b'{"a": 1} {"a": 2}', "not JSON: Extra data"),
+        (b"[1]", "a list; expected a JSON object"),
+        (b"null", "null; expected a JSON object"),
+        (b'{"a": NaN}', "NaN, which JSON does not have"),
+        (b'{"a": [-Infinity]}', "-Infinity"),
+        (b'{"a": 1e999}', "1e999, too great"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "Exceeds the limit"),
+        (b'{"a": "\xff"}', "not UTF-8 at byte 8"),
+        (b'\xff\xfe{\x00"\x00', "not UTF-8 at byte 1"),
+        (b'{"a": "\x00"}', "Invalid control character"),
+        (b'{"a": "\\ud800"}', "lone surrogate"),
+        (b'{"\\uDFFF": 1}', "lone surrogate"),
+        (b'{"a": 1, "b": {"c": 1, "c": 2}}', "the key 'c' twice"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+    ],
+)
+def test_bad_line_is_told(line: bytes, problem: str) -> None:
+    with pytest.raises(DataError, match=problem.replace("[", r"\[")):
+        parse_line(line)
+
+
+@given(row=st.dictionaries(st.text(), st.text() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)))
+def test_any_other_line_is_read_as_it_is(row: dict[str, Any]) -> None:
+    assert parse_line(json.dumps(row).encode()) == row
+    assert parse_line(json.dumps(row, ensure_ascii=False).encode() + b"\r\n") == row
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def test_byte_order_mark_blank_lines_and_carriage_returns_are_no_fault(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", b'\xef\xbb\xbf{"a": 1}\r\n\r\n  \n{"a": "\\u0000\\ud83d\\ude00"}')
+    assert list(read_rows(path)) == [{"a": 1}, {"a": "\0😀"}]
+
+
+def test_bad_lines_have_their_numbers_and_the_others_are_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", b'\n{"a": 1}\nx\n{"a": 2}\n{"a": NaN}\n')
+    (block,) = read_blocks(path)
+    assert (block.numbers, [row.number for row in block.bad], block.progress) == ([2, 4], [3, 5], 1.0)
+    with pytest.raises(DataError, match=r"a\.jsonl:3: not JSON"):
+        list(read_rows(path))
+
+
+def test_line_too_long_for_memory_is_one_bad_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_MAX_LINE", 64)
+    long = json.dumps({"a": "x" * 1000}).encode()
+    path = write(tmp_path / "a.jsonl", b'{"a": 1}\n' + long + b'\n{"a": 2}\n')
+    (block,) = read_blocks(path)
+    assert (block.numbers, [row.number for row in block.bad]) == ([1, 3], [2])
+
+
+def test_blocks_are_small_however_long_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_BLOCK_BYTES", 3000)
+    path = write(tmp_path / "a.jsonl", (json.dumps({"a": "x" * 1000}).encode() + b"\n") * 10)
+    blocks = list(read_blocks(path))
+    assert max(len(block.numbers) for block in blocks) == 3
+    assert [number for block in blocks for number in block.numbers] == list(range(1, 11))
+
+
+@pytest.fixture
+def parquet(tmp_path: Path) -> Path:
+    path = tmp_path / "a.parquet"
+    with ParquetWriter(path) as writer:
+        writer.write(pa.table({"n": range(2000), "text": [f"row {n * n}" for n in range(2000)]}))
+    return path
+
+
+def test_truncated_parquet_is_refused(parquet: Path) -> None:
+    whole = parquet.read_bytes()
+    for sixteenth in range(16):
+        with pytest.raises(DataError, match="not Parquet, or damaged"):
+            list(read_rows(write(parquet, whole[: len(whole) * sixteenth // 16])))
+
+
+def test_flipped_bits_never_read_as_other_data(parquet: Path) -> None:
+    whole, rows = parquet.read_bytes(), list(read_rows(parquet))
+    dice = random.Random(0)
+    noticed = 0
+    pages_end = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")  # what follows has no checksum in Parquet
+    for _ in range(100):
+        damaged = bytearray(whole)
+        damaged[dice.randrange(4, pages_end)] ^= 1 << dice.randrange(8)
+        copy = write(parquet.with_name("b.parquet"), bytes(damaged))
+        try:
+            assert list(read_rows(copy)) == rows
+        except DataError:
+            noticed += 1
+    assert noticed > 90
+
+
+def test_text_of_a_parquet_file_that_is_not_unicode_is_a_bad_row(tmp_path: Path) -> None:
+    text = pa.array([b"good", b"\xff\xfe", b"fine"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet")
+    (block,) = read_blocks(tmp_path / "a.parquet")
+    assert (block.numbers, [row.number for row in block.bad]) == ([1, 3], [2])
+    assert block.table is not None
+    assert block.table["text"].to_pylist() == ["good", "fine"]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("a.csv", "ends in .csv; expected"), ("a", "nothing"), ("none.jsonl", "No such file")]
+)
+def test_file_that_cannot_be_read_is_told(tmp_path: Path, name: str, problem: str) -> None:
+    with pytest.raises(DataError, match=problem):
+        list(read_rows(tmp_path / name))
+
+
+def test_failed_writing_keeps_the_old_file_and_leaves_no_litter(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", b"old")
+    with pytest.raises(ZeroDivisionError), replacing(path) as temporary:
+        temporary.write_text(f"half {1 / 0}")
+    assert path.read_bytes() == b"old"
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cannot write .*a\.jsonl: No space left"), replacing(tmp_path / "a.jsonl"):
+        raise OSError(28, "No space left on device")
+
+
+@settings(max_examples=20)
+@given(cuts=st.lists(st.integers(0, 40_000), max_size=4))
+def test_how_tables_are_cut_does_not_show_in_the_file(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[int]
+) -> None:
+    table = pa.table({"n": range(40_000)})
+    folder = tmp_path_factory.mktemp("cuts")
+    borders = [0, *sorted(cuts), len(table)]
+    for name, edges in (("whole", [0, len(table)]), ("cut", borders)):
+        with ParquetWriter(folder / name) as writer:
+            for start, end in pairwise(edges):
+                writer.write(table[start:end])
+    assert (folder / "whole").read_bytes() == (folder / "cut").read_bytes()
+
+
+def test_json_lines_are_strict_json(tmp_path: Path) -> None:
+    with JsonLinesWriter(tmp_path / "a.jsonl") as writer:
+        writer.write([{"a": [math.nan, {"b": math.inf}], "c": "é\u2028"}, {"a": 1.5}])
+    text = (tmp_path / "a.jsonl").read_text()
+    assert text.isascii()
+    assert list(read_rows(tmp_path / "a.jsonl")) == [{"a": [None, {"b": None}], "c": "é\u2028"}, {"a": 1.5}]
+
+
+def test_rows_that_fit_no_common_type_are_singled_out() -> None:
+    first = [{"a": 1, "b": {"x": 1}}, {"a": "one"}, {"a": 2.5, "c": [None]}]
+    second = [{"a": None, "b": {"y": "z"}}, {"b": 3}, {"c": [1]}, {"c": [2**70]}]
+    schema = infer_schema([first, second])
+    table, problems = to_table(first, schema)
+    assert list(problems) == [1]
+    assert table["a"].to_pylist() == [1.0, 2.5]
+    table, problems = to_table(second, schema)
+    assert list(problems) == [1, 3]
+    assert table.to_pylist() == [
+        {"a": None, "b": {"x": None, "y": "z"}, "c": None},
+        {"a": None, "b": None, "c": [1]},
+    ]
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("ns"), pa.binary(), pa.list_(pa.struct({"x": pa.decimal128(5)}))])
+def test_columns_that_json_cannot_hold_are_refused(kind: pa.DataType) -> None:
+    fine = pa.schema({"a": pa.list_(pa.struct({"x": pa.float32()})), "b": pa.dictionary(pa.int8(), pa.string())})
+    check_json_types(Path("a"), fine)
+    with pytest.raises(DataError, match="column 'when' of a is"):
+        check_json_types(Path("a"), fine.append(pa.field("when", kind)))
+
+
+def test_what_parquet_cannot_hold_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"write \.jsonl instead"), ParquetWriter(tmp_path / "a.parquet") as writer:
+        writer.write(pa.table({"a": pa.array([{}, {}])}))
+
+
+def test_column_that_changes_its_type_is_told(tmp_path: Path) -> None:
+    with ParquetWriter(tmp_path / "a.parquet") as writer:
+        writer.write(pa.table({"a": [1]}))
+        with pytest.raises(DataError, match="changes its type"):
+            writer.write(pa.table({"a": ["x"]}))

@@ -1,0 +1,58 @@
+"""Every hook is in docs/hooks.md with its exact arguments, and has a test that is named after it."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from tinyzero_sdk import Completion, extensions, hookspecs, load_task
+
+DOCUMENT = (Path(__file__).parents[2] / "docs/hooks.md").read_text(encoding="utf-8")
+SPECS = {
+    name: value
+    for module in (hookspecs, extensions)
+    for name, value in vars(module).items()
+    if hasattr(value, "tinyzero_spec")
+}
+
+
+def test_the_documentation_lists_the_hooks_and_no_others():
+    headings = re.findall(r"^### `(\w+)\(.*\)`", DOCUMENT, re.MULTILINE)
+    assert headings == list(SPECS)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_hook_is_documented_with_its_arguments(name):
+    arguments = ", ".join(inspect.signature(SPECS[name]).parameters)
+    assert f"\n### `{name}({arguments})`\n" in DOCUMENT
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_hook_has_a_docstring(name):
+    assert inspect.getdoc(SPECS[name])
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_hook_has_a_test(name):
+    tests = {
+        function.name
+        for path in Path(__file__).parent.glob("test_*.py")
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef)
+    }
+    assert f"test_hook_{name}" in tests
+
+
+def test_the_examples_work(tmp_path, install):
+    task_code, options_code, wrapper_code = re.findall(r"^```python\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
+    (tmp_path / "say.py").write_text(f"{task_code}\n{options_code}", encoding="utf-8")
+    wrapper_code += "\n@hookimpl\ndef score_wrappers(): return {'punish': PunishLength}"
+    install("tz-punish", modules={"punish_module": wrapper_code}, plugins={"punish": "punish_module"})
+
+    task = load_task(tmp_path / "say.py", options={"digits": 3}, wrappers=["punish"])
+    [item] = task.dataset("train", 1)
+    assert task.make_prompt(item).startswith("Write the number")
+    right = Completion(f"<answer>{item.ground_truth}</answer>", token_count=100)
+    assert (task.score_completion(right, item.ground_truth).value, task.error_count) == (0.9, 0)

@@ -1,0 +1,264 @@
+"""The scoring pool: whatever one answer does to its worker, all others get their verdict."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tinyzero_sdk import Completion, Task, load_task
+from tinyzero_sdk.errors import BrokenTaskError, VersionMismatchError
+from tinyzero_sdk.pool import ScoringPool
+
+HOSTILE_SCORE = """
+import ctypes, os, re, signal, subprocess, sys, time
+
+hoard = []
+
+@hookimpl
+def score(answer, ground_truth):
+    if answer == "sleep":
+        time.sleep(60)
+    if answer == "C loop":
+        9**9**9
+    if answer == "backtracking":
+        re.match("(a|a)*b", "a" * 60)
+    if answer == "immortal":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            try:
+                while True:
+                    pass
+            except BaseException:
+                pass
+    if answer == "os._exit":
+        os._exit(0)
+    if answer == "sys.exit":
+        sys.exit()
+    if answer == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if answer == "huge":
+        bytearray(10**11)
+    if answer == "hoard":
+        hoard.append(b"x" * (32 << 20))
+    if answer == "print":
+        print("noise", flush=True)
+        os.write(1, b"noise")
+    if answer.startswith("child"):
+        child = subprocess.Popen(["sleep", "60"])
+        open(answer.partition(" ")[2], "w").write(str(child.pid))
+        time.sleep(60)
+    if answer == "nap":
+        time.sleep(0.2)
+    if answer == "change":
+        ground_truth.clear()
+    return float(answer == str(ground_truth))
+"""
+FATE = {
+    "sleep": "timeout",
+    "C loop": "timeout",
+    "backtracking": "timeout",
+    "immortal": "timeout",
+    "os._exit": "error",
+    "sys.exit": "error",
+    "segfault": "error",
+    "huge": "error",
+    "print": "wrong",
+    "change": "wrong",
+}
+
+
+@pytest.fixture
+def hostile(write_task: Callable[..., str]) -> Task:
+    return load_task(write_task("hostile", score=HOSTILE_SCORE))
+
+
+@pytest.fixture
+def mild(write_task: Callable[..., str]) -> Task:
+    return load_task(write_task("mild"))
+
+
+def tagged(answer: object) -> Completion:
+    return Completion(f"<answer>{answer}</answer>")
+
+
+def right_and(answers: list[str], count: int) -> tuple[list[Completion], list[object]]:
+    """`count` right answers with the given ones strewn among them, and the ground truths."""
+    every = count // len(answers)
+    said = [answers[n // every % len(answers)] if n % every == every // 2 else n for n in range(count)]
+    return [tagged(answer) for answer in said], [{"n": n} if answer == "change" else n for n, answer in enumerate(said)]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 5
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_hostile_answers_cost_themselves_only(hostile: Task, capfd: pytest.CaptureFixture[str]) -> None:
+    completions, truths = right_and(list(FATE), 200)
+    started = time.monotonic()
+    with ScoringPool(hostile, workers=2, time_limit=0.3) as pool:
+        scores = pool.score(completions, truths)
+    assert time.monotonic() - started < 10
+    fates = {
+        completion.text.removeprefix("<answer>").removesuffix("</answer>"): score.reason
+        for completion, score in zip(completions, scores, strict=True)
+        if score.reason != "ok"
+    }
+    assert fates == FATE
+    assert sum(score.correct for score in scores) == 200 - len(FATE)
+    assert all(score.value == 0.0 for score in scores if not score.correct)
+    assert pool.counts == {"timeout": 4, "error": 4}
+    assert pool.first_error is not None
+    assert "SystemExit" in pool.first_error or "MemoryError" in pool.first_error
+    assert truths[-1] == 199
+    assert capfd.readouterr().out == ""
+
+
+def test_verdicts_are_those_of_the_task_for_any_number_of_workers(mild: Task) -> None:
+    completions = [tagged(n % 7) if n % 5 else Completion("?" * n, n, False) for n in range(300)]
+    truths: list[object] = [n % 11 for n in range(300)]
+    serial = [mild.score_completion(done, truth) for done, truth in zip(completions, truths, strict=True)]
+    for workers in (1, 3):
+        with ScoringPool(mild, workers=workers) as pool:
+            assert pool.score(completions, truths) == serial
+            assert pool.score([], []) == []
+
+
+def test_wrappers_see_length_and_truncation_and_their_parts_come_back(write_task: Callable[..., str]) -> None:
+    code = """
+@hookimpl(wrapper=True)
+def score_completion(completion):
+    yield
+    return Score(0.5, False, "wrong", "a", {"length": float(completion.token_count)}, not completion.finished)
+"""
+    task = load_task(write_task("whole", whole=code))
+    with ScoringPool(task) as pool:
+        (score,) = pool.score([Completion("", 12, False)], [0])
+    assert score == task.score_completion(Completion("", 12, False), 0)
+    assert (score.parts, score.masked) == ({"length": 12.0}, True)
+
+
+def test_clock_starts_with_the_answer_not_with_the_batch(hostile: Task) -> None:
+    with ScoringPool(hostile, time_limit=0.5) as pool:
+        scores = pool.score([tagged("nap")] * 5, [0] * 5)
+    assert [score.reason for score in scores] == ["wrong"] * 5
+
+
+def test_answers_done_before_a_kill_are_not_done_again(hostile: Task, tmp_path: Path) -> None:
+    child_file = tmp_path / "child"
+    with ScoringPool(hostile, time_limit=0.5) as pool:
+        started = time.monotonic()
+        scores = pool.score([tagged("nap"), tagged("nap"), tagged(f"child {child_file}"), tagged(3)], [0, 1, 2, 3])
+    assert [score.reason for score in scores] == ["wrong", "wrong", "timeout", "ok"]
+    assert time.monotonic() - started < 2.5
+    assert eventually(lambda: not is_alive(int(child_file.read_text())))
+
+
+def test_calls_from_many_threads_take_turns(mild: Task) -> None:
+    found: dict[int, bool] = {}
+    with ScoringPool(mild, workers=2) as pool:
+
+        def call(number: int) -> None:
+            scores = pool.score([tagged(n) for n in range(50)], [n + number % 2 for n in range(50)])
+            found[number] = all(score.correct == (number % 2 == 0) for score in scores)
+
+        threads = [threading.Thread(target=call, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == dict.fromkeys(range(6), True)
+
+
+def test_leaking_scorer_gets_fresh_workers_before_it_fails(hostile: Task) -> None:
+    with ScoringPool(hostile, memory_limit_gb=0.5) as pool:
+        scores = pool.score([tagged("hoard")] * 20, [0] * 20)
+    assert [score.reason for score in scores] == ["wrong"] * 20
+
+
+def test_interrupted_call_does_not_confuse_the_next(hostile: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ScoringPool(hostile, workers=2) as pool:
+        pool.score([tagged(0)], [0])
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            pool.score([tagged("sleep")] * 4, [0] * 4)
+        assert [score.correct for score in pool.score([tagged(n) for n in range(9)], list(range(9)))] == [True] * 9
+
+
+@pytest.fixture
+def parent(hostile: Task, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A script without a main guard that hangs in a pool; it writes its workers' numbers to the file `pids`."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"""
+from pathlib import Path
+from tinyzero_sdk import Completion, load_task
+from tinyzero_sdk.pool import ScoringPool
+pool = ScoringPool(load_task({hostile.source!r}), workers=2, time_limit=60)
+pool.score([Completion("<answer>1</answer>")] * 8, [1] * 8)
+pids = Path({str(tmp_path)!r}) / "pids"
+pids.with_suffix(".tmp").write_text(" ".join(str(worker.process._process.pid) for worker in pool._workers))
+pids.with_suffix(".tmp").rename(pids)
+pool.score([Completion("<answer>C loop</answer>")] * 8, [1] * 8)
+"""
+    )
+    process = subprocess.Popen([sys.executable, str(script)])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker in a C call ends with that call")
+def test_workers_die_with_their_parent_even_in_a_c_call(parent: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    assert eventually((tmp_path / "pids").exists)
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    time.sleep(0.2)
+    assert all(is_alive(pid) for pid in pids)
+    parent.kill()
+    assert eventually(lambda: not any(is_alive(pid) for pid in pids))
+
+
+def test_worker_refuses_another_version_of_the_task(write_task: Callable[..., str]) -> None:
+    task = load_task(write_task("say"))
+    write_task("say", solve="@hookimpl\ndef solve(item):\n    return None\n")
+    with ScoringPool(task) as pool, pytest.raises(VersionMismatchError, match="task 'say'"):
+        pool.score([tagged(1)], [1])
+
+
+def test_task_that_kills_its_process_on_import_is_told(write_task: Callable[..., str], tmp_path: Path) -> None:
+    code = f"import os, pathlib\nif pathlib.Path({str(tmp_path / 'armed')!r}).exists():\n    os._exit(1)\n"
+    task = load_task(write_task("bomb", top=code))
+    (tmp_path / "armed").touch()
+    with ScoringPool(task) as pool, pytest.raises(BrokenTaskError, match="while it loaded task 'bomb'"):
+        pool.score([tagged(1)], [1])
+
+
+def test_memory_limit_below_what_the_task_needs_is_told(mild: Task) -> None:
+    with ScoringPool(mild, memory_limit_gb=0.01) as pool, pytest.raises(BrokenTaskError, match="raise memory_limit_gb"):
+        pool.score([tagged(1)], [1])
+
+
+@pytest.mark.parametrize("setting", [{"workers": 0}, {"time_limit": 0.0}, {"memory_limit_gb": -1.0}])
+def test_impossible_settings_are_refused(mild: Task, setting: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        ScoringPool(mild, **setting)  # type: ignore[arg-type]
+
+
+def test_lists_of_unlike_length_are_refused(mild: Task) -> None:
+    with ScoringPool(mild) as pool, pytest.raises(ValueError, match="2 completions and 1 ground truths"):
+        pool.score([tagged(1), tagged(2)], [1])

@@ -1,0 +1,221 @@
+"""Scoring a file: each pair of formats, and every row that is not what it should be."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tinyzero_sdk import Task, load_task, scoring
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.files import read_rows
+from tinyzero_sdk.scoring import ScoreReport, score_file
+
+FORMATS = ("jsonl", "parquet")
+
+OUTPUTS: list[dict[str, Any]] = [
+    {"id": 5, "completion": "<answer>1</answer>", "ground_truth": 1, "note": {"by": ["ann"]}},
+    {"id": 4, "completion": "<answer>2</answer>", "ground_truth": 1, "note": {"by": []}},
+    {"id": 3, "completion": "é\0 no answer", "ground_truth": 1, "note": None},
+]
+RESULTS: list[dict[str, Any]] = [
+    {"score": 1.0, "correct": True, "reason": "ok", "answer": "1"},
+    {"score": 0.0, "correct": False, "reason": "wrong", "answer": "2"},
+    {"score": 0.0, "correct": False, "reason": "no_answer", "answer": None},
+]
+
+
+@pytest.fixture
+def task(write_task: Callable[..., str]) -> Task:
+    return load_task(write_task())
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def score_rows(task: Task, tmp_path: Path, rows: Sequence[dict[str, Any]], into: str = "jsonl") -> list[dict[str, Any]]:
+    """The rows, scored by way of files."""
+    score_file(task, write_rows(tmp_path / "in.jsonl", rows), tmp_path / f"out.{into}")
+    return list(read_rows(tmp_path / f"out.{into}"))
+
+
+def bad_numbers(report: ScoreReport) -> list[int]:
+    assert report.bad_rows == len(report.bad)
+    return [row.number for row in report.bad]
+
+
+@pytest.mark.parametrize("into", FORMATS)
+@pytest.mark.parametrize("source", FORMATS)
+def test_rows_keep_their_columns_and_order_and_get_their_verdict(
+    task: Task, tmp_path: Path, source: str, into: str
+) -> None:
+    report = score_file(task, write_rows(tmp_path / f"in.{source}", OUTPUTS), tmp_path / f"out.{into}")
+    scored = list(read_rows(tmp_path / f"out.{into}"))
+    assert scored == [row | result for row, result in zip(OUTPUTS, RESULTS, strict=True)]
+    assert list(scored[0]) == [*OUTPUTS[0], "score", "correct", "reason", "answer"]
+    assert (report.rows, report.correct, report.accuracy, report.mean_score) == (3, 1, 1 / 3, 1 / 3)
+    assert report.reasons == {"ok": 1, "wrong": 1, "no_answer": 1}
+    assert report.is_clean
+
+
+def test_whole_row_of_a_data_file_is_scored_by_its_reward_model(task: Task, tmp_path: Path) -> None:
+    row = {"reward_model": {"style": "rule", "ground_truth": 7}, "completion": "<answer>7</answer>"}
+    assert score_rows(task, tmp_path, [row]) == [row | RESULTS[0] | {"answer": "7"}]
+
+
+BAD_LINES = {
+    "broken": '{"completion": "a", "ground_truth": 1',
+    "no completion": '{"ground_truth": 1}',
+    "null completion": '{"completion": null, "ground_truth": 1}',
+    "wrong type": '{"completion": ["a"], "ground_truth": 1}',
+    "no ground truth": '{"completion": "a"}',
+    "lone surrogate": '{"completion": "\\ud800", "ground_truth": 1}',
+    "raw NUL": '{"completion": "\0", "ground_truth": 1}',
+    "NaN": '{"completion": "a", "ground_truth": NaN}',
+    "no object": '["a", 1]',
+    "key twice": '{"completion": "a", "completion": "b", "ground_truth": 1}',
+}
+
+
+@pytest.mark.parametrize("into", FORMATS)
+def test_bad_lines_are_listed_and_the_rest_is_scored(task: Task, tmp_path: Path, into: str) -> None:
+    good = json.dumps(OUTPUTS[0])
+    lines = [line for bad in BAD_LINES.values() for line in (good, bad)]
+    (tmp_path / "in.jsonl").write_text("\ufeff" + "\r\n".join(lines))
+    report = score_file(task, tmp_path / "in.jsonl", tmp_path / f"out.{into}")
+    assert bad_numbers(report) == [2 * place for place in range(1, len(BAD_LINES) + 1)]
+    assert list(read_rows(tmp_path / f"out.{into}")) == [OUTPUTS[0] | RESULTS[0]] * len(BAD_LINES)
+    assert not report.is_clean
+
+
+@pytest.mark.parametrize("into", FORMATS)
+def test_bad_rows_of_a_parquet_file_are_listed_and_the_rest_is_scored(task: Task, tmp_path: Path, into: str) -> None:
+    rows = [*OUTPUTS, OUTPUTS[0] | {"completion": None}, OUTPUTS[1] | {"ground_truth": None}, OUTPUTS[2]]
+    report = score_file(task, write_rows(tmp_path / "in.parquet", rows), tmp_path / f"out.{into}")
+    assert bad_numbers(report) == [4, 5]
+    assert [row["id"] for row in read_rows(tmp_path / f"out.{into}")] == [5, 4, 3, 3]
+
+
+def test_list_of_bad_rows_is_bounded_but_all_are_counted(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "MAX_LISTED", 5)
+    (tmp_path / "in.jsonl").write_text("x\n" * 3000 + json.dumps(OUTPUTS[0]))
+    report = score_file(task, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert (report.rows, report.bad_rows, len(report.bad)) == (1, 3000, 5)
+
+
+def test_rows_that_do_not_fit_a_parquet_column_are_bad_rows(task: Task, tmp_path: Path) -> None:
+    rows = [OUTPUTS[0], OUTPUTS[0] | {"id": "five"}, OUTPUTS[0] | {"id": None, "more": [1]}, OUTPUTS[0] | {"id": 2**64}]
+    report = score_file(task, write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet")
+    assert bad_numbers(report) == [2, 4]
+    assert [(row["id"], row["more"]) for row in read_rows(tmp_path / "out.parquet")] == [(5, None), (None, [1])]
+
+
+def test_ground_truths_reach_the_task_as_they_are_in_the_line(write_task: Callable[..., str], tmp_path: Path) -> None:
+    task = load_task(
+        write_task(score="@hookimpl\ndef score(ground_truth):\n    return float(len(ground_truth) == 1)\n")
+    )
+    rows = [{"completion": "<answer>1</answer>", "ground_truth": {key: 1}} for key in "ab"]
+    assert [row["score"] for row in score_rows(task, tmp_path, rows, "parquet")] == [1.0, 1.0]
+
+
+def test_parquet_types_survive(task: Task, tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "completion": pa.array(["<answer>1</answer>"] * 2).dictionary_encode(),
+            "ground_truth": pa.array([1, 2], pa.int8()),
+            "when": pa.array([1, 2], pa.timestamp("ns", "UTC")),
+            "half": pa.array([0.5, None], pa.float32()),
+        }
+    )
+    pq.write_table(table, tmp_path / "in.parquet")
+    score_file(task, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    scored = pq.read_table(tmp_path / "out.parquet")
+    assert scored.select(table.column_names).equals(table)
+    with pytest.raises(DataError, match=r"column 'when'.*JSON lacks"):
+        score_file(task, tmp_path / "in.parquet", tmp_path / "out.jsonl")
+
+
+def test_scoring_again_replaces_the_results(task: Task, tmp_path: Path) -> None:
+    old = [row | {"score": 9.0, "correct": None, "reason": 3, "answer": {"x": 1}} for row in OUTPUTS]
+    for into in FORMATS:
+        scored = score_rows(task, tmp_path, old, into)
+        assert [{name: row[name] for name in RESULTS[0]} for row in scored] == RESULTS
+
+
+def test_failing_scorer_is_reported_and_its_rows_are_kept(write_task: Callable[..., str], tmp_path: Path) -> None:
+    task = load_task(write_task(score="@hookimpl\ndef score(answer):\n    return 1 / int(answer)\n"))
+    rows = [{"completion": f"<answer>{n}</answer>", "ground_truth": 0} for n in (1, 0, "x")]
+    report = score_file(task, write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl")
+    assert [row["reason"] for row in read_rows(tmp_path / "out.jsonl")] == ["ok", "error", "error"]
+    assert report.first_error is not None
+    assert "ZeroDivisionError" in report.first_error
+    assert not report.is_clean
+
+
+def test_answer_that_no_file_can_hold_is_escaped(write_task: Callable[..., str], tmp_path: Path) -> None:
+    task = load_task(write_task(extract_answer='@hookimpl\ndef extract_answer(completion):\n    return "\\ud800"\n'))
+    assert score_rows(task, tmp_path, OUTPUTS, "parquet")[0]["answer"] == "\\ud800"
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf"])
+def test_file_without_rows_is_refused(task: Task, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "in.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=r"in\.jsonl has no rows"):
+        score_file(task, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == []
+
+
+def test_empty_or_foreign_parquet_is_refused(task: Task, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"completion": pa.array([], pa.string())}), tmp_path / "in.parquet")
+    with pytest.raises(DataError, match="has no rows"):
+        score_file(task, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "in.parquet")
+    with pytest.raises(DataError, match="has the columns text; expected `completion`"):
+        score_file(task, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    (tmp_path / "in.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match="is not Parquet, or damaged"):
+        score_file(task, tmp_path / "in.parquet", tmp_path / "out.parquet")
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "problem"),
+    [
+        ("none.jsonl", "out.jsonl", "does not exist"),
+        ("in.csv", "out.jsonl", r"in\.csv ends in \.csv; expected"),
+        ("in.jsonl", "out", "ends in nothing; expected"),
+        ("in.jsonl", "sub/../in.jsonl", "is the input itself"),
+        ("in.jsonl", "none/out.jsonl", "does not exist; create it"),
+        ("folder.jsonl", "out.jsonl", "is a directory"),
+    ],
+)
+def test_names_that_cannot_be_meant_are_refused(
+    task: Task, tmp_path: Path, source: str, output: str, problem: str
+) -> None:
+    write_rows(tmp_path / "in.jsonl", OUTPUTS)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "folder.jsonl").mkdir()
+    before = (tmp_path / "in.jsonl").read_bytes()
+    with pytest.raises(DataError, match=problem):
+        score_file(task, tmp_path / source, tmp_path / output)
+    assert (tmp_path / "in.jsonl").read_bytes() == before
+
+
+def test_progress_goes_up_to_one(task: Task, tmp_path: Path) -> None:
+    shares: list[float] = []
+    for source in FORMATS:
+        path = write_rows(tmp_path / f"in.{source}", OUTPUTS * 800)
+        score_file(task, path, tmp_path / "out.jsonl", on_progress=shares.append)
+        assert shares == sorted(shares)
+        assert shares.pop() == 1.0
+        assert len(shares) == 2
+        shares.clear()

@@ -1,0 +1,433 @@
+"""The task handle: every hook through it, and what the guards let through, refuse and contain."""
+
+import copy
+import math
+import pickle
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinyzero_sdk import Completion, Item, ItemColumns, Score, TaskInfo, load_task
+from tinyzero_sdk.binding import bind
+from tinyzero_sdk.errors import BrokenTaskError, VersionMismatchError
+from tinyzero_sdk.guards import ScoreGuard
+from tinyzero_sdk.records import REASONS
+from tinyzero_sdk.text import last_tagged
+
+OPTIONS = """
+import dataclasses
+@dataclasses.dataclass(frozen=True)
+class Options:
+    low: int = 0
+@hookimpl
+def options(): return Options
+"""
+ITEM = Item(3, {"number": 3})
+
+
+# ── Every hook, through the handle ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_hook_generate_dataset(write_task):
+    code = """
+import itertools
+@hookimpl
+def generate_dataset(split, size, seed, start, options):
+    return (Item([split, seed, options.low + number]) for number in itertools.count(start))  # the host stops it
+"""
+    task = load_task(write_task(generate_dataset=code, extra=OPTIONS), options={"low": 100})
+    assert task.generate("test", 2, seed=7, start=5) == [Item(["test", 7, 105]), Item(["test", 7, 106])]
+
+
+def test_generate_keeps_columns(write_task):
+    code = """
+@hookimpl
+def generate_dataset(size):
+    import pyarrow as pa
+    return ItemColumns(pa.array(range(size)), pa.array([{"number": number} for number in range(size)]))
+"""
+    items = load_task(write_task(generate_dataset=code)).generate("train", 4)
+    assert isinstance(items, ItemColumns)
+    assert items[-1] == ITEM
+
+
+def test_generate_without_a_result_is_refused(write_task):
+    task = load_task(write_task(generate_dataset="@hookimpl\ndef generate_dataset(size): pass"))
+    with pytest.raises(BrokenTaskError, match="generate_dataset returned None"):
+        task.generate("train", 1)
+
+
+def test_dataset_gives_the_split_and_stops(write_task):
+    task = load_task(write_task())
+    train, test = list(task.dataset("train", 50)), list(task.dataset("test", 50, test_share=0.5))
+    assert len(train) == len(test) == 50
+    assert len({task.item_key(item) for item in train}) == 50
+    assert len(list(zip(range(200), task.dataset("train"), strict=False))) == 200
+
+
+def test_hook_make_prompt(write_task):
+    code = """
+@hookimpl
+def make_prompt(options, template, item):
+    return [{"role": "user", "content": f"{template} {item.data['number']} {options.low}"}]
+"""
+    task = load_task(write_task(make_prompt=code, extra=OPTIONS))
+    assert task.make_prompt(ITEM, "chat") == [{"role": "user", "content": "chat 3 0"}]
+    assert task.make_prompt(ITEM)[0]["content"].startswith("base")
+
+
+def test_hook_extract_answer(write_task):
+    code = "@hookimpl\ndef extract_answer(completion): return completion or None"
+    task = load_task(write_task(extract_answer=code))
+    assert task.extract_answer("4<|im_end|>\n</s>") == "4\n"
+    assert task.extract_answer("<|endoftext|>") is None
+
+
+def test_hook_score(write_task):
+    code = "@hookimpl\ndef score(options, answer, ground_truth): return options.low + (answer == ground_truth)"
+    task = load_task(write_task(score=code, extra=OPTIONS))
+    assert task.score("a", "a") == Score(1.0, True, "ok", "a")
+    assert task.score("b", "a") == Score(0.0, False, "wrong", "b")
+
+
+def test_score_raises_what_the_task_raises(write_task):
+    task = load_task(write_task(score="@hookimpl\ndef score(answer): return 1 / 0"))
+    with pytest.raises(ZeroDivisionError):
+        task.score("3", 3)
+    assert task.error_count == 0
+
+
+def test_hook_difficulty(write_task):
+    assert load_task(write_task()).difficulty(ITEM) == 3.0
+
+
+def test_hook_difficulties(write_task):
+    import pyarrow as pa
+
+    columns = ItemColumns(pa.array([3, 4]), pa.array([{"number": 3}, {"number": 4}]))
+    assert load_task(write_task()).difficulties(columns) == [3.0, 4.0]
+    together = "@hookimpl\ndef difficulties(items): return [7.0] * len(items)"
+    task = load_task(write_task(extra=together))
+    assert task.difficulties(columns) == [7.0, 7.0]
+    assert task.difficulties([ITEM]) == [3.0]  # not columns: one by one
+
+
+def test_hook_solve(write_task):
+    assert load_task(write_task()).solve(ITEM) is None
+    code = "@hookimpl\ndef solve(item): return f'<answer>{item.ground_truth}</answer>'"
+    task = load_task(write_task(extra=code))
+    assert task.score_completion(task.solve(ITEM), ITEM.ground_truth).correct
+
+
+def test_hook_demonstrate(write_task):
+    assert load_task(write_task()).demonstrate(ITEM, 0) is None
+    code = "@hookimpl\ndef demonstrate(seed, item): return f'{item.ground_truth} {seed}'"
+    assert load_task(write_task(extra=code)).demonstrate(ITEM, 9) == "3 9"
+
+
+def test_hook_oracle(write_task):
+    assert load_task(write_task()).oracle("3", 3) is None
+    code = "@hookimpl\ndef oracle(answer, ground_truth): return int(answer) == ground_truth"
+    assert load_task(write_task(extra=code)).oracle("3", 3) is True
+
+
+def test_hook_item_key(write_task):
+    task = load_task(write_task())
+    assert task.item_key(Item({"a": 1, "b": "\ud800"})) == task.item_key(Item({"b": "\ud800", "a": 1}, {"other": 0}))
+    assert task.item_key(Item({"a": 1})) != task.item_key(Item({"a": "1"}))
+    code = "@hookimpl\ndef item_key(item): return 'same'"
+    assert load_task(write_task(extra=code)).item_key(ITEM) == "same"
+
+
+def test_hook_info(write_task):
+    assert load_task(write_task()).info == TaskInfo()
+    code = "@hookimpl\ndef info(): return TaskInfo('Say it.', score_range=(-1, 2))"
+    assert load_task(write_task(extra=code)).info == TaskInfo("Say it.", score_range=(-1, 2))
+
+
+def test_hook_options(write_task):
+    task = load_task(write_task(extra=OPTIONS), options={"low": 5})
+    assert (task.options.low, task.option_values) == (5, {"low": 5})
+
+
+def test_hook_score_completion(write_task):
+    code = """
+@hookimpl(wrapper=True)
+def score_completion(completion, ground_truth, options):
+    score = yield
+    length = 0.0 if completion.token_count is None else -0.001 * completion.token_count
+    parts = {"task": score.value, "length": length}
+    masked = not completion.finished
+    return Score(score.value + length, score.correct, score.reason, score.answer, parts, masked)
+"""
+    task = load_task(write_task(extra=code))
+    long = Completion("<answer>3</answer>", token_count=2000, finished=False)
+    assert task.score_completion(long, 3) == Score(-1.0, True, "ok", "3", {"task": 1.0, "length": -2.0}, True)
+    assert task.score_completion("no answer", 3).reason == "no_answer"
+
+
+# ── What a score may be ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def guard(result, score_range=(0.0, 1.0)):
+    """A guard around a scorer that returns `result`, or raises it."""
+
+    def score(answer, ground_truth):
+        if isinstance(result, BaseException) or (isinstance(result, type) and issubclass(result, BaseException)):
+            raise result
+        return result
+
+    return ScoreGuard("say", last_tagged, score, score_range)
+
+
+RIGHT = Score(1.0, True, "ok", "3")
+WRONG = Score(0.0, False, "wrong", "3")
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        (1.0, RIGHT),
+        (1, RIGHT),
+        (0, WRONG),
+        (0.5, Score(0.5, False, "wrong", "3")),
+        (np.float64(1), RIGHT),
+        (np.float32(0.5), Score(0.5, False, "wrong", "3")),
+        (np.int64(1), RIGHT),
+        (Fraction(1, 2), Score(0.5, False, "wrong", "3")),
+        (Score(1.0, True), RIGHT),
+        (Score(np.float16(1), True), RIGHT),
+        (Score(0.0, False), WRONG),
+        (Score(0.0, False, "malformed"), Score(0.0, False, "malformed", "3")),
+        (Score(1, True, answer="three"), Score(1.0, True, "ok", "three")),
+        (Score(0.1, False, parts={"format": 1}), Score(0.1, False, "wrong", "3", {"format": 1.0})),
+        (Score(1.0, True, masked=True), Score(1.0, True, "ok", "3", {}, True)),
+    ],
+)
+def test_accepted_score(returned, expected):
+    got = guard(returned).score_completion("<answer>3</answer>", 3)
+    assert got == expected
+    assert type(got.value) is float
+
+
+class Unshowable:
+    def __repr__(self):
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        None,
+        "1.0",
+        True,
+        np.True_,
+        1j,
+        [1.0],
+        np.array(1.0),
+        Decimal(1),
+        math.nan,
+        math.inf,
+        -math.inf,
+        np.float64("nan"),
+        10**400,
+        10**5000,
+        Fraction(10**400),
+        1.0000001,
+        -0.1,
+        2,
+        Unshowable(),
+        Score(math.nan, False),
+        Score(2.0, True),
+        Score(None, False),
+        Score(True, True),
+        Score(0.0, None),
+        Score(1.0, np.True_),
+        Score(0.0, False, "because"),
+        Score(1.0, True, "wrong"),
+        Score(0.0, False, parts={"format": math.inf}),
+        Score(0.0, False, parts=[1.0]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_refused_score(returned):
+    refusing = guard(returned)
+    assert refusing.score_completion("<answer>3</answer>", 3) == Score(0.0, False, "error")
+    assert refusing.error_count == 1
+
+
+def test_torch_tensor_is_refused():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(BrokenTaskError, match="Tensor"):
+        guard(torch.tensor(1.0)).check(torch.tensor(1.0), "3")
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (math.nan, r"task 'say': score returned nan \(float\); expected a finite number from 0 to 1"),
+        ("1", r"score returned '1' \(str\); expected a Score or a number"),
+        (10**400, r"expected a number that a float can hold"),
+        (Score(0.0, False, "why"), r"score returned reason='why' \(str\); expected one of ok, wrong"),
+        (Score(0.0, None), r"score returned correct=None \(NoneType\); expected True or False"),
+    ],
+)
+def test_refusal_says_what_was_returned_and_expected(returned, message):
+    with pytest.raises(BrokenTaskError, match=message):
+        guard(None).check(returned, "3")
+
+
+def test_full_marks_are_the_end_of_the_range():
+    assert not guard(1.0, (-1, 2)).check(1.0, "3").correct
+    assert guard(2.0, (-1, 2)).check(2, "3").correct
+    assert guard(-1.0, (-1, 2)).check(-1, "3").value == -1.0
+
+
+@given(
+    st.one_of(
+        st.floats(),
+        st.integers(),
+        st.text(),
+        st.none(),
+        st.complex_numbers(),
+        st.builds(
+            Score,
+            st.one_of(st.floats(), st.none()),
+            st.one_of(st.booleans(), st.none()),
+            st.one_of(st.sampled_from(REASONS), st.text()),
+        ),
+    )
+)
+def test_whatever_a_scorer_returns_the_verdict_is_valid(returned):
+    got = guard(returned).score_completion("<answer>3</answer>", 3)
+    assert 0.0 <= got.value <= 1.0
+    assert got.reason in REASONS
+    assert got.correct == (got.reason == "ok")
+
+
+# ── What a scorer may do ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Hostile(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class Unpicklable(BaseException):
+    def __reduce__(self):
+        raise TypeError
+
+
+@pytest.mark.parametrize(
+    "raised", [ValueError("bad"), SystemExit(0), MemoryError, GeneratorExit, Hostile(), Unpicklable()]
+)
+def test_scorer_that_raises_is_contained(raised):
+    raising = guard(raised)
+    assert raising.score_completion("<answer>3</answer>", 3) == Score(0.0, False, "error")
+    assert raising.score_completion("<answer>3</answer>", 3).reason == "error"
+    assert raising.error_count == 2
+    assert "in score" in raising.first_error
+    pickle.dumps(raising.first_error)
+
+
+def test_interrupt_is_the_callers():
+    with pytest.raises(KeyboardInterrupt):
+        guard(KeyboardInterrupt()).score_completion("<answer>3</answer>", 3)
+
+
+def test_endless_recursion_is_contained(write_task):
+    task = load_task(write_task(score="@hookimpl\ndef score(answer): return score(answer)"))
+    assert task.score_completion("<answer>3</answer>", 3).reason == "error"
+    assert "RecursionError" in task.first_error
+    assert len(task.first_error) < 10_000
+
+
+def test_first_error_is_kept_with_its_place(write_task):
+    path = write_task(score="@hookimpl\ndef score(answer, ground_truth): return 1 / int(answer)")
+    task = load_task(path)
+    assert (task.error_count, task.first_error) == (0, None)
+    for answer in ("0", "x", "1"):
+        task.score_completion(f"<answer>{answer}</answer>", 3)
+    assert task.error_count == 2
+    assert "ZeroDivisionError" in task.first_error
+    assert path in task.first_error
+
+
+def test_extraction_that_raises_or_lies_is_contained(write_task):
+    task = load_task(write_task(extract_answer="@hookimpl\ndef extract_answer(completion): return int(completion)"))
+    assert task.score_completion("x", 3).reason == "error"
+    assert task.score_completion("3", 3).reason == "error"
+    with pytest.raises(BrokenTaskError, match=r"extract_answer returned 3 \(int\); expected str or None"):
+        task.extract_answer("3")
+
+
+@pytest.mark.parametrize(
+    "code", ["yield\n    raise ValueError", "yield\n    return 1.0", "yield\n    return Score(float('nan'), False)"]
+)
+def test_wrapper_that_fails_is_contained(write_task, code):
+    task = load_task(write_task(extra=f"@hookimpl(wrapper=True)\ndef score_completion():\n    {code}"))
+    assert task.score_completion("<answer>3</answer>", 3) == Score(0.0, False, "error")
+    assert task.error_count == 1
+
+
+@given(
+    st.text(st.characters())
+    | st.lists(st.sampled_from(["<answer>", "</answer>", "</think>", "<|", "|>", "\0", "\ud800", "3"])).map("".join)
+)
+def test_any_text_gets_a_verdict(text):
+    for completion in (text, Completion(text, token_count=3, finished=False)):
+        got = guard(1.0).score_completion(completion, 3)
+        assert got.reason in ("ok", "no_answer")
+        assert (got.value, got.answer is None) == ((1.0, False) if got.correct else (0.0, True))
+
+
+def test_special_tokens_do_not_change_the_verdict(write_task):
+    task = load_task(write_task())
+    for end in ("<|im_end|>", "<|endoftext|>\n", "</s></s>", "<|eot_id|>", "<eos><pad>", "<｜end▁of▁sentence｜>"):
+        assert task.score_completion(f"<answer>3{end}</answer>{end}", 3).correct
+
+
+# ── The handle itself ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_task_pickles_by_name(install, task_source):
+    module = task_source(extra=OPTIONS)
+    install("tz-say", version="2.1", modules={"say_module": module}, tasks={"say": "say_module"})
+    task = load_task("say", options={"low": 4}, wrappers=["trace"])
+    again = pickle.loads(pickle.dumps(task))
+    assert (again.name, again.version, again.options, again.wrappers) == ("say", "2.1", task.options, ("trace",))
+    assert len(pickle.dumps(task)) < 200
+
+
+def test_file_task_pickles_by_path_wherever_it_is_opened(write_task, tmp_path, monkeypatch):
+    write_task("here")
+    monkeypatch.chdir(tmp_path)
+    pickled = pickle.dumps(load_task("./here.py"))
+    monkeypatch.chdir("/")
+    assert pickle.loads(pickled).score_completion("<answer>3</answer>", 3).correct
+
+
+def test_unpickling_refuses_another_version(write_task):
+    pickled = pickle.dumps(load_task(write_task()))
+    write_task(extra="# changed")
+    with pytest.raises(VersionMismatchError, match=r"this process has version \w+, the sender has \w+"):
+        pickle.loads(pickled)
+
+
+def test_handle_shows_its_name_and_copies(write_task):
+    task = load_task(write_task())
+    assert repr(copy.copy(task)) == f"<Task say {task.version}>"
+
+
+def test_bound_call_equals_the_hook_call(write_task):
+    code = "@hookimpl\ndef demonstrate({}): return repr([{}])"
+    for arguments in ("item, seed, options", "seed, item", "options, seed", "seed", "item, seed", ""):
+        task = load_task(write_task(extra=code.format(arguments, arguments), options=OPTIONS))
+        hook = task.plugin_manager.hook.demonstrate
+        assert bind(hook, task.options)(ITEM, 5) == hook(item=ITEM, seed=5, options=task.options)

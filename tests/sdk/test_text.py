@@ -1,0 +1,92 @@
+"""Special tokens and tags: the laws, the named cases, and the time hostile text may take."""
+
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinyzero_sdk.text import last_tagged, strip_special_tokens
+
+PIECES = ["<answer>", "</answer>", "<think>", "</think>", "<answer", "</", ">", " ", "\n", "1", "é", "\ud800"]
+TANGLES = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
+
+
+def slow_last_tagged(text):
+    """The same by its definition: after the last </think>, the last opening tag that has a closing one after it."""
+    rest = text.split("</think>")[-1]
+    found = re.findall(r"<answer>(?=(.*?)</answer>)", rest, re.DOTALL)
+    return found[-1].strip() if found else None
+
+
+@given(TANGLES)
+def test_last_tagged_equals_its_definition(text):
+    assert last_tagged(text) == slow_last_tagged(text)
+
+
+@given(st.text(), TANGLES)
+def test_what_is_wrapped_last_comes_back(answer, before):
+    if not any(tag in answer for tag in ("<answer>", "</answer>", "</think>")):
+        assert last_tagged(f"{before}<answer>{answer}</answer>") == answer.strip()
+
+
+@given(st.text(st.characters(exclude_characters="<")))
+def test_thinking_without_tags_changes_nothing(thought):
+    assert last_tagged(f"{thought}</think>{thought}<answer>7</answer>{thought}") == "7"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("", None),
+        ("<answer>1", None),
+        ("1</answer>", None),
+        ("</answer><answer>", None),
+        ("<answer></answer>", ""),
+        ("<answer>\n1 +\n2\n</answer>\n", "1 +\n2"),
+        ("<answer>1</answer> or <answer>2</answer>", "2"),
+        ("<answer>1</answer> or <answer>2", "1"),
+        ("<answer><answer>1</answer>", "1"),
+        ("<answer>1</answer></answer>", "1"),
+        ("<answer>1</answer></think>", None),
+        ("<think><answer>1</answer></think><answer>2</answer>", "2"),
+        ("<answer>1</think></answer>", None),
+        ("<Answer>1</Answer>", None),
+    ],
+)
+def test_last_tagged_cases(text, answer):
+    assert last_tagged(text) == answer
+
+
+def test_other_tags():
+    assert last_tagged("<answer>1</answer><final>2</final>", "final") == "2"
+
+
+@given(st.text(st.characters(exclude_characters="<")))
+def test_text_without_tokens_is_returned_as_it_is(text):
+    assert strip_special_tokens(text) is text
+
+
+TOKENS = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<s>", "</s>", "<pad>", "<end_of_turn>", "<｜end▁of▁sentence｜>"]
+
+
+@given(st.lists(st.sampled_from([*TOKENS, "a", "3 < 4", "<answer>", "|", ">"])))
+def test_tokens_go_and_the_rest_stays(pieces):
+    assert strip_special_tokens(" ".join(pieces)) == " ".join("" if piece in TOKENS else piece for piece in pieces)
+
+
+@pytest.mark.parametrize("text", ["<answer>", "a <| b |> c", "<||>", "<x|y>", "|im_end|", "< s>", "P(a|b) < 1 > 0"])
+def test_text_that_only_looks_like_a_token_stays(text):
+    assert strip_special_tokens(text) == text
+
+
+@pytest.mark.parametrize(
+    "piece", ["<answer>", "</answer>", "<|", "<|a", "<", "<|a|", "</think>", "<answer>1</answer>", "<s"]
+)
+@pytest.mark.parametrize("function", [last_tagged, strip_special_tokens])
+def test_time_is_linear_in_hostile_text(function, piece):
+    text = piece * (2_000_000 // len(piece))
+    start = time.process_time()
+    function(text)
+    assert time.process_time() - start < 0.5

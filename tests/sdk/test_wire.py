@@ -1,0 +1,146 @@
+"""The wire format: our rows and those of TinyZero, there and back without loss."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinyzero_sdk import Completion, Item, TaskInfo
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.wire import completion_of, ground_truth_of, item_to_row, make_table, plain, row_to_item
+
+# Rows as TinyZero's own preprocessing writes them and pandas reads them.
+TINYZERO_ROW = {
+    "target": np.int64(98),
+    "nums": np.array([44, 19, 35]),
+    "data_source": "countdown",
+    "prompt": np.array([{"content": "A conversation between User and Assistant. ...", "role": "user"}], dtype=object),
+    "ability": "math",
+    "reward_model": {"ground_truth": {"numbers": np.array([44, 19, 35]), "target": np.int64(98)}, "style": "rule"},
+    "extra_info": {"index": np.int64(0), "split": "train"},
+}
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(), below, max_size=3),
+    max_leaves=8,
+)
+
+
+def make_task(prompt: Any = "How much?") -> Any:
+    """Stands in for a Task."""
+    return SimpleNamespace(
+        name="sums",
+        version="1.2",
+        info=TaskInfo(ability="logic"),
+        make_prompt=lambda item, template: prompt,
+        difficulty=lambda item: 2.5,
+        item_key=lambda item: "k",
+    )
+
+
+def test_row_has_the_columns_that_tinyzero_and_verl_read() -> None:
+    row = item_to_row(make_task(), Item({"n": 3}, {"nums": [1, 2]}), index=7, split="test")
+    assert row == {
+        "data_source": "sums",
+        "prompt": [{"role": "user", "content": "How much?"}],
+        "ability": "logic",
+        "reward_model": {"style": "rule", "ground_truth": {"n": 3}},
+        "extra_info": {"index": 7, "split": "test", "difficulty": 2.5, "key": "k", "task_version": "1.2"},
+        "nums": [1, 2],
+    }
+
+
+def test_chat_prompt_is_kept_message_by_message() -> None:
+    messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 1?"}]
+    assert item_to_row(make_task(messages), Item(2), index=0, split="train")["prompt"] == messages
+
+
+@given(truth=json_values.filter(lambda value: value is not None), data=json_values)
+def test_item_survives_its_row(truth: Any, data: Any) -> None:
+    item = Item(truth, {"own": data})
+    assert row_to_item(item_to_row(make_task(), item, index=0, split="train")) == item
+
+
+def test_row_of_tinyzero_is_read_as_plain_json() -> None:
+    item = row_to_item(TINYZERO_ROW)
+    assert item == Item({"numbers": [44, 19, 35], "target": 98}, {"target": 98, "nums": [44, 19, 35]})
+    assert type(item.ground_truth["target"]) is int
+    assert type(item.data["nums"]) is list
+
+
+def test_table_holds_the_same_rows_as_dictionaries() -> None:
+    task = make_task()
+    items = [Item({"n": number}, {"nums": [number, 2]}) for number in range(3)]
+    rows = [item_to_row(task, item, index=5 + place, split="train") for place, item in enumerate(items)]
+    table = make_table(
+        task,
+        pa.array([item.ground_truth for item in items]),
+        pa.array([item.data for item in items]),
+        prompts=pa.array([row["prompt"] for row in rows]),
+        first_index=5,
+        split="train",
+        difficulties=pa.array([2.5] * 3),
+        keys=pa.array(["k"] * 3),
+    )
+    assert table.to_pylist() == rows
+
+
+def test_task_column_must_not_hide_one_of_the_format() -> None:
+    with pytest.raises(DataError, match=r"'prompt' of its own.*rename"):
+        item_to_row(make_task(), Item(1, {"prompt": "mine"}), index=0, split="train")
+
+
+@pytest.mark.parametrize(
+    "value", [b"bytes", {1: "a"}, {2, 3}, np.datetime64("2026-01-01"), np.array([1 + 2j]), object()]
+)
+def test_what_json_lacks_is_refused(value: Any) -> None:
+    with pytest.raises(DataError, match="expected plain JSON"):
+        plain(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.float32(0.5), 0.5),
+        (np.bool_(True), True),
+        (np.str_("a"), "a"),
+        (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        (np.array([{"a": np.array([1])}], dtype=object), [{"a": [1]}]),
+        ((1, "b"), [1, "b"]),
+    ],
+)
+def test_numpy_becomes_plain(value: Any, expected: Any) -> None:
+    assert plain(value) == expected
+    assert type(plain(value)) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"ground_truth": 0}, 0),
+        ({"reward_model": {"ground_truth": "x"}}, "x"),
+        ({"ground_truth": {"n": 1}, "reward_model": {"ground_truth": {"n": 2}}}, {"n": 1}),
+        ({"ground_truth": None, "reward_model": {"ground_truth": 3}}, 3),
+    ],
+)
+def test_ground_truth_is_found(row: dict[str, Any], expected: Any) -> None:
+    assert ground_truth_of(row) == expected
+
+
+@pytest.mark.parametrize("row", [{}, {"ground_truth": None}, {"reward_model": {}}, {"reward_model": "rule"}])
+def test_missing_ground_truth_is_told(row: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="no ground truth"):
+        ground_truth_of(row)
+
+
+def test_completion_must_be_text() -> None:
+    assert completion_of({"completion": ""}) == Completion("")
+    with pytest.raises(DataError, match="no completion"):
+        completion_of({"completion": None})
+    with pytest.raises(DataError, match="of type list"):
+        completion_of({"completion": ["a"]})

@@ -1,0 +1,68 @@
+"""A model of a few thousand parameters and a task of the tests' own."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from tinyzero_trainer.models import LanguageModel, from_parts, save_model
+from tinyzero_trainer.tiny import TinyShape, build_model, build_tokenizer
+
+TOY_TASK = Path(__file__).with_name("toy_task.py")
+SHAPE = TinyShape(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=256)
+
+
+@pytest.fixture(scope="session")
+def toy_task() -> str:
+    """Path of a task file."""
+    return str(TOY_TASK)
+
+
+@pytest.fixture
+def toy_model() -> LanguageModel:
+    """Random weights; equal in every test."""
+    tokenizer = build_tokenizer()
+    return from_parts("toy", build_model(SHAPE, tokenizer, seed=0), tokenizer)
+
+
+@pytest.fixture
+def toy_model_path(toy_model: LanguageModel, tmp_path: Path) -> Path:
+    """A directory with it."""
+    save_model(tmp_path / "model", toy_model)
+    return tmp_path / "model"
+
+
+def random_model(kind: str) -> torch.nn.Module:
+    """A Llama-like model with weights large enough that its attention is far from uniform."""
+    common = {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+    }
+    torch.manual_seed(0)
+    if kind == "qwen2":
+        model = Qwen2ForCausalLM(Qwen2Config(**common, tie_word_embeddings=True))
+    elif kind == "qwen3":
+        model = Qwen3ForCausalLM(Qwen3Config(**common, head_dim=16))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**common, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model.eval()
+
+
+@pytest.fixture(params=["qwen2", "qwen3", "llama"])
+def any_model(request: pytest.FixtureRequest) -> torch.nn.Module:
+    """Each architecture that the fused decoder runs: biased, normalised and plain projections, grouped heads."""
+    return random_model(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> None:
+    torch.set_num_threads(2)

@@ -1,0 +1,33 @@
+"""Made-up rollouts for tests of the update."""
+
+import torch
+
+from tinyzero_sdk import Item, Score
+from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.records import Prompt, Rollout, Sample
+
+
+def ragged_samples(language_model: LanguageModel, groups: int = 3, samples: int = 4, seed: int = 0) -> list[Sample]:
+    """Groups of completions of many lengths, with the log-probabilities that the model gives them at temperature 1."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low: int, high: int) -> list[int]:
+        count = int(torch.randint(low, high, (1,), generator=generator))
+        return torch.randint(0, 1252, (count,), generator=generator).tolist()
+
+    made = []
+    for _ in range(groups):
+        prompt = Prompt(Item(None), "", draw(1, 9))
+        for _ in range(samples):
+            ids = draw(1, 25)
+            rollout = Rollout(ids, token_logprobs(language_model, prompt.token_ids, ids), True)
+            made.append(Sample(prompt, rollout, "", Score(0.0, False, "wrong")))
+    return made
+
+
+@torch.no_grad()
+def token_logprobs(language_model: LanguageModel, prompt: list[int], completion: list[int]) -> list[float]:
+    """log π of each completion token, from one unpadded forward pass."""
+    sequence = torch.tensor([prompt + completion])
+    logits = language_model.model(sequence).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits, dim=-1).gather(1, torch.tensor(completion)[:, None])[:, 0].tolist()

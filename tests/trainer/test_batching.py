@@ -1,0 +1,55 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinyzero_sdk import Item, Score
+from tinyzero_trainer.batching import completion_token_count, micro_batches, mini_batch_rows
+from tinyzero_trainer.records import Prompt, Rollout, Sample
+
+CPU = torch.device("cpu")
+
+
+def make_sample(prompt: int, completion: int, *, masked: bool = False) -> Sample:
+    """Tokens that tell their place: prompts count from 100, completions from 200."""
+    ids = list(range(200, 200 + completion))
+    rollout = Rollout(ids, [-token / 1000 for token in ids], True)
+    asked = Prompt(Item(None), "", list(range(100, 100 + prompt)))
+    return Sample(asked, rollout, "", Score(0.0, False, "wrong", masked=masked))
+
+
+@given(st.integers(1, 40), st.integers(1, 5), st.data())
+def test_mini_batches_cover_every_row_once_in_whole_groups(prompts: int, samples: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, prompts))
+    ranges = mini_batch_rows(prompts, samples, count)
+    assert [row for rows in ranges for row in rows] == list(range(prompts * samples))
+    assert len(ranges) == count
+    sizes = [len(rows) // samples for rows in ranges]
+    assert all(len(rows) % samples == 0 for rows in ranges)
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30), st.booleans()), min_size=1, max_size=20),
+    st.integers(1, 120),
+)
+def test_micro_batches_hold_every_counting_token_once_within_the_budget(
+    shapes: list[tuple[int, int, bool]], budget: int
+) -> None:
+    samples = [make_sample(prompt, completion, masked=masked) for prompt, completion, masked in shapes]
+    advantages = [float(row) for row in range(len(samples))]
+    batches = list(micro_batches(samples, advantages, token_budget=budget, pad_id=0, device=CPU))
+    assert sum(len(batch.targets) for batch in batches) == completion_token_count(samples)
+    seen = [value for batch in batches for value in batch.advantages.tolist()]
+    counting = [(row, sample) for row, sample in enumerate(samples) if not sample.score.masked]
+    expected = [float(row) for row, sample in counting for _ in sample.rollout.token_ids]
+    assert sorted(seen) == expected
+    assert all(batch.tokens.numel() <= budget or len(batch.tokens) == 1 for batch in batches)
+
+
+def test_each_position_that_counts_predicts_its_target() -> None:
+    samples = [make_sample(3, 2), make_sample(1, 5)]
+    (batch,) = micro_batches(samples, [1.0, -1.0], token_budget=1000, pad_id=0, device=CPU)
+    following = torch.roll(batch.tokens, -1, dims=1)
+    assert torch.equal(following[batch.predicts], batch.targets)
+    assert torch.equal(batch.old_logprobs, -batch.targets / 1000)
+    assert batch.mask.sum().item() == sum(3 + 2 for _ in "a") + 6

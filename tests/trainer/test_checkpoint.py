@@ -1,0 +1,335 @@
+"""A checkpoint is whole or absent, whatever call fails and wherever the process dies."""
+
+import errno
+import os
+import resource
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tinyzero_trainer import checkpoint
+from tinyzero_trainer.checkpoint import CheckpointError, DamagedCheckpointError, latest, save, sweep, verify
+
+WRITE_FLAGS = os.O_WRONLY | os.O_RDWR
+META = {"config": "c0ffee", "world_size": 1}
+
+# In Python 3.12 a fork beside other threads warns; the children here touch files only and leave by os._exit.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+
+def content(step):
+    return {"model.safetensors": b"weights %d " % step * 50, "state/optimizer.bin": b"moments %d" % step, "empty": b""}
+
+
+def filler(step, *, tick=lambda: None):
+    """A `fill` that calls `tick` in the middle of every file."""
+
+    def fill(directory):
+        for name, data in content(step).items():
+            path = directory / name
+            path.parent.mkdir(exist_ok=True)
+            with path.open("wb") as file:
+                file.write(data[: len(data) // 2])
+                file.flush()
+                tick()
+                file.write(data[len(data) // 2 :])
+
+    return fill
+
+
+def read_back(found):
+    return {name: (found.path / name).read_bytes() for name in content(found.step)}
+
+
+def names(root):
+    return sorted(path.name for path in root.iterdir())
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Two checkpoints, of steps 10 and 20."""
+    root = tmp_path / "checkpoints ✓"
+    root.mkdir()
+    for step in (10, 20):
+        save(root, step, filler(step), meta=META)
+    return root
+
+
+def test_saved_is_found_with_its_meta(root):
+    found = latest(root)
+    assert (found.step, found.path, found.meta, found.skipped) == (20, root / "step_20", META, ())
+    assert read_back(found) == content(20)
+
+
+def test_none_is_found_where_none_was_saved(tmp_path):
+    assert latest(tmp_path) is None
+
+
+def test_steps_are_ordered_as_numbers(root):
+    save(root, 100, filler(100), meta=META, keep=3)
+    assert latest(root).step == 100
+
+
+@pytest.mark.parametrize(("keep", "left"), [(2, ["step_20", "step_30"]), (3, ["step_10", "step_20", "step_30"])])
+def test_retention_is_read_from_the_disk(root, keep, left):
+    save(root, 30, filler(30), meta=META, keep=keep)
+    assert names(root) == left
+
+
+def test_fewer_than_two_are_never_kept(root):
+    save(root, 30, filler(30), meta=META, keep=0)
+    assert names(root) == ["step_20", "step_30"]
+
+
+def test_a_sound_checkpoint_of_the_same_step_is_left_alone(root):
+    assert save(root, 20, lambda directory: pytest.fail("written again"), meta={}) == root / "step_20"
+
+
+def test_a_damaged_checkpoint_of_the_same_step_is_replaced(root):
+    (root / "step_20" / "empty").unlink()
+    save(root, 20, filler(20), meta=META)
+    assert read_back(latest(root)) == content(20)
+    assert names(root) == ["step_10", "step_20"]
+
+
+def test_damaged_ones_past_the_resumed_step_go_when_the_run_has_saved_again(root):
+    (root / "step_20" / "empty").unlink()
+    save(root, 15, filler(15), meta=META)
+    assert names(root) == ["step_10", "step_15"]
+
+
+def test_the_newest_sound_one_is_taken_and_the_others_are_reported(root):
+    save(root, 30, filler(30), meta=META, keep=3)
+    (root / "step_30" / "manifest.json").unlink()
+    (root / "step_20" / "empty").write_bytes(b"!")
+    found = latest(root)
+    assert found.step == 10
+    assert found.skipped == (
+        f"{root}/step_30/manifest.json: No such file or directory",
+        f"{root}/step_20/empty has changed since it was written",
+    )
+
+
+def test_if_every_one_is_damaged_resuming_stops(root):
+    for step in (10, 20):
+        (root / f"step_{step}" / "empty").unlink()
+    with pytest.raises(CheckpointError, match="no checkpoint in .* is sound: .*step_20/empty: No such file.*step_10"):
+        latest(root)
+
+
+@pytest.mark.parametrize("name", [*content(20), "manifest.json"])
+def test_any_changed_byte_is_found(root, name):
+    file = root / "step_20" / name
+    sound = file.read_bytes()
+    for position in range(len(sound)):
+        file.write_bytes(sound[:position] + bytes([sound[position] ^ 1]) + sound[position + 1 :])
+        with pytest.raises(DamagedCheckpointError):
+            verify(root / "step_20")
+    file.write_bytes(sound[:-1] if sound else b"!")
+    assert latest(root).step == 10
+
+
+@pytest.mark.parametrize(
+    ("manifest", "fault"),
+    [("[]", "cannot be read"), ("{}", "cannot be read"), ("\0", "cannot be read"), ('{"sha256": ""}', "format None")],
+)
+def test_a_foreign_manifest_is_refused(root, manifest, fault):
+    (root / "step_20" / "manifest.json").write_text(manifest)
+    with pytest.raises(DamagedCheckpointError, match=fault):
+        verify(root / "step_20")
+
+
+def test_a_renamed_checkpoint_is_refused(root):
+    (root / "step_20").rename(root / "step_99")
+    assert latest(root).skipped == (f"{root}/step_99 holds step 20; rename it back",)
+
+
+def test_sweep_takes_its_own_litter_only(root):
+    foreign = ["step_20.tmp-backup", "notes", "step_20.bak"]
+    for name in [*foreign, f"step_30.tmp-{'0f' * 16}"]:
+        (root / name).mkdir()
+    sweep(root)
+    assert names(root) == sorted([*foreign, "step_10", "step_20"])
+
+
+def test_a_disk_with_too_little_room_is_refused_before_anything_is_written(root):
+    with pytest.raises(CheckpointError) as caught:
+        save(root, 30, lambda directory: pytest.fail("written"), meta=META, expected_bytes=10**18)
+    assert str(caught.value).startswith(f"cannot save {root}/step_30: the disk has too little room (1,000,000,000,000")
+    assert names(root) == ["step_10", "step_20"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors have no names here")
+def test_everything_is_on_the_disk_before_the_rename_and_the_rename_before_the_return(root, monkeypatch):
+    calls, real_fsync, real_rename = [], os.fsync, os.rename
+
+    def fsync(descriptor):
+        calls.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        real_fsync(descriptor)
+
+    def rename(source, target):
+        calls.append(f"rename to {target.name}")
+        real_rename(source, target)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", fsync)
+    monkeypatch.setattr(checkpoint.os, "rename", rename)
+    save(root, 30, filler(30), meta=META, keep=3)
+    *files, manifest, state, whole, renamed, parent = calls
+    assert sorted(files) == ["empty", "model.safetensors", "optimizer.bin"]
+    assert (manifest, state, renamed, parent) == ("manifest.json", "state", "rename to step_30", root.name)
+    assert whole.startswith("step_30.tmp-")
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.ESTALE, errno.EACCES])
+def test_a_failing_rename_leaves_everything_as_it_was(root, monkeypatch, code):
+    def rename(source, target):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(checkpoint.os, "rename", rename)
+    with pytest.raises(CheckpointError, match=os.strerror(code)):
+        save(root, 30, filler(30), meta=META)
+    assert names(root) == ["step_10", "step_20"]
+
+
+def test_a_vanished_directory_is_not_made_again(root):
+    shutil.rmtree(root)
+    with pytest.raises(CheckpointError, match="No such file or directory .*the directory is gone"):
+        save(root, 30, filler(30), meta=META)
+    assert not root.exists()
+
+
+def test_an_error_of_our_own_is_not_disguised_and_leaves_nothing_behind(root):
+    def fill(directory):
+        (directory / "half").touch()
+        raise TypeError("a bug")
+
+    with pytest.raises(TypeError, match="a bug"):
+        save(root, 30, fill, meta=META)
+    assert names(root) == ["step_10", "step_20"]
+
+
+def test_a_real_write_error_inside_safetensors_is_told_in_one_line(root):
+    def fill(directory):
+        save_file({"weight": np.zeros(100_000)}, directory / "model.safetensors")
+
+    def child():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        try:
+            save(root, 30, fill, meta=META)
+        except CheckpointError as error:
+            os._exit(0 if "File too large" in str(error) and "\n" not in str(error) else 2)
+
+    assert in_child(child) == 0
+    assert names(root) == ["step_10", "step_20"]
+
+
+# ---- every call that touches the disk, one by one --------------------------------------------------------------------
+
+
+def in_child(work):
+    """Run `work` in a forked process; its exit code, 1 if it raised, 0 if it returned."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+WRITES = ("os.mkdir", "os.rename")
+DELETES = ("os.remove", "os.rmdir")  # these work on a full disk
+
+
+def save_with_fault(root, at, fault, events):
+    """Save step 30; `fault` is called at the `at`-th moment at which something changes on the disk.
+
+    Moments are: before every open for writing, fsync and one of `events`, and in the middle of every file.
+    """
+    moments = 0
+
+    def tick():
+        nonlocal moments
+        moments += 1
+        if moments == at:
+            fault()
+
+    def audit(event, arguments):
+        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITE_FLAGS
+        if writes or event in events:
+            tick()
+
+    def fsync(descriptor, real=os.fsync):
+        tick()
+        real(descriptor)
+
+    def write_text(path, text, **kwargs):
+        path.write_bytes(text[: len(text) // 2].encode())
+        tick()
+        path.write_bytes(text.encode())
+
+    os.fsync, Path.write_text = fsync, write_text
+    sys.addaudithook(audit)
+    save(root, 30, filler(30, tick=tick), meta=META)
+    if moments < at:
+        os._exit(99)  # past the last one
+
+
+def no_space():
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def save_on_full_disk(root, at):
+    try:
+        save_with_fault(root, at, no_space, WRITES)
+    except CheckpointError as error:
+        os._exit(0 if "No space left on device" in str(error) else 2)
+
+
+def every_moment(root, tmp_path, work):
+    """Yield (exit code, directory) of saving into a copy of `root` with a fault at each moment in turn."""
+    for at in range(1, 200):
+        copy = shutil.copytree(root, tmp_path / f"{at}")
+        code = in_child(lambda at=at, copy=copy: work(copy, at))
+        if code == 99:
+            assert at > 20, "the faults do not reach what they should"
+            return
+        yield code, copy
+    pytest.fail("no end")
+
+
+def assert_whole(copy):
+    found = latest(copy)
+    assert found.skipped == ()
+    assert found.step in (20, 30)
+    assert read_back(found) == content(found.step)
+    return found.step
+
+
+def test_killed_at_any_moment_the_newest_checkpoint_is_whole(root, tmp_path):
+    def save_and_die(copy, at):
+        save_with_fault(copy, at, lambda: os._exit(137), WRITES + DELETES)
+
+    seen = set()
+    for code, copy in every_moment(root, tmp_path, save_and_die):
+        assert code == 137
+        seen.add(assert_whole(copy))
+        sweep(copy)
+        assert all(verify(path) for path in copy.iterdir())
+        assert len(names(copy)) >= 2
+        save(copy, 40, filler(40), meta=META)
+        assert latest(copy).step == 40
+        assert len(names(copy)) == 2
+    assert seen == {20, 30}
+
+
+def test_disk_full_at_any_moment_leaves_no_half_checkpoint(root, tmp_path):
+    for code, copy in every_moment(root, tmp_path, save_on_full_disk):
+        assert code == 0
+        assert_whole(copy)
+        assert len(names(copy)) >= 2
+        assert "tmp" not in " ".join(names(copy))

@@ -1,0 +1,74 @@
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from tinyzero_trainer.rollout.decoder import CACHE_BLOCK, Decoder, FusedDecoder, TransformersDecoder, build_decoder
+
+LENGTHS = (5, 2, 7)
+
+
+def prompts() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(1, 97, (len(LENGTHS), max(LENGTHS)), generator=generator)
+    mask = torch.tensor([[0] * (max(LENGTHS) - length) + [1] * length for length in LENGTHS])
+    return tokens * mask, mask
+
+
+def next_logits(model: PreTrainedModel, sequence: torch.Tensor) -> torch.Tensor:
+    """What the model says after one unpadded sequence, without any cache."""
+    return model(input_ids=sequence[None], use_cache=False).logits[0, -1]
+
+
+@pytest.mark.parametrize("kind", [FusedDecoder, TransformersDecoder])
+@torch.inference_mode()
+def test_cached_logits_equal_those_of_the_whole_sequence(any_model: PreTrainedModel, kind: type[Decoder]) -> None:
+    decoder = kind(any_model)  # type: ignore[call-arg]
+    tokens, mask = prompts()
+    sequences = [row[-length:] for row, length in zip(tokens, LENGTHS, strict=True) for _ in range(2)]
+    logits = decoder.start(tokens, mask, copies=2)
+    generator = torch.Generator().manual_seed(2)
+    for step in range(CACHE_BLOCK + 3):
+        if step in (0, 1, CACHE_BLOCK, CACHE_BLOCK + 2):
+            for row, sequence in enumerate(sequences):
+                torch.testing.assert_close(logits[row], next_logits(any_model, sequence), atol=2e-4, rtol=1e-4)
+        if step == 1:
+            rows = torch.tensor([5, 0, 3])
+            decoder.keep(rows)
+            sequences = [sequences[row] for row in rows]
+        drawn = torch.randint(1, 97, (len(sequences),), generator=generator)
+        sequences = [torch.cat([sequence, token[None]]) for sequence, token in zip(sequences, drawn, strict=True)]
+        logits = decoder.step(drawn)
+
+
+@torch.inference_mode()
+def test_new_weights_are_used_only_after_loading_and_then_entirely(any_model: PreTrainedModel) -> None:
+    decoder = FusedDecoder(any_model)
+    tokens, mask = prompts()
+    with torch.no_grad():
+        for parameter in any_model.parameters():
+            parameter.mul_(1.1)
+    decoder.load_weights()
+    torch.testing.assert_close(
+        decoder.start(tokens, mask, copies=1),
+        TransformersDecoder(any_model).start(tokens, mask, copies=1),
+        atol=1e-4,
+        rtol=1e-4,
+    )
+
+
+@torch.inference_mode()
+def test_other_architectures_take_the_general_path() -> None:
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=97, n_positions=128, n_embd=32, n_layer=2, n_head=2)).eval()
+    decoder = build_decoder(model)
+    assert isinstance(decoder, TransformersDecoder)
+    tokens, mask = prompts()
+    logits = decoder.start(tokens, mask, copies=1)
+    for row, length in enumerate(LENGTHS):
+        torch.testing.assert_close(logits[row], next_logits(model, tokens[row, -length:]), atol=1e-4, rtol=1e-4)
+
+
+def test_sliding_windows_take_the_general_path(any_model: PreTrainedModel) -> None:
+    assert isinstance(build_decoder(any_model), FusedDecoder)
+    any_model.config.sliding_window = 16
+    assert isinstance(build_decoder(any_model), TransformersDecoder)

@@ -1,0 +1,112 @@
+"""metrics.jsonl keeps every number exactly, and a resumed run continues it as if it had never stopped."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tinyzero_sdk.errors import DataError
+from tinyzero_trainer.metrics import MetricsError, MetricsLog, held_out_key, read_metrics
+
+NUMBERS = st.floats() | st.integers(-(2**60), 2**60)
+ROW = st.dictionaries(st.text().filter(lambda name: name != "step"), NUMBERS, max_size=8)
+TORN = st.binary(max_size=9).filter(lambda line: b"\n" not in line)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+def write(path, steps):
+    with MetricsLog(path) as log:
+        for step in steps:
+            log.append(step, {"critic/score/mean": step / 3})
+
+
+@given(row=ROW)
+def test_numbers_come_back_exactly_and_nonfinite_ones_as_null(tmp_path_factory, row):
+    path = tmp_path_factory.getbasetemp() / "metrics.jsonl"
+    with MetricsLog(path) as log:
+        log.cut_after(-1)
+        log.append(7, row)
+    expected = {name: value if math.isfinite(value) else None for name, value in row.items()}
+    assert read_metrics(path) == [{"step": 7} | expected]
+
+
+def test_lines_do_not_depend_on_the_order_in_which_metrics_were_gathered(path):
+    with MetricsLog(path) as log:
+        log.append(1, {"b": 1.0, "a": 2})
+        log.append(1, {"a": 2, "b": 1.0})
+    assert path.read_text() == '{"step": 1, "a": 2, "b": 1.0}\n' * 2
+
+
+def test_numbers_of_other_libraries_are_numbers(path):
+    with MetricsLog(path) as log:
+        log.append(1, {"a": np.float32(0.1), "b": np.int64(3), "c": np.array(2.5), "d": np.float64("nan")})
+    assert read_metrics(path) == [{"step": 1, "a": float(np.float32(0.1)), "b": 3, "c": 2.5, "d": None}]
+
+
+def test_a_line_can_be_read_as_soon_as_it_is_appended(path):
+    with MetricsLog(path) as log:
+        log.append(0, {held_out_key("countdown"): 0.25})
+        assert read_metrics(path) == [{"step": 0, "val-core/countdown/acc/mean@1": 0.25}]
+
+
+@given(written=st.integers(0, 6), checkpoint=st.integers(-1, 6), torn=TORN)
+def test_cut_and_continued_is_the_same_file_as_never_stopped(tmp_path_factory, written, checkpoint, torn):
+    directory = tmp_path_factory.mktemp("run")
+    checkpoint = min(checkpoint, written)
+    write(directory / "straight", range(8))
+    write(directory / "stopped", range(written + 1))
+    with (directory / "stopped").open("ab") as file:
+        file.write(torn)
+    with MetricsLog(directory / "stopped") as log:
+        assert log.cut_after(checkpoint) == written - checkpoint + len(torn.splitlines())
+        for step in range(checkpoint + 1, 8):
+            log.append(step, {"critic/score/mean": step / 3})
+    assert (directory / "stopped").read_bytes() == (directory / "straight").read_bytes()
+    assert sorted(entry.name for entry in directory.iterdir()) == ["stopped", "straight"]
+
+
+def test_a_line_still_being_written_is_left_out(path):
+    write(path, range(3))
+    path.write_bytes(path.read_bytes()[:-5])
+    assert [row["step"] for row in read_metrics(path)] == [0, 1]
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[1]", '{"loss": 1}', '{"step": "1"}', ""])
+def test_a_broken_line_is_named(path, line):
+    path.write_text(f'{{"step": 0}}\n{line}\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl, line 2: expected a JSON object with a step"):
+        read_metrics(path)
+
+
+def test_a_missing_file_is_named(path):
+    with pytest.raises(DataError, match="cannot read .*: No such file or directory"):
+        read_metrics(path)
+
+
+def test_a_path_that_cannot_be_written_is_one_line(tmp_path):
+    with pytest.raises(MetricsError, match="cannot write .*: Is a directory"):
+        MetricsLog(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_is_one_line(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with MetricsLog(tmp_path / "metrics.jsonl") as log, pytest.raises(MetricsError, match="No space left on device"):
+        log.append(1, {"a": 1.0})
+
+
+def test_every_line_is_strict_json(path):
+    with MetricsLog(path) as log:
+        log.append(1, {"a": math.inf, "b": -math.inf, "c": math.nan})
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    assert json.loads(path.read_text(), parse_constant=refuse) == {"step": 1, "a": None, "b": None, "c": None}

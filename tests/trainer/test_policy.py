@@ -1,0 +1,147 @@
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from tests.trainer.samples import ragged_samples, token_logprobs
+
+from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
+from tinyzero_trainer.models import LanguageModel, from_parts
+from tinyzero_trainer.policy import Policy, UpdateError
+from tinyzero_trainer.records import Sample
+
+SGD_LIKE = {"learning_rate": 1e-3, "max_grad_norm": 1e9}
+
+
+def make_policy(language_model: LanguageModel, *, kl: float = 0.0, temperature: float = 1.0, **optimizer: float) -> Policy:
+    reference = copy.deepcopy(language_model.model).requires_grad_(False) if kl else None
+    return Policy(
+        language_model,
+        algorithm=AlgorithmConfig(kl_coefficient=kl, kl_estimator="exact"),
+        optimizer=OptimizerConfig(**{**SGD_LIKE, **optimizer}),  # type: ignore[arg-type]
+        temperature=temperature,
+        reference=reference,
+    )
+
+
+def gradient_after(
+    language_model: LanguageModel, samples: list[Sample], advantages: list[float], **optimizer: float
+) -> torch.Tensor:
+    """The gradient of one mini-batch, flattened; the update itself is undone."""
+    before = copy.deepcopy(language_model.model.state_dict())
+    make_policy(language_model, kl=0.1, **optimizer).update(samples, advantages, group_size=1, step=1)
+    gradient = torch.cat([parameter.grad.flatten() for parameter in language_model.model.parameters()])
+    language_model.model.load_state_dict(before)
+    return gradient
+
+
+def test_micro_batches_and_order_do_not_change_the_gradient(toy_model: LanguageModel) -> None:
+    samples = ragged_samples(toy_model)
+    advantages = torch.randn(len(samples), generator=torch.Generator().manual_seed(0)).tolist()
+    whole = gradient_after(toy_model, samples, advantages)
+    scale = whole.abs().max()
+    for budget in (1, 40, 100):
+        split = gradient_after(toy_model, samples, advantages, micro_batch_tokens=budget)
+        assert (split - whole).abs().max() < 1e-5 * scale
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(1)).tolist()
+    mixed = gradient_after(toy_model, [samples[row] for row in order], [advantages[row] for row in order])
+    assert (mixed - whole).abs().max() < 1e-5 * scale
+
+
+def test_the_gradient_is_that_of_the_mean_over_all_tokens(toy_model: LanguageModel) -> None:
+    samples = ragged_samples(toy_model)
+    advantages = [1.0, -1.0, 0.5, -0.5] * 3
+    # At the start the ratio is 1, so the gradient of the surrogate is that of -A·log π, token by token.
+    toy_model.model.eval().zero_grad()
+    total = sum(len(sample.rollout.token_ids) for sample in samples)
+    for sample, advantage in zip(samples, advantages, strict=True):
+        prompt, ids = sample.prompt.token_ids, sample.rollout.token_ids
+        logits = toy_model.model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        logprobs = torch.log_softmax(logits, dim=-1).gather(1, torch.tensor(ids)[:, None])
+        (-advantage * logprobs.sum() / total).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in toy_model.model.parameters()])
+    actual = gradient_after(toy_model, samples, advantages)  # the KL to oneself has no gradient
+    assert (actual - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def test_masked_samples_count_neither_above_nor_below_the_fraction(toy_model: LanguageModel) -> None:
+    from dataclasses import replace
+
+    samples, advantages = ragged_samples(toy_model), [1.0, -1.0, 0.5, -0.5] * 3
+    rest = [index for index in range(12) if index != 5]
+    masked = list(samples)
+    masked[5] = replace(samples[5], score=replace(samples[5].score, masked=True))
+    without = gradient_after(toy_model, [samples[row] for row in rest], [advantages[row] for row in rest])
+    assert (gradient_after(toy_model, masked, advantages) - without).abs().max() < 1e-6
+
+
+def test_good_completions_become_likelier(toy_model: LanguageModel) -> None:
+    samples = ragged_samples(toy_model)
+    advantages = [1.0, -1.0, 1.0, -1.0] * 3
+    metrics = make_policy(toy_model).update(samples, advantages, group_size=4, step=1)
+    toy_model.model.eval()
+    gains = [
+        sum(token_logprobs(toy_model, sample.prompt.token_ids, sample.rollout.token_ids)) - sum(sample.rollout.logprobs)
+        for sample in samples
+    ]
+    assert sum(gain * advantage for gain, advantage in zip(gains, advantages, strict=True)) > 0
+    assert metrics["training/rollout_probs_diff_max"] < 1e-5
+    assert metrics["actor/is_ratio/mean"] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_the_kl_term_pulls_back_to_the_reference(toy_model: LanguageModel) -> None:
+    policy = make_policy(toy_model, kl=1.0, learning_rate=1e-3)
+    samples = ragged_samples(toy_model)
+    with torch.no_grad():
+        for parameter in toy_model.model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
+    losses = [policy.update(samples, [0.0] * 12, group_size=4, step=1)["actor/kl_loss"] for _ in range(5)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]
+
+
+def test_every_mini_batch_is_an_update_and_the_rate_warms_up(toy_model: LanguageModel) -> None:
+    policy = make_policy(toy_model, mini_batches=3, warmup_steps=10)
+    metrics = policy.update(ragged_samples(toy_model), [1.0, -1.0, 0.0, 0.0] * 3, group_size=4, step=2)
+    assert metrics["actor/lr"] == pytest.approx(2e-4)
+    states = policy._optimizer.state.values()
+    assert {int(state["step"]) for state in states} == {3}
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_and_stops_the_run_in_the_end(toy_model: LanguageModel) -> None:
+    policy = make_policy(toy_model, max_bad_steps=3)
+    samples = ragged_samples(toy_model)
+    before = copy.deepcopy(toy_model.model.state_dict())
+    poison = [float("nan")] + [0.0] * 11
+    for _ in range(2):
+        assert policy.update(samples, poison, group_size=4, step=1)["actor/skipped_updates"] == 1
+    policy.update(samples, [1.0, -1.0, 0.0, 0.0] * 3, group_size=4, step=1)  # a sound one starts the count anew
+    after = copy.deepcopy(toy_model.model.state_dict())
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    with pytest.raises(UpdateError, match="3 updates in a row"):
+        for _ in range(3):
+            policy.update(samples, poison, group_size=4, step=1)
+    assert all(torch.equal(after[name], value) for name, value in toy_model.model.state_dict().items())
+
+
+def test_a_batch_without_counting_tokens_changes_nothing(toy_model: LanguageModel) -> None:
+    from dataclasses import replace
+
+    before = copy.deepcopy(toy_model.model.state_dict())
+    samples = [replace(sample, score=replace(sample.score, masked=True)) for sample in ragged_samples(toy_model)]
+    make_policy(toy_model).update(samples, [1.0] * 12, group_size=4, step=1)
+    assert all(torch.equal(before[name], value) for name, value in toy_model.model.state_dict().items())
+
+
+def test_a_restored_optimiser_goes_on_bit_for_bit(toy_model: LanguageModel, tmp_path: Path) -> None:
+    samples, advantages = ragged_samples(toy_model), [1.0, -1.0, 0.5, -0.5] * 3
+    policy = make_policy(toy_model)
+    policy.update(samples, advantages, group_size=4, step=1)
+    policy.save(tmp_path)
+    twin = from_parts("twin", copy.deepcopy(toy_model.model), toy_model.tokenizer)
+    restored = make_policy(twin)
+    restored.load(tmp_path)
+    for each in (policy, restored):
+        each.update(samples, advantages, group_size=4, step=2)
+    for left, right in zip(toy_model.model.parameters(), twin.model.parameters(), strict=True):
+        assert torch.equal(left, right)

@@ -1,0 +1,139 @@
+"""One process at a time, no run overwritten by accident, every refusal in one line."""
+
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from tinyzero_sdk.settings import build, to_mapping
+from tinyzero_trainer import checkpoint
+from tinyzero_trainer.config import RunConfig, TrainConfig
+from tinyzero_trainer.run_directory import RunDirectory, RunDirectoryError
+
+CONFIG = TrainConfig(run=RunConfig(task="countdown"), task={"numbers": [3, 4]})
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "my run ✓"
+
+
+def leave_checkpoint(run, step=5):
+    checkpoint.save(run.checkpoints, step, lambda directory: (directory / "weights").touch(), meta={})
+
+
+def test_everything_has_its_place(path):
+    with RunDirectory.open(path) as run:
+        run.save_config(CONFIG)
+        assert run.checkpoints.is_dir()
+        assert run.rollouts.is_dir()
+        assert run.rollouts_file(40) == path / "rollouts" / "step_000040.jsonl"
+        assert (run.metrics, run.curve) == (path / "metrics.jsonl", path / "curve.png")
+    with path.joinpath("config.toml").open("rb") as file:
+        assert build(TrainConfig, tomllib.load(file)) == CONFIG
+
+
+def test_a_second_trainer_is_refused_and_told_which_process_holds_it(path):
+    program = """
+import sys
+from tinyzero_trainer.run_directory import RunDirectory
+with RunDirectory.open(sys.argv[1]):
+    print("in", flush=True)
+    sys.stdin.read()
+"""
+    words = [sys.executable, "-c", program, str(path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "in\n"
+        with pytest.raises(RunDirectoryError, match=f"is in use by process {first.pid}, started 20"):
+            RunDirectory.open(path).__enter__()
+        first.send_signal(signal.SIGKILL)
+        first.wait(timeout=10)
+        with RunDirectory.open(path):  # the system gave the lock back
+            pass
+
+
+def test_it_can_be_opened_again_after_an_error(path):
+    with pytest.raises(RuntimeError, match="loss"), RunDirectory.open(path):
+        raise RuntimeError("loss")
+    with RunDirectory.open(path):
+        pass
+
+
+def test_a_run_with_checkpoints_is_not_started_over(path):
+    with RunDirectory.open(path) as run:
+        run.save_config(CONFIG)
+        leave_checkpoint(run)
+    with pytest.raises(RunDirectoryError) as caught:
+        RunDirectory.open(path).__enter__()
+    assert f"go on with: tinyzero train --output '{path}' --resume" in str(caught.value)
+    with RunDirectory.open(path, resume=True) as run:
+        assert checkpoint.latest(run.checkpoints).step == 5
+
+
+def test_a_run_killed_before_its_first_checkpoint_may_start_over_or_resume(path):
+    for resume in (False, False, True):
+        with RunDirectory.open(path, resume=resume) as run:
+            run.save_config(CONFIG)
+            (run.checkpoints / f"step_1.tmp-{'a' * 32}").mkdir()
+
+
+def test_resuming_where_there_is_no_run_creates_nothing(path):
+    with pytest.raises(RunDirectoryError, match="holds no run to resume; leave out --resume to start one"):
+        RunDirectory.open(path, resume=True).__enter__()
+    assert not path.exists()
+
+
+def test_somebody_elses_config_is_not_overwritten(path):
+    path.mkdir()
+    (path / "config.toml").write_text("mine = true")
+    with pytest.raises(RunDirectoryError, match="is not from a run and would be overwritten"):
+        RunDirectory.open(path).__enter__()
+    assert [entry.name for entry in path.iterdir()] == ["config.toml"]
+
+
+def test_litter_of_a_killed_run_is_swept(path):
+    with RunDirectory.open(path) as run:
+        (run.checkpoints / f"step_1.tmp-{'a' * 32}").mkdir()
+    with RunDirectory.open(path) as run:
+        assert not any(run.checkpoints.iterdir())
+
+
+def test_a_file_in_the_way_and_an_empty_name_are_one_line(path):
+    path.write_text("a file")
+    with pytest.raises(RunDirectoryError, match=f"cannot write {path}: (File exists|Not a directory)"):
+        RunDirectory.open(path).__enter__()
+    with pytest.raises(RunDirectoryError, match=r"run\.output is empty"):
+        RunDirectory.open("").__enter__()
+
+
+def test_a_directory_without_rights_is_one_line(path, monkeypatch):
+    def mkdir(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)  # root, as in a container, may write anywhere
+    with pytest.raises(RunDirectoryError, match=f"cannot write {path}: Permission denied"):
+        RunDirectory.open(path).__enter__()
+
+
+def test_a_directory_that_vanished_is_one_line(path):
+    with RunDirectory.open(path) as run:
+        path.rename(path.with_name("elsewhere"))
+        with pytest.raises(RunDirectoryError, match=r"cannot write .*config\.toml: No such file or directory"):
+            run.save_config(CONFIG)
+
+
+def test_saving_the_configuration_is_whole_or_not_at_all(path, monkeypatch):
+    with RunDirectory.open(path) as run:
+        run.save_config(CONFIG)
+        before = run.config.read_text()
+
+        def replace(source, target):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("tinyzero_trainer.run_directory.os.replace", replace)
+        with pytest.raises(RunDirectoryError, match="No space left"):
+            run.save_config(TrainConfig())
+        assert run.config.read_text() == before
+        assert to_mapping(CONFIG)["task"] == tomllib.loads(before)["task"]

@@ -1,0 +1,75 @@
+import pytest
+import torch
+
+from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.rollout import SamplingParams, TorchEngine
+
+
+def make_engine(toy: LanguageModel, **changes: object) -> TorchEngine:
+    arguments = {"eos_ids": toy.eos_ids, "pad_id": toy.pad_id, "max_sequences": 64} | changes
+    return TorchEngine(toy.model, **arguments)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def prompts(toy_model: LanguageModel) -> list[list[int]]:
+    return [toy_model.tokenizer(text)["input_ids"] for text in ("1+2=", "12+345=", "7", "10+20=")]
+
+
+def test_equal_seeds_give_equal_completions_and_other_seeds_others(toy_model: LanguageModel, prompts: list[list[int]]) -> None:
+    engine, params = make_engine(toy_model), SamplingParams(12)
+    first = engine.generate(prompts, 3, params, seed=1)
+    assert first == engine.generate(prompts, 3, params, seed=1)
+    assert first != engine.generate(prompts, 3, params, seed=2)
+    assert [len(group) for group in first] == [3] * len(prompts)
+
+
+def test_every_end_token_ends_a_completion_and_nothing_else_does(toy_model: LanguageModel, prompts: list[list[int]]) -> None:
+    ends = set(range(0, 1252, 25))  # a random model hits one of these sooner or later
+    engine = make_engine(toy_model, eos_ids=ends)
+    rollouts = [rollout for group in engine.generate(prompts, 16, SamplingParams(40), seed=0) for rollout in group]
+    assert any(rollout.finished for rollout in rollouts)
+    assert any(not rollout.finished for rollout in rollouts)
+    for rollout in rollouts:
+        assert not ends & set(rollout.token_ids[:-1])
+        assert rollout.finished == (rollout.token_ids[-1] in ends)
+        assert rollout.finished or len(rollout.token_ids) == 40
+        assert len(rollout.logprobs) == len(rollout.token_ids)
+
+
+def test_logprobs_are_the_models_own(toy_model: LanguageModel, prompts: list[list[int]]) -> None:
+    rollout = make_engine(toy_model).generate(prompts, 2, SamplingParams(20, temperature=0.7), seed=3)[1][1]
+    sequence = torch.tensor([prompts[1] + rollout.token_ids])
+    with torch.no_grad():
+        logits = toy_model.model.eval()(sequence).logits[0, len(prompts[1]) - 1 : -1] / 0.7
+    expected = torch.log_softmax(logits, dim=-1).gather(1, sequence[0, len(prompts[1]) :, None])[:, 0]
+    assert rollout.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_what_is_drawn_does_not_depend_on_who_has_finished(toy_model: LanguageModel, prompts: list[list[int]]) -> None:
+    few, many = set(range(0, 1252, 9)), {0}
+    early = make_engine(toy_model, eos_ids=few).generate(prompts, 8, SamplingParams(40), seed=5)
+    late = make_engine(toy_model, eos_ids=many).generate(prompts, 8, SamplingParams(40), seed=5)
+    for left, right in zip(sum(early, []), sum(late, []), strict=True):
+        assert right.token_ids[: len(left.token_ids)] == left.token_ids
+
+
+def test_more_sequences_than_fit_at_once(toy_model: LanguageModel, prompts: list[list[int]]) -> None:
+    seen: list[int] = []
+    engine = make_engine(toy_model, max_sequences=5, eos_ids=set(range(0, 1252, 3)))
+    groups = engine.generate(prompts, 3, SamplingParams(60), seed=0, on_progress=seen.append)
+    assert [len(group) for group in groups] == [3] * 4
+    assert sum(seen) == 12
+
+
+def test_progress_counts_completions_that_ran_to_the_limit(toy_model: LanguageModel, prompts: list[list[int]]) -> None:
+    seen: list[int] = []
+    make_engine(toy_model, eos_ids={0}).generate(prompts, 2, SamplingParams(11), seed=0, on_progress=seen.append)
+    assert sum(seen) == 8
+
+
+def test_generation_leaves_the_model_in_the_mode_it_was_in(toy_model: LanguageModel, prompts: list[list[int]]) -> None:
+    engine = make_engine(toy_model)
+    for training in (True, False):
+        toy_model.model.train(training)
+        engine.generate(prompts, 1, SamplingParams(2), seed=0)
+        assert toy_model.model.training is training

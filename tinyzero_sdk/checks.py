@@ -1,0 +1,89 @@
+"""What a plugin must be before it is used: the right hooks, spelt right, for this SDK.
+
+pluggy skips an unmarked function, ignores an argument that has a default, and lets a misspelt hook wait for
+ever; each of these would show as a task that silently does less than its author wrote.
+"""
+
+import difflib
+import inspect
+from importlib.metadata import Distribution, version
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from tinyzero_sdk import hookspecs
+from tinyzero_sdk.errors import BrokenTaskError, VersionMismatchError
+
+SDK = "tinyzero-sdk"
+
+
+def check_sdk_version(distribution: Distribution) -> None:
+    """Refuse a distribution that needs another SDK, before its code is imported.
+
+    Raises:
+        VersionMismatchError: names both versions.
+    """
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    for line in distribution.requires or []:
+        requirement = Requirement(line)
+        if canonicalize_name(requirement.name) != SDK or (requirement.marker and not requirement.marker.evaluate()):
+            continue
+        if not requirement.specifier.contains(version(SDK), prereleases=True):
+            raise VersionMismatchError(
+                f"{distribution.name} {distribution.version} needs {SDK}{requirement.specifier}, "
+                f"{version(SDK)} is installed; upgrade both: pip install -U {SDK} {distribution.name}"
+            )
+
+
+def check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
+    """Refuse a registered task whose hooks are not all there, or not what they seem.
+
+    Raises:
+        BrokenTaskError: says which function and what to change; without the task's name, which the caller knows.
+    """
+    check_spelling(manager, plugin, hookspecs)
+    own = {caller.name: caller.get_hookimpls() for caller in manager.get_hookcallers(plugin) or []}
+    missing = [name for name in hookspecs.REQUIRED if name not in own]
+    if missing:
+        raise BrokenTaskError(f"lacks the hook{'s' * (len(missing) > 1)} {', '.join(missing)}; see docs/hooks.md")
+    for implementation in own.get("score_completion", []):
+        if not (implementation.wrapper or implementation.hookwrapper):
+            raise BrokenTaskError(
+                "score_completion is the host's own; write score, or wrap it with @hookimpl(wrapper=True)"
+            )
+
+
+def check_spelling(manager: pluggy.PluginManager, plugin: object, specs: ModuleType) -> None:
+    """Refuse unmarked functions with a hook's name, names that are no hook, and arguments with a default.
+
+    Raises:
+        BrokenTaskError: as `check_hooks`.
+    """
+    known = [name for name, value in vars(specs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec")]
+    for name in known:
+        if _is_own_function(plugin, name) and not hasattr(getattr(plugin, name), f"{hookspecs.PROJECT}_impl"):
+            raise BrokenTaskError(f"{name} is a hook's name but lacks @hookimpl; mark it or rename it")
+    for caller in manager.get_hookcallers(plugin) or []:
+        if not caller.has_spec():
+            near = difflib.get_close_matches(caller.name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the hooks are {', '.join(known)}"
+            raise BrokenTaskError(f"{caller.name} is marked with @hookimpl, but there is no such hook; {hint}")
+        assert caller.spec is not None
+        for implementation in caller.get_hookimpls():
+            ignored = [name for name in implementation.kwargnames if name in caller.spec.argnames]
+            if ignored:
+                raise BrokenTaskError(
+                    f"{caller.name} gives {ignored[0]} a default, so it would never be passed; remove the default"
+                )
+
+
+def _is_own_function(plugin: object, name: str) -> bool:
+    """Whether the author wrote it: `from numpy.linalg import solve` is no attempt at a hook."""
+    value: Any = inspect.getattr_static(plugin, name, None)
+    if not inspect.isroutine(value):
+        return False
+    home = plugin.__name__ if isinstance(plugin, ModuleType) else type(plugin).__module__
+    return (getattr(value, "__module__", None) or "").partition(".")[0] == home.partition(".")[0]

@@ -1,0 +1,81 @@
+"""The app: which commands there are, and how a call of `tinyzero` begins and ends."""
+
+import sys
+from collections.abc import Sequence
+from io import TextIOWrapper
+from typing import Annotated
+
+import typer
+
+import tinyzero_sdk
+from tinyzero_sdk.cli import data, score, tasks
+from tinyzero_sdk.cli.output import exit_on_error, stdout, warn
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.extensions import load_extensions
+
+TRAINER_COMMANDS = {
+    "warmstart": "Make a small model from nothing that can attempt a task.",
+    "train": "Train a language model on a task.",
+    "eval": "Measure a model on held-out items of a task.",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code; `arguments` default to those of the process."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a model's text may hold what the terminal cannot show
+    with exit_on_error():
+        build_app()(args=arguments, prog_name="tinyzero")
+
+
+def build_app() -> typer.Typer:
+    """The app with the SDK's commands and those of every extension that works."""
+    app = typer.Typer(
+        help="Write a task with a verifiable reward, prove the reward, train a language model on it.",
+        epilog="Results go to stdout or --output. Exit codes: 0 fine, 1 some rows or checks failed, 2 wrong use.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_top)
+    for group in (tasks, data, score):
+        group.register(app)
+    for extension in load_extensions():
+        extension.call("register_commands", app=app)
+        if extension.error:
+            origin = f"{extension.distribution} {extension.version}"
+            warn(f"extension {extension.name!r} ({origin}) is left out: {extension.error}")
+    _stand_in_for_trainer(app)
+    return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        stdout.print(f"tinyzero-sdk {tinyzero_sdk.__version__}")
+        raise typer.Exit
+
+
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options that stand before a command."""
+
+
+def _stand_in_for_trainer(app: typer.Typer) -> None:
+    """Commands that say what to install, where the trainer has not registered its own."""
+    present = {command.name for command in app.registered_commands}
+    for name, purpose in TRAINER_COMMANDS.items():
+        if name not in present:
+            app.command(
+                name,
+                help=f"{purpose} (Needs the trainer.)",
+                context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+            )(_needs_trainer)
+
+
+def _needs_trainer(context: typer.Context) -> None:
+    raise TinyZeroError(f"'tinyzero {context.info_name}' needs the trainer: pip install 'tinyzero-sdk[train]'")

@@ -1,0 +1,152 @@
+"""`tinyzero data` and `tinyzero sample`: a task's problems as files, and a few of them to look at."""
+
+import json
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from tinyzero_sdk.cli.output import print_json, stdout
+from tinyzero_sdk.cli.task_options import TaskName, TaskWords, Workers, open_task, progress_bar
+from tinyzero_sdk.dataset import DEFAULT_TEST_SHARE, iterate
+from tinyzero_sdk.records import Item
+from tinyzero_sdk.task import Task
+from tinyzero_sdk.wire import as_messages
+
+if TYPE_CHECKING:
+    from tinyzero_sdk.builder import SplitReport
+
+
+class Format(StrEnum):
+    """Endings of data files."""
+
+    parquet = "parquet"
+    jsonl = "jsonl"
+
+
+class SplitName(StrEnum):
+    """The splits."""
+
+    train = "train"
+    test = "test"
+
+
+Seed = Annotated[int, typer.Option("--seed", help="Another seed gives other problems.")]
+Template = Annotated[str, typer.Option("--template", help="Prompt template: base, chat or compact.")]
+TestShare = Annotated[
+    float, typer.Option("--test-share", help="Share of all problems, by the hash of their key, that is held out.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("data")(data)
+    app.command("sample")(sample)
+
+
+def data(
+    task: TaskName,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory for train and test; made if missing.")],
+    words: TaskWords = None,
+    size: Annotated[int, typer.Option("--size", min=0, help="Problems for training; 0 = no file.")] = 10_000,
+    test_size: Annotated[int, typer.Option("--test-size", min=0, help="Problems held out; 0 = no file.")] = 1024,
+    seed: Seed = 0,
+    test_share: TestShare = DEFAULT_TEST_SHARE,
+    template: Template = "base",
+    format: Annotated[Format, typer.Option("--format", help="Format of the files.")] = Format.parquet,
+    workers: Workers = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
+) -> None:
+    """Write a task's problems to train and test files, which share no problem."""
+    from tinyzero_sdk.builder import write_dataset
+    from tinyzero_sdk.worker import count_cores
+
+    started = time.perf_counter()
+    opened = open_task(task, words)
+    with progress_bar() as progress:
+        bars = {
+            "train": progress.add_task("train", total=size, visible=size > 0),
+            "test": progress.add_task("test", total=test_size, visible=test_size > 0),
+        }
+        reports = write_dataset(
+            opened,
+            output,
+            sizes={"train": size, "test": test_size},
+            seed=seed,
+            test_share=test_share,
+            template=template,
+            format=format.value,
+            workers=workers or count_cores(),
+            overwrite=overwrite,
+            on_progress=lambda split, rows: progress.update(bars[split], completed=rows),
+        )
+    _show_reports(list(reports.values()), time.perf_counter() - started)
+
+
+def _show_reports(reports: list["SplitReport"], seconds: float) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("file", style="cyan", overflow="fold")
+    for column in ("problems", "easiest", "median", "hardest"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for report in reports:
+        table.add_row(str(report.path), f"{report.rows:,}", *(f"{level:.3g}" for level in report.difficulty))
+    stdout.print(table)
+    stdout.print(f"written in {seconds:.1f} s")
+
+
+def sample(
+    task: TaskName,
+    words: TaskWords = None,
+    count: Annotated[int, typer.Option("-n", min=1, help="How many problems.")] = 3,
+    split: Annotated[SplitName, typer.Option("--split", help="The split they are from.")] = SplitName.train,
+    seed: Seed = 0,
+    test_share: TestShare = DEFAULT_TEST_SHARE,
+    template: Template = "base",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show a few problems of a task: prompt, ground truth, gold completion and its score."""
+    opened = open_task(task, words)
+    items = iterate(opened, split.value, size=count, seed=seed, test_share=test_share)
+    problems = [_describe(opened, item, template) for item in items]
+    if json:
+        print_json(problems)
+        return
+    for number, problem in enumerate(problems, 1):
+        _show_problem(f"{opened.name} · {split} {number}", problem)
+
+
+def _describe(task: Task, item: Item, template: str) -> dict[str, Any]:
+    solution = task.solve(item)
+    score = None if solution is None else task.score_completion(solution, item.ground_truth)
+    return {
+        "key": task.item_key(item),
+        "difficulty": task.difficulty(item),
+        "prompt": task.make_prompt(item, template),
+        "ground_truth": item.ground_truth,
+        "solution": solution,
+        "score": None if score is None else score.value,
+        "reason": None if score is None else score.reason,
+    }
+
+
+def _show_problem(title: str, problem: dict[str, Any]) -> None:
+    stdout.print(Rule(Text(title, style="bold cyan"), align="left"))
+    for message in as_messages(problem["prompt"]):
+        _show_part(f"prompt ({message['role']})", message["content"])
+    _show_part("ground truth", json.dumps(problem["ground_truth"], ensure_ascii=False))
+    _show_part("difficulty", f"{problem['difficulty']:.3g}")
+    if problem["solution"] is not None:
+        _show_part(f"gold completion, scores {problem['score']:g} ({problem['reason']})", problem["solution"])
+    stdout.print()
+
+
+def _show_part(title: str, text: str) -> None:
+    # Text, not markup: a problem may well contain [brackets].
+    stdout.print(Text(title, style="bold"))
+    stdout.print(Padding(Text(text.strip("\n")), (0, 0, 0, 2)))

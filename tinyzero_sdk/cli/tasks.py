@@ -1,0 +1,154 @@
+"""`tinyzero tasks` and `tinyzero plugins`: what is installed, what it offers, and what is broken."""
+
+import dataclasses
+import textwrap
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from tinyzero_sdk.cli.output import print_json, stdout
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.extensions import Extension, family_tasks, load_extensions
+from tinyzero_sdk.hookspecs import Message
+from tinyzero_sdk.host import TaskEntry, list_tasks, load_task
+from tinyzero_sdk.records import Item
+from tinyzero_sdk.settings import describe
+from tinyzero_sdk.task import Task
+
+TEMPLATES = ("base", "chat", "compact")
+OFFERS = {"register_commands": "commands", "task_names": "tasks", "score_wrappers": "score wrappers"}
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("tasks")(tasks)
+    app.command("plugins")(plugins)
+
+
+def tasks(
+    name: Annotated[
+        str | None, typer.Argument(help="A task (name or file), to see its options and an example.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """List the installed tasks, or describe one."""
+    if name is not None:
+        details = _details(load_task(name))
+        print_json(details) if json else _show_details(details)
+        return
+    rows = [_task_row(entry) for entry in list_tasks()]
+    for family_task, extensions in sorted(family_tasks().items()):
+        rows += [_row(family_task, extension, description="") for extension in extensions]
+    print_json(rows) if json else _show_rows(rows, "no task is installed; try: pip install tinyzero-countdown")
+
+
+def plugins(json: JsonOption = False) -> None:
+    """List the installed extensions: commands, families of tasks, score wrappers."""
+    rows = [_row(extension.name, extension, offers=_offers(extension)) for extension in load_extensions()]
+    print_json(rows) if json else _show_rows(rows, "no extension is installed; for tasks: tinyzero tasks")
+
+
+def _task_row(entry: TaskEntry) -> dict[str, Any]:
+    try:
+        return _row(entry.name, entry, description=load_task(entry.name).info.description)
+    except TinyZeroError as error:
+        return {**_row(entry.name, entry, description=""), "broken": str(error)}
+
+
+def _offers(extension: Extension) -> str:
+    hooks = vars(extension.manager.hook)
+    return ", ".join(offer for hook, offer in OFFERS.items() if hooks[hook].get_hookimpls())
+
+
+def _row(name: str, origin: TaskEntry | Extension, **content: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        **content,
+        "distribution": origin.distribution,
+        "version": origin.version,
+        "broken": getattr(origin, "error", None),
+    }
+
+
+def _show_rows(rows: list[dict[str, Any]], nothing: str) -> None:
+    if not rows:
+        stdout.print(nothing)
+        return
+    name, content = list(rows[0])[:2]
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column(name, style="cyan", no_wrap=True)
+    table.add_column(content)
+    table.add_column("from")
+    for row in rows:
+        text = f"[red]broken:[/] {escape(row['broken'])}" if row["broken"] else escape(row[content])
+        table.add_row(escape(row["name"]), text, f"{row['distribution']} {row['version']}")
+    stdout.print(table)
+
+
+def _details(task: Task) -> dict[str, Any]:
+    """All that `tinyzero tasks NAME` tells."""
+    fields = describe(type(task.options), prefix="task.") if task.options is not None else ()
+    return {
+        "name": task.name,
+        "version": task.version,
+        **dataclasses.asdict(task.info),
+        "options": [
+            {
+                "key": field.key,
+                "type": field.type,
+                "default": None if field.default is dataclasses.MISSING else field.default,
+                "help": field.help,
+            }
+            for field in fields
+        ],
+        **_example(task),
+    }
+
+
+def _example(task: Task) -> dict[str, Any]:
+    try:
+        item = task.generate("train", 1)[0]
+        prompts = dict(_prompts(task, item))
+        example = {
+            "prompt": next(iter(prompts.values()), None),
+            "ground_truth": item.ground_truth,
+            "solution": task.solve(item),
+        }
+    except Exception as error:  # a task whose data is not at hand still has options to show
+        return {"templates": [], "example": None, "no_example": f"{type(error).__name__}: {error}"}
+    return {"templates": list(prompts), "example": example}
+
+
+def _prompts(task: Task, item: Item) -> Iterator[tuple[str, str | list[Message]]]:
+    for template in TEMPLATES:
+        try:
+            yield template, task.make_prompt(item, template)
+        except Exception:  # a task may offer fewer templates, and refuses the others in its own way
+            continue
+
+
+def _show_details(details: dict[str, Any]) -> None:
+    stdout.print(f"[bold cyan]{escape(details['name'])}[/] {details['version']}  {escape(details['description'])}")
+    low, high = details["score_range"]
+    facts = [f"reward {low:g} to {high:g}", f"ability {details['ability']}"]
+    if details["templates"]:
+        facts.append(f"templates {', '.join(details['templates'])}")
+    stdout.print(escape(" · ".join(facts)))
+    if details["options"]:
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for column in ("option", "type", "default", "meaning"):
+            table.add_column(column)
+        for option in details["options"]:
+            texts = [escape(str(option[key])) for key in ("type", "default", "help")]
+            table.add_row(f"[cyan]{option['key']}[/]", *texts)
+        stdout.print("", table)
+    if details["example"] is None:
+        stdout.print(f"\nno example: {escape(details['no_example'])}", soft_wrap=True)
+        return
+    for part, value in details["example"].items():
+        stdout.print(f"\n[bold]{part.replace('_', ' ')}[/]")
+        stdout.print(textwrap.indent(str(value), "  "), markup=False, soft_wrap=True)

@@ -1,0 +1,136 @@
+"""The border between a task's scorer and everyone who trusts its verdicts.
+
+A model's text is untrusted and a task's code has faults. Whatever the two make of each other, the caller
+gets a valid `Score`: one that is finite and in range, or one with the reason `error`, counted here.
+"""
+
+import numbers
+import reprlib
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from tinyzero_sdk.errors import BrokenTaskError
+from tinyzero_sdk.hookspecs import hookimpl
+from tinyzero_sdk.records import REASONS, Completion, Json, Score
+from tinyzero_sdk.text import strip_special_tokens
+
+_FINITE = (-sys.float_info.max, sys.float_info.max)
+
+
+class ScoreGuard:
+    """The host's `score_completion`: extract, score, check; never raises for what a task or a model did."""
+
+    def __init__(
+        self,
+        task_name: str,
+        extract_answer: Callable[[str], Any],
+        score: Callable[[str, Json], Any],
+        score_range: tuple[float, float],
+    ) -> None:
+        self.task_name = task_name
+        self.error_count = 0
+        self.first_error: str | None = None
+        self._extract_answer = extract_answer
+        self._score = score
+        self._range = score_range
+
+    @hookimpl
+    def score_completion(self, completion: Completion | str, ground_truth: Json) -> Score:
+        """The verdict on a completion (bare text counts as a finished one)."""
+        try:
+            answer = self.extract_answer(completion if isinstance(completion, str) else completion.text)
+            if answer is None:
+                return Score(0.0, False, "no_answer")
+            return self.check(self._score(answer, ground_truth), answer)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a scorer may raise anything, SystemExit and RecursionError included
+            return self._failure(error)
+
+    def around(self, shaped: Callable[[Completion, Json], Any]) -> Callable[[Completion | str, Json], Score]:
+        """The same promise for `score_completion` with wrappers around it, which may leave the task's range."""
+
+        def score_completion(completion: Completion | str, ground_truth: Json) -> Score:
+            try:
+                result = shaped(Completion(completion) if isinstance(completion, str) else completion, ground_truth)
+                return self._check_score(result, None, _FINITE)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # as above: wrappers are plugins too
+                return self._failure(error)
+
+        return score_completion
+
+    def extract_answer(self, text: str) -> str | None:
+        """The task's answer in `text`, special tokens removed.
+
+        Raises:
+            BrokenTaskError: the task returned something else than text or None.
+        """
+        answer = self._extract_answer(strip_special_tokens(text))
+        if answer is not None and not isinstance(answer, str):
+            raise BrokenTaskError(
+                f"task {self.task_name!r}: extract_answer returned {_show(answer)}; expected str or None"
+            )
+        return answer
+
+    def check(self, result: Any, answer: str) -> Score:
+        """What the task's `score` returned, as a complete Score.
+
+        Accepted are a Score and any real number, numpy's included. A bool is refused: it tells whether, not how
+        much, and 1.0 is full marks in some ranges only.
+
+        Raises:
+            BrokenTaskError: it is of another type, not finite, out of the task's range or contradicts itself.
+        """
+        if isinstance(result, Score):
+            return self._check_score(result, answer, self._range)
+        value = self._check_value(result, self._range)
+        return Score(value, True, "ok", answer) if value == self._range[1] else Score(value, False, "wrong", answer)
+
+    def _check_score(self, score: Any, answer: str | None, bounds: tuple[float, float]) -> Score:
+        if not isinstance(score, Score):
+            raise self._refusal("", score, "a Score")
+        value, correct, reason, parts = score.value, score.correct, score.reason, score.parts
+        if type(value) is not float or not bounds[0] <= value <= bounds[1]:  # the same test, without a call
+            value = self._check_value(value, bounds)
+        if correct is not True and correct is not False:
+            raise self._refusal("correct=", correct, "True or False")
+        if reason not in REASONS or (correct and reason != "ok"):
+            raise self._refusal("reason=", reason, f"one of {', '.join(REASONS)}, and ok where the answer is correct")
+        if reason == "ok" and not correct:
+            reason = "wrong"  # `ok` is the record's default, and not what the author means
+        if parts:
+            parts = {name: self._check_value(part, _FINITE) for name, part in parts.items()}
+        return Score(value, correct, reason, score.answer or answer, parts, score.masked)
+
+    def _check_value(self, value: Any, bounds: tuple[float, float]) -> float:
+        if type(value) is not float:
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+                raise self._refusal("", value, "a Score or a number")
+            try:
+                value = float(value)
+            except OverflowError:
+                raise self._refusal("", value, "a number that a float can hold") from None
+        if not bounds[0] <= value <= bounds[1]:  # so for NaN too
+            raise self._refusal("", value, f"a finite number from {bounds[0]:g} to {bounds[1]:g}")
+        return value
+
+    def _refusal(self, what: str, value: Any, expected: str) -> BrokenTaskError:
+        return BrokenTaskError(f"task {self.task_name!r}: score returned {what}{_show(value)}; expected {expected}")
+
+    def _failure(self, error: BaseException) -> Score:
+        self.error_count += 1
+        if self.first_error is None:
+            # As text: the exception itself would keep the scorer's frames alive, and may not pickle.
+            self.first_error = "".join(traceback.format_exception(error, limit=-16))
+        return Score(0.0, False, "error")
+
+
+def _show(value: Any) -> str:
+    try:
+        return f"{reprlib.repr(value)} ({type(value).__name__})"
+    except Exception:  # a value may refuse to be shown: repr(10**5000) does
+        return f"a {type(value).__name__}"

@@ -1,0 +1,73 @@
+"""Between rows of plain JSON and tables of Arrow: what fits, and which rows do not. No files in here."""
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.records import Json
+
+Row = dict[str, Json]
+
+_UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
+
+def infer_schema(blocks: Iterable[Sequence[Row]]) -> pa.Schema:
+    """A schema that holds as many of the rows as can be, the earlier ones first; `to_table` tells of the others."""
+    schema = pa.schema([])
+    for rows in blocks:
+        try:
+            schema = _widen(schema, rows)
+        except _UNFIT:
+            for row in rows:
+                with contextlib.suppress(*_UNFIT):
+                    schema = _widen(schema, [row])
+    return schema
+
+
+def _widen(schema: pa.Schema, rows: Sequence[Row]) -> pa.Schema:
+    names = dict.fromkeys(name for row in rows for name in row)
+    types = [(name, pa.array([row.get(name) for row in rows]).type) for name in names]
+    return pa.unify_schemas([schema, pa.schema(types)], promote_options="permissive")
+
+
+def to_table(rows: Sequence[Row], schema: pa.Schema) -> tuple[pa.Table, dict[int, str]]:
+    """The rows as a table, and what is wrong with those that do not fit the schema and are left out, by place."""
+    try:
+        return _to_table(rows, schema), {}
+    except _UNFIT:
+        problems: dict[int, str] = {}
+        for place, row in enumerate(rows):
+            try:
+                _to_table([row], schema)
+            except _UNFIT as error:
+                problems[place] = f"does not fit the types of the other rows: {error}"
+        return _to_table([row for place, row in enumerate(rows) if place not in problems], schema), problems
+
+
+def _to_table(rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
+    columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
+    return pa.table(columns, schema=schema)
+
+
+def check_json_types(path: Path, schema: pa.Schema) -> None:
+    """Refuse columns that JSON cannot hold.
+
+    Raises:
+        DataError: names the first one.
+    """
+    for field in schema:
+        if not _fits_json(field.type):
+            raise DataError(f"column {field.name!r} of {path} is {field.type}, which JSON lacks; write .parquet")
+
+
+def _fits_json(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _fits_json(kind.value_type)
+    if pa.types.is_struct(kind):
+        return all(_fits_json(field.type) for field in kind)
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return is_number or is_text or pa.types.is_null(kind)

@@ -1,0 +1,182 @@
+"""The handle of one task: its hooks as typed methods, with the host's guards around the score.
+
+Made by `load_task`; finding, importing and checking plugins is the business of `host.py` and `checks.py`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from pluggy import PluginManager
+
+from tinyzero_sdk.binding import bind
+from tinyzero_sdk.columns import ItemColumns
+from tinyzero_sdk.errors import BrokenTaskError, VersionMismatchError
+from tinyzero_sdk.guards import ScoreGuard
+from tinyzero_sdk.hookspecs import Message
+from tinyzero_sdk.records import Completion, Item, Json, Score, Split, TaskInfo
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Task:
+    """One task with its options.
+
+    A pickled task is its name, options, wrappers and version; unpickling loads it anew, in any process, and
+    refuses another version.
+
+    Example:
+        >>> from tinyzero_sdk import load_task
+        >>> task = load_task("countdown")  # doctest: +SKIP
+        >>> task.score_completion("<answer>3 + 4</answer>", {"target": 7, "numbers": [3, 4]}).value  # doctest: +SKIP
+        1.0
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        source: str,
+        plugin_manager: PluginManager,
+        info: TaskInfo,
+        options: Any = None,
+        option_values: Mapping[str, Any] | None = None,
+        wrappers: Sequence[str] = (),
+    ) -> None:
+        """Call `load_task` instead; it checks what it passes here.
+
+        Args:
+            name: the entry point's name, or the stem of a task file.
+            version: of the distribution, or the hash of the task file.
+            source: what `load_task` finds the task by in another process: its name or the file's absolute path.
+            plugin_manager: holds the task, the defaults and the wrappers; the guard is added here.
+            info: what the task says about itself.
+            options: instance of the task's options dataclass, or None if it has no options.
+            option_values: the mapping `options` was built from.
+            wrappers: names of score wrappers, innermost first.
+        """
+        self.name = name
+        self.version = version
+        self.source = source
+        self.plugin_manager = plugin_manager
+        self.info = info
+        self.options = options
+        self.option_values = dict(option_values or {})
+        self.wrappers = tuple(wrappers)
+
+        hook = plugin_manager.hook
+        self._generate = bind(hook.generate_dataset, options)
+        self._make_prompt = bind(hook.make_prompt, options)
+        self._score = bind(hook.score, options)
+        self._difficulty = bind(hook.difficulty, options)
+        self._difficulties = bind(hook.difficulties, options)
+        self._solve = bind(hook.solve, options)
+        self._demonstrate = bind(hook.demonstrate, options)
+        self._oracle = bind(hook.oracle, options)
+        self._item_key = bind(hook.item_key, options)
+
+        self._guard = ScoreGuard(name, bind(hook.extract_answer, options), self._score, info.score_range)
+        plugin_manager.register(self._guard, name="host")
+        shaped = len(hook.score_completion.get_hookimpls()) > 1
+        scorer = bind(hook.score_completion, options)
+        self._score_completion = self._guard.around(scorer) if shaped else self._guard.score_completion
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name} {self.version}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.source, self.version, self.option_values, self.wrappers)
+
+    @property
+    def error_count(self) -> int:
+        """How many completions of `score_completion` got the reason `error`, in this process."""
+        return self._guard.error_count
+
+    @property
+    def first_error(self) -> str | None:
+        """The traceback of the first of them."""
+        return self._guard.first_error
+
+    def generate(self, split: Split, size: int, *, seed: int = 0, start: int = 0) -> ItemColumns | list[Item]:
+        """Candidates start … start + size - 1 as the task makes them, repeats and the other split's problems included.
+
+        Fewer than `size` if the task ends there.
+
+        Raises:
+            BrokenTaskError: the task returned nothing.
+        """
+        items = self._generate(split, size, seed, start)
+        if items is None:
+            raise BrokenTaskError(f"task {self.name!r}: generate_dataset returned None; expected items")
+        return items if isinstance(items, ItemColumns) else list(islice(items, size))
+
+    def dataset(
+        self, split: Split, size: int | None = None, *, seed: int = 0, test_share: float = 1 / 16
+    ) -> Iterator[Item]:
+        """The first `size` items of a split (None = as many as there are): no problem twice, or on both sides."""
+        from tinyzero_sdk.dataset import iterate
+
+        return iterate(self, split, size=size, seed=seed, test_share=test_share)
+
+    def make_prompt(self, item: Item, template: str = "base") -> str | list[Message]:
+        """The prompt of an item: text or chat messages."""
+        return self._make_prompt(item, template)
+
+    def extract_answer(self, text: str) -> str | None:
+        """The answer in a completion, special tokens removed, or None."""
+        return self._guard.extract_answer(text)
+
+    def score(self, answer: str, ground_truth: Json) -> Score:
+        """The verdict on an answer. Unlike `score_completion` it raises what the task raises.
+
+        Raises:
+            BrokenTaskError: the task returned no valid score.
+        """
+        return self._guard.check(self._score(answer, ground_truth), answer)
+
+    def score_completion(self, completion: Completion | str, ground_truth: Json) -> Score:
+        """The verdict on a completion: extract, score, check.
+
+        Never raises for what the task or the completion did: a fault of the task scores 0 with the reason
+        `error`, is counted in `error_count`, and the first one's traceback is in `first_error`.
+        The ground truth is passed on as it is, not copied: a task must not change it.
+        """
+        return self._score_completion(completion, ground_truth)
+
+    def difficulty(self, item: Item) -> float:
+        """How hard the item is."""
+        return float(self._difficulty(item))
+
+    def difficulties(self, items: ItemColumns | Sequence[Item]) -> "np.ndarray | list[float]":
+        """How hard each of the items is: [n]."""
+        together = self._difficulties(items) if isinstance(items, ItemColumns) else None
+        return [self.difficulty(item) for item in items] if together is None else together
+
+    def item_key(self, item: Item) -> str:
+        """The item's canonical key: the same for items that are the same problem."""
+        return self._item_key(item)
+
+    def solve(self, item: Item) -> str | None:
+        """A gold completion, or None where the task gives none."""
+        return self._solve(item)
+
+    def demonstrate(self, item: Item, seed: int) -> str | None:
+        """A fallible worked attempt at the item, or None where the task gives none."""
+        return self._demonstrate(item, seed)
+
+    def oracle(self, answer: str, ground_truth: Json) -> bool | None:
+        """Whether the answer is right by the task's second method, or None where it cannot tell."""
+        return self._oracle(answer, ground_truth)
+
+
+def _rebuild(source: str, version: str, option_values: Mapping[str, Any], wrappers: Sequence[str]) -> Task:
+    from tinyzero_sdk.host import load_task
+
+    task = load_task(source, options=option_values, wrappers=wrappers)
+    if task.version != version:
+        raise VersionMismatchError(
+            f"task {task.name!r}: this process has version {task.version}, the sender has {version};"
+            " install the same version on both sides"
+        )
+    return task

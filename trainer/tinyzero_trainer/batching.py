@@ -1,0 +1,94 @@
+"""Splitting a batch into mini-batches and micro-batches, and padding them into tensors."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tinyzero_trainer.records import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Sequences that go through the model together, padded on the right."""
+
+    tokens: Tensor
+    """[sequences, length] prompt, completion, padding."""
+
+    mask: Tensor
+    """[sequences, length] 1 where there is a token."""
+
+    predicts: Tensor
+    """[sequences, length] bool: the token after this one belongs to the completion and counts in the loss."""
+
+    targets: Tensor
+    """[tokens] the completion tokens, in the order in which `predicts` selects."""
+
+    old_logprobs: Tensor
+    """[tokens] their log-probabilities when they were sampled."""
+
+    advantages: Tensor
+    """[tokens] the advantage of the completion that each belongs to."""
+
+
+def mini_batch_rows(prompts: int, samples: int, mini_batches: int) -> list[range]:
+    """Rows of each mini-batch: whole prompts, as even as can be, in order.
+
+    Example:
+        >>> mini_batch_rows(prompts=3, samples=2, mini_batches=2)
+        [range(0, 4), range(4, 6)]
+    """
+    bounds = [-(-index * prompts // mini_batches) * samples for index in range(mini_batches + 1)]
+    return [range(start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
+
+
+def completion_token_count(samples: Sequence[Sample]) -> int:
+    """Tokens that count in the loss: the global normaliser of a mini-batch."""
+    return sum(len(sample.rollout.token_ids) for sample in samples if not sample.score.masked)
+
+
+def micro_batches(
+    samples: Sequence[Sample], advantages: Sequence[float], *, token_budget: int, pad_id: int, device: torch.device
+) -> Iterator[MicroBatch]:
+    """Groups of sequences of like length whose padded size stays within the budget (a longer one goes alone).
+
+    Args:
+        samples: the mini-batch; masked ones are left out.
+        advantages: one a sample.
+        token_budget: sequences × longest length, at most.
+        pad_id: token that fills up.
+        device: where the tensors go.
+    """
+    rows = [row for row, sample in enumerate(samples) if not sample.score.masked]
+    rows.sort(key=lambda row: _length(samples[row]), reverse=True)
+    while rows:
+        count = max(1, token_budget // _length(samples[rows[0]]))
+        chosen, rows = rows[:count], rows[count:]
+        yield _pad([samples[row] for row in chosen], [advantages[row] for row in chosen], pad_id, device)
+
+
+def _length(sample: Sample) -> int:
+    return len(sample.prompt.token_ids) + len(sample.rollout.token_ids)
+
+
+def _pad(samples: Sequence[Sample], advantages: Sequence[float], pad_id: int, device: torch.device) -> MicroBatch:
+    longest = max(map(_length, samples))
+    tokens = torch.full((len(samples), longest), pad_id)
+    mask = torch.zeros((len(samples), longest), dtype=torch.long)
+    predicts = torch.zeros((len(samples), longest), dtype=torch.bool)
+    for row, sample in enumerate(samples):
+        prompt, completion = sample.prompt.token_ids, sample.rollout.token_ids
+        end = len(prompt) + len(completion)
+        tokens[row, :end] = torch.tensor(prompt + completion)
+        mask[row, :end] = 1
+        predicts[row, len(prompt) - 1 : end - 1] = True
+    lengths = torch.tensor([len(sample.rollout.token_ids) for sample in samples])
+    return MicroBatch(
+        tokens=tokens.to(device),
+        mask=mask.to(device),
+        predicts=predicts.to(device),
+        targets=torch.tensor([token for sample in samples for token in sample.rollout.token_ids], device=device),
+        old_logprobs=torch.tensor([value for sample in samples for value in sample.rollout.logprobs], device=device),
+        advantages=torch.tensor(advantages, dtype=torch.float32).repeat_interleave(lengths).to(device),
+    )

@@ -1,0 +1,262 @@
+"""Checkpoints that are whole or absent: written aside, sealed by a manifest, renamed into place.
+
+What is in one is the caller's affair (`fill`); this file makes it durable, finds the newest that is sound,
+and deletes old ones. Nothing is remembered between calls: the directory itself is the record. No torch here.
+
+    checkpoints/step_40/                  sealed: manifest.json has the size and SHA-256 of every file
+    checkpoints/step_50.tmp-<uuid>/       being written, or left by a killed run, or on its way out
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.records import Json
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+"""Raised when the layout changes; other formats are refused."""
+
+MIN_KEEP = 2
+"""One stays whole while another is written or found damaged."""
+
+_SEALED = re.compile(r"step_(\d+)")
+_LITTER = re.compile(r"step_\d+\.tmp-[0-9a-f]{32}")
+
+_WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
+"""What a full or vanished disk raises: safetensors and torch have errors of their own for it."""
+
+
+class CheckpointError(TinyZeroError):
+    """A checkpoint cannot be written, or none of those that exist is sound."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint is not what its manifest says."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose every byte is as it was written."""
+
+    step: int
+    """The training step after which it was saved."""
+
+    path: Path
+    """Its directory."""
+
+    meta: Mapping[str, Json]
+    """What the caller of `save` put on record: configuration, versions, world size, …"""
+
+    skipped: tuple[str, ...] = ()
+    """For each newer checkpoint that was passed over, one line that says which and why."""
+
+
+def save(
+    root: Path,
+    step: int,
+    fill: Callable[[Path], None],
+    *,
+    meta: Mapping[str, Json],
+    keep: int = MIN_KEEP,
+    expected_bytes: int = 0,
+) -> Path:
+    """Write the checkpoint of `step`, then delete what is past `keep`.
+
+    Killed at any moment, it leaves the older checkpoints as they were, and the new one whole or unseen.
+    A sound checkpoint of this step that exists already is left alone.
+
+    Args:
+        root: existing directory of all checkpoints.
+        step: training step, >= 0.
+        fill: writes the files into the empty directory it is given.
+        meta: plain JSON, put on record in the manifest.
+        keep: how many to keep, at least 2.
+        expected_bytes: what `fill` will write, to refuse before a disk runs full; 0 = not known.
+
+    Returns:
+        The directory of the checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be written; what was there before is intact, and nothing is left behind.
+    """
+    final = root / f"step_{step}"
+    if _is_sound(final):
+        return final
+    aside = _name_aside(final)
+    try:
+        _check_space(root, expected_bytes)
+        aside.mkdir()
+        fill(aside)
+        _seal(aside, step, meta)
+        if final.exists():
+            _remove(final)  # damaged: a sound one was returned above
+        os.rename(aside, final)
+        _sync(root)
+        verify(final)
+    except _WRITE_ERRORS as error:
+        raise CheckpointError(_failure(final, error, expected_bytes)) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    with suppress(OSError):  # the checkpoint stands; what could not be deleted now is deleted after the next one
+        _retain(root, step, max(keep, MIN_KEEP))
+    return final
+
+
+def latest(root: Path) -> Checkpoint | None:
+    """The newest sound checkpoint under `root`, or None if there has never been one.
+
+    Raises:
+        CheckpointError: there are checkpoints, and every one is damaged; each is named with its fault.
+    """
+    skipped: list[str] = []
+    for step, path in sorted(_sealed(root), reverse=True):
+        try:
+            return Checkpoint(step, path, verify(path), tuple(skipped))
+        except DamagedCheckpointError as error:
+            skipped.append(str(error))
+    if skipped:
+        raise CheckpointError(f"no checkpoint in {root} is sound: {'; '.join(skipped)}. Start anew in another directory")
+    return None
+
+
+def verify(path: Path) -> Mapping[str, Json]:
+    """Read every byte of a checkpoint and compare with its manifest; files beside those named there are ignored.
+
+    Returns:
+        The meta that was given to `save`.
+
+    Raises:
+        DamagedCheckpointError: names the file and what is wrong with it.
+    """
+    manifest = _read_manifest(path)
+    for name, recorded in manifest["files"].items():
+        try:
+            found = _fingerprint(path / name)
+        except OSError as error:
+            raise DamagedCheckpointError(f"{path / name}: {error.strerror}") from error
+        if found != recorded:
+            raise DamagedCheckpointError(f"{path / name} has changed since it was written")
+    return manifest["meta"]
+
+
+def sweep(root: Path) -> None:
+    """Delete what killed runs have left half written or half deleted; the caller holds the run's lock."""
+    for entry in root.iterdir():
+        if _LITTER.fullmatch(entry.name):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _sealed(root: Path) -> Iterator[tuple[int, Path]]:
+    for entry in root.iterdir():
+        if match := _SEALED.fullmatch(entry.name):
+            yield int(match[1]), entry
+
+
+def _is_sound(path: Path) -> bool:
+    try:
+        verify(path)
+    except DamagedCheckpointError:
+        return False
+    return True
+
+
+def _seal(directory: Path, step: int, meta: Mapping[str, Json]) -> None:
+    """Bring every file to the disk, then the manifest, then the directories that name them."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    for path in files:
+        _sync(path)
+    body = {
+        "format": FORMAT,
+        "step": step,
+        "meta": dict(meta),
+        "files": {path.relative_to(directory).as_posix(): _fingerprint(path) for path in files},
+    }
+    manifest = directory / MANIFEST
+    manifest.write_text(json.dumps(body | {"sha256": _digest(body)}, indent=1), encoding="utf-8")
+    _sync(manifest)
+    for path in directory.rglob("*"):
+        if path.is_dir():
+            _sync(path)
+    _sync(directory)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    manifest = path / MANIFEST
+    try:
+        body = json.loads(manifest.read_text(encoding="utf-8"))
+        claimed = body.pop("sha256")
+    except OSError as error:
+        raise DamagedCheckpointError(f"{manifest}: {error.strerror}") from error
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise DamagedCheckpointError(f"{manifest} cannot be read") from error
+    if body.get("format") != FORMAT:
+        raise DamagedCheckpointError(f"{manifest} has format {body.get('format')!r}, expected {FORMAT}")
+    if claimed != _digest(body):
+        raise DamagedCheckpointError(f"{manifest} has changed since it was written")
+    if path.name != f"step_{body['step']}":
+        raise DamagedCheckpointError(f"{path} holds step {body['step']}; rename it back")
+    return body
+
+
+def _retain(root: Path, step: int, keep: int) -> None:
+    """Delete all but the newest `keep` up to `step`, and those past it: this run could not resume from them."""
+    up_to_now = sorted((number for number, _ in _sealed(root) if number <= step), reverse=True)
+    for number, path in _sealed(root):
+        if number not in up_to_now[:keep]:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Delete a checkpoint so that a kill half-way leaves litter, not a damaged checkpoint."""
+    aside = _name_aside(path)
+    os.rename(path, aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _name_aside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
+
+
+def _check_space(root: Path, expected_bytes: int) -> None:
+    if shutil.disk_usage(root).free < expected_bytes:
+        raise OSError("the disk has too little room")
+
+
+def _failure(final: Path, error: Exception, expected_bytes: int) -> str:
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    need = f"{expected_bytes:,} bytes needed, " if expected_bytes else ""
+    try:
+        room = f"{need}{shutil.disk_usage(final.parent).free:,} free"
+    except OSError:
+        room = "the directory is gone"
+    return f"cannot save {final}: {reason} ({room}); earlier checkpoints are intact"
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

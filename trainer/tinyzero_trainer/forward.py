@@ -1,0 +1,108 @@
+"""What a model thinks of given completions: log-probability, entropy and divergence of each token.
+
+Only completion tokens go through the head, and never more of them at once than `CHUNK_ELEMENTS` logits:
+with a vocabulary of 150,000 the logits of a batch are what a training step runs out of memory on.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from tinyzero_trainer.batching import MicroBatch
+from tinyzero_trainer.losses import entropy_of, exact_divergence, k3_divergence
+
+CHUNK_ELEMENTS = 2**26
+"""Logits held at a time: 256 MiB in float32."""
+
+DivergenceEstimator = Literal["exact", "k3"]
+Head = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStatistics:
+    """Of each completion token of a micro-batch; all [tokens]."""
+
+    logprobs: Tensor
+    """log π of the token, with gradient."""
+
+    entropy: Tensor
+    """Entropy of π where the token was drawn, in nats, detached."""
+
+    divergence: Tensor | None
+    """KL(π ‖ π_ref), with gradient; None without a reference model."""
+
+
+def token_statistics(
+    model: PreTrainedModel,
+    batch: MicroBatch,
+    *,
+    temperature: float,
+    reference: PreTrainedModel | None = None,
+    estimator: DivergenceEstimator = "k3",
+) -> TokenStatistics:
+    """Run the model over a micro-batch.
+
+    Args:
+        model: the policy.
+        batch: see `MicroBatch`.
+        temperature: logits are divided by it, as when the tokens were sampled.
+        reference: the model that `divergence` is measured to; runs without gradient.
+        estimator: how.
+    """
+    states = completion_states(model, batch)  # [tokens, hidden]
+    reference_states = None
+    if reference is not None:
+        with torch.no_grad():
+            reference_states = completion_states(reference, batch)
+    head, reference_head = head_of(model), None if reference is None else head_of(reference)
+
+    def statistics(rows: slice) -> tuple[Tensor, ...]:
+        distribution = torch.log_softmax(head(states[rows]).float() / temperature, dim=-1)  # [chunk, vocabulary]
+        logprobs = distribution.gather(1, batch.targets[rows, None]).squeeze(1)
+        results = (logprobs, entropy_of(distribution.detach()))
+        if reference_states is None or reference_head is None:
+            return results
+        with torch.no_grad():
+            anchor = torch.log_softmax(reference_head(reference_states[rows]).float() / temperature, dim=-1)
+        if estimator == "exact":
+            return *results, exact_divergence(distribution, anchor)
+        return *results, k3_divergence(logprobs, anchor.gather(1, batch.targets[rows, None]).squeeze(1))
+
+    size = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
+    chunks = [slice(start, start + size) for start in range(0, len(states), size)]
+    if len(chunks) == 1:
+        columns = [[result] for result in statistics(chunks[0])]
+    else:
+        # Recomputing a chunk's logits in the backward pass is what keeps only one chunk of them alive.
+        parts = [checkpoint(statistics, rows, use_reentrant=False) for rows in chunks]
+        columns = list(map(list, zip(*parts, strict=True)))
+    joined = [torch.cat(column) for column in columns]
+    return TokenStatistics(joined[0], joined[1], joined[2] if len(joined) > 2 else None)
+
+
+def completion_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """Last hidden states [tokens, hidden] from which the completion tokens are predicted."""
+    output = model.base_model(input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False)
+    states: Tensor = output.last_hidden_state[batch.predicts]
+    return states
+
+
+def head_of(model: PreTrainedModel) -> Head:
+    """From hidden states to logits, with the scaling and capping that a few architectures add."""
+    config = model.config.get_text_config()
+    output = model.get_output_embeddings()
+    scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+    cap = getattr(config, "final_logit_softcapping", None)
+
+    def head(states: Tensor) -> Tensor:
+        logits: Tensor = output(states)
+        if scale != 1.0:
+            logits = logits * scale
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    return head

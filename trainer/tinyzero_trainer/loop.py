@@ -1,0 +1,327 @@
+"""The controller: one readable loop from problems to a better policy.
+
+Everything that computes is elsewhere; what is here is the order of things, and what survives an interruption.
+Line k of `metrics.jsonl` is written before checkpoint k, so a run resumed from it cuts exactly what lies past it.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from tinyzero_sdk.records import Json
+from tinyzero_sdk.seeds import derive_seed
+from tinyzero_sdk.settings import to_mapping
+from tinyzero_trainer import checkpoint as checkpoints
+from tinyzero_trainer.advantages import group_advantages
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.configure import check_fingerprint, fingerprint
+from tinyzero_trainer.curve import draw_curve
+from tinyzero_trainer.display import Display, outcome_line
+from tinyzero_trainer.evaluation import evaluate, write_samples
+from tinyzero_trainer.interrupts import Interrupted, StopFlag, catch_signals
+from tinyzero_trainer.metrics import MetricsLog, greedy_key, held_out_key, read_metrics, size_key
+from tinyzero_trainer.models import save_model
+from tinyzero_trainer.policy import UpdateError
+from tinyzero_trainer.records import Prompt, Sample
+from tinyzero_trainer.roles import Roles, StopRequested, build_roles, generate, score
+from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.run_directory import RunDirectory
+from tinyzero_trainer.step_metrics import batch_metrics, timing_metrics
+from tinyzero_trainer.trackers import Trackers
+
+STATE_FILE = "state.json"
+STATE_DIRECTORY = "training_state"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """What a finished run leaves behind."""
+
+    output: Path
+    """The run directory."""
+
+    accuracy_before: float
+    """Held-out accuracy before training, sampled."""
+
+    accuracy_after: float
+    """Held-out accuracy after training, sampled, on the same problems."""
+
+
+@dataclass(slots=True)
+class RunState:
+    """What a checkpoint holds beside weights and optimiser."""
+
+    step: int = 0
+    """Steps done."""
+
+    pending: dict[str, float] | None = field(default_factory=dict)
+    """Metrics of this step, while its evaluation is still owed; None once its line is written."""
+
+    elapsed_s: float = 0.0
+    """Wall-clock seconds spent training, over all sittings."""
+
+    cumulative_reward: float = 0.0
+    """Sum of all rewards."""
+
+    prompt_tokens: int = 0
+    """Prompt tokens of all completions."""
+
+    response_tokens: int = 0
+    """Generated tokens."""
+
+
+def train(config: TrainConfig, *, resume: bool = False) -> TrainResult:
+    """Train a model on a task.
+
+    Args:
+        config: the whole configuration; `run.task` and `run.output` are required.
+        resume: go on from the newest sound checkpoint in `run.output`.
+
+    Raises:
+        Interrupted: a signal ended the run; a checkpoint was saved.
+        TinyZeroError: anything else a user can cause.
+    """
+    with (
+        Display() as display,
+        RunDirectory.open(config.run.output, resume=resume) as run,
+        catch_signals() as stop,
+    ):
+        found = checkpoints.latest(run.checkpoints) if resume else None
+        if found is not None:
+            check_fingerprint(config, str(found.meta["config"]))
+            for line in found.skipped:
+                display.note(line)
+        with build_roles(
+            config, display=display, training=True, checkpoint=found.path if found else None
+        ) as roles, MetricsLog(run.metrics) as log, _trackers(config, run, display) as trackers:
+            return _Run(config, run, roles, log, trackers, stop).execute(found)
+
+
+class _Run:
+    """One sitting of a run."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        run: RunDirectory,
+        roles: Roles,
+        log: MetricsLog,
+        trackers: Trackers,
+        stop: StopFlag,
+    ) -> None:
+        assert roles.policy is not None
+        self.config, self.run, self.roles, self.log, self.trackers, self.stop = config, run, roles, log, trackers, stop
+        self.policy, self.display = roles.policy, roles.display
+        self.state = RunState()
+        self.saved_step: int | None = None  # newest checkpoint of this state
+        self.held_out: list[Prompt] = []
+
+    def execute(self, found: checkpoints.Checkpoint | None) -> TrainResult:
+        """Train until `run.steps`, or until a signal."""
+        config, state = self.config, self.restore(found)
+        self.display.phase("drawing held-out problems")
+        self.held_out = self.roles.prompts.held_out(config.eval.size)
+        batch_size = config.data.prompts_per_step
+        stream = self.roles.prompts.training(config.run.seed, skip=state.step * batch_size)
+        try:
+            if state.pending is not None:
+                self.close_step(state.pending)
+            self.display.train(config.run.steps, done=state.step)
+            while state.step < config.run.steps:
+                batch = [next(stream) for _ in range(batch_size)]
+                metrics = self.train_step(batch, state.step + 1)
+                state.step += 1
+                state.pending = metrics
+                self.close_step(metrics)
+                if self.stop.requested:
+                    raise StopRequested
+                if config.checkpoint.every and state.step % config.checkpoint.every == 0:
+                    self.save()
+            self.save()
+        except StopRequested:
+            self.save()
+            assert self.stop.signal is not None
+            raise Interrupted(self.stop.signal, state.step, config.run.output) from None
+        return self.finish()
+
+    def train_step(self, batch: list[Prompt], step: int) -> dict[str, float]:
+        """Generate, score, compare, update; returns the step's metrics."""
+        config, clock = self.config, _Clock()
+        group_size = config.rollout.samples_per_prompt
+        params = SamplingParams(
+            config.rollout.max_tokens, config.rollout.temperature, config.rollout.top_p, config.rollout.top_k
+        )
+        seed = derive_seed("rollout", config.run.seed, step)
+        rollouts = generate(self.roles, batch, params, samples=group_size, seed=seed, stop=self.stop)
+        clock.lap("gen")
+        samples = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
+        clock.lap("reward")
+        rewards = torch.tensor([sample.score.value for sample in samples]).view(-1, group_size)
+        advantages = group_advantages(rewards, normalize_by_std=config.algorithm.normalize_by_std)
+        clock.lap("adv")
+        try:
+            updated = self.policy.update(samples, advantages.flatten().tolist(), group_size=group_size, step=step)
+        except UpdateError:
+            write_samples(self.run.rollouts / f"bad_step_{step:06d}.jsonl", samples)
+            raise
+        clock.lap("update_actor")
+        self.roles.engine.load_weights()
+        clock.lap("update_weights")
+        if config.log.rollouts_every and step % config.log.rollouts_every == 0:
+            write_samples(self.run.rollouts_file(step), samples[: config.log.rollouts_count])
+        return {
+            **batch_metrics(self.roles.task, samples, rewards, advantages),
+            **updated,
+            **self.totals(samples, clock.stop()),
+        }
+
+    def totals(self, samples: list[Sample], seconds: dict[str, float]) -> dict[str, float]:
+        """Times of the step, and sums over the run."""
+        state = self.state
+        prompt_tokens = sum(len(sample.prompt.token_ids) for sample in samples)
+        response_tokens = sum(len(sample.rollout.token_ids) for sample in samples)
+        state.prompt_tokens += prompt_tokens
+        state.response_tokens += response_tokens
+        state.cumulative_reward += sum(sample.score.value for sample in samples)
+        state.elapsed_s += seconds["step"]
+        return {
+            **timing_metrics(seconds, prompt_tokens, response_tokens),
+            "tokens/prompt_total": float(state.prompt_tokens),
+            "tokens/response_total": float(state.response_tokens),
+            "tokens/overall_total": float(state.prompt_tokens + state.response_tokens),
+            "train/cumulative_reward": state.cumulative_reward,
+            "time/elapsed_s": state.elapsed_s,
+        }
+
+    def close_step(self, metrics: dict[str, float]) -> None:
+        """Evaluate if it is due, then write the line of the present step.
+
+        A stop during the evaluation leaves `state.pending` for the checkpoint; the resumed run comes back here.
+        """
+        config, step = self.config.eval, self.state.step
+        at_an_end = step in (0, self.config.run.steps)
+        if at_an_end or (config.every and step % config.every == 0):
+            started = perf_counter()
+            evaluated = self.evaluate(thorough=at_an_end)
+            metrics = {**metrics, **evaluated, "timing_s/testing": perf_counter() - started}
+        self.log.append(step, metrics)
+        self.trackers.log(step, metrics)
+        if step:
+            self.display.step(step, metrics)
+        self.state.pending = None
+
+    def evaluate(self, *, thorough: bool) -> dict[str, float]:
+        """Held-out accuracy; thorough = on all held-out problems, and greedily too."""
+        config, name = self.config.eval, self.roles.task.name
+        prompts = self.held_out if thorough else self.held_out[: config.during_size]
+        modes = {held_out_key(name): config.temperature}
+        if thorough and config.greedy:
+            modes[greedy_key(name)] = 0.0
+        metrics = {size_key(name): float(len(prompts))}
+        for key, temperature in modes.items():
+            how = "greedily" if temperature == 0 else f"sampled at temperature {temperature:g}"
+            self.display.phase(f"evaluating on held-out problems, {how}", len(prompts), "problems")
+            params = SamplingParams(self.config.rollout.max_tokens, temperature)
+            # The same seed each time: two evaluations differ by the policy, not by the draw.
+            seed = derive_seed("evaluation", self.config.run.seed)
+            result, _ = evaluate(self.roles, prompts, params, samples=1, seed=seed, stop=self.stop)
+            metrics[key] = result.accuracy
+        self.display.end_phase()
+        self.display.held_out(self.state.step, metrics[held_out_key(name)])
+        return metrics
+
+    def restore(self, found: checkpoints.Checkpoint | None) -> RunState:
+        """Take over a checkpoint's state, or begin; cut the metrics that lie past it."""
+        if found is None:
+            self.run.save_config(self.config)
+            self.log.cut_after(-1)
+            return self.state
+        directory = found.path / STATE_DIRECTORY
+        self.policy.load(directory)
+        self.state = RunState(**json.loads((directory / STATE_FILE).read_text()))
+        self.saved_step = self.state.step
+        # A step whose line is still owed has none to keep.
+        self.log.cut_after(self.state.step if self.state.pending is None else self.state.step - 1)
+        self.display.note(f"going on from step {self.state.step}")
+        return self.state
+
+    def save(self) -> None:
+        """Save a checkpoint of the present step, unless there is one."""
+        if self.saved_step == self.state.step:
+            return
+        language_model = self.roles.language_model
+
+        def fill(directory: Path) -> None:
+            save_model(directory, language_model)
+            state_directory = directory / STATE_DIRECTORY
+            state_directory.mkdir()
+            self.policy.save(state_directory)
+            (state_directory / STATE_FILE).write_text(json.dumps(asdict(self.state)))
+
+        weights = sum(parameter.nbytes for parameter in language_model.model.parameters())
+        checkpoints.save(
+            self.run.checkpoints,
+            self.state.step,
+            fill,
+            meta=self.checkpoint_meta(),
+            keep=self.config.checkpoint.keep,
+            expected_bytes=3 * weights,  # and AdamW's two moments
+        )
+        self.saved_step = self.state.step
+
+    def checkpoint_meta(self) -> dict[str, Json]:
+        """What a checkpoint's manifest says of the run."""
+        task = self.roles.task
+        return {
+            "config": fingerprint(self.config),
+            "task": {"name": task.name, "version": task.version},
+            "torch": torch.__version__,
+            "world_size": 1,
+        }
+
+    def finish(self) -> TrainResult:
+        """Draw the curve and say what was reached."""
+        name = self.roles.task.name
+        lines = {int(line["step"]): line for line in read_metrics(self.run.metrics)}
+        before, after = (lines[step][held_out_key(name)] for step in (0, self.config.run.steps))
+        draw_curve(self.run.metrics, self.run.curve, task=name, model=self.roles.language_model.name)
+        self.display.done(
+            outcome_line(before, after, problems=len(self.held_out), temperature=self.config.eval.temperature),
+            f"curve: {self.run.curve}",
+            f"model: {self.run.checkpoints / f'step_{self.state.step}'}",
+        )
+        return TrainResult(self.run.path, before, after)
+
+
+class _Clock:
+    """Wall-clock seconds of the parts of a step."""
+
+    def __init__(self) -> None:
+        self._started = self._last = perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        """Charge the time since the last lap to `name`."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now = perf_counter()
+        self._seconds[name] = now - self._last
+        self._last = now
+
+    def stop(self) -> dict[str, float]:
+        """All parts, and the whole as `step`."""
+        return {**self._seconds, "step": perf_counter() - self._started}
+
+
+def _trackers(config: TrainConfig, run: RunDirectory, display: Display) -> Trackers:
+    return Trackers(
+        config.log.trackers,
+        directory=run.path,
+        project=config.log.project,
+        name=run.path.name,
+        config=to_mapping(config),
+        note=display.note,
+    )

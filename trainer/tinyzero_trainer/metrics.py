@@ -1,0 +1,155 @@
+"""`metrics.jsonl`: one JSON object a step, the record of a run that everything else is drawn from.
+
+Step 0 is the evaluation before training. Trackers, the display and the curve only observe; if this file cannot be
+written the run stops.
+"""
+
+import errno
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tinyzero_sdk.errors import DataError, TinyZeroError
+
+# The names that the display and the curve read. Where verl has a name for a thing it is used, so that dashboards port.
+REWARD = "critic/score/mean"
+ACCURACY = "completion/acc_mean"
+LENGTH = "response_length/mean"
+THROUGHPUT = "perf/throughput"
+
+
+def held_out_key(task: str) -> str:
+    """Share of held-out problems solved by one sample each."""
+    return f"val-core/{task}/acc/mean@1"
+
+
+def greedy_key(task: str) -> str:
+    """Share of held-out problems solved by taking the likeliest token each time."""
+    return f"val-aux/{task}/acc_greedy/mean@1"
+
+
+def size_key(task: str) -> str:
+    """Number of held-out problems in that evaluation."""
+    return f"val-aux/{task}/size"
+
+
+class MetricsError(TinyZeroError):
+    """The metrics of a run cannot be written."""
+
+
+class MetricsLog:
+    """Appends lines to `metrics.jsonl`; each is with the operating system before `append` returns."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            MetricsError: the file cannot be opened for writing.
+        """
+        self.path = path
+        with self._errors_in_one_line():
+            self._file = self._open()
+
+    def append(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Write one line: `step`, then the metrics by name. NaN and infinities, which JSON lacks, become null.
+
+        Args:
+            step: the training step, 0 for the evaluation before it.
+            metrics: numbers: int, float, NumPy's, or tensors of one element.
+
+        Raises:
+            MetricsError: the line cannot be written.
+        """
+        row = {"step": step} | {name: plain_number(metrics[name]) for name in sorted(metrics)}
+        line = json.dumps(row).encode() + b"\n"
+        with self._errors_in_one_line():
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def cut_after(self, step: int) -> int:
+        """Drop the lines past `step` and a line that was torn by a kill, as a run does that goes on from `step`.
+
+        Returns:
+            How many lines were dropped.
+
+        Raises:
+            MetricsError: the file cannot be rewritten.
+        """
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if _is_up_to(line, step)]
+        if len(kept) == len(lines):
+            return 0
+        aside = self.path.with_name(f"{self.path.name}.tmp")
+        with self._errors_in_one_line():
+            aside.write_bytes(b"".join(kept))
+            os.replace(aside, self.path)
+            self._file.close()
+            self._file = self._open()
+        return len(lines) - len(kept)
+
+    def close(self) -> None:
+        """Close the file; nothing can be appended any more."""
+        self._file.close()
+
+    def _open(self) -> FileIO:
+        return self.path.open("ab", buffering=0)
+
+    @contextmanager
+    def _errors_in_one_line(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise MetricsError(f"cannot write {self.path}: {error.strerror}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl`, in order; a last line without its newline is still being written and left out.
+
+    Raises:
+        DataError: the file is missing, or a line is not a JSON object with a `step`; the message names the line.
+    """
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        row = _parse(line)
+        if row is not None:
+            rows.append(row)
+        elif number < len(lines) or line.endswith(b"\n"):
+            raise DataError(f"{path}, line {number}: expected a JSON object with a step")
+    return rows
+
+
+def plain_number(value: Any) -> int | float | None:
+    """A number of any library as JSON can hold it; None for NaN and infinities."""
+    number = value if isinstance(value, int) else float(value)
+    return number if math.isfinite(number) else None
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The line's object, or None if the line is torn or is none of ours."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _is_up_to(line: bytes, step: int) -> bool:
+    row = _parse(line)
+    return row is not None and row["step"] <= step

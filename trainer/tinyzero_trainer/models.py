@@ -1,0 +1,134 @@
+"""Loading a language model, its tokenizer and its end tokens, and saving them so that others can load them."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.presets import BUILT_IN_MODEL
+
+
+class ModelError(TinyZeroError):
+    """A model cannot be loaded, or cannot do what is asked of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageModel:
+    """A model with what belongs to it."""
+
+    name: str
+    """As the user gave it, for messages."""
+
+    model: PreTrainedModel
+    """The network, on its device."""
+
+    tokenizer: PreTrainedTokenizerBase
+    """Its tokenizer."""
+
+    eos_ids: frozenset[int]
+    """Every token that ends a completion: generation_config's (often several) and the tokenizer's."""
+
+    pad_id: int
+    """Token that fills up batches; always masked."""
+
+    @property
+    def context(self) -> int:
+        """Longest sequence the model was made for."""
+        return int(getattr(self.model.config, "max_position_embeddings", 0) or 2**31)
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` = a GPU where there is one.
+
+    Raises:
+        ModelError: a device that torch does not know or cannot see.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"run.device={name!r} cannot be used ({reason}); give cpu, cuda or auto") from error
+
+
+def load_model(path: str | None, device: torch.device) -> LanguageModel:
+    """A causal LM with float32 weights and its tokenizer.
+
+    Args:
+        path: directory or Hub name; None = the tiny model that comes with the trainer.
+        device: where the weights go.
+
+    Raises:
+        ModelError: it cannot be found or loaded; the message keeps the reason.
+    """
+    source = path or str(BUILT_IN_MODEL)
+    with _quiet_transformers():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source)
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+        except (OSError, ValueError, KeyError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            advice = "give a directory with config.json, safetensors and tokenizer, or a model name on the Hub"
+            raise ModelError(f"cannot load the model {source!r} ({reason}); {advice}") from error
+    return from_parts(path or "the built-in tiny model", model.to(device), tokenizer)
+
+
+def from_parts(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LanguageModel:
+    """Put a model and its tokenizer together.
+
+    Raises:
+        ModelError: neither knows an end token, so no completion would ever end.
+    """
+    ids: set[int] = set()
+    for source in (model.generation_config, tokenizer):
+        found = getattr(source, "eos_token_id", None)
+        ids.update(found if isinstance(found, list) else [] if found is None else [found])
+    if not ids:
+        raise ModelError(f"{name} names no end token; set eos_token in its tokenizer or generation_config.json")
+    pad_id = tokenizer.pad_token_id
+    return LanguageModel(name, model, tokenizer, frozenset(ids), min(ids) if pad_id is None else cast(int, pad_id))
+
+
+def save_model(directory: Path, language_model: LanguageModel) -> None:
+    """Write weights and tokenizer as transformers and vLLM load them."""
+    with _quiet_transformers():
+        language_model.model.save_pretrained(directory)
+        language_model.tokenizer.save_pretrained(directory)
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]]) -> tuple[str, list[int]]:
+    """A prompt as text and as tokens; chat messages go through the tokenizer's own chat template.
+
+    Raises:
+        ModelError: messages, but the tokenizer has no chat template.
+    """
+    if isinstance(prompt, str):
+        return prompt, cast(list[int], tokenizer(prompt)["input_ids"])
+    if not tokenizer.chat_template:
+        raise ModelError("the template gives chat messages, but the model has no chat template; set data.template=base")
+    text = cast(str, tokenizer.apply_chat_template(cast(Any, prompt), tokenize=False, add_generation_prompt=True))
+    # The template writes the special tokens itself.
+    return text, cast(list[int], tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No progress bars and no advice on standard error: our display owns the terminal."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            transformers.utils.logging.enable_progress_bar()

@@ -1,0 +1,207 @@
+"""The policy: the model that is trained, its optimiser, and one update from a scored batch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.batching import MicroBatch, completion_token_count, micro_batches, mini_batch_rows
+from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
+from tinyzero_trainer.forward import token_statistics
+from tinyzero_trainer.losses import clipped_policy_loss
+from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.records import Sample
+from tinyzero_trainer.schedules import warmed_up
+
+OPTIMIZER_FILE = "optimizer.safetensors"
+
+
+class UpdateError(TinyZeroError):
+    """Too many updates in a row had a loss or gradient that is not finite."""
+
+
+class Policy:
+    """A model with its optimiser."""
+
+    def __init__(
+        self,
+        language_model: LanguageModel,
+        *,
+        algorithm: AlgorithmConfig,
+        optimizer: OptimizerConfig,
+        temperature: float,
+        reference: PreTrainedModel | None,
+    ) -> None:
+        """
+        Args:
+            language_model: trained in place, in float32.
+            algorithm: the loss.
+            optimizer: the step.
+            temperature: at which completions are sampled; the policy is the distribution at that temperature.
+            reference: what the KL term is measured to; needed if and only if its coefficient is above 0.
+        """
+        assert (reference is not None) == (algorithm.kl_coefficient > 0)
+        self.language_model = language_model
+        self._algorithm, self._settings = algorithm, optimizer
+        self._temperature, self._reference = temperature, reference
+        self._bad_updates = 0  # in a row
+        model = language_model.model
+        matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+        vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+        self._optimizer = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": optimizer.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+            lr=optimizer.learning_rate,
+            betas=(optimizer.beta1, optimizer.beta2),
+            fused=True,
+        )
+
+    def update(
+        self, samples: Sequence[Sample], advantages: Sequence[float], *, group_size: int, step: int
+    ) -> dict[str, float]:
+        """One pass over a batch: `mini_batches` optimiser updates.
+
+        Args:
+            samples: whole groups, one after another.
+            advantages: one a sample.
+            group_size: completions of a prompt.
+            step: counts from 1; sets the learning rate.
+
+        Returns:
+            Metrics `actor/*` and `training/rollout_probs_diff_*`.
+
+        Raises:
+            UpdateError: after `optimizer.max_bad_steps` updates in a row that were not finite. Each was skipped.
+        """
+        assert len(samples) % group_size == 0, "a group was cut in two"
+        rate = warmed_up(self._settings.learning_rate, step, self._settings.warmup_steps)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        tally = _Tally()
+        for rows in mini_batch_rows(len(samples) // group_size, group_size, self._settings.mini_batches):
+            part = slice(rows.start, rows.stop)
+            self._update_mini_batch(samples[part], advantages[part], tally)
+        return {"actor/lr": rate, "actor/kl_coef": self._algorithm.kl_coefficient, **tally.metrics()}
+
+    def _update_mini_batch(self, samples: Sequence[Sample], advantages: Sequence[float], tally: "_Tally") -> None:
+        token_count = completion_token_count(samples)
+        if token_count == 0:
+            return
+        language_model = self.language_model
+        language_model.model.train()
+        self._optimizer.zero_grad(set_to_none=True)
+        for batch in micro_batches(
+            samples,
+            advantages,
+            token_budget=self._settings.micro_batch_tokens,
+            pad_id=language_model.pad_id,
+            device=language_model.model.device,
+        ):
+            # The sum over tokens divided by the count of the whole mini-batch: any split gives the same gradient.
+            (self._loss_sum(batch, tally) / token_count).backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(language_model.model.parameters(), self._settings.max_grad_norm)
+        tally.end_mini_batch(norm)
+        if torch.isfinite(norm):
+            self._optimizer.step()
+            self._bad_updates = 0
+            return
+        # One NaN that reaches AdamW's moments stays there for good.
+        self._bad_updates += 1
+        if self._bad_updates >= self._settings.max_bad_steps:
+            raise UpdateError(
+                f"{self._bad_updates} updates in a row had a gradient that is not finite (each was skipped); "
+                f"lower optimizer.learning_rate (now {self._settings.learning_rate:g}) and resume from the last checkpoint"
+            )
+
+    def _loss_sum(self, batch: MicroBatch, tally: "_Tally") -> Tensor:
+        """Loss summed over the tokens of a micro-batch."""
+        statistics = token_statistics(
+            self.language_model.model,
+            batch,
+            temperature=self._temperature,
+            reference=self._reference,
+            estimator=self._algorithm.kl_estimator,
+        )
+        surrogate = clipped_policy_loss(
+            statistics.logprobs,
+            batch.old_logprobs,
+            batch.advantages,
+            clip_low=self._algorithm.clip_low,
+            clip_high=self._algorithm.clip_high,
+        )
+        loss = surrogate.loss
+        tally.add("pg_loss", surrogate.loss)
+        tally.add("pg_clipfrac", surrogate.clipped.float())
+        tally.add("entropy", statistics.entropy)
+        tally.add_ratios(statistics.logprobs.detach(), batch.old_logprobs)
+        if statistics.divergence is not None:
+            tally.add("kl_loss", statistics.divergence)
+            # Plus: minimising the loss must draw the policy towards the reference.
+            loss = loss + self._algorithm.kl_coefficient * statistics.divergence
+        return loss.sum()
+
+    def save(self, directory: Path) -> None:
+        """Write the optimiser's moments, by parameter name."""
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.language_model.model.named_parameters():
+            for key, value in self._optimizer.state[parameter].items():
+                tensors[f"{key}/{name}"] = value.detach().cpu().contiguous()
+        save_file(tensors, directory / OPTIMIZER_FILE)
+
+    def load(self, directory: Path) -> None:
+        """Read what `save` wrote; the weights are loaded with the model."""
+        tensors = load_file(directory / OPTIMIZER_FILE)
+        parameters = dict(self.language_model.model.named_parameters())
+        for full_name, tensor in tensors.items():
+            key, name = full_name.split("/", 1)
+            # AdamW keeps its step count on the parameter's device when fused.
+            self._optimizer.state[parameters[name]][key] = tensor.to(parameters[name].device)
+
+
+class _Tally:
+    """Sums over the tokens of an update, from which its metrics are made."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._log_ratios: list[Tensor] = []
+        self._probability_gaps: list[Tensor] = []
+        self._norms: list[float] = []
+
+    def add(self, name: str, values: Tensor) -> None:
+        """Add one value a token."""
+        self._sums[name] = self._sums.get(name, 0.0) + values.detach().sum().item()
+
+    def add_ratios(self, logprobs: Tensor, old_logprobs: Tensor) -> None:
+        """Compare the policy with what the tokens were sampled from."""
+        self._log_ratios.append((logprobs - old_logprobs).cpu())
+        if not self._norms:  # before the first optimiser update, any gap is the engine's
+            self._probability_gaps.append((logprobs.exp() - old_logprobs.exp()).abs().cpu())
+
+    def end_mini_batch(self, norm: Tensor) -> None:
+        """Take the gradient's norm before clipping."""
+        self._norms.append(norm.item())
+
+    def metrics(self) -> dict[str, float]:
+        """Means over tokens, under verl's names; empty if nothing counted in the loss."""
+        if not self._log_ratios:
+            return {}
+        log_ratios, gaps = torch.cat(self._log_ratios), torch.cat(self._probability_gaps)
+        ratios = log_ratios.exp()
+        skipped = sum(norm != norm or norm == float("inf") for norm in self._norms)
+        return {
+            **{f"actor/{name}": total / len(log_ratios) for name, total in self._sums.items()},
+            "actor/ppo_kl": -log_ratios.mean().item(),
+            "actor/is_log_ratio/mean": log_ratios.mean().item(),
+            "actor/is_log_ratio/std": log_ratios.std(correction=0).item(),
+            "actor/is_ratio/mean": ratios.mean().item(),
+            "actor/is_ratio/std": ratios.std(correction=0).item(),
+            "actor/is_ratio/p95": ratios.kthvalue(max(1, round(0.95 * len(ratios)))).values.item(),
+            "actor/grad_norm": sum(self._norms) / len(self._norms),
+            "actor/skipped_updates": float(skipped),
+            "training/rollout_probs_diff_mean": gaps.mean().item(),
+            "training/rollout_probs_diff_max": gaps.max().item(),
+            "training/rollout_probs_diff_std": gaps.std(correction=0).item(),
+        }

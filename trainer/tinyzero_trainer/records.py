@@ -1,0 +1,50 @@
+"""What flows through the training loop, from a problem to a scored completion. No torch in here."""
+
+from dataclasses import dataclass
+
+from tinyzero_sdk import Item, Score
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A problem as the model sees it."""
+
+    item: Item
+    """The problem."""
+
+    text: str
+    """The prompt as text, after the chat template."""
+
+    token_ids: list[int]
+    """The prompt as tokens, never empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One sampled completion."""
+
+    token_ids: list[int]
+    """Generated tokens, the end token included where there is one; never empty."""
+
+    logprobs: list[float]
+    """Log-probability of each token under the distribution it was sampled from (temperature applied, before top-p and top-k)."""
+
+    finished: bool
+    """False if the token limit cut it off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A completion with its text and its score."""
+
+    prompt: Prompt
+    """What it answers."""
+
+    rollout: Rollout
+    """Its tokens."""
+
+    text: str
+    """Its text, without special tokens."""
+
+    score: Score
+    """The verdict."""

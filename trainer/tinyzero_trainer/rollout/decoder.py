@@ -1,0 +1,222 @@
+"""One token a sequence at a time: two decoders behind one small protocol.
+
+`FusedDecoder` runs Llama-like models with a cache and projections laid out for generation; it is two to three
+times as fast as `TransformersDecoder`, which runs any causal LM through transformers' own forward pass.
+"""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+CACHE_BLOCK = 64
+"""Slots by which the cache grows, so that short completions do not pay for the longest allowed."""
+
+
+class Decoder(Protocol):
+    """A batch of sequences that grow together, each padded on the left."""
+
+    def load_weights(self) -> None:
+        """Take over the model's weights as they are now."""
+
+    def start(self, tokens: Tensor, mask: Tensor, copies: int) -> Tensor:
+        """Begin a batch: tokens and mask [prompts, length]; returns logits [prompts × copies, vocabulary]."""
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append tokens [batch]; returns the next logits [batch, vocabulary]."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all sequences but those at `rows` [kept]."""
+
+
+def build_decoder(model: PreTrainedModel) -> Decoder:
+    """The fastest decoder that gives this model's logits."""
+    return FusedDecoder(model) if FusedDecoder.fits(model) else TransformersDecoder(model)
+
+
+class TransformersDecoder:
+    """Any causal LM, through its own forward pass and cache."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+
+    def load_weights(self) -> None:
+        """Nothing to do: it reads the policy's own weights."""
+
+    def start(self, tokens: Tensor, mask: Tensor, copies: int) -> Tensor:
+        """See `Decoder`."""
+        self._cache = DynamicCache(config=self._model.config)
+        self._mask = mask.long()
+        positions = (self._mask.cumsum(dim=1) - 1).clamp(min=0)
+        logits = self._forward(tokens, positions)
+        self._cache.batch_repeat_interleave(copies)
+        self._mask = self._mask.repeat_interleave(copies, dim=0)
+        self._position = self._mask.sum(dim=1)
+        return logits.repeat_interleave(copies, dim=0)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """See `Decoder`."""
+        self._mask = F.pad(self._mask, (0, 1), value=1)
+        logits = self._forward(tokens[:, None], self._position[:, None])
+        self._position = self._position + 1
+        return logits
+
+    def keep(self, rows: Tensor) -> None:
+        """See `Decoder`."""
+        self._cache.batch_select_indices(rows)
+        self._mask, self._position = self._mask[rows], self._position[rows]
+
+    def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        out = self._model(
+            input_ids=tokens,
+            attention_mask=self._mask,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return out.logits[:, -1]
+
+
+class FusedDecoder:
+    """Llama-like decoders (Llama, Mistral, Qwen2, Qwen3): fused projections, a static cache, no mask where none is needed."""
+
+    MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+
+    @classmethod
+    def fits(cls, model: PreTrainedModel) -> bool:
+        """Whether this decoder computes what the model computes."""
+        config = model.config
+        rope = getattr(config, "rope_parameters", None) or {}
+        layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+        return (
+            config.model_type in cls.MODEL_TYPES
+            and rope.get("rope_type", "default") in ("default", "linear", "llama3", "yarn")  # fixed frequencies
+            and layer_types == {"full_attention"}
+            and not getattr(config, "sliding_window", None)
+            and config.hidden_act == "silu"
+        )
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        config = model.config
+        self._heads: int = config.num_attention_heads
+        self._kv_heads: int = config.num_key_value_heads
+        self._head_size: int = getattr(config, "head_dim", None) or config.hidden_size // self._heads
+        self._eps: float = config.rms_norm_eps
+        self.load_weights()
+
+    @torch.no_grad()
+    def load_weights(self) -> None:
+        """Copy the projections into fused matrices; everything else is read where it is."""
+        self._layers = [_FusedLayer(layer) for layer in self._model.model.layers]
+
+    def start(self, tokens: Tensor, mask: Tensor, copies: int) -> Tensor:
+        """See `Decoder`."""
+        prompts, length = tokens.shape
+        mask = mask.bool()
+        positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+        causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
+        # A padded query sees itself, or its softmax would be over nothing.
+        allowed = (causal & mask[:, None, :]) | torch.eye(length, dtype=torch.bool, device=tokens.device)
+        self._padded = not bool(mask.all())
+        self._length = 0
+        self._caches = [self._new_cache(prompts, length) for _ in self._layers]
+        hidden = self._forward(tokens, positions, allowed[:, None] if self._padded else None, causal=True)
+        self._caches = [cache.repeat_interleave(copies, dim=0) for cache in self._caches]
+        self._mask = mask.repeat_interleave(copies, dim=0)  # [batch, length] of real slots
+        self._position = positions[:, -1].repeat_interleave(copies) + 1
+        return self._model.lm_head(hidden[:, -1]).repeat_interleave(copies, dim=0)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """See `Decoder`."""
+        if self._length == self._caches[0].shape[3]:
+            block = self._new_cache(len(tokens), CACHE_BLOCK)
+            self._caches = [torch.cat([cache, block], dim=3) for cache in self._caches]
+        allowed = None
+        if self._padded:
+            self._mask = F.pad(self._mask, (0, 1), value=True)
+            allowed = self._mask[:, None, None, :]
+        hidden = self._forward(tokens[:, None], self._position[:, None], allowed, causal=False)
+        self._position = self._position + 1
+        return self._model.lm_head(hidden[:, -1])
+
+    def keep(self, rows: Tensor) -> None:
+        """See `Decoder`."""
+        self._caches = [cache.index_select(0, rows) for cache in self._caches]
+        self._mask, self._position = self._mask[rows], self._position[rows]
+
+    def _new_cache(self, rows: int, slots: int) -> Tensor:
+        """Keys and values of one layer: [rows, 2, kv heads, slots, head size]; rows first, so that dropping some is a plain copy."""
+        like = self._model.lm_head.weight
+        return torch.empty((rows, 2, self._kv_heads, slots, self._head_size), dtype=like.dtype, device=like.device)
+
+    def _forward(self, tokens: Tensor, positions: Tensor, allowed: Tensor | None, *, causal: bool) -> Tensor:
+        """Hidden states [batch, length, hidden] after the last norm; keys and values go into the cache.
+
+        Args:
+            tokens: [batch, length].
+            positions: [batch, length].
+            allowed: bool, broadcastable to [batch, heads, length, slots], or None.
+            causal: whether a query sees only slots up to its own, where `allowed` is None.
+        """
+        model = self._model.model
+        hidden = model.embed_tokens(tokens)
+        cos, sin = (table[:, None] for table in model.rotary_emb(hidden, positions))  # [batch, 1, length, head size]
+        end = self._length + tokens.shape[1]
+        for layer, cache in zip(self._layers, self._caches, strict=True):
+            query, key, value = self._project(layer, hidden)
+            cache[:, 0, :, self._length : end] = _rotate(key, cos, sin)
+            cache[:, 1, :, self._length : end] = value
+            attended = F.scaled_dot_product_attention(
+                _rotate(query, cos, sin),
+                cache[:, 0, :, :end],
+                cache[:, 1, :, :end],
+                attn_mask=allowed,
+                is_causal=causal and allowed is None,
+                enable_gqa=self._heads != self._kv_heads,
+            )
+            hidden = hidden + layer.output(attended.transpose(1, 2).flatten(2))
+            hidden = hidden + self._mlp(layer, hidden)
+        self._length = end
+        return self._norm(hidden, model.norm)
+
+    def _project(self, layer: "_FusedLayer", hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, each [batch, heads, length, head size], before rotation."""
+        normed = self._norm(hidden, layer.input_norm)
+        fused = F.linear(normed, layer.qkv_weight, layer.qkv_bias).unflatten(-1, (-1, self._head_size)).transpose(1, 2)
+        query, key, value = fused.split([self._heads, self._kv_heads, self._kv_heads], dim=1)
+        if layer.query_norm is not None:
+            query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
+        return query, key, value
+
+    def _mlp(self, layer: "_FusedLayer", hidden: Tensor) -> Tensor:
+        gate, up = F.linear(self._norm(hidden, layer.mlp_norm), layer.gate_up_weight).chunk(2, dim=-1)
+        return layer.down(F.silu(gate) * up)
+
+    def _norm(self, hidden: Tensor, norm: nn.Module) -> Tensor:
+        return F.rms_norm(hidden, (hidden.shape[-1],), norm.weight, self._eps)
+
+
+class _FusedLayer:
+    """The weights of one layer, with query, key and value, and gate and up, in one matrix each."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        self.qkv_weight = torch.cat([projection.weight for projection in projections])
+        has_bias = attention.q_proj.bias is not None
+        self.qkv_bias = torch.cat([projection.bias for projection in projections]) if has_bias else None
+        self.gate_up_weight = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+        self.output, self.down = attention.o_proj, mlp.down_proj
+        self.input_norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
+        self.query_norm = getattr(attention, "q_norm", None)
+        self.key_norm = getattr(attention, "k_norm", None)
+
+
+def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding of [batch, heads, length, head size]."""
+    left, right = states.chunk(2, dim=-1)
+    return states * cos + torch.cat([-right, left], dim=-1) * sin

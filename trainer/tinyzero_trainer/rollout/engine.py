@@ -1,0 +1,53 @@
+"""What the loop asks of a rollout engine, whichever library generates."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tinyzero_trainer.records import Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn."""
+
+    max_tokens: int
+    """Longest completion, in tokens."""
+
+    temperature: float = 1.0
+    """Logits are divided by it; 0 takes the likeliest token each time."""
+
+    top_p: float = 1.0
+    """Draw from the smallest set of tokens that holds this much probability."""
+
+    top_k: int = 0
+    """Draw from the k likeliest tokens; 0 = all."""
+
+
+class RolloutEngine(Protocol):
+    """Generates completions under the current weights."""
+
+    def load_weights(self) -> None:
+        """Take over the policy's weights as they are now."""
+
+    def generate(
+        self,
+        prompts: Sequence[list[int]],
+        samples: int,
+        params: SamplingParams,
+        *,
+        seed: int,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> list[list[Rollout]]:
+        """`samples` completions of each prompt.
+
+        Args:
+            prompts: token ids, none of them empty.
+            samples: completions of each.
+            params: how to draw.
+            seed: equal seeds, weights and prompts give equal completions.
+            on_progress: called now and then with the number of completions newly finished; may raise to stop.
+
+        Returns:
+            One list of `samples` rollouts a prompt, in order.
+        """

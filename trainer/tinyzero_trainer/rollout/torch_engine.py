@@ -1,0 +1,115 @@
+"""The rollout engine that runs in this process: batched, cached, and nothing to install."""
+
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tinyzero_trainer.records import Rollout
+from tinyzero_trainer.rollout.decoder import build_decoder
+from tinyzero_trainer.rollout.engine import SamplingParams
+from tinyzero_trainer.rollout.sampling import sample_tokens
+
+DROP_EVERY = 8
+"""Steps between removals of finished sequences: copying the cache costs about as much as a step."""
+
+
+class TorchEngine:
+    """Generates with the policy's own model; the completions of one prompt share its prefill."""
+
+    def __init__(self, model: PreTrainedModel, *, eos_ids: Collection[int], pad_id: int, max_sequences: int) -> None:
+        """
+        Args:
+            model: the policy's model; `load_weights` is to be called when its weights have changed.
+            eos_ids: every token that ends a completion.
+            pad_id: any token; padding is masked.
+            max_sequences: sequences generated at a time.
+        """
+        self._model = model
+        self._decoder = build_decoder(model)
+        self._device = next(model.parameters()).device
+        self._eos = torch.tensor(sorted(eos_ids), device=self._device)
+        self._pad_id = pad_id
+        self._max_sequences = max_sequences
+
+    def load_weights(self) -> None:
+        """See `RolloutEngine`."""
+        self._decoder.load_weights()
+
+    def generate(
+        self,
+        prompts: Sequence[list[int]],
+        samples: int,
+        params: SamplingParams,
+        *,
+        seed: int,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> list[list[Rollout]]:
+        """See `RolloutEngine`."""
+        # On the CPU, so that a seed means the same on every device.
+        generator = torch.Generator().manual_seed(seed & (2**63 - 1))
+        was_training = self._model.training
+        self._model.eval()
+        groups: list[list[Rollout]] = []
+        prompts_at_a_time = max(1, self._max_sequences // samples)
+        with torch.inference_mode():
+            for start in range(0, len(prompts), prompts_at_a_time):
+                batch = prompts[start : start + prompts_at_a_time]
+                rollouts = self._generate_batch(batch, samples, params, generator, on_progress)
+                groups += [rollouts[row : row + samples] for row in range(0, len(rollouts), samples)]
+        self._model.train(was_training)
+        return groups
+
+    def _generate_batch(
+        self,
+        prompts: Sequence[list[int]],
+        samples: int,
+        params: SamplingParams,
+        generator: torch.Generator,
+        on_progress: Callable[[int], None] | None,
+    ) -> list[Rollout]:
+        rows = len(prompts) * samples
+        tokens = torch.full((params.max_tokens, rows), self._pad_id, device=self._device)
+        logprobs = torch.zeros((params.max_tokens, rows), device=self._device)
+        lengths = torch.full((rows,), params.max_tokens, device=self._device)
+        finished = torch.zeros(rows, dtype=torch.bool, device=self._device)
+        active = torch.arange(rows, device=self._device)  # rows still in the decoder's batch
+        logits = self._decoder.start(*self._pad_left(prompts), samples)
+        for index in range(params.max_tokens):
+            # One number for each row, finished or not: what a row draws does not depend on the others.
+            uniform = torch.rand(rows, dtype=torch.float64, generator=generator).to(self._device)
+            drawn, drawn_logprobs = sample_tokens(logits, uniform[active], params)
+            tokens[index, active] = drawn
+            logprobs[index, active] = drawn_logprobs
+            ends = torch.isin(drawn, self._eos) & ~finished[active]
+            lengths[active[ends]] = index + 1
+            finished[active[ends]] = True
+            if index + 1 == params.max_tokens:
+                break
+            if index % DROP_EVERY == DROP_EVERY - 1:
+                going_on = (~finished[active]).nonzero().squeeze(1)
+                if on_progress is not None:
+                    on_progress(len(active) - len(going_on))
+                if len(going_on) < len(active):
+                    active, drawn = active[going_on], drawn[going_on]
+                    if not len(active):
+                        break
+                    self._decoder.keep(going_on)
+            logits = self._decoder.step(drawn)
+        if on_progress is not None:
+            on_progress(len(active))
+        return _to_rollouts(tokens, logprobs, lengths, finished)
+
+    def _pad_left(self, prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+        """Tokens and mask, both [prompts, longest]."""
+        longest = max(map(len, prompts))
+        tokens = [[self._pad_id] * (longest - len(prompt)) + prompt for prompt in prompts]
+        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        return torch.tensor(tokens, device=self._device), torch.tensor(mask, device=self._device)
+
+
+def _to_rollouts(tokens: Tensor, logprobs: Tensor, lengths: Tensor, finished: Tensor) -> list[Rollout]:
+    """Lists from the columns of tokens and logprobs, both [max_tokens, rows]."""
+    columns = zip(tokens.T.tolist(), logprobs.T.tolist(), lengths.tolist(), finished.tolist(), strict=True)
+    return [Rollout(ids[:length], values[:length], done) for ids, values, length, done in columns]

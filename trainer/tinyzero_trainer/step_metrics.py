@@ -1,0 +1,85 @@
+"""Metrics of one training step, under verl's names so that dashboards port. Pure functions."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from tinyzero_sdk import Task
+from tinyzero_trainer.metrics import ACCURACY
+from tinyzero_trainer.records import Sample
+
+FAILURES = ("error", "timeout", "no_answer", "malformed")
+
+
+def batch_metrics(task: Task, samples: Sequence[Sample], rewards: Tensor, advantages: Tensor) -> dict[str, float]:
+    """What a batch of scored completions looks like.
+
+    Args:
+        task: for the difficulty of the problems.
+        samples: [groups × samples], group after group.
+        rewards: [groups, samples].
+        advantages: [groups, samples].
+    """
+    lengths = [len(sample.rollout.token_ids) for sample in samples]
+    prompts = [len(sample.prompt.token_ids) for sample in samples]
+    sequences = [prompt + length for prompt, length in zip(prompts, lengths, strict=True)]
+    reasons = [sample.score.reason for sample in samples]
+    zero_std = rewards.amax(dim=1) == rewards.amin(dim=1)
+    return {
+        **_spread("critic/score", [sample.score.value for sample in samples]),
+        **_spread("critic/rewards", rewards.flatten().tolist()),
+        **_spread("critic/advantages", advantages.flatten().tolist()),
+        **_spread("response_length", lengths),
+        **_spread("prompt_length", prompts),
+        **_spread("global_seqlen", sequences),
+        "response_length/clip_ratio": fmean(not sample.rollout.finished for sample in samples),
+        "group/zero_std_frac": zero_std.float().mean().item(),
+        **{f"reward/{reason}_frac": reasons.count(reason) / len(reasons) for reason in FAILURES},
+        **_completions(samples),
+        **_by_difficulty(task, samples),
+    }
+
+
+def timing_metrics(seconds: Mapping[str, float], prompt_tokens: int, response_tokens: int) -> dict[str, float]:
+    """Times of a step, in seconds and in milliseconds a token."""
+    tokens = prompt_tokens + response_tokens
+    divisors = {"gen": response_tokens, "update_actor": tokens, "reward": response_tokens}
+    metrics = {f"timing_s/{name}": value for name, value in seconds.items()}
+    for name, divisor in divisors.items():
+        metrics[f"timing_per_token_ms/{name}"] = 1000 * seconds[name] / divisor
+    metrics["perf/total_num_tokens"] = float(tokens)
+    metrics["perf/throughput"] = tokens / seconds["step"]
+    if torch.cuda.is_available():
+        metrics["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated() / 2**30
+    return metrics
+
+
+def _completions(samples: Sequence[Sample]) -> dict[str, float]:
+    finished = [sample.score.correct for sample in samples if sample.rollout.finished]
+    truncated = [sample.score.correct for sample in samples if not sample.rollout.finished]
+    correct_lengths = [len(sample.rollout.token_ids) for sample in samples if sample.score.correct]
+    metrics = {
+        ACCURACY: fmean(sample.score.correct for sample in samples),
+        "completion/finished_frac": len(finished) / len(samples),
+        "completion/truncated_frac": len(truncated) / len(samples),
+    }
+    # A mean over nothing is left out, rather than made up.
+    optional = {"acc_finished": finished, "acc_truncated": truncated, "correct_length_mean": correct_lengths}
+    return metrics | {f"completion/{name}": fmean(values) for name, values in optional.items() if values}
+
+
+def _by_difficulty(task: Task, samples: Sequence[Sample]) -> dict[str, float]:
+    """Accuracy of each level: the problem's difficulty, rounded down."""
+    levels: dict[int, list[bool]] = defaultdict(list)
+    difficulties = {id(sample.prompt): task.difficulty(sample.prompt.item) for sample in samples}
+    for sample in samples:
+        levels[int(difficulties[id(sample.prompt)])].append(sample.score.correct)
+    return {f"difficulty/{level}_acc": fmean(levels[level]) for level in sorted(levels)}
+
+
+def _spread(name: str, values: Iterable[float]) -> dict[str, float]:
+    values = list(values)
+    return {f"{name}/mean": fmean(values), f"{name}/max": max(values), f"{name}/min": min(values)}

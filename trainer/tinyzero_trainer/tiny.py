@@ -1,0 +1,93 @@
+"""A small decoder and its tokenizer, made from nothing: what a laptop trains when no model can be downloaded.
+
+The architecture is Qwen2 with tied embeddings, so transformers and vLLM load the saved directory as it is.
+The tokenizer spells any text: numbers up to 999 and the tags of answers are whole tokens, all else is bytes.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Gt
+
+if TYPE_CHECKING:
+    from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+PADDING = "<|pad|>"
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+
+@dataclass(frozen=True)
+class TinyShape:
+    """Size of the decoder."""
+
+    hidden_size: Annotated[int, Gt(0)] = 128
+    """Width of the residual stream; a multiple of head_size."""
+
+    layers: Annotated[int, Gt(0)] = 4
+    """Number of decoder layers."""
+
+    head_size: Annotated[int, Gt(0)] = 32
+    """Width of an attention head; vLLM has kernels for 32 and 64, among others."""
+
+    mlp_size: Annotated[int, Gt(0)] = 384
+    """Width inside the gated MLP."""
+
+    context: Annotated[int, Gt(0)] = 2048
+    """Longest sequence, prompt and completion together."""
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.head_size:
+            raise ValueError(f"hidden_size={self.hidden_size} is not a multiple of head_size={self.head_size}")
+
+
+def build_tokenizer() -> "Qwen2Tokenizer":
+    """Bytes, plus whole tokens for 10 … 999 and the tags of answers (1,252 tokens in all).
+
+    Longer numbers fall apart into groups of up to three digits, from the left. Numbers are added tokens
+    rather than merges, because transformers gives every Qwen2 model a pre-tokenizer that splits digits.
+    """
+    from tokenizers import AddedToken, pre_tokenizers
+    from transformers import Qwen2Tokenizer
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Qwen2Tokenizer(
+        vocab={token: index for index, token in enumerate([*alphabet, END_OF_TEXT, PADDING])},
+        merges=[],
+        eos_token=END_OF_TEXT,
+        pad_token=PADDING,
+        unk_token=END_OF_TEXT,
+    )
+    # Not "special": a decoder that skips special tokens must keep them.
+    words = [*TAGS, *(str(number) for number in range(10, 1000))]
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in words])
+    return tokenizer
+
+
+def build_model(shape: TinyShape, tokenizer: "Qwen2Tokenizer", seed: int) -> "Qwen2ForCausalLM":
+    """A decoder of this shape with random weights, in float32; equal seeds give equal weights."""
+    import torch
+    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+    heads = shape.hidden_size // shape.head_size
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.mlp_size,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=shape.context,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config).float()
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    return model

@@ -1,0 +1,201 @@
+"""Warm start: teach a small decoder to attempt a task, from the task's own fallible demonstrations.
+
+Reinforcement learning finds nothing in a model that never succeeds. A demonstration shows how an attempt is
+written and searched for, not how to be right: what it gets wrong is left for reinforcement learning to mend.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+
+import tomli_w
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tinyzero_sdk import Task, load_task
+from tinyzero_sdk.errors import DataError, TinyZeroError
+from tinyzero_sdk.seeds import derive_seed
+from tinyzero_sdk.settings import build, merge, to_mapping
+from tinyzero_trainer.config import DataConfig, EvalConfig, TrainConfig
+from tinyzero_trainer.display import Display
+from tinyzero_trainer.evaluation import EvaluationResult, evaluate_model
+from tinyzero_trainer.interrupts import StopFlag
+from tinyzero_trainer.models import LanguageModel, choose_device, from_parts, save_model
+from tinyzero_trainer.presets import PRESET_FILE
+from tinyzero_trainer.prompts import PromptSource
+from tinyzero_trainer.tiny import build_model, build_tokenizer
+from tinyzero_trainer.warmstart_config import WarmStartConfig
+
+FINAL_RATE_SHARE = 0.1
+CARD_FILE = "README.md"
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStartResult:
+    """What a warm start made."""
+
+    output: Path
+    """Directory that transformers, vLLM and `--model` load."""
+
+    evaluation: EvaluationResult
+    """Held-out accuracy, sampled at temperature 1."""
+
+    summary: str
+    """One line for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A prompt and a demonstration that follows it."""
+
+    prompt: list[int]
+    """Tokens that are given."""
+
+    demonstration: list[int]
+    """Tokens that are learnt, the end token included."""
+
+
+def warm_start(config: WarmStartConfig, *, display: Display, stop: StopFlag) -> WarmStartResult:
+    """Train a small decoder on a task's demonstrations and save it with its settings and a model card.
+
+    Raises:
+        TinyZeroError: the task gives no demonstrations, or the directory exists.
+    """
+    output, started = Path(config.run.output), perf_counter()
+    if output.exists():
+        raise TinyZeroError(f"{output} exists already; give a new directory with --output")
+    build(TrainConfig, config.settings)  # an impossible preset stops here, not in the run that uses it
+    task = load_task(config.run.task, options=config.task)
+    tokenizer = build_tokenizer()
+    model = build_model(config.model, tokenizer, derive_seed("weights", config.run.seed))
+    language_model = from_parts(task.name, model.to(choose_device(config.run.device)), tokenizer)
+    trained_tokens = _train(config, task, language_model, display, stop)
+    seconds = perf_counter() - started
+    output.mkdir(parents=True)
+    save_model(output, language_model)
+    settings = _settings(config)
+    (output / PRESET_FILE).write_text(tomli_w.dumps({"task": task.name, "settings": settings}), encoding="utf-8")
+    train_config = build(TrainConfig, merge(settings, {"run": {"task": config.run.task}, "model": {"path": str(output)}}))
+    result = evaluate_model(train_config, samples=1, temperature=1.0, output=None, display=display, stop=stop)
+    card = _model_card(config, language_model, task, trained_tokens, seconds, result)
+    (output / CARD_FILE).write_text(card, encoding="utf-8")
+    summary = f"{output}: held-out accuracy {result.accuracy:.1%} on {result.problems} problems, {seconds:.0f} s"
+    return WarmStartResult(output, result, summary)
+
+
+def _settings(config: WarmStartConfig) -> dict[str, object]:
+    """What training on from this model should start with; the user's own settings go on top."""
+    training = config.training
+    suiting = {
+        "task": config.task,
+        "data": {"template": training.template, "test_share": training.test_share},
+        "rollout": {"max_tokens": training.max_tokens},
+        "eval": {"size": training.eval_size, "during_size": min(training.eval_size, EvalConfig.during_size)},
+    }
+    return merge(suiting, config.settings)
+
+
+def _train(
+    config: WarmStartConfig, task: Task, language_model: LanguageModel, display: Display, stop: StopFlag
+) -> int:
+    """Run all optimiser steps; returns the number of tokens learnt from."""
+    training, model = config.training, language_model.model
+    examples = _examples(config, task, language_model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
+    display.phase(f"warm start on demonstrations of {task.name}", training.steps, "steps")
+    model.train()
+    trained_tokens = 0
+    for step in range(1, training.steps + 1):
+        if stop.requested:
+            raise KeyboardInterrupt
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(training.learning_rate, step, training.warmup_steps, training.steps)
+        tokens, labels = _pad(list(islice(examples, training.batch_size)), language_model.pad_id, model.device)
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type == "cuda"):
+            logits = model(input_ids=tokens, use_cache=False).logits
+        # Padding is on the right and labels there are -100, so no attention mask is needed.
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        trained_tokens += int((labels != -100).sum())
+        display.advance()
+        if step % 200 == 0:
+            display.note(f"step {step}: loss {loss.item():.4f}")
+    display.end_phase()
+    return trained_tokens
+
+
+def learning_rate(peak: float, step: int, warmup_steps: int, steps: int) -> float:
+    """Linear warm-up, then a cosine down to a tenth of the peak; `step` counts from 1."""
+    if step <= warmup_steps:
+        return peak * step / warmup_steps
+    progress = (step - warmup_steps) / max(1, steps - warmup_steps)
+    return peak * (FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def _examples(config: WarmStartConfig, task: Task, language_model: LanguageModel) -> Iterator[Example]:
+    """Training problems for ever, each time with a new demonstration.
+
+    Raises:
+        TinyZeroError: the task has none.
+    """
+    training, tokenizer = config.training, language_model.tokenizer
+    source = PromptSource(task, tokenizer, DataConfig(template=training.template, test_share=training.test_share))
+    for index, prompt in enumerate(source.training(config.run.seed)):
+        text = task.demonstrate(prompt.item, derive_seed("demonstration", config.run.seed, index))
+        if text is None:
+            raise TinyZeroError(
+                f"task {task.name!r} gives no demonstrations to learn from; add a `demonstrate` hook, or train with --model"
+            )
+        tokens = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        if len(tokens) <= training.max_tokens:
+            yield Example(prompt.token_ids, tokens)
+
+
+def _pad(examples: list[Example], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens and labels, both [examples, longest]; labels are -100 on the prompt and on padding."""
+    longest = max(len(example.prompt) + len(example.demonstration) for example in examples)
+    tokens = torch.full((len(examples), longest), pad_id)
+    labels = torch.full((len(examples), longest), -100)
+    for row, example in enumerate(examples):
+        start, end = len(example.prompt), len(example.prompt) + len(example.demonstration)
+        tokens[row, :end] = torch.tensor(example.prompt + example.demonstration)
+        labels[row, start:end] = torch.tensor(example.demonstration)
+    return tokens.to(device), labels.to(device)
+
+
+def _model_card(
+    config: WarmStartConfig,
+    language_model: LanguageModel,
+    task: Task,
+    trained_tokens: int,
+    seconds: float,
+    result: EvaluationResult,
+) -> str:
+    parameters = sum(parameter.numel() for parameter in language_model.model.parameters())
+    device = language_model.model.device
+    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return f"""# A tiny decoder, warm-started on {task.name}
+
+Qwen2 architecture, {parameters:,} parameters, {len(language_model.tokenizer):,} tokens (numbers up to 999 and answer tags
+whole, everything else bytes). It knows nothing but the form of the task's demonstrations: it attempts a
+problem, often wrongly, and is meant as the start of reinforcement learning.
+
+| | |
+|---|---|
+| made by | `tinyzero warmstart`, settings below |
+| task | {task.name} {task.version} |
+| learnt from | {trained_tokens:,} tokens of {config.training.steps * config.training.batch_size:,} demonstrations |
+| time | {seconds:.0f} s on {device_name}, torch {torch.__version__} |
+| held-out accuracy | {result.accuracy:.1%} ± {result.standard_error:.1%} of {result.problems:,} problems, sampled at temperature 1 |
+| mean completion | {result.mean_length:.0f} tokens |
+
+```toml
+{tomli_w.dumps(to_mapping(config))}```
+"""

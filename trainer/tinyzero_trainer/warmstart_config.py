@@ -1,0 +1,69 @@
+"""Settings of a warm start: a small decoder from nothing, trained on a task's own demonstrations. No torch in here."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from annotated_types import Gt
+
+from tinyzero_trainer.config import NonNegativeInt, PositiveFloat, PositiveInt
+from tinyzero_trainer.tiny import TinyShape
+
+
+@dataclass(frozen=True)
+class WarmStartRun:
+    """What is made, and where."""
+
+    task: str = ""
+    """Name of an installed task that has `demonstrate`, or the path of a task file."""
+
+    output: str = ""
+    """Directory for the model; must not exist yet."""
+
+    seed: int = 0
+    """Weights, problems and demonstrations derive from it."""
+
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto` = a GPU where there is one."""
+
+
+@dataclass(frozen=True)
+class WarmStartTraining:
+    """How it is trained."""
+
+    steps: PositiveInt = 3000
+    """Optimiser steps."""
+
+    batch_size: PositiveInt = 128
+    """Demonstrations a step; every one is new."""
+
+    learning_rate: PositiveFloat = 2e-3
+    """Peak; reached after the warm-up, then a cosine down to a tenth."""
+
+    warmup_steps: NonNegativeInt = 100
+    """Steps of linear warm-up."""
+
+    template: str = "compact"
+    """Prompt template."""
+
+    eval_size: PositiveInt = 1024
+    """Held-out problems for the model card."""
+
+    max_tokens: PositiveInt = 256
+    """Longest completion in that evaluation; longer demonstrations are left out."""
+
+    test_share: Annotated[float, Gt(0)] = 1 / 16
+    """Share of problems held out, as in training with reinforcement learning."""
+
+
+@dataclass(frozen=True)
+class WarmStartConfig:
+    """Everything a warm start depends on."""
+
+    run: WarmStartRun = field(default_factory=WarmStartRun)
+    task: dict[str, Any] = field(default_factory=dict)
+    """The task's own options, e.g. task.numbers=[3]."""
+
+    model: TinyShape = field(default_factory=TinyShape)
+    training: WarmStartTraining = field(default_factory=WarmStartTraining)
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings under which the model learns best, e.g. settings.optimizer.learning_rate=2e-4; stored with it."""
