@@ -8,7 +8,7 @@ import contextlib
 import math
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -183,18 +183,20 @@ def build(crew: "Crew", request: Request, size: int) -> Iterator[tuple[Columns, 
     share = request.test_share if request.split == "test" else 1 - request.test_share
     # Small data sets take small blocks, since a task may need milliseconds for each candidate.
     block = max(_MIN_BLOCK, min(_MAX_BLOCK, math.ceil(size / share / 16)))
-    left, start, extra = size, 0, 0
+    left, start = size, 0
+    news = block * share  # expected of a block; fewer and fewer are new where a task has little left to give
     while left:
-        blocks = max(math.ceil(left / share / block), extra)
-        starts = range(start, start + blocks * block, block)
-        for columns in crew.read([(request, first, block) for first in starts]):
-            admitted = sieve.admit(columns.keys, columns.positions, columns.end, columns.is_last)
-            rows = np.fromiter(islice(admitted, left), dtype=np.int64)
-            left -= len(rows)
-            if len(rows):
-                yield columns, rows
-        # Repeats make further rounds necessary: few of them, even where the task has little left to give.
-        start, extra = starts.stop, 2 * extra or 1
+        while crew.has_room and crew.waiting * news < left:
+            crew.submit(request, start, block)
+            start += block
+        columns = crew.receive()
+        admitted = sieve.admit(columns.keys, columns.positions, columns.end, columns.is_last)
+        rows = np.fromiter(islice(admitted, left), dtype=np.int64)
+        left, news = left - len(rows), max(1, len(rows))
+        if len(rows):
+            yield columns, rows
+    while crew.waiting:
+        crew.receive()  # not needed after all
 
 
 class Crew:
@@ -204,10 +206,12 @@ class Crew:
         self.task = task
         task_bytes = pickle.dumps(task)
         self._workers = [WorkerProcess(task_bytes, serve_columns) for _ in range(workers if workers > 1 else 0)]
+        self._jobs: deque[tuple[Request, int, int]] = deque()
+        self._received = 0
 
     def __enter__(self) -> Self:
         for worker in self._workers:
-            self._receive(worker)  # that it is ready
+            self._take(worker)  # that it is ready
         return self
 
     def __exit__(
@@ -216,23 +220,38 @@ class Crew:
         for worker in self._workers:
             worker.close()
 
-    def read(self, jobs: Iterable[tuple[Request, int, int]]) -> Iterator[Columns]:
-        """The columns of each job (request, start, size), in order. Take all of them before the next call."""
-        if not self._workers:
-            yield from (read_columns(self.task, *job) for job in jobs)
-            return
-        asked: deque[WorkerProcess] = deque()
-        for number, job in enumerate(jobs):
-            if len(asked) == 2 * len(self._workers):  # two each: one to do while the other is taken in
-                yield self._receive(asked.popleft())
-            worker = self._workers[number % len(self._workers)]
-            with contextlib.suppress(OSError):  # it has died; its answer will be the end of the connection
-                worker.connection.send(job)
-            asked.append(worker)
-        while asked:
-            yield self._receive(asked.popleft())
+    @property
+    def waiting(self) -> int:
+        """How many ranges were submitted and are not received yet."""
+        return len(self._jobs)
 
-    def _receive(self, worker: WorkerProcess) -> Columns:
+    @property
+    def has_room(self) -> bool:
+        """Whether to submit another one: two for each worker, one to do while the other is taken in."""
+        return len(self._jobs) < max(1, 2 * len(self._workers))
+
+    def submit(self, request: Request, start: int, size: int) -> None:
+        """Ask for the problems among the candidates start … start + size - 1."""
+        self._jobs.append((request, start, size))
+        if self._workers:
+            worker = self._workers[(self._received + len(self._jobs) - 1) % len(self._workers)]
+            with contextlib.suppress(OSError):  # it has died; its answer will be the end of the connection
+                worker.connection.send(self._jobs[-1])
+
+    def receive(self) -> Columns:
+        """The columns of the range that was submitted first.
+
+        Raises:
+            TinyZeroError: the task failed on it.
+        """
+        job = self._jobs.popleft()
+        if not self._workers:
+            return _try_to_read(self.task, *job)
+        worker = self._workers[self._received % len(self._workers)]
+        self._received += 1
+        return self._take(worker)
+
+    def _take(self, worker: WorkerProcess) -> Columns:
         try:
             message = worker.connection.recv()
         except (EOFError, OSError):
@@ -247,11 +266,18 @@ def serve_columns(task: Task, connection: Connection, clock: Clock) -> None:
     while True:
         job = connection.recv()
         try:
-            columns = read_columns(task, *job)
-        except BaseException as error:  # the task's code may raise anything
-            connection.send(as_sendable(error))
-        else:
-            connection.send(columns)
+            connection.send(_try_to_read(task, *job))
+        except TinyZeroError as error:
+            connection.send(error)
+
+
+def _try_to_read(task: Task, request: Request, start: int, size: int) -> Columns:
+    try:
+        return read_columns(task, request, start, size)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the task's code may raise anything
+        raise as_sendable(error) from error
 
 
 def read_columns(task: Task, request: Request, start: int, size: int) -> Columns:

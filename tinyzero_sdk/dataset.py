@@ -106,8 +106,8 @@ class Sieve:
             DataError: the task is exhausted, at the row where that shows.
         """
         for row, (key, position) in enumerate(zip(keys, positions, strict=True)):
-            self._check_patience(position)
             if key not in self._seen:
+                self._check_patience(position)
                 self._seen.add(key)
                 self._newest = position
                 yield row

@@ -68,7 +68,7 @@ class Block:
         self.bad = sorted(self.bad + bad, key=lambda row: row.number)
         self.numbers = [self.numbers[place] for place in keep]
         self.rows = [self.rows[place] for place in keep] if self.rows else []
-        self.table = None if self.table is None else self.table.take(keep)
+        self.table = None if self.table is None else self.table.take(pa.array(keep, pa.int64()))
 
 
 def check_ending(path: Path) -> None:
@@ -259,11 +259,14 @@ class JsonLinesWriter:
         self._file.close()
 
 
+_ENCODER = json.JSONEncoder(allow_nan=False)
+
+
 def _encode(row: Row) -> str:
     try:
-        return json.dumps(row, allow_nan=False)
+        return _ENCODER.encode(row)
     except ValueError:
-        return json.dumps(_finite_only(row))
+        return _ENCODER.encode(_finite_only(row))
 
 
 def _finite_only(value: Json) -> Json:

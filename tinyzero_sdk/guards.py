@@ -104,7 +104,11 @@ class ScoreGuard:
             reason = "wrong"  # `ok` is the record's default, and not what the author means
         if parts:
             parts = {name: self._check_value(part, _FINITE) for name, part in parts.items()}
-        return Score(value, correct, reason, score.answer or answer, parts, score.masked)
+        if answer is None and score.answer is not None:  # after wrappers, which pass on what was extracted
+            answer = score.answer
+            if not isinstance(answer, str):
+                raise self._refusal("answer=", answer, "str or None")
+        return Score(value, correct, reason, answer, parts, bool(score.masked))
 
     def _check_value(self, value: Any, bounds: tuple[float, float]) -> float:
         if type(value) is not float:

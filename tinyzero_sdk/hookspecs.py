@@ -26,7 +26,7 @@ Message = dict[str, str]
 def generate_dataset(split: Split, size: int, seed: int, start: int, options: Any) -> "Iterable[Item] | ItemColumns":
     """Candidates start … start + size - 1, lazily; each depends on (split, seed, its index) alone.
 
-    Every candidate must be solvable. The host keeps those whose key belongs to `split`, drops repeats and asks for more.
+    Every candidate must be solvable. The host keeps those whose key is of `split`, drops repeats, and asks for more.
     """
 
 
@@ -78,7 +78,7 @@ def oracle(answer: str, ground_truth: Json, options: Any) -> bool | None:
 
 @hookspec(firstresult=True)
 def item_key(item: Item) -> str:
-    """Optional: the item's canonical key; items that are the same problem share it (default: hash of the ground truth)."""
+    """Optional: the item's canonical key, shared by items that are the same problem (default: of the ground truth)."""
 
 
 @hookspec(firstresult=True)

@@ -8,6 +8,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import itertools
 import textwrap
 import tomllib
 import types
@@ -110,11 +111,11 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         SettingsError: an unknown key (the nearest known one is named), a wrong type, an impossible value.
 
     Example:
-        >>> from tinyzero_sdk.records import Completion
-        >>> build(Completion, {"tex": "hi"})
+        >>> from tinyzero_sdk.records import Item
+        >>> build(Item, {"dat": {}})
         Traceback (most recent call last):
         ...
-        tinyzero_sdk.errors.SettingsError: unknown key 'tex'; did you mean 'text'? known here: text, token_count, finished
+        tinyzero_sdk.errors.SettingsError: unknown key 'dat'; did you mean 'data'? known here: ground_truth, data
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -181,7 +182,7 @@ def describe(cls: type, prefix: str = "") -> Iterator[Field]:
 
 def _nested_types(cls: type) -> dict[str, type]:
     hints = typing.get_type_hints(cls)
-    return {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    return {name: hint for name, hint in hints.items() if isinstance(hint, type) and dataclasses.is_dataclass(hint)}
 
 
 def _type_name(hint: Any) -> str:
@@ -217,7 +218,7 @@ def field_docs(cls: type) -> dict[str, str]:
         return {}
     body = typing.cast(ast.ClassDef, tree.body[0]).body
     docs = {}
-    for field, doc in zip(body, body[1:], strict=False):
+    for field, doc in itertools.pairwise(body):
         is_doc = isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant) and isinstance(doc.value.value, str)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_doc:
             docs[field.target.id] = " ".join(doc.value.value.split())  # type: ignore[attr-defined]

@@ -5,19 +5,25 @@ Linear in the length of the text whatever it holds; nothing in here gives a verd
 
 import re
 
-# As Qwen, Llama and GPT write them (<|im_end|>), DeepSeek (full-width bars), Llama 2 and Mistral (</s>), and Gemma.
-_SPECIAL_TOKEN = re.compile(r"<[|｜][\w▁]+[|｜]>|</?s>|<(?:bos|eos|pad|unk|start_of_turn|end_of_turn)>")
+# As Qwen, Llama and GPT write them (<|im_end|>), and DeepSeek (full-width bars).
+_BARRED_TOKEN = re.compile(r"<[|｜][\w▁]+[|｜]>")
+# As Llama 2, Mistral and Gemma write them. Only what stops or pads a generation, so only at its end.
+_END_TOKENS = ("</s>", "<eos>", "<end_of_turn>", "<pad>")
 
 
 def strip_special_tokens(text: str) -> str:
-    """`text` without the markers that a decoder may leave in, such as `<|im_end|>`, `<|endoftext|>` and `</s>`.
+    """`text` without what a decoder may leave in: `<|im_end|>` and its like anywhere, `</s>` and its like at the end.
 
     Example:
         >>> strip_special_tokens("<answer>42</answer><|im_end|>")
         '<answer>42</answer>'
     """
-    # Searching costs a tenth of substituting, and nearly all texts hold no special token.
-    return _SPECIAL_TOKEN.sub("", text) if "<" in text and _SPECIAL_TOKEN.search(text) else text
+    if "|" in text or "｜" in text:  # looking for one character is many times faster than for a pattern
+        text = _BARRED_TOKEN.sub("", text)
+    end = len(text)
+    while text.endswith(_END_TOKENS, 0, end):
+        end = text.rindex("<", 0, end)
+    return text[:end]
 
 
 def last_tagged(text: str, tag: str = "answer") -> str | None:
@@ -29,7 +35,8 @@ def last_tagged(text: str, tag: str = "answer") -> str | None:
     """
     opening, closing = f"<{tag}>", f"</{tag}>"
     # From the last closing tag back to the nearest opening one, then forward: `<a>1</a></a>` holds 1.
-    start = text.rfind(opening, 0, max(text.rfind(closing), 0))
+    end = text.rfind(closing)
+    start = text.rfind(opening, 0, end) if end >= 0 else -1
     if start < 0 or text.find("</think>", start) >= 0:
         return None
     start += len(opening)

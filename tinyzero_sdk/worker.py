@@ -155,7 +155,8 @@ def as_sendable(error: BaseException) -> TinyZeroError:
         text = str(error)
     except Exception:  # an exception's message is plugin code too
         text = "(its message cannot be shown)"
-    return BrokenTaskError(f"the task raised {type(error).__name__} in a worker process: {text}")
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return BrokenTaskError(f"the task raised {type(error).__name__} at {place.filename}:{place.lineno}: {text}")
 
 
 def count_cores() -> int:

@@ -35,7 +35,7 @@ def test_code_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         elif code.startswith("# "):
             Path(code.splitlines()[0].removeprefix("# ")).write_text(code, encoding="utf-8")
         else:
-            exec(compile(code, str(document), "exec"), namespace)
+            exec(compile(code, f"<Python in {document.name}>", "exec"), namespace)
 
 
 def run_in_bash(code: str) -> None:

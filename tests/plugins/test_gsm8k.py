@@ -158,3 +158,16 @@ def test_unreadable_files_are_named(name: str, content: bytes | None, tmp_path: 
         path.write_bytes(content)
     with pytest.raises(DataError, match=name):
         list(load_task("gsm8k", options={"path": str(path)}).generate("train", 1))
+
+
+@pytest.mark.parametrize("template", ["base", "chat", "compact"])
+def test_prompts_hold_the_question_alone(template: str) -> None:
+    item = next(synthetic.dataset("train"))
+    prompt = str(synthetic.make_prompt(item, template))
+    assert item.data["question"] in prompt
+    assert item.data["answer"] not in prompt
+
+
+def test_an_unknown_template_is_refused() -> None:
+    with pytest.raises(SettingsError, match="base, chat, compact"):
+        synthetic.make_prompt(Item("1", {"question": "?"}), "compct")

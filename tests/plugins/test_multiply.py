@@ -130,3 +130,8 @@ def test_prompts_name_both_factors(template: str) -> None:
     assert "123" in prompt
     assert "456" in prompt
     assert "56088" not in prompt
+
+
+def test_an_unknown_template_is_refused() -> None:
+    with pytest.raises(SettingsError, match="base, chat, compact"):
+        task.make_prompt(problem(123, 456), "compct")

@@ -17,6 +17,7 @@ import dataclasses
 class Options:
     size: int = 3
     \"\"\"How many [digits].\"\"\"
+    pair: tuple[int, int] = (1, 2)
 @hookimpl
 def options(): return Options
 @hookimpl
@@ -97,12 +98,15 @@ def test_task_is_described(run, say):
         "description": "Say a [number].",
         "ability": "math",
         "score_range": [0.0, 1.0],
-        "options": [{"key": "task.size", "type": "int", "default": 3, "help": "How many [digits]."}],
+        "options": [
+            {"key": "task.size", "type": "int", "default": 3, "help": "How many [digits]."},
+            {"key": "task.pair", "type": "[int, int]", "default": [1, 2], "help": ""},
+        ],
         "templates": ["base", "chat", "compact"],
         "example": {"prompt": "base: say 0", "ground_truth": 0, "solution": "<answer>0</answer>"},
     }
     shown = run("tasks", "say")[1]
-    for text in ("say 2.1  Say a [number].", "task.size  int   3        How many [digits].", "  <answer>0</answer>"):
+    for text in ("say 2.1  Say a [number].", "How many [digits].", "[int, int]  [1, 2]", "  <answer>0</answer>"):
         assert text in shown
 
 

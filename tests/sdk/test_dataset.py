@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Task, load_task
@@ -123,6 +123,7 @@ def test_split_is_the_candidates_in_order_without_repeats_whatever_the_block(
     assert f"only {len(expected)} different" in error
 
 
+@settings(max_examples=25)
 @given(keys=st.lists(st.integers(), min_size=1, max_size=30), block=st.integers(1, 5000))
 def test_endless_task_with_few_problems_is_found_out_at_the_same_candidate(keys: list[int], block: int) -> None:
     small, big = (problems(Numbers(keys, endless=True), "train", block=size) for size in (block, 4096))
@@ -196,7 +197,11 @@ def test_existing_files_are_kept_unless_told_otherwise(task_file: Path, tmp_path
 
 @pytest.mark.parametrize(
     ("fault", "workers", "message"),
-    [("raise", 2, "RuntimeError in a worker process: no more ideas"), ("exit", 2, "died while task 'halves'")],
+    [
+        ("raise", 1, r"RuntimeError at .*halves\.py:\d+: no more ideas"),
+        ("raise", 2, r"RuntimeError at .*halves\.py:\d+: no more ideas"),
+        ("exit", 2, "died while task 'halves'"),
+    ],
 )
 def test_task_that_fails_leaves_no_file(
     task_file: Path, tmp_path: Path, fault: str, workers: int, message: str

@@ -66,9 +66,15 @@ def test_rows_keep_their_columns_and_order_and_get_their_verdict(
     assert report.is_clean
 
 
-def test_whole_row_of_a_data_file_is_scored_by_its_reward_model(task: Task, tmp_path: Path) -> None:
-    row = {"reward_model": {"style": "rule", "ground_truth": 7}, "completion": "<answer>7</answer>"}
-    assert score_rows(task, tmp_path, [row]) == [row | RESULTS[0] | {"answer": "7"}]
+@pytest.mark.parametrize("source", FORMATS)
+def test_row_of_tinyzero_is_scored_by_its_reward_model(
+    write_task: Callable[..., str], tmp_path: Path, source: str
+) -> None:
+    truth = {"numbers": [3, 4], "target": 7}
+    code = f"@hookimpl\ndef score(answer, ground_truth):\n    return float(ground_truth == {truth})\n"
+    row = {"completion": "<answer>1</answer>", "reward_model": {"ground_truth": truth, "style": "rule"}, "target": 7}
+    score_file(load_task(write_task(score=code)), write_rows(tmp_path / f"in.{source}", [row]), tmp_path / "out.jsonl")
+    assert list(read_rows(tmp_path / "out.jsonl")) == [row | RESULTS[0]]
 
 
 BAD_LINES = {
@@ -102,6 +108,14 @@ def test_bad_rows_of_a_parquet_file_are_listed_and_the_rest_is_scored(task: Task
     report = score_file(task, write_rows(tmp_path / "in.parquet", rows), tmp_path / f"out.{into}")
     assert bad_numbers(report) == [4, 5]
     assert [row["id"] for row in read_rows(tmp_path / f"out.{into}")] == [5, 4, 3, 3]
+
+
+@pytest.mark.parametrize("into", FORMATS)
+def test_file_of_bad_rows_alone_gives_an_empty_output(task: Task, tmp_path: Path, into: str) -> None:
+    pq.write_table(pa.table({"completion": pa.nulls(2, pa.string()), "ground_truth": [1, 2]}), tmp_path / "in.parquet")
+    report = score_file(task, tmp_path / "in.parquet", tmp_path / f"out.{into}")
+    assert (bad_numbers(report), report.accuracy, report.mean_score) == ([1, 2], None, None)
+    assert list(read_rows(tmp_path / f"out.{into}")) == []
 
 
 def test_list_of_bad_rows_is_bounded_but_all_are_counted(

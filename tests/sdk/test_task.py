@@ -1,22 +1,13 @@
-"""The task handle: every hook through it, and what the guards let through, refuse and contain."""
+"""The task handle: every hook through it, its pickles, and calls that bypass pluggy."""
 
 import copy
-import math
 import pickle
-from decimal import Decimal
-from fractions import Fraction
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tinyzero_sdk import Completion, Item, ItemColumns, Score, TaskInfo, load_task
 from tinyzero_sdk.binding import bind
 from tinyzero_sdk.errors import BrokenTaskError, VersionMismatchError
-from tinyzero_sdk.guards import ScoreGuard
-from tinyzero_sdk.records import REASONS
-from tinyzero_sdk.text import last_tagged
 
 OPTIONS = """
 import dataclasses
@@ -27,9 +18,6 @@ class Options:
 def options(): return Options
 """
 ITEM = Item(3, {"number": 3})
-
-
-# ── Every hook, through the handle ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_hook_generate_dataset(write_task):
@@ -168,232 +156,6 @@ def score_completion(completion, ground_truth, options):
     long = Completion("<answer>3</answer>", token_count=2000, finished=False)
     assert task.score_completion(long, 3) == Score(-1.0, True, "ok", "3", {"task": 1.0, "length": -2.0}, True)
     assert task.score_completion("no answer", 3).reason == "no_answer"
-
-
-# ── What a score may be ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-def guard(result, score_range=(0.0, 1.0)):
-    """A guard around a scorer that returns `result`, or raises it."""
-
-    def score(answer, ground_truth):
-        if isinstance(result, BaseException) or (isinstance(result, type) and issubclass(result, BaseException)):
-            raise result
-        return result
-
-    return ScoreGuard("say", last_tagged, score, score_range)
-
-
-RIGHT = Score(1.0, True, "ok", "3")
-WRONG = Score(0.0, False, "wrong", "3")
-
-
-@pytest.mark.parametrize(
-    ("returned", "expected"),
-    [
-        (1.0, RIGHT),
-        (1, RIGHT),
-        (0, WRONG),
-        (0.5, Score(0.5, False, "wrong", "3")),
-        (np.float64(1), RIGHT),
-        (np.float32(0.5), Score(0.5, False, "wrong", "3")),
-        (np.int64(1), RIGHT),
-        (Fraction(1, 2), Score(0.5, False, "wrong", "3")),
-        (Score(1.0, True), RIGHT),
-        (Score(np.float16(1), True), RIGHT),
-        (Score(0.0, False), WRONG),
-        (Score(0.0, False, "malformed"), Score(0.0, False, "malformed", "3")),
-        (Score(1, True, answer="three"), Score(1.0, True, "ok", "three")),
-        (Score(0.1, False, parts={"format": 1}), Score(0.1, False, "wrong", "3", {"format": 1.0})),
-        (Score(1.0, True, masked=True), Score(1.0, True, "ok", "3", {}, True)),
-    ],
-)
-def test_accepted_score(returned, expected):
-    got = guard(returned).score_completion("<answer>3</answer>", 3)
-    assert got == expected
-    assert type(got.value) is float
-
-
-class Unshowable:
-    def __repr__(self):
-        raise ValueError
-
-
-@pytest.mark.parametrize(
-    "returned",
-    [
-        None,
-        "1.0",
-        True,
-        np.True_,
-        1j,
-        [1.0],
-        np.array(1.0),
-        Decimal(1),
-        math.nan,
-        math.inf,
-        -math.inf,
-        np.float64("nan"),
-        10**400,
-        10**5000,
-        Fraction(10**400),
-        1.0000001,
-        -0.1,
-        2,
-        Unshowable(),
-        Score(math.nan, False),
-        Score(2.0, True),
-        Score(None, False),
-        Score(True, True),
-        Score(0.0, None),
-        Score(1.0, np.True_),
-        Score(0.0, False, "because"),
-        Score(1.0, True, "wrong"),
-        Score(0.0, False, parts={"format": math.inf}),
-        Score(0.0, False, parts=[1.0]),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_refused_score(returned):
-    refusing = guard(returned)
-    assert refusing.score_completion("<answer>3</answer>", 3) == Score(0.0, False, "error")
-    assert refusing.error_count == 1
-
-
-def test_torch_tensor_is_refused():
-    torch = pytest.importorskip("torch")
-    with pytest.raises(BrokenTaskError, match="Tensor"):
-        guard(torch.tensor(1.0)).check(torch.tensor(1.0), "3")
-
-
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        (math.nan, r"task 'say': score returned nan \(float\); expected a finite number from 0 to 1"),
-        ("1", r"score returned '1' \(str\); expected a Score or a number"),
-        (10**400, r"expected a number that a float can hold"),
-        (Score(0.0, False, "why"), r"score returned reason='why' \(str\); expected one of ok, wrong"),
-        (Score(0.0, None), r"score returned correct=None \(NoneType\); expected True or False"),
-    ],
-)
-def test_refusal_says_what_was_returned_and_expected(returned, message):
-    with pytest.raises(BrokenTaskError, match=message):
-        guard(None).check(returned, "3")
-
-
-def test_full_marks_are_the_end_of_the_range():
-    assert not guard(1.0, (-1, 2)).check(1.0, "3").correct
-    assert guard(2.0, (-1, 2)).check(2, "3").correct
-    assert guard(-1.0, (-1, 2)).check(-1, "3").value == -1.0
-
-
-@given(
-    st.one_of(
-        st.floats(),
-        st.integers(),
-        st.text(),
-        st.none(),
-        st.complex_numbers(),
-        st.builds(
-            Score,
-            st.one_of(st.floats(), st.none()),
-            st.one_of(st.booleans(), st.none()),
-            st.one_of(st.sampled_from(REASONS), st.text()),
-        ),
-    )
-)
-def test_whatever_a_scorer_returns_the_verdict_is_valid(returned):
-    got = guard(returned).score_completion("<answer>3</answer>", 3)
-    assert 0.0 <= got.value <= 1.0
-    assert got.reason in REASONS
-    assert got.correct == (got.reason == "ok")
-
-
-# ── What a scorer may do ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Hostile(Exception):
-    def __str__(self):
-        raise RuntimeError("no text")
-
-    __repr__ = __str__
-
-
-class Unpicklable(BaseException):
-    def __reduce__(self):
-        raise TypeError
-
-
-@pytest.mark.parametrize(
-    "raised", [ValueError("bad"), SystemExit(0), MemoryError, GeneratorExit, Hostile(), Unpicklable()]
-)
-def test_scorer_that_raises_is_contained(raised):
-    raising = guard(raised)
-    assert raising.score_completion("<answer>3</answer>", 3) == Score(0.0, False, "error")
-    assert raising.score_completion("<answer>3</answer>", 3).reason == "error"
-    assert raising.error_count == 2
-    assert "in score" in raising.first_error
-    pickle.dumps(raising.first_error)
-
-
-def test_interrupt_is_the_callers():
-    with pytest.raises(KeyboardInterrupt):
-        guard(KeyboardInterrupt()).score_completion("<answer>3</answer>", 3)
-
-
-def test_endless_recursion_is_contained(write_task):
-    task = load_task(write_task(score="@hookimpl\ndef score(answer): return score(answer)"))
-    assert task.score_completion("<answer>3</answer>", 3).reason == "error"
-    assert "RecursionError" in task.first_error
-    assert len(task.first_error) < 10_000
-
-
-def test_first_error_is_kept_with_its_place(write_task):
-    path = write_task(score="@hookimpl\ndef score(answer, ground_truth): return 1 / int(answer)")
-    task = load_task(path)
-    assert (task.error_count, task.first_error) == (0, None)
-    for answer in ("0", "x", "1"):
-        task.score_completion(f"<answer>{answer}</answer>", 3)
-    assert task.error_count == 2
-    assert "ZeroDivisionError" in task.first_error
-    assert path in task.first_error
-
-
-def test_extraction_that_raises_or_lies_is_contained(write_task):
-    task = load_task(write_task(extract_answer="@hookimpl\ndef extract_answer(completion): return int(completion)"))
-    assert task.score_completion("x", 3).reason == "error"
-    assert task.score_completion("3", 3).reason == "error"
-    with pytest.raises(BrokenTaskError, match=r"extract_answer returned 3 \(int\); expected str or None"):
-        task.extract_answer("3")
-
-
-@pytest.mark.parametrize(
-    "code", ["yield\n    raise ValueError", "yield\n    return 1.0", "yield\n    return Score(float('nan'), False)"]
-)
-def test_wrapper_that_fails_is_contained(write_task, code):
-    task = load_task(write_task(extra=f"@hookimpl(wrapper=True)\ndef score_completion():\n    {code}"))
-    assert task.score_completion("<answer>3</answer>", 3) == Score(0.0, False, "error")
-    assert task.error_count == 1
-
-
-@given(
-    st.text(st.characters())
-    | st.lists(st.sampled_from(["<answer>", "</answer>", "</think>", "<|", "|>", "\0", "\ud800", "3"])).map("".join)
-)
-def test_any_text_gets_a_verdict(text):
-    for completion in (text, Completion(text, token_count=3, finished=False)):
-        got = guard(1.0).score_completion(completion, 3)
-        assert got.reason in ("ok", "no_answer")
-        assert (got.value, got.answer is None) == ((1.0, False) if got.correct else (0.0, True))
-
-
-def test_special_tokens_do_not_change_the_verdict(write_task):
-    task = load_task(write_task())
-    for end in ("<|im_end|>", "<|endoftext|>\n", "</s></s>", "<|eot_id|>", "<eos><pad>", "<｜end▁of▁sentence｜>"):
-        assert task.score_completion(f"<answer>3{end}</answer>{end}", 3).correct
-
-
-# ── The handle itself ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_task_pickles_by_name(install, task_source):

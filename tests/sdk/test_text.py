@@ -63,26 +63,31 @@ def test_other_tags():
     assert last_tagged("<answer>1</answer><final>2</final>", "final") == "2"
 
 
-@given(st.text(st.characters(exclude_characters="<")))
+@given(st.text(st.characters(exclude_characters="|｜>")))
 def test_text_without_tokens_is_returned_as_it_is(text):
     assert strip_special_tokens(text) is text
 
 
-TOKENS = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<s>", "</s>", "<pad>", "<end_of_turn>", "<｜end▁of▁sentence｜>"]
+BARRED = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<｜end▁of▁sentence｜>"]
+AT_THE_END = ["</s>", "<eos>", "<end_of_turn>", "<pad>"]
 
 
-@given(st.lists(st.sampled_from([*TOKENS, "a", "3 < 4", "<answer>", "|", ">"])))
-def test_tokens_go_and_the_rest_stays(pieces):
-    assert strip_special_tokens(" ".join(pieces)) == " ".join("" if piece in TOKENS else piece for piece in pieces)
+@given(
+    st.lists(st.sampled_from([*BARRED, *AT_THE_END, "a", "3 < 4", "<answer>"])),
+    st.lists(st.sampled_from([*BARRED, *AT_THE_END])),
+)
+def test_tokens_go_and_the_rest_stays(pieces, end):
+    kept = [piece for piece in pieces if piece not in BARRED]
+    assert strip_special_tokens("".join([*pieces, ".", *end])) == "".join([*kept, "."])
 
 
-@pytest.mark.parametrize("text", ["<answer>", "a <| b |> c", "<||>", "<x|y>", "|im_end|", "< s>", "P(a|b) < 1 > 0"])
+@pytest.mark.parametrize("text", ["<answer>", "a <| b |> c", "<||>", "<x|y>", "|im_end|", "</s> <s>", "P(a|b) < 1 > 0"])
 def test_text_that_only_looks_like_a_token_stays(text):
     assert strip_special_tokens(text) == text
 
 
 @pytest.mark.parametrize(
-    "piece", ["<answer>", "</answer>", "<|", "<|a", "<", "<|a|", "</think>", "<answer>1</answer>", "<s"]
+    "piece", ["<answer>", "</answer>", "<|", "<|a", "<", "<|a|", "</think>", "<answer>1</answer>", "</s>", "<pad>."]
 )
 @pytest.mark.parametrize("function", [last_tagged, strip_special_tokens])
 def test_time_is_linear_in_hostile_text(function, piece):

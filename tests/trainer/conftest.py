@@ -1,13 +1,24 @@
 """A model of a few thousand parameters and a task of the tests' own."""
 
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin make a busy machine crawl
+
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from tinyzero_sdk.settings import build
+from tinyzero_trainer.display import Display
+from tinyzero_trainer.interrupts import StopFlag
 from tinyzero_trainer.models import LanguageModel, from_parts, save_model
 from tinyzero_trainer.tiny import TinyShape, build_model, build_tokenizer
+from tinyzero_trainer.warmstart import warm_start
+from tinyzero_trainer.warmstart_config import WarmStartConfig
+
+torch.set_num_threads(1)  # the models are so small that a second thread only waits
 
 TOY_TASK = Path(__file__).with_name("toy_task.py")
 SHAPE = TinyShape(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=256)
@@ -50,7 +61,9 @@ def random_model(kind: str) -> torch.nn.Module:
     elif kind == "qwen3":
         model = Qwen3ForCausalLM(Qwen3Config(**common, head_dim=16))
     else:
-        model = LlamaForCausalLM(LlamaConfig(**common, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}))
+        model = LlamaForCausalLM(
+            LlamaConfig(**common, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
+        )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -63,6 +76,18 @@ def any_model(request: pytest.FixtureRequest) -> torch.nn.Module:
     return random_model(request.param)
 
 
-@pytest.fixture(autouse=True)
-def _two_threads() -> None:
-    torch.set_num_threads(2)
+@pytest.fixture(scope="session")
+def warm_model(toy_task: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that adds one-digit numbers, badly: the start of runs that have something to learn."""
+    output = tmp_path_factory.mktemp("warm") / "model"
+    values = {
+        "run": {"task": toy_task, "output": str(output), "device": "cpu"},
+        "task": {"limit": 5},
+        "model": {"hidden_size": 32, "layers": 2, "head_size": 16, "mlp_size": 48, "context": 64},
+        "training": {"steps": 150, "batch_size": 32, "learning_rate": 1e-2, "warmup_steps": 20, "max_tokens": 8}
+        | {"eval_size": 8, "test_share": 0.4, "template": "base"},
+        "settings": {"optimizer": {"learning_rate": 1e-3}},
+    }
+    with Display() as display:
+        warm_start(build(WarmStartConfig, values), display=display, stop=StopFlag())
+    return output

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+
 from tinyzero_trainer import checkpoint
 from tinyzero_trainer.checkpoint import CheckpointError, DamagedCheckpointError, latest, save, sweep, verify
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:De
 
 
 def content(step):
-    return {"model.safetensors": b"weights %d " % step * 50, "state/optimizer.bin": b"moments %d" % step, "empty": b""}
+    return {"model.safetensors": b"weights %d " % step * 9, "state/optimizer.bin": b"moments %d" % step, "empty": b""}
 
 
 def filler(step, *, tick=lambda: None):
@@ -116,7 +117,7 @@ def test_the_newest_sound_one_is_taken_and_the_others_are_reported(root):
 def test_if_every_one_is_damaged_resuming_stops(root):
     for step in (10, 20):
         (root / f"step_{step}" / "empty").unlink()
-    with pytest.raises(CheckpointError, match="no checkpoint in .* is sound: .*step_20/empty: No such file.*step_10"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is sound: .*step_20/empty: No such file.*step_10"):
         latest(root)
 
 
@@ -196,7 +197,7 @@ def test_a_failing_rename_leaves_everything_as_it_was(root, monkeypatch, code):
 
 def test_a_vanished_directory_is_not_made_again(root):
     shutil.rmtree(root)
-    with pytest.raises(CheckpointError, match="No such file or directory .*the directory is gone"):
+    with pytest.raises(CheckpointError, match=r"No such file or directory .*the directory is gone"):
         save(root, 30, filler(30), meta=META)
     assert not root.exists()
 

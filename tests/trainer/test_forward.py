@@ -1,7 +1,7 @@
 import pytest
 import torch
-from tests.trainer.samples import ragged_samples
 
+from tests.trainer.samples import ragged_samples
 from tinyzero_trainer import forward
 from tinyzero_trainer.batching import micro_batches
 from tinyzero_trainer.forward import head_of, token_statistics

@@ -7,6 +7,7 @@ import sys
 import threading
 
 import pytest
+
 from tinyzero_trainer import interrupts
 from tinyzero_trainer.interrupts import Interrupted, StopFlag, catch_signals
 
@@ -22,9 +23,14 @@ def test_a_signal_raises_the_flag_and_nothing_else(number):
 
 def test_former_handlers_come_back_even_after_an_error():
     former = [signal.getsignal(number) for number in interrupts.SIGNALS]
-    with pytest.raises(RuntimeError, match="training failed"), catch_signals():
-        assert [signal.getsignal(number) for number in interrupts.SIGNALS] != former
-        raise RuntimeError("training failed")
+
+    def run():
+        with catch_signals():
+            assert [signal.getsignal(number) for number in interrupts.SIGNALS] != former
+            raise RuntimeError("training failed")
+
+    with pytest.raises(RuntimeError, match="training failed"):
+        run()
     assert [signal.getsignal(number) for number in interrupts.SIGNALS] == former
 
 

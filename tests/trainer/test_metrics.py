@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tinyzero_sdk.errors import DataError
 from tinyzero_trainer.metrics import MetricsError, MetricsLog, held_out_key, read_metrics
 
@@ -86,12 +87,12 @@ def test_a_broken_line_is_named(path, line):
 
 
 def test_a_missing_file_is_named(path):
-    with pytest.raises(DataError, match="cannot read .*: No such file or directory"):
+    with pytest.raises(DataError, match=r"cannot read .*: No such file or directory"):
         read_metrics(path)
 
 
 def test_a_path_that_cannot_be_written_is_one_line(tmp_path):
-    with pytest.raises(MetricsError, match="cannot write .*: Is a directory"):
+    with pytest.raises(MetricsError, match=r"cannot write .*: Is a directory"):
         MetricsLog(tmp_path)
 
 

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from tinyzero_sdk.settings import build, to_mapping
 from tinyzero_trainer import checkpoint
 from tinyzero_trainer.config import RunConfig, TrainConfig

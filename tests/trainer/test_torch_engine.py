@@ -1,3 +1,5 @@
+from itertools import chain
+
 import pytest
 import torch
 
@@ -15,7 +17,9 @@ def prompts(toy_model: LanguageModel) -> list[list[int]]:
     return [toy_model.tokenizer(text)["input_ids"] for text in ("1+2=", "12+345=", "7", "10+20=")]
 
 
-def test_equal_seeds_give_equal_completions_and_other_seeds_others(toy_model: LanguageModel, prompts: list[list[int]]) -> None:
+def test_equal_seeds_give_equal_completions_and_other_seeds_others(
+    toy_model: LanguageModel, prompts: list[list[int]]
+) -> None:
     engine, params = make_engine(toy_model), SamplingParams(12)
     first = engine.generate(prompts, 3, params, seed=1)
     assert first == engine.generate(prompts, 3, params, seed=1)
@@ -23,7 +27,9 @@ def test_equal_seeds_give_equal_completions_and_other_seeds_others(toy_model: La
     assert [len(group) for group in first] == [3] * len(prompts)
 
 
-def test_every_end_token_ends_a_completion_and_nothing_else_does(toy_model: LanguageModel, prompts: list[list[int]]) -> None:
+def test_every_end_token_ends_a_completion_and_nothing_else_does(
+    toy_model: LanguageModel, prompts: list[list[int]]
+) -> None:
     ends = set(range(0, 1252, 25))  # a random model hits one of these sooner or later
     engine = make_engine(toy_model, eos_ids=ends)
     rollouts = [rollout for group in engine.generate(prompts, 16, SamplingParams(40), seed=0) for rollout in group]
@@ -49,7 +55,7 @@ def test_what_is_drawn_does_not_depend_on_who_has_finished(toy_model: LanguageMo
     few, many = set(range(0, 1252, 9)), {0}
     early = make_engine(toy_model, eos_ids=few).generate(prompts, 8, SamplingParams(40), seed=5)
     late = make_engine(toy_model, eos_ids=many).generate(prompts, 8, SamplingParams(40), seed=5)
-    for left, right in zip(sum(early, []), sum(late, []), strict=True):
+    for left, right in zip(chain(*early), chain(*late), strict=True):
         assert right.token_ids[: len(left.token_ids)] == left.token_ids
 
 

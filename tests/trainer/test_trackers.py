@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+
 from tinyzero_trainer import trackers
 from tinyzero_trainer.trackers import Trackers
 
@@ -40,7 +41,7 @@ HANGS = {
     "log": "import time\nRun.log = lambda self, metrics, step: time.sleep(60)",
     "finish": "import time\nRun.finish = lambda self: time.sleep(60)",
     "exit": "import atexit, time\natexit.register(time.sleep, 60)",
-    "stubborn": "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ndef init(**options):\n    while True: pass",
+    "stubborn": "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: pass",
 }
 
 
@@ -59,7 +60,9 @@ def stub(tmp_path, monkeypatch):
 def run(directory, *names, steps=3, notes=None):
     """Log a few steps and close; the notes, and the longest time any call of `log` took."""
     notes, slowest = [] if notes is None else notes, 0.0
-    with Trackers(names, directory=directory, project="p", name="n", config={"run": {}}, note=notes.append) as observers:
+    with Trackers(
+        names, directory=directory, project="p", name="n", config={"run": {}}, note=notes.append
+    ) as observers:
         for step in range(steps):
             started = time.perf_counter()
             observers.log(step, {"critic/score/mean": step / 4, "actor/entropy": math.nan})

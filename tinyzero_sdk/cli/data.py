@@ -149,4 +149,4 @@ def _show_problem(title: str, problem: dict[str, Any]) -> None:
 def _show_part(title: str, text: str) -> None:
     # Text, not markup: a problem may well contain [brackets].
     stdout.print(Text(title, style="bold"))
-    stdout.print(Padding(Text(text.strip("\n")), (0, 0, 0, 2)))
+    stdout.print(Padding(Text(text.strip("\n")), (0, 0, 0, 2), expand=False))

@@ -3,6 +3,7 @@
 import dataclasses
 import textwrap
 from collections.abc import Iterator
+from json import dumps
 from typing import Annotated, Any
 
 import typer
@@ -143,8 +144,8 @@ def _show_details(details: dict[str, Any]) -> None:
         for column in ("option", "type", "default", "meaning"):
             table.add_column(column)
         for option in details["options"]:
-            texts = [escape(str(option[key])) for key in ("type", "default", "help")]
-            table.add_row(f"[cyan]{option['key']}[/]", *texts)
+            texts = (option["type"], _as_typed(option["default"]), option["help"])
+            table.add_row(f"[cyan]{option['key']}[/]", *map(escape, texts))
         stdout.print("", table)
     if details["example"] is None:
         stdout.print(f"\nno example: {escape(details['no_example'])}", soft_wrap=True)
@@ -152,3 +153,10 @@ def _show_details(details: dict[str, Any]) -> None:
     for part, value in details["example"].items():
         stdout.print(f"\n[bold]{part.replace('_', ' ')}[/]")
         stdout.print(textwrap.indent(str(value), "  "), markup=False, soft_wrap=True)
+
+
+def _as_typed(value: Any) -> str:
+    """A value as one would write it after `key=`."""
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else dumps(value, default=str)

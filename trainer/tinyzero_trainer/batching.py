@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ def mini_batch_rows(prompts: int, samples: int, mini_batches: int) -> list[range
         [range(0, 4), range(4, 6)]
     """
     bounds = [-(-index * prompts // mini_batches) * samples for index in range(mini_batches + 1)]
-    return [range(start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [range(start, end) for start, end in pairwise(bounds)]
 
 
 def completion_token_count(samples: Sequence[Sample]) -> int:

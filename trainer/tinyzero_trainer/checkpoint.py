@@ -121,13 +121,15 @@ def latest(root: Path) -> Checkpoint | None:
         CheckpointError: there are checkpoints, and every one is damaged; each is named with its fault.
     """
     skipped: list[str] = []
-    for step, path in sorted(_sealed(root), reverse=True):
+    for step, path in sorted(sealed(root), reverse=True):
         try:
             return Checkpoint(step, path, verify(path), tuple(skipped))
         except DamagedCheckpointError as error:
             skipped.append(str(error))
     if skipped:
-        raise CheckpointError(f"no checkpoint in {root} is sound: {'; '.join(skipped)}. Start anew in another directory")
+        raise CheckpointError(
+            f"no checkpoint in {root} is sound: {'; '.join(skipped)}. Start anew in another directory"
+        )
     return None
 
 
@@ -151,17 +153,18 @@ def verify(path: Path) -> Mapping[str, Json]:
     return manifest["meta"]
 
 
+def sealed(root: Path) -> Iterator[tuple[int, Path]]:
+    """(step, directory) of every checkpoint under `root`, sound or not, in no order."""
+    for entry in root.iterdir():
+        if match := _SEALED.fullmatch(entry.name):
+            yield int(match[1]), entry
+
+
 def sweep(root: Path) -> None:
     """Delete what killed runs have left half written or half deleted; the caller holds the run's lock."""
     for entry in root.iterdir():
         if _LITTER.fullmatch(entry.name):
             shutil.rmtree(entry, ignore_errors=True)
-
-
-def _sealed(root: Path) -> Iterator[tuple[int, Path]]:
-    for entry in root.iterdir():
-        if match := _SEALED.fullmatch(entry.name):
-            yield int(match[1]), entry
 
 
 def _is_sound(path: Path) -> bool:
@@ -212,8 +215,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 def _retain(root: Path, step: int, keep: int) -> None:
     """Delete all but the newest `keep` up to `step`, and those past it: this run could not resume from them."""
-    up_to_now = sorted((number for number, _ in _sealed(root) if number <= step), reverse=True)
-    for number, path in _sealed(root):
+    up_to_now = sorted((number for number, _ in sealed(root) if number <= step), reverse=True)
+    for number, path in sealed(root):
         if number not in up_to_now[:keep]:
             _remove(path)
 

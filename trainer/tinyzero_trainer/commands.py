@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -17,7 +17,6 @@ from tinyzero_sdk.cli.output import print_json, stderr, stdout
 from tinyzero_sdk.errors import SettingsError
 
 if TYPE_CHECKING:
-    import click
     from rich.console import RenderableType
 
     from tinyzero_trainer.config import TrainConfig
@@ -66,6 +65,7 @@ def train(
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.configure import gather, make_config, resume_config, suiting_words
     from tinyzero_trainer.interrupts import Interrupted
+    from tinyzero_trainer.run_directory import RunDirectory
 
     flags = {"run.task": task, "run.output": output and str(output), "model.path": model}
     said = gather(TrainConfig, flags, words or (), config)
@@ -77,6 +77,7 @@ def train(
         resolved, suited = make_config(said), suiting_words(said)
         if not resolved.run.output:
             resolved = make_config(merge(said, {"run": {"output": _new_directory(resolved.run.task)}}))
+    RunDirectory(Path(resolved.run.output)).check(resume=resume)  # the loop does too, seconds later
     _announce(resolved, suited, resume=resume)
     _calm_threads()
     from tinyzero_trainer.loop import train as run_loop
@@ -172,7 +173,9 @@ class _CommandWithKeys(TyperCommand):
         """A panel for each group of keys."""
         raise NotImplementedError
 
-    def format_help(self, ctx: "click.Context", formatter: "click.HelpFormatter") -> None:
+    def format_help(
+        self, ctx: Any, formatter: Any
+    ) -> None:  # of click, or of typer's own copy: that depends on its version
         """Typer's help, which prints itself, and the keys after it."""
         super().format_help(ctx, formatter)
         for panel in self.keys():
@@ -208,7 +211,7 @@ def _new_directory(task: str) -> str:
 
 
 def _calm_threads() -> None:
-    """To be called before torch is imported: threads that wait actively make a step ten times slower beside a busy process."""
+    """Before torch is imported: threads that wait actively make a step ten times slower beside a busy process."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
@@ -218,7 +221,7 @@ def _announce(config: "TrainConfig", suited: Sequence[str], *, resume: bool) -> 
     model, run = config.model.path or TINY_MODEL, config.run
     stderr.print(f"{verb} {model} on {run.task} in {run.output}", soft_wrap=True, markup=False)
     if suited:
-        stderr.print(f"with settings that suit it: {' '.join(suited)}", style="dim", markup=False)
+        stderr.print(f"with settings that suit it: {' '.join(suited)}", style="dim", soft_wrap=True, markup=False)
     stderr.print("loading PyTorch", style="dim")
 
 

@@ -55,7 +55,7 @@ class DataConfig:
     """Where problems come from."""
 
     template: str | None = None
-    """Prompt template; none = what suits the model (`compact` for the tiny one, else `chat` with a chat template, else `base`)."""
+    """Prompt template; none = `chat` if the model has a chat template, else `base`."""
 
     prompts_per_step: PositiveInt = 32
     """Problems in a batch."""

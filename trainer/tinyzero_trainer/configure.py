@@ -102,7 +102,9 @@ def check_known(cls: type, values: Mapping[str, Any]) -> None:
     for key, value in _leaves(values):
         if key in fields or fields.get(key.partition(".")[0]) == TABLE:
             if value is None and key not in fields:
-                raise SettingsError(f"{key}=none cannot be kept in config.toml; leave it out for the task's own default")
+                raise SettingsError(
+                    f"{key}=none cannot be kept in config.toml; leave it out for the task's own default"
+                )
         elif key in groups:
             example = next(name for name in fields if name.startswith(f"{key}."))
             raise SettingsError(f"{key!r} is a group of keys; set one of them, such as {example}=…")
@@ -160,9 +162,10 @@ def resume_config(directory: Path, values: Mapping[str, Any]) -> TrainConfig:
     for key in sorted(before.keys() | after.keys()):
         old, new = before.get(key), after.get(key)
         if old != new and key not in RESUMABLE:
-            raise SettingsError(
-                f"--resume cannot change {key} from {show(old)} to {show(new)}; leave it out, or start a run in another --output"
-            )
+            change = f"{key} from {show(old)} to {show(new)}"
+            raise SettingsError(f"--resume cannot change {change}; leave it out, or start a run in another --output")
+    if config.run.steps < saved.run.steps:
+        raise SettingsError(f"--resume can raise run.steps={saved.run.steps}, but not lower it; leave it out")
     return config
 
 
@@ -264,20 +267,27 @@ def key_help(cls: type, only: Sequence[str] = ()) -> Iterator["RenderableType"]:
         yield Panel(table, title=escape(title), title_align="left", border_style="dim")
 
 
-def markdown(cls: type = TrainConfig) -> str:
+def markdown() -> str:
     """The text of docs/configuration.md."""
     lines = [
         "# Configuration",
         "",
-        "Every key of `tinyzero train`, as `key=value` on the command line or in a TOML file (`--config FILE`). Later wins:",
-        "the defaults below, what suits the model that comes with the trainer, the file, the command line. `tinyzero train`",
-        "saves what came of it as `config.toml` in the run directory, and takes that file as `--config` again.",
+        "Every key of `tinyzero train`, as `key=value` on the command line or in a TOML file (`--config FILE`).",
+        "Later wins: the defaults below, what suits the model that comes with the trainer, the file, the command line.",
+        "What came of it is saved as `config.toml` in the run directory, and can be given to `--config` again.",
         "",
         "Keys marked ↻ may be changed with `--resume`: they bear on speed, memory and records, not on what is learnt.",
         "(This page is generated from the configuration's own docstrings; a test holds it to them.)",
     ]
-    for group, about, fields in _groups(cls):
-        lines += ["", f"## {group}", "", *([about, ""] if about else []), "| key | default | type | |", "|---|---|---|---|"]
+    for group, about, fields in _groups(TrainConfig):
+        lines += [
+            "",
+            f"## {group}",
+            "",
+            *([about, ""] if about else []),
+            "| key | default | type | |",
+            "|---|---|---|---|",
+        ]
         for field in fields:
             key = f"`{field.key}.…`" if field.type == TABLE else f"`{field.key}`"
             mark = " ↻" if field.key in RESUMABLE else ""

@@ -54,6 +54,7 @@ def draw_curve(metrics: Path, output: Path, *, task: str, model: str) -> None:
     axes[-1].set_xlabel("training step")
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     for panel in axes:
+        panel.margins(x=0.12)  # room for the figures beside the first and the last point
         panel.grid(alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)
     try:
@@ -91,7 +92,7 @@ def _draw_accuracy(axes: "Axes", accuracy: Series, held_out: Series, sizes: dict
         axes.errorbar(
             steps, percents, errors, fmt="o-", ms=4, lw=1, capsize=2, color=HELD_OUT_COLOR, label=label, zorder=3
         )
-        for place, side, anchor in ((0, -8, "right"), (-1, 8, "left")):
+        for place, side, anchor in ((-1, 8, "left"), (0, -8, "right"))[: len(held_out)]:
             axes.annotate(
                 f"{percents[place]:.1f} %",
                 (steps[place], percents[place]),
@@ -102,7 +103,7 @@ def _draw_accuracy(axes: "Axes", accuracy: Series, held_out: Series, sizes: dict
                 color=HELD_OUT_COLOR,
             )
     axes.set_ylabel("accuracy (%)")
-    axes.margins(x=0.1, y=0.15)  # room for the two figures
+    axes.margins(y=0.15)
     if accuracy or held_out:
         axes.legend(loc="lower right", frameon=False, fontsize=9)
 

@@ -6,6 +6,7 @@ It observes and never decides: a number that is missing is left out, and nothing
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import TracebackType
 from typing import Any, Self
 
@@ -146,7 +147,7 @@ class Display:
             training.rewards.append(reward)
         due = now - self._spoken >= STEP_SECONDS or step in (training.first + 1, training.steps)
         if not self._live and due:
-            self._say(f"{training.count(now)}  {_summary(metrics)}")
+            self._say(f"{training.count(now)}  {_summary(metrics)}".rstrip())
 
     def held_out(self, step: int, accuracy: float) -> None:
         """Held-out accuracy after a step; 0 = before training."""
@@ -174,7 +175,9 @@ class Display:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _say(self, text: str) -> None:
@@ -227,7 +230,7 @@ def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
     """
     count = min(width, len(values))
     edges = [len(values) * place // count for place in range(count + 1)] if count else [0]
-    means = [sum(values[start:end]) / (end - start) for start, end in zip(edges, edges[1:], strict=False)]
+    means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
     low, high = min(means, default=0.0), max(means, default=0.0)
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)

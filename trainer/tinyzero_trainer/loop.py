@@ -11,6 +11,7 @@ from time import perf_counter
 
 import torch
 
+from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.settings import to_mapping
@@ -94,9 +95,11 @@ def train(config: TrainConfig, *, resume: bool = False) -> TrainResult:
             check_fingerprint(config, str(found.meta["config"]))
             for line in found.skipped:
                 display.note(line)
-        with build_roles(
-            config, display=display, training=True, checkpoint=found.path if found else None
-        ) as roles, MetricsLog(run.metrics) as log, _trackers(config, run, display) as trackers:
+        with (
+            build_roles(config, display=display, training=True, checkpoint=found.path if found else None) as roles,
+            MetricsLog(run.metrics) as log,
+            _trackers(config, run, display) as trackers,
+        ):
             return _Run(config, run, roles, log, trackers, stop).execute(found)
 
 
@@ -235,8 +238,8 @@ class _Run:
 
     def restore(self, found: checkpoints.Checkpoint | None) -> RunState:
         """Take over a checkpoint's state, or begin; cut the metrics that lie past it."""
+        self.run.save_config(self.config)  # also when resumed: run.steps may have been raised
         if found is None:
-            self.run.save_config(self.config)
             self.log.cut_after(-1)
             return self.state
         directory = found.path / STATE_DIRECTORY
@@ -287,12 +290,13 @@ class _Run:
         name = self.roles.task.name
         lines = {int(line["step"]): line for line in read_metrics(self.run.metrics)}
         before, after = (lines[step][held_out_key(name)] for step in (0, self.config.run.steps))
-        draw_curve(self.run.metrics, self.run.curve, task=name, model=self.roles.language_model.name)
-        self.display.done(
-            outcome_line(before, after, problems=len(self.held_out), temperature=self.config.eval.temperature),
-            f"curve: {self.run.curve}",
-            f"model: {self.run.checkpoints / f'step_{self.state.step}'}",
-        )
+        outcome = outcome_line(before, after, problems=len(self.held_out), temperature=self.config.eval.temperature)
+        try:
+            draw_curve(self.run.metrics, self.run.curve, task=name, model=self.roles.language_model.name)
+            picture = f"curve: {self.run.curve}"
+        except TinyZeroError as error:  # a picture must not cost the result
+            picture = f"no curve: {error}"
+        self.display.done(outcome, picture, f"model: {self.run.checkpoints / f'step_{self.state.step}'}")
         return TrainResult(self.run.path, before, after)
 
 

@@ -77,7 +77,8 @@ def load_model(path: str | None, device: torch.device) -> LanguageModel:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             advice = "give a directory with config.json, safetensors and tokenizer, or a model name on the Hub"
             raise ModelError(f"cannot load the model {source!r} ({reason}); {advice}") from error
-    return from_parts(path or "the built-in tiny model", model.to(device), tokenizer)
+    model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
+    return from_parts(path or "the built-in tiny model", model, tokenizer)
 
 
 def from_parts(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LanguageModel:

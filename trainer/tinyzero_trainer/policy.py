@@ -101,7 +101,7 @@ class Policy:
             device=language_model.model.device,
         ):
             # The sum over tokens divided by the count of the whole mini-batch: any split gives the same gradient.
-            (self._loss_sum(batch, tally) / token_count).backward()  # type: ignore[no-untyped-call]
+            (self._loss_sum(batch, tally) / token_count).backward()
         norm = torch.nn.utils.clip_grad_norm_(language_model.model.parameters(), self._settings.max_grad_norm)
         tally.end_mini_batch(norm)
         if torch.isfinite(norm):
@@ -113,7 +113,8 @@ class Policy:
         if self._bad_updates >= self._settings.max_bad_steps:
             raise UpdateError(
                 f"{self._bad_updates} updates in a row had a gradient that is not finite (each was skipped); "
-                f"lower optimizer.learning_rate (now {self._settings.learning_rate:g}) and resume from the last checkpoint"
+                f"resume from the last checkpoint, and if that fails start anew with a learning rate below "
+                f"optimizer.learning_rate={self._settings.learning_rate:g}"
             )
 
     def _loss_sum(self, batch: MicroBatch, tally: "_Tally") -> Tensor:

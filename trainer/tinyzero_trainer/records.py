@@ -27,7 +27,7 @@ class Rollout:
     """Generated tokens, the end token included where there is one; never empty."""
 
     logprobs: list[float]
-    """Log-probability of each token under the distribution it was sampled from (temperature applied, before top-p and top-k)."""
+    """Of each token, under the sampled distribution (temperature applied, but neither top-p nor top-k)."""
 
     finished: bool
     """False if the token limit cut it off."""

@@ -19,7 +19,7 @@ from tinyzero_trainer.records import Prompt, Rollout, Sample
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams, TorchEngine
 
 
-class StopRequested(Exception):  # noqa: N818 - a request, not an error
+class StopRequested(Exception):
     """Raised inside a phase when a signal has asked the run to end; the policy is as it was before the step."""
 
 

@@ -1,10 +1,10 @@
 """The directory of a run: who may write in it, and what is where.
 
-    config.toml          the resolved configuration
-    metrics.jsonl        one line a step
-    rollouts/            samples of what the model wrote
-    checkpoints/step_N/  what the run can go on from, and what transformers and vLLM load
-    curve.png            the picture at the end
+config.toml          the resolved configuration
+metrics.jsonl        one line a step
+rollouts/            samples of what the model wrote
+checkpoints/step_N/  what the run can go on from, and what transformers and vLLM load
+curve.png            the picture at the end
 """
 
 import json
@@ -80,8 +80,8 @@ class RunDirectory:
         if not str(path):
             raise RunDirectoryError("run.output is empty; name the directory of the run")
         run = cls(Path(path).expanduser())
+        run.check(resume=resume)
         with _errors_in_one_line(run.path):
-            run._refuse_nothing_to_resume() if resume else run._refuse_strangers()
             run.checkpoints.mkdir(parents=True, exist_ok=True)
             run.rollouts.mkdir(exist_ok=True)
             lock = FileLock(run.path / LOCK)
@@ -90,14 +90,32 @@ class RunDirectory:
             except Timeout:
                 raise RunDirectoryError(f"{run.path} is in use by {run._owner()}; wait or stop it") from None
         try:
+            run.check(resume=resume)  # again: now nobody else can change it
             with _errors_in_one_line(run.path):
                 run._sign()
                 checkpoint.sweep(run.checkpoints)
-                if not resume:
-                    run._refuse_to_start_over()
             yield run
         finally:
             lock.release()
+
+    def check(self, *, resume: bool) -> None:
+        """Refuse a directory that cannot be used, without touching it.
+
+        Raises:
+            RunDirectoryError: as for `open`, but for another process.
+        """
+        with _errors_in_one_line(self.path):
+            if resume and not self.config.exists():
+                raise RunDirectoryError(f"{self.path} holds no run to resume; leave out --resume to start one")
+            if not resume and self.checkpoints.is_dir() and any(checkpoint.sealed(self.checkpoints)):
+                words = f"tinyzero train --output {shlex.quote(str(self.path))} --resume"
+                raise RunDirectoryError(
+                    f"{self.path} holds a run with checkpoints; go on with: {words} (or choose another --output)"
+                )
+            if not resume and self.config.exists() and not (self.path / OWNER).exists():
+                raise RunDirectoryError(
+                    f"{self.config} is not from a run and would be overwritten; choose another --output"
+                )
 
     def save_config(self, config: TrainConfig) -> None:
         """Write `config.toml`, whole or not at all.
@@ -113,21 +131,6 @@ class RunDirectory:
         with _errors_in_one_line(self.config):
             aside.write_text(text, encoding="utf-8")
             os.replace(aside, self.config)
-
-    def _refuse_strangers(self) -> None:
-        if self.config.exists() and not (self.path / OWNER).exists():
-            raise RunDirectoryError(f"{self.config} is not from a run and would be overwritten; choose another --output")
-
-    def _refuse_nothing_to_resume(self) -> None:
-        if not self.config.exists():
-            raise RunDirectoryError(f"{self.path} holds no run to resume; leave out --resume to start one")
-
-    def _refuse_to_start_over(self) -> None:
-        if any(self.checkpoints.iterdir()):
-            words = f"tinyzero train --output {shlex.quote(str(self.path))} --resume"
-            raise RunDirectoryError(
-                f"{self.path} holds a run with checkpoints; go on with: {words} (or choose another --output)"
-            )
 
     def _sign(self) -> None:
         owner = {"pid": os.getpid(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}

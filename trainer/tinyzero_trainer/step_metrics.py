@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from tinyzero_sdk import Task
+from tinyzero_sdk.records import Reason
 from tinyzero_trainer.metrics import ACCURACY
 from tinyzero_trainer.records import Sample
 
-FAILURES = ("error", "timeout", "no_answer", "malformed")
+FAILURES: tuple[Reason, ...] = ("error", "timeout", "no_answer", "malformed")
 
 
 def batch_metrics(task: Task, samples: Sequence[Sample], rewards: Tensor, advantages: Tensor) -> dict[str, float]:
@@ -67,7 +68,11 @@ def _completions(samples: Sequence[Sample]) -> dict[str, float]:
         "completion/truncated_frac": len(truncated) / len(samples),
     }
     # A mean over nothing is left out, rather than made up.
-    optional = {"acc_finished": finished, "acc_truncated": truncated, "correct_length_mean": correct_lengths}
+    optional: dict[str, Sequence[float]] = {
+        "acc_finished": finished,
+        "acc_truncated": truncated,
+        "correct_length_mean": correct_lengths,
+    }
     return metrics | {f"completion/{name}": fmean(values) for name, values in optional.items() if values}
 
 

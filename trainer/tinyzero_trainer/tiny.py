@@ -24,13 +24,13 @@ class TinyShape:
     hidden_size: Annotated[int, Gt(0)] = 128
     """Width of the residual stream; a multiple of head_size."""
 
-    layers: Annotated[int, Gt(0)] = 4
+    layers: Annotated[int, Gt(0)] = 3
     """Number of decoder layers."""
 
     head_size: Annotated[int, Gt(0)] = 32
     """Width of an attention head; vLLM has kernels for 32 and 64, among others."""
 
-    mlp_size: Annotated[int, Gt(0)] = 384
+    mlp_size: Annotated[int, Gt(0)] = 256
     """Width inside the gated MLP."""
 
     context: Annotated[int, Gt(0)] = 2048
@@ -87,7 +87,5 @@ def build_model(shape: TinyShape, tokenizer: "Qwen2Tokenizer", seed: int) -> "Qw
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config).float()
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     return model

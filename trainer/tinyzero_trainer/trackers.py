@@ -1,7 +1,7 @@
 """W&B and TensorBoard as observers that can neither stop nor stall a run.
 
-Each runs in a process of its own, fed through a bounded queue: whatever it does (raise, hang, crash, refuse to exit), the
-run loses at most its figures there. `metrics.jsonl` is the record; W&B's and TensorBoard's files lie beside it.
+Each runs in a process of its own, fed through a bounded queue: whatever it does (raise, hang, crash, refuse to
+exit), the run loses at most its figures there. `metrics.jsonl` is the record; their files lie beside it.
 """
 
 import json
@@ -81,7 +81,9 @@ class Trackers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

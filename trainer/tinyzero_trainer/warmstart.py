@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tinyzero_sdk import Task, load_task
-from tinyzero_sdk.errors import DataError, TinyZeroError
+from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.settings import build, merge, to_mapping
 from tinyzero_trainer.config import DataConfig, EvalConfig, TrainConfig
@@ -32,6 +32,8 @@ from tinyzero_trainer.warmstart_config import WarmStartConfig
 
 FINAL_RATE_SHARE = 0.1
 CARD_FILE = "README.md"
+RECIPE_FILE = "warmstart.toml"
+"""`tinyzero warmstart --config` takes it to make the model again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +74,21 @@ def warm_start(config: WarmStartConfig, *, display: Display, stop: StopFlag) -> 
     task = load_task(config.run.task, options=config.task)
     tokenizer = build_tokenizer()
     model = build_model(config.model, tokenizer, derive_seed("weights", config.run.seed))
-    language_model = from_parts(task.name, model.to(choose_device(config.run.device)), tokenizer)
+    model.to(choose_device(config.run.device))  # type: ignore[arg-type]  # as in `load_model`
+    language_model = from_parts(task.name, model, tokenizer)
     trained_tokens = _train(config, task, language_model, display, stop)
     seconds = perf_counter() - started
     output.mkdir(parents=True)
     save_model(output, language_model)
     settings = _settings(config)
     (output / PRESET_FILE).write_text(tomli_w.dumps({"task": task.name, "settings": settings}), encoding="utf-8")
-    train_config = build(TrainConfig, merge(settings, {"run": {"task": config.run.task}, "model": {"path": str(output)}}))
+    train_config = build(
+        TrainConfig, merge(settings, {"run": {"task": config.run.task}, "model": {"path": str(output)}})
+    )
     result = evaluate_model(train_config, samples=1, temperature=1.0, output=None, display=display, stop=stop)
+    recipe = {key: value for key, value in to_mapping(config).items() if key != "settings"}
+    recipe["run"] = {"task": task.name, "seed": config.run.seed}
+    (output / RECIPE_FILE).write_text(tomli_w.dumps({**recipe, "settings": config.settings}), encoding="utf-8")
     card = _model_card(config, language_model, task, trained_tokens, seconds, result)
     (output / CARD_FILE).write_text(card, encoding="utf-8")
     summary = f"{output}: held-out accuracy {result.accuracy:.1%} on {result.problems} problems, {seconds:.0f} s"
@@ -99,9 +107,7 @@ def _settings(config: WarmStartConfig) -> dict[str, object]:
     return merge(suiting, config.settings)
 
 
-def _train(
-    config: WarmStartConfig, task: Task, language_model: LanguageModel, display: Display, stop: StopFlag
-) -> int:
+def _train(config: WarmStartConfig, task: Task, language_model: LanguageModel, display: Display, stop: StopFlag) -> int:
     """Run all optimiser steps; returns the number of tokens learnt from."""
     training, model = config.training, language_model.model
     examples = _examples(config, task, language_model)
@@ -151,7 +157,8 @@ def _examples(config: WarmStartConfig, task: Task, language_model: LanguageModel
         text = task.demonstrate(prompt.item, derive_seed("demonstration", config.run.seed, index))
         if text is None:
             raise TinyZeroError(
-                f"task {task.name!r} gives no demonstrations to learn from; add a `demonstrate` hook, or train with --model"
+                f"task {task.name!r} gives no demonstrations to learn from; add a `demonstrate` hook, "
+                "or train a model of your own with --model"
             )
         tokens = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         if len(tokens) <= training.max_tokens:
@@ -180,22 +187,20 @@ def _model_card(
 ) -> str:
     parameters = sum(parameter.numel() for parameter in language_model.model.parameters())
     device = language_model.model.device
-    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    threads = f"{torch.get_num_threads()} CPU threads"
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else threads
     return f"""# A tiny decoder, warm-started on {task.name}
 
-Qwen2 architecture, {parameters:,} parameters, {len(language_model.tokenizer):,} tokens (numbers up to 999 and answer tags
-whole, everything else bytes). It knows nothing but the form of the task's demonstrations: it attempts a
-problem, often wrongly, and is meant as the start of reinforcement learning.
+Qwen2 architecture, {parameters:,} parameters, {len(language_model.tokenizer):,} tokens (numbers up to 999 and
+answer tags whole, everything else bytes). It knows nothing but the form of the task's demonstrations: it attempts
+a problem, often wrongly, and is meant as the start of reinforcement learning.
 
 | | |
 |---|---|
-| made by | `tinyzero warmstart`, settings below |
+| made by | `tinyzero warmstart --config {RECIPE_FILE}` |
 | task | {task.name} {task.version} |
 | learnt from | {trained_tokens:,} tokens of {config.training.steps * config.training.batch_size:,} demonstrations |
-| time | {seconds:.0f} s on {device_name}, torch {torch.__version__} |
-| held-out accuracy | {result.accuracy:.1%} ± {result.standard_error:.1%} of {result.problems:,} problems, sampled at temperature 1 |
+| time | {seconds:.0f} s on {machine}, torch {torch.__version__} |
+| held-out accuracy | {result.accuracy:.1%} ± {result.standard_error:.1%}, {result.problems:,} problems, temperature 1 |
 | mean completion | {result.mean_length:.0f} tokens |
-
-```toml
-{tomli_w.dumps(to_mapping(config))}```
 """

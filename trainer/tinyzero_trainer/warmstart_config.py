@@ -33,7 +33,7 @@ class WarmStartTraining:
     steps: PositiveInt = 3000
     """Optimiser steps."""
 
-    batch_size: PositiveInt = 128
+    batch_size: PositiveInt = 256
     """Demonstrations a step; every one is new."""
 
     learning_rate: PositiveFloat = 2e-3

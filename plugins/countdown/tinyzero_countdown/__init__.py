@@ -1,0 +1,92 @@
+"""Countdown: reach a target with given numbers. Here are the hooks; each leads to the file that does the work.
+
+No file of the package may have the name of a hook: importing it would put the module in the function's place.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tinyzero_countdown import demonstrations, prompts, scoring
+from tinyzero_countdown.options import CountdownOptions
+from tinyzero_countdown.second_opinion import is_right
+from tinyzero_sdk import Item, ItemColumns, Score, TaskInfo, hookimpl
+from tinyzero_sdk.hookspecs import Message
+from tinyzero_sdk.records import Json, Split
+from tinyzero_sdk.text import last_tagged
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# numpy and pyarrow are imported where puzzles are made: who only scores answers does not wait for them.
+
+
+@hookimpl
+def info() -> TaskInfo:
+    return TaskInfo(description="reach a target with given numbers, each used once")
+
+
+@hookimpl
+def options() -> type[CountdownOptions]:
+    return CountdownOptions
+
+
+@hookimpl
+def generate_dataset(split: Split, size: int, seed: int, start: int, options: CountdownOptions) -> ItemColumns:
+    from tinyzero_countdown.generator import generate
+
+    return generate(split, size, seed, start, options)
+
+
+@hookimpl
+def item_key(item: Item) -> str:
+    numbers = " ".join(map(str, sorted(item.ground_truth["numbers"])))
+    return f"{numbers}={item.ground_truth['target']}"
+
+
+@hookimpl
+def difficulty(item: Item) -> float:
+    import numpy as np
+
+    from tinyzero_countdown.hardness import difficulties
+
+    truth = item.ground_truth
+    return float(difficulties(np.array([truth["numbers"]]), np.array([truth["target"]]))[0])
+
+
+@hookimpl
+def difficulties(items: ItemColumns) -> "np.ndarray":
+    from tinyzero_countdown.hardness import column_difficulties
+
+    return column_difficulties(items)
+
+
+@hookimpl
+def make_prompt(item: Item, template: str) -> str | list[Message]:
+    return prompts.make_prompt(item, template)
+
+
+@hookimpl
+def extract_answer(completion: str) -> str | None:
+    return last_tagged(completion)
+
+
+@hookimpl
+def score(answer: str, ground_truth: Mapping[str, Json], options: CountdownOptions) -> Score:
+    return scoring.judge(answer, ground_truth, options.reward)
+
+
+@hookimpl
+def oracle(answer: str, ground_truth: Mapping[str, Json]) -> bool:
+    return is_right(answer, ground_truth)
+
+
+@hookimpl
+def solve(item: Item) -> str | None:
+    from tinyzero_countdown.solutions import gold_completion
+
+    return gold_completion(item.ground_truth["numbers"], item.ground_truth["target"])
+
+
+@hookimpl
+def demonstrate(item: Item, seed: int) -> str:
+    return demonstrations.demonstrate(item.ground_truth["numbers"], item.ground_truth["target"], seed)

@@ -5,6 +5,7 @@ and products (quotients included), or by turning differences around in pairs: 5 
 (5 - 3) * (2 - 1) is (3 - 5) * (1 - 2). Over n unequal numbers there are 1, 6, 68, 1170, 27142, … (OEIS A140606).
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, groupby
 from typing import NamedTuple
@@ -18,7 +19,8 @@ MAX_BLOCK = 512
 """Rows of the largest block; it keeps the vectors that evaluate a block in a processor's cache."""
 
 
-class Block(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Block:
     """Consecutive rows of a catalogue that share their last operator."""
 
     operator: str
@@ -36,7 +38,8 @@ class Block(NamedTuple):
     """[rows] whether there is a division anywhere in the expression."""
 
 
-class Catalogue(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Catalogue:
     """The expressions over a pattern and over each part of it, one a row; operands stand before what uses them.
 
     They are written with few brackets: additions before subtractions, multiplications before divisions, and no

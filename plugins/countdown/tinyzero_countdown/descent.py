@@ -9,17 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tinyzero_countdown.options import CountdownOptions
+from tinyzero_countdown.options import MAX_VALUE, CountdownOptions
 from tinyzero_sdk.seeds import integers_from_bits
 
-FRACTION_SHARE = 0.25
+FRACTION_SHARE = 0.5
 """How often * and / ask an operand for a fraction, where that operand holds a division."""
 
 IDLE_SHARE = 0.25
 """How many of the attempts that multiply or divide by 1 are kept."""
-
-_LARGEST = 100_000
-"""No value on the way is larger; the table of divisors ends here at the latest."""
 
 
 class Plan(NamedTuple):
@@ -58,7 +55,7 @@ def make_plan(sizes: np.ndarray, operators: np.ndarray, options: CountdownOption
         cases = [code == ord("+"), code == ord("-"), code == ord("*")]
         products = least[left] * least[right]
         least[rows, node] = np.select(cases, [least[left] + least[right], 1, products], 1)
-        products, quotients = most[left] * most[right], most[left] // np.maximum(least[right], 1)
+        products, quotients = most[left] * most[right], most[left] // least[right]
         sums, differences = most[left] + most[right], most[left] - least[right]
         most[rows, node] = np.minimum(np.select(cases, [sums, differences, products], quotients), largest)
         divides[rows, node] |= divides[left] | divides[right]
@@ -66,8 +63,8 @@ def make_plan(sizes: np.ndarray, operators: np.ndarray, options: CountdownOption
 
 
 def largest_value(options: CountdownOptions) -> int:
-    """The greatest value on the way: room for a product of two numbers, and for the target."""
-    return min(max(options.number_range[1] ** 2, 10_000, options.target_range[1]), _LARGEST)
+    """The greatest value on the way: it leaves room for products of two numbers, and for the target."""
+    return min(max(options.number_range[1] ** 2, 10_000, options.target_range[1]), MAX_VALUE)
 
 
 def descend(plan: Plan, words: np.ndarray, options: CountdownOptions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -87,103 +84,125 @@ def descend(plan: Plan, words: np.ndarray, options: CountdownOptions) -> tuple[n
     return descent.result()
 
 
+class _Split(NamedTuple):
+    """Where one operator stands at one node, and its operands are to be asked for values."""
+
+    operator: str
+    node: int
+
+    rows: np.ndarray
+    """[m] the plans in question."""
+
+    left: np.ndarray
+    """[m] the left operand's node."""
+
+    right: np.ndarray
+    """[m] the right operand's node."""
+
+    def take(self, chosen: np.ndarray) -> "_Split":
+        return self._replace(rows=self.rows[chosen], left=self.left[chosen], right=self.right[chosen])
+
+
 class _Descent:
     def __init__(self, plan: Plan, words: np.ndarray, options: CountdownOptions) -> None:
         self._plan, self._words = plan, words
         self._low, self._high = options.number_range
         self._largest = largest_value(options)
-        # What each node is asked for, as a reduced fraction. Once `fits` is False the values mean nothing.
+        # What each node is asked for, as a reduced fraction. Where `fits` is False the values mean nothing.
         self._top, self._bottom = np.ones_like(plan.sizes), np.ones_like(plan.sizes)
         self._top[:, 0] = integers_from_bits(words[:, -1], *options.target_range)
         self._fits = np.ones(len(words), dtype=bool)
 
     def result(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         is_number = self._plan.sizes == 1
-        numbers = self._top[is_number].reshape(len(self._fits), -1)
-        whole = (self._bottom == 1) | ~is_number
-        in_range = (numbers >= self._low) & (numbers <= self._high)
-        return numbers, self._top[:, 0], self._fits & whole.all(axis=1) & in_range.all(axis=1)
+        shape = len(self._fits), is_number.shape[1] // 2 + 1
+        numbers, bottoms = self._top[is_number].reshape(shape), self._bottom[is_number].reshape(shape)
+        fits = (numbers >= self._low) & (numbers <= self._high) & (bottoms == 1)
+        return numbers, self._top[:, 0], self._fits & fits.all(axis=1)
 
     def split(self, node: int) -> None:
         """Ask the operands of `node` for values that give what it is asked for."""
         plan = self._plan
         for operator in "+-*/":
             rows = np.flatnonzero(plan.operators[:, node] == ord(operator))
-            left, right = np.full(len(rows), node + 1), node + 2 * plan.sizes[rows, node + 1]
-            # A fraction can come from a division only; a division gives it from whole operands.
-            may = plan.divides[rows, left] | plan.divides[rows, right]
-            by_chance = self._chance(rows, node, 0, FRACTION_SHARE if operator in "*/" else 0.0)
-            by_need = self._bottom[rows, node] > 1 if operator != "/" else False
-            ask_fraction = may & (by_chance | by_need)
-            for rule, chosen in ((self._ask_whole, ~ask_fraction), (self._ask_fraction, ask_fraction)):
-                if chosen.any():
-                    rule(operator, rows[chosen], node, left[chosen], right[chosen])
+            split = _Split(operator, node, rows, np.full(len(rows), node + 1), node + 2 * plan.sizes[rows, node + 1])
+            # A fraction comes from a division alone, which makes it of whole operands.
+            asks_fraction = self._bottom[rows, node] > 1 if operator != "/" else np.zeros(len(rows), dtype=bool)
+            if operator in "*/":
+                asks_fraction |= self._chance(split, 0, FRACTION_SHARE)
+            asks_fraction &= plan.divides[rows, split.left] | plan.divides[rows, split.right]
+            if asks_fraction.any():
+                self._ask_fraction(split.take(asks_fraction))
+            if not asks_fraction.all():
+                self._ask_whole(split.take(~asks_fraction))
 
-    def _ask_whole(self, operator: str, rows: np.ndarray, node: int, left: np.ndarray, right: np.ndarray) -> None:
-        """Two whole operands."""
-        top, bottom = self._top[rows, node], self._bottom[rows, node]
-        least_left, most_left = self._plan.least[rows, left], self._plan.most[rows, left]
-        least_right, most_right = self._plan.least[rows, right], self._plan.most[rows, right]
-        if operator == "+":
-            x = self._draw(rows, node, np.maximum(least_left, top - most_right), np.minimum(most_left, top - least_right))
+    def _ask_whole(self, split: _Split) -> None:
+        """Two whole operands, x and y."""
+        top, bottom = self._top[split.rows, split.node], self._bottom[split.rows, split.node]
+        least_x, most_x = self._plan.least[split.rows, split.left], self._plan.most[split.rows, split.left]
+        least_y, most_y = self._plan.least[split.rows, split.right], self._plan.most[split.rows, split.right]
+        if split.operator == "+":
+            x = self._draw(split, np.maximum(least_x, top - most_y), np.minimum(most_x, top - least_y))
             y = top - x
-        elif operator == "-":
-            y = self._draw(rows, node, np.maximum(least_right, least_left - top), np.minimum(most_right, most_left - top))
+        elif split.operator == "-":
+            y = self._draw(split, np.maximum(least_y, least_x - top), np.minimum(most_y, most_x - top))
             x = top + y
-        elif operator == "*":
-            x = self._divisor(rows, node)
+        elif split.operator == "*":
+            x = self._divisor(split)
             y = top // x
-        else:  # top / bottom = (top * m) / (bottom * m)
-            fewest = np.maximum(-(-least_left // top), -(-least_right // bottom))
-            m = self._draw(rows, node, fewest, np.minimum(most_left // top, most_right // bottom))
-            x, y = top * m, bottom * m
-        if operator in "*/":
-            is_idle = (y == 1) | (x == 1) if operator == "*" else y == 1
-            self._fits[rows] &= ~is_idle | self._chance(rows, node, 8, IDLE_SHARE)
-        self._ask(rows, left, x, np.ones_like(x))
-        self._ask(rows, right, y, np.ones_like(y))
+            self._fits[split.rows] &= ((x > 1) & (y > 1)) | self._chance(split, 8, IDLE_SHARE)
+        else:  # top / bottom = (top * factor) / (bottom * factor)
+            fewest = np.maximum(-(-least_x // top), -(-least_y // bottom))
+            factor = self._draw(split, fewest, np.minimum(most_x // top, most_y // bottom))
+            x, y = top * factor, bottom * factor
+            self._fits[split.rows] &= (y > 1) | self._chance(split, 8, IDLE_SHARE)
+        self._ask(split.rows, split.left, x, np.ones_like(x))
+        self._ask(split.rows, split.right, y, np.ones_like(y))
 
-    def _ask_fraction(self, operator: str, rows: np.ndarray, node: int, left: np.ndarray, right: np.ndarray) -> None:
-        """A whole number from one operand, whatever is left from the other, which has a division."""
-        plan, top, bottom = self._plan, self._top[rows, node], self._bottom[rows, node]
-        either = plan.divides[rows, left] & plan.divides[rows, right]
-        solves_left = np.where(either, self._chance(rows, node, 16, 0.5), plan.divides[rows, left])
+    def _ask_fraction(self, split: _Split) -> None:
+        """A whole number from one operand; what is left, a fraction as a rule, from the other, which has a division."""
+        rows, left, right = split.rows, split.left, split.right
+        top, bottom = self._top[rows, split.node], self._bottom[rows, split.node]
+        both = self._plan.divides[rows, left] & self._plan.divides[rows, right]
+        solves_left = np.where(both, self._chance(split, 16, 0.5), self._plan.divides[rows, left])
         solved, free = np.where(solves_left, left, right), np.where(solves_left, right, left)
-        x = self._draw(rows, node, plan.least[rows, free], plan.most[rows, free])
-        if operator == "+":
-            new_top, new_bottom = top - x * bottom, bottom
-        elif operator == "-":
-            new_top, new_bottom = np.where(solves_left, top + x * bottom, x * bottom - top), bottom
-        elif operator == "*":
-            new_top, new_bottom = top, bottom * x
+        given = self._draw(split, self._plan.least[rows, free], self._plan.most[rows, free])
+        if split.operator == "+":
+            top = top - given * bottom
+        elif split.operator == "-":
+            top = np.where(solves_left, given * bottom + top, given * bottom - top)
+        elif split.operator == "*":
+            bottom = bottom * given
         else:
-            new_top, new_bottom = np.where(solves_left, top * x, bottom * x), np.where(solves_left, bottom, top)
-        common = np.gcd(new_top, new_bottom)
-        self._ask(rows, free, x, np.ones_like(x))
-        self._ask(rows, solved, new_top // common, new_bottom // common)
+            top, bottom = np.where(solves_left, top, bottom) * given, np.where(solves_left, bottom, top)
+        common = np.gcd(top, bottom)
+        self._ask(rows, free, given, np.ones_like(given))
+        self._ask(rows, solved, top // common, bottom // common)
 
     def _ask(self, rows: np.ndarray, nodes: np.ndarray, top: np.ndarray, bottom: np.ndarray) -> None:
         self._fits[rows] &= (top > 0) & (top <= self._largest) & (bottom <= self._largest)
         self._top[rows, nodes] = top.clip(1, self._largest)
         self._bottom[rows, nodes] = bottom.clip(1, self._largest)
 
-    def _chance(self, rows: np.ndarray, node: int, shift: int, share: float) -> np.ndarray:
-        """True for a share of the rows; the low half of a node's word serves here, the high half for `_draw`."""
-        return (self._words[rows, node] >> np.uint64(shift)) & np.uint64(255) < share * 256
+    def _chance(self, split: _Split, shift: int, share: float) -> np.ndarray:
+        """[m] True for a share of the rows, by the word's 8 bits from `shift`; the upper 32 are for `_draw`."""
+        bits = self._words[split.rows, split.node] >> np.uint64(shift) & np.uint64(255)
+        return bits < share * 256
 
-    def _draw(self, rows: np.ndarray, node: int, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        self._fits[rows] &= low <= high
-        # Far up in a wide range hardly anything fits below.
-        return integers_from_bits(self._words[rows, node], low, np.clip(high, low, low + 2 * self._high))
+    def _draw(self, split: _Split, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """[m] whole numbers from low to high, both included; the row does not fit if there are none."""
+        self._fits[split.rows] &= low <= high
+        # The upper reaches of a wide range are left alone: hardly any numbers below would give such values.
+        return integers_from_bits(self._words[split.rows, split.node], low, np.clip(high, low, low + 2 * self._high))
 
-    def _divisor(self, rows: np.ndarray, node: int) -> np.ndarray:
-        """A divisor of what the node is asked for, 1 and itself only if it has no other."""
+    def _divisor(self, split: _Split) -> np.ndarray:
+        """[m] a divisor of what the node is asked for; 1 and the value itself only if there are no others."""
         divisors, starts = _divisors(self._largest)
-        value = self._top[rows, node]
-        first, count = starts[value], starts[value + 1] - starts[value]
-        is_composite = count > 2
-        place = integers_from_bits(self._words[rows, node], first + is_composite, first + count - 1 - is_composite)
-        return divisors[place]
+        value = self._top[split.rows, split.node]
+        first, last = starts[value], starts[value + 1] - 1
+        has_others = last - first > 1
+        places = integers_from_bits(self._words[split.rows, split.node], first + has_others, last - has_others)
+        return divisors[places]
 
 
 @lru_cache(maxsize=4)

@@ -5,7 +5,7 @@ they fit. To draw numbers and hope for a target in range would hardly ever end f
 gave up would starve the products; so numbers come from the top down (`descent.py`).
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from tinyzero_countdown.descent import Plan, descend, make_plan
-from tinyzero_countdown.difficulty import difficulties
+from tinyzero_countdown.hardness import difficulties
 from tinyzero_countdown.options import CountdownOptions
 from tinyzero_sdk import ItemColumns, TinyZeroError
 from tinyzero_sdk.seeds import derive_seed, integers_from_bits, random_bits
@@ -21,11 +21,11 @@ from tinyzero_sdk.seeds import derive_seed, integers_from_bits, random_bits
 ROUNDS = 7
 """Round r makes 2**r attempts to find numbers for a plan; after the last one the plan is replaced."""
 
-PLANS = 16
-"""Plans an index may use up before it is left without a puzzle, which the default options never come near."""
+PLANS = 500
+"""Plans an index may use up; by default nearly all need one, with a narrow difficulty_range many."""
 
 _BLOCK = 8192
-_HOPELESS = 1000  # so many plans without a single puzzle show that the options fit none
+_HOPELESS = 5_000  # so many plans without a single puzzle show that the options fit none
 
 
 class Puzzles(NamedTuple):
@@ -42,28 +42,25 @@ class Puzzles(NamedTuple):
     targets: np.ndarray
     """[n]"""
 
+    def take(self, rows: np.ndarray) -> "Puzzles":
+        """The puzzles at `rows`."""
+        return Puzzles(self.indices[rows], self.plan.take(rows), self.numbers[rows], self.targets[rows])
+
 
 def generate(split: str, size: int, seed: int, start: int, options: CountdownOptions) -> ItemColumns:
     """Candidates start … start + size - 1, each a function of the split, the seed and its index alone.
 
-    An index is left out if its puzzle is outside `options.difficulty_range`, or if none was found for it.
-
     Raises:
-        TinyZeroError: no puzzle fits the options.
+        TinyZeroError: no puzzle fits the options, or hardly any.
     """
-    targets, lengths = np.zeros(size, np.int64), np.zeros(size, np.int64)  # a length of 0: left out
-    shuffled = np.zeros((size, max(options.numbers)), np.int64)
+    targets, lengths = np.empty(size, np.int64), np.empty(size, np.int64)
+    shuffled = np.empty((size, max(options.numbers)), np.int64)
     for puzzles in build_puzzles(split, size, seed, start, options):
         rows, length = puzzles.indices - start, puzzles.numbers.shape[1]
         order = random_bits(derive_seed("countdown order", split, seed), puzzles.indices, length).argsort(axis=1)
         shuffled[rows, :length] = np.take_along_axis(puzzles.numbers, order, axis=1)
         lengths[rows], targets[rows] = length, puzzles.targets
-        if options.difficulty_range is not None:
-            least, most = options.difficulty_range
-            levels = difficulties(puzzles.numbers, puzzles.targets)
-            lengths[rows[(levels < least) | (levels > most)]] = 0
     flat = shuffled[np.arange(shuffled.shape[1]) < lengths[:, None]]
-    targets, lengths = targets[lengths > 0], lengths[lengths > 0]
     lists = pa.ListArray.from_arrays(np.append(0, lengths.cumsum()).astype(np.int32), flat)
     return ItemColumns(
         ground_truth=pa.StructArray.from_arrays([pa.array(targets), lists], ["target", "numbers"]),
@@ -72,43 +69,54 @@ def generate(split: str, size: int, seed: int, start: int, options: CountdownOpt
 
 
 def build_puzzles(split: str, size: int, seed: int, start: int, options: CountdownOptions) -> Iterator[Puzzles]:
-    """The same candidates of whatever difficulty, in groups of one length, in no particular order.
+    """The same candidates with their expressions, in groups of one length and in no particular order.
 
     Raises:
-        TinyZeroError: no puzzle fits the options.
+        TinyZeroError: no puzzle fits the options, or hardly any.
     """
     for begin in range(start, start + size, _BLOCK):
         block = pending = np.arange(begin, min(begin + _BLOCK, start + size))
         for trial in range(PLANS):
-            trial_seed = derive_seed("countdown", split, seed, trial)
-            lengths = _choose(options.numbers, random_bits(trial_seed, pending, 1)[:, 0])
-            unfit = []
-            for length in sorted(set(options.numbers)):
-                rest = yield from _fit(pending[lengths == length], length, derive_seed("length", trial_seed), options)
-                unfit.append(rest)
-            pending = np.sort(np.concatenate(unfit))
-            if len(pending) == len(block) >= _HOPELESS:
-                raise TinyZeroError(f"no puzzle fits {options}; widen number_range, target_range or operators")
+            found = _try_plans(pending, derive_seed("countdown", split, seed, trial), options)
+            yield from found
+            pending = np.setdiff1d(pending, np.concatenate([puzzles.indices for puzzles in found]))
+            is_hopeless = len(pending) == len(block) and (trial + 1) * len(block) >= _HOPELESS
+            if is_hopeless or not len(pending):
+                break
+        if len(pending):
+            raise TinyZeroError(
+                f"no puzzle fits {options}, or hardly any;"
+                " widen difficulty_range, target_range, number_range or operators"
+            )
 
 
-def _fit(
-    indices: np.ndarray, length: int, seed: int, options: CountdownOptions
-) -> Generator[Puzzles, None, np.ndarray]:
-    """One plan for each of `indices`; yields the puzzles found and returns the indices without one."""
+def _try_plans(indices: np.ndarray, seed: int, options: CountdownOptions) -> list[Puzzles]:
+    """The puzzles that come of one plan for each of `indices`, where one does and its difficulty is asked for."""
+    lengths = _choose(options.numbers, random_bits(derive_seed("length", seed), indices, 1)[:, 0])
+    found = []
+    for length in set(options.numbers):
+        for puzzles in _fit(indices[lengths == length], length, seed, options):
+            if options.difficulty_range is not None:
+                levels, (least, most) = difficulties(puzzles.numbers, puzzles.targets), options.difficulty_range
+                puzzles = puzzles.take((levels >= least) & (levels <= most))
+            found.append(puzzles)
+    return found
+
+
+def _fit(indices: np.ndarray, length: int, seed: int, options: CountdownOptions) -> Iterator[Puzzles]:
+    """One plan for each of `indices`, and the first numbers that fit it; a plan that none fits is left out."""
     plan = _draw_plan(random_bits(derive_seed("plan", seed), indices, length), options)
     number_seed = derive_seed("numbers", seed)
     for round_ in range(ROUNDS):
-        if not len(indices):
-            break
-        attempts = indices[:, None] * 2**ROUNDS + np.arange(2**round_, 2 ** (round_ + 1))  # [n, attempts]
+        attempts = indices[:, None] * 2**ROUNDS + np.arange(2**round_, 2 ** (round_ + 1))  # [n, 2**round]
         words = random_bits(number_seed, attempts.ravel(), 2 * length)
         numbers, targets, fits = descend(plan.take(np.arange(len(indices)).repeat(2**round_)), words, options)
-        fits = fits.reshape(attempts.shape)
-        found, first = fits.any(axis=1), fits.argmax(axis=1)
-        chosen = np.flatnonzero(found) * 2**round_ + first[found]
-        yield Puzzles(indices[found], plan.take(found), numbers[chosen], targets[chosen])
+        first = fits.reshape(attempts.shape).argmax(axis=1) + np.arange(len(indices)) * 2**round_  # that fits, if any
+        found = fits[first]
+        yield Puzzles(indices, plan, numbers[first], targets[first]).take(found)
+        if found.all():
+            return
         indices, plan = indices[~found], plan.take(~found)
-    return indices
 
 
 def _draw_plan(words: np.ndarray, options: CountdownOptions) -> Plan:

@@ -5,8 +5,8 @@ numerators and denominators are integers held in floats: exact below 2**53, and 
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,11 +16,12 @@ from tinyzero_countdown.options import EXACT_BELOW, MAX_NUMBERS
 from tinyzero_sdk import TinyZeroError
 
 
-class Survey(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Survey:
     """What the solutions of n puzzles are like."""
 
-    count: np.ndarray
-    """[n] how many distinct solutions there are."""
+    solutions: np.ndarray
+    """[n] how many distinct ones there are."""
 
     without_division: np.ndarray
     """[n] whether one of them does not divide."""
@@ -53,7 +54,7 @@ class _Batch:
         self._is_whole[: book.symbol_count] = True
 
     def hits(self) -> Iterator[tuple[Block, np.ndarray, np.ndarray]]:
-        """For each block of whole expressions: [rows, puzzles] which reach the target, and which do so by whole numbers."""
+        """The blocks that use all numbers; [rows, puzzles] which reach the target, and which do by whole numbers."""
         for block in self._book.parts:
             numerator, denominator = self._numerator[block.rows], self._denominator[block.rows]
             self._combine(block, numerator, denominator)
@@ -118,7 +119,7 @@ def survey(numbers: np.ndarray, targets: np.ndarray) -> Survey:
     result = Survey(np.zeros(len(targets), int), np.zeros(len(targets), bool), np.zeros(len(targets), bool))
     for rows, batch in _batches(numbers, targets):
         for block, reached, by_whole_numbers in batch.hits():
-            result.count[rows] += np.add.reduce(reached.view(np.uint8), axis=0, dtype=np.uint16)
+            result.solutions[rows] += np.add.reduce(reached.view(np.uint8), axis=0, dtype=np.uint16)
             result.without_division[rows] |= reached[~block.divides].any(axis=0)
             result.without_fraction[rows] |= by_whole_numbers.any(axis=0)
     return result
@@ -172,7 +173,8 @@ def _show(value: Fraction) -> str:
 def _batches(numbers: np.ndarray, targets: np.ndarray) -> Iterator[tuple[np.ndarray, _Batch]]:
     """Puzzles of one pattern together, with their rows, as many as a processor's cache holds."""
     length = numbers.shape[1]
-    largest = np.prod(np.abs(numbers) + 1.0, axis=1) * (np.abs(targets) + 1.0)  # bounds all values and products of theirs
+    # Numerators, denominators and their products with the target are all below this.
+    largest = np.prod(np.abs(numbers) + 1.0, axis=1) * (np.abs(targets) + 1.0)
     if not 2 <= length <= MAX_NUMBERS or (largest >= EXACT_BELOW).any():
         raise TinyZeroError(
             f"cannot count the solutions of {length} numbers up to {numbers.max()}; expected 2 to {MAX_NUMBERS} numbers"

@@ -18,7 +18,7 @@ from tinyzero_sdk.records import Split
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.text import last_tagged
 
-ANSWER_RULE = "Give the result as a number alone inside <answer> </answer> tags, for example <answer> 42 </answer>."
+ANSWER_RULE = "The answer is a number alone between <answer> and </answer>, such as <answer>42</answer>."
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Gsm8kOptions:
 
 @hookimpl
 def info() -> TaskInfo:
-    return TaskInfo(description="Grade-school word problems, from a file in GSM8K's format or from templates.")
+    return TaskInfo(description="solve grade-school word problems, from a file or from templates")
 
 
 @hookimpl
@@ -70,11 +70,17 @@ def _item(problem: Problem, source: str) -> Item:
 @hookimpl
 def make_prompt(item: Item, template: str) -> str | list[Message]:
     question = item.data["question"]
-    if template == "compact":
-        return f"{question}\n"
-    if template == "chat":
-        return [{"role": "user", "content": f"{question}\n\nThink step by step. {ANSWER_RULE}"}]
-    return f"User: {question}\n{ANSWER_RULE}\nAssistant: Let me work it out step by step.\n"
+    match template:
+        case "base":
+            return (
+                "A conversation between User and Assistant. The Assistant first thinks step by step between <think> "
+                f"and </think>. {ANSWER_RULE}\nUser: {question}\nAssistant: <think>"
+            )
+        case "chat":
+            return [{"role": "user", "content": f"{question}\n\nThink step by step. {ANSWER_RULE}"}]
+        case "compact":
+            return f"{question}\n"
+    raise SettingsError(f"gsm8k has no prompt template {template!r}; it has base, chat, compact")
 
 
 @hookimpl

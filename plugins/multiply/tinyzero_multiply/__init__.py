@@ -13,13 +13,14 @@ from annotated_types import Ge, Le
 from tinyzero_multiply.integers import read_integer, spells
 from tinyzero_multiply.long_multiplication import work_out
 from tinyzero_sdk import Item, Score, TaskInfo, hookimpl
+from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.records import Split
 from tinyzero_sdk.seeds import derive_seed, integers_from_bits, random_bits
 from tinyzero_sdk.text import last_tagged
 
 FORMAT_REWARD = 0.1
-ANSWER_RULE = "Give the product as a whole number inside <answer> </answer> tags, for example <answer> 1234 </answer>."
+ANSWER_RULE = "The answer is one whole number between <answer> and </answer>, such as <answer>1234</answer>."
 
 Digits = Annotated[int, Ge(1), Le(9)]  # the product of two such numbers fits 64 bits
 
@@ -37,7 +38,7 @@ class MultiplyOptions:
 
 @hookimpl
 def info() -> TaskInfo:
-    return TaskInfo(description="Multiply two numbers of a given length.")
+    return TaskInfo(description="multiply two numbers of given lengths")
 
 
 @hookimpl
@@ -58,12 +59,18 @@ def generate_dataset(split: Split, size: int, seed: int, start: int, options: Mu
 @hookimpl
 def make_prompt(item: Item, template: str) -> str | list[Message]:
     num1, num2 = item.data["num1"], item.data["num2"]
-    if template == "compact":
-        return f"{num1}*{num2}\n"
     question = f"What is {num1} × {num2}?"
-    if template == "chat":
-        return [{"role": "user", "content": f"{question} Think step by step. {ANSWER_RULE}"}]
-    return f"User: {question} {ANSWER_RULE}\nAssistant: Let me work it out step by step.\n"
+    match template:
+        case "base":
+            return (
+                "A conversation between User and Assistant. The Assistant first thinks step by step between <think> "
+                f"and </think>. {ANSWER_RULE}\nUser: {question}\nAssistant: <think>"
+            )
+        case "chat":
+            return [{"role": "user", "content": f"{question} Think step by step. {ANSWER_RULE}"}]
+        case "compact":
+            return f"{num1}*{num2}\n"
+    raise SettingsError(f"multiply has no prompt template {template!r}; it has base, chat, compact")
 
 
 @hookimpl

@@ -4,11 +4,11 @@
 times as fast as `TransformersDecoder`, which runs any causal LM through transformers' own forward pass.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 CACHE_BLOCK = 64
@@ -81,7 +81,7 @@ class TransformersDecoder:
 
 
 class FusedDecoder:
-    """Llama-like decoders (Llama, Mistral, Qwen2, Qwen3): fused projections, a static cache, no mask where none is needed."""
+    """Llama-like decoders: fused projections, a cache that grows in blocks, no mask where none is needed."""
 
     MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
@@ -100,7 +100,7 @@ class FusedDecoder:
         )
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+        self._model: Any = model  # its parts have no types of their own
         config = model.config
         self._heads: int = config.num_attention_heads
         self._kv_heads: int = config.num_key_value_heads
@@ -149,7 +149,7 @@ class FusedDecoder:
         self._mask, self._position = self._mask[rows], self._position[rows]
 
     def _new_cache(self, rows: int, slots: int) -> Tensor:
-        """Keys and values of one layer: [rows, 2, kv heads, slots, head size]; rows first, so that dropping some is a plain copy."""
+        """Keys and values of one layer: [rows, 2, kv heads, slots, head size]; rows first, for a cheap `keep`."""
         like = self._model.lm_head.weight
         return torch.empty((rows, 2, self._kv_heads, slots, self._head_size), dtype=like.dtype, device=like.device)
 
@@ -196,14 +196,14 @@ class FusedDecoder:
         gate, up = F.linear(self._norm(hidden, layer.mlp_norm), layer.gate_up_weight).chunk(2, dim=-1)
         return layer.down(F.silu(gate) * up)
 
-    def _norm(self, hidden: Tensor, norm: nn.Module) -> Tensor:
+    def _norm(self, hidden: Tensor, norm: Any) -> Tensor:
         return F.rms_norm(hidden, (hidden.shape[-1],), norm.weight, self._eps)
 
 
 class _FusedLayer:
     """The weights of one layer, with query, key and value, and gate and up, in one matrix each."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         self.qkv_weight = torch.cat([projection.weight for projection in projections])

@@ -1,16 +1,14 @@
 """How hard a puzzle is.
 
-    difficulty = numbers + (1 if every solution divides) + (1 if every solution needs a fraction on the way) + 1 / solutions
+    difficulty = numbers + 1 / solutions
+                 + (1 if every solution divides) + (1 if every solution meets a fraction on its way)
 
-with `solutions` the count of distinct ones (see `catalogue.py`), with all four operators, whatever the options
-say; a puzzle without any counts as half a one. So the easiest puzzles of three numbers are just above 3, those
-of four above 4, and a single solution makes as much as one number more.
+`numbers` is how many there are, `solutions` how many distinct ones (`catalogue.py` says what is distinct), all four
+operators allowed whatever the options say; no solution at all counts as half a one. So the easiest puzzles of three
+numbers lie just above 3, those of four just above 4, and to have one solution only makes as much as one more number.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-import pyarrow as pa
 
 from tinyzero_countdown.solutions import survey
 from tinyzero_sdk import ItemColumns
@@ -31,7 +29,7 @@ def difficulties(numbers: np.ndarray, targets: np.ndarray) -> np.ndarray:
         [7.0, 4.25]
     """
     found = survey(numbers, targets)
-    return numbers.shape[1] + ~found.without_division + ~found.without_fraction + 1 / np.maximum(found.count, 0.5)
+    return numbers.shape[1] + ~found.without_division + ~found.without_fraction + 1 / np.maximum(found.solutions, 0.5)
 
 
 def column_difficulties(items: ItemColumns) -> np.ndarray:

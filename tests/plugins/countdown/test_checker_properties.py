@@ -1,0 +1,130 @@
+"""What the checker calls right is right, and all that is right it calls so: against trees, the oracle and Python."""
+
+import ast
+from fractions import Fraction
+from random import Random
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.plugins.countdown.expressions import leaves_of, trees, value_of, write
+from tinyzero_countdown.expression import MAX_LENGTH
+from tinyzero_countdown.scoring import judge
+from tinyzero_countdown.second_opinion import is_right
+from tinyzero_sdk.records import REASONS
+
+randoms = st.randoms(use_true_random=False)
+PIECES = [
+    *"0123456789", *"+-*/()[]{}=$ .,^_eE", *"×·⋅÷−–", "**", "//", "10", "24", "\n", "\x00", "\u202e", "１", "²",
+    r"\times", r"\cdot", r"\div", r"\frac{", "}{", r"\left(", r"\right)", r"\boxed{", r"\(", r"\)", r"\left", "\\",
+]  # fmt: skip
+
+
+def truth(target: int | Fraction, numbers: list[int]) -> dict[str, object]:
+    return {"target": target, "numbers": numbers}
+
+
+@given(trees(), randoms)
+def test_every_right_expression_scores_full(tree, random):
+    value = value_of(tree)
+    assume(value is not None and value.denominator == 1)
+    numbers = leaves_of(tree)
+    text = write(tree, random, claim=int(value) if value >= 0 and random.random() < 0.3 else None)
+    assume(len(text) <= MAX_LENGTH)
+    random.shuffle(numbers)
+    assert judge(text, truth(int(value), numbers)).correct
+    assert is_right(text, truth(int(value), numbers))
+
+
+@given(trees(), randoms, st.integers(-200, 200))
+def test_another_value_or_other_numbers_are_wrong(tree, random, target):
+    text, numbers = write(tree, random), leaves_of(tree)
+    assume(len(text) <= MAX_LENGTH)
+    if value_of(tree) != target:
+        assert judge(text, truth(target, numbers)).reason == "wrong"
+    other = [*numbers[:-1], numbers[-1] + 1]
+    for changed in (other, numbers + [1], numbers[:-1]):
+        assert judge(text, truth(value_of(tree) or 0, changed)).reason == "wrong"
+
+
+@given(trees(), randoms, st.data())
+@settings(max_examples=300)
+def test_a_small_change_gets_the_oracle_s_verdict(tree, random, data):
+    value, text = value_of(tree), write(tree, random)
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(start + 2, len(text))))
+    changed = text[:start] + data.draw(st.sampled_from(["", *PIECES])) + text[end:]
+    ground_truth = truth(int(value or 0), leaves_of(tree))
+    assert judge(changed, ground_truth).correct == is_right(changed, ground_truth)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join), st.lists(st.integers(0, 24), max_size=4))
+@settings(max_examples=300)
+def test_any_text_gets_the_oracle_s_verdict(text, numbers):
+    for target in (1, 10, 24):
+        score = judge(text, truth(target, numbers))
+        assert score.correct == is_right(text, truth(target, numbers)) == (score.value == 1.0) == (score.reason == "ok")
+        assert score.reason in REASONS
+
+
+@given(st.text(max_size=300))
+def test_arbitrary_text_never_raises(text):
+    assert judge(text, truth(1, [1])).correct == is_right(text, truth(1, [1]))
+
+
+@given(st.text("0123456789+-*/() ", max_size=20))
+@settings(max_examples=300)
+def test_plain_expressions_mean_what_they_mean_in_python(text):
+    numbers, value = _python_value(text)
+    if value is None or value.denominator != 1:
+        assert not any(judge(text, truth(target, numbers)).correct for target in range(30))
+    else:
+        assert judge(text, truth(int(value), numbers)).correct
+
+
+def _python_value(text: str) -> tuple[list[int], Fraction | None]:
+    """Numbers and value by Python's own grammar, without evaluating; None where our language is narrower."""
+    numbers: list[int] = []
+
+    def visit(node: ast.expr) -> Fraction:
+        match node:
+            case ast.Constant(value=int() as number) if node.end_col_offset - node.col_offset == len(str(number)):
+                numbers.append(number)
+                return Fraction(number)
+            case ast.BinOp(left, ast.Add(), right):
+                return visit(left) + visit(right)
+            case ast.BinOp(left, ast.Sub(), right):
+                return visit(left) - visit(right)
+            case ast.BinOp(left, ast.Mult(), right):
+                return visit(left) * visit(right)
+            case ast.BinOp(left, ast.Div(), right):
+                return visit(left) / visit(right)
+        raise SyntaxError
+
+    try:
+        value = visit(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ZeroDivisionError):
+        return numbers, None
+    return numbers, value if all(number < 10**9 for number in numbers) else None
+
+
+def test_the_random_styles_cover_the_language():
+    tree = ("/", ("-", ("*", 8, 3), 4), ("+", 3, 2))
+    texts = "".join(write(tree, Random(seed)) for seed in range(200))
+    for piece in (
+        "×",
+        "÷",
+        "−",
+        "·",
+        "⋅",
+        "[",
+        "$",
+        "\n",
+        r"\frac",
+        r"\left(",
+        r"\boxed{",
+        r"\times",
+        r"\cdot",
+        r"\div",
+    ):
+        assert piece in texts

@@ -1,0 +1,86 @@
+"""What the task writes itself: prompts, gold completions and traces."""
+
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinyzero_countdown.demonstrations import GIVE_UP, LARGEST, demonstrate
+from tinyzero_countdown.scoring import RULE
+from tinyzero_sdk import Item, TinyZeroError, load_task
+
+task = load_task("countdown")
+item = Item({"target": 15, "numbers": [17, 5, 3]}, {"nums": [17, 5, 3], "target": 15})
+
+STEP = r"\d+[-+*/]\d+=\d+"
+TRACE = re.compile(rf"((?:{STEP}(?:,{STEP})*[;!])+)<answer>([-+*/()\d]+)</answer>")
+
+
+def test_prompts_state_the_puzzle_and_the_rule():
+    base, chat = task.make_prompt(item, "base"), task.make_prompt(item, "chat")
+    assert base.endswith("<think>")
+    assert [message["role"] for message in chat] == ["system", "user"]
+    for text in (base, chat[1]["content"]):
+        assert "17, 5, 3" in text
+        assert "Target: 15." in text
+        assert RULE in text
+        assert "<answer>" in text
+    assert task.make_prompt(item, "compact") == "17 5 3=15\n"
+
+
+def test_an_unknown_template_is_an_error_that_names_the_known_ones():
+    with pytest.raises(TinyZeroError, match="'verbose'; it has base, chat, compact"):
+        task.make_prompt(item, "verbose")
+
+
+def test_a_gold_completion_works_the_simplest_solution_out():
+    assert task.solve(item) == "<think>17 + 3 = 20, 20 - 5 = 15</think>\n<answer>17 + 3 - 5</answer>"
+    assert task.solve(Item({"target": 7, "numbers": [2, 2]})) is None
+    gold = task.solve(Item({"target": 24, "numbers": [8, 3, 3, 8]}))
+    assert gold.startswith("<think>8 / 3 = (8/3), 3 - (8/3) = (1/3), 8 / (1/3) = 24</think>")
+
+
+@given(st.lists(st.integers(0, 99), min_size=2, max_size=6), st.integers(1, 100), st.integers(0, 2**64 - 1))
+def test_traces_compute_rightly_and_answer_with_their_last_attempt(numbers, target, seed):
+    trace = demonstrate(numbers, target, seed)
+    attempts, answer = TRACE.fullmatch(trace).groups()
+    hits = re.findall(r"[^;!]+[;!]", attempts)
+    for attempt in hits:
+        left_over = Counter(numbers)
+        for left, operator, right, result in re.findall(r"(\d+)([-+*/])(\d+)=(\d+)", attempt):
+            a, b, c = int(left), int(right), int(result)
+            assert {"+": a + b == c, "-": a - b == c, "*": a * b == c, "/": b * c == a}[operator]
+            assert operator in "-/" or c <= LARGEST
+            assert left_over[a] > 0
+            assert left_over[b] > (a == b)
+            left_over += Counter({c: 1})
+            left_over -= Counter([a, b])
+        assert left_over.total() == 1
+        value = left_over.popitem()[0]
+        assert (attempt[-1] == "!") == (value == target) == (attempt is hits[-1] and trace[trace.index("<") - 1] == "!")
+    score = task.score(answer, {"target": target, "numbers": numbers})
+    assert score.reason == ("ok" if "!" in trace else "wrong")
+    assert task.score(answer, {"target": value, "numbers": numbers}).correct
+
+
+def test_traces_have_no_brackets_they_could_do_without():
+    for seed in range(300):
+        answer = task.extract_answer(demonstrate([9, 4, 7, 2], 24, seed))
+        value = next(n for n in range(-100, 9999) if task.score(answer, {"target": n, "numbers": [9, 4, 7, 2]}).correct)
+        for pair in re.finditer(r"\(([^()]*)\)", answer):
+            bare = answer[: pair.start()] + pair[1] + answer[pair.end() :]
+            assert not task.score(bare, {"target": value, "numbers": [9, 4, 7, 2]}).correct or re.search(
+                r"\*1|/1", bare
+            )
+
+
+def test_traces_depend_on_the_seed_and_give_up_at_a_constant_rate():
+    traces = [task.demonstrate(item, seed) for seed in range(4000)]
+    assert task.demonstrate(item, 7) == traces[7]
+    assert len(set(traces)) > 2000
+    misses = sum(trace.count(";") for trace in traces)
+    given_up = sum(trace[trace.index("<") - 1] == ";" for trace in traces)
+    assert given_up / misses == pytest.approx(GIVE_UP, abs=0.03)
+    assert 0.05 < sum("!" in trace for trace in traces) / len(traces) < 0.5

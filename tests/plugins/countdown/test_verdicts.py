@@ -1,0 +1,130 @@
+"""Single verdicts: the table in the README, where an answer is found, what it is paid, and hostile texts."""
+
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tinyzero_sdk import Item, load_task
+
+README = (Path(__file__).parents[3] / "plugins/countdown/README.md").read_text(encoding="utf-8")
+TABLE = re.findall(r"^\| ([\d ]+) \| (\d+) \| `(.*?)` \| (\w+) \|", README, re.MULTILINE)
+PUZZLE = {"target": 15, "numbers": [5, 17, 3]}
+
+binary = load_task("countdown")
+graded = load_task("countdown", options={"reward": "tinyzero"})
+
+
+def test_the_readme_has_a_table_of_verdicts():
+    assert {verdict for *_, verdict in TABLE} == {"ok", "wrong", "malformed"}
+    assert len(TABLE) > 60
+
+
+@pytest.mark.parametrize(("numbers", "target", "answer", "verdict"), TABLE)
+def test_verdict_of_the_readme(numbers, target, answer, verdict):
+    completion = f"<think>Let me see.</think>\n<answer>{answer.replace('⏎', chr(10))}</answer>"
+    ground_truth = {"target": int(target), "numbers": [int(number) for number in numbers.split()]}
+    score = binary.score_completion(completion, ground_truth)
+    assert (score.reason, score.correct, score.value) == (verdict, verdict == "ok", float(verdict == "ok"))
+    assert (
+        graded.score_completion(completion, ground_truth).value == {"ok": 1.0, "wrong": 0.1, "malformed": 0.0}[verdict]
+    )
+    assert binary.oracle(score.answer, ground_truth) == score.correct
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "17-5+3\x00",
+        "\u202e17-5+3",
+        "17\u200b-5+3",
+        "17-5+\ud8003",
+        "17\u00a0-5+3",
+        "١٧-5+3",
+        "17-5+3" + " " * 300,
+        "1" * 300,
+    ],
+)
+def test_characters_that_cannot_be_seen_are_malformed(answer):
+    assert binary.score_completion(f"<answer>{answer}.</answer>".replace(".", "x"), PUZZLE).reason == "malformed"
+    assert binary.score(answer, PUZZLE).reason == "malformed"
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("<answer>17-5+3</answer>", "17-5+3"),
+        ("<think>17-5=12</think><answer>\n 17-5+3\n</answer>\n", "17-5+3"),
+        ("17-5=12, so</think>\n<answer>17-5+3</answer><|im_end|>\n", "17-5+3"),
+        ("<answer>17-5+3<|endoftext|></answer>", "17-5+3"),
+        ("<answer>1</answer> no: <answer>17-5+3</answer> and <answer>", "17-5+3"),
+        ("<think><answer>1</answer></think> <answer>17-5+3</answer>", "17-5+3"),
+        ("17+5=22;17-5=12,12+3=15!<answer>17-5+3</answer>", "17-5+3"),
+        ("<think><answer>17-5+3</answer></think>", None),
+        ("<answer>17-5+3", None),
+        ("17-5+3</answer>", None),
+        ("</answer>17-5+3<answer>", None),
+        ("17-5+3", None),
+        ("", None),
+    ],
+)
+def test_where_the_answer_is_found(completion, answer):
+    assert binary.extract_answer(completion) == answer
+    score = graded.score_completion(completion, PUZZLE)
+    assert (score.reason, score.value, score.answer) == (("ok", 1.0, answer) if answer else ("no_answer", 0.0, None))
+
+
+def test_rows_of_tinyzero_s_own_preprocessing_are_scored_as_they_stand():
+    ground_truth = {"target": np.int64(15), "numbers": np.array([5, 17, 3])}
+    for answer, correct in (("17-5+3 = 15", True), ("17-5-3", False), ("17-5+3+0", False)):
+        assert binary.score_completion(f"<answer>{answer}</answer>", ground_truth).correct is correct
+        assert binary.oracle(answer, ground_truth) is correct
+    item = Item(ground_truth)
+    assert binary.item_key(item) == "3 5 17=15"
+    assert binary.difficulty(item) == binary.difficulty(Item(PUZZLE))
+    assert binary.score_completion(binary.solve(item), ground_truth).correct
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<answer>" * 100_000,
+        "</answer>" * 100_000,
+        "<answer></answer>" * 50_000 + "</think>",
+        "<think>" * 100_000 + "</think>" * 100_000,
+        "<" * 1_000_000,
+        *(f"<answer>{answer}</answer>" for answer in ("(" * 500_000, "1+" * 500_000, "7" * 1_000_000, " " * 1_000_000)),
+        *(
+            f"<answer>{answer}</answer>"
+            for answer in ("(" * 128 + "1" + ")" * 127, "(" * 127 + "1" + ")" * 127, "$" * 256)
+        ),
+        *(
+            f"<answer>{answer}</answer>"
+            for answer in ("9**9**9**9", "\\frac{" * 42, "{}" * 128, "}{" * 128, "\\left" * 51)
+        ),
+        *(
+            f"<answer>{answer}</answer>"
+            for answer in ("\ud800" * 256, "\x00" * 256, "\u202e" * 256, "\\(" * 64 + "\\)" * 64)
+        ),
+        "<answer>" + "*".join(["999999999"] * 25) + "</answer>",
+    ],
+    ids=lambda text: text[:24].encode("ascii", "backslashreplace").decode(),
+)
+def test_no_text_takes_long(text):
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        assert graded.score_completion(text, PUZZLE).value <= 0.1
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.05
+    assert graded.error_count == 0
+
+
+def test_as_many_large_numbers_as_fit_are_evaluated_exactly():
+    numbers = [999_999_999] * 25
+    answer = "*".join(map(str, numbers))
+    assert binary.score_completion(
+        f"<answer>{answer}</answer>", {"target": 999_999_999**25, "numbers": numbers}
+    ).correct

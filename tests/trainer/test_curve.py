@@ -1,0 +1,101 @@
+"""The picture shows what is in metrics.jsonl, and can be drawn from any run, however short."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+
+from tinyzero_trainer.curve import CurveError, draw_curve, smooth
+from tinyzero_trainer.metrics import ACCURACY, LENGTH, REWARD, MetricsLog, held_out_key, size_key
+
+NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30)
+
+
+@pytest.fixture
+def metrics(tmp_path):
+    """Write a run; row k holds the metrics of step k."""
+
+    def write(rows):
+        path = tmp_path / "metrics.jsonl"
+        with MetricsLog(path) as log:
+            for step, row in enumerate(rows):
+                log.append(step, row)
+        return path
+
+    return write
+
+
+def before(accuracy=0.25, size=1024):
+    return {held_out_key("countdown"): accuracy, size_key("countdown"): size}
+
+
+def steps(count, **changes):
+    row = {ACCURACY: 0.3, REWARD: 0.3, LENGTH: 57.5} | changes
+    return [row] * count
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that were drawn."""
+    figures, real = [], Figure.savefig
+
+    def savefig(figure, *args, **kwargs):
+        figures.append(figure)
+        return real(figure, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    return figures
+
+
+def draw(metrics, tmp_path):
+    output = tmp_path / "curve.png"
+    draw_curve(metrics, output, task="countdown", model="Qwen/Qwen2.5-0.5B")
+    assert output.read_bytes().startswith(b"\x89PNG")
+
+
+def labels(figure):
+    return [axes.get_ylabel().replace("\n", " ") for axes in figure.axes]
+
+
+def test_everything_is_labelled_with_its_unit(metrics, tmp_path, drawn):
+    draw(metrics([before(), *steps(9), steps(1)[0] | before(0.5)]), tmp_path)
+    (figure,) = drawn
+    top = figure.axes[0]
+    assert top.get_title(loc="left") == "countdown, Qwen/Qwen2.5-0.5B"
+    assert labels(figure) == ["accuracy (%)", "mean length of completions (tokens)"]
+    assert figure.axes[-1].get_xlabel() == "training step"
+    assert {text.get_text() for text in top.texts} == {"25.0 %", "50.0 %"}
+    assert len(top.get_legend().get_texts()) == 2
+
+
+def test_a_reward_that_is_not_the_accuracy_has_a_panel_of_its_own(metrics, tmp_path, drawn):
+    draw(metrics([before(), *steps(3, **{REWARD: 0.4})]), tmp_path)
+    assert labels(drawn[0]) == ["accuracy (%)", "mean reward", "mean length of completions (tokens)"]
+
+
+@pytest.mark.parametrize("rows", [[], [{}], [before()], [{}, *steps(1)], [{}, {ACCURACY: float("nan"), LENGTH: 3.0}]])
+def test_a_run_that_hardly_began_can_be_drawn(metrics, tmp_path, rows):
+    draw(metrics(rows), tmp_path)
+
+
+def test_a_long_model_name_keeps_its_end(metrics, tmp_path, drawn):
+    draw_curve(metrics([before()]), tmp_path / "curve.png", task="countdown", model="/far/away" * 20 + "/the-model")
+    title = drawn[0].axes[0].get_title(loc="left")
+    assert title.startswith("countdown, …")
+    assert title.endswith("/the-model")
+    assert len(title) < 90
+
+
+def test_a_directory_that_is_gone_is_one_line(metrics, tmp_path):
+    with pytest.raises(CurveError, match=r"cannot write .*gone/curve\.png: No such file or directory"):
+        draw_curve(metrics([before()]), tmp_path / "gone" / "curve.png", task="countdown", model="m")
+
+
+@given(values=NUMBERS, window=st.integers(1, 9))
+def test_smoothing_keeps_the_number_of_points_and_stays_within_their_range(values, window):
+    smoothed = smooth(values, window)
+    slack = 1e-9 * max(map(abs, values))  # of adding floats
+    assert len(smoothed) == len(values)
+    assert min(values) - slack <= min(smoothed)
+    assert max(smoothed) <= max(values) + slack
+    assert smooth(values, 1) == values

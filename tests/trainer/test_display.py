@@ -1,0 +1,191 @@
+"""Bars in a terminal, lines in a log; both tell the same, and fit 80 columns."""
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from tinyzero_trainer.display import Display, _duration, outcome_line, sparkline
+from tinyzero_trainer.metrics import ACCURACY, LENGTH, REWARD, THROUGHPUT
+
+METRICS = {REWARD: 0.4123, ACCURACY: 0.382, LENGTH: 57.4, THROUGHPUT: 12345.6, "actor/entropy": 1.0}
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def plain(clock):
+    return Display(Console(file=io.StringIO(), width=80), clock=clock)
+
+
+@pytest.fixture
+def terminal(clock):
+    return Display(Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None), clock=clock)
+
+
+def said(display):
+    return display._console.file.getvalue().splitlines()
+
+
+def live(display):
+    """What the live part of the terminal shows now."""
+    console = Console(file=io.StringIO(), width=80)
+    console.print(display._render())
+    lines = console.file.getvalue().splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    return lines
+
+
+# ---- plain lines -----------------------------------------------------------------------------------------------------
+
+
+def test_a_phase_speaks_at_once_and_then_every_few_seconds(plain, clock):
+    with plain:
+        plain.phase("evaluating", total=1024, unit="problems")
+        assert said(plain) == ["evaluating: 0/1,024 problems"]
+        for _ in range(12):
+            clock.now += 1
+            plain.advance(64)
+    assert said(plain) == [f"evaluating: {count}/1,024 problems" for count in (0, 320, 640)]
+
+
+def test_a_phase_without_a_total_is_its_name(plain):
+    plain.phase("loading the model")
+    assert said(plain) == ["loading the model"]
+
+
+def test_steps_tell_numbers_and_time_left_at_a_bearable_rate(plain, clock):
+    plain.train(100)
+    for step in range(1, 101):
+        clock.now += 1
+        plain.step(step, METRICS)
+    lines = said(plain)
+    assert lines[0] == "training: 100 steps"
+    assert lines[1] == "step 1/100  1:39 left  reward 0.412  accuracy 38.2 %  length 57  12,346 tokens/s"
+    assert lines[2].startswith("step 3/100  1:37 left")
+    assert lines[-1] == "step 100/100  reward 0.412  accuracy 38.2 %  length 57  12,346 tokens/s"
+    assert len(lines) == 52
+
+
+def test_a_resumed_run_estimates_by_its_own_steps(plain, clock):
+    plain.train(100, done=90)
+    clock.now += 6
+    plain.step(91, {})
+    assert said(plain) == ["training: 10 steps", "step 91/100  0:54 left"]
+
+
+def test_missing_numbers_are_left_out(plain):
+    plain.train(2)
+    plain.step(1, {REWARD: None, ACCURACY: 0.5})
+    assert said(plain)[-1].endswith("left  accuracy 50.0 %")
+
+
+def test_held_out_accuracy_and_notes_stay(plain):
+    plain.held_out(0, 0.231)
+    plain.held_out(1250, 0.5)
+    plain.note("[wandb] is not markup")
+    assert said(plain) == [
+        "held-out accuracy before training: 23.1 %",
+        "held-out accuracy after step 1,250: 50.0 %",
+        "[wandb] is not markup",
+    ]
+
+
+def test_progress_goes_to_stderr_and_results_to_stdout(capsys):
+    with Display() as display:
+        display.phase("loading")
+        display.done("the result, which is longer than eighty columns and is still one line, as a script wants it")
+    captured = capsys.readouterr()
+    assert captured.err == "loading\n"
+    assert captured.out.count("\n") == 1
+
+
+def test_what_is_told_outside_its_place_is_ignored(plain):
+    plain.advance(3)
+    plain.end_phase()
+    plain.step(1, METRICS)
+    assert said(plain) == []
+
+
+# ---- a terminal ------------------------------------------------------------------------------------------------------
+
+
+def test_the_terminal_shows_step_numbers_reward_so_far_and_phase(terminal, clock):
+    terminal.train(94)
+    for step, reward in ((1, 0.1), (2, 0.4)):
+        clock.now += 1.5
+        terminal.step(step, METRICS | {REWARD: reward})
+    terminal.phase("evaluating on held-out problems, sampled at temperature 1", 1024, "problems")
+    clock.now += 65
+    terminal.advance(512)
+    bar, numbers, so_far, phase, phase_bar = live(terminal)
+    assert bar.endswith("step 2/94  1:13 left")
+    assert numbers == "reward 0.400  accuracy 38.2 %  length 57  12,346 tokens/s"
+    assert so_far == "reward so far  ▁█"
+    assert phase.endswith("evaluating on held-out problems, sampled at temperature 1  1:05")
+    assert phase_bar.endswith("512/1,024 problems")
+    terminal.end_phase()
+    assert len(live(terminal)) == 3
+
+
+def test_the_time_left_runs_down_during_a_step(terminal, clock):
+    terminal.train(3)
+    clock.now += 10
+    terminal.step(1, {})
+    clock.now += 4
+    assert live(terminal)[0].endswith("step 1/3  0:16 left")
+    clock.now += 1000
+    assert live(terminal)[0].endswith("step 1/3  0:00 left")
+
+
+def test_the_cursor_comes_back_after_an_error(terminal):
+    def run():
+        with terminal:
+            terminal.phase("training")
+            raise RuntimeError("loss")
+
+    with pytest.raises(RuntimeError, match="loss"):
+        run()
+    shown, hide, bring_back = terminal._console.file.getvalue(), "\x1b[?25l", "\x1b[?25h"
+    assert 0 <= shown.find(hide) < shown.rfind(bring_back)
+
+
+# ---- texts -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_outcome_is_one_line_of_eighty_columns():
+    line = outcome_line(0.231, 0.49, problems=1024, temperature=1.0)
+    assert line == "held-out accuracy: 23.1 % -> 49.0 % (+25.9 points; 1,024 problems at T=1)"
+    assert "(-1.0 points; 8 problems at T=0.6)" in outcome_line(0.5, 0.49, problems=8, temperature=0.6)
+
+
+@given(st.lists(st.floats(-1e9, 1e9), max_size=200), st.integers(1, 50))
+def test_a_sparkline_has_a_block_for_each_value_up_to_its_width(values, width):
+    line = sparkline(values, width)
+    assert len(line) == min(len(values), width)
+    assert set(line) <= set("▁▂▃▄▅▆▇█")
+
+
+def test_a_sparkline_rises_with_its_values():
+    assert sparkline(range(8)) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0, 0, 1, 1], width=2) == "▁█"
+    assert sparkline([0.5, 0.5]) == "▁▁"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3600, "1:00:00")])
+def test_durations(seconds, text):
+    assert _duration(seconds) == text

@@ -1,0 +1,61 @@
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.settings import build
+from tinyzero_trainer.display import Display
+from tinyzero_trainer.interrupts import StopFlag
+from tinyzero_trainer.presets import PRESET_FILE, preset
+from tinyzero_trainer.warmstart import learning_rate, warm_start
+from tinyzero_trainer.warmstart_config import WarmStartConfig
+
+
+def test_it_leaves_a_model_that_attempts_the_task(warm_model: Path) -> None:
+    card = (warm_model / "README.md").read_text()
+    assert "held-out accuracy" in card
+    assert (warm_model / "model.safetensors").stat().st_size < 8e6
+    architecture = json.loads((warm_model / "config.json").read_text())
+    assert architecture["model_type"] == "qwen2"
+
+
+def test_the_preset_is_for_its_own_task_only(warm_model: Path, toy_task: str) -> None:
+    content = tomllib.loads((warm_model / PRESET_FILE).read_text())
+    assert content["task"] == "toy_task"
+    own = preset("toy_task", warm_model)
+    assert own["task"] == {"limit": 5}
+    assert own["optimizer"] == {"learning_rate": 0.001}
+    other = preset("another", warm_model)
+    assert "task" not in other
+    assert other["optimizer"] == own["optimizer"]
+
+
+def test_an_existing_directory_is_never_overwritten(tmp_path: Path, toy_task: str) -> None:
+    config = build(WarmStartConfig, {"run": {"task": toy_task, "output": str(tmp_path)}})
+    with Display() as display, pytest.raises(TinyZeroError, match="exists already"):
+        warm_start(config, display=display, stop=StopFlag())
+
+
+def test_a_task_without_demonstrations_is_refused(tmp_path: Path, toy_task: str) -> None:
+    mute = tmp_path / "mute.py"
+    source = Path(toy_task).read_text()
+    mute.write_text(source[: source.index("@hookimpl\ndef demonstrate")])
+    config = build(WarmStartConfig, {"run": {"task": str(mute), "output": str(tmp_path / "out")}})
+    with Display() as display, pytest.raises(TinyZeroError, match="gives no demonstrations"):
+        warm_start(config, display=display, stop=StopFlag())
+    assert not (tmp_path / "out").exists()
+
+
+def test_impossible_settings_for_later_stop_it_at_once(tmp_path: Path, toy_task: str) -> None:
+    values = {"run": {"task": toy_task, "output": str(tmp_path / "out")}, "settings": {"optimizer": {"lr": 1.0}}}
+    with Display() as display, pytest.raises(TinyZeroError, match=r"unknown key 'optimizer\.lr'"):
+        warm_start(build(WarmStartConfig, values), display=display, stop=StopFlag())
+
+
+def test_the_learning_rate_warms_up_and_falls_to_a_tenth() -> None:
+    rates = [learning_rate(1.0, step, warmup_steps=10, steps=100) for step in range(1, 101)]
+    assert rates[:10] == pytest.approx([step / 10 for step in range(1, 11)])
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+    assert rates[-1] == pytest.approx(0.1)
