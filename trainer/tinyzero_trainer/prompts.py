@@ -37,6 +37,17 @@ class PromptSource:
         items = self._task.dataset("test", count, seed=EVALUATION_SEED, test_share=self._data.test_share)
         return [self.word(item) for item in items]
 
+    def some(self, most: int, seed: int) -> list[Prompt]:
+        """Different problems of the training split: `most` of them, or all there are."""
+        prompts: list[Prompt] = []
+        try:
+            for item in self._task.dataset("train", most, seed=seed, test_share=self._data.test_share):
+                prompts.append(self.word(item))
+        except DataError:
+            if not prompts:
+                raise
+        return prompts
+
     def word(self, item: Item) -> Prompt:
         """The prompt of one problem.
 

@@ -7,9 +7,11 @@ written and searched for, not how to be right: what it gets wrong is left for re
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count
 from pathlib import Path
+from random import Random
 from time import perf_counter
+from typing import cast
 
 import tomli_w
 import torch
@@ -31,6 +33,11 @@ from tinyzero_trainer.tiny import build_model, build_tokenizer
 from tinyzero_trainer.warmstart_config import WarmStartConfig
 
 FINAL_RATE_SHARE = 0.1
+MOST_PROBLEMS = 20_000
+"""Different problems that demonstrations are made for; a demonstration is hardly ever seen twice anyway."""
+IGNORED = -100
+"""Label that cross-entropy leaves out."""
+
 CARD_FILE = "README.md"
 RECIPE_FILE = "warmstart.toml"
 """`tinyzero warmstart --config` takes it to make the model again."""
@@ -110,7 +117,7 @@ def _settings(config: WarmStartConfig) -> dict[str, object]:
 def _train(config: WarmStartConfig, task: Task, language_model: LanguageModel, display: Display, stop: StopFlag) -> int:
     """Run all optimiser steps; returns the number of tokens learnt from."""
     training, model = config.training, language_model.model
-    examples = _examples(config, task, language_model)
+    batches = _examples(config, task, language_model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
     display.phase(f"warm start on demonstrations of {task.name}", training.steps, "steps")
     model.train()
@@ -120,16 +127,16 @@ def _train(config: WarmStartConfig, task: Task, language_model: LanguageModel, d
             raise KeyboardInterrupt
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(training.learning_rate, step, training.warmup_steps, training.steps)
-        tokens, labels = _pad(list(islice(examples, training.batch_size)), language_model.pad_id, model.device)
+        tokens, labels = _pad(next(batches), language_model.pad_id, model.device)
         with torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type == "cuda"):
             logits = model(input_ids=tokens, use_cache=False).logits
-        # Padding is on the right and labels there are -100, so no attention mask is needed.
+        # Padding is on the right and has no labels, so no attention mask is needed.
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        trained_tokens += int((labels != -100).sum())
+        trained_tokens += int((labels != IGNORED).sum())
         display.advance()
         if step % 200 == 0:
             display.note(f"step {step}: loss {loss.item():.4f}")
@@ -145,36 +152,45 @@ def learning_rate(peak: float, step: int, warmup_steps: int, steps: int) -> floa
     return peak * (FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def _examples(config: WarmStartConfig, task: Task, language_model: LanguageModel) -> Iterator[Example]:
-    """Training problems for ever, each time with a new demonstration.
+def _examples(config: WarmStartConfig, task: Task, language_model: LanguageModel) -> Iterator[list[Example]]:
+    """Batches for ever: training problems in random order, each time with a new demonstration.
 
     Raises:
         TinyZeroError: the task has none.
     """
-    training, tokenizer = config.training, language_model.tokenizer
-    source = PromptSource(task, tokenizer, DataConfig(template=training.template, test_share=training.test_share))
-    for index, prompt in enumerate(source.training(config.run.seed)):
-        text = task.demonstrate(prompt.item, derive_seed("demonstration", config.run.seed, index))
-        if text is None:
+    training, tokenizer, seed = config.training, language_model.tokenizer, config.run.seed
+    data = DataConfig(template=training.template, test_share=training.test_share)
+    prompts = PromptSource(task, tokenizer, data).some(MOST_PROBLEMS, seed)
+    random = Random(derive_seed("order", seed))
+    for start in count(0, training.batch_size):
+        chosen = random.choices(prompts, k=training.batch_size)
+        texts = [
+            task.demonstrate(prompt.item, derive_seed("demonstration", seed, start + index))
+            for index, prompt in enumerate(chosen)
+        ]
+        if None in texts:
             raise TinyZeroError(
                 f"task {task.name!r} gives no demonstrations to learn from; add a `demonstrate` hook, "
                 "or train a model of your own with --model"
             )
-        tokens = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-        if len(tokens) <= training.max_tokens:
-            yield Example(prompt.token_ids, tokens)
+        # One call for the whole batch: the tokenizer's cost is a call's, not a text's.
+        encoded = tokenizer(cast(list[str], texts), add_special_tokens=False)["input_ids"]
+        yield [
+            Example(prompt.token_ids, [*tokens, tokenizer.eos_token_id])
+            for prompt, tokens in zip(chosen, encoded, strict=True)
+            if len(tokens) < training.max_tokens
+        ]
 
 
 def _pad(examples: list[Example], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens and labels, both [examples, longest]; labels are -100 on the prompt and on padding."""
+    """Tokens and labels, both [examples, longest]; the prompt and padding have no labels."""
     longest = max(len(example.prompt) + len(example.demonstration) for example in examples)
-    tokens = torch.full((len(examples), longest), pad_id)
-    labels = torch.full((len(examples), longest), -100)
-    for row, example in enumerate(examples):
-        start, end = len(example.prompt), len(example.prompt) + len(example.demonstration)
-        tokens[row, :end] = torch.tensor(example.prompt + example.demonstration)
-        labels[row, start:end] = torch.tensor(example.demonstration)
-    return tokens.to(device), labels.to(device)
+    tokens, labels = [], []
+    for example in examples:
+        filling = longest - len(example.prompt) - len(example.demonstration)
+        tokens.append([*example.prompt, *example.demonstration, *[pad_id] * filling])
+        labels.append([*[IGNORED] * len(example.prompt), *example.demonstration, *[IGNORED] * filling])
+    return torch.tensor(tokens, device=device), torch.tensor(labels, device=device)
 
 
 def _model_card(

@@ -47,7 +47,7 @@ def write(tree: Tree, random: Random, claim: int | None = None) -> str:
     """The tree in some style a reader would accept, with `= claim` at its end."""
     left, right = random.choice(_MARKS)
     text = _write(tree, random, "") + (f"{_space(random)}={_space(random)}{claim}" if claim is not None else "")
-    return left + _space(random) + text + _space(random) + right
+    return _space(random) + left + _space(random) + text + _space(random) + right + _space(random)
 
 
 def _write(tree: Tree, random: Random, place: str) -> str:

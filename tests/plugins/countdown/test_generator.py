@@ -75,7 +75,7 @@ def test_a_candidate_depends_on_seed_and_index_alone(start, size, seed):
 
 def test_candidates_are_these_on_every_machine():
     items = [(item.data["nums"], item.data["target"]) for item in generate("train", 3, 0, 0, DEFAULT)]
-    assert items == []
+    assert items == [([2, 52, 63, 61], 13), ([1, 19, 20, 76], 38), ([34, 2, 2, 6], 50)]
 
 
 def test_seeds_and_splits_give_other_candidates():
@@ -86,7 +86,7 @@ def test_seeds_and_splits_give_other_candidates():
 
 def test_no_operator_shape_number_or_target_is_favoured():
     size = 32_768
-    operators, shapes, targets, numbers, places = Counter(), Counter(), [], [], []
+    operators, shapes, targets, numbers = Counter(), Counter(), [], []
     for puzzles in build_puzzles("train", size, 0, 0, DEFAULT):
         operators.update(puzzles.plan.operators[puzzles.plan.operators > 0].tolist())
         shapes.update(map(tuple, puzzles.plan.sizes.tolist()))
@@ -111,10 +111,8 @@ def test_numbers_stand_in_random_order():
 
 
 def test_some_puzzles_need_a_fraction():
-    task = load_task("countdown", options={"numbers": [4], "difficulty_range": [6.01, 7]})
-    items = [item for item in generate("train", 4000, 0, 0, CountdownOptions(numbers=(4,)))]
-    levels = task.difficulties(items[:0] or generate("train", 4000, 0, 0, CountdownOptions(numbers=(4,))))
-    assert (np.asarray(levels) > 6).sum() >= 4
+    items = generate("train", 4000, 0, 0, CountdownOptions(numbers=(4,)))
+    assert sum(load_task("countdown").difficulties(items) > 6) >= 4
 
 
 def test_difficulty_range_is_kept():
@@ -131,7 +129,6 @@ def test_difficulty_range_is_kept():
     [
         CountdownOptions(difficulty_range=(20, 30)),
         CountdownOptions(numbers=(3,), number_range=(7, 7), target_range=(31, 31)),
-        CountdownOptions(numbers=(3,), number_range=(90, 99), target_range=(500, 600)),
     ],
     ids=str,
 )
@@ -150,13 +147,13 @@ def test_the_whole_data_set_is_solvable_and_split_by_key():
     assert not keys[0] & keys[1]
 
 
-@given(
-    st.lists(st.integers(1, 30), min_size=2, max_size=4),
-    st.lists(st.integers(1, 30), min_size=2, max_size=4),
-    st.integers(1, 3),
-)
+few_numbers = st.lists(st.integers(1, 30), min_size=2, max_size=4)
+
+
+@given(few_numbers, few_numbers, st.integers(1, 3))
+@settings(max_examples=50)
 def test_keys_are_equal_for_permutations_only(first, second, target):
-    task = load_task("countdown")
-    keys = [task.item_key(Item({"target": target, "numbers": numbers})) for numbers in (first, second, first[::-1])]
+    key_of = load_task("countdown").item_key
+    keys = [key_of(Item({"target": target, "numbers": numbers})) for numbers in (first, second, first[::-1])]
     assert (keys[0] == keys[1]) == (sorted(first) == sorted(second))
-    assert keys[0] == keys[2] != task.item_key(Item({"target": target + 1, "numbers": first}))
+    assert keys[0] == keys[2] != key_of(Item({"target": target + 1, "numbers": first}))

@@ -96,7 +96,7 @@ def test_survey_of_four_numbers(numbers, target):
 
 def test_simple_solutions_come_first():
     assert solutions([17, 5, 3], 15) == ["17 + 3 - 5"]
-    assert solutions([2, 2, 1], 4)[:3] == ["2 * 2 * 1", "2 + 2 + 1 - 1"][:1] + solutions([2, 2, 1], 4)[1:3]
+    assert solutions([2, 2, 1], 4) == ["2 + 2 * 1", "2 * 2 * 1", "1 * (2 + 2)", "2 + 2 / 1", "2 * 2 / 1", "(2 + 2) / 1"]
     assert solutions([2, 3], 7) == []
     assert solutions([8, 3, 8, 3], 24) == ["8 / (3 - 8 / 3)"]
 
@@ -108,7 +108,7 @@ def test_difficulty_is_the_documented_formula():
         return task.difficulty(Item({"target": target, "numbers": numbers}))
 
     assert difficulty([17, 5, 3], 15) == 3 + 1
-    assert difficulty([17, 5, 3], 4) == 3 + 1 + 1  # every solution divides
+    assert difficulty([17, 5, 3], 4) == 3 + 1 / 2 + 1  # (17 - 5) / 3 and (17 + 3) / 5: every solution divides
     assert difficulty([8, 3, 8, 3], 24) == 4 + 1 + 1 + 1  # and meets a fraction
     assert difficulty([1, 2, 3, 4], 24) == 4 + 1 / 4
     assert difficulty([2, 3], 7) == 2 + 2 + 1 + 1  # no solution

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tinyzero_countdown.expression import MAX_LENGTH
 from tinyzero_sdk import Item, load_task
 
 README = (Path(__file__).parents[3] / "plugins/countdown/README.md").read_text(encoding="utf-8")
@@ -19,7 +20,7 @@ graded = load_task("countdown", options={"reward": "tinyzero"})
 
 def test_the_readme_has_a_table_of_verdicts():
     assert {verdict for *_, verdict in TABLE} == {"ok", "wrong", "malformed"}
-    assert len(TABLE) > 60
+    assert len(TABLE) == len(re.findall(r"^\| \d", README, re.MULTILINE)) > 60
 
 
 @pytest.mark.parametrize(("numbers", "target", "answer", "verdict"), TABLE)
@@ -28,28 +29,21 @@ def test_verdict_of_the_readme(numbers, target, answer, verdict):
     ground_truth = {"target": int(target), "numbers": [int(number) for number in numbers.split()]}
     score = binary.score_completion(completion, ground_truth)
     assert (score.reason, score.correct, score.value) == (verdict, verdict == "ok", float(verdict == "ok"))
-    assert (
-        graded.score_completion(completion, ground_truth).value == {"ok": 1.0, "wrong": 0.1, "malformed": 0.0}[verdict]
-    )
+    pay = {"ok": 1.0, "wrong": 0.1, "malformed": 0.0}
+    assert graded.score_completion(completion, ground_truth).value == pay[verdict]
     assert binary.oracle(score.answer, ground_truth) == score.correct
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        "17-5+3\x00",
-        "\u202e17-5+3",
-        "17\u200b-5+3",
-        "17-5+\ud8003",
-        "17\u00a0-5+3",
-        "١٧-5+3",
-        "17-5+3" + " " * 300,
-        "1" * 300,
+        *("17-5+3\x00", "\u202e17-5+3", "17\u200b-5+3", "17-5+\ud8003", "17\u00a0-5+3", "17\x1c-5+3"),
+        *("17-5" + " " * 300 + "+3", "1" * 300, "1234567890-5+3"),
     ],
 )
-def test_characters_that_cannot_be_seen_are_malformed(answer):
-    assert binary.score_completion(f"<answer>{answer}.</answer>".replace(".", "x"), PUZZLE).reason == "malformed"
-    assert binary.score(answer, PUZZLE).reason == "malformed"
+def test_what_a_table_cannot_show_is_malformed_too(answer):
+    assert binary.score_completion(f"<answer>{answer}</answer>", PUZZLE).reason == "malformed"
+    assert binary.oracle(answer, PUZZLE) is False
 
 
 @pytest.mark.parametrize(
@@ -87,30 +81,22 @@ def test_rows_of_tinyzero_s_own_preprocessing_are_scored_as_they_stand():
     assert binary.score_completion(binary.solve(item), ground_truth).correct
 
 
+HOSTILE_ANSWERS = [
+    *("(" * 500_000, "1+" * 500_000, "7" * 1_000_000, " " * 1_000_000, "9**9**9**9"),
+    *("(" * 128 + "1" + ")" * 127, "(" * 127 + "1" + ")" * 127, "$" * 256, "\\(" * 64 + "\\)" * 64, "\\boxed{" * 20),
+    *("\\frac{" * 42, "{}" * 128, "}{" * 128, "\\left" * 51, "\\left(" * 36, "*".join(["999999999"] * 25)),
+    *("\ud800" * 256, "\x00" * 256, "\u202e" * 256, "\u00b2" * 256),
+]
+HOSTILE_TEXTS = [
+    *("<answer>" * 100_000, "</answer>" * 100_000, "<answer></answer>" * 50_000 + "</think>"),
+    *("<think>" * 100_000 + "</think>" * 100_000, "<" * 1_000_000, "\ud800" * 1_000_000),
+]
+
+
 @pytest.mark.parametrize(
     "text",
-    [
-        "<answer>" * 100_000,
-        "</answer>" * 100_000,
-        "<answer></answer>" * 50_000 + "</think>",
-        "<think>" * 100_000 + "</think>" * 100_000,
-        "<" * 1_000_000,
-        *(f"<answer>{answer}</answer>" for answer in ("(" * 500_000, "1+" * 500_000, "7" * 1_000_000, " " * 1_000_000)),
-        *(
-            f"<answer>{answer}</answer>"
-            for answer in ("(" * 128 + "1" + ")" * 127, "(" * 127 + "1" + ")" * 127, "$" * 256)
-        ),
-        *(
-            f"<answer>{answer}</answer>"
-            for answer in ("9**9**9**9", "\\frac{" * 42, "{}" * 128, "}{" * 128, "\\left" * 51)
-        ),
-        *(
-            f"<answer>{answer}</answer>"
-            for answer in ("\ud800" * 256, "\x00" * 256, "\u202e" * 256, "\\(" * 64 + "\\)" * 64)
-        ),
-        "<answer>" + "*".join(["999999999"] * 25) + "</answer>",
-    ],
-    ids=lambda text: text[:24].encode("ascii", "backslashreplace").decode(),
+    HOSTILE_TEXTS + [f"<answer>{answer}</answer>" for answer in HOSTILE_ANSWERS],
+    ids=lambda text: f"{text[:20]!a}-{len(text)}",
 )
 def test_no_text_takes_long(text):
     times = []
@@ -120,6 +106,15 @@ def test_no_text_takes_long(text):
         times.append(time.perf_counter() - start)
     assert min(times) < 0.05
     assert graded.error_count == 0
+
+
+def test_the_longest_answer_that_is_read():
+    answer = "17-5" + " " * (MAX_LENGTH - 6) + "+3"
+    longer = answer.replace("+", " +")
+    assert binary.score(answer, PUZZLE).correct
+    assert binary.oracle(answer, PUZZLE) is True
+    assert binary.score(longer, PUZZLE).reason == "malformed"
+    assert binary.oracle(longer, PUZZLE) is False
 
 
 def test_as_many_large_numbers_as_fit_are_evaluated_exactly():
