@@ -11,24 +11,24 @@ import importlib.metadata
 import json
 import math
 import multiprocessing
-import os
-import platform
 import random
 import re
 import statistics
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
+from benchmarks.common import machine, print_machine, print_table
 from tinyzero_countdown.second_opinion import is_right
 from tinyzero_sdk import load_task
 from tinyzero_sdk.text import last_tagged
 
 Reward = Callable[[str, dict[str, Any]], float]
 Workload = list[tuple[str, dict[str, Any]]]
+
+VERSIONS = ("tinyzero-countdown", "sympy")
 
 LENGTH = 1300
 """Characters of a completion."""
@@ -177,22 +177,6 @@ def pays(reward: Reward, completion: str, ground_truth: dict[str, Any], limit: f
         process.join()
 
 
-def machine() -> dict[str, str]:
-    """Where and with what this ran."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            processor = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        processor = platform.processor() or platform.machine()
-    versions = {name: importlib.metadata.version(name) for name in ("tinyzero-sdk", "tinyzero-countdown", "sympy")}
-    return {
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "machine": f"{processor}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        **versions,
-    }
-
-
 def what_is_paid(contestants: dict[str, Reward]) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
     """What each contestant pays for exploits, and for right answers."""
     exploits = {f"`{answer}`": (f"<answer>{answer}</answer>", _truth(*puzzle)) for answer, *puzzle in EXPLOITS}
@@ -210,19 +194,19 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
 ) -> None:
     """Measure how fast answers are scored, and what exploits are paid."""
+    about = machine(*VERSIONS)
+    if not as_json:
+        print_machine(*VERSIONS)
     task, (other, other_reward) = load_task("countdown"), reasoning_gym_method()
     others = {"TinyZero's method": tinyzero_method, other: other_reward}
     rates = measure({"this project": task.score_completion, **others}, make_workloads(completions), runs)
     exploits, honest = what_is_paid({"this project": lambda *asked: task.score_completion(*asked).value, **others})
     if as_json:
-        print(json.dumps({**machine(), "rates": rates, "exploits": exploits, "honest": honest}, ensure_ascii=False))
+        print(json.dumps({**about, "rates": rates, "exploits": exploits, "honest": honest}, ensure_ascii=False))
         return
-    print(", ".join(f"{name} {value}" for name, value in machine().items()), end="\n\n")
-    _print_table(
-        "scores of 1.3 kB completions (ours is … times as fast)", {n: _compare(row) for n, row in rates.items()}
-    )
-    _print_table("an answer that deserves 0 is paid", exploits)
-    _print_table("a right answer is paid", honest)
+    print_table("scores of 1.3 kB completions (ours is … times as fast)", {n: _compare(r) for n, r in rates.items()})
+    print_table("an answer that deserves 0 is paid", exploits)
+    print_table("a right answer is paid", honest)
 
 
 def _compare(rates: dict[str, float]) -> dict[str, str]:
@@ -232,14 +216,6 @@ def _compare(rates: dict[str, float]) -> dict[str, str]:
 
 def _truth(numbers: list[int], target: int) -> dict[str, Any]:
     return {"target": target, "numbers": numbers}
-
-
-def _print_table(title: str, rows: dict[str, dict[str, str]]) -> None:
-    columns = list(next(iter(rows.values())))
-    print(f"| {title} | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
-    for name, row in rows.items():
-        print(f"| {name} | {' | '.join(row[column] for column in columns)} |")
-    print()
 
 
 if __name__ == "__main__":

@@ -133,9 +133,10 @@ def score(roles: Roles, rollouts: Sequence[tuple[Prompt, Rollout]], *, max_faile
     scores = roles.pool.score(completions, [prompt.item.ground_truth for prompt, _ in rollouts])
     failed = sum(verdict.reason in ("error", "timeout") for verdict in scores)
     if failed > max_failed_share * len(scores):
+        cause = f" ({roles.pool.first_error.splitlines()[-1]})" if roles.pool.first_error else ""
         raise BrokenTaskError(
-            f"the scorer of task {roles.task.name!r} failed on {failed} of {len(scores)} completions, expected at most "
-            f"reward.max_failed_share={max_failed_share:g}; mend the task, or raise reward.time_limit if it is slow"
+            f"the scorer of task {roles.task.name!r} failed on {failed} of {len(scores)} completions{cause}; expected "
+            f"at most reward.max_failed_share={max_failed_share:g}: mend the task, or raise reward.time_limit"
         )
     return [
         Sample(prompt, rollout, text, verdict)

@@ -1,0 +1,59 @@
+"""What the benchmarks share: the command they measure, the machine they run on, and tables for the README.
+
+Not a benchmark: run by itself it does nothing.
+"""
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.box import MARKDOWN
+from rich.console import Console
+from rich.table import Table
+
+TINYZERO = str(Path(sys.executable).with_name("tinyzero"))
+"""The command line of the environment that runs the benchmark."""
+
+
+def machine(*distributions: str) -> dict[str, str]:
+    """Where and with what a benchmark runs.
+
+    Args:
+        distributions: those whose version matters, beside tinyzero-sdk.
+    """
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            processor = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        processor = platform.processor() or platform.machine()
+    return {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "machine": f"{processor}, {os.cpu_count()} cores",
+        "load": f"{os.getloadavg()[0]:.1f}",
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in ("tinyzero-sdk", *distributions)},
+    }
+
+
+def print_machine(*distributions: str) -> None:
+    """Print `machine` in one line; the load is that of the minute before."""
+    print(", ".join(f"{name} {value}" for name, value in machine(*distributions).items()), end="\n\n", flush=True)
+
+
+def print_table(title: str, rows: Mapping[str, Mapping[str, str]]) -> None:
+    """Print a Markdown table.
+
+    Args:
+        title: head of the first column, which names the rows.
+        rows: by name, the cells by the head of their column; all rows have the same columns.
+    """
+    columns = list(next(iter(rows.values())))
+    table = Table(title, *columns, box=MARKDOWN)
+    for name, cells in rows.items():
+        table.add_row(name, *(cells[column] for column in columns))
+    # Never so narrow that a cell is broken; and a bracket in a cell is no markup.
+    Console(width=1000, markup=False, highlight=False).print(table)

@@ -1,0 +1,307 @@
+"""The whole loop on a toy: what a run leaves, and that an interruption of any kind changes nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
+from tinyzero_sdk.settings import to_mapping
+from tinyzero_trainer import loop, roles
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.configure import make_config
+from tinyzero_trainer.interrupts import Interrupted
+from tinyzero_trainer.loop import train
+
+STEPS = 5
+UNTIMED = ("timing_", "perf/", "time/")
+
+
+Configure = Callable[..., TrainConfig]
+
+
+@pytest.fixture
+def config(configure: Configure, tmp_path: Path) -> Configure:
+    """Makes the configuration of a run of a few steps; `changes` are keys with `__` for the dot."""
+    return lambda name="run", **changes: configure(tmp_path / name, **changes)
+
+
+@pytest.fixture(scope="module")
+def configure(warm_model: Path, toy_task: str) -> Configure:
+    """The same, for a directory anywhere."""
+
+    def make(output: Path, **changes: Any) -> TrainConfig:
+        values: dict[str, Any] = {
+            "run": {"task": toy_task, "output": str(output), "steps": STEPS, "device": "cpu"},
+            "task": {"limit": 5},
+            "model": {"path": str(warm_model)},
+            "data": {"template": "base", "test_share": 0.4, "prompts_per_step": 4},
+            "rollout": {"samples_per_prompt": 4, "max_tokens": 8, "max_sequences": 8},
+            "optimizer": {"learning_rate": 1e-3, "mini_batches": 2, "micro_batch_tokens": 40},
+            "algorithm": {"kl_coefficient": 0.05},
+            "eval": {"size": 8, "during_size": 4, "every": 2},
+            "checkpoint": {"every": 2},
+            "log": {"rollouts_every": 2, "rollouts_count": 3},
+        }
+        for key, value in changes.items():
+            group, name = key.split("__")
+            values[group][name] = value
+        return make_config(values)
+
+    return make
+
+
+def lines(output: str | Path) -> list[dict[str, Any]]:
+    """The metrics of a run, without what the clock decides."""
+    rows = [json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith(UNTIMED)} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def whole_run(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing interrupted."""
+    return train(configure(tmp_path_factory.mktemp("whole") / "run")).output
+
+
+@pytest.fixture
+def whole(whole_run: Path) -> list[dict[str, Any]]:
+    """Its metrics."""
+    return lines(whole_run)
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing in the loop catches it."""
+
+
+@contextmanager
+def killed(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> Iterator[None]:
+    """Let the `call`-th call of a function end the run as a kill would, before it does anything."""
+    function, calls = getattr(owner, name), 0
+
+    def deadly(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise Killed
+        return function(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, deadly)
+        with pytest.raises(Killed):
+            yield
+
+
+def test_a_run_leaves_all_that_it_promises(config: Configure) -> None:
+    run = config()
+    result = train(run)
+    output = Path(run.run.output)
+    rows = lines(output)
+    assert [row["step"] for row in rows] == list(range(STEPS + 1))
+    assert [row["step"] for row in rows if "val-core/toy_task/acc/mean@1" in row] == [0, 2, 4, 5]
+    assert result.accuracy_before == rows[0]["val-core/toy_task/acc/mean@1"]
+    assert result.accuracy_after == rows[-1]["val-core/toy_task/acc/mean@1"]
+    assert sorted(path.name for path in (output / "checkpoints").iterdir()) == ["step_4", "step_5"]
+    assert (output / "curve.png").stat().st_size > 10_000
+    rollouts = [json.loads(line) for line in (output / "rollouts" / "step_000002.jsonl").read_text().splitlines()]
+    assert len(rollouts) == 3
+    assert {"prompt", "completion", "ground_truth", "score", "reason"} <= rollouts[0].keys()
+
+
+def test_metrics_carry_verls_names(whole: list[dict[str, Any]]) -> None:
+    names = {name for row in whole for name in row}
+    groups, parts = ("critic/score", "critic/rewards", "response_length"), ("mean", "max", "min")
+    assert {f"{group}/{part}" for group in groups for part in parts} <= names
+    assert {"actor/pg_loss", "actor/kl_loss", "actor/entropy", "actor/grad_norm", "actor/lr"} <= names
+    assert {"response_length/clip_ratio", "group/zero_std_frac", "reward/no_answer_frac"} <= names
+    assert any(name.startswith("difficulty/") for name in names)
+
+
+def slowly(*values: Any) -> Any:
+    """A case for the slow suite; the fast one has a case of each kind."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("step", [slowly(1), 2, slowly(3), slowly(4), 5])
+def test_a_run_killed_at_any_step_resumes_to_the_same_metrics(
+    step: int, config: Configure, whole_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = config()
+    with killed(monkeypatch, loop._Run, "train_step", step):
+        train(run)
+    output = train(run, resume=True).output
+    assert lines(output) == lines(whole_run)
+    ours, theirs = (load_file(path / f"checkpoints/step_{STEPS}/model.safetensors") for path in (output, whole_run))
+    assert all(ours[name].equal(theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call"),
+    [
+        slowly(loop, "evaluate", 1),  # before training
+        (loop, "evaluate", 3),  # at step 2: its line is not yet written
+        slowly(loop.MetricsLog, "append", 3),
+        (loop.checkpoints, "save", 2),  # line 4 is written, checkpoint 4 is not
+        (loop, "save_model", 2),  # amid a checkpoint
+        slowly(roles.Policy, "save", 2),
+        slowly(loop, "draw_curve", 1),  # everything is done
+    ],
+)
+def test_a_run_killed_between_any_two_acts_resumes_to_the_same_metrics(
+    owner: Any,
+    name: str,
+    call: int,
+    config: Configure,
+    whole: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = config()
+    with killed(monkeypatch, owner, name, call):
+        train(run)
+    train(run, resume=True)
+    assert lines(run.run.output) == whole
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call", "saved"),
+    [
+        (roles.TorchEngine, "generate", 1, 0),  # the first evaluation
+        (loop, "generate", 3, 2),  # rollouts of step 3
+        (roles.Policy, "update", 3, 3),  # an update is finished: half of one cannot be saved
+        (loop, "evaluate", 3, 2),  # the evaluation at step 2
+        slowly(loop.checkpoints, "save", 1, 2),
+    ],
+)
+def test_a_signal_in_any_phase_saves_what_is_done_and_the_run_goes_on_from_there(
+    owner: Any,
+    name: str,
+    call: int,
+    saved: int,
+    config: Configure,
+    whole: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, function, calls = config(), getattr(owner, name), 0
+
+    def signalled(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return function(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, signalled)
+        with pytest.raises(Interrupted, match="--resume") as stopped:
+            train(run)
+    assert stopped.value.exit_code == 143
+    checkpoints = sorted(path.name for path in (Path(run.run.output) / "checkpoints").iterdir())
+    assert checkpoints[-1] == f"step_{saved}"
+    train(run, resume=True)
+    assert lines(run.run.output) == whole
+
+
+def test_a_finished_run_can_be_lengthened(config: Configure, whole: list[dict[str, Any]]) -> None:
+    train(config("short", run__steps=2))
+    longer = config("short")
+    train(longer, resume=True)
+    assert [row["step"] for row in lines(longer.run.output)] == list(range(STEPS + 1))
+    assert lines(longer.run.output)[3:] == whole[3:]
+    assert "steps = 5" in (Path(longer.run.output) / "config.toml").read_text()
+
+
+def test_another_configuration_is_not_resumed(config: Configure) -> None:
+    train(config(run__steps=2))
+    with pytest.raises(SettingsError, match=r"config\.toml has changed"):
+        train(config(optimizer__learning_rate=2e-3), resume=True)
+
+
+def test_equal_seeds_give_equal_runs_and_other_seeds_others(config: Configure, whole: list[dict[str, Any]]) -> None:
+    again, other = config("again"), config("other", run__seed=1)
+    train(again)
+    train(other)
+    assert lines(again.run.output) == whole
+    assert lines(other.run.output) != whole
+
+
+def test_micro_batches_and_workers_do_not_change_what_is_learnt(config: Configure, whole: list[dict[str, Any]]) -> None:
+    run = config("other", optimizer__micro_batch_tokens=10_000, run__steps=2)
+    train(run)
+    for ours, theirs in zip(lines(run.run.output)[:2], whole, strict=False):
+        assert ours.keys() == theirs.keys()
+        for key, value in ours.items():
+            assert value == pytest.approx(theirs[key], rel=1e-3, abs=1e-5), key
+
+
+def test_a_scorer_that_always_fails_stops_the_run(toy_task: str, config: Configure) -> None:
+    values = config()
+    failing = make_config(
+        {
+            "run": {"task": toy_task, "output": values.run.output, "device": "cpu", "steps": 1},
+            "task": {"limit": 5, "fail": True},
+            "model": {"path": values.model.path},
+            "data": {"template": "base", "test_share": 0.4, "prompts_per_step": 2},
+            "rollout": {"samples_per_prompt": 2, "max_tokens": 8},
+            "eval": {"size": 2, "during_size": 2},
+            "reward": {"max_failed_share": 0.0},
+        }
+    )
+    with pytest.raises(BrokenTaskError, match="a broken scorer"):
+        train(failing)
+
+
+def test_a_full_disk_while_saving_stops_with_one_line_and_keeps_the_last_checkpoint(
+    config: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, calls = config(), 0
+    save_model = loop.save_model
+
+    def full(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise OSError(28, "No space left on device")
+        save_model(*args)
+
+    monkeypatch.setattr(loop, "save_model", full)
+    with pytest.raises(TinyZeroError, match="No space left on device"):
+        train(run)
+    assert [path.name for path in (Path(run.run.output) / "checkpoints").iterdir()] == ["step_2"]
+
+
+def test_threads_other_than_the_main_one_can_train(config: Configure) -> None:
+    import threading
+
+    run, results = config(run__steps=1), []
+    thread = threading.Thread(target=lambda: results.append(train(run)))
+    thread.start()
+    thread.join()
+    assert [result.output for result in results] == [Path(run.run.output)]
+
+
+@pytest.mark.slow
+def test_sigkill_at_random_times_changes_nothing(config: Configure, whole: list[dict[str, Any]]) -> None:
+    run = config("killed", checkpoint__every=1)
+    file = Path(run.run.output).with_suffix(".py")
+    file.write_text(
+        "import sys\nfrom tinyzero_sdk.settings import build\nfrom tinyzero_trainer.config import TrainConfig\n"
+        "from tinyzero_trainer import train\nfrom pathlib import Path\nimport torch\ntorch.set_num_threads(1)\n"
+        f"train(build(TrainConfig, {to_mapping(run)!r}), resume=Path({run.run.output!r}, 'config.toml').exists())\n"
+    )
+    for attempt in range(40):
+        child = subprocess.Popen([sys.executable, str(file)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        try:
+            # Ever later, so that each part of the run is hit and the last attempt gets through.
+            assert child.wait(timeout=2.5 + 0.35 * attempt) == 0
+            break
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+    assert lines(run.run.output) == whole
