@@ -64,7 +64,7 @@ def test_a_step_on_the_kl_loss_alone_lowers_the_kl(estimator: str) -> None:
 @given(logprob, logprob)
 def test_k3_is_never_negative_and_is_bounded(new: float, reference: float) -> None:
     value = k3_divergence(torch.tensor([new]), torch.tensor([reference])).item()
-    assert 0 <= value <= 10
+    assert -1e-6 <= value <= 10  # rounding
 
 
 def test_k3_estimates_the_divergence_without_bias() -> None:

@@ -217,11 +217,22 @@ def _calm_threads() -> None:
 
 def _announce(config: "TrainConfig", suited: Sequence[str], *, resume: bool) -> None:
     """Say what is about to happen, at once: loading takes seconds."""
+    from tinyzero_trainer.presets import other_task
+
     verb = "going on with the training of" if resume else "training"
     model, run = config.model.path or TINY_MODEL, config.run
     stderr.print(f"{verb} {model} on {run.task} in {run.output}", soft_wrap=True, markup=False)
     if suited:
         stderr.print(f"with settings that suit it: {' '.join(suited)}", style="dim", soft_wrap=True, markup=False)
+    warmed_on = other_task(run.task, Path(model)) if config.model.path else other_task(run.task)
+    if warmed_on and not resume:
+        stderr.print(
+            f"this model was warm-started on {warmed_on} and may know nothing of {run.task}; make one that does with: "
+            f"tinyzero warmstart --task {run.task} --output DIR, then train it with --model DIR",
+            style="yellow",
+            markup=False,
+            soft_wrap=True,
+        )
     stderr.print("loading PyTorch", style="dim")
 
 

@@ -54,7 +54,8 @@ def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     Never negative, unbiased in value, of low variance. Minimising it draws π towards the reference.
     """
     difference = (reference_logprobs - logprobs).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    return (difference.exp() - difference - 1).clamp(-KL_BOUND, KL_BOUND)
+    # expm1: close to 0, e^d − 1 loses all its digits.
+    return (torch.expm1(difference) - difference).clamp(-KL_BOUND, KL_BOUND)
 
 
 def exact_divergence(log_distribution: Tensor, reference_log_distribution: Tensor) -> Tensor:

@@ -14,12 +14,25 @@ PRESET_FILE = "tinyzero.toml"
 
 def preset(task: str, model: Path = BUILT_IN_MODEL) -> Mapping[str, Any]:
     """Settings for training `model` on `task` (a name or a file); the task's own only if it was warm-started on it."""
+    content = _read(model)
+    settings: dict[str, Any] = content["settings"]
+    if content["task"] == _name(task):
+        return settings
+    return {key: value for key, value in settings.items() if key != "task"}
+
+
+def other_task(task: str, model: Path = BUILT_IN_MODEL) -> str | None:
+    """The task that `model` was warm-started on, if that is another than `task`."""
+    warmed_on = _read(model)["task"]
+    return warmed_on if warmed_on not in (None, _name(task)) else None
+
+
+def _read(model: Path) -> dict[str, Any]:
     from tinyzero_sdk.settings import read_toml
 
     path = model / PRESET_FILE
-    if not path.exists():
-        return {}
-    content = read_toml(path)
-    settings: dict[str, Any] = content["settings"]
-    name = Path(task).stem if task.endswith(".py") else task
-    return settings if content["task"] == name else {key: value for key, value in settings.items() if key != "task"}
+    return read_toml(path) if path.exists() else {"task": None, "settings": {}}
+
+
+def _name(task: str) -> str:
+    return Path(task).stem if task.endswith(".py") else task
