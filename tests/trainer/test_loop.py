@@ -20,6 +20,7 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.configure import make_config
 from tinyzero_trainer.interrupts import Interrupted
 from tinyzero_trainer.loop import train
+from tinyzero_trainer.models import ModelError
 
 STEPS = 5
 UNTIMED = ("timing_", "perf/", "time/")
@@ -255,6 +256,11 @@ def test_a_scorer_that_always_fails_stops_the_run(toy_task: str, config: Configu
     )
     with pytest.raises(BrokenTaskError, match="a broken scorer"):
         train(failing)
+
+
+def test_completions_that_the_model_was_not_made_for_stop_the_run(config: Configure) -> None:
+    with pytest.raises(ModelError, match=r"rollout\.max_tokens=64 exceed the 64 tokens"):
+        train(config(rollout__max_tokens=64))
 
 
 def test_a_full_disk_while_saving_stops_with_one_line_and_keeps_the_last_checkpoint(

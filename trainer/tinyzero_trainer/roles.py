@@ -12,7 +12,7 @@ from tinyzero_sdk.pool import ScoringPool
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.display import Display
 from tinyzero_trainer.interrupts import StopFlag
-from tinyzero_trainer.models import LanguageModel, choose_device, load_model
+from tinyzero_trainer.models import LanguageModel, ModelError, choose_device, load_model
 from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.prompts import PromptSource
 from tinyzero_trainer.records import Prompt, Rollout, Sample
@@ -103,8 +103,15 @@ def generate(
     """Generate `samples` completions of each prompt; the result is flat, prompt after prompt.
 
     Raises:
+        ModelError: a prompt and the longest completion do not fit into the model's context.
         StopRequested: a signal asked for the end meanwhile.
     """
+    longest, context = max(len(prompt.token_ids) for prompt in prompts), roles.language_model.context
+    if longest + params.max_tokens > context:
+        raise ModelError(
+            f"a prompt of {longest} tokens and rollout.max_tokens={params.max_tokens} exceed the {context} tokens that "
+            f"{roles.language_model.name} was made for; lower rollout.max_tokens"
+        )
 
     def on_progress(finished: int) -> None:
         roles.display.advance(finished)
