@@ -291,10 +291,10 @@ def test_train_passes_the_configuration_on_and_says_at_once_what_it_does(capsys,
     ]
 
 
-def test_without_output_a_directory_is_named_after_task_and_time(capsys, stand_ins):
-    call(capsys, "train", "--task", "./my_task.py", "--model", "gpt2")
+def test_without_output_a_directory_is_named_after_task_and_time(capsys, stand_ins, toy_task):
+    call(capsys, "train", "--task", toy_task, "--model", "gpt2")
     ((_, config, _, _),) = stand_ins
-    assert config.run.output.startswith("runs/my_task-20")
+    assert config.run.output.startswith("runs/toy_task-20")
     assert config.model.path == "gpt2"
 
 
@@ -393,3 +393,9 @@ def test_the_stand_ins_take_what_the_real_ones_take():
 def test_a_resolved_configuration_survives_its_file(run):
     saved = build(TrainConfig, tomllib.loads((run / "config.toml").read_text()))
     assert saved == make_config(said(file=run / "config.toml"))
+
+
+@pytest.mark.parametrize("model", ["/nowhere", "./nowhere", "~/nowhere", "a/b/c"])
+def test_a_model_that_is_no_directory_is_refused_before_anything_is_loaded(model: str) -> None:
+    with pytest.raises(SettingsError, match=f"there is no directory {model}"):
+        make_config({"run": {"task": "countdown"}, "model": {"path": model}})

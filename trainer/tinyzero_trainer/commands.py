@@ -61,6 +61,7 @@ def train(
 
     Ctrl-C saves a checkpoint and says how to go on.
     """
+    from tinyzero_sdk import load_task
     from tinyzero_sdk.settings import merge
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.configure import gather, make_config, resume_config, suiting_words
@@ -77,7 +78,9 @@ def train(
         resolved, suited = make_config(said), suiting_words(said)
         if not resolved.run.output:
             resolved = make_config(merge(said, {"run": {"output": _new_directory(resolved.run.task)}}))
-    RunDirectory(Path(resolved.run.output)).check(resume=resume)  # the loop does too, seconds later
+    # The loop does both too, but seconds later.
+    load_task(resolved.run.task, options=resolved.task, wrappers=resolved.run.wrappers)
+    RunDirectory(Path(resolved.run.output)).check(resume=resume)
     _announce(resolved, suited, resume=resume)
     _calm_threads()
     from tinyzero_trainer.loop import train as run_loop

@@ -132,7 +132,7 @@ def make_config(values: Mapping[str, Any]) -> TrainConfig:
     """A configuration from a nested mapping, on top of what suits the model.
 
     Raises:
-        SettingsError: an unknown key, a wrong type, an impossible combination, or no task.
+        SettingsError: an unknown key, a wrong type, an impossible combination, no task, or a model that is not there.
 
     Example:
         >>> make_config({"run": {"task": "countdown"}, "model": {"path": "gpt2"}}).model.path
@@ -140,7 +140,16 @@ def make_config(values: Mapping[str, Any]) -> TrainConfig:
     """
     if not _get(values, "run.task"):
         raise SettingsError("no task is named; give --task, or run.task in the file")
+    _refuse_missing_directory(_get(values, "model.path"))
     return build(TrainConfig, merge(suiting(values), values))
+
+
+def _refuse_missing_directory(model: str | None) -> None:
+    """A name on the Hub has at most one slash, inside; what is written otherwise must be a directory here."""
+    if model is None or not (model.startswith((".", "/", "~")) or model.count("/") > 1):
+        return
+    if not Path(model).is_dir():
+        raise SettingsError(f"there is no directory {model}; give a model's directory, or its name on the Hub")
 
 
 def resume_config(directory: Path, values: Mapping[str, Any]) -> TrainConfig:
