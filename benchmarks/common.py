@@ -55,5 +55,5 @@ def print_table(title: str, rows: Mapping[str, Mapping[str, str]]) -> None:
     table = Table(title, *columns, box=MARKDOWN)
     for name, cells in rows.items():
         table.add_row(name, *(cells[column] for column in columns))
-    # Never so narrow that a cell is broken; and a bracket in a cell is no markup.
-    Console(width=1000, markup=False, highlight=False).print(table)
+    # Never so narrow that a cell is broken; and cells as they stand, whatever brackets or colons they hold.
+    Console(width=1000, markup=False, emoji=False, highlight=False).print(table)

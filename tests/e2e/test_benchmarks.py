@@ -27,7 +27,8 @@ def test_every_script_is_documented(script):
 )
 def test_faulty_data_are_found(train, test, failing):
     found = [what for what, row in data.check(train, test).items() if row["fail"] != "0"]
-    assert [what.startswith(beginning) for what, beginning in zip(found, failing, strict=True)] == [True] * len(failing)
+    assert len(found) == len(failing)
+    assert all(map(str.startswith, found, failing))
 
 
 def test_an_import_deep_inside_is_seen():

@@ -60,6 +60,13 @@ def configure(warm_model: Path, toy_task: str) -> Configure:
     return make
 
 
+@pytest.fixture(autouse=True)
+def _no_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes as long as the training here; one test looks at the picture."""
+    if request.node.name != test_a_run_leaves_all_that_it_promises.__name__:
+        monkeypatch.setattr(loop, "draw_curve", lambda *args, **kwargs: None)
+
+
 def lines(output: str | Path) -> list[dict[str, Any]]:
     """The metrics of a run, without what the clock decides."""
     rows = [json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text().splitlines()]
