@@ -225,6 +225,15 @@ def test_a_finished_run_can_be_lengthened(config: Configure, whole: list[dict[st
     assert "steps = 5" in (Path(longer.run.output) / "config.toml").read_text()
 
 
+@pytest.mark.parametrize("damage", ["", "garbage\n"])
+def test_a_run_without_its_metrics_is_not_resumed(damage: str, config: Configure) -> None:
+    run = config(run__steps=2)
+    file = train(run).output / "metrics.jsonl"
+    file.write_text(damage + "".join(file.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(TinyZeroError, match="lacks the line of step 0"):
+        train(run, resume=True)
+
+
 def test_another_configuration_is_not_resumed(config: Configure) -> None:
     train(config(run__steps=2))
     with pytest.raises(SettingsError, match=r"config\.toml has changed"):

@@ -23,11 +23,11 @@ def test_it_leaves_a_model_that_attempts_the_task(warm_model: Path) -> None:
 
 def test_the_preset_is_for_its_own_task_only(warm_model: Path, toy_task: str) -> None:
     content = tomllib.loads((warm_model / PRESET_FILE).read_text())
-    assert content["task"] == "toy_task"
-    own = preset("toy_task", warm_model)
+    assert content["task"] == toy_task
+    own = preset(toy_task, warm_model)
     assert own["task"] == {"limit": 5}
     assert own["optimizer"] == {"learning_rate": 0.001}
-    other = preset("another", warm_model)
+    other = preset("toy_task", warm_model)  # an installed task of that name is another
     assert "task" not in other
     assert other["optimizer"] == own["optimizer"]
 

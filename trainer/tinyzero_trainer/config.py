@@ -4,15 +4,17 @@ Filled from TOML and `key=value` words by `tinyzero_sdk.settings`; checks across
 `__post_init__`, so an impossible configuration stops before anything is loaded. No torch in here.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 PositiveInt = Annotated[int, Gt(0)]
 NonNegativeInt = Annotated[int, Ge(0)]
-PositiveFloat = Annotated[float, Gt(0)]
-NonNegativeFloat = Annotated[float, Ge(0)]
+PositiveFloat = Annotated[float, Gt(0), Lt(math.inf)]
+NonNegativeFloat = Annotated[float, Ge(0), Lt(math.inf)]
+TestShare = Annotated[float, Gt(0), Le(0.5)]
 Fraction = Annotated[float, Ge(0), Le(1)]
 
 
@@ -60,7 +62,7 @@ class DataConfig:
     prompts_per_step: PositiveInt = 32
     """Problems in a batch."""
 
-    test_share: Annotated[float, Gt(0), Le(0.5)] = 1 / 16
+    test_share: TestShare = 1 / 16
     """Share of all problems, by the hash of their key, that is held out."""
 
     max_prompt_tokens: PositiveInt = 1024
@@ -173,7 +175,7 @@ class EvalConfig:
     """Held-out problems before and after training."""
 
     during_size: PositiveInt = 256
-    """Held-out problems (the first of the same ones) during training."""
+    """Held-out problems during training: the first of the same ones, at most eval.size."""
 
     every: NonNegativeInt = 25
     """Steps between evaluations during training; 0 = none."""
@@ -236,10 +238,6 @@ class TrainConfig:
             raise ValueError(
                 f"optimizer.mini_batches={self.optimizer.mini_batches} is more than "
                 f"data.prompts_per_step={self.data.prompts_per_step}; lower it or raise the batch"
-            )
-        if self.eval.during_size > self.eval.size:
-            raise ValueError(
-                f"eval.during_size={self.eval.during_size} is more than eval.size={self.eval.size}; lower it"
             )
         if self.rollout.samples_per_prompt == 1:
             raise ValueError("rollout.samples_per_prompt=1 leaves GRPO nothing to compare; set at least 2")

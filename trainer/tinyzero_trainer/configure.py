@@ -194,8 +194,7 @@ def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
     if model and (run := _run_of(Path(model))):
         values = merge(_inherited(run, values), values)
         values = merge(values, _nested("model.path", str(_newest_checkpoint(run) if run == Path(model) else model)))
-    # Nothing happens "during" an evaluation, but during_size may not exceed size.
-    return make_config(merge(values, _nested("eval.during_size", 1)))
+    return make_config(values)
 
 
 def _run_of(model: Path) -> Path | None:

@@ -1,4 +1,4 @@
-"""Accuracy on held-out problems, with the task's own unshaped score."""
+"""Accuracy on held-out problems: the share that is `correct`, which neither partial credit nor shaping touches."""
 
 import json
 from collections import Counter
@@ -35,7 +35,7 @@ class EvaluationResult:
     """Of the accuracy, over problems."""
 
     mean_score: float
-    """Mean unshaped reward."""
+    """Mean reward."""
 
     by_reason: Mapping[str, int]
     """Number of completions by reason of their score."""

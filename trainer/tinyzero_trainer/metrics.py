@@ -78,10 +78,16 @@ class MetricsLog:
             How many lines were dropped.
 
         Raises:
-            MetricsError: the file cannot be rewritten.
+            MetricsError: a line up to `step` is missing or damaged, or the file cannot be rewritten.
         """
         lines = self.path.read_bytes().splitlines(keepends=True)
         kept = [line for line in lines if _is_up_to(line, step)]
+        present = {row["step"] for row in map(_parse, kept) if row is not None}
+        if missing := set(range(step + 1)) - present:
+            raise MetricsError(
+                f"{self.path} lacks the line of step {min(missing)}, though step {step} is to go on from; "
+                "restore the file, or start a run in another --output"
+            )
         if len(kept) == len(lines):
             return 0
         aside = self.path.with_name(f"{self.path.name}.tmp")

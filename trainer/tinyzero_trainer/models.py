@@ -59,7 +59,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def load_model(path: str | None, device: torch.device) -> LanguageModel:
-    """A causal LM with float32 weights and its tokenizer.
+    """A causal LM with float32 weights and its tokenizer; safetensors only, since a pickle can hold any code.
 
     Args:
         path: directory or Hub name; None = the tiny model that comes with the trainer.
@@ -72,7 +72,7 @@ def load_model(path: str | None, device: torch.device) -> LanguageModel:
     with _quiet_transformers():
         try:
             tokenizer = AutoTokenizer.from_pretrained(source)
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, use_safetensors=True)
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             advice = "give a directory with config.json, safetensors and tokenizer, or a model name on the Hub"
@@ -122,14 +122,18 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[st
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
     """No progress bars and no advice on standard error: our display owns the terminal."""
+    from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    hub_verbosity = hub_logging.get_verbosity()
     logging.set_verbosity_error()
+    hub_logging.set_verbosity(hub_logging.CRITICAL)  # its retries are warnings; the failure reaches the user as ours
     transformers.utils.logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
+        hub_logging.set_verbosity(hub_verbosity)
         if bars:
             transformers.utils.logging.enable_progress_bar()

@@ -16,7 +16,7 @@ def preset(task: str, model: Path = BUILT_IN_MODEL) -> Mapping[str, Any]:
     """Settings for training `model` on `task` (a name or a file); the task's own only if it was warm-started on it."""
     content = _read(model)
     settings: dict[str, Any] = content["settings"]
-    if content["task"] == _name(task):
+    if content["task"] == identity(task):
         return settings
     return {key: value for key, value in settings.items() if key != "task"}
 
@@ -24,7 +24,7 @@ def preset(task: str, model: Path = BUILT_IN_MODEL) -> Mapping[str, Any]:
 def other_task(task: str, model: Path = BUILT_IN_MODEL) -> str | None:
     """The task that `model` was warm-started on, if that is another than `task`."""
     warmed_on = _read(model)["task"]
-    return warmed_on if warmed_on not in (None, _name(task)) else None
+    return warmed_on if warmed_on not in (None, identity(task)) else None
 
 
 def _read(model: Path) -> dict[str, Any]:
@@ -34,5 +34,6 @@ def _read(model: Path) -> dict[str, Any]:
     return read_toml(path) if path.exists() else {"task": None, "settings": {}}
 
 
-def _name(task: str) -> str:
-    return Path(task).stem if task.endswith(".py") else task
+def identity(task: str) -> str:
+    """What tells one task from another: an installed one's name, or where a file is."""
+    return str(Path(task).resolve()) if task.endswith(".py") else task

@@ -22,12 +22,12 @@ from tinyzero_sdk import Task, load_task
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.settings import build, merge, to_mapping
-from tinyzero_trainer.config import DataConfig, EvalConfig, TrainConfig
+from tinyzero_trainer.config import DataConfig, TrainConfig
 from tinyzero_trainer.display import Display
 from tinyzero_trainer.evaluation import EvaluationResult, evaluate_model
 from tinyzero_trainer.interrupts import StopFlag
 from tinyzero_trainer.models import LanguageModel, choose_device, from_parts, save_model
-from tinyzero_trainer.presets import PRESET_FILE
+from tinyzero_trainer.presets import PRESET_FILE, identity
 from tinyzero_trainer.prompts import PromptSource
 from tinyzero_trainer.tiny import build_model, build_tokenizer
 from tinyzero_trainer.warmstart_config import WarmStartConfig
@@ -88,13 +88,16 @@ def warm_start(config: WarmStartConfig, *, display: Display, stop: StopFlag) -> 
     output.mkdir(parents=True)
     save_model(output, language_model)
     settings = _settings(config)
-    (output / PRESET_FILE).write_text(tomli_w.dumps({"task": task.name, "settings": settings}), encoding="utf-8")
+    warmed = tomli_w.dumps({"task": identity(config.run.task), "settings": settings})
+    (output / PRESET_FILE).write_text(warmed, encoding="utf-8")
+        tomli_w.dumps({"task": identity(config.run.task), "settings": settings}), encoding="utf-8"
+    )
     train_config = build(
         TrainConfig, merge(settings, {"run": {"task": config.run.task}, "model": {"path": str(output)}})
     )
     result = evaluate_model(train_config, samples=1, temperature=1.0, output=None, display=display, stop=stop)
     recipe = {key: value for key, value in to_mapping(config).items() if key != "settings"}
-    recipe["run"] = {"task": task.name, "seed": config.run.seed}
+    recipe["run"] = {"task": config.run.task, "seed": config.run.seed}
     (output / RECIPE_FILE).write_text(tomli_w.dumps({**recipe, "settings": config.settings}), encoding="utf-8")
     card = _model_card(config, language_model, task, trained_tokens, seconds, result)
     (output / CARD_FILE).write_text(card, encoding="utf-8")
@@ -109,7 +112,7 @@ def _settings(config: WarmStartConfig) -> dict[str, object]:
         "task": config.task,
         "data": {"template": training.template, "test_share": training.test_share},
         "rollout": {"max_tokens": training.max_tokens},
-        "eval": {"size": training.eval_size, "during_size": min(training.eval_size, EvalConfig.during_size)},
+        "eval": {"size": training.eval_size, "during_size": training.eval_size},
     }
     return merge(suiting, config.settings)
 

@@ -1,11 +1,9 @@
 """Settings of a warm start: a small decoder from nothing, trained on a task's own demonstrations. No torch in here."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
-from annotated_types import Gt
-
-from tinyzero_trainer.config import NonNegativeInt, PositiveFloat, PositiveInt
+from tinyzero_trainer.config import NonNegativeInt, PositiveFloat, PositiveInt, TestShare
 from tinyzero_trainer.tiny import TinyShape
 
 
@@ -51,7 +49,7 @@ class WarmStartTraining:
     max_tokens: PositiveInt = 256
     """Longest completion in that evaluation; longer demonstrations are left out."""
 
-    test_share: Annotated[float, Gt(0)] = 1 / 16
+    test_share: TestShare = 1 / 16
     """Share of problems held out, as in training with reinforcement learning."""
 
 

@@ -1,0 +1,41 @@
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from tinyzero_trainer.models import LanguageModel, ModelError, choose_device, from_parts, load_model
+
+CPU = torch.device("cpu")
+
+
+def test_every_end_token_is_known(toy_model: LanguageModel) -> None:
+    toy_model.model.generation_config.eos_token_id = [7, 8]
+    parts = from_parts("toy", toy_model.model, toy_model.tokenizer)
+    assert parts.eos_ids == {7, 8, toy_model.tokenizer.eos_token_id}
+
+
+def test_a_model_without_end_tokens_is_refused(toy_model: LanguageModel) -> None:
+    toy_model.model.generation_config.eos_token_id = None
+    toy_model.tokenizer.eos_token = None
+    with pytest.raises(ModelError, match="names no end token"):
+        from_parts("toy", toy_model.model, toy_model.tokenizer)
+
+
+def test_pickled_weights_are_never_loaded(toy_model: LanguageModel, toy_model_path: Path) -> None:
+    (toy_model_path / "model.safetensors").unlink()
+    torch.save(toy_model.model.state_dict(), toy_model_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="cannot load the model"):
+        load_model(str(toy_model_path), CPU)
+
+
+def test_a_directory_that_holds_no_model_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(pickle.dumps("no JSON"))
+    with pytest.raises(ModelError, match="cannot load the model") as refused:
+        load_model(str(tmp_path), CPU)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"run\.device='abacus' cannot be used"):
+        choose_device("abacus")
