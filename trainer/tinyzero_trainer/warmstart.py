@@ -88,10 +88,8 @@ def warm_start(config: WarmStartConfig, *, display: Display, stop: StopFlag) -> 
     output.mkdir(parents=True)
     save_model(output, language_model)
     settings = _settings(config)
-    warmed = tomli_w.dumps({"task": identity(config.run.task), "settings": settings})
-    (output / PRESET_FILE).write_text(warmed, encoding="utf-8")
-        tomli_w.dumps({"task": identity(config.run.task), "settings": settings}), encoding="utf-8"
-    )
+    preset = {"task": identity(config.run.task), "settings": settings}
+    (output / PRESET_FILE).write_text(tomli_w.dumps(preset), encoding="utf-8")
     train_config = build(
         TrainConfig, merge(settings, {"run": {"task": config.run.task}, "model": {"path": str(output)}})
     )
