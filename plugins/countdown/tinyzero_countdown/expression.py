@@ -9,7 +9,7 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 MAX_LENGTH = 256
@@ -70,13 +70,14 @@ FUNCTIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": _divi
 # A leading zero or too many digits leaves two numbers side by side, which no shape allows.
 _split_at_numbers = re.compile(rf"(0|[1-9][0-9]{{0,{MAX_DIGITS - 1}}})").split
 _find_lexemes = re.compile(
-    r"\\(?:left|right)\s*[()\[\]] | \\[dt]?frac\s*\{ | \}\s*\{ | \\[A-Za-z]+ | \S", re.ASCII | re.VERBOSE
+    r"\\(?:left|right)\s*[()\[\]] | \\[dt]?frac\s*\{ | \}\s*\{ | \\[A-Za-z]+ | \S", re.VERBOSE
 ).findall
+_blank_latex_spaces = partial(re.compile(r"\\[,;:!]").sub, " ")
 _WRAPPERS = ((r"\boxed{", "}"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 
 _FRACTION = ("fraction", "numerator")
 _TOKENS = {lexeme: (lexeme,) for lexeme in "0+-*/()[]="} | {
-    "×": ("*",), "·": ("*",), "⋅": ("*",), "÷": ("/",), "−": ("-",),
+    "×": ("*",), "·": ("*",), "⋅": ("*",), "∗": ("*",), "÷": ("/",), "−": ("-",),
     r"\times": ("*",), r"\cdot": ("*",), r"\div": ("/",),
     r"\left(": ("(",), r"\left[": ("[",), r"\right)": (")",), r"\right]": ("]",),
     r"\frac{": _FRACTION, r"\dfrac{": _FRACTION, r"\tfrac{": _FRACTION,
@@ -92,7 +93,7 @@ _STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}
 @lru_cache(maxsize=4096)  # a model uses some hundred shapes; hostile ones fill at most about 40 MB
 def parse_shape(shape: str) -> Program | None:
     """The program of a shape, or None if it is malformed."""
-    tokens = _tokenize(_unwrap(shape))
+    tokens = _tokenize(_unwrap(_blank_latex_spaces(shape)))
     claims_result = tokens[-2:] == ["=", "0"]
     steps = _parse(tokens[:-2] if claims_result else tokens)
     return None if steps is None else Program(tuple(steps), claims_result)

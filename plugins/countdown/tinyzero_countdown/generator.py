@@ -85,7 +85,7 @@ def build_puzzles(split: str, size: int, seed: int, start: int, options: Countdo
                 break
         if len(pending):
             raise TinyZeroError(
-                f"no puzzle fits {options}, or hardly any;"
+                "no puzzle fits the task's options, or hardly any, with every value on the way to the target positive;"
                 " widen difficulty_range, target_range, number_range or operators"
             )
 
@@ -94,7 +94,7 @@ def _try_plans(indices: np.ndarray, seed: int, options: CountdownOptions) -> lis
     """The puzzles that come of one plan for each of `indices`, where one does and its difficulty is asked for."""
     lengths = _choose(options.numbers, random_bits(derive_seed("length", seed), indices, 1)[:, 0])
     found = []
-    for length in set(options.numbers):
+    for length in options.numbers:
         for puzzles in _fit(indices[lengths == length], length, seed, options):
             if options.difficulty_range is not None:
                 levels, (least, most) = difficulties(puzzles.numbers, puzzles.targets), options.difficulty_range

@@ -1,6 +1,7 @@
 """The verdict on an answer."""
 
 from collections.abc import Mapping
+from operator import index
 
 from tinyzero_countdown.expression import evaluate, read
 from tinyzero_sdk import Score
@@ -20,8 +21,11 @@ def judge(answer: str, ground_truth: Mapping[str, Json], reward: str = "binary")
 
     Args:
         answer: what stands between the tags.
-        ground_truth: `numbers`, any sequence of integers, and `target`.
+        ground_truth: `numbers`, any sequence of integers, and `target`, an integer; numpy's are fine.
         reward: see `CountdownOptions.reward`.
+
+    Raises:
+        TypeError: the ground truth holds something else, on which every answer would look wrong.
 
     Example:
         >>> judge("(17 - 5) + 3 = 15", {"target": 15, "numbers": [3, 5, 17]}).value
@@ -35,11 +39,25 @@ def judge(answer: str, ground_truth: Mapping[str, Json], reward: str = "binary")
     program, numbers = expression
     target = ground_truth["target"]
     if program.claims_result and numbers.pop() != target:
-        return _WRONG[reward]
+        return _wrong(ground_truth, reward)
     # The numbers first: then what is evaluated is no larger than the puzzle.
     if sorted(numbers) != sorted(ground_truth["numbers"]):
-        return _WRONG[reward]
+        return _wrong(ground_truth, reward)
     try:
-        return _RIGHT if evaluate(program, numbers) == target else _WRONG[reward]
+        return _RIGHT if evaluate(program, numbers) == target else _wrong(ground_truth, reward)
     except ZeroDivisionError:
-        return _WRONG[reward]
+        return _wrong(ground_truth, reward)
+
+
+def _wrong(ground_truth: Mapping[str, Json], reward: str) -> Score:
+    """The verdict `wrong`, unless it is the ground truth that is."""
+    target, numbers = ground_truth["target"], ground_truth["numbers"]
+    try:
+        index(target)
+        for number in numbers:
+            index(number)
+    except TypeError:
+        raise TypeError(
+            f"ground truth: got target {target!r} and numbers {numbers!r}, expected an integer and a list of integers"
+        ) from None
+    return _WRONG[reward]

@@ -11,7 +11,7 @@ from tinyzero_sdk.records import Json
 
 _Ratio = tuple[int, int]
 _LONGEST = 256
-_SIGNS = {"+": "+", "-": "-", "−": "-", "*": "*", "×": "*", "·": "*", "⋅": "*", "/": "/", "÷": "/"}
+_SIGNS = {"+": "+", "-": "-", "−": "-", "*": "*", "×": "*", "·": "*", "⋅": "*", "∗": "*", "/": "/", "÷": "/"}
 _COMMANDS = {"times": "*", "cdot": "*", "div": "/"}
 
 
@@ -40,6 +40,8 @@ def is_right(answer: str, ground_truth: Mapping[str, Json]) -> bool:
 
 
 def _without_marks(answer: str) -> str:
+    for space in ("\\,", "\\;", "\\:", "\\!"):
+        answer = answer.replace(space, " ")
     while True:
         answer = answer.strip()
         for left, right in (("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\\boxed{", "}")):
@@ -155,7 +157,7 @@ class _Reader:
         return True
 
     def _blanks(self) -> None:
-        while self._peek() in tuple(" \t\n\r\f\v"):
+        while self._peek().isspace():
             self._at += 1
 
     def _peek(self) -> str:

@@ -114,7 +114,7 @@ def survey(numbers: np.ndarray, targets: np.ndarray) -> Survey:
         targets: [n] integers.
 
     Raises:
-        TinyZeroError: k is not 2 to 6, or the numbers are too large to count exactly.
+        TinyZeroError: k is not 2 to 5, or the numbers are too large to count exactly.
     """
     result = Survey(np.zeros(len(targets), int), np.zeros(len(targets), bool), np.zeros(len(targets), bool))
     for rows, batch in _batches(numbers, targets):

@@ -10,7 +10,7 @@ Tree = int | tuple[str, "Tree", "Tree"]
 _SPELLINGS = {
     "+": ["+"],
     "-": ["-", "−"],
-    "*": ["*", "×", "·", "⋅", r"\times ", r"\cdot "],
+    "*": ["*", "×", "·", "⋅", "∗", r"\times ", r"\cdot "],
     "/": ["/", "÷", r"\div "],
 }
 _BRACKETS = [("(", ")"), ("[", "]"), (r"\left(", r"\right)"), (r"\left[", r"\right]")]
@@ -71,4 +71,4 @@ def _bracketed(text: str, random: Random) -> str:
 
 
 def _space(random: Random) -> str:
-    return random.choice(["", "", "", " ", "  ", "\n", "\t", "\r\n"])
+    return random.choice(["", "", "", " ", "  ", "\n", "\t", "\r\n", "\u00a0", "\u2009", r"\,", r"\;"])

@@ -9,9 +9,10 @@ from tinyzero_sdk.errors import SettingsError
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"numbers": []}, "expected counts from 2 to 6"),
-        ({"numbers": [1, 3]}, "expected counts from 2 to 6"),
-        ({"numbers": [7]}, "expected counts from 2 to 6"),
+        ({"numbers": []}, "expected counts from 2 to 5"),
+        ({"numbers": [1, 3]}, "expected counts from 2 to 5"),
+        ({"numbers": [6]}, "expected counts from 2 to 5"),
+        ({"numbers": [3, 3, 4]}, "none twice"),
         ({"number_range": [0, 9]}, "number_range: got"),
         ({"number_range": [9, 3]}, "the lesser first"),
         ({"target_range": [0, 9]}, "target_range: got"),
@@ -23,7 +24,7 @@ from tinyzero_sdk.errors import SettingsError
         ({"operators": "+", "number_range": [50, 99]}, "expected some of 150 to 297"),
         ({"operators": "*", "number_range": [5, 9], "numbers": [3]}, "expected some of 125 to 729"),
         ({"operators": "+-", "number_range": [1, 3], "numbers": [3]}, "expected some of 0 to 9,"),
-        ({"numbers": [6], "number_range": [1, 999]}, "too large to count"),
+        ({"numbers": [5], "number_range": [1, 999]}, "too large to count"),
         ({"reward": "generous"}, "task.reward|reward"),
         ({"number": [3]}, "numbers"),
     ],

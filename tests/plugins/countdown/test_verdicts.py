@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from tinyzero_countdown.expression import MAX_LENGTH
+from tinyzero_countdown.scoring import judge
 from tinyzero_sdk import Item, load_task
 
 README = (Path(__file__).parents[3] / "plugins/countdown/README.md").read_text(encoding="utf-8")
-TABLE = re.findall(r"^\| ([\d ]+) \| (\d+) \| `(.*?)` \| (\w+) \|", README, re.MULTILINE)
+TABLE = re.findall(r"^\| ([\d ]+) \| (\d+) \| (?:`` |`)(.*?)(?: ``|`) \| (\w+) \|", README, re.MULTILINE)
 PUZZLE = {"target": 15, "numbers": [5, 17, 3]}
 
 binary = load_task("countdown")
@@ -37,7 +38,7 @@ def test_verdict_of_the_readme(numbers, target, answer, verdict):
 @pytest.mark.parametrize(
     "answer",
     [
-        *("17-5+3\x00", "\u202e17-5+3", "17\u200b-5+3", "17-5+\ud8003", "17\u00a0-5+3", "17\x1c-5+3"),
+        *("17-5+3\x00", "\u202e17-5+3", "17\u200b-5+3", "17-5+\ud8003", "17-5\\,\u200b+3"),
         *("17-5" + " " * 300 + "+3", "1" * 300, "1234567890-5+3"),
     ],
 )
@@ -79,6 +80,39 @@ def test_rows_of_tinyzero_s_own_preprocessing_are_scored_as_they_stand():
     assert binary.item_key(item) == "3 5 17=15"
     assert binary.difficulty(item) == binary.difficulty(Item(PUZZLE))
     assert binary.score_completion(binary.solve(item), ground_truth).correct
+
+
+@pytest.mark.parametrize(
+    "ground_truth",
+    [
+        {"target": "48", "numbers": ["3", "7", "12"]},
+        {"target": "48", "numbers": [3, 7, 12]},
+        {"target": 48, "numbers": ["3", "7", "12"]},
+        {"target": 48, "numbers": "3 7 12"},
+        {"target": 48, "numbers": 3},
+        {"target": None, "numbers": [3, 7, 12]},
+    ],
+    ids=str,
+)
+def test_a_ground_truth_of_the_wrong_type_is_an_error_and_not_a_wrong_answer(ground_truth):
+    for answer in ("(7-3)*12", "(7-3)*12=48"):
+        with pytest.raises(TypeError):
+            judge(answer, ground_truth)
+    task = load_task("countdown")
+    assert task.score_completion("<answer>(7-3)*12</answer>", ground_truth).reason == "error"
+
+
+def test_every_space_between_numbers_and_signs_is_blank():
+    spaces = [char for char in map(chr, range(0x110000)) if char.isspace()]
+    for space in (*spaces, r"\,", r"\;", r"\:", r"\!"):
+        for answer in ("{}17{}-{}5{}+{}3{}={}15{}", r"{}\({}\left{}({}17{}-5{}\right{}){}+{}3{}\){}"):
+            text = answer.replace("{}", space)
+            assert binary.score(text, PUZZLE).correct
+            assert binary.oracle(text, PUZZLE) is True
+        for answer in ("1{}7-5+3", "17{}5{}3"):
+            text = answer.replace("{}", space)
+            assert binary.score(text, PUZZLE).reason == "malformed"
+            assert binary.oracle(text, PUZZLE) is False
 
 
 HOSTILE_ANSWERS = [
