@@ -4,6 +4,8 @@ Each message is one line that says what was given, what was expected and what to
 prints it without a traceback and exits with `exit_code`. A failed assertion, by contrast, is our fault.
 """
 
+import traceback
+
 
 class TinyZeroError(Exception):
     """Base of every error the SDK, a task or the trainer raises on purpose."""
@@ -34,3 +36,13 @@ class VersionMismatchError(TinyZeroError):
 
 class DataError(TinyZeroError):
     """A file or row cannot be read; the message names the file and, where there is one, the line."""
+
+
+def tell_fault(error: BaseException) -> str:
+    """A fault of a plugin's code in one line: its type, its message and where it was raised."""
+    try:
+        text = str(error)
+    except Exception:  # an exception's message is plugin code too
+        text = "(its message cannot be shown)"
+    place = traceback.extract_tb(error.__traceback__, limit=-1)[0]
+    return f"{type(error).__name__}: {text} ({place.filename}:{place.lineno})"

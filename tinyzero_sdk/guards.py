@@ -72,7 +72,7 @@ class ScoreGuard:
         answer = self._extract_answer(strip_special_tokens(text))
         if answer is not None and not isinstance(answer, str):
             raise BrokenTaskError(
-                f"task {self.task_name!r}: extract_answer returned {_show(answer)}; expected str or None"
+                f"task {self.task_name!r}: extract_answer returned {show(answer)}; expected str or None"
             )
         return answer
 
@@ -123,7 +123,7 @@ class ScoreGuard:
         return value
 
     def _refusal(self, what: str, value: Any, expected: str) -> BrokenTaskError:
-        return BrokenTaskError(f"task {self.task_name!r}: score returned {what}{_show(value)}; expected {expected}")
+        return BrokenTaskError(f"task {self.task_name!r}: score returned {what}{show(value)}; expected {expected}")
 
     def _failure(self, error: BaseException) -> Score:
         self.error_count += 1
@@ -133,7 +133,8 @@ class ScoreGuard:
         return Score(0.0, False, "error")
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
+    """What a hook returned, for a message: shortened, with its type."""
     try:
         return f"{reprlib.repr(value)} ({type(value).__name__})"
     except Exception:  # a value may refuse to be shown: repr(10**5000) does

@@ -4,9 +4,11 @@ A task's scorer may hang, die, leak or print, whatever it is made to read; the p
 worker, that one answer scores 0 with the reason `timeout` or `error`, and all others get their verdict.
 """
 
+import math
 import os
 import pickle
 import resource
+import sys
 import threading
 import time
 from collections import Counter, deque
@@ -16,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, Self, cast
 
-from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
+from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.records import Completion, Json, Reason, Score
 from tinyzero_sdk.task import Task
 from tinyzero_sdk.worker import Clock, WorkerProcess
@@ -49,11 +51,14 @@ class ScoringPool:
             workers: how many processes.
             time_limit: seconds for one answer, from when a worker starts on it.
             memory_limit_gb: address space of a worker, in GiB.
+
+        Raises:
+            SettingsError: one of the numbers is not above 0 and finite.
         """
-        if workers < 1 or time_limit <= 0 or memory_limit_gb <= 0:
-            raise ValueError(
+        if workers < 1 or not 0 < time_limit < math.inf or not 0 < memory_limit_gb < math.inf:
+            raise SettingsError(
                 f"got workers={workers}, time_limit={time_limit}, memory_limit_gb={memory_limit_gb}; "
-                "expected numbers above 0"
+                "expected finite numbers above 0"
             )
         self.counts: Counter[str] = Counter()
         """How many answers so far got the reason `error` or `timeout`."""
@@ -63,7 +68,7 @@ class ScoringPool:
         self._task_name = task.name
         self._task_bytes = pickle.dumps(task)
         self._time_limit = time_limit
-        self._service = partial(score_answers, memory_limit=int(memory_limit_gb * 2**30))
+        self._service = partial(score_answers, memory_limit=int(min(memory_limit_gb * 2**30, sys.maxsize)))
         self._size = workers
         self._workers: list[_Worker] = []
         self._useless = 0

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import inspect
 import itertools
+import json
 import textwrap
 import tomllib
 import types
@@ -121,14 +122,15 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
 
     check_keys(cls, values, prefix)
     try:
-        return TypeAdapter(cls).validate_python(values)
+        # As JSON, since pydantic is strict there (no "3" or true for 3) and yet takes lists for tuples, 1 for 1.0.
+        return TypeAdapter(cls).validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         key = prefix + ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
+        message = first["msg"].removeprefix("Value error, ").replace("a valid array", "a list")
         # A check across fields has no key of its own, or only that of its table; its message names what clashes.
         if first["type"] == "value_error":
-            raise SettingsError(message) from error
+            raise SettingsError(f"{prefix.removesuffix('.')}: {message}" if prefix else message) from error
         raise SettingsError(f"{key}: got {first['input']!r}; {message[0].lower()}{message[1:]}") from error
 
 

@@ -3,7 +3,9 @@
 Made by `load_task`; finding, importing and checking plugins is the business of `host.py` and `checks.py`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +13,8 @@ from pluggy import PluginManager
 
 from tinyzero_sdk.binding import bind
 from tinyzero_sdk.columns import ItemColumns
-from tinyzero_sdk.errors import BrokenTaskError, VersionMismatchError
-from tinyzero_sdk.guards import ScoreGuard
+from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, VersionMismatchError, tell_fault
+from tinyzero_sdk.guards import ScoreGuard, show
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.records import Completion, Item, Json, Score, Split, TaskInfo
 
@@ -25,6 +27,9 @@ class Task:
 
     A pickled task is its name, options, wrappers and version; unpickling loads it anew, in any process, and
     refuses another version.
+
+    A hook that raises, or returns what it may not, is a BrokenTaskError that names the task and the hook; only
+    `score` raises what the task raises, and `score_completion` nothing at all.
 
     Example:
         >>> from tinyzero_sdk import load_task
@@ -102,14 +107,20 @@ class Task:
         """Candidates start … start + size - 1 as the task makes them, repeats and the other split's problems included.
 
         Fewer than `size` if the task ends there.
-
-        Raises:
-            BrokenTaskError: the task returned nothing.
         """
-        items = self._generate(split, size, seed, start)
-        if items is None:
-            raise BrokenTaskError(f"task {self.name!r}: generate_dataset returned None; expected items")
-        return items if isinstance(items, ItemColumns) else list(islice(items, size))
+        return self._call("generate_dataset", self._candidates, split, size, seed, start)
+
+    def _candidates(self, split: Split, size: int, seed: int, start: int) -> ItemColumns | list[Item]:
+        given = self._generate(split, size, seed, start)
+        if isinstance(given, ItemColumns):
+            return given
+        if not isinstance(given, Iterable):
+            raise self._refusal("generate_dataset", given, "an iterable of Item, or ItemColumns")
+        items = list(islice(given, size))
+        for item in items:
+            if not isinstance(item, Item):
+                raise self._refusal("generate_dataset", item, "nothing but Item in the iterable")
+        return items
 
     def dataset(
         self, split: Split, size: int | None = None, *, seed: int = 0, test_share: float = 1 / 16
@@ -121,7 +132,10 @@ class Task:
 
     def make_prompt(self, item: Item, template: str = "base") -> str | list[Message]:
         """The prompt of an item: text or chat messages."""
-        return self._make_prompt(item, template)
+        prompt = self._call("make_prompt", self._make_prompt, item, template)
+        if not (_is_text(prompt) or (isinstance(prompt, list) and all(map(_is_message, prompt)))):
+            raise self._refusal("make_prompt", prompt, "str, or a list of {'role': str, 'content': str}, in UTF-8")
+        return prompt
 
     def extract_answer(self, text: str) -> str | None:
         """The answer in a completion, special tokens removed, or None."""
@@ -146,28 +160,71 @@ class Task:
 
     def difficulty(self, item: Item) -> float:
         """How hard the item is."""
-        return float(self._difficulty(item))
+        value = self._call("difficulty", self._difficulty, item)
+        if isinstance(value, numbers.Real) and not isinstance(value, bool):
+            number = self._call("difficulty", float, value)
+            if math.isfinite(number):
+                return number
+        raise self._refusal("difficulty", value, "a finite number")
 
     def difficulties(self, items: ItemColumns | Sequence[Item]) -> "np.ndarray | list[float]":
         """How hard each of the items is: [n]."""
-        together = self._difficulties(items) if isinstance(items, ItemColumns) else None
+        batch = items if isinstance(items, ItemColumns) else None
+        together = None if batch is None else self._call("difficulties", self._difficulties, batch)
         return [self.difficulty(item) for item in items] if together is None else together
 
     def item_key(self, item: Item) -> str:
         """The item's canonical key: the same for items that are the same problem."""
-        return self._item_key(item)
+        key = self._call("item_key", self._item_key, item)
+        if not _is_text(key):
+            raise self._refusal("item_key", key, "str, in UTF-8")
+        return key
 
     def solve(self, item: Item) -> str | None:
         """A gold completion, or None where the task gives none."""
-        return self._solve(item)
+        return self._text_or_none("solve", self._solve, item)
 
     def demonstrate(self, item: Item, seed: int) -> str | None:
         """A fallible worked attempt at the item, or None where the task gives none."""
-        return self._demonstrate(item, seed)
+        return self._text_or_none("demonstrate", self._demonstrate, item, seed)
 
     def oracle(self, answer: str, ground_truth: Json) -> bool | None:
         """Whether the answer is right by the task's second method, or None where it cannot tell."""
-        return self._oracle(answer, ground_truth)
+        return self._call("oracle", self._oracle, answer, ground_truth)
+
+    def _text_or_none(self, hook: str, function: Callable[..., Any], *arguments: Any) -> str | None:
+        text = self._call(hook, function, *arguments)
+        if text is not None and not _is_text(text):
+            raise self._refusal(hook, text, "str, in UTF-8, or None")
+        return text
+
+    def _call(self, hook: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What the task's function returns; whatever it raises is a BrokenTaskError."""
+        try:
+            return function(*arguments)
+        except (KeyboardInterrupt, TinyZeroError):
+            raise
+        except BaseException as error:  # SystemExit included, which would end the program without a word
+            raise BrokenTaskError(f"task {self.name!r}: {hook} raised {tell_fault(error)}") from error
+
+    def _refusal(self, hook: str, value: Any, expected: str) -> BrokenTaskError:
+        return BrokenTaskError(f"task {self.name!r}: {hook} returned {show(value)}; expected {expected}")
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is text that a file can hold: a lone surrogate has no UTF-8."""
+    if not isinstance(value, str):
+        return False
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return False
+    return True
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {"role", "content"} and all(map(_is_text, value.values()))
 
 
 def _rebuild(source: str, version: str, option_values: Mapping[str, Any], wrappers: Sequence[str]) -> Task:

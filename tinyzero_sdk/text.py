@@ -6,9 +6,11 @@ Linear in the length of the text whatever it holds; nothing in here gives a verd
 import re
 
 # As Qwen, Llama and GPT write them (<|im_end|>), and DeepSeek (full-width bars).
-_BARRED_TOKEN = re.compile(r"<[|｜][\w▁]+[|｜]>")
+_BARRED_TOKEN = re.compile(r"<[|｜][\w▁]{1,64}+[|｜]>")
 # As Llama 2, Mistral and Gemma write them. Only what stops or pads a generation, so only at its end.
 _END_TOKENS = ("</s>", "<eos>", "<end_of_turn>", "<pad>")
+# Backwards, since a pattern finds the start of a text at once but its end only by trying every place.
+_END_REVERSED = re.compile(f"(?:{'|'.join(token[::-1] for token in _END_TOKENS)})*+")
 
 
 def strip_special_tokens(text: str) -> str:
@@ -20,10 +22,11 @@ def strip_special_tokens(text: str) -> str:
     """
     if "|" in text or "｜" in text:  # looking for one character is many times faster than for a pattern
         text = _BARRED_TOKEN.sub("", text)
-    end = len(text)
-    while text.endswith(_END_TOKENS, 0, end):
-        end = text.rindex("<", 0, end)
-    return text[:end]
+    if text.endswith(_END_TOKENS):
+        end = _END_REVERSED.match(text[::-1])
+        assert end is not None  # it matches the empty text too
+        text = text[: len(text) - end.end()]
+    return text
 
 
 def last_tagged(text: str, tag: str = "answer") -> str | None:

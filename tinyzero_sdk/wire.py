@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 WIRE_COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
 """The columns every data file has; all others are the task's own."""
 
-RESULT_COLUMNS = ("score", "correct", "reason", "answer")
-"""What scoring adds to a row."""
-
 
 def item_to_row(task: "Task", item: Item, *, index: int, split: Split, template: str = "base") -> dict[str, Json]:
     """One problem as a row of the wire format.

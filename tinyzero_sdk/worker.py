@@ -20,7 +20,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING
 
-from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
+from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, tell_fault
 
 if TYPE_CHECKING:
     from tinyzero_sdk.task import Task
@@ -151,12 +151,7 @@ def as_sendable(error: BaseException) -> TinyZeroError:
     """`error`, if it is one of the family, else a BrokenTaskError that tells of it: a plugin's may not pickle."""
     if type(error).__module__ == TinyZeroError.__module__ and isinstance(error, TinyZeroError):
         return type(error)(str(error))
-    try:
-        text = str(error)
-    except Exception:  # an exception's message is plugin code too
-        text = "(its message cannot be shown)"
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return BrokenTaskError(f"the task raised {type(error).__name__} at {place.filename}:{place.lineno}: {text}")
+    return BrokenTaskError(f"the task raised {tell_fault(error)}")
 
 
 def count_cores() -> int:

@@ -93,3 +93,12 @@ def test_unknown_task_is_told(run: Run, tmp_path: Path) -> None:
     code, _, err = run("score", tmp_path / "in.jsonl", "-t", "nonesuch", "-o", tmp_path / "out.jsonl")
     assert code == 2
     assert "no task 'nonesuch'" in err
+
+
+@pytest.mark.parametrize("limit", ["--memory-limit", "--time-limit"])
+def test_limit_that_is_none_is_one_line(run: Run, write_task: Callable[..., str], tmp_path: Path, limit: str) -> None:
+    (tmp_path / "in.jsonl").write_text(json.dumps(GOOD))
+    code, _, err = run("score", tmp_path / "in.jsonl", "-t", write_task(), "-o", tmp_path / "o.jsonl", limit, "inf")
+    assert code == 2
+    assert "expected finite numbers above 0" in err
+    assert len(err.splitlines()) == 1

@@ -11,6 +11,8 @@ import pytest
 import tinyzero_sdk
 from tinyzero_sdk.cli import main
 
+CALL = "from tinyzero_sdk.cli import main; main()"
+PROMPT = "@hookimpl\ndef make_prompt(): return 'say it'"
 DESCRIBED = """
 import dataclasses
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +117,7 @@ def test_task_file_without_data_still_shows_its_options(run, write_task):
     code, out, _ = run("tasks", path)
     assert code == 0
     assert "task.size" in out
-    assert "no example: OSError: no data" in out
+    assert "generate_dataset raised OSError: no data" in out
 
 
 def test_templates_are_those_that_work(run, write_task):
@@ -180,9 +182,11 @@ def test_without_the_trainer_its_commands_say_what_to_install(run, monkeypatch, 
 
 
 def test_text_that_the_terminal_cannot_show_is_escaped(write_task):
-    path = write_task(make_prompt="@hookimpl\ndef make_prompt(): return '× \\ud800'")
+    path = write_task(
+        generate_dataset="@hookimpl\ndef generate_dataset(): return [Item('× \\ud800')]", make_prompt=PROMPT
+    )
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-c", "from tinyzero_sdk.cli import main; main()", "tasks", path]
+    command = [sys.executable, "-c", CALL, "tasks", path]
     shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert r"\xd7 \ud800" in shown.stdout
     assert shown.stderr == ""
@@ -190,7 +194,52 @@ def test_text_that_the_terminal_cannot_show_is_escaped(write_task):
 
 def test_interrupt_exits_130(write_task):
     code = "import os, signal\n@hookimpl\ndef info(): os.kill(os.getpid(), signal.SIGINT)"
-    command = [sys.executable, "-c", "from tinyzero_sdk.cli import main; main()", "tasks", write_task(extra=code)]
+    command = [sys.executable, "-c", CALL, "tasks", write_task(extra=code)]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode in (130, -signal.SIGINT)
     assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_full_disk_behind_stdout_is_one_line(write_task):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", CALL, "sample", "--task", write_task()]
+        ended = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert ended.stderr == "error: [Errno 28] No space left on device\n"
+
+
+def test_keys_are_whole_on_a_narrow_terminal(write_task):
+    command = [sys.executable, "-c", CALL, "tasks", write_task(extra=DESCRIBED.replace("size", "s" * 40))]
+    ended = subprocess.run(command, env={**os.environ, "COLUMNS": "40"}, stdout=subprocess.PIPE, text=True, check=True)
+    assert "…" not in ended.stdout
+    assert ended.stdout.count("s" * 5) > 3
+
+
+def test_sigterm_clears_away_what_was_begun(write_task, tmp_path):
+    slow = """
+import time
+@hookimpl
+def generate_dataset(size, start):
+    print("begun", flush=True)
+    time.sleep(60)
+"""
+    command = [sys.executable, "-c", CALL, "data", "--task", write_task(generate_dataset=slow)]
+    command += [
+        "--output",
+        str(tmp_path / "out"),
+        "--size",
+        "9",
+        "--test-size",
+        "0",
+        "--workers",
+        "1",
+        "--format",
+        "jsonl",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout.readline() == "begun\n"
+        assert list((tmp_path / "out").iterdir())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 143
+    assert not list((tmp_path / "out").iterdir())

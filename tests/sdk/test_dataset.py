@@ -198,8 +198,8 @@ def test_existing_files_are_kept_unless_told_otherwise(task_file: Path, tmp_path
 @pytest.mark.parametrize(
     ("fault", "workers", "message"),
     [
-        ("raise", 1, r"RuntimeError at .*halves\.py:\d+: no more ideas"),
-        ("raise", 2, r"RuntimeError at .*halves\.py:\d+: no more ideas"),
+        ("raise", 1, r"generate_dataset raised RuntimeError: no more ideas \(.*halves\.py:\d+\)"),
+        ("raise", 2, r"generate_dataset raised RuntimeError: no more ideas \(.*halves\.py:\d+\)"),
         ("exit", 2, "died while task 'halves'"),
     ],
 )

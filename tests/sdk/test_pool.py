@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tinyzero_sdk import Completion, Task, load_task
-from tinyzero_sdk.errors import BrokenTaskError, VersionMismatchError
+from tinyzero_sdk.errors import BrokenTaskError, SettingsError, VersionMismatchError
 from tinyzero_sdk.pool import ScoringPool
 
 HOSTILE_SCORE = """
@@ -256,9 +256,18 @@ def test_memory_limit_below_what_the_task_needs_is_told(mild: Task) -> None:
         pool.score([tagged(1)], [1])
 
 
-@pytest.mark.parametrize("setting", [{"workers": 0}, {"time_limit": 0.0}, {"memory_limit_gb": -1.0}])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"workers": 0},
+        {"time_limit": 0.0},
+        {"memory_limit_gb": -1.0},
+        {"time_limit": float("inf")},
+        {"memory_limit_gb": float("nan")},
+    ],
+)
 def test_impossible_settings_are_refused(mild: Task, setting: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="above 0"):
+    with pytest.raises(SettingsError, match="above 0"):
         ScoringPool(mild, **setting)  # type: ignore[arg-type]
 
 

@@ -126,6 +126,12 @@ def test_defaults_fill_what_is_missing():
     assert build(Outer, {"inner": {"names": ["x"]}}).inner == Inner(names=("x",))
 
 
+def test_what_means_the_same_is_taken():
+    assert build(Outer, {"pair": (3, 4), "inner": {"rate": 1, "names": ("x",)}, "path": None}) == Outer(
+        pair=(3, 4), inner=Inner(rate=1.0, names=("x",))
+    )
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -137,7 +143,13 @@ def test_defaults_fill_what_is_missing():
         ({"mode": "quick"}, "task.mode: got 'quick'; input should be 'fast' or 'slow'"),
         ({"inner": {"rate": float("nan")}}, "task.inner.rate: got nan"),
         ({"inner": 3}, "task.inner: got 3"),
-        ({"mode": "slow", "size": 6}, "mode = slow needs size <= 5"),
+        ({"mode": "slow", "size": 6}, "task: mode = slow needs size <= 5"),
+        ({"size": True}, "task.size: got True; input should be a valid integer"),
+        ({"size": "3"}, "task.size: got '3'; input should be a valid integer"),
+        ({"size": 3.0}, "task.size: got 3.0; input should be a valid integer"),
+        ({"pair": [1, "2"]}, "task.pair.1: got '2'; input should be a valid integer"),
+        ({"pair": 3}, "task.pair: got 3; input should be a list"),
+        ({"inner": {"rate": True}}, "task.inner.rate: got True; input should be a valid number"),
     ],
 )
 def test_each_mistake_names_the_key_and_the_cure(values, message):

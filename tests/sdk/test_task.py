@@ -7,7 +7,7 @@ import pytest
 
 from tinyzero_sdk import Completion, Item, ItemColumns, Score, TaskInfo, load_task
 from tinyzero_sdk.binding import bind
-from tinyzero_sdk.errors import BrokenTaskError, VersionMismatchError
+from tinyzero_sdk.errors import BrokenTaskError, DataError, VersionMismatchError
 
 OPTIONS = """
 import dataclasses
@@ -193,3 +193,63 @@ def test_bound_call_equals_the_hook_call(write_task):
         task = load_task(write_task(extra=code.format(arguments, arguments), options=OPTIONS))
         hook = task.plugin_manager.hook.demonstrate
         assert bind(hook, task.options)(ITEM, 5) == hook(item=ITEM, seed=5, options=task.options)
+
+
+FAULTS = [
+    ("generate_dataset", lambda task: task.generate("train", 1)),
+    ("make_prompt", lambda task: task.make_prompt(ITEM)),
+    ("difficulty", lambda task: task.difficulty(ITEM)),
+    ("item_key", lambda task: task.item_key(ITEM)),
+    ("solve", lambda task: task.solve(ITEM)),
+    ("demonstrate", lambda task: task.demonstrate(ITEM, 0)),
+    ("oracle", lambda task: task.oracle("3", 3)),
+]
+
+
+@pytest.mark.parametrize("statement", ["raise SystemExit(3)", "raise ValueError('bad')", "return 1 / 0"])
+@pytest.mark.parametrize(("hook", "call"), FAULTS)
+def test_what_a_hook_raises_names_the_task_and_the_hook(write_task, hook, call, statement):
+    task = load_task(write_task(**{hook: f"@hookimpl\ndef {hook}():\n    {statement}"}))
+    with pytest.raises(BrokenTaskError, match=rf"task 'say': {hook} raised \w+: .*say.py:\d+"):
+        call(task)
+
+
+def test_fault_inside_a_generator_is_contained(write_task):
+    code = "@hookimpl\ndef generate_dataset():\n    yield Item(1)\n    raise SystemExit(3)"
+    with pytest.raises(BrokenTaskError, match="generate_dataset raised SystemExit: 3"):
+        load_task(write_task(generate_dataset=code)).generate("train", 2)
+
+
+def test_ctrl_c_and_errors_on_purpose_pass(write_task):
+    code = "@hookimpl\ndef solve(): raise KeyboardInterrupt"
+    with pytest.raises(KeyboardInterrupt):
+        load_task(write_task(solve=code)).solve(ITEM)
+    code = "from tinyzero_sdk.errors import DataError\n@hookimpl\ndef solve(): raise DataError('no file')"
+    with pytest.raises(DataError, match=r"^no file$"):
+        load_task(write_task(solve=code)).solve(ITEM)
+
+
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [
+        *[(0, value) for value in ("None", "3", "[{}]", "['a']", "{'a': 1}")],
+        *[(1, value) for value in ("None", "b'x'", "['a']", "[{'role': 'user'}]", r"'\ud800'")],
+        *[(1, value) for value in ("[{'role': 'user', 'content': 3}]", r"[{'role': 'user', 'content': '\ud800'}]")],
+        *[(2, value) for value in ("None", "'1'", "True", "1j", "float('nan')", "float('inf')")],
+        *[(3, value) for value in ("None", "3", r"'\ud800'")],
+        *[(4, value) for value in ("3", "b'x'")],
+        *[(5, value) for value in ("3", "['a']")],
+    ],
+)
+def test_what_a_hook_may_not_return_is_named(write_task, number, value):
+    hook, call = FAULTS[number]
+    task = load_task(write_task(**{hook: f"@hookimpl\ndef {hook}(): return {value}"}))
+    with pytest.raises(BrokenTaskError, match=f"task 'say': {hook} returned .*; expected "):
+        call(task)
+
+
+def test_numbers_and_texts_of_every_kind_are_taken(write_task):
+    prompt = "@hookimpl\ndef make_prompt(): return [{'content': 'é', 'role': 'user'}]"
+    level = "import numpy\n@hookimpl\ndef difficulty(): return numpy.float32(0.5)"
+    task = load_task(write_task(make_prompt=prompt, difficulty=level))
+    assert (task.make_prompt(ITEM)[0]["content"], task.difficulty(ITEM)) == ("é", 0.5)

@@ -1,8 +1,12 @@
 """The app: which commands there are, and how a call of `tinyzero` begins and ends."""
 
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import TextIOWrapper
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -25,8 +29,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a model's text may hold what the terminal cannot show
-    with exit_on_error():
+    with _sigterm_as_ctrl_c(), exit_on_error():
         build_app()(args=arguments, prog_name="tinyzero")
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM end a command as Ctrl-C does, so that it clears away what it began; the exit code is 143."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal received
+        received = True
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` sends a second one, which must not end the clearing
+        raise KeyboardInterrupt  # not SystemExit, which the guards around a task's code would take for the task's
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if received:
+            sys.exit(128 + signal.SIGTERM)
 
 
 def build_app() -> typer.Typer:

@@ -44,6 +44,9 @@ def exit_on_error() -> Iterator[None]:
         if isinstance(error, TinyZeroError):
             _line("[red]error:[/]", str(error))
             sys.exit(error.exit_code)
+        if isinstance(error, OSError):  # a full disk, say: nobody's fault in here
+            _line("[red]error:[/]", str(error))
+            sys.exit(2)
         _line("[red]unexpected error:[/]", f"{type(error).__name__}: {error} (set TINYZERO_DEBUG=1 to see where)")
         sys.exit(1)
 

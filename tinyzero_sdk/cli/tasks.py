@@ -112,15 +112,18 @@ def _details(task: Task) -> dict[str, Any]:
 
 def _example(task: Task) -> dict[str, Any]:
     try:
-        item = task.generate("train", 1)[0]
+        items = task.generate("train", 1)
+        if not items:
+            return {"templates": [], "example": None, "no_example": "the task makes no problem"}
+        item = items[0]
         prompts = dict(_prompts(task, item))
         example = {
             "prompt": next(iter(prompts.values()), None),
             "ground_truth": item.ground_truth,
             "solution": task.solve(item),
         }
-    except Exception as error:  # a task whose data is not at hand still has options to show
-        return {"templates": [], "example": None, "no_example": f"{type(error).__name__}: {error}"}
+    except TinyZeroError as error:  # a task whose data is not at hand still has options to show
+        return {"templates": [], "example": None, "no_example": str(error)}
     return {"templates": list(prompts), "example": example}
 
 
@@ -128,7 +131,7 @@ def _prompts(task: Task, item: Item) -> Iterator[tuple[str, str | list[Message]]
     for template in TEMPLATES:
         try:
             yield template, task.make_prompt(item, template)
-        except Exception:  # a task may offer fewer templates, and refuses the others in its own way
+        except TinyZeroError:  # a task may offer fewer templates, and refuses the others in its own way
             continue
 
 
@@ -142,7 +145,7 @@ def _show_details(details: dict[str, Any]) -> None:
     if details["options"]:
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
         for column in ("option", "type", "default", "meaning"):
-            table.add_column(column)
+            table.add_column(column, overflow="fold")  # a key that is cut short cannot be typed
         for option in details["options"]:
             texts = (option["type"], _as_typed(option["default"]), option["help"])
             table.add_row(f"[cyan]{option['key']}[/]", *map(escape, texts))
