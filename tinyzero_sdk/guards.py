@@ -16,6 +16,9 @@ from tinyzero_sdk.hookspecs import hookimpl
 from tinyzero_sdk.records import REASONS, Completion, Json, Score
 from tinyzero_sdk.text import strip_special_tokens
 
+MOST_CHARACTERS = 2**20
+"""Of a longer completion only the end is read, where the answer is; so no text can hold the scorer up."""
+
 _FINITE = (-sys.float_info.max, sys.float_info.max)
 
 
@@ -69,7 +72,7 @@ class ScoreGuard:
         Raises:
             BrokenTaskError: the task returned something else than text or None.
         """
-        answer = self._extract_answer(strip_special_tokens(text))
+        answer = self._extract_answer(strip_special_tokens(text[-MOST_CHARACTERS:]))
         if answer is not None and not isinstance(answer, str):
             raise BrokenTaskError(
                 f"task {self.task_name!r}: extract_answer returned {show(answer)}; expected str or None"

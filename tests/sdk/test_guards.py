@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import time
 from decimal import Decimal
 from fractions import Fraction
 
@@ -243,3 +244,16 @@ def test_special_tokens_do_not_change_the_verdict(write_task):
     )
     for end in ("<|im_end|>", "<|endoftext|></s>", "</s></s>", "<end_of_turn><eos><pad><pad>"):
         assert whole.score_completion(f"3{end}", 3).correct
+
+
+@pytest.mark.parametrize("filling", ["</s>", "<|a|>", "<answer>", "x"])
+def test_an_endless_completion_is_read_at_its_end_only(write_task, filling):
+    task = load_task(write_task())
+    text = f"<answer>4</answer>{filling * 1_000_000}<answer>3</answer>"
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        assert task.score_completion(text, 3).correct
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 0.05
+    assert task.score_completion(f"<answer>3</answer>{'x' * 2**20}", 3).reason == "no_answer"
