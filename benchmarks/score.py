@@ -36,7 +36,7 @@ LENGTH = 1300
 SHARES = {"right": 0.5, "wrong": 0.3, "malformed": 0.1, "no tag": 0.1}
 """The mix."""
 
-EXPLOITS = [
+EXPLOITS: list[tuple[str, list[int], int]] = [
     ("2**3-4", [2, 3, 4], 4),
     ("7//2+1", [7, 2, 1], 4),
     ("1//1", [1, 1], 1),
@@ -179,7 +179,9 @@ def pays(reward: Reward, completion: str, ground_truth: dict[str, Any], limit: f
 
 def what_is_paid(contestants: dict[str, Reward]) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
     """What each contestant pays for exploits, and for right answers."""
-    exploits = {f"`{answer}`": (f"<answer>{answer}</answer>", _truth(*puzzle)) for answer, *puzzle in EXPLOITS}
+    exploits = {
+        f"`{answer}`": (f"<answer>{answer}</answer>", _truth(numbers, target)) for answer, numbers, target in EXPLOITS
+    }
     honest = {what: (completion, _truth([17, 5, 3], 15)) for completion, what in HONEST}
     exploits_paid, honest_paid = (
         {name: {who: pays(reward, *asked) for who, reward in contestants.items()} for name, asked in table.items()}

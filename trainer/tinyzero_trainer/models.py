@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from logging import CRITICAL, getLogger
 from pathlib import Path
 from typing import Any, cast
 
@@ -122,18 +123,17 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[st
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
     """No progress bars and no advice on standard error: our display owns the terminal."""
-    from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    hub_verbosity = hub_logging.get_verbosity()
+    hub = getLogger("huggingface_hub")
+    verbosity, bars, hub_level = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.level
     logging.set_verbosity_error()
-    hub_logging.set_verbosity(hub_logging.CRITICAL)  # its retries are warnings; the failure reaches the user as ours
+    hub.setLevel(CRITICAL)  # its retries are warnings; a failure reaches the user as ours
     transformers.utils.logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
-        hub_logging.set_verbosity(hub_verbosity)
+        hub.setLevel(hub_level)
         if bars:
             transformers.utils.logging.enable_progress_bar()
