@@ -26,7 +26,7 @@ lint: $(READY)  ## ruff and mypy
 	@$(BIN)/python -m mypy
 
 bench: $(READY)  ## measure the figures of benchmarks/README.md on this machine
-	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+	@for script in $(filter-out %/common.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
 
 clean:  ## remove the environment, builds and caches (not runs/)
 	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
