@@ -1,0 +1,12 @@
+"""What holds for every test."""
+
+import signal
+
+from hypothesis import settings
+
+# A busy machine is no fault of the code; what must be fast says so in a test of its own.
+settings.register_profile("tinyzero", deadline=None)
+settings.load_profile("tinyzero")
+
+# A shell starts what runs in its background with Ctrl-C ignored, and children inherit that; the tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
