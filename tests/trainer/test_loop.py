@@ -154,7 +154,7 @@ def test_a_run_killed_at_any_step_resumes_to_the_same_metrics(
     ("owner", "name", "call"),
     [
         slowly(loop, "evaluate", 1),  # before training
-        (loop, "evaluate", 3),  # at step 2: its line is not yet written
+        slowly(loop, "evaluate", 3),  # at step 2: its line is not yet written
         slowly(loop.MetricsLog, "append", 3),
         (loop.checkpoints, "save", 2),  # line 4 is written, checkpoint 4 is not
         (loop, "save_model", 2),  # amid a checkpoint
@@ -180,10 +180,10 @@ def test_a_run_killed_between_any_two_acts_resumes_to_the_same_metrics(
 @pytest.mark.parametrize(
     ("owner", "name", "call", "saved"),
     [
-        (roles.TorchEngine, "generate", 1, 0),  # the first evaluation
+        slowly(roles.TorchEngine, "generate", 1, 0),  # the first evaluation
         (loop, "generate", 3, 2),  # rollouts of step 3
         (roles.Policy, "update", 3, 3),  # an update is finished: half of one cannot be saved
-        (loop, "evaluate", 3, 2),  # the evaluation at step 2
+        slowly(loop, "evaluate", 3, 2),  # the evaluation at step 2
         slowly(loop.checkpoints, "save", 1, 2),
     ],
 )
