@@ -47,13 +47,13 @@ class Candidates:
 
 
 def read_candidates(task: "Task", split: Split, start: int, size: int, *, seed: int, test_share: float) -> Candidates:
-    """Ask `task` for the candidates start … start + size - 1 and keep those whose key belongs to `split`."""
+    """Ask `task` for the candidates start … start + size - 1 and keep those of `split`, by the hash of their key."""
     given = task.generate(split, size, seed=seed, start=start)
     items = list(islice(given, size))
     first: dict[str, int] = {}
     for row, item in enumerate(items):
         key = task.item_key(item)
-        if key not in first and split_of_key(key, test_share) == split:
+        if key not in first and (task.has_own_splits or split_of_key(key, test_share) == split):
             first[key] = row
     rows = list(first.values())
     return Candidates(

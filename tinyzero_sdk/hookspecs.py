@@ -5,7 +5,7 @@ A task is a module whose functions carry `@tinyzero_sdk.hookimpl`. An implementa
 arguments than its hook, never others; that is how the contract can grow without breaking a task.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pluggy
@@ -77,13 +77,23 @@ def oracle(answer: str, ground_truth: Json, options: Any) -> bool | None:
 
 
 @hookspec(firstresult=True)
+def grammar(item: Item) -> "Mapping[str, Sequence[str]]":
+    """Optional: rules of answers to the item, right and wrong ones, from which the fuzzer starts its search."""
+
+
+@hookspec(firstresult=True)
 def item_key(item: Item) -> str:
     """Optional: the item's canonical key, shared by items that are the same problem (default: of the ground truth)."""
 
 
 @hookspec(firstresult=True)
+def has_own_splits(options: Any) -> bool:
+    """Optional: whether `generate_dataset` keeps the splits apart itself, as a published data set does."""
+
+
+@hookspec(firstresult=True)
 def info() -> TaskInfo:
-    """Optional: description, ability and range of the reward."""
+    """Optional: description, ability, range of the reward, and the laws it does not keep."""
 
 
 @hookspec(firstresult=True)

@@ -79,7 +79,11 @@ class Task:
         self._solve = bind(hook.solve, options)
         self._demonstrate = bind(hook.demonstrate, options)
         self._oracle = bind(hook.oracle, options)
+        self._grammar = bind(hook.grammar, options)
         self._item_key = bind(hook.item_key, options)
+
+        self.has_own_splits = bool(self._call("has_own_splits", bind(hook.has_own_splits, options)))
+        """Whether the task keeps its splits apart itself; else the host divides them by the hash of the key."""
 
         self._guard = ScoreGuard(name, bind(hook.extract_answer, options), self._score, info.score_range)
         plugin_manager.register(self._guard, name="host")
@@ -192,6 +196,13 @@ class Task:
         """Whether the answer is right by the task's second method, or None where it cannot tell."""
         return self._call("oracle", self._oracle, answer, ground_truth)
 
+    def grammar(self, item: Item) -> Mapping[str, Sequence[str]] | None:
+        """Rules of answers to the item, or None where the task gives none; see `docs/hooks.md` for their form."""
+        rules = self._call("grammar", self._grammar, item)
+        if rules is not None and not (isinstance(rules, Mapping) and rules and all(map(_is_rule, rules.items()))):
+            raise self._refusal("grammar", rules, "a mapping from names to lists of str, none of them empty")
+        return rules
+
     def _text_or_none(self, hook: str, function: Callable[..., Any], *arguments: Any) -> str | None:
         text = self._call(hook, function, *arguments)
         if text is not None and not _is_text(text):
@@ -221,6 +232,12 @@ def _is_text(value: Any) -> bool:
         except UnicodeEncodeError:
             return False
     return True
+
+
+def _is_rule(rule: tuple[Any, Any]) -> bool:
+    name, productions = rule
+    is_list = isinstance(productions, list | tuple)
+    return isinstance(name, str) and is_list and bool(productions) and all(map(_is_text, productions))
 
 
 def _is_message(value: Any) -> bool:

@@ -100,6 +100,8 @@ def test_task_is_described(run, say):
         "description": "Say a [number].",
         "ability": "math",
         "score_range": [0.0, 1.0],
+        "waivers": {},
+        "unsafe_scorer": "",
         "options": [
             {"key": "task.size", "type": "int", "default": 3, "help": "How many [digits]."},
             {"key": "task.pair", "type": "[int, int]", "default": [1, 2], "help": ""},

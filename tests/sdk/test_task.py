@@ -137,6 +137,26 @@ def test_hook_info(write_task):
     assert load_task(write_task(extra=code)).info == TaskInfo("Say it.", score_range=(-1, 2))
 
 
+def test_hook_grammar(write_task):
+    assert load_task(write_task()).grammar(ITEM) is None
+    code = "@hookimpl\ndef grammar(item): return {'sum': ['<number> + 1'], 'number': [str(item.data['number'])]}"
+    assert load_task(write_task(extra=code)).grammar(ITEM)["sum"] == ["<number> + 1"]
+
+
+@pytest.mark.parametrize("rules", ["{}", "{'sum': []}", "{'sum': '1'}", "{'sum': [1]}", "[('sum', ['1'])]"])
+def test_a_grammar_of_another_form_is_refused(write_task, rules):
+    task = load_task(write_task(extra=f"@hookimpl\ndef grammar(item): return {rules}"))
+    with pytest.raises(BrokenTaskError, match="grammar returned"):
+        task.grammar(ITEM)
+
+
+def test_hook_has_own_splits(write_task):
+    split_by_hash = load_task(write_task())
+    own = load_task(write_task(name="own", extra="@hookimpl\ndef has_own_splits(): return True"))
+    assert [item.ground_truth for item in own.dataset("test", 3)] == [0, 1, 2]
+    assert [item.ground_truth for item in split_by_hash.dataset("test", 3)] != [0, 1, 2]
+
+
 def test_hook_options(write_task):
     task = load_task(write_task(extra=OPTIONS), options={"low": 5})
     assert (task.options.low, task.option_values) == (5, {"low": 5})
