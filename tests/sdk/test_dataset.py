@@ -93,6 +93,8 @@ class Numbers:
             return [Item(self.keys[place % len(self.keys)]) for place in range(start, start + size)]
         return [Item(key) for key in self.keys[start : start + size]]
 
+    has_own_splits = False
+
     def item_key(self, item: Item) -> str:
         return str(item.ground_truth)
 

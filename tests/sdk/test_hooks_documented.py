@@ -46,13 +46,14 @@ def test_hook_has_a_test(name):
 
 
 def test_the_examples_work(tmp_path, install):
-    task_code, options_code, wrapper_code = re.findall(r"^```python\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
-    (tmp_path / "say.py").write_text(f"{task_code}\n{options_code}", encoding="utf-8")
+    *task_code, wrapper_code = re.findall(r"^```python\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
+    (tmp_path / "say.py").write_text("\n".join(task_code), encoding="utf-8")
     wrapper_code += "\n@hookimpl\ndef score_wrappers(): return {'punish': PunishLength}"
     install("tz-punish", modules={"punish_module": wrapper_code}, plugins={"punish": "punish_module"})
 
     task = load_task(tmp_path / "say.py", options={"digits": 3}, wrappers=["punish"])
     [item] = task.dataset("train", 1)
     assert task.make_prompt(item).startswith("Write the number")
+    assert next(iter(task.grammar(item))) == "sum"
     right = Completion(f"<answer>{item.ground_truth}</answer>", token_count=100)
     assert (task.score_completion(right, item.ground_truth).value, task.error_count) == (0.9, 0)
