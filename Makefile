@@ -15,7 +15,7 @@ train: $(READY)  ## train the tiny model on countdown, into a new directory unde
 	@$(BIN)/tinyzero train --task countdown
 
 test: $(READY)  ## the fast tests: all that are not marked slow or gpu
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto
 
 slow: $(READY)  ## the slow tests
 	@$(BIN)/python -m pytest -m "slow and not gpu"
