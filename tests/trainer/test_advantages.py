@@ -1,44 +1,151 @@
+"""Each estimator against its paper's equation, written out completion by completion in Python floats."""
+
+import math
+import statistics
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_trainer.advantages import group_advantages
+from tinyzero_trainer.advantages import ESTIMATORS, Outcome, gae, whiten
 
-rewards = st.integers(2, 6).flatmap(
-    lambda samples: st.lists(
-        st.lists(st.floats(-10, 10, width=32), min_size=samples, max_size=samples), min_size=1, max_size=5
+real = st.floats(-3, 3, width=32)
+
+
+@st.composite
+def outcomes(draw: st.DrawFn) -> Outcome:
+    groups, size = draw(st.integers(1, 4)), draw(st.integers(2, 5))
+    count = groups * size
+    lengths = draw(st.lists(st.integers(1, 6), min_size=count, max_size=count))
+    tokens = sum(lengths)
+
+    def some(number: int) -> torch.Tensor:
+        return torch.tensor(draw(st.lists(real, min_size=number, max_size=number)), dtype=torch.float64)
+
+    return Outcome(
+        rewards=some(count),
+        lengths=torch.tensor(lengths),
+        group_size=size,
+        penalties=some(tokens) if draw(st.booleans()) else None,
+        values=some(tokens),
+        greedy_rewards=some(groups),
+        discount=draw(st.sampled_from([1.0, 0.9])),
+        trace_decay=draw(st.sampled_from([1.0, 0.95, 0.0])),
     )
-)
 
 
-@given(rewards)
-def test_advantages_of_a_group_sum_to_zero_and_are_finite(values: list[list[float]]) -> None:
-    for normalize in (True, False):
-        advantages = group_advantages(torch.tensor(values), normalize_by_std=normalize)
-        assert advantages.isfinite().all()
-        assert advantages.sum(dim=1).abs().max() < 1e-3
+def token_rewards(outcome: Outcome) -> list[list[float]]:
+    """[completions][tokens] r_t: minus the penalty, and the score at the end."""
+    rows, place = [], 0
+    for reward, length in zip(outcome.rewards.tolist(), outcome.lengths.tolist(), strict=True):
+        penalties = [0.0] * length if outcome.penalties is None else outcome.penalties[place : place + length].tolist()
+        rows.append([-penalty for penalty in penalties])
+        rows[-1][-1] += reward
+        place += length
+    return rows
 
 
-@pytest.mark.parametrize("normalize", [True, False])
+def returns(outcome: Outcome) -> list[list[float]]:
+    """Σ_k γ^k r_{t+k}, the definition itself."""
+    gamma = outcome.discount
+    return [
+        [sum(gamma**k * reward for k, reward in enumerate(row[start:])) for start in range(len(row))]
+        for row in token_rewards(outcome)
+    ]
+
+
+def by_group(outcome: Outcome) -> list[list[float]]:
+    """[groups][samples] everything a completion earned."""
+    earned = [sum(row) for row in token_rewards(outcome)]
+    return [earned[start : start + outcome.group_size] for start in range(0, len(earned), outcome.group_size)]
+
+
+def whitened(values: list[float]) -> list[float]:
+    if len(values) < 2:
+        return [0.0] * len(values)
+    mean, variance = statistics.fmean(values), statistics.variance(values)
+    return [(value - mean) / math.sqrt(variance + 1e-8) for value in values]
+
+
+def spread(outcome: Outcome, by_completion: list[float]) -> list[float]:
+    return [value for value, length in zip(by_completion, outcome.lengths.tolist(), strict=True) for _ in range(length)]
+
+
+def reference(name: str, outcome: Outcome) -> list[float]:
+    groups, n = by_group(outcome), outcome.group_size
+    if name == "grpo":
+        scaled = [(r - statistics.fmean(g)) / (statistics.stdev(g) + 1e-6) for g in groups for r in g]
+        return spread(outcome, scaled)
+    if name == "dr_grpo":
+        return spread(outcome, [r - statistics.fmean(g) for g in groups for r in g])
+    if name == "rloo":
+        others = [r - (sum(g) - r) / (n - 1) for g in groups for r in g]
+        return spread(outcome, others)
+    if name == "reinforce_pp":
+        return whitened([value for row in returns(outcome) for value in row])
+    if name == "reinforce_pp_baseline":
+        return whitened(reference("dr_grpo", outcome))
+    if name == "remax":
+        greedy = outcome.greedy_rewards.tolist()
+        return [value - greedy[index // n] for index, row in enumerate(returns(outcome)) for value in row]
+    assert name == "gae"
+    return [value for row in gae_rows(outcome) for value in row]
+
+
+def gae_rows(outcome: Outcome) -> list[list[float]]:
+    """A_t = Σ_k (γλ)^k δ_{t+k}."""
+    rows, place, gamma, decay = [], 0, outcome.discount, outcome.discount * outcome.trace_decay
+    for rewards in token_rewards(outcome):
+        values = [*outcome.values[place : place + len(rewards)].tolist(), 0.0]
+        place += len(rewards)
+        deltas = [reward + gamma * values[t + 1] - values[t] for t, reward in enumerate(rewards)]
+        rows.append([sum(decay**k * d for k, d in enumerate(deltas[t:])) for t in range(len(deltas))])
+    return rows
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@given(outcome=outcomes())
+def test_an_estimator_is_its_papers_equation(name: str, outcome: Outcome) -> None:
+    groups = by_group(outcome)
+    if name != "gae" and any(0 < statistics.pstdev(group) < 1e-5 for group in groups):
+        return  # division by almost nothing: both are noise
+    expected = reference(name, outcome)
+    if "reinforce_pp" in name and statistics.pstdev(expected) < 0.5:
+        return  # likewise, whitening of a constant
+    assert ESTIMATORS[name](outcome).tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+@given(outcomes())
+def test_gae_without_decay_is_return_minus_value(outcome: Outcome) -> None:
+    plain = Outcome(outcome.rewards, outcome.lengths, outcome.group_size, outcome.penalties, outcome.values)
+    expected = [value for row in returns(plain) for value in row]
+    assert (gae(plain) + outcome.values).tolist() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 1 / 3])
-def test_a_group_of_equal_rewards_has_no_advantage(normalize: bool, reward: float) -> None:
-    assert not group_advantages(torch.full((2, 7), reward), normalize_by_std=normalize).any()
+def test_a_group_of_equal_rewards_has_no_advantage(name: str, reward: float) -> None:
+    outcome = Outcome(torch.full((14,), reward), torch.randint(1, 5, (14,)), group_size=7)
+    assert not ESTIMATORS[name](outcome).any()
 
 
-def test_advantages_are_the_papers_formula() -> None:
-    group = torch.tensor([[1.0, 0.0, 0.0, 0.5]], dtype=torch.float64)
-    values = group[0].tolist()
-    mean = sum(values) / 4
-    std = (sum((value - mean) ** 2 for value in values) / 3) ** 0.5
-    expected = [(value - mean) / (std + 1e-6) for value in values]
-    assert group_advantages(group, normalize_by_std=True)[0].tolist() == pytest.approx(expected, abs=1e-12)
-    unscaled = [value - mean for value in values]
-    assert group_advantages(group, normalize_by_std=False)[0].tolist() == pytest.approx(unscaled, abs=1e-12)
+def test_a_group_of_one_keeps_its_reward() -> None:
+    outcome = Outcome(torch.tensor([0.5, -1.0]), torch.tensor([1, 2]), group_size=1)
+    assert ESTIMATORS["grpo"](outcome).tolist() == [0.5, -1.0, -1.0]
 
 
-def test_groups_do_not_see_each_other() -> None:
-    group = torch.tensor([[1.0, 0.0, 0.25]])
-    alone = group_advantages(group, normalize_by_std=True)
-    together = group_advantages(torch.cat([torch.tensor([[5.0, -5.0, 0.0]]), group]), normalize_by_std=True)
-    assert torch.equal(together[1:], alone)
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "remax"])
+def test_groups_do_not_see_each_other(name: str) -> None:
+    def estimate(rewards: list[float], greedy: list[float]) -> list[float]:
+        lengths = torch.ones(len(rewards), dtype=torch.long)
+        return ESTIMATORS[name](
+            Outcome(torch.tensor(rewards), lengths, group_size=3, greedy_rewards=torch.tensor(greedy))
+        ).tolist()
+
+    assert estimate([5.0, -5.0, 0.0, 1.0, 0.0, 0.25], [1.0, 0.5])[3:] == estimate([1.0, 0.0, 0.25], [0.5])
+
+
+def test_whitening_a_constant_gives_zeros() -> None:
+    assert whiten(torch.full((5,), 3.0)).tolist() == [0.0] * 5
+    assert whiten(torch.tensor([3.0])).tolist() == [0.0]

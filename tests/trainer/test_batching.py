@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.batching import completion_token_count, micro_batches, mini_batch_rows
+from tinyzero_trainer.batching import micro_batches, mini_batch_rows
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 
 CPU = torch.device("cpu")
@@ -29,27 +29,23 @@ def test_mini_batches_cover_every_row_once_in_whole_groups(prompts: int, samples
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30), st.booleans()), min_size=1, max_size=20),
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=20),
     st.integers(1, 120),
 )
-def test_micro_batches_hold_every_counting_token_once_within_the_budget(
-    shapes: list[tuple[int, int, bool]], budget: int
-) -> None:
-    samples = [make_sample(prompt, completion, masked=masked) for prompt, completion, masked in shapes]
-    advantages = [float(row) for row in range(len(samples))]
-    batches = list(micro_batches(samples, advantages, token_budget=budget, pad_id=0, device=CPU))
-    assert sum(len(batch.targets) for batch in batches) == completion_token_count(samples)
-    seen = [value for batch in batches for value in batch.advantages.tolist()]
-    counting = [(row, sample) for row, sample in enumerate(samples) if not sample.score.masked]
-    expected = [float(row) for row, sample in counting for _ in sample.rollout.token_ids]
-    assert sorted(seen) == expected
+def test_micro_batches_hold_every_token_once_within_the_budget(shapes: list[tuple[int, int]], budget: int) -> None:
+    samples = [make_sample(prompt, completion) for prompt, completion in shapes]
+    batches = list(micro_batches(samples, token_budget=budget, pad_id=0, device=CPU))
+    assert sorted(row for batch in batches for row in batch.rows) == list(range(len(samples)))
+    for batch in batches:
+        targets = [token for row in batch.rows for token in samples[row].rollout.token_ids]
+        assert batch.targets.tolist() == targets
+        assert batch.lengths.tolist() == [len(samples[row].rollout.token_ids) for row in batch.rows]
     assert all(batch.tokens.numel() <= budget or len(batch.tokens) == 1 for batch in batches)
 
 
 def test_each_position_that_counts_predicts_its_target() -> None:
     samples = [make_sample(3, 2), make_sample(1, 5)]
-    (batch,) = micro_batches(samples, [1.0, -1.0], token_budget=1000, pad_id=0, device=CPU)
+    (batch,) = micro_batches(samples, token_budget=1000, pad_id=0, device=CPU)
     following = torch.roll(batch.tokens, -1, dims=1)
     assert torch.equal(following[batch.predicts], batch.targets)
-    assert torch.equal(batch.old_logprobs, -batch.targets / 1000)
-    assert batch.mask.sum().item() == sum(3 + 2 for _ in "a") + 6
+    assert batch.mask.sum().item() == 3 + 2 + 1 + 5

@@ -1,83 +1,152 @@
+"""Each policy loss and aggregation against its paper's equation, in Python floats and by finite differences."""
+
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_trainer.losses import clipped_policy_loss, entropy_of, exact_divergence, k3_divergence
+from tinyzero_trainer import ragged
+from tinyzero_trainer.losses import POLICY_LOSSES, Surroundings, token_weights, value_loss
 
-logprob = st.floats(-30, 0)
+LOW, HIGH = 0.2, 0.28
+MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+real = st.floats(-1.5, 1.5)
 
 
-@given(logprob, logprob, st.floats(-3, 3))
-def test_clipped_loss_is_the_papers_minimum(new: float, old: float, advantage: float) -> None:
-    low, high = 0.2, 0.28
-    ratio = math.exp(min(20, max(-20, new - old)))
-    expected = -min(ratio * advantage, min(1 + high, max(1 - low, ratio)) * advantage)
-    args = [torch.tensor([value], dtype=torch.float64) for value in (new, old, advantage)]
-    result = clipped_policy_loss(*args, clip_low=low, clip_high=high)
-    assert result.loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[torch.Tensor, Surroundings]:
+    lengths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    tokens = sum(lengths)
+
+    def some() -> torch.Tensor:
+        return torch.tensor(draw(st.lists(real, min_size=tokens, max_size=tokens)), dtype=torch.float64)
+
+    dual_clip = draw(st.sampled_from([None, 3.0]))
+    given = Surroundings(some() - 2, some(), torch.tensor(lengths), LOW, HIGH, dual_clip)
+    return some() - 2, given
+
+
+def rows(values: torch.Tensor, lengths: torch.Tensor) -> list[list[float]]:
+    return [part.tolist() for part in values.split(lengths.tolist())]
+
+
+def clip(ratio: float) -> float:
+    return min(1 + HIGH, max(1 - LOW, ratio))
+
+
+def surrogate(ratio: float, advantage: float, dual_clip: float | None) -> float:
+    """What PPO maximises."""
+    value = min(ratio * advantage, clip(ratio) * advantage)
+    return max(value, dual_clip * advantage) if dual_clip is not None and advantage < 0 else value
+
+
+def reference(name: str, logprobs: torch.Tensor, given: Surroundings, mode: str, at: torch.Tensor) -> float:
+    """The mini-batch's loss; what a loss holds constant is computed from `at` instead of `logprobs`."""
+    by_completion = []
+    columns = (logprobs, given.old_logprobs, given.advantages, at)
+    for new, old, advantages, fixed in zip(*(rows(column, given.lengths) for column in columns), strict=True):
+        ratios = [math.exp(n - o) for n, o in zip(new, old, strict=True)]
+        if name == "gspo":
+            ratios = [math.exp(sum(n - o for n, o in zip(new, old, strict=True)) / len(new))] * len(new)
+        if name in ("ppo", "gspo"):
+            losses = [-surrogate(r, a, given.dual_clip) for r, a in zip(ratios, advantages, strict=True)]
+        else:
+            constant = [clip(math.exp(f - o)) if name == "cispo" else 1.0 for f, o in zip(fixed, old, strict=True)]
+            losses = [-c * a * n for c, a, n in zip(constant, advantages, new, strict=True)]
+        by_completion.append(losses)
+    return aggregate(by_completion, mode)
+
+
+def aggregate(by_completion: list[list[float]], mode: str) -> float:
+    count, total = len(by_completion), sum(map(sum, by_completion))
+    return {
+        "token-mean": total / sum(map(len, by_completion)),
+        "seq-mean-token-mean": sum(sum(losses) / len(losses) for losses in by_completion) / count,
+        "seq-mean-token-sum": total / count,
+        "seq-mean-token-sum-norm": total / count / 16,
+    }[mode]
+
+
+def ours(name: str, logprobs: torch.Tensor, given: Surroundings, mode: str) -> torch.Tensor:
+    weights = token_weights(given.lengths, mode, max_tokens=16).double()
+    return (ragged.spread(weights, given.lengths) * POLICY_LOSSES[name](logprobs, given).loss).sum()
+
+
+def slope(function: Callable[[torch.Tensor], float], at: torch.Tensor) -> list[float]:
+    """Central differences."""
+    steps = 1e-6 * torch.eye(len(at), dtype=at.dtype)
+    return [(function(at + step) - function(at - step)) / 2e-6 for step in steps]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+@given(batch=batches())
+def test_value_is_the_papers_equation(name: str, mode: str, batch: tuple[torch.Tensor, Surroundings]) -> None:
+    logprobs, surroundings = batch
+    value = ours(name, logprobs, surroundings, mode)
+    assert value.item() == pytest.approx(reference(name, logprobs, surroundings, mode, logprobs), rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_gradient_is_the_papers_equation(name: str) -> None:
+    # GSPO's sequence-level loss is what this aggregation of it is; with others its tokens share unequally.
+    mode, generator = "seq-mean-token-mean", torch.Generator().manual_seed(0)
+    for dual_clip in (None, 3.0):
+        lengths = torch.randint(1, 7, (40,), generator=generator)
+        tokens = int(lengths.sum())
+        old, new, advantages = (torch.randn(tokens, generator=generator, dtype=torch.float64) for _ in range(3))
+        if name == "gspo":  # one advantage a completion, as in the paper
+            advantages = ragged.spread(advantages[: len(lengths)], lengths)
+        surroundings = Surroundings(old - 2, advantages, lengths, LOW, HIGH, dual_clip)
+        logprobs = (old + 0.6 * new - 2).requires_grad_()
+        ours(name, logprobs, surroundings, mode).backward()
+        fixed = logprobs.detach()
+        expected = slope(lambda at: reference(name, at, surroundings, mode, fixed), fixed)  # noqa: B023
+        assert logprobs.grad is not None
+        assert logprobs.grad.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_a_step_down_the_loss_makes_good_tokens_likelier(name: str) -> None:
+    logits = torch.zeros(2, 5, requires_grad=True)
+    logprobs = torch.log_softmax(logits, dim=-1)[:, 2]
+    surroundings = Surroundings(logprobs.detach(), torch.tensor([1.0, -1.0]), torch.tensor([1, 1]), LOW, HIGH)
+    POLICY_LOSSES[name](logprobs, surroundings).loss.sum().backward()
+    assert logits.grad is not None
+    good, bad = (torch.log_softmax(logits - logits.grad, dim=-1)[:, 2] - logprobs).tolist()
+    assert good > 0 > bad
 
 
 def test_clip_takes_the_gradient_away_only_where_the_policy_has_gone_far_enough() -> None:
     # (log-ratio, advantage) → whether the token still pulls
     cases = [(0.5, 1.0, False), (-0.5, 1.0, True), (0.5, -1.0, True), (-0.5, -1.0, False), (0.0, 1.0, True)]
     logprobs = torch.tensor([case[0] for case in cases], requires_grad=True)
-    advantages = torch.tensor([case[1] for case in cases])
-    result = clipped_policy_loss(logprobs, torch.zeros(len(cases)), advantages, clip_low=0.2, clip_high=0.2)
+    advantages, ones = torch.tensor([case[1] for case in cases]), torch.ones(len(cases), dtype=torch.long)
+    result = POLICY_LOSSES["ppo"](logprobs, Surroundings(torch.zeros(len(cases)), advantages, ones, 0.2, 0.2))
     result.loss.sum().backward()
     assert logprobs.grad is not None
     assert (logprobs.grad != 0).tolist() == [case[2] for case in cases]
     assert result.clipped.tolist() == [not case[2] for case in cases]
 
 
-def test_a_step_down_the_loss_makes_good_tokens_likelier() -> None:
-    logits = torch.zeros(1, 5, requires_grad=True)
-    logprobs = torch.log_softmax(logits, dim=-1)[:, 2]
-    clipped_policy_loss(
-        logprobs, logprobs.detach(), torch.tensor([1.0]), clip_low=0.2, clip_high=0.2
-    ).loss.sum().backward()
-    assert logits.grad is not None
-    assert torch.log_softmax(logits - logits.grad, dim=-1)[0, 2] > logprobs.item()
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_are_those_of_the_whole_mini_batch(mode: str) -> None:
+    lengths = torch.tensor([3, 1, 5])
+    losses = [[1.0, -2.0, 0.5], [4.0], [0.1, 0.2, 0.3, -0.4, 0.5]]
+    weights = token_weights(lengths, mode, max_tokens=16).tolist()
+    total = sum(weight * sum(row) for weight, row in zip(weights, losses, strict=True))
+    assert total == pytest.approx(aggregate(losses, mode), abs=1e-6)
 
 
-@pytest.mark.parametrize("estimator", ["exact", "k3"])
-def test_a_step_on_the_kl_loss_alone_lowers_the_kl(estimator: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    reference = torch.log_softmax(torch.randn(64, 7, generator=generator), dim=-1)
-    logits = torch.randn(64, 7, generator=generator, requires_grad=True)
-
-    def exact(values: torch.Tensor) -> float:
-        return exact_divergence(torch.log_softmax(values, dim=-1), reference).sum().item()
-
-    distribution = torch.log_softmax(logits, dim=-1)
-    if estimator == "exact":
-        exact_divergence(distribution, reference).sum().backward()
-    else:
-        tokens = torch.multinomial(distribution.exp().detach(), 1, generator=generator)
-        k3_divergence(distribution.gather(1, tokens)[:, 0], reference.gather(1, tokens)[:, 0]).sum().backward()
-    assert logits.grad is not None
-    assert exact(logits.detach() - 0.1 * logits.grad) < exact(logits.detach())
-
-
-@given(logprob, logprob)
-def test_k3_is_never_negative_and_is_bounded(new: float, reference: float) -> None:
-    value = k3_divergence(torch.tensor([new]), torch.tensor([reference])).item()
-    assert -1e-6 <= value <= 10  # rounding
-
-
-def test_k3_estimates_the_divergence_without_bias() -> None:
-    generator = torch.Generator().manual_seed(1)
-    policy = torch.log_softmax(torch.randn(1, 6, generator=generator, dtype=torch.float64), dim=-1)
-    reference = torch.log_softmax(torch.randn(1, 6, generator=generator, dtype=torch.float64), dim=-1)
-    expectation = (policy.exp() * k3_divergence(policy, reference)).sum()
-    assert expectation.item() == pytest.approx(exact_divergence(policy, reference).item(), abs=1e-12)
-
-
-def test_exact_divergence_and_entropy_are_torchs() -> None:
-    generator = torch.Generator().manual_seed(2)
-    left, right = (torch.distributions.Categorical(logits=torch.randn(5, 9, generator=generator)) for _ in range(2))
-    expected = torch.distributions.kl_divergence(left, right)
-    assert torch.allclose(exact_divergence(left.logits, right.logits), expected, atol=1e-6)
-    assert torch.allclose(entropy_of(left.logits), left.entropy(), atol=1e-6)
+@given(st.lists(st.tuples(real, real, real), min_size=1, max_size=6))
+def test_value_loss_is_the_papers_maximum(triples: list[tuple[float, float, float]]) -> None:
+    values, old, returns = (torch.tensor(column, dtype=torch.float64) for column in zip(*triples, strict=True))
+    loss, clipped = value_loss(values, old, returns, clip=0.5)
+    for index, (value, before, target) in enumerate(triples):
+        bounded = min(before + 0.5, max(before - 0.5, value))
+        free, held = (value - target) ** 2, (bounded - target) ** 2
+        assert loss[index].item() == pytest.approx(max(free, held) / 2, abs=1e-12)
+        assert clipped[index].item() == (held > free)

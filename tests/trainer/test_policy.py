@@ -5,7 +5,10 @@ import pytest
 import torch
 
 from tests.trainer.samples import ragged_samples, token_logprobs
+from tinyzero_trainer import ragged
+from tinyzero_trainer.batching import completion_lengths
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
+from tinyzero_trainer.experience import Experience
 from tinyzero_trainer.models import LanguageModel, from_parts
 from tinyzero_trainer.policy import Policy, UpdateError
 from tinyzero_trainer.records import Sample
@@ -19,11 +22,19 @@ def make_policy(
     reference = copy.deepcopy(language_model.model).requires_grad_(False) if kl else None
     return Policy(
         language_model,
-        algorithm=AlgorithmConfig(kl_coefficient=kl, kl_estimator="exact"),
+        algorithm=AlgorithmConfig(kl_coefficient=kl, kl_estimator="exact" if kl else "k3"),
         optimizer=OptimizerConfig(**{**SGD_LIKE, **optimizer}),  # type: ignore[arg-type]
         temperature=temperature,
+        max_tokens=32,
         reference=reference,
     )
+
+
+def as_experience(samples: list[Sample], advantages: list[float]) -> Experience:
+    """One advantage a completion; the old policy is what the samples were drawn from."""
+    lengths = completion_lengths(samples)
+    old = torch.tensor([value for sample in samples for value in sample.rollout.logprobs])
+    return Experience(samples, lengths, old, ragged.spread(torch.tensor(advantages), lengths))
 
 
 def gradient_after(
@@ -31,7 +42,9 @@ def gradient_after(
 ) -> torch.Tensor:
     """The gradient of one mini-batch, flattened; the update itself is undone."""
     before = copy.deepcopy(language_model.model.state_dict())
-    make_policy(language_model, kl=0.1, **optimizer).update(samples, advantages, group_size=1, step=1)
+    make_policy(language_model, kl=0.1, **optimizer).update(
+        as_experience(samples, advantages), group_size=1, step=1, kl_coefficient=0.1
+    )
     gradient = torch.cat([parameter.grad.flatten() for parameter in language_model.model.parameters()])
     language_model.model.load_state_dict(before)
     return gradient
@@ -80,7 +93,7 @@ def test_masked_samples_count_neither_above_nor_below_the_fraction(toy_model: La
 def test_good_completions_become_likelier(toy_model: LanguageModel) -> None:
     samples = ragged_samples(toy_model)
     advantages = [1.0, -1.0, 1.0, -1.0] * 3
-    metrics = make_policy(toy_model).update(samples, advantages, group_size=4, step=1)
+    metrics = make_policy(toy_model).update(as_experience(samples, advantages), group_size=4, step=1)
     toy_model.model.eval()
     gains = [
         sum(token_logprobs(toy_model, sample.prompt.token_ids, sample.rollout.token_ids)) - sum(sample.rollout.logprobs)
@@ -97,14 +110,17 @@ def test_the_kl_term_pulls_back_to_the_reference(toy_model: LanguageModel) -> No
     with torch.no_grad():
         for parameter in toy_model.model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
-    losses = [policy.update(samples, [0.0] * 12, group_size=4, step=1)["actor/kl_loss"] for _ in range(5)]
+    losses = [
+        policy.update(as_experience(samples, [0.0] * 12), group_size=4, step=1, kl_coefficient=1.0)["actor/kl_loss"]
+        for _ in range(5)
+    ]
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0]
 
 
 def test_every_mini_batch_is_an_update_and_the_rate_warms_up(toy_model: LanguageModel) -> None:
     policy = make_policy(toy_model, mini_batches=3, warmup_steps=10)
-    metrics = policy.update(ragged_samples(toy_model), [1.0, -1.0, 0.0, 0.0] * 3, group_size=4, step=2)
+    metrics = policy.update(as_experience(ragged_samples(toy_model), [1.0, -1.0, 0.0, 0.0] * 3), group_size=4, step=2)
     assert metrics["actor/lr"] == pytest.approx(2e-4)
     states = policy._optimizer.state.values()
     assert {int(state["step"]) for state in states} == {3}
@@ -116,14 +132,16 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_stops_the_run_in_the_end(t
     before = copy.deepcopy(toy_model.model.state_dict())
     poison = [float("nan")] + [0.0] * 11
     for _ in range(2):
-        assert policy.update(samples, poison, group_size=4, step=1)["actor/skipped_updates"] == 1
-    policy.update(samples, [1.0, -1.0, 0.0, 0.0] * 3, group_size=4, step=1)  # a sound one starts the count anew
+        assert policy.update(as_experience(samples, poison), group_size=4, step=1)["actor/skipped_updates"] == 1
+    policy.update(
+        as_experience(samples, [1.0, -1.0, 0.0, 0.0] * 3), group_size=4, step=1
+    )  # a sound one starts the count anew
     after = copy.deepcopy(toy_model.model.state_dict())
     assert any(not torch.equal(before[name], after[name]) for name in before)
     for _ in range(2):
-        policy.update(samples, poison, group_size=4, step=1)
+        policy.update(as_experience(samples, poison), group_size=4, step=1)
     with pytest.raises(UpdateError, match="3 updates in a row"):
-        policy.update(samples, poison, group_size=4, step=1)
+        policy.update(as_experience(samples, poison), group_size=4, step=1)
     assert all(torch.equal(after[name], value) for name, value in toy_model.model.state_dict().items())
 
 
@@ -132,19 +150,19 @@ def test_a_batch_without_counting_tokens_changes_nothing(toy_model: LanguageMode
 
     before = copy.deepcopy(toy_model.model.state_dict())
     samples = [replace(sample, score=replace(sample.score, masked=True)) for sample in ragged_samples(toy_model)]
-    make_policy(toy_model).update(samples, [1.0] * 12, group_size=4, step=1)
+    make_policy(toy_model).update(as_experience(samples, [1.0] * 12), group_size=4, step=1)
     assert all(torch.equal(before[name], value) for name, value in toy_model.model.state_dict().items())
 
 
 def test_a_restored_optimiser_goes_on_bit_for_bit(toy_model: LanguageModel, tmp_path: Path) -> None:
     samples, advantages = ragged_samples(toy_model), [1.0, -1.0, 0.5, -0.5] * 3
     policy = make_policy(toy_model)
-    policy.update(samples, advantages, group_size=4, step=1)
+    policy.update(as_experience(samples, advantages), group_size=4, step=1)
     policy.save(tmp_path)
     twin = from_parts("twin", copy.deepcopy(toy_model.model), toy_model.tokenizer)
     restored = make_policy(twin)
     restored.load(tmp_path)
     for each in (policy, restored):
-        each.update(samples, advantages, group_size=4, step=2)
+        each.update(as_experience(samples, advantages), group_size=4, step=2)
     for left, right in zip(toy_model.model.parameters(), twin.model.parameters(), strict=True):
         assert torch.equal(left, right)

@@ -26,11 +26,11 @@ class MicroBatch:
     targets: Tensor
     """[tokens] the completion tokens, in the order in which `predicts` selects."""
 
-    old_logprobs: Tensor
-    """[tokens] their log-probabilities when they were sampled."""
+    rows: list[int]
+    """The completions' places in what the micro-batch was made from."""
 
-    advantages: Tensor
-    """[tokens] the advantage of the completion that each belongs to."""
+    lengths: Tensor
+    """[sequences] completion tokens of each."""
 
 
 def mini_batch_rows(prompts: int, samples: int, mini_batches: int) -> list[range]:
@@ -44,36 +44,34 @@ def mini_batch_rows(prompts: int, samples: int, mini_batches: int) -> list[range
     return [range(start, end) for start, end in pairwise(bounds)]
 
 
-def completion_token_count(samples: Sequence[Sample]) -> int:
-    """Tokens that count in the loss: the global normaliser of a mini-batch."""
-    return sum(len(sample.rollout.token_ids) for sample in samples if not sample.score.masked)
+def completion_lengths(samples: Sequence[Sample]) -> Tensor:
+    """[completions] generated tokens of each."""
+    return torch.tensor([len(sample.rollout.token_ids) for sample in samples], dtype=torch.long)
 
 
 def micro_batches(
-    samples: Sequence[Sample], advantages: Sequence[float], *, token_budget: int, pad_id: int, device: torch.device
+    samples: Sequence[Sample], *, token_budget: int, pad_id: int, device: torch.device
 ) -> Iterator[MicroBatch]:
     """Groups of sequences of like length whose padded size stays within the budget (a longer one goes alone).
 
     Args:
-        samples: the mini-batch; masked ones are left out.
-        advantages: one a sample.
+        samples: the mini-batch.
         token_budget: sequences × longest length, at most.
         pad_id: token that fills up.
         device: where the tensors go.
     """
-    rows = [row for row, sample in enumerate(samples) if not sample.score.masked]
-    rows.sort(key=lambda row: _length(samples[row]), reverse=True)
+    rows = sorted(range(len(samples)), key=lambda row: _length(samples[row]), reverse=True)
     while rows:
         count = max(1, token_budget // _length(samples[rows[0]]))
         chosen, rows = rows[:count], rows[count:]
-        yield _pad([samples[row] for row in chosen], [advantages[row] for row in chosen], pad_id, device)
+        yield _pad([samples[row] for row in chosen], chosen, pad_id, device)
 
 
 def _length(sample: Sample) -> int:
     return len(sample.prompt.token_ids) + len(sample.rollout.token_ids)
 
 
-def _pad(samples: Sequence[Sample], advantages: Sequence[float], pad_id: int, device: torch.device) -> MicroBatch:
+def _pad(samples: Sequence[Sample], rows: list[int], pad_id: int, device: torch.device) -> MicroBatch:
     longest = max(map(_length, samples))
     tokens = torch.full((len(samples), longest), pad_id)
     mask = torch.zeros((len(samples), longest), dtype=torch.long)
@@ -84,12 +82,11 @@ def _pad(samples: Sequence[Sample], advantages: Sequence[float], pad_id: int, de
         tokens[row, :end] = torch.tensor(prompt + completion)
         mask[row, :end] = 1
         predicts[row, len(prompt) - 1 : end - 1] = True
-    lengths = torch.tensor([len(sample.rollout.token_ids) for sample in samples])
     return MicroBatch(
         tokens=tokens.to(device),
         mask=mask.to(device),
         predicts=predicts.to(device),
         targets=torch.tensor([token for sample in samples for token in sample.rollout.token_ids], device=device),
-        old_logprobs=torch.tensor([value for sample in samples for value in sample.rollout.logprobs], device=device),
-        advantages=torch.tensor(advantages, dtype=torch.float32).repeat_interleave(lengths).to(device),
+        rows=rows,
+        lengths=completion_lengths(samples).to(device),
     )

@@ -95,27 +95,82 @@ class RolloutConfig:
     """Sequences generated at a time; bounds the memory of the KV cache."""
 
 
+COMPARES_SAMPLES = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
+"""Advantages that compare the completions of a prompt with each other."""
+
+DISCOUNTS = ("reinforce_pp", "remax")
+"""Advantages that give each token the return from it on."""
+
+
 @dataclass(frozen=True)
 class AlgorithmConfig:
-    """From rewards to a loss."""
+    """From rewards to a loss. A setting that has no effect under the others is refused."""
 
-    advantage: Literal["grpo"] = "grpo"
-    """`grpo` = reward minus the mean of its group (arXiv 2402.03300)."""
+    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "remax"] = "grpo"
+    """What a completion is compared with; each is a function of that name in `advantages.py`, with its paper."""
 
-    normalize_by_std: bool = True
-    """Divide the advantages of a group by their standard deviation plus 1e-6."""
+    discount: Annotated[float, Gt(0), Le(1)] = 1.0
+    """γ: what a reward one token later is worth now."""
 
-    clip_low: PositiveFloat = 0.2
-    """PPO clip below: the ratio counts down to 1 - clip_low."""
+    policy_loss: str = "ppo"
+    """`ppo` (clipped surrogate), `gspo` (one ratio a completion), `cispo` (clipped weights), `reinforce`."""
+
+    aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
+        "token-mean"
+    )
+    """How the tokens of a mini-batch are weighted; `-norm` divides by rollout.max_tokens instead of the length."""
+
+    clip_low: Annotated[float, Gt(0), Le(1)] = 0.2
+    """The ratio counts down to 1 - clip_low."""
 
     clip_high: PositiveFloat = 0.2
-    """PPO clip above: the ratio counts up to 1 + clip_high."""
+    """The ratio counts up to 1 + clip_high."""
+
+    dual_clip: Annotated[float, Gt(1), Lt(math.inf)] | None = None
+    """With a negative advantage the loss stays below this times it; none = without."""
 
     kl_coefficient: NonNegativeFloat = 0.0
-    """Weight of the KL divergence to the starting model in the loss; 0 = no reference model is loaded."""
+    """Weight of the KL divergence to the starting model; 0 = no reference model is loaded."""
 
-    kl_estimator: Literal["exact", "k3"] = "k3"
-    """`k3` = from the sampled token alone (low variance, unbiased); `exact` = over the whole vocabulary."""
+    kl_estimator: Literal["exact", "k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"] = "k3"
+    """From the sampled token alone; a `+` gives it k2's gradient. `exact` = over the whole vocabulary."""
+
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Whether the KL is added to the loss, or taken off each token's reward."""
+
+    kl_target: PositiveFloat | None = None
+    """The coefficient adapts so that the KL a token stays near this; none = the coefficient is fixed."""
+
+    kl_horizon: PositiveInt = 10_000
+    """Completions over which the adaptive coefficient may change by up to a fifth."""
+
+    entropy_coefficient: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus."""
+
+    def __post_init__(self) -> None:
+        if self.policy_loss == "reinforce":
+            self._refuse("clip_low", "clip_high", "dual_clip", because="policy_loss='reinforce' clips nothing")
+        if self.policy_loss == "cispo":
+            self._refuse("dual_clip", because="policy_loss='cispo' bounds the ratio on both sides already")
+        if self.advantage not in DISCOUNTS:
+            self._refuse("discount", because=f"advantage={self.advantage!r} gives all tokens the same")
+        if not self.kl_coefficient:
+            names = ("kl_estimator", "kl_in", "kl_target", "kl_horizon")
+            self._refuse(*names, because="kl_coefficient=0 leaves the KL out")
+        elif self.kl_target is None:
+            self._refuse("kl_horizon", because="without kl_target the coefficient is fixed")
+        if self.kl_in == "reward" and (self.kl_estimator == "exact" or self.kl_estimator.endswith("+")):
+            raise ValueError(
+                f"kl_estimator={self.kl_estimator!r} with kl_in='reward': only the value counts there, "
+                "and it is that of a sampled token; take k1, abs, k2 or k3"
+            )
+
+    def _refuse(self, *names: str, because: str) -> None:
+        """Refuse settings that differ from their defaults, since they would have no effect."""
+        for name in names:
+            value = getattr(self, name)
+            if value != type(self).__dataclass_fields__[name].default:
+                raise ValueError(f"{name}={value!r} has no effect: {because}")
 
 
 @dataclass(frozen=True)
@@ -141,7 +196,10 @@ class OptimizerConfig:
     """Gradients are scaled down to this global norm."""
 
     mini_batches: PositiveInt = 1
-    """Optimiser updates per batch; each takes whole prompts."""
+    """Optimiser updates per pass over a batch; each takes whole prompts."""
+
+    epochs: PositiveInt = 1
+    """Passes over each batch."""
 
     micro_batch_tokens: PositiveInt = 16384
     """Tokens (padding included) in one forward and backward pass; changes memory and speed, never the loss."""
@@ -239,5 +297,8 @@ class TrainConfig:
                 f"optimizer.mini_batches={self.optimizer.mini_batches} is more than "
                 f"data.prompts_per_step={self.data.prompts_per_step}; lower it or raise the batch"
             )
-        if self.rollout.samples_per_prompt == 1:
-            raise ValueError("rollout.samples_per_prompt=1 leaves GRPO nothing to compare; set at least 2")
+        if self.rollout.samples_per_prompt == 1 and self.algorithm.advantage in COMPARES_SAMPLES:
+            raise ValueError(
+                f"rollout.samples_per_prompt=1 leaves algorithm.advantage={self.algorithm.advantage!r} nothing to "
+                "compare; set at least 2"
+            )

@@ -6,7 +6,6 @@ with a vocabulary of 150,000 the logits of a batch are what a training step runs
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,12 +13,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from tinyzero_trainer.batching import MicroBatch
-from tinyzero_trainer.losses import entropy_of, exact_divergence, k3_divergence
+from tinyzero_trainer.divergences import SAMPLED, entropy, exact
 
 CHUNK_ELEMENTS = 2**26
 """Logits held at a time: 256 MiB in float32."""
 
-DivergenceEstimator = Literal["exact", "k3"]
 Head = Callable[[Tensor], Tensor]
 
 
@@ -31,7 +29,7 @@ class TokenStatistics:
     """log π of the token, with gradient."""
 
     entropy: Tensor
-    """Entropy of π where the token was drawn, in nats, detached."""
+    """Entropy of π where the token was drawn, in nats; with gradient where that was asked for."""
 
     divergence: Tensor | None
     """KL(π ‖ π_ref), with gradient; None without a reference model."""
@@ -43,7 +41,8 @@ def token_statistics(
     *,
     temperature: float,
     reference: PreTrainedModel | None = None,
-    estimator: DivergenceEstimator = "k3",
+    estimator: str = "k3",
+    entropy_gradient: bool = False,
 ) -> TokenStatistics:
     """Run the model over a micro-batch.
 
@@ -52,7 +51,8 @@ def token_statistics(
         batch: see `MicroBatch`.
         temperature: logits are divided by it, as when the tokens were sampled.
         reference: the model that `divergence` is measured to; runs without gradient.
-        estimator: how.
+        estimator: how, `exact` or one of `divergences.SAMPLED`.
+        entropy_gradient: whether the entropy carries a gradient, for a bonus in the loss.
     """
     states = completion_states(model, batch)  # [tokens, hidden]
     reference_states = None
@@ -64,14 +64,14 @@ def token_statistics(
     def statistics(rows: slice) -> tuple[Tensor, ...]:
         distribution = torch.log_softmax(head(states[rows]).float() / temperature, dim=-1)  # [chunk, vocabulary]
         logprobs = distribution.gather(1, batch.targets[rows, None]).squeeze(1)
-        results = (logprobs, entropy_of(distribution.detach()))
+        results = (logprobs, entropy(distribution if entropy_gradient else distribution.detach()))
         if reference_states is None or reference_head is None:
             return results
         with torch.no_grad():
             anchor = torch.log_softmax(reference_head(reference_states[rows]).float() / temperature, dim=-1)
         if estimator == "exact":
-            return *results, exact_divergence(distribution, anchor)
-        return *results, k3_divergence(logprobs, anchor.gather(1, batch.targets[rows, None]).squeeze(1))
+            return *results, exact(distribution, anchor)
+        return *results, SAMPLED[estimator](logprobs, anchor.gather(1, batch.targets[rows, None]).squeeze(1))
 
     size = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
     chunks = [slice(start, start + size) for start in range(0, len(states), size)]
@@ -83,6 +83,12 @@ def token_statistics(
         columns = list(map(list, zip(*parts, strict=True)))
     joined = [torch.cat(column) for column in columns]
     return TokenStatistics(joined[0], joined[1], joined[2] if len(joined) > 2 else None)
+
+
+@torch.no_grad()
+def sampled_logprobs(model: PreTrainedModel, batch: MicroBatch, *, temperature: float) -> Tensor:
+    """[tokens] log π of each completion token of a micro-batch, without gradient."""
+    return token_statistics(model, batch, temperature=temperature).logprobs
 
 
 def completion_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:

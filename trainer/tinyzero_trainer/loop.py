@@ -16,12 +16,15 @@ from tinyzero_sdk.records import Json
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer import checkpoint as checkpoints
-from tinyzero_trainer.advantages import group_advantages
+from tinyzero_trainer.advantages import ESTIMATORS, Outcome
+from tinyzero_trainer.batching import completion_lengths
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.configure import check_fingerprint, fingerprint
 from tinyzero_trainer.curve import draw_curve
 from tinyzero_trainer.display import Display, outcome_line
+from tinyzero_trainer.divergences import SAMPLED, adapted_coefficient
 from tinyzero_trainer.evaluation import evaluate, write_samples
+from tinyzero_trainer.experience import Experience
 from tinyzero_trainer.interrupts import Interrupted, StopFlag, catch_signals
 from tinyzero_trainer.metrics import MetricsLog, greedy_key, held_out_key, read_metrics, size_key
 from tinyzero_trainer.models import save_model
@@ -63,6 +66,9 @@ class RunState:
 
     elapsed_s: float = 0.0
     """Wall-clock seconds spent training, over all sittings."""
+
+    kl_coefficient: float = 0.0
+    """Present weight of the KL, which may adapt."""
 
     cumulative_reward: float = 0.0
     """Sum of all rewards."""
@@ -118,7 +124,7 @@ class _Run:
         assert roles.policy is not None
         self.config, self.run, self.roles, self.log, self.trackers, self.stop = config, run, roles, log, trackers, stop
         self.policy, self.display = roles.policy, roles.display
-        self.state = RunState()
+        self.state = RunState(kl_coefficient=config.algorithm.kl_coefficient)
         self.saved_step: int | None = None  # newest checkpoint of this state
         self.held_out: list[Prompt] = []
 
@@ -162,11 +168,14 @@ class _Run:
         clock.lap("gen")
         samples = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
         clock.lap("reward")
-        rewards = torch.tensor([sample.score.value for sample in samples]).view(-1, group_size)
-        advantages = group_advantages(rewards, normalize_by_std=config.algorithm.normalize_by_std)
+        outcome = self.outcome(samples, batch, step, clock)
+        advantages = ESTIMATORS[config.algorithm.advantage](outcome)
+        old_logprobs = torch.tensor([value for sample in samples for value in sample.rollout.logprobs])
+        experience = Experience(samples, outcome.lengths, old_logprobs, advantages)
         clock.lap("adv")
+        coefficient = self.state.kl_coefficient if config.algorithm.kl_in == "loss" else 0.0
         try:
-            updated = self.policy.update(samples, advantages.flatten().tolist(), group_size=group_size, step=step)
+            updated = self.policy.update(experience, group_size=group_size, step=step, kl_coefficient=coefficient)
         except UpdateError:
             write_samples(self.run.rollouts / f"bad_step_{step:06d}.jsonl", samples)
             raise
@@ -176,10 +185,56 @@ class _Run:
         if config.log.rollouts_every and step % config.log.rollouts_every == 0:
             write_samples(self.run.rollouts_file(step), samples[: config.log.rollouts_count])
         return {
-            **batch_metrics(self.roles.task, samples, rewards, advantages),
+            **batch_metrics(self.roles.task, samples, outcome.groups(), advantages),
             **updated,
+            **self.close_kl(outcome, updated),
             **self.totals(samples, clock.stop()),
         }
+
+    def outcome(self, samples: list[Sample], batch: list[Prompt], step: int, clock: "_Clock") -> Outcome:
+        """What the completions earned, with everything that their advantages are computed from."""
+        config = self.config
+        penalties = greedy_rewards = None
+        lengths = completion_lengths(samples)
+        if config.algorithm.kl_coefficient and config.algorithm.kl_in == "reward":
+            engine = torch.tensor([value for sample in samples for value in sample.rollout.logprobs])
+            divergence = SAMPLED[config.algorithm.kl_estimator](engine, self.policy.reference_logprobs(samples))
+            penalties = self.state.kl_coefficient * divergence
+            clock.lap("ref")
+        if config.algorithm.advantage == "remax":
+            params = SamplingParams(config.rollout.max_tokens, temperature=0.0)
+            rollouts = generate(self.roles, batch, params, samples=1, seed=step, stop=self.stop)
+            greedy = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
+            greedy_rewards = torch.tensor([sample.score.value for sample in greedy])
+            clock.lap("gen_greedy")
+        return Outcome(
+            rewards=torch.tensor([sample.score.value for sample in samples]),
+            lengths=lengths,
+            group_size=config.rollout.samples_per_prompt,
+            penalties=penalties,
+            greedy_rewards=greedy_rewards,
+            discount=config.algorithm.discount,
+        )
+
+    def close_kl(self, outcome: Outcome, updated: dict[str, float]) -> dict[str, float]:
+        """The KL of the step and its coefficient, which then adapts if it shall."""
+        algorithm, coefficient = self.config.algorithm, self.state.kl_coefficient
+        if not algorithm.kl_coefficient:
+            return {"actor/kl_coef": 0.0}
+        if outcome.penalties is None:
+            measured, metrics = updated.get("actor/kl_loss"), {}
+        else:
+            measured = outcome.penalties.mean().item() / coefficient
+            metrics = {"actor/reward_kl_penalty": measured}
+        if algorithm.kl_target is not None and measured is not None:
+            self.state.kl_coefficient = adapted_coefficient(
+                coefficient,
+                measured,
+                target=algorithm.kl_target,
+                horizon=algorithm.kl_horizon,
+                count=len(outcome.lengths),
+            )
+        return {"actor/kl_coef": coefficient, **metrics}
 
     def totals(self, samples: list[Sample], seconds: dict[str, float]) -> dict[str, float]:
         """Times of the step, and sums over the run."""

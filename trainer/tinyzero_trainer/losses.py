@@ -1,73 +1,164 @@
-"""Losses by token, as pure functions of log-probabilities.
+"""Policy losses and how they are aggregated, as pure functions of log-probabilities.
 
-Every function takes and returns one value a completion token, [tokens]; the policy sums them and divides by
-the number of completion tokens in the whole mini-batch, so that no split into micro-batches changes the loss.
+A policy loss gives one value a completion token; `token_weights` turns the mini-batch's lengths into a weight for each
+token, and the loss is the weighted sum. The weights know the whole mini-batch, so no split into micro-batches
+changes the loss. A new loss is one function under `@policy_loss("name")`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-LOG_RATIO_BOUND = 20.0
-"""Log-ratios are clamped to this on both sides, so that exp stays finite."""
+from tinyzero_trainer import ragged
+from tinyzero_trainer.divergences import LOG_RATIO_BOUND
 
-KL_BOUND = 10.0
-"""k3 is clamped to this on both sides: one outlier must not outweigh the batch."""
+Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a policy loss is computed from, besides log π."""
+
+    old_logprobs: Tensor
+    """[tokens] log π of each token when it was sampled."""
+
+    advantages: Tensor
+    """[tokens]"""
+
+    lengths: Tensor
+    """[completions] tokens of each; completions stand one after another, none cut in two."""
+
+    clip_low: float
+    """The ratio counts down to 1 - clip_low."""
+
+    clip_high: float
+    """The ratio counts up to 1 + clip_high."""
+
+    dual_clip: float | None = None
+    """c of dual clip; None = without."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """The clipped surrogate, with what the metrics need; all [tokens]."""
+    """A policy loss, with what the metrics need; all [tokens]."""
 
     loss: Tensor
     """To be minimised; carries the gradient."""
 
     ratio: Tensor
-    """π / π_old, detached."""
+    """What the advantage was weighted with before any clip, detached."""
 
     clipped: Tensor
-    """Bool: the clip took the gradient away."""
+    """Bool: a clip changed the loss."""
 
 
-def clipped_policy_loss(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
-) -> PolicyLoss:
+LossFunction = Callable[[Tensor, Surroundings], PolicyLoss]
+POLICY_LOSSES: dict[str, LossFunction] = {}
+
+
+def policy_loss(name: str) -> Callable[[LossFunction], LossFunction]:
+    """Register a policy loss: a function of log π [tokens], with gradient, and its `Surroundings`."""
+
+    def register(function: LossFunction) -> LossFunction:
+        POLICY_LOSSES[name] = function
+        return function
+
+    return register
+
+
+@policy_loss("ppo")
+def ppo(logprobs: Tensor, given: Surroundings) -> PolicyLoss:
     """PPO's clipped surrogate with separate bounds (arXiv 1707.06347 eq. 7; arXiv 2503.14476 eq. 10).
 
+    With dual clip (arXiv 1912.09729, eq. 5) the loss of a bad token stays below c times its advantage, however
+    much likelier it has become.
+    """
+    return _clipped(_ratio(logprobs - given.old_logprobs), given)
+
+
+@policy_loss("gspo")
+def gspo(logprobs: Tensor, given: Surroundings) -> PolicyLoss:
+    """GSPO: one ratio a completion, s = exp(mean over its tokens of Δ log π) (arXiv 2507.18071, eq. 7).
+
+    Each token carries the same share of the gradient of s, so that with `seq-mean-token-mean` the loss is the
+    paper's, and a token-level advantage is allowed too (its GSPO-token, eq. 14).
+    """
+    delta = logprobs - given.old_logprobs
+    mean = ragged.spread(ragged.means(delta.detach(), given.lengths), given.lengths)
+    return _clipped(_ratio(mean + logprobs - logprobs.detach()), given)
+
+
+@policy_loss("cispo")
+def cispo(logprobs: Tensor, given: Surroundings) -> PolicyLoss:
+    """CISPO: the clipped ratio as a constant weight of REINFORCE, so that no token loses its gradient.
+
+    −sg(clip(ratio))·A·log π (arXiv 2506.13585, eq. 4).
+    """
+    ratio = _ratio(logprobs.detach() - given.old_logprobs)
+    weight = ratio.clamp(1 - given.clip_low, 1 + given.clip_high)
+    return PolicyLoss(-weight * given.advantages * logprobs, ratio, weight != ratio)
+
+
+@policy_loss("reinforce")
+def reinforce(logprobs: Tensor, given: Surroundings) -> PolicyLoss:
+    """REINFORCE: −A·log π, on-policy only (Williams 1992)."""
+    ratio = _ratio(logprobs.detach() - given.old_logprobs)
+    return PolicyLoss(-given.advantages * logprobs, ratio, torch.zeros_like(ratio, dtype=torch.bool))
+
+
+def _ratio(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+
+
+def _clipped(ratio: Tensor, given: Surroundings) -> PolicyLoss:
+    unclipped = -given.advantages * ratio
+    loss = torch.maximum(unclipped, -given.advantages * ratio.clamp(1 - given.clip_low, 1 + given.clip_high))
+    if given.dual_clip is not None:
+        bounded = torch.minimum(loss, -given.advantages * given.dual_clip)
+        loss = torch.where(given.advantages < 0, bounded, loss)
+    return PolicyLoss(loss, ratio.detach(), (loss != unclipped).detach())
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float) -> tuple[Tensor, Tensor]:
+    """PPO's clipped value loss: ½·max((V − R)², (V_clip − R)²) with V_clip within `clip` of the old value.
+
     Args:
-        logprobs: log π of each token, with gradient.
-        old_logprobs: log π of each token when it was sampled.
-        advantages: advantage of the completion that each token belongs to.
-        clip_low: the ratio counts down to 1 - clip_low.
-        clip_high: the ratio counts up to 1 + clip_high.
+        values: [tokens] V(s_t), with gradient.
+        old_values: [tokens] V(s_t) before the update.
+        returns: [tokens] the target, advantage plus old value.
+        clip: the value counts within old_value ± clip.
+
+    Returns:
+        [tokens] the loss, and [tokens] bool: the clip took the gradient away.
     """
-    ratio = (logprobs - old_logprobs).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
-    unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
-    return PolicyLoss(torch.maximum(unclipped, clipped), ratio.detach(), (clipped > unclipped).detach())
+    bounded = old_values + (values - old_values).clamp(-clip, clip)
+    unclipped, clipped = (values - returns).square(), (bounded - returns).square()
+    return 0.5 * torch.maximum(unclipped, clipped), (clipped > unclipped).detach()
 
 
-def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-    """Estimate of KL(π ‖ π_ref) from the sampled token: e^d − d − 1 with d = log π_ref − log π (Schulman 2020).
-
-    Never negative, unbiased in value, of low variance. Minimising it draws π towards the reference.
-    """
-    difference = (reference_logprobs - logprobs).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    # expm1: close to 0, e^d − 1 loses all its digits.
-    return (torch.expm1(difference) - difference).clamp(-KL_BOUND, KL_BOUND)
-
-
-def exact_divergence(log_distribution: Tensor, reference_log_distribution: Tensor) -> Tensor:
-    """KL(π ‖ π_ref) over the whole vocabulary: Σ_v π(v) · (log π(v) − log π_ref(v)).
+def token_weights(lengths: Tensor, mode: Aggregation, *, max_tokens: int) -> Tensor:
+    """[completions] the weight of each token of a completion in the loss of the mini-batch.
 
     Args:
-        log_distribution: [tokens, vocabulary] log π, with gradient.
-        reference_log_distribution: [tokens, vocabulary] log π_ref.
+        lengths: [completions] tokens of every completion of the *whole* mini-batch that counts in the loss.
+        mode: `token-mean` (arXiv 2503.14476: long completions weigh more), `seq-mean-token-mean` (arXiv 2402.03300:
+            all completions weigh the same), `seq-mean-token-sum`, or `seq-mean-token-sum-norm` (arXiv 2503.20783:
+            a constant divisor instead of the length).
+        max_tokens: the constant divisor of the last, the longest completion allowed.
+
+    Example:
+        >>> token_weights(torch.tensor([1, 3]), "token-mean", max_tokens=8)
+        tensor([0.2500, 0.2500])
+        >>> token_weights(torch.tensor([1, 4]), "seq-mean-token-mean", max_tokens=8)
+        tensor([0.5000, 0.1250])
     """
-    return (log_distribution.exp() * (log_distribution - reference_log_distribution)).sum(dim=-1)
-
-
-def entropy_of(log_distribution: Tensor) -> Tensor:
-    """Entropy in nats, [tokens], of log π [tokens, vocabulary]."""
-    return -(log_distribution.exp() * log_distribution).sum(dim=-1)
+    lengths = lengths.float()
+    if mode == "token-mean":
+        return torch.full_like(lengths, 1.0) / lengths.sum()
+    each = torch.full_like(lengths, 1 / len(lengths))
+    if mode == "seq-mean-token-mean":
+        return each / lengths
+    return each if mode == "seq-mean-token-sum" else each / max_tokens

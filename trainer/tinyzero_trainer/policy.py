@@ -1,6 +1,6 @@
 """The policy: the model that is trained, its optimiser, and one update from a scored batch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -9,10 +9,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.batching import MicroBatch, completion_token_count, micro_batches, mini_batch_rows
+from tinyzero_trainer import ragged
+from tinyzero_trainer.batching import MicroBatch, micro_batches, mini_batch_rows
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
-from tinyzero_trainer.forward import token_statistics
-from tinyzero_trainer.losses import clipped_policy_loss
+from tinyzero_trainer.experience import Experience
+from tinyzero_trainer.forward import sampled_logprobs, token_statistics
+from tinyzero_trainer.losses import POLICY_LOSSES, Surroundings, token_weights
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.records import Sample
 from tinyzero_trainer.schedules import warmed_up
@@ -34,6 +36,7 @@ class Policy:
         algorithm: AlgorithmConfig,
         optimizer: OptimizerConfig,
         temperature: float,
+        max_tokens: int,
         reference: PreTrainedModel | None,
     ) -> None:
         """
@@ -42,12 +45,13 @@ class Policy:
             algorithm: the loss.
             optimizer: the step.
             temperature: at which completions are sampled; the policy is the distribution at that temperature.
+            max_tokens: longest completion, the constant divisor of `seq-mean-token-sum-norm`.
             reference: what the KL term is measured to; needed if and only if its coefficient is above 0.
         """
         assert (reference is not None) == (algorithm.kl_coefficient > 0)
         self.language_model = language_model
         self._algorithm, self._settings = algorithm, optimizer
-        self._temperature, self._reference = temperature, reference
+        self._temperature, self._max_tokens, self._reference = temperature, max_tokens, reference
         self._bad_updates = 0  # in a row
         model = language_model.model
         matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
@@ -59,50 +63,73 @@ class Policy:
             fused=True,
         )
 
+    def logprobs(self, samples: Sequence[Sample]) -> Tensor:
+        """[tokens] log π of every sampled token under the present weights."""
+        return self._sampled_logprobs(self.language_model.model, samples)
+
+    def reference_logprobs(self, samples: Sequence[Sample]) -> Tensor:
+        """[tokens] log π_ref of every sampled token."""
+        assert self._reference is not None
+        return self._sampled_logprobs(self._reference, samples)
+
+    def _sampled_logprobs(self, model: PreTrainedModel, samples: Sequence[Sample]) -> Tensor:
+        parts: list[Tensor] = [torch.empty(0)] * len(samples)
+        for batch in self._micro_batches(samples):
+            found = sampled_logprobs(model, batch, temperature=self._temperature).cpu()
+            for row, part in zip(batch.rows, found.split(batch.lengths.tolist()), strict=True):
+                parts[row] = part
+        return torch.cat(parts)
+
+    def _micro_batches(self, samples: Sequence[Sample]) -> Iterator[MicroBatch]:
+        language_model = self.language_model
+        return micro_batches(
+            samples,
+            token_budget=self._settings.micro_batch_tokens,
+            pad_id=language_model.pad_id,
+            device=language_model.model.device,
+        )
+
     def update(
-        self, samples: Sequence[Sample], advantages: Sequence[float], *, group_size: int, step: int
+        self, experience: Experience, *, group_size: int, step: int, kl_coefficient: float = 0.0
     ) -> dict[str, float]:
-        """One pass over a batch: `mini_batches` optimiser updates.
+        """`optimizer.epochs` passes over a batch, each of `optimizer.mini_batches` updates.
 
         Args:
-            samples: whole groups, one after another.
-            advantages: one a sample.
+            experience: whole groups, one after another.
             group_size: completions of a prompt.
             step: counts from 1; sets the learning rate.
+            kl_coefficient: weight of the KL in the loss.
 
         Returns:
-            Metrics `actor/*` and `training/rollout_probs_diff_*`.
+            Metrics `actor/*`.
 
         Raises:
             UpdateError: after `optimizer.max_bad_steps` updates in a row that were not finite. Each was skipped.
         """
-        assert len(samples) % group_size == 0, "a group was cut in two"
+        count = len(experience.samples)
+        assert count % group_size == 0, "a group was cut in two"
         rate = warmed_up(self._settings.learning_rate, step, self._settings.warmup_steps)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         tally = _Tally()
-        for rows in mini_batch_rows(len(samples) // group_size, group_size, self._settings.mini_batches):
-            part = slice(rows.start, rows.stop)
-            self._update_mini_batch(samples[part], advantages[part], tally)
-        return {"actor/lr": rate, "actor/kl_coef": self._algorithm.kl_coefficient, **tally.metrics()}
+        for _ in range(self._settings.epochs):
+            for rows in mini_batch_rows(count // group_size, group_size, self._settings.mini_batches):
+                counted = experience.counted(rows)
+                if counted:
+                    self._update_mini_batch(experience.select(counted), kl_coefficient, tally)
+        return {"actor/lr": rate, **tally.metrics()}
 
-    def _update_mini_batch(self, samples: Sequence[Sample], advantages: Sequence[float], tally: "_Tally") -> None:
-        token_count = completion_token_count(samples)
-        if token_count == 0:
-            return
-        language_model = self.language_model
-        language_model.model.train()
+    def _update_mini_batch(self, experience: Experience, kl_coefficient: float, tally: "_Tally") -> None:
+        model = self.language_model.model
+        model.train()
         self._optimizer.zero_grad(set_to_none=True)
-        for batch in micro_batches(
-            samples,
-            advantages,
-            token_budget=self._settings.micro_batch_tokens,
-            pad_id=language_model.pad_id,
-            device=language_model.model.device,
-        ):
-            # The sum over tokens divided by the count of the whole mini-batch: any split gives the same gradient.
-            (self._loss_sum(batch, tally) / token_count).backward()
-        norm = torch.nn.utils.clip_grad_norm_(language_model.model.parameters(), self._settings.max_grad_norm)
+        # The weights know the whole mini-batch: however it is split, the gradients add up to the same.
+        weights = token_weights(experience.lengths, self._algorithm.aggregation, max_tokens=self._max_tokens)
+        for batch in self._micro_batches(experience.samples):
+            part, weight = experience.select(batch.rows), weights[torch.tensor(batch.rows)]
+            loss = self._token_losses(batch, part, kl_coefficient, tally)
+            (ragged.spread(weight.to(loss.device), batch.lengths) * loss).sum().backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self._settings.max_grad_norm)
         tally.end_mini_batch(norm)
         if torch.isfinite(norm):
             self._optimizer.step()
@@ -117,32 +144,39 @@ class Policy:
                 f"optimizer.learning_rate={self._settings.learning_rate:g}"
             )
 
-    def _loss_sum(self, batch: MicroBatch, tally: "_Tally") -> Tensor:
-        """Loss summed over the tokens of a micro-batch."""
+    def _token_losses(self, batch: MicroBatch, part: Experience, kl_coefficient: float, tally: "_Tally") -> Tensor:
+        """[tokens] the whole loss of each token of a micro-batch."""
+        algorithm, device = self._algorithm, batch.tokens.device
+        in_loss = algorithm.kl_in == "loss"
         statistics = token_statistics(
             self.language_model.model,
             batch,
             temperature=self._temperature,
-            reference=self._reference,
-            estimator=self._algorithm.kl_estimator,
+            reference=self._reference if in_loss else None,
+            estimator=algorithm.kl_estimator,
+            entropy_gradient=algorithm.entropy_coefficient > 0,
         )
-        surrogate = clipped_policy_loss(
-            statistics.logprobs,
-            batch.old_logprobs,
-            batch.advantages,
-            clip_low=self._algorithm.clip_low,
-            clip_high=self._algorithm.clip_high,
+        surroundings = Surroundings(
+            old_logprobs=part.old_logprobs.to(device),
+            advantages=part.advantages.to(device),
+            lengths=batch.lengths,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            dual_clip=algorithm.dual_clip,
         )
-        loss = surrogate.loss
-        tally.add("pg_loss", surrogate.loss)
+        surrogate = POLICY_LOSSES[algorithm.policy_loss](statistics.logprobs, surroundings)
+        loss = surrogate.loss if part.importance is None else part.importance.to(device) * surrogate.loss
+        tally.add("pg_loss", loss)
         tally.add("pg_clipfrac", surrogate.clipped.float())
         tally.add("entropy", statistics.entropy)
-        tally.add_ratios(statistics.logprobs.detach(), batch.old_logprobs)
+        tally.add_ratios(statistics.logprobs.detach(), surroundings.old_logprobs)
         if statistics.divergence is not None:
             tally.add("kl_loss", statistics.divergence)
             # Plus: minimising the loss must draw the policy towards the reference.
-            loss = loss + self._algorithm.kl_coefficient * statistics.divergence
-        return loss.sum()
+            loss = loss + kl_coefficient * statistics.divergence
+        if algorithm.entropy_coefficient:
+            loss = loss - algorithm.entropy_coefficient * statistics.entropy
+        return loss
 
     def save(self, directory: Path) -> None:
         """Write the optimiser's moments, by parameter name."""

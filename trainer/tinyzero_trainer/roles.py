@@ -93,6 +93,7 @@ def _build_policy(config: TrainConfig, language_model: LanguageModel, *, resumed
         algorithm=config.algorithm,
         optimizer=config.optimizer,
         temperature=config.rollout.temperature,
+        max_tokens=config.rollout.max_tokens,
         reference=reference,
     )
 

@@ -1,0 +1,93 @@
+"""Estimates of KL(π ‖ π_ref), one value a token, from the sampled token or from the whole distribution.
+
+As a penalty in the reward the value counts; in the loss the gradient does. They are not the same: the gradient of k1
+is 0 in expectation, that of k3 is of the *reverse* divergence to first order only, and that of k2 is right
+(arXiv 2506.09477). A name with `+` has the named estimator's value and k2's gradient.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+LOG_RATIO_BOUND = 20.0
+"""Log-ratios are clamped to this on both sides, so that exp stays finite."""
+
+KL_BOUND = 10.0
+"""k3 is clamped to this on both sides: one outlier must not outweigh the batch."""
+
+Divergence = Callable[[Tensor, Tensor], Tensor]
+
+
+def k1(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """log π − log π_ref: unbiased, of high variance, negative for half of the tokens (Schulman 2020)."""
+    return logprobs - reference_logprobs
+
+
+def absolute(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """|log π − log π_ref|."""
+    return (logprobs - reference_logprobs).abs()
+
+
+def k2(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """½·(log π − log π_ref)²: biased in value, of low variance, right in its gradient (Schulman 2020)."""
+    return 0.5 * (logprobs - reference_logprobs).square()
+
+
+def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """e^d − d − 1 with d = log π_ref − log π: never negative, unbiased, of low variance (Schulman 2020)."""
+    difference = (reference_logprobs - logprobs).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    # expm1: close to 0, e^d − 1 loses all its digits.
+    return (torch.expm1(difference) - difference).clamp(-KL_BOUND, KL_BOUND)
+
+
+def _straight_through(value: Divergence) -> Divergence:
+    def divergence(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+        carrier = k2(logprobs, reference_logprobs)
+        return carrier - carrier.detach() + value(logprobs, reference_logprobs).detach()
+
+    return divergence
+
+
+SAMPLED: Mapping[str, Divergence] = {
+    "k1": k1,
+    "abs": absolute,
+    "k2": k2,
+    "k3": k3,
+    "k1+": _straight_through(k1),
+    "abs+": _straight_through(absolute),
+    "k3+": _straight_through(k3),
+}
+"""From [tokens] log π and log π_ref of the sampled tokens to [tokens]."""
+
+
+def exact(log_distribution: Tensor, reference_log_distribution: Tensor) -> Tensor:
+    """Σ_v π(v) · (log π(v) − log π_ref(v)) over the whole vocabulary, [tokens].
+
+    Args:
+        log_distribution: [tokens, vocabulary] log π, with gradient.
+        reference_log_distribution: [tokens, vocabulary] log π_ref.
+    """
+    return (log_distribution.exp() * (log_distribution - reference_log_distribution)).sum(dim=-1)
+
+
+def entropy(log_distribution: Tensor) -> Tensor:
+    """Entropy in nats, [tokens], of log π [tokens, vocabulary]."""
+    return -(log_distribution.exp() * log_distribution).sum(dim=-1)
+
+
+def adapted_coefficient(coefficient: float, measured: float, *, target: float, horizon: int, count: int) -> float:
+    """The adaptive KL coefficient after a batch (arXiv 1909.08593, §2.2).
+
+    β·(1 + clip(measured/target − 1, ±0.2)·count/horizon): raised while the policy is further from the reference
+    than `target`, lowered while it is nearer.
+
+    Args:
+        coefficient: β so far.
+        measured: mean KL a token of the batch.
+        target: the KL to keep to.
+        horizon: completions over which β may change by up to a fifth.
+        count: completions of the batch.
+    """
+    error = min(0.2, max(-0.2, measured / target - 1))
+    return coefficient * (1 + error * count / horizon)

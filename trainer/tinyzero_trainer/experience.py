@@ -1,0 +1,44 @@
+"""A scored batch as the update takes it: completions with what each of their tokens is worth."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from tinyzero_trainer import ragged
+from tinyzero_trainer.records import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """Completions and their tokens, one completion after another; groups whole and in order."""
+
+    samples: Sequence[Sample]
+    """The completions."""
+
+    lengths: Tensor
+    """[completions] tokens of each."""
+
+    old_logprobs: Tensor
+    """[tokens] log π of each token before the update."""
+
+    advantages: Tensor
+    """[tokens]"""
+
+    importance: Tensor | None = None
+    """[tokens] weight of each token's loss, for what the engine sampled and the policy would not; None = 1."""
+
+    def select(self, rows: Sequence[int]) -> Self:
+        """The completions in these rows, in their order."""
+        columns = {
+            field.name: ragged.take(values, self.lengths, rows)
+            for field in fields(self)
+            if field.name not in ("samples", "lengths") and (values := getattr(self, field.name)) is not None
+        }
+        return type(self)([self.samples[row] for row in rows], self.lengths[torch.tensor(rows)], **columns)
+
+    def counted(self, rows: Sequence[int]) -> list[int]:
+        """Those of `rows` that count in the loss."""
+        return [row for row in rows if not self.samples[row].score.masked]
