@@ -89,7 +89,7 @@ def test_another_model_is_not_given_what_suits_the_tiny_one(built_in_preset):
         (["run.executor=slurm"], "run.executor: got 'slurm'; input should be 'local'"),
         (["task.numbers=none"], "task.numbers=none cannot be kept in config.toml; leave it out"),
         (["optimizer.mini_batches=64"], "optimizer.mini_batches=64 is more than data.prompts_per_step=32"),
-        (["rollout.samples_per_prompt=1"], "rollout.samples_per_prompt=1 leaves algorithm.advantage='grpo' nothing to compare"),
+        (["rollout.samples_per_prompt=1"], "rollout.samples_per_prompt=1 leaves algorithm.advantage='grpo'"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_that_names_it(words, message):

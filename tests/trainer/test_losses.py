@@ -149,4 +149,5 @@ def test_value_loss_is_the_papers_maximum(triples: list[tuple[float, float, floa
         bounded = min(before + 0.5, max(before - 0.5, value))
         free, held = (value - target) ** 2, (bounded - target) ** 2
         assert loss[index].item() == pytest.approx(max(free, held) / 2, abs=1e-12)
-        assert clipped[index].item() == (held > free)
+        if abs(held - free) > 1e-9:
+            assert clipped[index].item() == (held > free)

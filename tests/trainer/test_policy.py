@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,19 +13,18 @@ from tinyzero_trainer.experience import Experience
 from tinyzero_trainer.models import LanguageModel, from_parts
 from tinyzero_trainer.policy import Policy, UpdateError
 from tinyzero_trainer.records import Sample
+from tinyzero_trainer.schedules import StepSettings
 
-SGD_LIKE = {"learning_rate": 1e-3, "max_grad_norm": 1e9}
+SGD_LIKE = {"max_grad_norm": 1e9}
+NOW = StepSettings(learning_rate=1e-3, temperature=1.0, kl_coefficient=0.1)
 
 
-def make_policy(
-    language_model: LanguageModel, *, kl: float = 0.0, temperature: float = 1.0, **optimizer: float
-) -> Policy:
+def make_policy(language_model: LanguageModel, *, kl: float = 0.0, **optimizer: float) -> Policy:
     reference = copy.deepcopy(language_model.model).requires_grad_(False) if kl else None
     return Policy(
         language_model,
         algorithm=AlgorithmConfig(kl_coefficient=kl, kl_estimator="exact" if kl else "k3"),
         optimizer=OptimizerConfig(**{**SGD_LIKE, **optimizer}),  # type: ignore[arg-type]
-        temperature=temperature,
         max_tokens=32,
         reference=reference,
     )
@@ -42,9 +42,7 @@ def gradient_after(
 ) -> torch.Tensor:
     """The gradient of one mini-batch, flattened; the update itself is undone."""
     before = copy.deepcopy(language_model.model.state_dict())
-    make_policy(language_model, kl=0.1, **optimizer).update(
-        as_experience(samples, advantages), group_size=1, step=1, kl_coefficient=0.1
-    )
+    make_policy(language_model, kl=0.1, **optimizer).update(as_experience(samples, advantages), group_size=1, now=NOW)
     gradient = torch.cat([parameter.grad.flatten() for parameter in language_model.model.parameters()])
     language_model.model.load_state_dict(before)
     return gradient
@@ -80,8 +78,6 @@ def test_the_gradient_is_that_of_the_mean_over_all_tokens(toy_model: LanguageMod
 
 
 def test_masked_samples_count_neither_above_nor_below_the_fraction(toy_model: LanguageModel) -> None:
-    from dataclasses import replace
-
     samples, advantages = ragged_samples(toy_model), [1.0, -1.0, 0.5, -0.5] * 3
     rest = [index for index in range(12) if index != 5]
     masked = list(samples)
@@ -93,7 +89,7 @@ def test_masked_samples_count_neither_above_nor_below_the_fraction(toy_model: La
 def test_good_completions_become_likelier(toy_model: LanguageModel) -> None:
     samples = ragged_samples(toy_model)
     advantages = [1.0, -1.0, 1.0, -1.0] * 3
-    metrics = make_policy(toy_model).update(as_experience(samples, advantages), group_size=4, step=1)
+    metrics = make_policy(toy_model).update(as_experience(samples, advantages), group_size=4, now=NOW)
     toy_model.model.eval()
     gains = [
         sum(token_logprobs(toy_model, sample.prompt.token_ids, sample.rollout.token_ids)) - sum(sample.rollout.logprobs)
@@ -105,25 +101,28 @@ def test_good_completions_become_likelier(toy_model: LanguageModel) -> None:
 
 
 def test_the_kl_term_pulls_back_to_the_reference(toy_model: LanguageModel) -> None:
-    policy = make_policy(toy_model, kl=1.0, learning_rate=1e-3)
+    policy = make_policy(toy_model, kl=1.0)
     samples = ragged_samples(toy_model)
     with torch.no_grad():
         for parameter in toy_model.model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
     losses = [
-        policy.update(as_experience(samples, [0.0] * 12), group_size=4, step=1, kl_coefficient=1.0)["actor/kl_loss"]
+        policy.update(as_experience(samples, [0.0] * 12), group_size=4, now=replace(NOW, kl_coefficient=1.0))[
+            "actor/kl_loss"
+        ]
         for _ in range(5)
     ]
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0]
 
 
-def test_every_mini_batch_is_an_update_and_the_rate_warms_up(toy_model: LanguageModel) -> None:
-    policy = make_policy(toy_model, mini_batches=3, warmup_steps=10)
-    metrics = policy.update(as_experience(ragged_samples(toy_model), [1.0, -1.0, 0.0, 0.0] * 3), group_size=4, step=2)
-    assert metrics["actor/lr"] == pytest.approx(2e-4)
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_every_mini_batch_of_every_pass_is_an_update(toy_model: LanguageModel, epochs: int) -> None:
+    policy = make_policy(toy_model, mini_batches=3, epochs=epochs)
+    metrics = policy.update(as_experience(ragged_samples(toy_model), [1.0, -1.0, 0.0, 0.0] * 3), group_size=4, now=NOW)
+    assert metrics["actor/lr"] == NOW.learning_rate
     states = policy._optimizer.state.values()
-    assert {int(state["step"]) for state in states} == {3}
+    assert {int(state["step"]) for state in states} == {3 * epochs}
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_and_stops_the_run_in_the_end(toy_model: LanguageModel) -> None:
@@ -132,37 +131,35 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_stops_the_run_in_the_end(t
     before = copy.deepcopy(toy_model.model.state_dict())
     poison = [float("nan")] + [0.0] * 11
     for _ in range(2):
-        assert policy.update(as_experience(samples, poison), group_size=4, step=1)["actor/skipped_updates"] == 1
+        assert policy.update(as_experience(samples, poison), group_size=4, now=NOW)["actor/skipped_updates"] == 1
     policy.update(
-        as_experience(samples, [1.0, -1.0, 0.0, 0.0] * 3), group_size=4, step=1
+        as_experience(samples, [1.0, -1.0, 0.0, 0.0] * 3), group_size=4, now=NOW
     )  # a sound one starts the count anew
     after = copy.deepcopy(toy_model.model.state_dict())
     assert any(not torch.equal(before[name], after[name]) for name in before)
     for _ in range(2):
-        policy.update(as_experience(samples, poison), group_size=4, step=1)
+        policy.update(as_experience(samples, poison), group_size=4, now=NOW)
     with pytest.raises(UpdateError, match="3 updates in a row"):
-        policy.update(as_experience(samples, poison), group_size=4, step=1)
+        policy.update(as_experience(samples, poison), group_size=4, now=NOW)
     assert all(torch.equal(after[name], value) for name, value in toy_model.model.state_dict().items())
 
 
 def test_a_batch_without_counting_tokens_changes_nothing(toy_model: LanguageModel) -> None:
-    from dataclasses import replace
-
     before = copy.deepcopy(toy_model.model.state_dict())
     samples = [replace(sample, score=replace(sample.score, masked=True)) for sample in ragged_samples(toy_model)]
-    make_policy(toy_model).update(as_experience(samples, [1.0] * 12), group_size=4, step=1)
+    make_policy(toy_model).update(as_experience(samples, [1.0] * 12), group_size=4, now=NOW)
     assert all(torch.equal(before[name], value) for name, value in toy_model.model.state_dict().items())
 
 
 def test_a_restored_optimiser_goes_on_bit_for_bit(toy_model: LanguageModel, tmp_path: Path) -> None:
     samples, advantages = ragged_samples(toy_model), [1.0, -1.0, 0.5, -0.5] * 3
     policy = make_policy(toy_model)
-    policy.update(as_experience(samples, advantages), group_size=4, step=1)
+    policy.update(as_experience(samples, advantages), group_size=4, now=NOW)
     policy.save(tmp_path)
     twin = from_parts("twin", copy.deepcopy(toy_model.model), toy_model.tokenizer)
     restored = make_policy(twin)
     restored.load(tmp_path)
     for each in (policy, restored):
-        each.update(as_experience(samples, advantages), group_size=4, step=2)
+        each.update(as_experience(samples, advantages), group_size=4, now=NOW)
     for left, right in zip(toy_model.model.parameters(), twin.model.parameters(), strict=True):
         assert torch.equal(left, right)

@@ -85,6 +85,9 @@ class RolloutConfig:
     temperature: PositiveFloat = 1.0
     """Sampling temperature in training."""
 
+    final_temperature: PositiveFloat | None = None
+    """Temperature at the last step, approached linearly; none = it stays the same."""
+
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     """Nucleus sampling; below 1 the sampled distribution is no longer the policy's."""
 
@@ -132,6 +135,9 @@ class AlgorithmConfig:
     kl_coefficient: NonNegativeFloat = 0.0
     """Weight of the KL divergence to the starting model; 0 = no reference model is loaded."""
 
+    final_kl_coefficient: NonNegativeFloat | None = None
+    """Weight of the KL at the last step, approached linearly; none = it stays the same."""
+
     kl_estimator: Literal["exact", "k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"] = "k3"
     """From the sampled token alone; a `+` gives it k2's gradient. `exact` = over the whole vocabulary."""
 
@@ -155,9 +161,11 @@ class AlgorithmConfig:
         if self.advantage not in DISCOUNTS:
             self._refuse("discount", because=f"advantage={self.advantage!r} gives all tokens the same")
         if not self.kl_coefficient:
-            names = ("kl_estimator", "kl_in", "kl_target", "kl_horizon")
+            names = ("kl_estimator", "kl_in", "kl_target", "kl_horizon", "final_kl_coefficient")
             self._refuse(*names, because="kl_coefficient=0 leaves the KL out")
-        elif self.kl_target is None:
+        elif self.kl_target is not None:
+            self._refuse("final_kl_coefficient", because="with kl_target the coefficient adapts")
+        else:
             self._refuse("kl_horizon", because="without kl_target the coefficient is fixed")
         if self.kl_in == "reward" and (self.kl_estimator == "exact" or self.kl_estimator.endswith("+")):
             raise ValueError(
@@ -182,6 +190,12 @@ class OptimizerConfig:
 
     warmup_steps: NonNegativeInt = 0
     """Steps of linear warm-up."""
+
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls from its peak, after the warm-up, until the last step."""
+
+    final_rate_share: Fraction = 0.0
+    """Learning rate at the last step, as a share of its peak."""
 
     beta1: Annotated[float, Ge(0), Le(0.9999)] = 0.9
     """AdamW's first-moment decay."""

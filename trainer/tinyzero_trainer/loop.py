@@ -5,7 +5,7 @@ Line k of `metrics.jsonl` is written before checkpoint k, so a run resumed from 
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -33,6 +33,7 @@ from tinyzero_trainer.records import Prompt, Sample
 from tinyzero_trainer.roles import Roles, StopRequested, build_roles, generate, score
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.run_directory import RunDirectory
+from tinyzero_trainer.schedules import StepSettings, settings_at
 from tinyzero_trainer.step_metrics import batch_metrics, timing_metrics
 from tinyzero_trainer.trackers import Trackers
 
@@ -67,8 +68,8 @@ class RunState:
     elapsed_s: float = 0.0
     """Wall-clock seconds spent training, over all sittings."""
 
-    kl_coefficient: float = 0.0
-    """Present weight of the KL, which may adapt."""
+    kl_coefficient: float | None = None
+    """Weight of the KL where it adapts; None before it has."""
 
     cumulative_reward: float = 0.0
     """Sum of all rewards."""
@@ -124,7 +125,7 @@ class _Run:
         assert roles.policy is not None
         self.config, self.run, self.roles, self.log, self.trackers, self.stop = config, run, roles, log, trackers, stop
         self.policy, self.display = roles.policy, roles.display
-        self.state = RunState(kl_coefficient=config.algorithm.kl_coefficient)
+        self.state = RunState()
         self.saved_step: int | None = None  # newest checkpoint of this state
         self.held_out: list[Prompt] = []
 
@@ -159,23 +160,20 @@ class _Run:
     def train_step(self, batch: list[Prompt], step: int) -> dict[str, float]:
         """Generate, score, compare, update; returns the step's metrics."""
         config, clock = self.config, _Clock()
-        group_size = config.rollout.samples_per_prompt
-        params = SamplingParams(
-            config.rollout.max_tokens, config.rollout.temperature, config.rollout.top_p, config.rollout.top_k
-        )
+        group_size, now = config.rollout.samples_per_prompt, self.settings_at(step)
+        params = SamplingParams(config.rollout.max_tokens, now.temperature, config.rollout.top_p, config.rollout.top_k)
         seed = derive_seed("rollout", config.run.seed, step)
         rollouts = generate(self.roles, batch, params, samples=group_size, seed=seed, stop=self.stop)
         clock.lap("gen")
         samples = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
         clock.lap("reward")
-        outcome = self.outcome(samples, batch, step, clock)
+        outcome = self.outcome(samples, batch, now, clock)
         advantages = ESTIMATORS[config.algorithm.advantage](outcome)
         old_logprobs = torch.tensor([value for sample in samples for value in sample.rollout.logprobs])
         experience = Experience(samples, outcome.lengths, old_logprobs, advantages)
         clock.lap("adv")
-        coefficient = self.state.kl_coefficient if config.algorithm.kl_in == "loss" else 0.0
         try:
-            updated = self.policy.update(experience, group_size=group_size, step=step, kl_coefficient=coefficient)
+            updated = self.policy.update(experience, group_size=group_size, now=now)
         except UpdateError:
             write_samples(self.run.rollouts / f"bad_step_{step:06d}.jsonl", samples)
             raise
@@ -187,23 +185,25 @@ class _Run:
         return {
             **batch_metrics(self.roles.task, samples, outcome.groups(), advantages),
             **updated,
-            **self.close_kl(outcome, updated),
+            **self.close_kl(outcome, updated, now),
             **self.totals(samples, clock.stop()),
         }
 
-    def outcome(self, samples: list[Sample], batch: list[Prompt], step: int, clock: "_Clock") -> Outcome:
+    def outcome(self, samples: list[Sample], batch: list[Prompt], now: StepSettings, clock: "_Clock") -> Outcome:
         """What the completions earned, with everything that their advantages are computed from."""
         config = self.config
         penalties = greedy_rewards = None
         lengths = completion_lengths(samples)
         if config.algorithm.kl_coefficient and config.algorithm.kl_in == "reward":
             engine = torch.tensor([value for sample in samples for value in sample.rollout.logprobs])
-            divergence = SAMPLED[config.algorithm.kl_estimator](engine, self.policy.reference_logprobs(samples))
-            penalties = self.state.kl_coefficient * divergence
+            divergence = SAMPLED[config.algorithm.kl_estimator](
+                engine, self.policy.reference_logprobs(samples, now.temperature)
+            )
+            penalties = now.kl_coefficient * divergence
             clock.lap("ref")
         if config.algorithm.advantage == "remax":
             params = SamplingParams(config.rollout.max_tokens, temperature=0.0)
-            rollouts = generate(self.roles, batch, params, samples=1, seed=step, stop=self.stop)
+            rollouts = generate(self.roles, batch, params, samples=1, seed=0, stop=self.stop)
             greedy = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
             greedy_rewards = torch.tensor([sample.score.value for sample in greedy])
             clock.lap("gen_greedy")
@@ -216,10 +216,15 @@ class _Run:
             discount=config.algorithm.discount,
         )
 
-    def close_kl(self, outcome: Outcome, updated: dict[str, float]) -> dict[str, float]:
+    def settings_at(self, step: int) -> StepSettings:
+        """What holds in a step: the schedules, and the coefficient that has adapted."""
+        now = settings_at(self.config, step)
+        return now if self.state.kl_coefficient is None else replace(now, kl_coefficient=self.state.kl_coefficient)
+
+    def close_kl(self, outcome: Outcome, updated: dict[str, float], now: StepSettings) -> dict[str, float]:
         """The KL of the step and its coefficient, which then adapts if it shall."""
-        algorithm, coefficient = self.config.algorithm, self.state.kl_coefficient
-        if not algorithm.kl_coefficient:
+        algorithm, coefficient = self.config.algorithm, now.kl_coefficient
+        if not coefficient:
             return {"actor/kl_coef": 0.0}
         if outcome.penalties is None:
             measured, metrics = updated.get("actor/kl_loss"), {}

@@ -17,7 +17,7 @@ from tinyzero_trainer.forward import sampled_logprobs, token_statistics
 from tinyzero_trainer.losses import POLICY_LOSSES, Surroundings, token_weights
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.records import Sample
-from tinyzero_trainer.schedules import warmed_up
+from tinyzero_trainer.schedules import StepSettings
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 
@@ -35,7 +35,6 @@ class Policy:
         *,
         algorithm: AlgorithmConfig,
         optimizer: OptimizerConfig,
-        temperature: float,
         max_tokens: int,
         reference: PreTrainedModel | None,
     ) -> None:
@@ -44,14 +43,13 @@ class Policy:
             language_model: trained in place, in float32.
             algorithm: the loss.
             optimizer: the step.
-            temperature: at which completions are sampled; the policy is the distribution at that temperature.
             max_tokens: longest completion, the constant divisor of `seq-mean-token-sum-norm`.
             reference: what the KL term is measured to; needed if and only if its coefficient is above 0.
         """
         assert (reference is not None) == (algorithm.kl_coefficient > 0)
         self.language_model = language_model
         self._algorithm, self._settings = algorithm, optimizer
-        self._temperature, self._max_tokens, self._reference = temperature, max_tokens, reference
+        self._max_tokens, self._reference = max_tokens, reference
         self._bad_updates = 0  # in a row
         model = language_model.model
         matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
@@ -63,19 +61,19 @@ class Policy:
             fused=True,
         )
 
-    def logprobs(self, samples: Sequence[Sample]) -> Tensor:
+    def logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
         """[tokens] log π of every sampled token under the present weights."""
-        return self._sampled_logprobs(self.language_model.model, samples)
+        return self._sampled_logprobs(self.language_model.model, samples, temperature)
 
-    def reference_logprobs(self, samples: Sequence[Sample]) -> Tensor:
+    def reference_logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
         """[tokens] log π_ref of every sampled token."""
         assert self._reference is not None
-        return self._sampled_logprobs(self._reference, samples)
+        return self._sampled_logprobs(self._reference, samples, temperature)
 
-    def _sampled_logprobs(self, model: PreTrainedModel, samples: Sequence[Sample]) -> Tensor:
+    def _sampled_logprobs(self, model: PreTrainedModel, samples: Sequence[Sample], temperature: float) -> Tensor:
         parts: list[Tensor] = [torch.empty(0)] * len(samples)
         for batch in self._micro_batches(samples):
-            found = sampled_logprobs(model, batch, temperature=self._temperature).cpu()
+            found = sampled_logprobs(model, batch, temperature=temperature).cpu()
             for row, part in zip(batch.rows, found.split(batch.lengths.tolist()), strict=True):
                 parts[row] = part
         return torch.cat(parts)
@@ -89,16 +87,13 @@ class Policy:
             device=language_model.model.device,
         )
 
-    def update(
-        self, experience: Experience, *, group_size: int, step: int, kl_coefficient: float = 0.0
-    ) -> dict[str, float]:
+    def update(self, experience: Experience, *, group_size: int, now: StepSettings) -> dict[str, float]:
         """`optimizer.epochs` passes over a batch, each of `optimizer.mini_batches` updates.
 
         Args:
             experience: whole groups, one after another.
             group_size: completions of a prompt.
-            step: counts from 1; sets the learning rate.
-            kl_coefficient: weight of the KL in the loss.
+            now: what holds in this step.
 
         Returns:
             Metrics `actor/*`.
@@ -108,18 +103,17 @@ class Policy:
         """
         count = len(experience.samples)
         assert count % group_size == 0, "a group was cut in two"
-        rate = warmed_up(self._settings.learning_rate, step, self._settings.warmup_steps)
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = now.learning_rate
         tally = _Tally()
         for _ in range(self._settings.epochs):
             for rows in mini_batch_rows(count // group_size, group_size, self._settings.mini_batches):
                 counted = experience.counted(rows)
                 if counted:
-                    self._update_mini_batch(experience.select(counted), kl_coefficient, tally)
-        return {"actor/lr": rate, **tally.metrics()}
+                    self._update_mini_batch(experience.select(counted), now, tally)
+        return {"actor/lr": now.learning_rate, **tally.metrics()}
 
-    def _update_mini_batch(self, experience: Experience, kl_coefficient: float, tally: "_Tally") -> None:
+    def _update_mini_batch(self, experience: Experience, now: StepSettings, tally: "_Tally") -> None:
         model = self.language_model.model
         model.train()
         self._optimizer.zero_grad(set_to_none=True)
@@ -127,7 +121,7 @@ class Policy:
         weights = token_weights(experience.lengths, self._algorithm.aggregation, max_tokens=self._max_tokens)
         for batch in self._micro_batches(experience.samples):
             part, weight = experience.select(batch.rows), weights[torch.tensor(batch.rows)]
-            loss = self._token_losses(batch, part, kl_coefficient, tally)
+            loss = self._token_losses(batch, part, now, tally)
             (ragged.spread(weight.to(loss.device), batch.lengths) * loss).sum().backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self._settings.max_grad_norm)
         tally.end_mini_batch(norm)
@@ -144,14 +138,14 @@ class Policy:
                 f"optimizer.learning_rate={self._settings.learning_rate:g}"
             )
 
-    def _token_losses(self, batch: MicroBatch, part: Experience, kl_coefficient: float, tally: "_Tally") -> Tensor:
+    def _token_losses(self, batch: MicroBatch, part: Experience, now: StepSettings, tally: "_Tally") -> Tensor:
         """[tokens] the whole loss of each token of a micro-batch."""
         algorithm, device = self._algorithm, batch.tokens.device
         in_loss = algorithm.kl_in == "loss"
         statistics = token_statistics(
             self.language_model.model,
             batch,
-            temperature=self._temperature,
+            temperature=now.temperature,
             reference=self._reference if in_loss else None,
             estimator=algorithm.kl_estimator,
             entropy_gradient=algorithm.entropy_coefficient > 0,
@@ -173,7 +167,7 @@ class Policy:
         if statistics.divergence is not None:
             tally.add("kl_loss", statistics.divergence)
             # Plus: minimising the loss must draw the policy towards the reference.
-            loss = loss + kl_coefficient * statistics.divergence
+            loss = loss + now.kl_coefficient * statistics.divergence
         if algorithm.entropy_coefficient:
             loss = loss - algorithm.entropy_coefficient * statistics.entropy
         return loss

@@ -92,7 +92,6 @@ def _build_policy(config: TrainConfig, language_model: LanguageModel, *, resumed
         language_model,
         algorithm=config.algorithm,
         optimizer=config.optimizer,
-        temperature=config.rollout.temperature,
         max_tokens=config.rollout.max_tokens,
         reference=reference,
     )

@@ -1,5 +1,39 @@
 """Quantities that change over a run, as functions of the step."""
 
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from tinyzero_trainer.config import TrainConfig
+
+Shape = Literal["constant", "linear", "cosine"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """What holds in one step."""
+
+    learning_rate: float
+    """Of the policy's optimiser."""
+
+    temperature: float
+    """At which completions are sampled; the policy is the distribution at that temperature."""
+
+    kl_coefficient: float
+    """Weight of the KL, before it adapts."""
+
+
+def settings_at(config: TrainConfig, step: int) -> StepSettings:
+    """The settings of a step, which counts from 1 to `run.steps`."""
+    optimizer, rollout, algorithm, steps = config.optimizer, config.rollout, config.algorithm, config.run.steps
+    peak, warmup = optimizer.learning_rate, optimizer.warmup_steps
+    rate = decayed(peak, optimizer.final_rate_share * peak, step - warmup, steps - warmup, optimizer.schedule)
+    return StepSettings(
+        learning_rate=min(rate, warmed_up(peak, step, warmup)),
+        temperature=_towards(rollout.temperature, rollout.final_temperature, step, steps),
+        kl_coefficient=_towards(algorithm.kl_coefficient, algorithm.final_kl_coefficient, step, steps),
+    )
+
 
 def warmed_up(peak: float, step: int, warmup_steps: int) -> float:
     """Linear warm-up to `peak`, then constant. `step` counts from 1.
@@ -9,3 +43,23 @@ def warmed_up(peak: float, step: int, warmup_steps: int) -> float:
         [0.25, 0.5, 1.0, 1.0]
     """
     return peak * min(1.0, step / max(1, warmup_steps))
+
+
+def decayed(start: float, end: float, step: int, steps: int, shape: Shape) -> float:
+    """From `start` at step 1 to `end` at step `steps`, and `end` from there on; `start` before.
+
+    Example:
+        >>> [round(decayed(1.0, 0.0, step, 5, "cosine"), 2) for step in (0, 1, 2, 3, 4, 5, 6)]
+        [1.0, 1.0, 0.85, 0.5, 0.15, 0.0, 0.0]
+        >>> decayed(1.0, 0.5, 3, 5, "linear")
+        0.75
+    """
+    if shape == "constant":
+        return start
+    share = min(1.0, max(0.0, (step - 1) / max(1, steps - 1)))
+    left = 1 - share if shape == "linear" else 0.5 * (1 + math.cos(math.pi * share))
+    return end + (start - end) * left
+
+
+def _towards(start: float, end: float | None, step: int, steps: int) -> float:
+    return start if end is None else decayed(start, end, step, steps, "linear")
