@@ -76,7 +76,7 @@ def test_another_model_is_not_given_what_suits_the_tiny_one(built_in_preset):
     ("words", "message"),
     [
         (["optimizer.learning_rat=1"], "unknown key 'optimizer.learning_rat'; did you mean 'optimizer.learning_rate'?"),
-        (["learning_rate=1"], "unknown key 'learning_rate'; did you mean 'optimizer.learning_rate'?"),
+        (["learning_rate=1"], "unknown key 'learning_rate'; did you mean 'optimizer.learning_rate' or"),
         (["temperature=1"], "unknown key 'temperature'; did you mean 'rollout.temperature' or 'eval.temperature'?"),
         (["xyzzy=1"], "unknown key 'xyzzy' (--help lists all keys)"),
         (["optimizer=3"], "'optimizer' is a group of keys; set one of them, such as optimizer.learning_rate=…"),

@@ -11,7 +11,8 @@ from tinyzero_trainer.batching import completion_lengths
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.experience import Experience
 from tinyzero_trainer.models import LanguageModel, from_parts
-from tinyzero_trainer.policy import Policy, UpdateError
+from tinyzero_trainer.optimizing import UpdateError
+from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.records import Sample
 from tinyzero_trainer.schedules import StepSettings
 
@@ -121,7 +122,7 @@ def test_every_mini_batch_of_every_pass_is_an_update(toy_model: LanguageModel, e
     policy = make_policy(toy_model, mini_batches=3, epochs=epochs)
     metrics = policy.update(as_experience(ragged_samples(toy_model), [1.0, -1.0, 0.0, 0.0] * 3), group_size=4, now=NOW)
     assert metrics["actor/lr"] == NOW.learning_rate
-    states = policy._optimizer.state.values()
+    states = policy._optimizer._adamw.state.values()
     assert {int(state["step"]) for state in states} == {3 * epochs}
 
 

@@ -101,7 +101,7 @@ class RolloutConfig:
 COMPARES_SAMPLES = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
 """Advantages that compare the completions of a prompt with each other."""
 
-DISCOUNTS = ("reinforce_pp", "remax")
+DISCOUNTS = ("reinforce_pp", "remax", "gae")
 """Advantages that give each token the return from it on."""
 
 
@@ -109,11 +109,14 @@ DISCOUNTS = ("reinforce_pp", "remax")
 class AlgorithmConfig:
     """From rewards to a loss. A setting that has no effect under the others is refused."""
 
-    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "remax"] = "grpo"
+    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "remax", "gae"] = "grpo"
     """What a completion is compared with; each is a function of that name in `advantages.py`, with its paper."""
 
     discount: Annotated[float, Gt(0), Le(1)] = 1.0
     """γ: what a reward one token later is worth now."""
+
+    trace_decay: Annotated[float, Ge(0), Le(1)] = 1.0
+    """λ of `gae`: 1 trusts the rewards alone, 0 the critic's next value."""
 
     policy_loss: str = "ppo"
     """`ppo` (clipped surrogate), `gspo` (one ratio a completion), `cispo` (clipped weights), `reinforce`."""
@@ -160,6 +163,8 @@ class AlgorithmConfig:
             self._refuse("dual_clip", because="policy_loss='cispo' bounds the ratio on both sides already")
         if self.advantage not in DISCOUNTS:
             self._refuse("discount", because=f"advantage={self.advantage!r} gives all tokens the same")
+        if self.advantage != "gae":
+            self._refuse("trace_decay", because=f"advantage={self.advantage!r} has no critic")
         if not self.kl_coefficient:
             names = ("kl_estimator", "kl_in", "kl_target", "kl_horizon", "final_kl_coefficient")
             self._refuse(*names, because="kl_coefficient=0 leaves the KL out")
@@ -220,6 +225,20 @@ class OptimizerConfig:
 
     max_bad_steps: PositiveInt = 3
     """Updates in a row with a non-finite loss or gradient (each is skipped) before the run stops."""
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """The value model of `algorithm.advantage=gae`, made from the policy's own checkpoint."""
+
+    learning_rate: PositiveFloat = 1e-5
+    """Of its AdamW; everything else about its updates is as the policy's."""
+
+    value_clip: PositiveFloat = 0.5
+    """A value counts within the old one ± this."""
+
+    warmup_steps: NonNegativeInt = 0
+    """Steps in which the critic learns and the policy does not."""
 
 
 @dataclass(frozen=True)
@@ -300,6 +319,7 @@ class TrainConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -310,6 +330,10 @@ class TrainConfig:
             raise ValueError(
                 f"optimizer.mini_batches={self.optimizer.mini_batches} is more than "
                 f"data.prompts_per_step={self.data.prompts_per_step}; lower it or raise the batch"
+            )
+        if self.algorithm.advantage != "gae" and self.critic != CriticConfig():
+            raise ValueError(
+                f"critic.* has no effect: algorithm.advantage={self.algorithm.advantage!r} has no critic; take gae"
             )
         if self.rollout.samples_per_prompt == 1 and self.algorithm.advantage in COMPARES_SAMPLES:
             raise ValueError(

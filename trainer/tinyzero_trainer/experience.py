@@ -27,6 +27,12 @@ class Experience:
     advantages: Tensor
     """[tokens]"""
 
+    values: Tensor | None = None
+    """[tokens] the critic's V(s_t) before the update; None without a critic."""
+
+    returns: Tensor | None = None
+    """[tokens] what the critic shall learn: advantage plus value."""
+
     importance: Tensor | None = None
     """[tokens] weight of each token's loss, for what the engine sampled and the policy would not; None = 1."""
 

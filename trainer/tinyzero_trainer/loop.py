@@ -16,7 +16,7 @@ from tinyzero_sdk.records import Json
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer import checkpoint as checkpoints
-from tinyzero_trainer.advantages import ESTIMATORS, Outcome
+from tinyzero_trainer.advantages import ESTIMATORS, Outcome, whiten
 from tinyzero_trainer.batching import completion_lengths
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.configure import check_fingerprint, fingerprint
@@ -28,7 +28,7 @@ from tinyzero_trainer.experience import Experience
 from tinyzero_trainer.interrupts import Interrupted, StopFlag, catch_signals
 from tinyzero_trainer.metrics import MetricsLog, greedy_key, held_out_key, read_metrics, size_key
 from tinyzero_trainer.models import save_model
-from tinyzero_trainer.policy import UpdateError
+from tinyzero_trainer.optimizing import UpdateError
 from tinyzero_trainer.records import Prompt, Sample
 from tinyzero_trainer.roles import Roles, StopRequested, build_roles, generate, score
 from tinyzero_trainer.rollout import SamplingParams
@@ -170,14 +170,16 @@ class _Run:
         outcome = self.outcome(samples, batch, now, clock)
         advantages = ESTIMATORS[config.algorithm.advantage](outcome)
         old_logprobs = torch.tensor([value for sample in samples for value in sample.rollout.logprobs])
-        experience = Experience(samples, outcome.lengths, old_logprobs, advantages)
+        returns = None if outcome.values is None else advantages + outcome.values
+        if returns is not None:
+            advantages = whiten(advantages)
+        experience = Experience(samples, outcome.lengths, old_logprobs, advantages, outcome.values, returns)
         clock.lap("adv")
         try:
-            updated = self.policy.update(experience, group_size=group_size, now=now)
+            updated = self.update(experience, now, step, clock)
         except UpdateError:
             write_samples(self.run.rollouts / f"bad_step_{step:06d}.jsonl", samples)
             raise
-        clock.lap("update_actor")
         self.roles.engine.load_weights()
         clock.lap("update_weights")
         if config.log.rollouts_every and step % config.log.rollouts_every == 0:
@@ -192,7 +194,7 @@ class _Run:
     def outcome(self, samples: list[Sample], batch: list[Prompt], now: StepSettings, clock: "_Clock") -> Outcome:
         """What the completions earned, with everything that their advantages are computed from."""
         config = self.config
-        penalties = greedy_rewards = None
+        penalties = greedy_rewards = values = None
         lengths = completion_lengths(samples)
         if config.algorithm.kl_coefficient and config.algorithm.kl_in == "reward":
             engine = torch.tensor([value for sample in samples for value in sample.rollout.logprobs])
@@ -207,14 +209,31 @@ class _Run:
             greedy = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
             greedy_rewards = torch.tensor([sample.score.value for sample in greedy])
             clock.lap("gen_greedy")
+        if self.roles.critic is not None:
+            values = self.roles.critic.values(samples)
+            clock.lap("values")
         return Outcome(
             rewards=torch.tensor([sample.score.value for sample in samples]),
             lengths=lengths,
             group_size=config.rollout.samples_per_prompt,
             penalties=penalties,
+            values=values,
             greedy_rewards=greedy_rewards,
             discount=config.algorithm.discount,
+            trace_decay=config.algorithm.trace_decay,
         )
+
+    def update(self, experience: Experience, now: StepSettings, step: int, clock: "_Clock") -> dict[str, float]:
+        """Update the critic, if there is one, and the policy, unless the critic is still warming up."""
+        group_size, critic = self.config.rollout.samples_per_prompt, self.roles.critic
+        metrics = {}
+        if critic is not None:
+            metrics = critic.update(experience, group_size=group_size)
+            clock.lap("update_critic")
+        if critic is None or step > self.config.critic.warmup_steps:
+            metrics |= self.policy.update(experience, group_size=group_size, now=now)
+            clock.lap("update_actor")
+        return metrics
 
     def settings_at(self, step: int) -> StepSettings:
         """What holds in a step: the schedules, and the coefficient that has adapted."""
@@ -304,6 +323,8 @@ class _Run:
             return self.state
         directory = found.path / STATE_DIRECTORY
         self.policy.load(directory)
+        if self.roles.critic is not None:
+            self.roles.critic.load(directory)
         self.state = RunState(**json.loads((directory / STATE_FILE).read_text()))
         self.saved_step = self.state.step
         # A step whose line is still owed has none to keep.
@@ -322,6 +343,8 @@ class _Run:
             state_directory = directory / STATE_DIRECTORY
             state_directory.mkdir()
             self.policy.save(state_directory)
+            if self.roles.critic is not None:
+                self.roles.critic.save(state_directory)
             (state_directory / STATE_FILE).write_text(json.dumps(asdict(self.state)))
 
         weights = sum(parameter.nbytes for parameter in language_model.model.parameters())
@@ -331,7 +354,8 @@ class _Run:
             fill,
             meta=self.checkpoint_meta(),
             keep=self.config.checkpoint.keep,
-            expected_bytes=3 * weights,  # and AdamW's two moments
+            # And AdamW's two moments; as much again for a critic.
+            expected_bytes=(3 if self.roles.critic is None else 6) * weights,
         )
         self.saved_step = self.state.step
 

@@ -4,11 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer import ragged
 from tinyzero_trainer.batching import MicroBatch, micro_batches, mini_batch_rows
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
@@ -16,14 +14,11 @@ from tinyzero_trainer.experience import Experience
 from tinyzero_trainer.forward import sampled_logprobs, token_statistics
 from tinyzero_trainer.losses import POLICY_LOSSES, Surroundings, token_weights
 from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.optimizing import Optimizer
 from tinyzero_trainer.records import Sample
 from tinyzero_trainer.schedules import StepSettings
 
 OPTIMIZER_FILE = "optimizer.safetensors"
-
-
-class UpdateError(TinyZeroError):
-    """Too many updates in a row had a loss or gradient that is not finite."""
 
 
 class Policy:
@@ -50,16 +45,7 @@ class Policy:
         self.language_model = language_model
         self._algorithm, self._settings = algorithm, optimizer
         self._max_tokens, self._reference = max_tokens, reference
-        self._bad_updates = 0  # in a row
-        model = language_model.model
-        matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
-        vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
-        self._optimizer = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": optimizer.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-            lr=optimizer.learning_rate,
-            betas=(optimizer.beta1, optimizer.beta2),
-            fused=True,
-        )
+        self._optimizer = Optimizer(language_model.model, optimizer)
 
     def logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
         """[tokens] log π of every sampled token under the present weights."""
@@ -103,8 +89,6 @@ class Policy:
         """
         count = len(experience.samples)
         assert count % group_size == 0, "a group was cut in two"
-        for group in self._optimizer.param_groups:
-            group["lr"] = now.learning_rate
         tally = _Tally()
         for _ in range(self._settings.epochs):
             for rows in mini_batch_rows(count // group_size, group_size, self._settings.mini_batches):
@@ -116,27 +100,14 @@ class Policy:
     def _update_mini_batch(self, experience: Experience, now: StepSettings, tally: "_Tally") -> None:
         model = self.language_model.model
         model.train()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.begin()
         # The weights know the whole mini-batch: however it is split, the gradients add up to the same.
         weights = token_weights(experience.lengths, self._algorithm.aggregation, max_tokens=self._max_tokens)
         for batch in self._micro_batches(experience.samples):
             part, weight = experience.select(batch.rows), weights[torch.tensor(batch.rows)]
             loss = self._token_losses(batch, part, now, tally)
             (ragged.spread(weight.to(loss.device), batch.lengths) * loss).sum().backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self._settings.max_grad_norm)
-        tally.end_mini_batch(norm)
-        if torch.isfinite(norm):
-            self._optimizer.step()
-            self._bad_updates = 0
-            return
-        # One NaN that reaches AdamW's moments stays there for good.
-        self._bad_updates += 1
-        if self._bad_updates >= self._settings.max_bad_steps:
-            raise UpdateError(
-                f"{self._bad_updates} updates in a row had a gradient that is not finite (each was skipped); "
-                f"resume from the last checkpoint, and if that fails start anew with a learning rate below "
-                f"optimizer.learning_rate={self._settings.learning_rate:g}"
-            )
+        tally.end_mini_batch(self._optimizer.step(now.learning_rate))
 
     def _token_losses(self, batch: MicroBatch, part: Experience, now: StepSettings, tally: "_Tally") -> Tensor:
         """[tokens] the whole loss of each token of a micro-batch."""
@@ -173,21 +144,12 @@ class Policy:
         return loss
 
     def save(self, directory: Path) -> None:
-        """Write the optimiser's moments, by parameter name."""
-        tensors: dict[str, Tensor] = {}
-        for name, parameter in self.language_model.model.named_parameters():
-            for key, value in self._optimizer.state[parameter].items():
-                tensors[f"{key}/{name}"] = value.detach().cpu().contiguous()
-        save_file(tensors, directory / OPTIMIZER_FILE)
+        """Write the optimiser's moments."""
+        self._optimizer.save(directory / OPTIMIZER_FILE)
 
     def load(self, directory: Path) -> None:
         """Read what `save` wrote; the weights are loaded with the model."""
-        tensors = load_file(directory / OPTIMIZER_FILE)
-        parameters = dict(self.language_model.model.named_parameters())
-        for full_name, tensor in tensors.items():
-            key, name = full_name.split("/", 1)
-            # AdamW keeps its step count on the parameter's device when fused.
-            self._optimizer.state[parameters[name]][key] = tensor.to(parameters[name].device)
+        self._optimizer.load(directory / OPTIMIZER_FILE)
 
 
 class _Tally:

@@ -10,6 +10,7 @@ from tinyzero_sdk import Completion, Task, load_task
 from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.pool import ScoringPool
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.critic import Critic
 from tinyzero_trainer.display import Display
 from tinyzero_trainer.interrupts import StopFlag
 from tinyzero_trainer.models import LanguageModel, ModelError, choose_device, load_model
@@ -45,6 +46,9 @@ class Roles:
     policy: Policy | None
     """Updates the model; None where nothing is trained."""
 
+    critic: Critic | None
+    """Estimates what a completion is worth; None but for `algorithm.advantage=gae`."""
+
     display: Display
     """Is told of progress."""
 
@@ -77,8 +81,11 @@ def build_roles(
         )
         prompts = PromptSource(task, language_model.tokenizer, config.data)
         policy = _build_policy(config, language_model, resumed=checkpoint is not None) if training else None
+        critic = None
+        if training and config.algorithm.advantage == "gae":
+            critic = Critic(language_model, settings=config.critic, optimizer=config.optimizer)
         display.end_phase()
-        yield Roles(task, language_model, prompts, engine, pool, policy, display)
+        yield Roles(task, language_model, prompts, engine, pool, policy, critic, display)
 
 
 def _build_policy(config: TrainConfig, language_model: LanguageModel, *, resumed: bool) -> Policy:

@@ -50,7 +50,8 @@ def timing_metrics(seconds: Mapping[str, float], prompt_tokens: int, response_to
     divisors = {"gen": response_tokens, "update_actor": tokens, "reward": response_tokens}
     metrics = {f"timing_s/{name}": value for name, value in seconds.items()}
     for name, divisor in divisors.items():
-        metrics[f"timing_per_token_ms/{name}"] = 1000 * seconds[name] / divisor
+        if name in seconds:
+            metrics[f"timing_per_token_ms/{name}"] = 1000 * seconds[name] / divisor
     metrics["perf/total_num_tokens"] = float(tokens)
     metrics["perf/throughput"] = tokens / seconds["step"]
     if torch.cuda.is_available():
