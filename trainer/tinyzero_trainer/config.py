@@ -106,6 +106,57 @@ DISCOUNTS = ("reinforce_pp", "remax", "gae")
 
 
 @dataclass(frozen=True)
+class WindowConfig:
+    """How many tokens completions may have in training; evaluation always uses rollout.max_tokens."""
+
+    mode: Literal["full", "fixed", "adaptive"] = "full"
+    """`full` = rollout.max_tokens; `fixed` = window.tokens; `adaptive` = shorter while the model succeeds."""
+
+    tokens: PositiveInt = 256
+    """The fixed window."""
+
+    least: PositiveInt = 32
+    """The adaptive window is never shorter."""
+
+    warmup_steps: PositiveInt = 10
+    """Steps at full length, after which it starts from the mean length of correct completions."""
+
+    every: PositiveInt = 5
+    """Steps between two decisions."""
+
+    change: PositiveInt = 64
+    """Tokens by which a decision changes the window."""
+
+    gap: PositiveInt = 32
+    """Tokens of the window that may stay unused before it shrinks."""
+
+    target: Fraction = 0.7
+    """Share of correct completions to keep to."""
+
+    tolerance: Fraction = 0.05
+    """Above target + tolerance the window shrinks, below target - tolerance it grows."""
+
+    truncated_limit: Fraction = 0.1
+    """It never shrinks while more than this share is cut off."""
+
+    hold_steps: PositiveInt = 20
+    """Steps of success without change after which it grows, to see whether longer is better."""
+
+    decay: Annotated[float, Ge(0), Lt(1)] = 0.9
+    """Of the exponential averages."""
+
+    explore: Fraction = 0.0
+    """Chance of a single step at full length."""
+
+    def __post_init__(self) -> None:
+        effective = {"full": {"mode"}, "fixed": {"mode", "tokens"}}
+        for name, field_ in type(self).__dataclass_fields__.items():
+            useful = name in effective[self.mode] if self.mode in effective else name != "tokens"
+            if not useful and getattr(self, name) != field_.default:
+                raise ValueError(f"{name}={getattr(self, name)} has no effect with mode={self.mode!r}")
+
+
+@dataclass(frozen=True)
 class AlgorithmConfig:
     """From rewards to a loss. A setting that has no effect under the others is refused."""
 
@@ -317,6 +368,7 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    window: WindowConfig = field(default_factory=WindowConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)

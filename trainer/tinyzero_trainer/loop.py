@@ -36,6 +36,7 @@ from tinyzero_trainer.run_directory import RunDirectory
 from tinyzero_trainer.schedules import StepSettings, settings_at
 from tinyzero_trainer.step_metrics import batch_metrics, timing_metrics
 from tinyzero_trainer.trackers import Trackers
+from tinyzero_trainer.window import WindowState, measure, observe, window_at
 
 STATE_FILE = "state.json"
 STATE_DIRECTORY = "training_state"
@@ -126,6 +127,7 @@ class _Run:
         self.config, self.run, self.roles, self.log, self.trackers, self.stop = config, run, roles, log, trackers, stop
         self.policy, self.display = roles.policy, roles.display
         self.state = RunState()
+        self.window = WindowState()
         self.saved_step: int | None = None  # newest checkpoint of this state
         self.held_out: list[Prompt] = []
 
@@ -161,7 +163,8 @@ class _Run:
         """Generate, score, compare, update; returns the step's metrics."""
         config, clock = self.config, _Clock()
         group_size, now = config.rollout.samples_per_prompt, self.settings_at(step)
-        params = SamplingParams(config.rollout.max_tokens, now.temperature, config.rollout.top_p, config.rollout.top_k)
+        window = window_at(self.window, config.window, full=config.rollout.max_tokens, step=step, seed=config.run.seed)
+        params = SamplingParams(window, now.temperature, config.rollout.top_p, config.rollout.top_k)
         seed = derive_seed("rollout", config.run.seed, step)
         rollouts = generate(self.roles, batch, params, samples=group_size, seed=seed, stop=self.stop)
         clock.lap("gen")
@@ -188,6 +191,7 @@ class _Run:
             **batch_metrics(self.roles.task, samples, outcome.groups(), advantages),
             **updated,
             **self.close_kl(outcome, updated, now),
+            **self.close_window(samples, window, step),
             **self.totals(samples, clock.stop()),
         }
 
@@ -260,6 +264,16 @@ class _Run:
             )
         return {"actor/kl_coef": coefficient, **metrics}
 
+    def close_window(self, samples: list[Sample], window: int, step: int) -> dict[str, float]:
+        """Let the window adapt to the step."""
+        full = self.config.rollout.max_tokens
+        self.window = observe(self.window, measure(samples), self.config.window, full=full, step=step)
+        if self.config.window.mode != "adaptive":
+            return {}
+        means = {"mean_success_length": self.window.correct_length, "success_rate": self.window.success_rate}
+        known = {f"adaptive_window/{name}": value for name, value in means.items() if value is not None}
+        return {"adaptive_window/current_window": float(window), **known}
+
     def totals(self, samples: list[Sample], seconds: dict[str, float]) -> dict[str, float]:
         """Times of the step, and sums over the run."""
         state = self.state
@@ -325,7 +339,9 @@ class _Run:
         self.policy.load(directory)
         if self.roles.critic is not None:
             self.roles.critic.load(directory)
-        self.state = RunState(**json.loads((directory / STATE_FILE).read_text()))
+        saved = json.loads((directory / STATE_FILE).read_text())
+        self.window = WindowState(**saved.pop("window"))
+        self.state = RunState(**saved)
         self.saved_step = self.state.step
         # A step whose line is still owed has none to keep.
         self.log.cut_after(self.state.step if self.state.pending is None else self.state.step - 1)
@@ -345,7 +361,7 @@ class _Run:
             self.policy.save(state_directory)
             if self.roles.critic is not None:
                 self.roles.critic.save(state_directory)
-            (state_directory / STATE_FILE).write_text(json.dumps(asdict(self.state)))
+            (state_directory / STATE_FILE).write_text(json.dumps({**asdict(self.state), "window": asdict(self.window)}))
 
         weights = sum(parameter.nbytes for parameter in language_model.model.parameters())
         checkpoints.save(
