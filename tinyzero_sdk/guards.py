@@ -9,11 +9,12 @@ import reprlib
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.hookspecs import hookimpl
-from tinyzero_sdk.records import REASONS, Completion, Json, Score
+from tinyzero_sdk.records import REASONS, TASK_PART, Completion, Json, Score
 from tinyzero_sdk.text import strip_special_tokens
 
 MOST_CHARACTERS = 2**20
@@ -38,6 +39,7 @@ class ScoreGuard:
         self._extract_answer = extract_answer
         self._score = score
         self._range = score_range
+        self._is_wrapped = False
 
     @hookimpl
     def score_completion(self, completion: Completion | str, ground_truth: Json) -> Score:
@@ -45,15 +47,21 @@ class ScoreGuard:
         try:
             answer = self.extract_answer(completion if isinstance(completion, str) else completion.text)
             if answer is None:
-                return Score(0.0, False, "no_answer")
-            return self.check(self._score(answer, ground_truth), answer)
+                score = Score(0.0, False, "no_answer")
+            else:
+                score = self.check(self._score(answer, ground_truth), answer)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a scorer may raise anything, SystemExit and RecursionError included
             return self._failure(error)
+        return score if not self._is_wrapped else replace(score, parts={**score.parts, TASK_PART: score.value})
 
     def around(self, shaped: Callable[[Completion, Json], Any]) -> Callable[[Completion | str, Json], Score]:
-        """The same promise for `score_completion` with wrappers around it, which may leave the task's range."""
+        """The same promise for `score_completion` with wrappers around it, which may leave the task's range.
+
+        What the task itself gave is then in `parts`.
+        """
+        self._is_wrapped = True
 
         def score_completion(completion: Completion | str, ground_truth: Json) -> Score:
             try:

@@ -16,6 +16,9 @@ Reason = Literal["ok", "wrong", "no_answer", "malformed", "error", "timeout"]
 """Why a completion got its score: the answer is right; it is well formed but not right; there is
 none; it cannot be read; the scorer raised or returned nonsense; the scorer ran out of time."""
 
+TASK_PART = "task"
+"""The name, in `Score.parts`, of what the task itself gave where wrappers change it."""
+
 REASONS: tuple[Reason, ...] = ("ok", "wrong", "no_answer", "malformed", "error", "timeout")
 
 
@@ -70,6 +73,11 @@ class Score:
 
     masked: bool = False
     """True leaves the completion out of the loss (not out of the metrics)."""
+
+    @property
+    def unshaped(self) -> float:
+        """What the task itself gave, before any wrapper."""
+        return self.parts.get(TASK_PART, self.value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class EvaluationResult:
     """Of the accuracy, over problems."""
 
     mean_score: float
-    """Mean reward."""
+    """Mean reward, without shaping."""
 
     by_reason: Mapping[str, int]
     """Number of completions by reason of their score."""
@@ -73,7 +73,7 @@ def _summary(completed: Sequence[Sample], samples: int, seconds: float) -> Evalu
         samples=samples,
         accuracy=accuracy,
         standard_error=(variance / count) ** 0.5,
-        mean_score=fmean(sample.score.value for sample in completed),
+        mean_score=fmean(sample.score.unshaped for sample in completed),
         by_reason=Counter(sample.score.reason for sample in completed),
         mean_length=fmean(lengths),
         tokens_per_second=sum(lengths) / seconds,

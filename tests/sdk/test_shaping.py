@@ -1,0 +1,119 @@
+"""Shaped rewards against their papers' formulas, through a task, as training and offline scoring see them."""
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinyzero_sdk import Completion, load_task
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.shaping import repeated_share
+
+RIGHT, WRONG, NONE = "<answer>7</answer>", "<answer>8</answer>", "no answer"
+
+
+@pytest.fixture
+def score(write_task):
+    path = write_task()
+
+    def score(wrapper, text, tokens=10, finished=True):
+        return load_task(path, wrappers=[wrapper]).score_completion(Completion(text, tokens, finished), 7)
+
+    return score
+
+
+@pytest.mark.parametrize(("text", "value"), [(RIGHT, 1.0), (WRONG, 0.1), (NONE, 0.0)])
+def test_format_score_pays_a_wrong_answer_a_little(score, text, value) -> None:
+    verdict = score("format", text)
+    assert (verdict.value, verdict.correct) == (value, text == RIGHT)
+    assert verdict.unshaped == float(text == RIGHT)
+
+
+@pytest.mark.parametrize("length", [0, 1, 37, 50, 99])
+@pytest.mark.parametrize("text", [RIGHT, WRONG])
+def test_cosine_is_the_papers_formula(score, text: str, length: int) -> None:
+    low, high = (1.0, 2.0) if text == RIGHT else (0.0, -10.0)
+    expected = low + 0.5 * (high - low) * (1 + math.cos(math.pi * length / 100))
+    assert score("cosine(limit=100)", text, length).value == pytest.approx(expected)
+
+
+def test_cosine_favours_short_right_and_long_wrong_answers(score) -> None:
+    right, wrong = ([score("cosine(limit=100)", text, n).value for n in range(0, 100, 10)] for text in (RIGHT, WRONG))
+    assert right == sorted(right, reverse=True)
+    assert wrong == sorted(wrong)
+    assert min(right) >= 1.0 > 0.0 >= max(wrong)
+
+
+@pytest.mark.parametrize(("tokens", "finished"), [(100, True), (100, False), (40, False)])
+def test_cosine_punishes_what_exceeds_the_limit(score, tokens: int, finished: bool) -> None:
+    assert score("cosine(limit=100)", RIGHT, tokens, finished).value == -10.0
+    assert score("cosine(limit=100, exceeded=-1)", RIGHT, tokens, finished).value == -1.0
+
+
+@given(st.integers(0, 200))
+def test_overlong_is_the_papers_formula(length: int) -> None:
+    from tinyzero_sdk.records import Score
+    from tinyzero_sdk.shaping import SoftOverlong
+
+    shaping = SoftOverlong(limit=100, buffer=20).score_completion(Completion("", length))
+    next(shaping)
+    with pytest.raises(StopIteration) as end:
+        shaping.send(Score(1.0, True))
+    expected = 0 if length <= 80 else Fraction(80 - length, 20) if length <= 100 else -1
+    assert end.value.value.value == pytest.approx(1 + float(expected))
+
+
+def test_truncated_completions_are_masked(score) -> None:
+    assert score("mask_truncated", WRONG, finished=False).masked
+    assert not score("mask_truncated", WRONG).masked
+
+
+def test_repetition_costs_its_share(score) -> None:
+    assert score("repetition(size=2)", f"{RIGHT} a b a b a b").value == pytest.approx(1 - 3 / 6)
+    assert score("repetition(size=2, penalty=0.5)", f"{RIGHT} a b c").value == 1.0
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=30), st.integers(1, 5))
+def test_repeated_share_is_the_definition(words: list[str], size: int) -> None:
+    grams = [tuple(words[start : start + size]) for start in range(len(words) - size + 1)]
+    repeats = sum(gram in grams[:place] for place, gram in enumerate(grams))
+    assert repeated_share(" ".join(words), size) == pytest.approx(repeats / len(grams) if grams else 0.0)
+
+
+def test_wrappers_add_up_and_keep_what_the_task_gave(write_task) -> None:
+    task = load_task(write_task(), wrappers=["format(value=0.2)", "overlong(limit=100, buffer=50)"])
+    verdict = task.score_completion(Completion(WRONG, 75), 7)
+    assert verdict.value == pytest.approx(0.2 - 0.5)
+    assert verdict.parts == {"task": 0.0, "format": 0.2, "overlong": -0.5}
+
+
+def test_a_failing_scorer_is_not_shaped(write_task) -> None:
+    task = load_task(write_task(score="@hookimpl\ndef score(answer): return None"), wrappers=["cosine(limit=100)"])
+    verdict = task.score_completion(Completion(RIGHT, 5), 7)
+    assert (verdict.value, verdict.reason) == (0.0, "error")
+
+
+def test_without_token_counts_a_length_wrapper_says_so(write_task) -> None:
+    task = load_task(write_task(), wrappers=["overlong(limit=100, buffer=50)"])
+    assert task.score_completion(RIGHT, 7).reason == "error"
+    assert "needs each completion's token count" in task.first_error
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("cosin(limit=1)", "did you mean 'cosine'"),
+        ("cosine", "limit"),
+        ("cosine(limit=0)", "cosine.limit: got 0"),
+        ("cosine(limits=1)", "unknown key 'cosine.limits'"),
+        ("cosine(limit=)", "cannot read the settings"),
+        ("overlong(limit=1, buffer=2)", "buffer=2 is more than limit=1"),
+        ("trace(a=1)", "has no settings"),
+        ("(a)", "expected name or name"),
+    ],
+)
+def test_a_mistake_is_one_line(write_task, spec: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message.replace("(", r"\(")):
+        load_task(write_task(), wrappers=[spec])

@@ -1,0 +1,137 @@
+"""Score wrappers that shape a reward: by form, by length, by repetition. For any task, in training and offline.
+
+They change `value` and `masked`, never `correct`; what the task itself gave stays in `parts["task"]`.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from annotated_types import Ge, Gt
+
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.hookspecs import hookimpl
+from tinyzero_sdk.records import Completion, Score
+
+Shaping = Generator[None, Score, Score]
+
+
+@dataclass(frozen=True)
+class FormatScore:
+    """`format`: something for an answer that can be read but is wrong."""
+
+    value: float = 0.1
+    """What it scores, unless the task gives more."""
+
+    @hookimpl(wrapper=True)
+    def score_completion(self) -> Shaping:
+        score = yield
+        return _add(score, "format", max(0.0, self.value - score.value)) if score.reason == "wrong" else score
+
+
+@dataclass(frozen=True)
+class CosineLength:
+    """`cosine`: right answers score more when short, wrong ones more when long (arXiv 2502.03373, §3.1).
+
+    A right answer scores from `correct[1]` at no length down to `correct[0]` at the limit, a wrong one from
+    `wrong[0]` up to `wrong[1]`, both along half a cosine; one that was cut off, or is longer, scores `exceeded`.
+    """
+
+    limit: Annotated[int, Gt(0)]
+    """L_max, in tokens."""
+
+    correct: tuple[float, float] = (1.0, 2.0)
+    """Reward of a right answer: at the limit, and of no length."""
+
+    wrong: tuple[float, float] = (-10.0, 0.0)
+    """Reward of a wrong answer: of no length, and at the limit."""
+
+    exceeded: float = -10.0
+    """Reward at or over the limit."""
+
+    @hookimpl(wrapper=True)
+    def score_completion(self, completion: Completion) -> Shaping:
+        score = yield
+        length = _tokens(completion, "cosine")
+        if length >= self.limit or not completion.finished:
+            return _add(score, "cosine", self.exceeded - score.value)
+        low, high = self.correct if score.correct else (self.wrong[1], self.wrong[0])
+        target = low + 0.5 * (high - low) * (1 + math.cos(math.pi * length / self.limit))
+        return _add(score, "cosine", target - score.value)
+
+
+@dataclass(frozen=True)
+class SoftOverlong:
+    """`overlong`: DAPO's soft penalty of completions that come close to the limit (arXiv 2503.14476, eq. 13)."""
+
+    limit: Annotated[int, Gt(0)]
+    """L_max, in tokens: from here on the penalty is 1."""
+
+    buffer: Annotated[int, Gt(0)]
+    """L_cache: over so many tokens before the limit the penalty rises from 0."""
+
+    def __post_init__(self) -> None:
+        if self.buffer > self.limit:
+            raise ValueError(f"buffer={self.buffer} is more than limit={self.limit}")
+
+    @hookimpl(wrapper=True)
+    def score_completion(self, completion: Completion) -> Shaping:
+        score = yield
+        excess = _tokens(completion, "overlong") - (self.limit - self.buffer)
+        return _add(score, "overlong", -min(1.0, max(0.0, excess / self.buffer)))
+
+
+@dataclass(frozen=True)
+class MaskTruncated:
+    """`mask_truncated`: completions that were cut off are left out of the loss (arXiv 2503.14476, §3.4)."""
+
+    @hookimpl(wrapper=True)
+    def score_completion(self, completion: Completion) -> Shaping:
+        score = yield
+        return score if completion.finished else replace(score, masked=True)
+
+
+@dataclass(frozen=True)
+class RepetitionPenalty:
+    """`repetition`: minus the share of a text's n-grams that stood in it before (after arXiv 2502.03373, §3.2)."""
+
+    penalty: Annotated[float, Ge(0)] = 1.0
+    """What a text that only repeats itself loses."""
+
+    size: Annotated[int, Gt(0)] = 20
+    """n, in words (what stands between blanks)."""
+
+    @hookimpl(wrapper=True)
+    def score_completion(self, completion: Completion) -> Shaping:
+        score = yield
+        return _add(score, "repetition", -self.penalty * repeated_share(completion.text, self.size))
+
+
+def repeated_share(text: str, size: int) -> float:
+    """Share of the text's n-grams of `size` words that stood in it before; 0 where it has fewer words.
+
+    Example:
+        >>> repeated_share("a b a b a b", 2)
+        0.6
+    """
+    words = text.split()
+    count = len(words) - size + 1
+    if count < 1:
+        return 0.0
+    # Hashes, since the n-grams of a long text would take n times its memory.
+    different = Counter(hash(tuple(words[start : start + size])) for start in range(count))
+    return 1 - len(different) / count
+
+
+def _tokens(completion: Completion, name: str) -> int:
+    if completion.token_count is None:
+        raise DataError(f"the wrapper {name!r} needs each completion's token count, and this one has none")
+    return completion.token_count
+
+
+def _add(score: Score, name: str, amount: float) -> Score:
+    if score.reason == "error":
+        return score  # the scorer failed, which says nothing of the completion
+    return replace(score, value=score.value + amount, parts={**score.parts, name: amount})
