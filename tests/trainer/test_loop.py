@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.settings import to_mapping
-from tinyzero_trainer import loop, roles
+from tinyzero_trainer import loop, roles, training_step
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.configure import make_config
 from tinyzero_trainer.interrupts import Interrupted
@@ -142,7 +142,7 @@ def test_a_run_killed_at_any_step_resumes_to_the_same_metrics(
     step: int, config: Configure, whole_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = config()
-    with killed(monkeypatch, loop._Run, "train_step", step):
+    with killed(monkeypatch, training_step.TrainingStep, "take", step):
         train(run)
     output = train(run, resume=True).output
     assert lines(output) == lines(whole_run)
@@ -181,7 +181,7 @@ def test_a_run_killed_between_any_two_acts_resumes_to_the_same_metrics(
     ("owner", "name", "call", "saved"),
     [
         slowly(roles.TorchEngine, "generate", 1, 0),  # the first evaluation
-        (loop, "generate", 3, 2),  # rollouts of step 3
+        (training_step, "generate", 3, 2),  # rollouts of step 3
         (roles.Policy, "update", 3, 3),  # an update is finished: half of one cannot be saved
         slowly(loop, "evaluate", 3, 2),  # the evaluation at step 2
         slowly(loop.checkpoints, "save", 1, 2),

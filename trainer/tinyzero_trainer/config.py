@@ -62,6 +62,9 @@ class DataConfig:
     prompts_per_step: PositiveInt = 32
     """Problems in a batch."""
 
+    dynamic_rounds: NonNegativeInt = 0
+    """Dynamic sampling: groups whose rewards are all equal are replaced, in at most so many rounds; 0 = trained on."""
+
     test_share: TestShare = 1 / 16
     """Share of all problems, by the hash of their key, that is held out."""
 

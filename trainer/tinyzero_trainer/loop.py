@@ -5,7 +5,7 @@ Line k of `metrics.jsonl` is written before checkpoint k, so a run resumed from 
 """
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
 
@@ -16,27 +16,21 @@ from tinyzero_sdk.records import Json
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer import checkpoint as checkpoints
-from tinyzero_trainer.advantages import ESTIMATORS, Outcome, whiten
-from tinyzero_trainer.batching import completion_lengths
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.configure import check_fingerprint, fingerprint
 from tinyzero_trainer.curve import draw_curve
 from tinyzero_trainer.display import Display, outcome_line
-from tinyzero_trainer.divergences import SAMPLED, adapted_coefficient
 from tinyzero_trainer.evaluation import evaluate, write_samples
-from tinyzero_trainer.experience import Experience
 from tinyzero_trainer.interrupts import Interrupted, StopFlag, catch_signals
 from tinyzero_trainer.metrics import MetricsLog, greedy_key, held_out_key, read_metrics, size_key
 from tinyzero_trainer.models import save_model
-from tinyzero_trainer.optimizing import UpdateError
 from tinyzero_trainer.records import Prompt, Sample
-from tinyzero_trainer.roles import Roles, StopRequested, build_roles, generate, score
+from tinyzero_trainer.roles import Roles, StopRequested, build_roles
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.run_directory import RunDirectory
-from tinyzero_trainer.schedules import StepSettings, settings_at
-from tinyzero_trainer.step_metrics import batch_metrics, timing_metrics
+from tinyzero_trainer.step_metrics import timing_metrics
 from tinyzero_trainer.trackers import Trackers
-from tinyzero_trainer.window import WindowState, measure, observe, window_at
+from tinyzero_trainer.training_step import Carried, TrainingStep
 
 STATE_FILE = "state.json"
 STATE_DIRECTORY = "training_state"
@@ -69,8 +63,8 @@ class RunState:
     elapsed_s: float = 0.0
     """Wall-clock seconds spent training, over all sittings."""
 
-    kl_coefficient: float | None = None
-    """Weight of the KL where it adapts; None before it has."""
+    carried: Carried = field(default_factory=Carried)
+    """What one step hands to the next."""
 
     cumulative_reward: float = 0.0
     """Sum of all rewards."""
@@ -127,7 +121,6 @@ class _Run:
         self.config, self.run, self.roles, self.log, self.trackers, self.stop = config, run, roles, log, trackers, stop
         self.policy, self.display = roles.policy, roles.display
         self.state = RunState()
-        self.window = WindowState()
         self.saved_step: int | None = None  # newest checkpoint of this state
         self.held_out: list[Prompt] = []
 
@@ -136,15 +129,16 @@ class _Run:
         config, state = self.config, self.restore(found)
         self.display.phase("drawing held-out problems")
         self.held_out = self.roles.prompts.held_out(config.eval.size)
-        batch_size = config.data.prompts_per_step
-        stream = self.roles.prompts.training(config.run.seed, skip=state.step * batch_size)
+        training = TrainingStep(config, self.roles, state.carried, self.stop, self.run.rollouts)
         try:
             if state.pending is not None:
                 self.close_step(state.pending)
             self.display.train(config.run.steps, done=state.step)
             while state.step < config.run.steps:
-                batch = [next(stream) for _ in range(batch_size)]
-                metrics = self.train_step(batch, state.step + 1)
+                samples, metrics, seconds = training.take(state.step + 1)
+                metrics |= self.totals(samples, seconds)
+                if config.log.rollouts_every and (state.step + 1) % config.log.rollouts_every == 0:
+                    write_samples(self.run.rollouts_file(state.step + 1), samples[: config.log.rollouts_count])
                 state.step += 1
                 state.pending = metrics
                 self.close_step(metrics)
@@ -158,121 +152,6 @@ class _Run:
             assert self.stop.signal is not None
             raise Interrupted(self.stop.signal, state.step, config.run.output) from None
         return self.finish()
-
-    def train_step(self, batch: list[Prompt], step: int) -> dict[str, float]:
-        """Generate, score, compare, update; returns the step's metrics."""
-        config, clock = self.config, _Clock()
-        group_size, now = config.rollout.samples_per_prompt, self.settings_at(step)
-        window = window_at(self.window, config.window, full=config.rollout.max_tokens, step=step, seed=config.run.seed)
-        params = SamplingParams(window, now.temperature, config.rollout.top_p, config.rollout.top_k)
-        seed = derive_seed("rollout", config.run.seed, step)
-        rollouts = generate(self.roles, batch, params, samples=group_size, seed=seed, stop=self.stop)
-        clock.lap("gen")
-        samples = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
-        clock.lap("reward")
-        outcome = self.outcome(samples, batch, now, clock)
-        advantages = ESTIMATORS[config.algorithm.advantage](outcome)
-        old_logprobs = torch.tensor([value for sample in samples for value in sample.rollout.logprobs])
-        returns = None if outcome.values is None else advantages + outcome.values
-        if returns is not None:
-            advantages = whiten(advantages)
-        experience = Experience(samples, outcome.lengths, old_logprobs, advantages, outcome.values, returns)
-        clock.lap("adv")
-        try:
-            updated = self.update(experience, now, step, clock)
-        except UpdateError:
-            write_samples(self.run.rollouts / f"bad_step_{step:06d}.jsonl", samples)
-            raise
-        self.roles.engine.load_weights()
-        clock.lap("update_weights")
-        if config.log.rollouts_every and step % config.log.rollouts_every == 0:
-            write_samples(self.run.rollouts_file(step), samples[: config.log.rollouts_count])
-        return {
-            **batch_metrics(self.roles.task, samples, outcome.groups(), advantages),
-            **updated,
-            **self.close_kl(outcome, updated, now),
-            **self.close_window(samples, window, step),
-            **self.totals(samples, clock.stop()),
-        }
-
-    def outcome(self, samples: list[Sample], batch: list[Prompt], now: StepSettings, clock: "_Clock") -> Outcome:
-        """What the completions earned, with everything that their advantages are computed from."""
-        config = self.config
-        penalties = greedy_rewards = values = None
-        lengths = completion_lengths(samples)
-        if config.algorithm.kl_coefficient and config.algorithm.kl_in == "reward":
-            engine = torch.tensor([value for sample in samples for value in sample.rollout.logprobs])
-            divergence = SAMPLED[config.algorithm.kl_estimator](
-                engine, self.policy.reference_logprobs(samples, now.temperature)
-            )
-            penalties = now.kl_coefficient * divergence
-            clock.lap("ref")
-        if config.algorithm.advantage == "remax":
-            params = SamplingParams(config.rollout.max_tokens, temperature=0.0)
-            rollouts = generate(self.roles, batch, params, samples=1, seed=0, stop=self.stop)
-            greedy = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
-            greedy_rewards = torch.tensor([sample.score.value for sample in greedy])
-            clock.lap("gen_greedy")
-        if self.roles.critic is not None:
-            values = self.roles.critic.values(samples)
-            clock.lap("values")
-        return Outcome(
-            rewards=torch.tensor([sample.score.value for sample in samples]),
-            lengths=lengths,
-            group_size=config.rollout.samples_per_prompt,
-            penalties=penalties,
-            values=values,
-            greedy_rewards=greedy_rewards,
-            discount=config.algorithm.discount,
-            trace_decay=config.algorithm.trace_decay,
-        )
-
-    def update(self, experience: Experience, now: StepSettings, step: int, clock: "_Clock") -> dict[str, float]:
-        """Update the critic, if there is one, and the policy, unless the critic is still warming up."""
-        group_size, critic = self.config.rollout.samples_per_prompt, self.roles.critic
-        metrics = {}
-        if critic is not None:
-            metrics = critic.update(experience, group_size=group_size)
-            clock.lap("update_critic")
-        if critic is None or step > self.config.critic.warmup_steps:
-            metrics |= self.policy.update(experience, group_size=group_size, now=now)
-            clock.lap("update_actor")
-        return metrics
-
-    def settings_at(self, step: int) -> StepSettings:
-        """What holds in a step: the schedules, and the coefficient that has adapted."""
-        now = settings_at(self.config, step)
-        return now if self.state.kl_coefficient is None else replace(now, kl_coefficient=self.state.kl_coefficient)
-
-    def close_kl(self, outcome: Outcome, updated: dict[str, float], now: StepSettings) -> dict[str, float]:
-        """The KL of the step and its coefficient, which then adapts if it shall."""
-        algorithm, coefficient = self.config.algorithm, now.kl_coefficient
-        if not coefficient:
-            return {"actor/kl_coef": 0.0}
-        if outcome.penalties is None:
-            measured, metrics = updated.get("actor/kl_loss"), {}
-        else:
-            measured = outcome.penalties.mean().item() / coefficient
-            metrics = {"actor/reward_kl_penalty": measured}
-        if algorithm.kl_target is not None and measured is not None:
-            self.state.kl_coefficient = adapted_coefficient(
-                coefficient,
-                measured,
-                target=algorithm.kl_target,
-                horizon=algorithm.kl_horizon,
-                count=len(outcome.lengths),
-            )
-        return {"actor/kl_coef": coefficient, **metrics}
-
-    def close_window(self, samples: list[Sample], window: int, step: int) -> dict[str, float]:
-        """Let the window adapt to the step."""
-        full = self.config.rollout.max_tokens
-        self.window = observe(self.window, measure(samples), self.config.window, full=full, step=step)
-        if self.config.window.mode != "adaptive":
-            return {}
-        means = {"mean_success_length": self.window.correct_length, "success_rate": self.window.success_rate}
-        known = {f"adaptive_window/{name}": value for name, value in means.items() if value is not None}
-        return {"adaptive_window/current_window": float(window), **known}
 
     def totals(self, samples: list[Sample], seconds: dict[str, float]) -> dict[str, float]:
         """Times of the step, and sums over the run."""
@@ -340,8 +219,7 @@ class _Run:
         if self.roles.critic is not None:
             self.roles.critic.load(directory)
         saved = json.loads((directory / STATE_FILE).read_text())
-        self.window = WindowState(**saved.pop("window"))
-        self.state = RunState(**saved)
+        self.state = RunState(**{**saved, "carried": Carried.from_json(saved["carried"])})
         self.saved_step = self.state.step
         # A step whose line is still owed has none to keep.
         self.log.cut_after(self.state.step if self.state.pending is None else self.state.step - 1)
@@ -361,7 +239,7 @@ class _Run:
             self.policy.save(state_directory)
             if self.roles.critic is not None:
                 self.roles.critic.save(state_directory)
-            (state_directory / STATE_FILE).write_text(json.dumps({**asdict(self.state), "window": asdict(self.window)}))
+            (state_directory / STATE_FILE).write_text(json.dumps(asdict(self.state)))
 
         weights = sum(parameter.nbytes for parameter in language_model.model.parameters())
         checkpoints.save(
@@ -398,26 +276,6 @@ class _Run:
             picture = f"no curve: {error}"
         self.display.done(outcome, picture, f"model: {self.run.checkpoints / f'step_{self.state.step}'}")
         return TrainResult(self.run.path, before, after)
-
-
-class _Clock:
-    """Wall-clock seconds of the parts of a step."""
-
-    def __init__(self) -> None:
-        self._started = self._last = perf_counter()
-        self._seconds: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        """Charge the time since the last lap to `name`."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        now = perf_counter()
-        self._seconds[name] = now - self._last
-        self._last = now
-
-    def stop(self) -> dict[str, float]:
-        """All parts, and the whole as `step`."""
-        return {**self._seconds, "step": perf_counter() - self._started}
 
 
 def _trackers(config: TrainConfig, run: RunDirectory, display: Display) -> Trackers:

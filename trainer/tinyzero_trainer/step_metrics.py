@@ -9,35 +9,41 @@ from torch import Tensor
 
 from tinyzero_sdk import Task
 from tinyzero_sdk.records import Reason
+from tinyzero_trainer.advantages import Outcome
 from tinyzero_trainer.metrics import ACCURACY
 from tinyzero_trainer.records import Sample
 
 FAILURES: tuple[Reason, ...] = ("error", "timeout", "no_answer", "malformed")
 
 
-def batch_metrics(task: Task, samples: Sequence[Sample], rewards: Tensor, advantages: Tensor) -> dict[str, float]:
+def batch_metrics(
+    task: Task, samples: Sequence[Sample], group_size: int, outcome: Outcome, advantages: Tensor
+) -> dict[str, float]:
     """What a batch of scored completions looks like.
 
     Args:
         task: for the difficulty of the problems.
-        samples: [groups × samples], group after group.
-        rewards: [groups, samples].
-        advantages: [groups, samples].
+        samples: all that were sampled, group after group.
+        group_size: completions of a prompt.
+        outcome: what those that are trained on earned, penalties included.
+        advantages: [tokens] of those that are trained on.
     """
     lengths = [len(sample.rollout.token_ids) for sample in samples]
     prompts = [len(sample.prompt.token_ids) for sample in samples]
     sequences = [prompt + length for prompt, length in zip(prompts, lengths, strict=True)]
     reasons = [sample.score.reason for sample in samples]
-    zero_std = rewards.amax(dim=1) == rewards.amin(dim=1)
+    scores = torch.tensor([sample.score.value for sample in samples]).view(-1, group_size)
+    zero_std = scores.amax(dim=1) == scores.amin(dim=1)
     return {
         **_spread("critic/score", [sample.score.value for sample in samples]),
-        **_spread("critic/rewards", rewards.flatten().tolist()),
-        **_spread("critic/advantages", advantages.flatten().tolist()),
+        **_spread("critic/rewards", outcome.groups().flatten().tolist()),
+        **_spread("critic/advantages", advantages.tolist()),
         **_spread("response_length", lengths),
         **_spread("prompt_length", prompts),
         **_spread("global_seqlen", sequences),
         "response_length/clip_ratio": fmean(not sample.rollout.finished for sample in samples),
         "group/zero_std_frac": zero_std.float().mean().item(),
+        "group/trained_on": len(outcome.lengths) / group_size,
         **{f"reward/{reason}_frac": reasons.count(reason) / len(reasons) for reason in FAILURES},
         **_completions(samples),
         **_by_difficulty(task, samples),

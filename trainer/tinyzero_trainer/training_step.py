@@ -1,0 +1,248 @@
+"""One training step: generate, score, compare, update. What happens between steps is the loop's business.
+
+The order of things is here; everything that computes is a pure function elsewhere.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Self
+
+import torch
+
+from tinyzero_sdk.seeds import derive_seed
+from tinyzero_trainer.advantages import ESTIMATORS, Outcome, whiten
+from tinyzero_trainer.batching import completion_lengths
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.divergences import SAMPLED, adapted_coefficient
+from tinyzero_trainer.evaluation import write_samples
+from tinyzero_trainer.experience import Experience
+from tinyzero_trainer.interrupts import StopFlag
+from tinyzero_trainer.optimizing import UpdateError
+from tinyzero_trainer.records import Prompt, Sample
+from tinyzero_trainer.roles import Roles, generate, score
+from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.schedules import StepSettings, settings_at
+from tinyzero_trainer.step_metrics import batch_metrics
+from tinyzero_trainer.window import WindowState, measure, observe, window_at
+
+
+@dataclass(slots=True)
+class Carried:
+    """What one step hands to the next; part of a checkpoint."""
+
+    prompts_drawn: int = 0
+    """Problems taken from the training stream, over all steps."""
+
+    kl_coefficient: float | None = None
+    """Weight of the KL where it adapts; None before it has."""
+
+    window: WindowState = field(default_factory=WindowState)
+    """Of the adaptive rollout window."""
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> Self:
+        """What a checkpoint holds of it."""
+        return cls(**{**saved, "window": WindowState(**saved["window"])})
+
+
+class TrainingStep:
+    """Takes steps; `carried` is brought up to date by each."""
+
+    def __init__(self, config: TrainConfig, roles: Roles, carried: Carried, stop: StopFlag, rollouts: Path) -> None:
+        """
+        Args:
+            config: of the run.
+            roles: who does the work.
+            carried: from the steps before.
+            stop: polled while generating.
+            rollouts: directory for the completions of a step that failed.
+        """
+        assert roles.policy is not None
+        self.config, self.roles, self.policy, self.carried = config, roles, roles.policy, carried
+        self.stop, self.rollouts = stop, rollouts
+        self.stream = roles.prompts.training(config.run.seed, skip=carried.prompts_drawn)
+
+    def take(self, step: int) -> tuple[list[Sample], dict[str, float], dict[str, float]]:
+        """Take a step, counted from 1.
+
+        Returns:
+            all completions sampled; the step's metrics; wall-clock seconds of its parts, and of the whole as `step`.
+
+        Raises:
+            StopRequested: a signal asked for the end while generating; nothing has changed.
+            UpdateError: too many updates in a row were not finite.
+        """
+        config, clock, now = self.config, _Clock(), self.settings_at(step)
+        window = window_at(
+            self.carried.window, config.window, full=config.rollout.max_tokens, step=step, seed=config.run.seed
+        )
+        params = SamplingParams(window, now.temperature, config.rollout.top_p, config.rollout.top_k)
+        samples, kept, drawn = self.collect(params, step, clock)
+        outcome = self.outcome(kept, now, clock)
+        advantages = ESTIMATORS[config.algorithm.advantage](outcome)
+        experience = as_experience(kept, outcome, advantages)
+        clock.lap("adv")
+        try:
+            updated = self.update(experience, now, step, clock)
+        except UpdateError:
+            write_samples(self.rollouts / f"bad_step_{step:06d}.jsonl", samples)
+            raise
+        self.roles.engine.load_weights()
+        clock.lap("update_weights")
+        self.carried.prompts_drawn += drawn
+        metrics = {
+            **batch_metrics(self.roles.task, samples, config.rollout.samples_per_prompt, outcome, advantages),
+            **updated,
+            **self.close_kl(outcome, updated, now),
+            **self.close_window(samples, window, step),
+        }
+        return samples, metrics, clock.stop()
+
+    def collect(self, params: SamplingParams, step: int, clock: "_Clock") -> tuple[list[Sample], list[Sample], int]:
+        """All completions sampled, those that are trained on, and the number of problems drawn.
+
+        With dynamic sampling (arXiv 2503.14476, §3.2) groups whose rewards are all equal are left out, and more
+        problems drawn in their place, for some rounds.
+        """
+        config, group_size = self.config, self.config.rollout.samples_per_prompt
+        wanted, rounds = config.data.prompts_per_step, config.data.dynamic_rounds or 1
+        samples: list[Sample] = []
+        kept: list[Sample] = []
+        drawn = 0
+        for attempt in range(rounds):
+            batch = [next(self.stream) for _ in range(wanted - len(kept) // group_size)]
+            drawn += len(batch)
+            seed = derive_seed("rollout", config.run.seed, step, *([attempt] if attempt else []))
+            rollouts = generate(self.roles, batch, params, samples=group_size, seed=seed, stop=self.stop)
+            clock.lap("gen")
+            scored = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
+            clock.lap("reward")
+            samples += scored
+            kept += scored if not config.data.dynamic_rounds else _informative(scored, group_size)
+            if len(kept) == wanted * group_size:
+                break
+        # Without any group to learn from the step is made with what there is: its advantages are all zero.
+        return samples, kept or samples[: wanted * group_size], drawn
+
+    def outcome(self, samples: list[Sample], now: StepSettings, clock: "_Clock") -> Outcome:
+        """What the completions earned, with everything that their advantages are computed from."""
+        config = self.config
+        penalties = greedy_rewards = values = None
+        lengths = completion_lengths(samples)
+        if config.algorithm.kl_coefficient and config.algorithm.kl_in == "reward":
+            engine = torch.tensor([value for sample in samples for value in sample.rollout.logprobs])
+            divergence = SAMPLED[config.algorithm.kl_estimator](
+                engine, self.policy.reference_logprobs(samples, now.temperature)
+            )
+            penalties = now.kl_coefficient * divergence
+            clock.lap("ref")
+        if config.algorithm.advantage == "remax":
+            params = SamplingParams(config.rollout.max_tokens, temperature=0.0)
+            rollouts = generate(self.roles, _prompts(samples, config), params, samples=1, seed=0, stop=self.stop)
+            greedy = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
+            greedy_rewards = torch.tensor([sample.score.value for sample in greedy])
+            clock.lap("gen_greedy")
+        if self.roles.critic is not None:
+            values = self.roles.critic.values(samples)
+            clock.lap("values")
+        return Outcome(
+            rewards=torch.tensor([sample.score.value for sample in samples]),
+            lengths=lengths,
+            group_size=config.rollout.samples_per_prompt,
+            penalties=penalties,
+            values=values,
+            greedy_rewards=greedy_rewards,
+            discount=config.algorithm.discount,
+            trace_decay=config.algorithm.trace_decay,
+        )
+
+    def update(self, experience: Experience, now: StepSettings, step: int, clock: "_Clock") -> dict[str, float]:
+        """Update the critic, if there is one, and the policy, unless the critic is still warming up."""
+        group_size, critic = self.config.rollout.samples_per_prompt, self.roles.critic
+        metrics = {}
+        if critic is not None:
+            metrics = critic.update(experience, group_size=group_size)
+            clock.lap("update_critic")
+        if critic is None or step > self.config.critic.warmup_steps:
+            metrics |= self.policy.update(experience, group_size=group_size, now=now)
+            clock.lap("update_actor")
+        return metrics
+
+    def settings_at(self, step: int) -> StepSettings:
+        """What holds in a step: the schedules, and the coefficient that has adapted."""
+        now = settings_at(self.config, step)
+        return now if self.carried.kl_coefficient is None else replace(now, kl_coefficient=self.carried.kl_coefficient)
+
+    def close_kl(self, outcome: Outcome, updated: dict[str, float], now: StepSettings) -> dict[str, float]:
+        """The KL of the step and its coefficient, which then adapts if it shall."""
+        algorithm, coefficient = self.config.algorithm, now.kl_coefficient
+        if not coefficient:
+            return {"actor/kl_coef": 0.0}
+        if outcome.penalties is None:
+            measured, metrics = updated.get("actor/kl_loss"), {}
+        else:
+            measured = outcome.penalties.mean().item() / coefficient
+            metrics = {"actor/reward_kl_penalty": measured}
+        if algorithm.kl_target is not None and measured is not None:
+            self.carried.kl_coefficient = adapted_coefficient(
+                coefficient,
+                measured,
+                target=algorithm.kl_target,
+                horizon=algorithm.kl_horizon,
+                count=len(outcome.lengths),
+            )
+        return {"actor/kl_coef": coefficient, **metrics}
+
+    def close_window(self, samples: list[Sample], window: int, step: int) -> dict[str, float]:
+        """Let the window adapt to the step."""
+        full = self.config.rollout.max_tokens
+        self.carried.window = observe(self.carried.window, measure(samples), self.config.window, full=full, step=step)
+        if self.config.window.mode != "adaptive":
+            return {}
+        means = {
+            "mean_success_length": self.carried.window.correct_length,
+            "success_rate": self.carried.window.success_rate,
+        }
+        known = {f"adaptive_window/{name}": value for name, value in means.items() if value is not None}
+        return {"adaptive_window/current_window": float(window), **known}
+
+
+def as_experience(samples: list[Sample], outcome: Outcome, advantages: torch.Tensor) -> Experience:
+    """What the update takes; with a critic the advantages are whitened, and the returns are what it shall learn."""
+    old_logprobs = torch.tensor([value for sample in samples for value in sample.rollout.logprobs])
+    if outcome.values is None:
+        return Experience(samples, outcome.lengths, old_logprobs, advantages)
+    returns = advantages + outcome.values
+    return Experience(samples, outcome.lengths, old_logprobs, whiten(advantages), outcome.values, returns)
+
+
+def _informative(samples: list[Sample], group_size: int) -> list[Sample]:
+    """The groups whose rewards are not all equal."""
+    groups = [samples[start : start + group_size] for start in range(0, len(samples), group_size)]
+    return [sample for group in groups if len({sample.score.value for sample in group}) > 1 for sample in group]
+
+
+def _prompts(samples: list[Sample], config: TrainConfig) -> list[Prompt]:
+    return [sample.prompt for sample in samples[:: config.rollout.samples_per_prompt]]
+
+
+class _Clock:
+    """Wall-clock seconds of the parts of a step."""
+
+    def __init__(self) -> None:
+        self._started = self._last = perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        """Charge the time since the last lap to `name`."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now = perf_counter()
+        self._seconds[name] = self._seconds.get(name, 0.0) + now - self._last
+        self._last = now
+
+    def stop(self) -> dict[str, float]:
+        """All parts, and the whole as `step`."""
+        return {**self._seconds, "step": perf_counter() - self._started}
