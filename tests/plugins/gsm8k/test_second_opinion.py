@@ -1,0 +1,105 @@
+"""Scorer and second opinion give one verdict wherever the latter gives any, on mutated answers as on the grammar's."""
+
+import random
+import re
+
+import pytest
+
+from tinyzero_gsm8k.guesses import rules
+from tinyzero_gsm8k.numbers import read_number
+from tinyzero_gsm8k.second_opinion import is_right
+from tinyzero_sdk import load_task
+from tinyzero_sdk.records import Item
+
+TRUTHS = ["42", "7", "1042", "3.5", "0", "-5", "1000000", "12"]
+PIECES = [
+    *"0123456789.,-+$%/ eExX*()=:!?'\"abkMdollars\n^°×·−–½²≈\t",
+    *("\\", "{", "}", " or ", " and ", " not ", "10^", r"\frac", r"\boxed{", " million", "n't", "minus ", "**", "US$"),
+]
+
+
+def answer(source: random.Random, truth: str) -> str:
+    """An answer of the grammar, with some pieces put in, taken out or replaced."""
+    grammar = rules(truth)
+
+    def expand(name: str) -> str:
+        return re.sub(r"<(\w+)>", lambda match: expand(match[1]), source.choice(grammar[name]))
+
+    text = expand("answer")
+    for _ in range(source.choice([0, 0, 1, 1, 2, 3, 5])):
+        place, piece = source.randrange(len(text) + 1), source.choice(PIECES)
+        text = text[:place] + source.choice(["", piece]) + text[place + source.choice([0, 1]) :]
+    return text
+
+
+def compare(count: int, seed: int) -> int:
+    """Compares the two on `count` answers; returns how many the second opinion could judge."""
+    source, judged = random.Random(seed), 0
+    for _ in range(count):
+        truth = source.choice(TRUTHS)
+        text = answer(source, truth)
+        number = read_number(text)
+        if number is not None and number.denominator == 1 and source.random() < 0.5:
+            truth = str(number)  # so that odd spellings are right, too
+        verdict = is_right(text, truth)
+        if verdict is not None:
+            assert verdict is (number is not None and number == read_number(truth)), (text, truth, number)
+            judged += 1
+    return judged
+
+
+def test_the_two_agree():
+    assert compare(4_000, seed=0) > 2_500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_the_two_agree_on_very_many_answers(seed):
+    assert compare(150_000, seed) > 90_000
+
+
+@pytest.mark.parametrize(
+    ("text", "truth", "right"),
+    [
+        ("00 *10^0", "0", True),
+        ("0. *10^0", "0", True),
+        ("1042* 10^0", "1042", True),
+        ("** 42 **", "42", True),
+        ("42 isn't it", "42", False),
+        ("10 and  half", "10", True),
+        ("- 42", "42", False),
+        ("$$$$42", "42", False),
+    ],
+)
+def test_answers_on_which_they_once_differed(text, truth, right):
+    assert is_right(text, truth) in (None, right)
+    assert (read_number(text) == read_number(truth)) is right
+
+
+def test_the_second_opinion_can_judge_most_spellings():
+    for text in (
+        "1,042",
+        "$42",
+        "18 dollars",
+        "3/4",
+        "1 1/2",
+        "1.5e3",
+        "1.5 × 10^3",
+        r"\boxed{42}",
+        r"\frac{3}{4}",
+        "−5",
+    ):
+        assert is_right(text, str(read_number(text))) is True, text
+        assert is_right(text, "17") is False, text
+
+
+def test_grammar_reaches_right_and_wrong_answers():
+    task = load_task("gsm8k", options={"source": "synthetic"})
+    item = Item("42", {"question": "?", "answer": "#### 42"})
+    grammar = task.grammar(item)
+    assert {name for texts in grammar.values() for text in texts for name in re.findall(r"<(\w+)>", text)} <= set(
+        grammar
+    )
+    source = random.Random(0)
+    reasons = {task.score(answer(source, "42"), "42").reason for _ in range(300)}
+    assert reasons == {"ok", "wrong", "malformed"}
