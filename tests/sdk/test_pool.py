@@ -6,12 +6,17 @@ import subprocess
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tinyzero_sdk import Completion, Task, load_task
+from tinyzero_sdk import Completion, Score, Task, load_task
+from tinyzero_sdk.answers import AnswerList, PackedText, Verdicts
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, VersionMismatchError
 from tinyzero_sdk.pool import ScoringPool
 
@@ -274,3 +279,78 @@ def test_impossible_settings_are_refused(mild: Task, setting: dict[str, float]) 
 def test_lists_of_unlike_length_are_refused(mild: Task) -> None:
     with ScoringPool(mild) as pool, pytest.raises(ValueError, match="2 completions and 1 ground truths"):
         pool.score([tagged(1), tagged(2)], [1])
+
+
+def test_stream_passes_batches_on_in_order_while_one_hangs(hostile: Task) -> None:
+    taken: list[int] = []
+
+    def batches() -> Iterator[AnswerList]:
+        for number in range(12):
+            taken.append(number)
+            texts = [tagged("sleep" if number == 1 and n == 3 else n) for n in range(50)] if number != 5 else []
+            yield AnswerList(texts, list(range(len(texts))))
+
+    with ScoringPool(hostile, workers=2, time_limit=0.4) as pool:
+        first, _ = next(stream := pool.stream(batches()))
+        assert len(first) == 50
+        assert len(taken) < 12  # lazily
+        sizes = [(len(batch), verdicts.reasons.count("timeout")) for batch, verdicts in stream]
+    assert sizes == [(50, 1), (50, 0), (50, 0), (50, 0), (0, 0), *[(50, 0)] * 6]
+
+
+def test_stream_holds_no_more_than_it_may(mild: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinyzero_sdk.pool._MOST_WAITING", 100)
+    held: list[int] = []
+
+    def batches() -> Iterator[AnswerList]:
+        for _ in range(20):
+            held.append(1)
+            yield AnswerList([Completion("x" * 60)], [0])
+
+    with ScoringPool(mild, workers=4) as pool:
+        for _ in pool.stream(batches()):
+            assert sum(held) <= 2
+            held.pop()
+    assert held == []
+
+
+def test_broken_source_leaves_a_pool_that_works(hostile: Task) -> None:
+    def batches() -> Iterator[AnswerList]:
+        yield AnswerList([tagged("nap")] * 20, [0] * 20)
+        raise OSError("gone")
+
+    with ScoringPool(hostile, workers=2) as pool:
+        with pytest.raises(OSError, match="gone"):
+            list(pool.stream(batches()))
+        assert pool.score([tagged(1)], [1])[0].correct
+        stream = pool.stream([AnswerList([tagged(n)] * 9, [n] * 9) for n in range(50)])
+        next(stream)
+        stream.close()
+        assert pool.score([tagged(1)], [1])[0].correct
+
+
+def test_successor_starts_while_a_hanging_worker_uses_up_its_time(hostile: Task) -> None:
+    with ScoringPool(hostile, workers=1, time_limit=0.6) as pool:
+        pool.score([tagged(1)], [1])
+        started = time.monotonic()
+        scores = pool.score([tagged("sleep"), *(tagged(n) for n in range(20))], [0, *range(20)])
+        (successor,) = pool._workers
+    assert [score.reason for score in scores] == ["timeout"] + ["ok"] * 20
+    assert started < successor.born < started + 0.6
+
+
+@given(texts=st.lists(st.text("aé\0😀", max_size=4), max_size=5))
+def test_packed_texts_come_out_as_they_were(texts: list[str]) -> None:
+    data = [text.encode() for text in texts]
+    offsets = array("q", [0, *accumulate(map(len, data))])
+    assert PackedText(b"".join(data), offsets).unpack() == texts
+
+
+def test_verdicts_are_kept_by_place() -> None:
+    scores = [Score(0.5, False, "wrong", "a", {"x": 1.0}, True), Score(1.0, True), Score(0.0, False, "no_answer")]
+    whole = Verdicts()
+    for score in scores:
+        piece = Verdicts()
+        piece.add(score)
+        whole.extend(piece)
+    assert list(whole) == scores

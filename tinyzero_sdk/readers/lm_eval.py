@@ -1,0 +1,55 @@
+"""lm-eval's samples: `samples_TASK_TIME.jsonl`, written with `--log_samples`.
+
+A line has `doc`, `doc_id`, `target`, `arguments` (the prompt is the first), `resps` (a list for each request, with one
+text for each repeat), `filter` and metrics. Each line stands once for every filter: the first filter counts.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.files import Block
+from tinyzero_sdk.readers.records import read_json_lines
+from tinyzero_sdk.records import Json
+from tinyzero_sdk.table import Row
+
+
+def read(path: Path) -> Iterator[Block]:
+    """The samples of a file, or of all `samples_*.jsonl` in a folder."""
+    filters: list[Json] = []
+
+    def convert(record: Row) -> Sequence[Row]:
+        if not filters:
+            filters.append(record.get("filter"))
+        return _convert(record) if record.get("filter") == filters[0] else []
+
+    return read_json_lines(path, "samples_*.jsonl", convert)
+
+
+def _convert(record: Row) -> Sequence[Row]:
+    if "resps" not in record or "target" not in record:
+        raise DataError("no `resps` or no `target`; expected a line of lm-eval's samples")
+    texts = [text for request in record["resps"] for text in (request if isinstance(request, list) else [request])]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise DataError("`resps` holds no texts; only tasks that generate can be scored, not those by likelihood")
+    number = record.get("doc_id")
+    common: Row = {
+        "prompt": _prompt(record.get("arguments")),
+        "ground_truth": _result(record["target"]),
+        "extra_info": {"index": number, "key": f"{record.get('doc_hash') or number}"},
+        "doc": record.get("doc"),
+    }
+    return [{**common, "completion": text} for text in texts]
+
+
+def _prompt(arguments: Json) -> Json:
+    """The first argument of the first request, in either of the forms in which they are logged."""
+    if isinstance(arguments, dict):
+        arguments = [list(request.values()) for request in arguments.values() if isinstance(request, dict)]
+    first = arguments[0] if isinstance(arguments, list) and arguments else None
+    return first[0] if isinstance(first, list) and first else None
+
+
+def _result(target: Json) -> Json:
+    """The target; of a worked solution in GSM8K's form, what follows `####`."""
+    return target.rpartition("####")[2].strip() if isinstance(target, str) else target
