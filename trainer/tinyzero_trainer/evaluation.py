@@ -81,7 +81,7 @@ def _summary(completed: Sequence[Sample], samples: int, seconds: float) -> Evalu
 
 
 def evaluate_model(
-    config: TrainConfig, *, samples: int, temperature: float, output: Path | None, display: Display, stop: StopFlag
+    config: TrainConfig, *, samples: int, temperature: float, display: Display, stop: StopFlag
 ) -> EvaluationResult:
     """Evaluate `config.model` on `config.eval.size` held-out problems of `config.run.task`.
 
@@ -89,7 +89,6 @@ def evaluate_model(
         config: as for training; what concerns training alone is not used.
         samples: completions of each problem.
         temperature: 0 = the likeliest token each time.
-        output: JSON Lines file for the completions with their scores, or None.
         display: is told of the phases.
         stop: polled while generating.
     """
@@ -97,10 +96,8 @@ def evaluate_model(
         prompts = roles.prompts.held_out(config.eval.size)
         params = SamplingParams(config.rollout.max_tokens, temperature)
         display.phase("evaluating", len(prompts) * samples, "completions")
-        result, completed = evaluate(roles, prompts, params, samples=samples, seed=config.run.seed, stop=stop)
+        result, _ = evaluate(roles, prompts, params, samples=samples, seed=config.run.seed, stop=stop)
         display.end_phase()
-    if output is not None:
-        write_samples(output, completed)
     return result
 
 
