@@ -9,6 +9,7 @@ import hashlib
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from importlib.metadata import Distribution, EntryPoint, entry_points
@@ -20,7 +21,7 @@ import pluggy
 
 from tinyzero_sdk import defaults, hookspecs
 from tinyzero_sdk.checks import check_hooks, check_sdk_version
-from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TaskClashError, TaskNotFoundError
+from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TaskClashError, TaskNotFoundError, TinyZeroError
 from tinyzero_sdk.extensions import Extension, family_tasks
 from tinyzero_sdk.records import TaskInfo
 from tinyzero_sdk.settings import build
@@ -77,6 +78,7 @@ def load_task(
     *,
     options: Mapping[str, Any] | None = None,
     wrappers: Sequence[str] = (),
+    allow_unsafe_scorers: bool = False,
 ) -> Task:
     """Import one task and check it.
 
@@ -84,6 +86,8 @@ def load_task(
         name_or_path: name of an installed task, name in a family (`family/name`), or path of a file ending in `.py`.
         options: values for the task's options; the others take their defaults.
         wrappers: names of score wrappers to put around it, innermost first.
+        allow_unsafe_scorers: let a scorer run that its task says must not be trusted with a model's text
+            (`TaskInfo.unsafe_scorer`); it does so in worker processes alone.
 
     Raises:
         TaskNotFoundError: nothing of this name; the message lists what there is.
@@ -96,7 +100,7 @@ def load_task(
     if candidate.distribution:
         check_sdk_version(candidate.distribution)
     try:
-        return _assemble(candidate, options or {}, wrappers)
+        return _assemble(candidate, options or {}, wrappers, allow_unsafe_scorers)
     except BrokenTaskError as error:
         raise BrokenTaskError(f"task {candidate.name!r} ({candidate.origin}) {error}; {candidate.cure}") from error
 
@@ -119,9 +123,16 @@ def _not_found(source: str, known: Sequence[str]) -> TaskNotFoundError:
     near = difflib.get_close_matches(source, known, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return TaskNotFoundError(
-        f"no task {source!r}; {hint}installed: {', '.join(known) or 'none'}; "
+        f"no task {source!r}; {hint}installed: {', '.join(_shortened(known)) or 'none'}; "
         "install the package that brings it, or give the path of a task file, such as ./my_task.py"
     )
+
+
+def _shortened(names: Sequence[str]) -> list[str]:
+    """The names, those of a large family as one."""
+    sizes = Counter(name.partition("/")[0] for name in names)
+    families = {family: f"{family}/… ({size} tasks)" for family, size in sizes.items() if size > 8}
+    return list(dict.fromkeys(families.get(name.partition("/")[0], name) for name in names))
 
 
 def _entry(point: EntryPoint) -> TaskEntry:
@@ -176,7 +187,9 @@ def _in_file(path: Path) -> _Candidate:
     return _Candidate(path.stem, location, version, origin=location, cure="correct the file", load=load)
 
 
-def _assemble(candidate: _Candidate, values: Mapping[str, Any], wrappers: Sequence[str]) -> Task:
+def _assemble(
+    candidate: _Candidate, values: Mapping[str, Any], wrappers: Sequence[str], allow_unsafe_scorers: bool
+) -> Task:
     plugin = _contain(candidate.load, "cannot be imported")
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
@@ -196,6 +209,7 @@ def _assemble(candidate: _Candidate, values: Mapping[str, Any], wrappers: Sequen
         options=_options(candidate.name, manager, values),
         option_values=values,
         wrappers=wrappers,
+        allow_unsafe_scorers=allow_unsafe_scorers,
     )
 
 
@@ -230,10 +244,10 @@ def _options(task_name: str, manager: pluggy.PluginManager, values: Mapping[str,
 
 
 def _contain(call: Callable[[], Any], doing: str) -> Any:
-    """A call into a plugin's code, whose every fault becomes a BrokenTaskError."""
+    """A call into a plugin's code: every fault becomes a BrokenTaskError, but for what it tells in its own words."""
     try:
         return call()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, TinyZeroError):
         raise
     except BaseException as error:  # a module may raise anything, SystemExit included
         raise BrokenTaskError(f"{doing}: {type(error).__name__}: {error}") from error
