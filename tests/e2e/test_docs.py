@@ -14,17 +14,25 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PATTERNS = ("*.md", "docs/**/*.md", "trainer/*.md", "plugins/*/*.md", "benchmarks/*.md")
+TRANSCRIPT = ROOT / "docs/tutorial.md"  # test_tutorial.py runs it, and reads its outputs too
 DOCUMENTS = sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern))
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 NOT_RUN = re.compile(r"(make|pip|tinyzero (train|warmstart|eval))\b")
 
 
-def each(documents: list[Path]) -> pytest.MarkDecorator:
+def each(documents: list) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("document", documents, ids=lambda path: str(path.relative_to(ROOT)))
 
 
-@each([document for document in DOCUMENTS if BLOCK.search(document.read_text(encoding="utf-8"))])
+WITH_CODE = [document for document in DOCUMENTS if BLOCK.search(document.read_text(encoding="utf-8"))]
+
+
+LONG = [ROOT / "README.md"]  # checks and fuzzes
+SHORT = [document for document in WITH_CODE if document not in (TRANSCRIPT, *LONG)]
+
+
+@each([pytest.param(document, marks=pytest.mark.slow) for document in LONG] + SHORT)
 def test_code_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
