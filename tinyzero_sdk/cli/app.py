@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import tinyzero_sdk
-from tinyzero_sdk.cli import data, score, tasks
+from tinyzero_sdk.cli import check, data, evaluate, fuzz, new, rescore, score, tasks
 from tinyzero_sdk.cli.output import exit_on_error, stdout, warn
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.extensions import load_extensions
@@ -20,7 +20,6 @@ from tinyzero_sdk.extensions import load_extensions
 TRAINER_COMMANDS = {
     "warmstart": "Make a small model from nothing that can attempt a task.",
     "train": "Train a language model on a task.",
-    "eval": "Measure a model on held-out items of a task.",
 }
 
 
@@ -67,13 +66,14 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_top)
-    for group in (tasks, data, score):
+    for group in (tasks, new, check, fuzz, data, score, rescore):
         group.register(app)
     for extension in load_extensions():
         extension.call("register_commands", app=app)
         if extension.error:
             origin = f"{extension.distribution} {extension.version}"
             warn(f"extension {extension.name!r} ({origin}) is left out: {extension.error}")
+    evaluate.register(app, load_extensions())
     _stand_in_for_trainer(app)
     return app
 

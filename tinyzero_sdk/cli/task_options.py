@@ -23,16 +23,22 @@ TaskWords = Annotated[
         show_default=False,
     ),
 ]
+AllowUnsafe = Annotated[
+    bool,
+    typer.Option(
+        "--allow-unsafe-scorers", help="Run a scorer that evaluates a model's text (`tinyzero tasks NAME` says which)."
+    ),
+]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Worker processes.", show_default="one per core")]
 
 
-def open_task(name: str, words: Sequence[str] | None) -> Task:
+def open_task(name: str, words: Sequence[str] | None, *, allow_unsafe_scorers: bool = False) -> Task:
     """The task, with its options from `task.KEY=VALUE` words."""
     tree = parse_words(words or ())
     options = tree.pop("task", {})
     if tree or not isinstance(options, dict):
         raise SettingsError(unknown_key_message(next(iter(tree), "task"), ["task.KEY"]))
-    return load_task(name, options=options)
+    return load_task(name, options=options, allow_unsafe_scorers=allow_unsafe_scorers)
 
 
 def progress_bar() -> "Progress":
