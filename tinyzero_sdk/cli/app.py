@@ -63,6 +63,7 @@ def build_app() -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",  # which joins the lines of a paragraph
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_top)
