@@ -38,7 +38,7 @@ SHRINK_SECONDS = 6.0
 HUNT_FACTOR = 1000
 """The bulk search tries so many completions for each example that is asked for."""
 
-HUNT_SECONDS = 10.0
+HUNT_SECONDS = 30.0
 """And ends after so long, wherever it is."""
 
 SEARCH_SECONDS = 15.0
