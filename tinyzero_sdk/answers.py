@@ -45,6 +45,9 @@ class Parcel(NamedTuple):
     details: Sequence[tuple[int | None, bool]] | None = None
     """[n] number of tokens and whether it is finished; None = nothing is known."""
 
+    careful: bool = False
+    """Whether each verdict is to be sent before the next answer: one of them may keep verdicts from being sent."""
+
     def completions(self) -> Iterable[Completion | str]:
         """[n] what there is to score."""
         texts = unpacked(self.texts)

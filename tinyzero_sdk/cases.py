@@ -96,6 +96,8 @@ def _identity(case: Case) -> tuple[str, str]:
 def cases_path(task: "Task") -> Path:
     """Where the cases that belong to a task are, if it has any."""
     source = Path(task.source)
+    if source.name == "__init__.py":
+        return source.with_name("cases.jsonl")
     if source.suffix == ".py":
         return source.with_suffix(".cases.jsonl")
     plugin: Any = task.plugin_manager.get_plugin("task")

@@ -12,9 +12,12 @@ import numpy as np
 NORMAL_95 = 1.959963984540054
 """Of a normal distribution, 95 % lies within so many standard deviations."""
 
-_MOST_DRAWS = 256
-_MOST_PAIRS = 1 << 22  # pairs of completions compared at a time
-_MOST_WORK = 1 << 22  # completions looked at for one majority: about a second
+_MOST_COUNTED = 256  # draws of a prompt: up to so many are all counted
+_LEAST_DRAWN = 10_000  # draws of all prompts together; the error they leave is below 0.5 points
+_MOST_WORK = 1 << 22  # completions looked at to count all draws for one majority: about half a second
+_USUAL_WORK = 1 << 20  # completions looked at for those drawn, if that is enough draws
+_TOGETHER = 1 << 20  # completions counted at a time
+_EXACT_FREEDOM = 50  # degrees of freedom from which an expansion gives Student's t to 7 digits
 
 
 def wilson(share: float, size: float, z: float = NORMAL_95) -> tuple[float, float]:
@@ -56,6 +59,71 @@ def effective_size(correct: np.ndarray, size: np.ndarray) -> float:
     return total if variance <= 0 else min(total, share * (1 - share) / variance)
 
 
+def standard_error(correct: np.ndarray, size: np.ndarray) -> float:
+    """Of the mean over prompts of the share that is correct; 0 of a single prompt, on which it cannot be told.
+
+    Completions of one prompt are not independent: the prompts' shares are what varies.
+
+    Args:
+        correct: [G] correct completions of each prompt.
+        size: [G] completions of each prompt.
+    """
+    return float(np.std(correct / size, ddof=1)) / math.sqrt(len(size)) if len(size) > 1 else 0.0
+
+
+def interval_of_share(correct: np.ndarray, size: np.ndarray) -> tuple[float, float]:
+    """95 % interval of the share of correct completions, those of one prompt taken as alike.
+
+    Wilson's, for `effective_size` completions; where the variance comes from few prompts it may itself be far off, so
+    Student's t with G - 1 degrees of freedom stands in for the normal quantile (Korn and Graubard, Confidence intervals
+    for proportions with small expected number of positive counts estimated from survey data, 1998).
+
+    Args:
+        correct: [G] correct completions of each prompt.
+        size: [G] completions of each prompt.
+    """
+    total, prompts = float(size.sum()), len(size)
+    share = float(correct.sum()) / total
+    has_variance = 1 < prompts < total and 0 < share < 1
+    return wilson(share, effective_size(correct, size), student_t(prompts - 1) if has_variance else NORMAL_95)
+
+
+def student_t(freedom: int) -> float:
+    """95 % of Student's t distribution lies within plus and minus this.
+
+    Source: Abramowitz and Stegun, Handbook of mathematical functions (1964): 26.7.3 and 26.7.4, the distribution as a
+    finite sum, solved by bisection; for many degrees of freedom 26.7.5, an expansion about the normal quantile.
+
+    Example:
+        >>> [round(student_t(freedom), 3) for freedom in (1, 4, 30, 1000)]
+        [12.706, 2.776, 2.042, 1.962]
+    """
+    if freedom >= _EXACT_FREEDOM:
+        z = NORMAL_95
+        first = (z**3 + z) / 4
+        second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+        third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+        return z + first / freedom + second / freedom**2 + third / freedom**3
+    low, high = 0.0, 20.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _share_within(middle, freedom) > 0.95 else (middle, high)
+    return high
+
+
+def _share_within(t: float, freedom: int) -> float:
+    """How much of Student's t distribution lies between -t and t."""
+    angle = math.atan(t / math.sqrt(freedom))
+    odd = freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = 0.0
+    for step in range(2 + odd, freedom + 1, 2):  # the term of cos^(step - 2)
+        total += term
+        term *= (step - 1) / step * math.cos(angle) ** 2
+    total *= math.sin(angle)
+    return (angle + total) * 2 / math.pi if odd else total
+
+
 def pass_at_k(correct: np.ndarray, size: np.ndarray, k: int) -> np.ndarray:
     """[G] The chance that at least one of k completions is correct.
 
@@ -89,51 +157,69 @@ def best_at_k(scores: np.ndarray, k: int) -> np.ndarray:
     return np.sort(scores, axis=1)[:, ::-1] @ weights
 
 
-def majority_at_k(answers: np.ndarray, correct: np.ndarray, k: int, *, seed: int = 0) -> np.ndarray:
+def draws_each(prompts: int, k: int) -> int:
+    """How many draws of each prompt `majority_at_k` takes, where not all are counted."""
+    return math.ceil(max(_LEAST_DRAWN, _USUAL_WORK // k) / max(1, prompts))
+
+
+def majority_at_k(
+    answers: np.ndarray, correct: np.ndarray, k: int, *, draws: int | None = None, seed: int = 0
+) -> np.ndarray:
     """[G] The chance that the answer given most often among k completions is correct.
 
     Among answers given equally often one is drawn; a completion without an answer has no vote, and where none of the k
     has one, the prompt is not solved. An answer given in several completions is as correct as they are on average.
-    All draws are counted where there are few (at most 256 a prompt, fewer of very many prompts); else some are drawn,
-    the same for every prompt of a size.
+    All draws are counted where there are few; else some are drawn, for every prompt its own: its completions are
+    shuffled, and cut into draws.
 
     Args:
         answers: [G, n] the answers of each prompt as integers, below 0 for none.
         correct: [G, n] whether the completions are correct.
         k: how many are drawn.
+        draws: of each prompt, where not all are counted; None = as many as `draws_each` says.
         seed: of the draws.
     """
-    size = answers.shape[1]
+    prompts, size = answers.shape
     if k == 1:
         return np.where(answers >= 0, correct, 0.0).mean(axis=1)
-    most = max(1, min(_MOST_DRAWS, _MOST_WORK // max(1, answers.size)))
-    if math.comb(size, k) <= most:
-        draws = [list(draw) for draw in combinations(range(size), k)]
-    else:
-        dice = np.random.default_rng(seed)
-        draws = [dice.permutation(size)[:k].tolist() for _ in range(most)]
-    total = np.zeros(len(answers))
-    for draw in draws:
-        total += _majority(answers[:, draw], correct[:, draw])
-    return total / len(draws)
+    draws = draws_each(prompts, k) if draws is None else draws
+    votes = np.where(answers < 0, -1, answers.astype(np.int64) * 2 + correct.astype(bool))
+    if math.comb(size, k) <= min(_MOST_COUNTED, max(draws, _MOST_WORK // max(1, answers.size))):
+        every = combinations(range(size), k)
+        return np.mean([_majority(votes[:, list(draw)]) for draw in every], axis=0)
+    dice = np.random.default_rng([seed, size, k])
+    total, left = np.zeros(prompts), draws
+    while left > 0:
+        cut = min(size // k, left)
+        times = min(left // cut, max(1, _TOGETHER // votes.size))
+        shuffled = dice.permuted(np.repeat(votes, times, axis=0), axis=1)[:, : cut * k]
+        total += _majority(shuffled.reshape(-1, k)).reshape(prompts, times * cut).sum(axis=1)
+        left -= times * cut
+    return total / draws
 
 
-def _majority(answers: np.ndarray, correct: np.ndarray) -> np.ndarray:
-    """[G] `majority_at_k` of all completions given: [G, k].
+def _majority(votes: np.ndarray) -> np.ndarray:
+    """[G] `majority_at_k` of all completions given: [G, k] twice the answer, and 1 more for a correct one.
 
     Leading answers have equally many completions, so the mean over these is the mean over the answers.
     """
-    prompts, drawn = answers.shape
-    shares = np.empty(prompts)
-    together = max(1, _MOST_PAIRS // drawn**2)
-    for start in range(0, prompts, together):
-        some = answers[start : start + together]
-        votes = (some[:, :, None] == some[:, None, :]).sum(axis=2, dtype=np.int32)  # [g, k]
-        votes[some < 0] = 0
-        leads = (votes == votes.max(axis=1, keepdims=True)) & (votes > 0)
-        right = (leads & correct[start : start + together].astype(bool)).sum(axis=1)
-        shares[start : start + together] = right / np.maximum(leads.sum(axis=1), 1)
-    return shares
+    prompts, drawn = votes.shape
+    together = max(1, _TOGETHER // drawn)
+    if prompts > together:
+        return np.concatenate([_majority(votes[start : start + together]) for start in range(0, prompts, together)])
+    votes = np.sort(votes, axis=1)
+    answers = votes >> 1  # -1 stays below 0
+    begins = np.ones(votes.shape, bool)  # of a run of one answer
+    begins[:, 1:] = answers[:, 1:] != answers[:, :-1]
+    starts = np.flatnonzero(begins)
+    answered = answers.ravel()[starts] >= 0
+    counts = np.diff(starts, append=votes.size) * answered
+    right = np.add.reduceat((votes & 1).ravel(), starts)
+    prompt = starts // drawn
+    most = np.maximum.reduceat(counts, np.flatnonzero(starts % drawn == 0))
+    leads = (counts == most[prompt]) & answered
+    given = np.bincount(prompt, counts * leads, prompts)
+    return np.bincount(prompt, right * leads, prompts) / np.maximum(given, 1)
 
 
 def quantile_edges(values: np.ndarray, most: int = 5) -> list[float]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -257,7 +256,7 @@ def evaluate(plan: EvaluationPlan, output: Path | None, observer: Observer) -> E
             report = _score(plan, ordered, target, observer)
         finally:
             ordered.unlink(missing_ok=True)
-        return _sum_up(plan, target, report, tokens, seconds)
+        return _sum_up(plan, report, tokens, seconds)
 
 
 def _check_output(target: Path) -> None:
@@ -318,29 +317,20 @@ def _score(plan: EvaluationPlan, source: Path, target: Path, observer: Observer)
     return score_file(plan.task, source, target, **limits, on_progress=observer.scoring)  # type: ignore[arg-type]
 
 
-def _sum_up(plan: EvaluationPlan, target: Path, report: "ScoreReport", tokens: int, seconds: float) -> EvaluationResult:
-    from tinyzero_sdk.files import read_rows
-
-    correct: dict[int, list[bool]] = {}
-    lengths: list[int] = []
-    for row in read_rows(target):
-        correct.setdefault(row["extra_info"]["index"], []).append(row["correct"])
-        if row["token_count"] is not None:
-            lengths.append(row["token_count"])
-    # Completions of one problem are not independent: the standard error is that of the problems' means.
-    means = [fmean(verdicts) for verdicts in correct.values()]
-    accuracy, count = fmean(means), len(means)
-    variance = sum((mean - accuracy) ** 2 for mean in means) / max(1, count - 1)
+def _sum_up(plan: EvaluationPlan, report: "ScoreReport", tokens: int, seconds: float) -> EvaluationResult:
+    summary = report.summary
+    if summary is None:
+        raise DataError("no completion could be scored, so there is nothing to sum up")
     return EvaluationResult(
-        problems=count,
+        problems=summary.prompts,
         samples=plan.samples,
-        accuracy=accuracy,
-        standard_error=(variance / count) ** 0.5,
-        mean_score=report.score_sum / report.rows,
+        accuracy=summary.accuracy,
+        standard_error=summary.standard_error,
+        mean_score=summary.mean_score,
         by_reason=dict(sorted(report.reasons.items())),
-        mean_length=fmean(lengths) if lengths else None,
+        mean_length=summary.mean_length if summary.length_unit == "tokens" else None,
         tokens_per_second=tokens / (seconds + report.seconds) or None,
-        summary=report.summary.as_json() if report.summary else {},
+        summary=summary.as_json(),
         report=report,
     )
 

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import Json
-from tinyzero_sdk.table import Row
+from tinyzero_sdk.table import Row, without_views
 
 ENDINGS = (".jsonl", ".parquet")
 _BLOCK_ROWS = 1024
@@ -160,7 +160,7 @@ def parse_line(line: bytes) -> Row | None:
     except UnicodeEncodeError as error:
         raise DataError("half a character: a lone surrogate") from error
     except json.JSONDecodeError as error:
-        raise DataError(f"not JSON: {error.msg} at column {error.colno}") from error
+        raise DataError(f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from error
     except RecursionError as error:
         raise DataError("nested too deeply") from error
     except ValueError as error:  # an integer with thousands of digits
@@ -205,7 +205,7 @@ def _read_parquet(path: Path) -> Iterator[Block]:
                 raise DataError(f"{path} has two columns of one name, among: {', '.join(names)}; rename one")
             for batch in file.iter_batches(_rows_at_once(file.metadata)):
                 start, done = done, done + len(batch)
-                table = pa.Table.from_batches([batch])
+                table = without_views(pa.Table.from_batches([batch]))
                 block = Block(list(range(start + 1, done + 1)), [], table, [], done / file.metadata.num_rows)
                 block.drop(invalid_rows(table))
                 yield block

@@ -1,4 +1,4 @@
-"""Finding tasks and loading one: by name among installed distributions and families, or by the path of a file.
+"""Finding tasks and loading one: by name among installed distributions and families, or by a path.
 
 Listing reads metadata and imports nothing. Each task gets a plugin manager of its own, so that no task can
 answer for another and no call pays for plugins that are not in use.
@@ -19,7 +19,7 @@ from typing import Any
 
 import pluggy
 
-from tinyzero_sdk import defaults, hookspecs
+from tinyzero_sdk import defaults, hookspecs, packages
 from tinyzero_sdk.checks import check_hooks, check_sdk_version
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TaskClashError, TaskNotFoundError, TinyZeroError
 from tinyzero_sdk.extensions import Extension, family_tasks
@@ -83,7 +83,8 @@ def load_task(
     """Import one task and check it.
 
     Args:
-        name_or_path: name of an installed task, name in a family (`family/name`), or path of a file ending in `.py`.
+        name_or_path: name of an installed task, name in a family (`family/name`), or path of a file ending in `.py`,
+            of a package's folder, or of a project with a task; a path begins with `./`, `../` or `/`.
         options: values for the task's options; the others take their defaults.
         wrappers: names of score wrappers to put around it, innermost first.
         allow_unsafe_scorers: let a scorer run that its task says must not be trusted with a model's text
@@ -96,7 +97,10 @@ def load_task(
         VersionMismatchError: its distribution needs another SDK.
         SettingsError: an option or a wrapper is unknown, or a value does not fit.
     """
-    candidate = _find(os.fspath(name_or_path))
+    source = os.fspath(name_or_path)
+    if not isinstance(name_or_path, str) and os.path.isdir(source):  # a Path drops the ./ that makes a text a path
+        source = os.path.abspath(source)
+    candidate = _find(source)
     if candidate.distribution:
         check_sdk_version(candidate.distribution)
     try:
@@ -106,14 +110,16 @@ def load_task(
 
 
 def _find(source: str) -> _Candidate:
-    if source.endswith(".py"):
-        return _in_file(Path(source))
+    if packages.is_path(source):
+        return _at_path(source)
     candidates = [_in_distribution(point) for point in entry_points(group=GROUP, name=source)]
     families = {} if candidates else family_tasks()
     candidates += [_in_family(source, extension) for extension in families.get(source, ())]
     if len(candidates) == 1:
         return candidates[0]
     if not candidates:
+        if os.path.isdir(source):
+            raise TaskNotFoundError(f"no task {source!r} is installed; for the folder here, write ./{source}")
         raise _not_found(source, sorted({*(entry.name for entry in list_tasks()), *families}))
     origins = " and ".join(sorted(candidate.origin for candidate in candidates))
     raise TaskClashError(f"task {source!r} is offered by {origins}; keep one and pip uninstall the other")
@@ -166,6 +172,33 @@ def _in_family(name: str, extension: Extension) -> _Candidate:
 
 def _reinstall(distribution: str) -> str:
     return f"mend it, or pip install --upgrade --force-reinstall {distribution}"
+
+
+def _at_path(source: str) -> _Candidate:
+    path = Path(source)
+    if path.is_dir() and path.suffix != ".py":
+        path = packages.find_module(path)
+    elif path.suffix != ".py":
+        there = "neither" if path.exists() else "nothing"
+        raise TaskNotFoundError(f"no task at {source}: expected a folder or a file that ends in .py, found {there}")
+    if path.name == "__init__.py" and path.is_file():
+        return _in_package(path.resolve())
+    return _in_file(path)
+
+
+def _in_package(init: Path) -> _Candidate:
+    try:
+        name, version = packages.task_name(init), packages.version_of(init)
+    except OSError as error:
+        raise TaskNotFoundError(f"cannot read {error.filename}: {error.strerror}") from error
+    return _Candidate(
+        name=name,
+        source=str(init),
+        version=version,
+        origin=str(init.parent),
+        cure="correct the package",
+        load=lambda: packages.import_package(init, version),
+    )
 
 
 def _in_file(path: Path) -> _Candidate:

@@ -43,6 +43,13 @@ class Stamp(NamedTuple):
     """Names of the score wrappers, innermost first, as a JSON list."""
 
 
+VERDICT_COLUMNS = ("score", "correct", "reason", "answer")
+"""The verdict on a row; the other columns of a scored file."""
+
+RESULT_COLUMNS = (*VERDICT_COLUMNS, *Stamp._fields)
+"""What scoring adds to a row, in place of columns of these names."""
+
+
 def stamp_of(task: Task) -> Stamp:
     """The stamp of a loaded task."""
     options = {} if task.options is None else asdict(task.options)

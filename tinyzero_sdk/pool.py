@@ -14,7 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
@@ -227,11 +227,13 @@ class ScoringPool:
             failed = Verdicts()
             failed.add(Score(0.0, False, reason))
             worker.job.owner.put(running, failed)
+            self._useless = 0
             return worker.job.without(running)
         self._useless += not worker.answered
         if self._useless > _MAX_USELESS:
             raise BrokenTaskError(f"the scoring workers of task {self._task_name!r} keep dying between two answers")
-        return [worker.job] if worker.job else []
+        # An answer may have closed the socket, and all seems well until verdicts are to be sent: find out which.
+        return [replace(worker.job, careful=True)] if worker.job else []
 
     def _remove(self, worker: "_Worker") -> None:
         self._workers.remove(worker)
@@ -270,10 +272,12 @@ class _Job:
     owner: _Open
     start: int
     stop: int
+    careful: bool = False
+    """Whether to find out which answer ends its worker (see `Parcel.careful`)."""
 
     def without(self, place: int) -> list["_Job"]:
         """What is left of it without the answer at `place`."""
-        parts = (_Job(self.owner, self.start, place), _Job(self.owner, place + 1, self.stop))
+        parts = (replace(self, stop=place), replace(self, start=place + 1))
         return [part for part in parts if part.start < part.stop]
 
 
@@ -303,8 +307,8 @@ def _cut(jobs: deque[_Job], size: int) -> _Job:
     job = jobs.popleft()
     if job.stop - job.start <= size:
         return job
-    jobs.appendleft(_Job(job.owner, job.start + size, job.stop))
-    return _Job(job.owner, job.start, job.start + size)
+    jobs.appendleft(replace(job, start=job.start + size))
+    return replace(job, stop=job.start + size)
 
 
 class _Worker:
@@ -324,7 +328,7 @@ class _Worker:
         """Send it a job."""
         self.job, self.answered_in_job, self._given = job, 0, time.monotonic()
         try:
-            self.process.connection.send(job.owner.batch.pack(job.start, job.stop))
+            self.process.connection.send(job.owner.batch.pack(job.start, job.stop)._replace(careful=job.careful))
         except OSError:  # it died while it had nothing to do
             self.ended = True
 
@@ -337,7 +341,7 @@ class _Worker:
         self.answered_in_job += len(verdicts)
         start = self.job.start + len(verdicts)
         if start < self.job.stop:
-            self.job = _Job(self.job.owner, start, self.job.stop)
+            self.job = replace(self.job, start=start)
             return None
         self.job = None
         return time.monotonic() - self._given
@@ -364,8 +368,11 @@ def score_answers(task: Task, connection: Connection, clock: Clock, *, memory_li
         return
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
     enough = (at_start + memory_limit) // 2
-    while _answer(connection.recv(), task, connection, clock, enough):
-        pass
+    try:
+        while _answer(connection.recv(), task, connection, clock, enough):
+            pass
+    except OSError:  # an answer closed the socket, or the parent is gone
+        os._exit(1)
 
 
 def _answer(parcel: Parcel, task: Task, connection: Connection, clock: Clock, enough: int) -> bool:
@@ -373,7 +380,7 @@ def _answer(parcel: Parcel, task: Task, connection: Connection, clock: Clock, en
 
     Where a scorer leaks, it is a later answer that fails, and not its fault: a fresh worker goes on in time.
     """
-    verdicts, flushed = Verdicts(), time.monotonic()
+    verdicts, flushed, pid = Verdicts(), time.monotonic(), os.getpid()
     pairs = zip(parcel.completions(), unpacked(parcel.ground_truths), strict=True)
     for index, (completion, ground_truth) in enumerate(pairs):
         if clock.start(index) - flushed > _FLUSH_SECONDS:
@@ -384,8 +391,16 @@ def _answer(parcel: Parcel, task: Task, connection: Connection, clock: Clock, en
                     return False
             verdicts, flushed = Verdicts(), clock.start(index)
         verdicts.add(task.score_completion(completion, ground_truth))
+        if os.getpid() != pid:
+            os._exit(0)  # the scorer forked, and this is the copy: it must not answer too
+        if parcel.careful:
+            connection.send((verdicts, task.first_error))  # if that fails, it is by the clock at this answer
+            verdicts = Verdicts()
+            if _address_space() > enough:
+                break
     clock.stop()
-    connection.send((verdicts, task.first_error))
+    if len(verdicts) or not parcel.careful:
+        connection.send((verdicts, task.first_error))
     return _address_space() <= enough
 
 

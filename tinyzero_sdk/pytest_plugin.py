@@ -50,27 +50,17 @@ class TaskCollector(pytest.Collector):
             self.checker = self._open()
         except TinyZeroError as error:
             raise self.CollectError(str(error)) from None
-        self.config.add_cleanup(lambda: self.checker.__exit__(None, None, None))
+        self.config.add_cleanup(self.checker.close)
         for law in LAWS:
             yield LawItem.from_parent(self, name=law.name, law=law)
 
     def _open(self) -> "Checker":
-        import shlex
-
-        from tinyzero_sdk.errors import SettingsError
-        from tinyzero_sdk.host import load_task
-        from tinyzero_sdk.settings import parse_words, unknown_key_message
+        from tinyzero_sdk.task_words import open_task_line
         from tinyzero_sdk.testing import Checker
 
-        source, *words = shlex.split(self.name)
-        tree = parse_words(words)
-        options = tree.pop("task", {})
-        if tree:
-            raise SettingsError(unknown_key_message(next(iter(tree)), ["task.KEY"]))
         unsafe = self.config.getoption("--tinyzero-allow-unsafe-scorers")
-        task = load_task(source, options=options, allow_unsafe_scorers=unsafe)
         return Checker(
-            task,
+            open_task_line(self.name, allow_unsafe_scorers=unsafe),
             examples=self.config.getoption("--tinyzero-examples"),
             seed=self.config.getoption("--tinyzero-seed"),
         )

@@ -15,11 +15,20 @@ import pyarrow as pa
 from tinyzero_sdk.answers import Verdicts
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.files import BadRow, Block
-from tinyzero_sdk.outputs import Judge, Origin, OutputBatch, Stamp, anything_goes, column, stamp_of
+from tinyzero_sdk.outputs import (
+    RESULT_COLUMNS,
+    VERDICT_COLUMNS,
+    Judge,
+    Origin,
+    OutputBatch,
+    Stamp,
+    anything_goes,
+    column,
+    stamp_of,
+)
 from tinyzero_sdk.readers import OWN, find_reader
 from tinyzero_sdk.scoring import (
     MAX_LISTED,
-    RESULT_COLUMNS,
     Limits,
     ScoreReport,
     check_output,
@@ -30,10 +39,8 @@ from tinyzero_sdk.scoring import (
 from tinyzero_sdk.table import to_list
 from tinyzero_sdk.task import Task
 
-COMPARED = ("score", "correct", "reason", "answer")
-"""What is compared."""
-
 _END = 200  # characters of a completion that are shown
+_ALWAYS_LISTED = 20  # changes of each pair of reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,11 @@ class Change:
         """Whether it is solved now and was not, or the other way round."""
         return self.old.correct != self.new.correct
 
+    @property
+    def reasons(self) -> tuple[str, str]:
+        """The reason before and the one now."""
+        return self.old.reason, self.new.reason
+
 
 @dataclass
 class RescoreReport:
@@ -85,8 +97,14 @@ class RescoreReport:
     before: list[Stamp] = field(default_factory=list)
     """What gave the old ones, as far as the rows tell."""
 
+    compared: int = 0
+    """Rows with a verdict of then and one of now; the figures below are about these."""
+
     old_correct: int = 0
-    """Rows that were correct before."""
+    """Those of them that were correct before."""
+
+    new_correct: int = 0
+    """Those of them that are correct now."""
 
     changed: int = 0
     """Rows whose score, correctness or reason changed."""
@@ -101,19 +119,24 @@ class RescoreReport:
     """How many changed from which reason to which."""
 
     changes: list[Change] = field(default_factory=list)
-    """The first `MAX_LISTED`."""
+    """The first `MAX_LISTED`, and after these the first few of each pair of reasons."""
 
     @property
     def old_accuracy(self) -> float | None:
-        """Share of the compared rows that was correct before."""
-        return self.old_correct / self.scored.rows if self.scored.rows else None
+        """Share of the compared rows that was correct before; None without any."""
+        return self.old_correct / self.compared if self.compared else None
+
+    @property
+    def new_accuracy(self) -> float | None:
+        """Share of the compared rows that is correct now; None without any."""
+        return self.new_correct / self.compared if self.compared else None
 
     def add(self, change: Change) -> None:
         """Count a change."""
         self.changed += 1
         self.flipped += change.is_flip
-        self.reasons[change.old.reason, change.new.reason] += 1
-        if len(self.changes) < MAX_LISTED:
+        self.reasons[change.reasons] += 1
+        if len(self.changes) < MAX_LISTED or self.reasons[change.reasons] <= _ALWAYS_LISTED:
             self.changes.append(change)
 
 
@@ -220,7 +243,9 @@ def _compare(source: Path, batch: OutputBatch, verdicts: Verdicts, report: Resco
         if type(old_score) not in (int, float) or type(old_correct) is not bool or not isinstance(old_reason, str):
             report.scored.note_bad([BadRow(number, "no verdict in score, correct and reason to compare with")])
             continue
+        report.compared += 1
         report.old_correct += old_correct
+        report.new_correct += new_cells[1]
         if old_cells[:3] != new_cells[:3]:
             texts = batch.texts
             text = texts[place] if isinstance(texts, list) else texts[place].as_py()
@@ -231,10 +256,10 @@ def _compare(source: Path, batch: OutputBatch, verdicts: Verdicts, report: Resco
 
 def _old(source: Path, block: Block) -> Iterator[tuple]:
     """The old verdicts of the rows."""
-    columns = {name: column(block, name) for name in COMPARED}
+    columns = {name: column(block, name) for name in VERDICT_COLUMNS}
     missing = [name for name, values in columns.items() if values is None]
-    if block.table is None and not any(name in row for row in block.rows for name in COMPARED):
-        missing = list(COMPARED) if block.rows else []
+    if block.table is None and not any(name in row for row in block.rows for name in VERDICT_COLUMNS):
+        missing = list(VERDICT_COLUMNS) if block.rows else []
     if missing:
         raise DataError(f"{source} has no {', '.join(missing)}; expected a file that `tinyzero score` wrote")
     cells = (to_list(values) if isinstance(values, pa.Array) else values for values in columns.values())

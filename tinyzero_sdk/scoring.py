@@ -22,10 +22,12 @@ from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.files import BadRow, JsonLinesWriter, ParquetWriter, check_ending, replacing
 from tinyzero_sdk.guards import show
 from tinyzero_sdk.outputs import (
+    RESULT_COLUMNS,
     Judge,
     OutputBatch,
     Stamp,
     anything_goes,
+    column,
     judge_for_scoring,
     read_outputs,
     stamp_of,
@@ -38,9 +40,6 @@ from tinyzero_sdk.task import Task
 
 MAX_LISTED = 1000
 """So many bad rows are listed; more are counted."""
-
-RESULT_COLUMNS = ("score", "correct", "reason", "answer", *Stamp._fields)
-"""What scoring adds to a row."""
 
 METADATA_KEY = b"tinyzero.scored_by"
 """Under this key a scored Parquet file carries its stamp as JSON, for those who read no row."""
@@ -74,6 +73,9 @@ class ScoreReport:
 
     first_error: str | None = None
     """Traceback of the first exception that the scorer raised."""
+
+    suspicion: str | None = None
+    """Why the scorer may have failed on every answer it was given: the ground truths look wrong."""
 
     seconds: float = 0.0
     """How long it took."""
@@ -212,11 +214,14 @@ def scored_batches(
         stream = stack.enter_context(closing(pool.stream(batches)))
 
         tally = Tally(group_by)
+        sample: list[str] = []  # a ground truth that the scorer failed on
 
         def counted() -> Iterator[tuple[OutputBatch, Verdicts]]:
             for batch, verdicts in stream:
                 if reader is not OWN and not report.rows:
                     _check_usable(task, batch, verdicts, pool.first_error)
+                if "error" in verdicts.reasons and not sample:
+                    sample.append(_failed_truth(batch, verdicts))
                 report.add(verdicts, batch.block.bad)
                 tally.add(batch, verdicts)
                 yield batch, verdicts
@@ -225,7 +230,22 @@ def scored_batches(
         if not report.rows and not report.bad_rows:
             raise DataError(f"{source} has no rows; there is nothing to score")
         report.first_error = pool.first_error
+        if sample and report.first_error and not any(report.reasons[reason] for reason in ("ok", "wrong", "malformed")):
+            report.suspicion = (
+                f"task {task.name!r} failed on every answer; the ground truths may be of another form than it needs: "
+                f"{sample[0]} ({report.first_error.splitlines()[-1]}; --json has the traceback)"
+            )
         report.summary = tally.result()
+
+
+def _failed_truth(batch: OutputBatch, verdicts: Verdicts) -> str:
+    """Where the ground truth of the first answer that the scorer failed on stands, and what it is."""
+    place = verdicts.reasons.index("error")
+    truth = unpacked(batch.pack(place, place + 1).ground_truths)[0]
+    bare = column(batch.block, "ground_truth")
+    is_bare = bare is not None and (bare[place] if isinstance(bare, list) else bare[place].as_py()) is not None
+    name = "ground_truth" if is_bare else "reward_model.ground_truth"
+    return f"{name} of row {batch.block.numbers[place]} is {show(truth)}"
 
 
 def _check_usable(task: Task, batch: OutputBatch, verdicts: Verdicts, error: str | None) -> None:
@@ -311,8 +331,8 @@ def _scored_table(batch: OutputBatch, verdicts: Verdicts, stamp: Stamp) -> pa.Ta
     others = [name for name in table.column_names if name not in RESULT_COLUMNS]
     # Without the old metadata: what pandas or `datasets` noted there about the columns is no longer true.
     table = table.select(others).replace_schema_metadata({METADATA_KEY: json.dumps(stamp._asdict())})
-    for name, column in zip(RESULT_COLUMNS, columns, strict=True):
-        table = table.append_column(name, column)
+    for name, cells in zip(RESULT_COLUMNS, columns, strict=True):
+        table = table.append_column(name, cells)
     return table
 
 

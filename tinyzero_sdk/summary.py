@@ -3,8 +3,9 @@
 A row costs 30 bytes until then, so ten million fit beside the rest. The formulas are in `estimators.py`.
 """
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ from tinyzero_sdk.answers import Verdicts
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.estimators import (
     best_at_k,
-    effective_size,
+    draws_each,
+    interval_of_share,
     majority_at_k,
     pass_at_k,
     quantile_edges,
-    wilson,
+    standard_error,
 )
 from tinyzero_sdk.hashing import hash_array, hash_numbers, hash_values
 from tinyzero_sdk.outputs import OutputBatch, column
@@ -124,13 +126,19 @@ class Summary:
     """Share of the rows that is correct."""
 
     interval: tuple[float, float]
-    """95 % interval of the accuracy, by Wilson, with completions of one prompt taken as alike."""
+    """95 % interval of the accuracy, by Wilson, with completions of one prompt taken as alike (`interval_of_share`)."""
+
+    standard_error: float
+    """Of the accuracy, over prompts."""
 
     mean_score: float
     """Mean of the scores."""
 
     length_unit: str
     """`tokens` or `characters`."""
+
+    mean_length: float | None
+    """Mean of the lengths; None where none is known."""
 
     at_k: list[AtK] = field(default_factory=list)
     """For powers of two and the greatest number of completions; empty where no prompt has several."""
@@ -140,6 +148,12 @@ class Summary:
 
     by_reason: list[Outcome] = field(default_factory=list)
     """The most frequent first."""
+
+    alone: int = 0
+    """Rows without what tells prompts apart: each counts as a prompt of its own."""
+
+    late: str = ""
+    """A better column than `prompts_by` to tell prompts apart, which is not used: the first rows have no value."""
 
     def as_json(self) -> dict[str, Json]:
         """All of it as plain JSON."""
@@ -157,6 +171,8 @@ class Tally:
         self.rows = 0
         self.prompts_by = ""
         self.length_unit = ""
+        self.alone = 0
+        self.late = ""
         self._group_by = group_by
         self._length_column = ""
         self._columns: dict[str, list[np.ndarray]] = {}
@@ -168,13 +184,15 @@ class Tally:
             return
         if not self.prompts_by:
             self._choose(batch)
+        elif not self.late and not self._group_by:
+            self._look_for_better(batch)
         self._keep(
             key=self._keys(batch),
             answer=self._votes(verdicts),
             score=np.array(verdicts.values, np.float64),
             correct=np.array(verdicts.correct, bool),
             reason=np.array([_CODES[reason] for reason in verdicts.reasons], np.uint8),
-            difficulty=_numbers(column(batch.block, "extra_info.difficulty"), size).astype(np.float32),
+            difficulty=_difficulties(batch),
             length=self._lengths(batch),
         )
         self.rows += size
@@ -194,16 +212,26 @@ class Tally:
         self._length_column = lengths[0] if lengths else ""
         self.length_unit = "tokens" if lengths else "characters"
 
+    def _look_for_better(self, batch: OutputBatch) -> None:
+        """Note a column that would have been chosen if the first rows had it."""
+        chosen = PROMPT_COLUMNS.index(self.prompts_by) if self.prompts_by in PROMPT_COLUMNS else len(PROMPT_COLUMNS)
+        better = (name for name in PROMPT_COLUMNS[:chosen] if _has_values(column(batch.block, name)))
+        self.late = next(better, "")
+
     def _keys(self, batch: OutputBatch) -> np.ndarray:
         alone = hash_numbers(np.arange(self.rows, self.rows + len(batch)))
         if self.prompts_by == "row":
             return alone
         values = batch.truths if self.prompts_by == "ground_truth" else column(batch.block, self.prompts_by)
         if values is None:
+            self.alone += len(batch)
             return alone
         if isinstance(values, pa.Array):
+            self.alone += values.null_count
             return np.where(np.asarray(values.is_valid()), hash_array(values), alone)
-        return np.where([value is not None for value in values], hash_values(values), alone)
+        known = np.array([value is not None for value in values], bool)
+        self.alone += len(known) - int(known.sum())
+        return np.where(known, hash_values(values), alone)
 
     def _votes(self, verdicts: Verdicts) -> np.ndarray:
         """[n] the answers as numbers, -1 for none."""
@@ -229,7 +257,8 @@ class Tally:
         if not self.rows:
             return None
         columns = {name: np.concatenate(self._columns.pop(name)) for name in list(self._columns)}
-        return summarise(columns, self.prompts_by, self.length_unit)
+        summary = summarise(columns, self.prompts_by, self.length_unit)
+        return replace(summary, alone=self.alone, late=self.late)
 
 
 def summarise(columns: Mapping[str, np.ndarray], prompts_by: str, length_unit: str) -> Summary:
@@ -240,14 +269,17 @@ def summarise(columns: Mapping[str, np.ndarray], prompts_by: str, length_unit: s
     sizes = np.diff(starts, append=len(keys))
     solved = np.add.reduceat(correct[order].astype(np.int64), starts)
     share = float(correct.mean())
+    lengths = columns["length"][columns["length"] != _NO_LENGTH]
     return Summary(
         rows=len(keys),
         prompts=len(sizes),
         prompts_by=prompts_by,
         accuracy=share,
-        interval=wilson(share, effective_size(solved, sizes)),
+        interval=interval_of_share(solved, sizes),
+        standard_error=standard_error(solved, sizes),
         mean_score=float(score.mean()),
         length_unit=length_unit,
+        mean_length=float(lengths.mean()) if len(lengths) else None,
         at_k=_at_k(columns, order, starts, sizes, solved),
         by_difficulty=_by_difficulty(columns),
         by_reason=_by_reason(columns),
@@ -268,12 +300,13 @@ def _at_k(
     for k in sorted({*(2**power for power in range(most.bit_length())), most}):
         enough = sizes >= k
         groups = [group for size, group in by_size.items() if size >= k]
+        draws = draws_each(int(enough.sum()), k)
         result.append(
             AtK(
                 k,
                 int(enough.sum()),
                 float(pass_at_k(solved[enough], sizes[enough], k).mean()),
-                _mean(majority_at_k(group["answer"], group["correct"], k) for group in groups),
+                _mean(majority_at_k(group["answer"], group["correct"], k, draws=draws) for group in groups),
                 _mean(best_at_k(group["score"], k) for group in groups),
             )
         )
@@ -305,7 +338,7 @@ def _bucket(values: Mapping[str, np.ndarray]) -> Bucket:
         high=float(str(values["difficulty"].max())),
         rows=len(prompt),
         accuracy=share,
-        interval=wilson(share, effective_size(solved, sizes)),
+        interval=interval_of_share(solved, sizes),
         mean_score=float(values["score"].mean()),
     )
 
@@ -355,8 +388,24 @@ def _numbers(values: "pa.Array | list[Json] | None", size: int) -> np.ndarray:
         if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
             array = pc.list_value_length(array)
         if pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
-            return np.asarray(pc.cast(array, pa.float64()).to_numpy(zero_copy_only=False), np.float64)
+            return np.asarray(pc.cast(array, pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
     if isinstance(values, list):
         lengths = [len(value) if isinstance(value, list) else value for value in values]
-        return np.array([float(n) if type(n) in (int, float) else np.nan for n in lengths])
+        return np.array([_number(entry) for entry in lengths], np.float64)
     return np.full(size, np.nan)
+
+
+def _number(value: Json) -> float:
+    """A number as a float; NaN for what is none, or too great for one."""
+    if type(value) not in (int, float):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
+
+
+def _difficulties(batch: OutputBatch) -> np.ndarray:
+    """[n] float32: the difficulties, infinite or NaN where unknown."""
+    with np.errstate(over="ignore"):  # one too great for 4 bytes is unknown
+        return _numbers(column(batch.block, "extra_info.difficulty"), len(batch)).astype(np.float32)

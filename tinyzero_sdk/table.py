@@ -84,6 +84,28 @@ def _with_nulls(array: pa.Array, values: list[Json]) -> list[Json]:
     return [value if valid else None for value, valid in zip(values, array.is_valid().to_pylist(), strict=True)]
 
 
+def without_views(table: pa.Table) -> pa.Table:
+    """The table with `string_view` as `large_string` and `binary_view` as `large_binary`: most of Arrow's functions
+    take no views.
+    """
+    schema = pa.schema([field.with_type(_without_views(field.type)) for field in table.schema], table.schema.metadata)
+    return table if schema.equals(table.schema) else table.cast(schema)
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_views(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_without_views(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
+    return kind
+
+
 def check_json_types(path: Path, schema: pa.Schema) -> None:
     """Refuse columns that JSON cannot hold.
 

@@ -84,6 +84,7 @@ class Task:
         self._demonstrate = bind(hook.demonstrate, options)
         self._oracle = bind(hook.oracle, options)
         self._grammar = bind(hook.grammar, options)
+        self._is_valid = bind(hook.is_valid, options)
         self._item_key = bind(hook.item_key, options)
 
         self.has_own_splits = bool(self._call("has_own_splits", bind(hook.has_own_splits, options)))
@@ -222,6 +223,10 @@ class Task:
     def oracle(self, answer: str, ground_truth: Json) -> bool | None:
         """Whether the answer is right by the task's second method, or None where it cannot tell."""
         return self._call("oracle", self._oracle, answer, ground_truth)
+
+    def is_valid(self, ground_truth: Json) -> bool:
+        """Whether this could be the ground truth of an item; False where the task does not say."""
+        return bool(self._call("is_valid", self._is_valid, ground_truth))
 
     def grammar(self, item: Item) -> Mapping[str, Sequence[str]] | None:
         """Rules of answers to the item, or None where the task gives none; see `docs/hooks.md` for their form."""

@@ -105,6 +105,7 @@ def test_verifiers_loads_an_environment_and_scores_rollouts(tmp_path: Path) -> N
         {"reward": 0.0, "metrics": {"correct": 0.0}},  # none
     ]
     assert said["results"] == verdicts * 4
+    assert said["asked"] == len(said["results"]), "a rollout is scored once, for the reward and the metric"
     script = tmp_path / "documented.py"
     script.write_text(documented("# needs verifiers") + "\nprint(len(list(environment.taskset)))")
     assert run_script(python, script, cwd=tmp_path) == 100

@@ -10,6 +10,15 @@ from typing import Any
 def main() -> None:
     import verifiers.v1 as vf
 
+    from tinyzero_sdk.adapters.scorer import Scorer
+
+    asked, original = [], Scorer.score
+
+    def counted(self: Scorer, completions: Any, ground_truths: Any) -> Any:
+        asked.extend(completions)
+        return original(self, completions, ground_truths)
+
+    Scorer.score = counted  # type: ignore[method-assign]
     sys.path.insert(0, str(Path.cwd()))
     config = vf.resolve_env_config({"taskset": {"id": "countdown-env", "size": 4, "seed": 3}})
     environment = vf.load_environment(config)
@@ -23,6 +32,7 @@ def main() -> None:
                 "prompts": [task.data.prompt_text for task in tasks],
                 "saved": first.model_dump(mode="json")["ground_truth"] == first.ground_truth,
                 "results": results,
+                "asked": len(asked),
             }
         )
     )

@@ -11,6 +11,7 @@ from tinyzero_countdown import (  # noqa: F401 - the host finds the other hooks 
     extract_answer,
     generate_dataset,
     grammar,
+    is_valid,
     item_key,
     make_prompt,
     options,

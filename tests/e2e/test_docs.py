@@ -4,6 +4,7 @@ In a document's order, Python blocks are run in one namespace (saved first where
 name), and console blocks in bash, all in one empty directory. Lines that install or train are left out.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -50,6 +51,21 @@ def run_in_bash(code: str) -> None:
     lines = [line for line in code.splitlines() if not NOT_RUN.match(line)]
     done = subprocess.run(["bash", "-ec", "\n".join(lines)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["README.md", "docs/hooks.md", "docs/symbolic.md"])
+def test_whole_tasks_break_no_law(name: str, tmp_path: Path) -> None:
+    codes = [
+        code for language, code in BLOCK.findall((ROOT / name).read_text(encoding="utf-8")) if language == "python"
+    ]
+    [whole] = [code for code in codes if "def generate_dataset(" in code]
+    (tmp_path / "whole.py").write_text(whole, encoding="utf-8")
+    command = [str(Path(sys.executable).with_name("tinyzero")), "check", str(tmp_path / "whole.py"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    results = {law["law"]: law["status"] for law in json.loads(done.stdout)["laws"]}
+    assert "other-seed-other-data" in results
+    assert (done.returncode, [law for law, status in results.items() if status == "broken"]) == (0, [])
 
 
 @each(DOCUMENTS)

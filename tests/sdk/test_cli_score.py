@@ -159,7 +159,9 @@ def test_rescore_tells_what_flipped(run: Run, write_task: Callable[..., str], tm
     assert code == 1
     assert "8 verdicts changed, 8 of them flipped" in out
     assert "row 1: ok 1 → wrong 0" in out
-    assert "... and 7 more" in out
+    assert "row 2: wrong 0 → ok 1" not in out
+    assert "... and 2 more ok → wrong" in out
+    assert "... and 4 more wrong → ok" in out
     new = [json.loads(line) for line in (tmp_path / "new.jsonl").read_text().splitlines()]
     assert [(row["old_correct"], row["correct"]) for row in new] == [
         (row["tokens"] == 10, row["tokens"] == 20) for row in new
@@ -173,6 +175,93 @@ def test_rescore_tells_what_flipped(run: Run, write_task: Callable[..., str], tm
     code, _, err = run("rescore", tmp_path / "in.jsonl", "-t", task)
     assert code == 2
     assert "does not tell what scored it" in err
+
+
+TUNABLE = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Options:
+    wanted: int = 1
+    colour: str = "red"
+
+@hookimpl
+def options():
+    return Options
+"""
+WANTED = "@hookimpl\ndef score(answer, options):\n    return float(answer == str(options.wanted))\n"
+
+
+def test_rescore_tells_which_options_differ_and_how_many_rows_it_compared(
+    run: Run, write_task: Callable[..., str], tmp_path: Path
+) -> None:
+    task = write_task(extra=TUNABLE, score=WANTED)
+    run("score", several(tmp_path / "in.jsonl"), "-t", task, "-o", tmp_path / "scored.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "scored.jsonl").read_text().splitlines()]
+    for row in rows[4:]:
+        del row["correct"]
+    (tmp_path / "scored.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["rescore", tmp_path / "scored.jsonl", "-t", task, "--allow-version-mismatch", "task.wanted=2"]
+    code, out, _ = run(*words)
+    assert code == 1
+    before, now = out.splitlines()[1].split(" · ")
+    assert before.startswith("before: say ")
+    assert before.endswith('with {"wanted": 1}')
+    assert now.endswith('with {"wanted": 2}')
+    assert "colour" not in out
+    assert "4 of these rows compared" in out
+    assert "accuracy 50.0% before, 50.0% now" in out
+    code, out, _ = run(*words, "--json")
+    told = json.loads(out)
+    assert [told[name] for name in ("rows", "compared", "old_accuracy", "new_accuracy")] == [8, 4, 0.5, 0.5]
+    assert told["new"]["accuracy"] == 0.625
+
+
+def test_file_of_bad_rows_only_is_told_plainly(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"completion": 1}\n')
+    code, out, _ = run("score", tmp_path / "in.jsonl", "-t", write_task(), "-o", tmp_path / "out.jsonl")
+    assert code == 1
+    assert f"no row of {tmp_path / 'in.jsonl'} can be scored" in out
+    assert "1 bad row left out" in out
+
+
+def test_ground_truths_of_another_form_are_told_with_their_column(
+    run: Run, write_task: Callable[..., str], tmp_path: Path
+) -> None:
+    task = write_task(score="@hookimpl\ndef score(answer, ground_truth):\n    return ground_truth['target']\n")
+    rows = [{"completion": "none", "ground_truth": "1"}, GOOD | {"ground_truth": "seven"}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = run("score", tmp_path / "in.jsonl", "-t", task, "-o", tmp_path / "out.jsonl")
+    assert code == 1
+    assert "ground_truth of row 2 is 'seven'" in err
+    assert "TypeError" in err
+    assert "Traceback" not in err
+    (tmp_path / "in.jsonl").write_text(
+        json.dumps({"completion": GOOD["completion"], "reward_model": {"ground_truth": 2}})
+    )
+    _, _, err = run("score", tmp_path / "in.jsonl", "-t", task, "-o", tmp_path / "out.jsonl")
+    assert "reward_model.ground_truth of row 1 is 2" in err
+
+
+def test_options_are_told_in_80_columns(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(json.dumps(GOOD))
+    words = [f"task.colour={'long ' * 30}"]
+    task = write_task(extra=TUNABLE, score=WANTED)
+    _, out, _ = run("score", tmp_path / "in.jsonl", "-t", task, "-o", tmp_path / "out.jsonl", *words)
+    assert max(map(len, out.splitlines()[1:])) <= 80
+
+
+def test_what_is_odd_in_the_grouping_is_told(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
+    keyed = "".join(json.dumps(GOOD | {"extra_info": {"key": str(n // 2)}}) + "\n" for n in range(1100))
+    bare = json.dumps(GOOD) + "\n"
+    words = ["score", tmp_path / "in.jsonl", "-t", write_task(), "-o", tmp_path / "out.jsonl"]
+    (tmp_path / "in.jsonl").write_text(bare * 1100 + keyed)
+    _, out, _ = run(*words)
+    assert "extra_info.key does not tell prompts apart: the first rows have none" in out
+    (tmp_path / "in.jsonl").write_text(keyed + bare * 3)
+    _, out, _ = run(*words)
+    assert "3 rows without extra_info.key, each taken for a prompt of its own" in out
+    assert "does not tell" not in out
 
 
 def test_unknown_format_is_one_line(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:

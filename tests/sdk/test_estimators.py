@@ -2,6 +2,7 @@
 
 import math
 from itertools import combinations
+from statistics import stdev
 
 import numpy as np
 import pytest
@@ -12,9 +13,12 @@ from tinyzero_sdk.estimators import (
     NORMAL_95,
     best_at_k,
     effective_size,
+    interval_of_share,
     majority_at_k,
     pass_at_k,
     quantile_edges,
+    standard_error,
+    student_t,
     wilson,
 )
 
@@ -35,6 +39,17 @@ def test_figures_at_k_are_means_over_all_draws(rows: list[tuple[int, bool]], k: 
     assert majority_at_k(answers, correct, k)[0] == pytest.approx(
         np.mean([plain_majority([rows[place] for place in draw]) for draw in draws])
     )
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=5), min_size=2, max_size=8))
+def test_the_standard_error_is_that_of_the_prompts_means(prompts: list[list[bool]]) -> None:
+    correct, size = np.array([sum(prompt) for prompt in prompts]), np.array([len(prompt) for prompt in prompts])
+    error = stdev(sum(prompt) / len(prompt) for prompt in prompts) / math.sqrt(len(prompts))
+    assert standard_error(correct, size) == pytest.approx(error, abs=1e-12)
+
+
+def test_of_a_single_prompt_no_standard_error_can_be_told() -> None:
+    assert standard_error(np.array([1]), np.array([4])) == 0.0
 
 
 def plain_majority(rows: list[tuple[int, bool]]) -> float:
@@ -66,6 +81,17 @@ def test_drawn_majority_is_close_to_the_whole_and_the_same_each_time() -> None:
     ]
     assert drawn[:4] == pytest.approx(exact, abs=0.1)
     assert (drawn == majority_at_k(answers, correct, 3)).all()
+
+
+def test_majority_of_a_large_group_is_close_to_its_hypergeometric_value() -> None:
+    size, right, k = 20_000, 11_000, 21
+    answers = np.repeat([0, 1], [right, size - right])[None]
+    chances = [math.comb(right, n) * math.comb(size - right, k - n) / math.comb(size, k) for n in range(k + 1)]
+    exact = sum(chances[k // 2 + 1 :])
+    assert majority_at_k(answers, answers == 0, k)[0] == pytest.approx(exact, abs=0.01)
+    many = majority_at_k(np.repeat(answers[:, ::100], 1000, axis=0), np.repeat(answers[:, ::100] == 0, 1000, axis=0), k)
+    assert len(set(many.tolist())) > 10  # prompts that are alike have each their own draws
+    assert many.mean() == pytest.approx(exact, abs=0.01)
 
 
 def test_many_completions_do_not_overflow() -> None:
@@ -115,6 +141,35 @@ def test_clustered_interval_covers_where_the_plain_one_does_not() -> None:
             clustered += low_high == "clustered" and low <= 0.5 <= high
     assert plain / 300 < 0.8
     assert 0.9 < clustered / 300 < 0.99
+
+
+def test_students_t_is_that_of_the_tables() -> None:
+    # Abramowitz and Stegun (1964), table 26.10, at 0.975 one-sided.
+    table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 10: 2.228, 20: 2.086, 30: 2.042, 60: 2.0}
+    assert {freedom: round(student_t(freedom), 3) for freedom in table} == table
+    values = [student_t(freedom) for freedom in range(1, 200)]
+    assert values == sorted(values, reverse=True)
+    assert student_t(49) - student_t(50) == pytest.approx(student_t(50) - student_t(51), rel=0.05)  # where methods meet
+    assert student_t(10**6) == pytest.approx(NORMAL_95, abs=1e-5)
+
+
+@pytest.mark.parametrize("prompts", [3, 5, 10])
+def test_interval_covers_the_truth_with_few_prompts(prompts: int) -> None:
+    dice = np.random.default_rng(2)
+    covered = plain = 0
+    for _ in range(1000):
+        solved, sizes = dice.binomial(8, dice.random(prompts)), np.full(prompts, 8)
+        low, high = interval_of_share(solved, sizes)
+        covered += low <= 0.5 <= high
+        low, high = wilson(solved.sum() / (8 * prompts), effective_size(solved, sizes))
+        plain += low <= 0.5 <= high
+    assert covered / 1000 > 0.94 > plain / 1000
+
+
+def test_interval_of_single_completions_is_wilsons() -> None:
+    assert interval_of_share(np.array([1, 0, 1]), np.ones(3, int)) == wilson(2 / 3, 3)
+    assert interval_of_share(np.array([4, 4]), np.array([4, 4])) == wilson(1.0, 2)  # no variance to tell
+    assert interval_of_share(np.array([2]), np.array([4])) == wilson(0.5, 1)
 
 
 @given(values=st.lists(st.integers(0, 30), min_size=1, max_size=200))

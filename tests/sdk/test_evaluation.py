@@ -185,7 +185,8 @@ def test_a_scorer_that_fails_is_told_and_exits_1(run, write_task, tmp_path):
     code, shown, told = run("--task", broken, "--size", 2, "-o", tmp_path / "out.jsonl")
     assert code == 1
     assert "reasons     error 2\n" in shown
-    assert told.startswith("the scorer raised, first this:")
+    assert told.startswith("task 'broken' failed on every answer")
+    assert "RuntimeError: oh" in told
     assert "RuntimeError: oh" in told
 
 

@@ -26,6 +26,7 @@ from tinyzero_sdk.table import check_json_types, infer_schema, to_table
     [
         (b'{"a": 1', "not JSON: Expecting ',' delimiter at column 8"),
         (b"hello", "not JSON"),
+        (b'{"a": "b', "not JSON: Unterminated string starting at column 7"),
         (b'{"a": 1} {"a": 2}', "not JSON: Extra data"),
         (b"[1]", "a list; expected a JSON object"),
         (b"null", "null; expected a JSON object"),

@@ -29,7 +29,9 @@ hoard = []
 def score(answer, ground_truth):
     if answer == "sleep":
         time.sleep(60)
-    if answer == "C loop":
+    if answer.startswith("C loop"):
+        if mark := answer.removeprefix("C loop").strip():
+            open(f"{mark}.{os.getpid()}", "w").close()
         9**9**9
     if answer == "backtracking":
         re.match("(a|a)*b", "a" * 60)
@@ -63,6 +65,10 @@ def score(answer, ground_truth):
         time.sleep(0.1)
     if answer == "nap":
         time.sleep(0.1)
+    if answer.startswith("fork"):
+        os.fork()
+    if answer.endswith("close"):
+        os.closerange(3, 256)
     if answer == "change":
         ground_truth.clear()
     return float(answer == str(ground_truth))
@@ -110,7 +116,7 @@ def is_alive(pid: int) -> bool:
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60  # a bound for machines that are busy
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
     return condition()
@@ -118,10 +124,8 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 def test_hostile_answers_cost_themselves_only(hostile: Task, capfd: pytest.CaptureFixture[str]) -> None:
     completions, truths = right_and(list(FATE), 200)
-    started = time.monotonic()
     with ScoringPool(hostile, workers=2, time_limit=0.5) as pool:
         scores = pool.score(completions, truths)
-    assert time.monotonic() - started < 10
     fates = {
         completion.text.removeprefix("<answer>").removesuffix("</answer>"): score.reason
         for completion, score in zip(completions, scores, strict=True)
@@ -177,6 +181,23 @@ def test_answers_done_before_a_kill_are_not_done_again(hostile: Task, tmp_path: 
     assert eventually(lambda: not is_alive(int(child.read_text())))
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_answers_that_fork_or_close_the_socket_cost_themselves_only(hostile: Task, workers: int) -> None:
+    completions, truths = right_and(["fork", "close", "fork close"], 60)
+    completions[-1] = tagged("close")
+    with ScoringPool(hostile, workers=workers) as pool:
+        for _ in range(2):
+            scores = pool.score(completions, truths)
+            fates = {done.text: score.reason for done, score in zip(completions, scores, strict=True)}
+            others = {text: reason for text, reason in fates.items() if reason != "ok"}
+            assert others == {
+                "<answer>fork</answer>": "wrong",
+                "<answer>close</answer>": "error",
+                "<answer>fork close</answer>": "error",
+            }
+            assert sum(score.correct for score in scores) == 56
+
+
 def test_calls_from_many_threads_take_turns(mild: Task) -> None:
     found: dict[int, bool] = {}
     with ScoringPool(mild, workers=2) as pool:
@@ -222,7 +243,7 @@ pool.score([Completion("<answer>1</answer>")] * 8, [1] * 8)
 pids = Path({str(tmp_path)!r}) / "pids"
 pids.with_suffix(".tmp").write_text(" ".join(str(worker.process._process.pid) for worker in pool._workers))
 pids.with_suffix(".tmp").rename(pids)
-pool.score([Completion("<answer>C loop</answer>")] * 8, [1] * 8)
+pool.score([Completion("<answer>C loop {tmp_path}/mark</answer>")] * 8, [1] * 8)
 """
     )
     process = subprocess.Popen([sys.executable, str(script)])
@@ -235,7 +256,7 @@ pool.score([Completion("<answer>C loop</answer>")] * 8, [1] * 8)
 def test_workers_die_with_their_parent_even_in_a_c_call(parent: subprocess.Popen[bytes], tmp_path: Path) -> None:
     assert eventually((tmp_path / "pids").exists)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    time.sleep(0.2)
+    assert eventually(lambda: all((tmp_path / f"mark.{pid}").exists() for pid in pids))
     assert all(is_alive(pid) for pid in pids)
     parent.kill()
     assert eventually(lambda: not any(is_alive(pid) for pid in pids))

@@ -1,5 +1,6 @@
 """Scoring again: what counts as a change, and which files can be compared."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,25 @@ def test_rows_without_a_verdict_are_told(task: Task, tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
     report = rescore_file(task, tmp_path / "old.parquet", allow_version_mismatch=True)
     assert [row.number for row in report.scored.bad] == [1]
-    assert report.changed == 0
+    assert (report.changed, report.compared, report.old_accuracy, report.new_accuracy) == (0, 0, None, None)
+
+
+def test_both_accuracies_are_of_the_compared_rows(task: Task, write_task: Callable[..., str], tmp_path: Path) -> None:
+    rows = list(read_rows(scored(task, tmp_path / "old.parquet")))
+    rows = [*rows, *({name: cell for name, cell in row.items() if name != "correct"} for row in rows)]
+    (tmp_path / "half.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = rescore_file(load_task(write_task(extract_answer=LENIENT)), tmp_path / "half.jsonl")
+    assert (report.scored.rows, report.compared, report.scored.bad_rows) == (10, 5, 5)
+    assert (report.old_accuracy, report.new_accuracy) == (0.2, 0.4)
+
+
+def test_rare_changes_are_listed_among_very_many(
+    task: Task, write_task: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinyzero_sdk.rescoring.MAX_LISTED", 1)
+    old = scored(task, tmp_path / "old.parquet")
+    report = rescore_file(load_task(write_task(extract_answer=LENIENT)), old)
+    assert [change.reasons for change in report.changes] == [("no_answer", "ok"), ("no_answer", "wrong")]
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,23 @@ def test_a_file_that_is_no_task_is_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_package_is_no_file_to_make_one_from(tmp_path):
+    write_package("tz-given", tmp_path / "given")
+    for source in ("given", "given/tz_given/__init__.py"):
+        with pytest.raises(TinyZeroError, match="a package already; copy its folder"):
+            write_package("my-task", tmp_path / "out", task_file=tmp_path / source)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_was_written_works_by_its_path_before_it_is_installed(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(capsys, "tz-fresh")
+    task = load_task("./tz-fresh")
+    assert task.name == "tz-fresh"
+    for item in task.dataset("train", 5):
+        assert task.score_completion(task.solve(item), item.ground_truth).correct
+
+
 # ---- the command
 
 

@@ -13,8 +13,8 @@ from tinyzero_sdk import Task, files, load_task, scoring
 from tinyzero_sdk.answers import unpacked
 from tinyzero_sdk.errors import DataError, VersionMismatchError
 from tinyzero_sdk.files import read_blocks, read_rows
-from tinyzero_sdk.outputs import anything_goes, judge_for_scoring, read_outputs
-from tinyzero_sdk.scoring import METADATA_KEY, RESULT_COLUMNS, ScoreReport, score_file
+from tinyzero_sdk.outputs import RESULT_COLUMNS, anything_goes, judge_for_scoring, read_outputs
+from tinyzero_sdk.scoring import METADATA_KEY, ScoreReport, score_file
 
 FORMATS = ("jsonl", "parquet")
 
@@ -407,3 +407,24 @@ def test_results_of_two_files_are_the_same_bytes(task: Task, tmp_path: Path) -> 
         score_file(task, path, tmp_path / f"{workers}.parquet", workers=workers)
     assert (tmp_path / "1.parquet").read_bytes() == (tmp_path / "3.parquet").read_bytes()
     assert set(RESULT_COLUMNS) < set(pq.read_schema(path.with_name("1.parquet")).names)
+
+
+def test_texts_as_views_are_scored_and_bad_rows_among_them_left_out(task: Task, tmp_path: Path) -> None:
+    views = pa.schema(
+        {
+            "completion": pa.string_view(),
+            "ground_truth": pa.int64(),
+            "extra_info": pa.struct({"key": pa.string_view()}),
+            "tags": pa.list_(pa.string_view()),
+            "raw": pa.binary_view(),
+        }
+    )
+    rows = [
+        {"completion": text, "ground_truth": 1, "extra_info": {"key": "k"}, "tags": ["a"], "raw": b"b"}
+        for text in ("<answer>1</answer>", None, "<answer>2</answer>")
+    ]
+    table = pa.table([pa.array([row[field.name] for row in rows], field.type) for field in views], schema=views)
+    pq.write_table(table, tmp_path / "in.parquet")
+    report = score_file(task, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    assert (report.rows, report.correct, bad_numbers(report)) == (2, 1, [2])
+    assert [row["extra_info"] for row in read_rows(tmp_path / "out.parquet")] == [{"key": "k"}] * 2

@@ -111,6 +111,40 @@ def test_lengths_are_of_tokens_where_the_file_has_them(tables: bool) -> None:
     assert (summary.length_unit, summary.by_reason[0].mean_length) == ("characters", len("say é"))
 
 
+def test_of_the_lengths_that_are_known_the_mean_is_given_and_the_error_is_over_prompts() -> None:
+    counts, values = [2, 4, None, 9], [1.0, 0.0, 0.0, 0.0]
+    pairs = zip(["a", "a", "b", "c"], values, counts, strict=True)
+    summary = summarised([row(key, "1", value, token_count=count) for key, value, count in pairs])
+    assert (summary.mean_length, summary.length_unit, summary.accuracy) == (5.0, "tokens", 0.25)
+    assert summary.standard_error == pytest.approx(np.std([0.5, 0.0, 0.0], ddof=1) / np.sqrt(3))
+    assert summarised([row("a", "1", 1.0, token_count=-1)]).mean_length is None
+
+
+@pytest.mark.parametrize("huge", [10**400, 10**300, -(10**400)])
+def test_numbers_too_great_for_a_float_are_unknown(huge: int) -> None:
+    rows = [row("a", "1", 1.0, extra_info={"difficulty": n}, token_count=n) for n in (huge, 7)]
+    summary = summarised(rows)
+    assert [(bucket.low, bucket.high, bucket.rows) for bucket in summary.by_difficulty] == [(7, 7, 1)]
+    assert summary.by_reason[0].median_length in (7, (7 + 2**32 - 2) / 2)  # of a float: the greatest length there is
+    if abs(huge) == 10**400:
+        assert summary.by_reason[0].max_length == 7
+
+
+def test_integers_that_a_float_cannot_hold_exactly_are_numbers_too() -> None:
+    rows = [row("a", "1", 1.0, extra_info={"difficulty": n}) for n in (2**60 + 1, 1)]
+    assert [bucket.rows for bucket in summarised(rows, tables=True).by_difficulty] == [1, 1]
+
+
+@pytest.mark.parametrize("tables", [False, True])
+def test_better_grouping_that_comes_late_is_noted(tables: bool) -> None:
+    rows = [row("p", "1", 1.0), row("p", "1", 1.0), row("p", "1", 1.0, extra_info={"key": "k"})]
+    late = summarised(rows, cut=2, tables=tables)
+    assert (late.prompts_by, late.late, late.alone) == ("prompt", "extra_info.key", 0)
+    assert summarised(rows, cut=2, tables=tables, by="prompt").late == ""
+    early = summarised(rows[::-1], cut=1, tables=tables)
+    assert (early.prompts_by, early.late, early.alone) == ("extra_info.key", "", 2)
+
+
 def test_a_row_costs_little_until_the_end() -> None:
     tally = Tally()
     size = 10_000

@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tinyzero_sdk import load_task
@@ -85,6 +85,24 @@ DIFFERENT = [
     ("1/(x - x)", "1/(x - x)"),
     ("i", "1"),
     ("5", "5 cm"),
+    # equal for positive letters, or for small ones, or beyond a constant
+    ("|x|", "x"),
+    (r"\sqrt{x^2}", "x"),
+    ("|x+1|", "x+1"),
+    ("x^2*|x|", "x^3"),
+    ("|x - 1000|", "x - 1000"),
+    ("|x + 1000|", "x + 1000"),
+    ("|x - 1000|", "1000 - x"),
+    ("|x + 1/2|", "x + 1/2"),
+    (r"\sqrt{(x - 5)^2}", "x - 5"),
+    ("|x| + |y|", "|x + y|"),
+    ("|x y z|", "x y z"),
+    ("ln(x^2)", "2 ln x"),
+    ("ln(x y)", "ln x + ln y"),
+    (r"\sqrt{x y}", r"\sqrt x \sqrt y"),
+    ("arctan(tan x)", "x"),
+    # of one only one has a value
+    (r"\sqrt{|x| - x}", r"\sqrt{-2x}"),
 ]
 
 
@@ -99,7 +117,34 @@ def test_different(left, right):
 
 
 def test_agreement_of_values_is_no_proof():
-    assert verdicts("sqrt(x^2)", "x") == (False, True)  # the points are positive, the letter is not
+    assert verdicts("x", "x + e^(-1000)") == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("|x y|", "abs(x) * abs(y)"),
+        ("ln(x^2)", "2 ln(abs(x))"),
+        ("arcsin x + arccos x", "pi/2"),
+        ("e^{x^2} e^{y^2}", "e^{x^2 + y^2}"),
+        ("cosh^2 x - sinh^2 x", "1"),
+        ("x! (x + 1)", "(x + 1)!"),
+        (r"\sqrt{x^4}", "x^2"),
+        ("|x - y|", "|y - x|"),
+        ("|a b c d f|", "abs(a b c) abs(d f)"),
+    ],
+)
+def test_points_of_either_sign_and_any_size_do_not_part_what_is_equal(left, right):
+    assert numerically_equal(parse(left), parse(right))
+    assert numerically_equal(parse(right), parse(left))
+
+
+def test_too_few_points_with_a_value_are_no_agreement():
+    left, right = parse("sin(x) + 10^9 - 10^9"), parse("sin x")
+    assert numerically_equal(left, right)
+    # The constants in an exponent put a value out of reach at all but the small points.
+    left, right = parse("e^(x^1000) cos^2 x + e^(x^1000) sin^2 x"), parse("e^(x^1000)")
+    assert not numerically_equal(left, right)
 
 
 @pytest.mark.parametrize(
@@ -287,6 +332,23 @@ def test_what_differs_at_a_point_is_different(one, other):
         assume(False)
     assert not equal(left, right)
     assert not numerically_equal(left, right)
+
+
+TURNING = st.builds(lambda a, b: f"{a}x + ({b})", st.integers(1, 99), st.integers(-999, 999))
+
+
+@settings(max_examples=20)
+@given(
+    TURNING,
+    st.sampled_from(["|{}|", r"\sqrt{{({})^2}}", r"\sqrt[4]{{({})^4}}"]),
+    st.sampled_from(["{}", "({}) abs(y)", "e^y + {}"]),
+)
+def test_an_absolute_value_is_not_its_argument(argument, form, around):
+    """And two forms of one absolute value are equal."""
+    turned = around.format("(" + form.format(argument) + ")")
+    assert not numerically_equal(parse(turned), parse(around.format(f"({argument})")))
+    assert not numerically_equal(parse(turned), parse(around.format(f"(-({argument}))")))
+    assert numerically_equal(parse(turned), parse(around.format(f"abs({argument})")))
 
 
 HOSTILE = st.one_of(

@@ -52,7 +52,8 @@ class RewardFunction(Scorer):
             columns: the rest that TRL passes, prompts and other columns; not looked at.
 
         Raises:
-            DataError: the data set has no column `ground_truth`.
+            DataError: the data set has no column `ground_truth`, or it is not as long as the completions.
+            BrokenTaskError: the scorer fails on all it is given.
         """
         if ground_truth is None:
             raise DataError(
@@ -61,7 +62,8 @@ class RewardFunction(Scorer):
             )
         counts = [None] * len(completions) if completion_ids is None else list(map(len, completion_ids))
         texts = map(text_of, completions)
-        scores = self.score(list(map(Completion, texts, counts)), [plain(truth) for truth in ground_truth])
+        given = [Completion(text, count) for text, count in zip(texts, counts, strict=True)]
+        scores = self.score(given, [plain(truth) for truth in ground_truth])
         if log_metric is not None and scores:
             log_metric(f"{self.task.name}/accuracy", sum(score.correct for score in scores) / len(scores))
         return [score.value for score in scores]

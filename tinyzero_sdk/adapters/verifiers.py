@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tinyzero_sdk.adapters.scorer import Scorer
-from tinyzero_sdk.records import Completion, Score, Split
+from tinyzero_sdk.records import Completion, Split
 from tinyzero_sdk.task import Task
 
 if TYPE_CHECKING:
@@ -50,16 +50,10 @@ def make_taskset(task: Task | str, *, workers: int = 0, time_limit: float = 5.0)
 
         @vf.reward(weight=1.0)
         async def score_reward(self, trace: vf.Trace) -> float:
-            return (await self._verdict(trace)).value
-
-        @vf.metric
-        async def correct(self, trace: vf.Trace) -> float:
-            return float((await self._verdict(trace)).correct)
-
-        async def _verdict(self, trace: vf.Trace) -> Score:
             completion = Completion(trace.last_reply, finished=not trace.is_truncated)
             [score] = await asyncio.to_thread(scorer.score, [completion], [self.data.ground_truth])
-            return score
+            trace.record_metric("correct", score.correct)  # not a metric of its own: that would ask the scorer again
+            return score.value
 
     class TinyZeroConfig(vf.TasksetConfig):
         """Which problems are read."""

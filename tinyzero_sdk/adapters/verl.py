@@ -9,17 +9,25 @@ What stands under `reward.custom_reward_function.reward_kwargs` (`+reward.…` o
 `task`, `options`, `workers`, `time_limit`, `details`, `allow_unsafe_scorers`. verl itself is not imported.
 """
 
+import difflib
 import json
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from tinyzero_sdk.adapters.scorer import Scorer
-from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.host import load_task
+from tinyzero_sdk.errors import SettingsError, TaskNotFoundError
+from tinyzero_sdk.host import list_tasks, load_task
+from tinyzero_sdk.packages import is_path
 from tinyzero_sdk.records import Completion
 from tinyzero_sdk.task import Task
 from tinyzero_sdk.wire import plain
+
+KEYS = ("task", "options", "workers", "time_limit", "details", "allow_unsafe_scorers")
+"""What `compute_score` takes of `reward_kwargs`."""
+
+_OF_VERL = frozenset({"reward_router_address", "reward_model_tokenizer"})  # where a reward model is served
 
 
 class ComputeScore(Scorer):
@@ -39,7 +47,7 @@ class ComputeScore(Scorer):
         extra_info: Mapping[str, Any] | None = None,
         *,
         details: bool = False,
-        **unused: Any,
+        **others: Any,
     ) -> float | dict[str, float | str]:
         """The reward of one response.
 
@@ -49,8 +57,14 @@ class ComputeScore(Scorer):
             ground_truth: of the row's `reward_model`; numpy arrays in it are fine.
             extra_info: not looked at.
             details: return `score`, `acc` (1 if solved) and `reason`, of which verl makes metrics.
-            unused: what verl passes besides, such as the address of a reward model.
+            others: what verl passes besides, such as the address of a reward model.
+
+        Raises:
+            SettingsError: `details` is misspelt.
+            DataError: the response is no text.
+            BrokenTaskError: the scorer fails on all it is given.
         """
+        _check_others(others, ("details",))
         [score] = self.score([Completion(solution_str)], [plain(ground_truth)])
         if details:
             return {"score": score.value, "acc": float(score.correct), "reason": score.reason}
@@ -67,22 +81,50 @@ def compute_score(
     options: Mapping[str, Any] | None = None,
     workers: int = 0,
     time_limit: float = 5.0,
+    details: bool = False,
     allow_unsafe_scorers: bool = False,
     **others: Any,
 ) -> float | dict[str, float | str]:
     """The reward of one response, by the task that `task` or else `data_source` names.
 
     Raises:
-        TinyZeroError: no such task, or the options do not fit it.
+        TinyZeroError: no such task, the options do not fit it, a key is misspelt, or the scorer fails on all it is
+            given.
     """
-    if task is None and data_source.endswith(".py"):
+    _check_others(others, KEYS)
+    if task is None and is_path(data_source):
         raise SettingsError(
             f"the data source {data_source!r} is a task file, which a data file may not choose; "
             f"if you trust it, name it: reward_kwargs.task={data_source}"
         )
     frozen = json.dumps(_as_json(options or {}), sort_keys=True)
-    scorer = _open(task or data_source, frozen, workers, time_limit, allow_unsafe_scorers)
-    return scorer(data_source, solution_str, ground_truth, extra_info, **others)
+    try:
+        scorer = _open(task or data_source, frozen, workers, time_limit, allow_unsafe_scorers)
+    except TaskNotFoundError:
+        if task is not None:
+            raise
+        raise TaskNotFoundError(
+            f"no task {data_source!r}, which is the row's data_source; name the task that is to score such rows: "
+            f"reward_kwargs.task={_alike(data_source)}"
+        ) from None
+    return scorer(data_source, solution_str, ground_truth, extra_info, details=details)
+
+
+def _check_others(names: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse misspelt keys; warn of others that verl is not known to pass: a newer version may."""
+    for name in names:
+        if name in _OF_VERL:
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        if near:
+            raise SettingsError(f"no key {name!r} in reward_kwargs; did you mean {near[0]}?")
+        warnings.warn(f"the key {name!r} has no effect on the reward; known: {', '.join(known)}", stacklevel=3)
+
+
+def _alike(data_source: str) -> str:
+    """The installed task whose name a data set bears, such as `gsm8k` for `openai/gsm8k`."""
+    last = data_source.rpartition("/")[2].lower()
+    return next(iter(difflib.get_close_matches(last, [entry.name for entry in list_tasks()], n=1)), "NAME")
 
 
 @cache

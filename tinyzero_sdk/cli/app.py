@@ -59,7 +59,8 @@ def build_app() -> typer.Typer:
     """The app with the SDK's commands and those of every extension that works."""
     app = typer.Typer(
         help="Write a task with a verifiable reward, prove the reward, train a language model on it.",
-        epilog="Results go to stdout or --output. Exit codes: 0 fine, 1 some rows or checks failed, 2 wrong use.",
+        epilog="Results go to stdout or --output. "
+        "Exit codes: 0 fine, 1 some rows or checks failed, 2 wrong use, 70 our fault.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,

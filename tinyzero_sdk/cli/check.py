@@ -1,8 +1,5 @@
 """`tinyzero check`: whether a task keeps the laws of the conformance kit."""
 
-import json as json_module
-import os
-import tempfile
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 def check(
     task: Annotated[
-        str, typer.Argument(help="Name of an installed task, or path of a task file.", show_default=False)
+        str, typer.Argument(help="Name of an installed task, or path of one (file or package).", show_default=False)
     ] = "",
     words: TaskWords = None,
     law: Annotated[
@@ -38,7 +35,8 @@ def check(
     examples: Annotated[int, typer.Option("--examples", min=1, help="Completions that a law draws.")] = 200,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the items, and of all choices.")] = 0,
     cases: Annotated[
-        Path | None, typer.Option("--cases", help="Labelled completions.", show_default="./TASK.cases.jsonl")
+        Path | None,
+        typer.Option("--cases", help="More labelled completions, beside the task's own and ./TASK.cases.jsonl."),
     ] = None,
     replay: Annotated[
         str | None, typer.Option("--replay", help="Judge one completion only: a labelled case as JSON.")
@@ -53,14 +51,16 @@ def check(
     Every law is tried on gold, near misses, malformed and hostile completions, in a process of its own. A failure
     shows the smallest completion that breaks the law, and the command that replays it; then the exit code is 1.
     """
-    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir(), f"hypothesis-{os.getuid()}")))
     if list_laws:
         _list_laws(json)
         return
     if not task:
         raise SettingsError("no task given; give its name or the path of its file, such as: tinyzero check countdown")
+    from tinyzero_sdk.testing import known_cases
+
     opened = open_task(task, words, allow_unsafe_scorers=allow_unsafe_scorers)
-    report = _run(opened, law or [], examples, seed, _read_cases(opened, cases), replay, quiet=json)
+    known = known_cases(opened, *([cases] if cases else []))
+    report = _run(opened, law or [], examples, seed, known, replay, quiet=json)
     if json:
         print_json(report.as_json())
     else:
@@ -75,6 +75,7 @@ def _run(
     task: "Task", names: list[str], examples: int, seed: int, cases: "list[Case]", replay: str | None, *, quiet: bool
 ) -> "Report":
     from tinyzero_sdk.testing import Checker, Report, find_laws
+    from tinyzero_sdk.testing.report import parse_replay
 
     laws = find_laws(names)
     if replay is not None and len(laws) != 1:
@@ -85,24 +86,11 @@ def _run(
             stdout.print(Text(f"{task.name} {task.version}"))
         for law in laws:
             with stderr.status(f"checking {law.name}"):
-                result = checker.check(law) if replay is None else checker.replay(law, _parse_case(replay))
+                result = checker.check(law) if replay is None else checker.replay(law, parse_replay(replay))
             results.append(result)
             if not quiet:
                 _show_line(result)
     return Report(task.name, task.version, seed, tuple(results))
-
-
-def _parse_case(text: str) -> "Case":
-    from tinyzero_sdk.cases import parse_case
-
-    return parse_case(text, "--replay")
-
-
-def _read_cases(task: "Task", path: Path | None) -> "list[Case]":
-    from tinyzero_sdk.cases import read_cases
-    from tinyzero_sdk.testing import known_cases
-
-    return known_cases(task) + (read_cases(path) if path else [])
 
 
 def _list_laws(as_json: bool) -> None:
@@ -134,17 +122,14 @@ def _show_failures(report: "Report") -> None:
     counts = {status: sum(result.status == status for result in report.results) for status in _STYLES}
     stdout.print()
     stdout.print(Text(" · ".join(f"{count} {status}" for status, count in counts.items() if count)))
+    if any("oracle" in result.law.needs and result.why.startswith("no oracle") for result in report.results):
+        stdout.print(Text("not tested for wrong answers that are paid: no oracle", "bold yellow"))
 
 
 def _save(task: "Task", report: "Report") -> None:
-    from tinyzero_sdk.cases import read_cases, write_cases
+    from tinyzero_sdk.cases import add_cases
     from tinyzero_sdk.testing import local_cases_path
 
     path = local_cases_path(task)
-    old = read_cases(path) if path.exists() else []
-    known = {(case.completion, json_module.dumps(case.ground_truth)) for case in old}
-    found = [result.case for result in report.results if result.case]
-    new = [case for case in found if (case.completion, json_module.dumps(case.ground_truth)) not in known]
-    if new:
-        write_cases(path, [*old, *new])
-    stderr.print(Text(f"{len(new)} new cases in {path}"), soft_wrap=True)
+    added = add_cases(path, [result.case for result in report.results if result.case])
+    stderr.print(Text(f"{added} new cases in {path}"), soft_wrap=True)

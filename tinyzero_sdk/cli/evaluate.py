@@ -19,6 +19,48 @@ if TYPE_CHECKING:
     from tinyzero_sdk.evaluation import EvaluationPlan, EvaluationResult, LocalModels
 
 
+Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the task: task.KEY=VALUE.")]
+TaskName = Annotated[str | None, typer.Option("--task", "-t", metavar="TASK", help="Name of a task, or a task file.")]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="Run directory, one of its checkpoints, or a transformers causal LM (directory or Hub name); "
+        "with --endpoint the name it is known by there.",
+    ),
+]
+Endpoint = Annotated[
+    str | None, typer.Option("--endpoint", metavar="URL", help="Base URL of an OpenAI-compatible API.")
+]
+Samples = Annotated[int, typer.Option("--samples", "-n", min=1, help="Completions of each problem.")]
+Size = Annotated[int | None, typer.Option("--size", min=1, help="Problems.", show_default="1024")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 = the likeliest token each time.")]
+TopP = Annotated[float, typer.Option("--top-p", min=0.01, max=1.0, help="Nucleus sampling; 1 = off.")]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option("--max-tokens", min=1, help="Longest completion.", show_default="1024, or as in training"),
+]
+Template = Annotated[
+    str | None,
+    typer.Option("--template", metavar="NAME", help="Prompt template.", show_default="what suits the model"),
+]
+TestShare = Annotated[
+    float | None,
+    typer.Option("--test-share", help="Share of the problems that is held out.", show_default="1/16"),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Scored completions, .jsonl or .parquet; goes on where it was."
+    ),
+]
+ApiKeyVariable = Annotated[
+    str, typer.Option("--api-key-env", metavar="NAME", help="Environment variable with the key.")
+]
+
+
 def register(app: typer.Typer, extensions: Sequence[Extension]) -> None:
     """Add the command of this file; the extensions may know how to load a model."""
     app.command("eval", cls=_EvalCommand, context_settings={"obj": extensions})(evaluate)
@@ -26,58 +68,24 @@ def register(app: typer.Typer, extensions: Sequence[Extension]) -> None:
 
 def evaluate(
     context: typer.Context,
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the task: task.KEY=VALUE.")
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option("--task", "-t", metavar="TASK", help="Name of a task, or a task file.")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="MODEL",
-            help="Run directory, one of its checkpoints, or a transformers causal LM (directory or Hub name); "
-            "with --endpoint the name it is known by there.",
-        ),
-    ] = None,
-    endpoint: Annotated[
-        str | None,
-        typer.Option("--endpoint", metavar="URL", help="Base URL of an OpenAI-compatible API."),
-    ] = None,
-    samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Completions of each problem.")] = 1,
-    size: Annotated[int | None, typer.Option("--size", min=1, help="Problems.", show_default="1024")] = None,
-    temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="0 = the likeliest token each time.")
-    ] = 1.0,
-    top_p: Annotated[float, typer.Option("--top-p", min=0.01, max=1.0, help="Nucleus sampling; 1 = off.")] = 1.0,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option("--max-tokens", min=1, help="Longest completion.", show_default="1024, or as in training"),
-    ] = None,
-    template: Annotated[
-        str | None,
-        typer.Option("--template", metavar="NAME", help="Prompt template.", show_default="what suits the model"),
-    ] = None,
+    words: Words = None,
+    task: TaskName = None,
+    model: ModelName = None,
+    endpoint: Endpoint = None,
+    samples: Samples = 1,
+    size: Size = None,
+    temperature: Temperature = 1.0,
+    top_p: TopP = 1.0,
+    max_tokens: MaxTokens = None,
+    template: Template = None,
     split: Annotated[Literal["test", "train"], typer.Option("--split", help="Where the problems are from.")] = "test",
-    test_share: Annotated[
-        float | None,
-        typer.Option("--test-share", help="Share of the problems that is held out.", show_default="1/16"),
-    ] = None,
+    test_share: TestShare = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the sampling; the problems stay the same.")] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Scored completions, .jsonl or .parquet; goes on where it was."
-        ),
-    ] = None,
+    output: Output = None,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Requests at a time.")] = 16,
     retries: Annotated[int, typer.Option("--retries", min=0, help="How often a failed request is repeated.")] = 6,
     timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for one request.")] = 600.0,
-    api_key_env: Annotated[
-        str, typer.Option("--api-key-env", metavar="NAME", help="Environment variable with the key.")
-    ] = "OPENAI_API_KEY",
+    api_key_env: ApiKeyVariable = "OPENAI_API_KEY",
     allow_unsafe_scorers: AllowUnsafe = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -1,7 +1,5 @@
 """`tinyzero fuzz`: a search for completions that a task's reward judges wrongly."""
 
-import json as json_module
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +13,8 @@ if TYPE_CHECKING:
     from tinyzero_sdk.fuzz import Finding, FuzzReport
     from tinyzero_sdk.task import Task
 
-_MOST_SHOWN = 400  # characters of a completion
-_MOST_INLINE = 2000  # characters of a command that carries its case
+_LAWS = {"timeout": "bounded-time", "died": "never-raises", "error": "never-raises"}
+"""The law that judges a finding without a label again."""
 
 
 def register(app: typer.Typer) -> None:
@@ -25,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def fuzz(
-    task: Annotated[str, typer.Argument(help="Name of an installed task, or path of a task file.", show_default=False)],
+    task: Annotated[str, typer.Argument(help="Name of an installed task, or path of one.", show_default=False)],
     words: TaskWords = None,
     time: Annotated[float, typer.Option("--time", min=0.1, help="Seconds to search.")] = 60.0,
     seed: Annotated[
@@ -68,11 +66,12 @@ def fuzz(
             stop_after=1 if first else None,
             on_progress=lambda report: status.update(_tell_progress(report, time)),
         )
-    added = add_cases(path, [finding.to_case() for finding in report.findings]) if report.findings else 0
+    labelled = [case for case in (finding.to_case() for finding in report.findings) if case]
+    added = add_cases(path, labelled)
     if json:
-        print_json(_as_json(opened, path, words or [], report))
+        print_json(_as_json(opened, path, report))
     else:
-        _show(opened, path, words or [], report, added)
+        _show(opened, path, report, added)
     if report.findings:
         raise typer.Exit(1)
     if report.interrupted:
@@ -98,57 +97,57 @@ def _tell_progress(report: "FuzzReport", seconds: float) -> str:
     )
 
 
-def _show(task: "Task", path: Path, words: list[str], report: "FuzzReport", added: int) -> None:
+def _show(task: "Task", path: Path, report: "FuzzReport", added: int) -> None:
     for finding in report.findings:
-        stdout.print(_describe(task, path, words, finding), soft_wrap=True)
+        stdout.print(_describe(task, path, finding), soft_wrap=True)
         stdout.print()
     stdout.print(
         f"{report.tried:,} completions tried in {report.seconds:.1f} s ({report.rate:,.0f}/s): "
         f"{len(report.findings) or 'nothing'} found" + (", interrupted" if report.interrupted else "")
     )
     if report.findings:
-        stdout.print(Text(f"{added} new cases in {path}"), soft_wrap=True)
+        unknown = sum(finding.right is None for finding in report.findings)
+        more = f"; {unknown} without a label, which nobody knows" if unknown else ""
+        stdout.print(Text(f"{added} new cases in {path}{more}"), soft_wrap=True)
 
 
-def _describe(task: "Task", path: Path, words: list[str], finding: "Finding") -> Text:
+def _describe(task: "Task", path: Path, finding: "Finding") -> Text:
     from tinyzero_sdk.fuzz.findings import SAYS
+    from tinyzero_sdk.testing.report import show_text, show_truth
 
-    shown = ascii(finding.completion)
-    if len(shown) > _MOST_SHOWN:
-        shown = f"{shown[: _MOST_SHOWN // 2]} … {shown[-_MOST_SHOWN // 4 :]} ({len(finding.completion):,} characters)"
     says = {True: "right", False: "wrong", None: "cannot tell"}[finding.right]
     facts = [
-        ("completion", shown),
-        ("ground truth", json_module.dumps(finding.ground_truth)),
+        ("completion", show_text(finding.completion)),
+        ("ground truth", show_truth(finding.ground_truth)),
         ("score", f"{finding.score:g}"),
         ("oracle", says),
         ("what is odd", finding.note or ", ".join(finding.traits) or "its value alone"),
-        ("replay", _replay(task, path, words, finding)),
+        ("replay", _replay(task, path, finding) or "too long for a command; --json prints it whole"),
     ]
     return Text.assemble(
         (SAYS[finding.kind], "bold red"), *(piece for name, fact in facts for piece in (f"\n  {name:13}", fact))
     )
 
 
-def _replay(task: "Task", path: Path, words: list[str], finding: "Finding") -> str:
-    """The command that judges the completion again, or all cases of the file where it is too long for a line."""
-    case = finding.to_case()
-    inline = json_module.dumps(
-        {"completion": case.completion, "ground_truth": case.ground_truth, "correct": case.correct}
-    )
-    source = task.source if not task.source.endswith(".py") else _near(task.source)
-    unsafe = ["--allow-unsafe-scorers"] if task.info.unsafe_scorer else []
-    with_what = ["--replay", inline] if len(inline) <= _MOST_INLINE else ["--cases", str(path)]
-    return shlex.join(["tinyzero", "check", source, *words, *unsafe, "--law", "labelled-cases", *with_what])
+def _replay(task: "Task", path: Path, finding: "Finding") -> str:
+    """The command that judges the completion again; all cases of the file where it is too long, if it is one."""
+    from tinyzero_sdk.fuzz.findings import IN_ORACLE
+    from tinyzero_sdk.testing.report import check_command, replay_words
+    from tinyzero_sdk.testing.samples import Sample
+
+    inline = replay_words(Sample(finding.completion, finding.ground_truth, right=finding.right))
+    if finding.right is not None:
+        return check_command(task, "labelled-cases", inline or ["--cases", str(path)])
+    if not inline:
+        return ""
+    if finding.kind == "oracle_error" or finding.note == IN_ORACLE:
+        law = "correct-means-right"
+    else:
+        law = "bounded-memory" if finding.note.startswith("MemoryError") else _LAWS[finding.kind]
+    return check_command(task, law, inline)
 
 
-def _near(path: str) -> str:
-    """The path as seen from here, where that is below."""
-    here = Path.cwd()
-    return f"./{Path(path).relative_to(here)}" if Path(path).is_relative_to(here) else path
-
-
-def _as_json(task: "Task", path: Path, words: list[str], report: "FuzzReport") -> dict[str, Any]:
+def _as_json(task: "Task", path: Path, report: "FuzzReport") -> dict[str, Any]:
     return {
         "task": task.name,
         "version": task.version,
@@ -167,7 +166,7 @@ def _as_json(task: "Task", path: Path, words: list[str], report: "FuzzReport") -
                 "right": finding.right,
                 "traits": list(finding.traits),
                 "note": finding.note,
-                "replay": _replay(task, path, words, finding),
+                "replay": _replay(task, path, finding),
             }
             for finding in report.findings
         ],

@@ -1,6 +1,8 @@
 """`tinyzero rescore`: which verdicts of a scored file change under the installed task."""
 
 import dataclasses
+from json import dumps as to_json
+from json import loads as from_json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,10 +11,11 @@ from rich.text import Text
 
 from tinyzero_sdk.cli.output import print_json, stdout
 from tinyzero_sdk.cli.score import GroupBy, MemoryLimit, TimeLimit
-from tinyzero_sdk.cli.summary_view import as_json, percent, show_faults, table
+from tinyzero_sdk.cli.summary_view import as_json, count, percent, show_faults, table
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskWords, Workers, open_task, progress_bar
 
 if TYPE_CHECKING:
+    from tinyzero_sdk.outputs import Stamp
     from tinyzero_sdk.rescoring import Change, RescoreReport, Verdict
 
 
@@ -33,7 +36,9 @@ def rescore(
     workers: Workers = None,
     time_limit: TimeLimit = 5.0,
     memory_limit: MemoryLimit = 4.0,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Changed rows to show (--json: up to 1,000).")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", min=0, help="Changed rows to show of each kind (--json: about 1,000).")
+    ] = 3,
     allow_version_mismatch: Annotated[
         bool,
         typer.Option(
@@ -77,10 +82,12 @@ def rescore(
 def _as_json(report: "RescoreReport") -> dict[str, Any]:
     return {
         "rows": report.scored.rows,
+        "compared": report.compared,
         "changed": report.changed,
         "flipped": report.flipped,
         "other_answer": report.other_answer,
         "old_accuracy": report.old_accuracy,
+        "new_accuracy": report.new_accuracy,
         "before": [stamp._asdict() for stamp in report.before],
         "reasons": [{"old": old, "new": new, "rows": rows} for (old, new), rows in report.reasons.most_common()],
         "changes": [dataclasses.asdict(change) | {"flipped": change.is_flip} for change in report.changes],
@@ -91,20 +98,53 @@ def _as_json(report: "RescoreReport") -> dict[str, Any]:
 def _show(report: "RescoreReport", limit: int, output: Path | None) -> None:
     scored = report.scored
     written = "" if output is None else f", written to {output}"
-    stdout.print(Text(f"{scored.rows:,} rows scored again in {scored.seconds:.1f} s{written}"), soft_wrap=True)
-    now = "" if scored.stamp is None else f"{scored.stamp.task} {scored.stamp.task_version}"
-    before = " and ".join(f"{stamp.task} {stamp.task_version}" for stamp in report.before) or "an unknown task"
-    stdout.print(Text(f"before: {before} · now: {now}"), soft_wrap=True)
-    if report.old_accuracy is not None and scored.accuracy is not None:
-        stdout.print(f"accuracy {percent(report.old_accuracy)} before, {percent(scored.accuracy)} now")
+    stdout.print(Text(f"{count(scored.rows, 'row')} scored again in {scored.seconds:.1f} s{written}"), soft_wrap=True)
+    _show_stamps(report)
+    if report.compared < scored.rows:
+        compared = f"{report.compared:,}" if report.compared else "none"
+        stdout.print(f"{compared} of these rows compared; the others have no verdict of before")
+    if report.old_accuracy is not None and report.new_accuracy is not None:
+        stdout.print(f"accuracy {percent(report.old_accuracy)} before, {percent(report.new_accuracy)} now")
     other = f"; {report.other_answer:,} more read another answer" if report.other_answer else ""
-    stdout.print(f"{report.changed:,} verdicts changed, {report.flipped:,} of them flipped{other}", soft_wrap=True)
+    stdout.print(
+        f"{count(report.changed, 'verdict')} changed, {report.flipped:,} of them flipped{other}", soft_wrap=True
+    )
     if report.changed:
         _show_matrix(report)
-    for change in report.changes[:limit]:
-        _show_change(change)
-    if report.changed > min(limit, len(report.changes)):
-        stdout.print(f"\n... and {report.changed - min(limit, len(report.changes)):,} more (--limit, or --output)")
+    for reasons, rows in report.reasons.most_common():
+        shown = [change for change in report.changes if change.reasons == reasons][:limit]
+        for change in shown:
+            _show_change(change)
+        if rows > len(shown):
+            kind = " → ".join(reasons)
+            stdout.print(f"\n... and {rows - len(shown):,} more {kind} (--limit, or --output)")
+
+
+def _show_stamps(report: "RescoreReport") -> None:
+    """What gave the verdicts before, and what does now: task and version, and options and wrappers that differ."""
+    now = report.scored.stamp
+    assert now is not None
+    stamps = [*report.before, now]
+    told = [f"{stamp.task} {stamp.task_version}" for stamp in stamps]
+    if len({stamp.task_wrappers for stamp in stamps}) > 1:
+        told = [f"{text} in {stamp.task_wrappers}" for text, stamp in zip(told, stamps, strict=True)]
+    options = [_options(stamp) for stamp in stamps]
+    names = sorted({name for one in options for name in one})
+    missing = object()
+    unlike = [name for name in names if any(one.get(name, missing) != options[0].get(name, missing) for one in options)]
+    if unlike:
+        kept = [{name: one[name] for name in unlike if name in one} for one in options]
+        told = [f"{text} with {to_json(some)}" for text, some in zip(told, kept, strict=True)]
+    before = " and ".join(told[:-1]) or "an unknown task"
+    stdout.print(Text(f"before: {before} · now: {told[-1]}"), soft_wrap=True)
+
+
+def _options(stamp: "Stamp") -> dict[str, Any]:
+    try:
+        options = from_json(stamp.task_options)
+    except ValueError:  # not what we wrote
+        return {"": stamp.task_options}
+    return options if isinstance(options, dict) else {"": options}
 
 
 def _show_matrix(report: "RescoreReport") -> None:

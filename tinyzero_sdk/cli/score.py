@@ -7,7 +7,7 @@ import typer
 from rich.text import Text
 
 from tinyzero_sdk.cli.output import print_json, stdout
-from tinyzero_sdk.cli.summary_view import as_json, show_faults, show_summary
+from tinyzero_sdk.cli.summary_view import as_json, count, show_faults, show_summary
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskWords, Workers, open_task, progress_bar
 
 TimeLimit = Annotated[float, typer.Option("--time-limit", min=0.01, help="Seconds for one answer.")]
@@ -80,7 +80,9 @@ def score(
     if json:
         print_json(as_json(report))
     else:
-        written = f"{report.rows:,} rows scored in {report.seconds:.1f} s, written to {output}"
+        written = f"{count(report.rows, 'row')} scored in {report.seconds:.1f} s, written to {output}"
+        if not report.rows:
+            written = f"no row of {file} can be scored, so {output} has none"
         stdout.print(Text(written), soft_wrap=True)
         show_summary(report)
     if not report.is_clean:

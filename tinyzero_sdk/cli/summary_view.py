@@ -27,7 +27,7 @@ def show_faults(file: "Path", report: "ScoreReport") -> None:
     if report.bad_rows > len(report.bad):
         complain(f"... and {report.bad_rows - len(report.bad):,} more")
     if report.first_error is not None:
-        complain(f"the scorer raised, first this:\n{report.first_error.rstrip()}")
+        complain(report.suspicion or f"the scorer raised, first this:\n{report.first_error.rstrip()}")
 
 
 def as_json(report: "ScoreReport") -> dict[str, Any]:
@@ -53,7 +53,7 @@ def show_summary(report: "ScoreReport") -> None:
         _show_accuracy(report, report.summary)
         show_tables(report.summary)
     if report.bad_rows:
-        stdout.print(f"\n[red]{report.bad_rows:,} bad rows left out[/]")
+        stdout.print(f"\n[red]{count(report.bad_rows, 'bad row')} left out[/]")
 
 
 def show_tables(summary: "Summary") -> None:
@@ -61,6 +61,11 @@ def show_tables(summary: "Summary") -> None:
     _show_reasons(summary)
     _show_difficulties(summary)
     _show_at_k(summary)
+
+
+def count(number: int, name: str) -> str:
+    """A number of things: `1 row`, `2 rows`."""
+    return f"{number:,} {name}{'' if number == 1 else 's'}"
 
 
 def percent(share: float) -> str:
@@ -81,13 +86,13 @@ def _show_accuracy(report: "ScoreReport", summary: "Summary") -> None:
     facts = [f"accuracy {percent(summary.accuracy)} (95% interval {percent(low)} to {percent(high)})"]
     facts.append(f"mean score {summary.mean_score:.4g}")
     if summary.prompts < summary.rows:
-        facts.append(f"{summary.prompts:,} prompts")
+        facts.append(count(summary.prompts, "prompt"))
     stdout.print(" · ".join(facts), soft_wrap=True)
     if report.stamp is not None:
         by = f"by {report.stamp.task} {report.stamp.task_version}"
         options = "" if report.stamp.task_options == "{}" else f" with {report.stamp.task_options}"
         wrappers = "" if report.stamp.task_wrappers == "[]" else f" in {report.stamp.task_wrappers}"
-        stdout.print(Text(by + options + wrappers), soft_wrap=True)
+        stdout.print(Text(by + options + wrappers))
 
 
 def _show_reasons(summary: "Summary") -> None:
@@ -122,6 +127,7 @@ def _show_difficulties(summary: "Summary") -> None:
 
 def _show_at_k(summary: "Summary") -> None:
     if not summary.at_k:
+        _show_grouping(summary)
         return
     shown = table("k completions of a prompt", "prompts", "pass@k", "majority@k", "best@k")
     for entry in summary.at_k:
@@ -134,3 +140,15 @@ def _show_at_k(summary: "Summary") -> None:
         )
     stdout.print("", shown)
     stdout.print(Text(f"prompts told apart by {summary.prompts_by}"), style="dim")
+    _show_grouping(summary)
+
+
+def _show_grouping(summary: "Summary") -> None:
+    """What is odd in how rows were taken for completions of one prompt."""
+    if summary.alone:
+        alone = f"{count(summary.alone, 'row')} without {summary.prompts_by}, each taken for a prompt of its own"
+        stdout.print(Text(alone), style="yellow")
+    if summary.late:
+        by = "every row is taken for a prompt of its own" if summary.prompts_by == "row" else f"{summary.prompts_by} is"
+        late = f"{summary.late} does not tell prompts apart: the first rows have none, so {by}"
+        stdout.print(Text(late if summary.prompts_by == "row" else f"{late} used"), style="yellow")

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tinyzero_sdk.cli.output import print_json, stdout
-from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.errors import TaskNotFoundError, TinyZeroError
 from tinyzero_sdk.extensions import Extension, family_tasks, load_extensions
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.host import TaskEntry, list_tasks, load_task
@@ -87,6 +87,8 @@ def _task_row(name: str, origin: TaskEntry | Extension) -> dict[str, Any]:
     try:
         info = load_task(name).info
         return {**_row(name, origin, description=info.description), "unsafe_scorer": info.unsafe_scorer}
+    except TaskNotFoundError as error:  # its own family says that there is no such task
+        return {**_row(name, origin, description=""), "unsupported": str(error)}
     except TinyZeroError as error:
         return {**_row(name, origin, description=""), "broken": str(error)}
 
@@ -120,6 +122,8 @@ def _show_rows(rows: list[dict[str, Any]], nothing: str) -> None:
         table.add_column("from")
     for row, origin in zip(rows, origins, strict=True):
         text = f"[red]broken:[/] {escape(row['broken'])}" if row["broken"] else escape(row[content])
+        if row.get("unsupported"):
+            text = f"[yellow]not supported:[/] {escape(row['unsupported'].rpartition(' is not supported: ')[2])}"
         mark = "[yellow]unsafe scorer:[/] " if row.get("unsafe_scorer") else ""
         table.add_row(escape(row["name"]), mark + text, *([] if is_family else [origin]))
     stdout.print(table)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
 from tinyzero_sdk.cases import Case
+from tinyzero_sdk.fuzz.differential import Fault, Kind
 from tinyzero_sdk.fuzz.frames import Attempt, frame_traits
-from tinyzero_sdk.fuzz.judge import Fault, Kind
 from tinyzero_sdk.records import Json
 
 SAYS: dict[str, str] = {
@@ -24,6 +24,10 @@ SAYS: dict[str, str] = {
     "right_unpaid": "not paid, though right",
 }
 """The kinds in words, the worst first."""
+
+
+IN_ORACLE = "in the oracle"
+"""The note of a finding where the oracle, not the scorer, hung or died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +66,13 @@ class Finding:
         """What makes a finding small."""
         return size_of(self.completion, self.ground_truth)
 
-    def to_case(self) -> Case:
-        """As a labelled case: right if the oracle says so."""
+    def to_case(self) -> Case | None:
+        """As a labelled case, by the oracle's verdict; None where there is none: nobody knows what it deserves."""
+        if self.right is None:
+            return None
         traits = f" ({' '.join(self.traits)})" if self.traits else ""
         note = f": {self.note}" if self.note and self.note not in self.traits else ""
-        return Case(self.completion, self.ground_truth, bool(self.right), f"fuzz: {SAYS[self.kind]}{traits}{note}")
+        return Case(self.completion, self.ground_truth, self.right, f"fuzz: {SAYS[self.kind]}{traits}{note}")
 
 
 def size_of(completion: str, ground_truth: Json) -> tuple[int, int, int, str]:
@@ -98,14 +104,17 @@ class FindingSet:
             return (kind, traits) in self._groups
         return any(known == kind and group and group <= traits for known, group in self._groups)
 
-    def add(self, finding: Finding) -> bool:
-        """Keep a finding, if it is the first or the smallest of its group; whether it was."""
+    def lacks(self, finding: Finding) -> bool:
+        """Whether a finding would be the first or the smallest of its group."""
         traits = frozenset(finding.traits)
         own = self._groups.get((finding.kind, traits))
-        if own is not None and own.size <= finding.size:
+        return not self.is_known(finding.kind, traits) if own is None else finding.size < own.size
+
+    def add(self, finding: Finding) -> bool:
+        """Keep a finding, if it is the first or the smallest of its group; whether it was."""
+        if not self.lacks(finding):
             return False
-        if own is None and self.is_known(finding.kind, traits):
-            return False
+        traits = frozenset(finding.traits)
         for key in [key for key in self._groups if key[0] == finding.kind and traits and traits < key[1]]:
             del self._groups[key]  # a simpler one explains them
         self._groups[finding.kind, traits] = finding

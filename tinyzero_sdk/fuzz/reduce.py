@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
+from tinyzero_sdk.fuzz.differential import DifferentialOracle
 from tinyzero_sdk.fuzz.findings import Finding, make_finding
 from tinyzero_sdk.fuzz.frames import Attempt, present, simpler_frame
-from tinyzero_sdk.fuzz.judge import Judge
 from tinyzero_sdk.fuzz.puzzles import Puzzle, check_variant, make_variant
 from tinyzero_sdk.fuzz.shrink import shrink_pair
 from tinyzero_sdk.records import Json
@@ -21,7 +21,7 @@ _MOST_VARIANTS = 200
 class Reducer:
     """Makes findings smaller."""
 
-    judge: Judge
+    judge: DifferentialOracle
     rng: random.Random
     usual: Set[str]
     """Traits of answers about which reward and oracle agree; they grow as the search goes on."""

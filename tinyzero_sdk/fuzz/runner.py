@@ -1,6 +1,8 @@
 """The parent of a search: starts the workers, ends those that hang, and puts together what they find."""
 
+import math
 import pickle
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -9,11 +11,12 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import cast
 
-from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
+from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.fuzz.coverage import DEFAULT_SHARE
-from tinyzero_sdk.fuzz.findings import Finding, FindingSet, traits_of
-from tinyzero_sdk.fuzz.judge import PREPARING, Kind
+from tinyzero_sdk.fuzz.differential import PREPARING, Kind
+from tinyzero_sdk.fuzz.findings import IN_ORACLE, Finding, FindingSet, traits_of
 from tinyzero_sdk.fuzz.search import BATCH_MARK, Batch, Orders, Progress, run_search
+from tinyzero_sdk.fuzz.trial import Trial
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.task import Task
 from tinyzero_sdk.worker import WorkerProcess
@@ -21,6 +24,9 @@ from tinyzero_sdk.worker import WorkerProcess
 _TICK_SECONDS = 0.05
 _START_SECONDS = 120.0  # for Python, the task's imports and its first problems
 _PREPARING_TIMES = 20  # making a problem may take so many time limits
+_SETTLE_SECONDS = 10.0  # after the search, for what was blamed last,
+_SETTLE_TIMES = 10  # and so many time limits
+_MOST_SUSPECTS = 12  # wait to be tried again
 _MOST_USELESS = 3  # workers in a row that ended before they tried anything
 
 
@@ -75,10 +81,12 @@ def fuzz(
         on_progress: called several times a second.
 
     Raises:
+        SettingsError: one of the numbers is not what it may be.
         TinyZeroError: the task cannot be loaded, makes no problems, or ends its workers before they try anything.
     """
     task.check_scoring_allowed()
-    orders = Orders(seed, int(memory_limit_gb * 2**30), traced, stop_after)
+    _check_numbers(seconds, seed, workers, time_limit, memory_limit_gb, stop_after, traced)
+    orders = Orders(seed, int(min(memory_limit_gb * 2**30, sys.maxsize)), traced, stop_after)
     fuzzing = _Fuzzing(task, orders, time_limit, workers)
     report, started = fuzzing.report, time.monotonic()
     try:
@@ -87,8 +95,9 @@ def fuzz(
             report.seconds = time.monotonic() - started
             report.findings = list(fuzzing.found)
             on_progress(report)
-            if stop_after is not None and len(fuzzing.found) >= stop_after and fuzzing.is_settled:
+            if fuzzing.has_enough and fuzzing.is_settled:
                 break
+        fuzzing.settle()
     except KeyboardInterrupt:
         report.interrupted = True
     finally:
@@ -96,6 +105,28 @@ def fuzz(
     report.seconds = time.monotonic() - started
     report.findings = list(fuzzing.found)
     return report
+
+
+def _check_numbers(
+    seconds: float,
+    seed: int,
+    workers: int,
+    time_limit: float,
+    memory_limit_gb: float,
+    stop_after: int | None,
+    traced: float,
+) -> None:
+    limits = (seconds, time_limit, memory_limit_gb)
+    if workers < 1 or not all(0 < limit < math.inf for limit in limits):
+        raise SettingsError(
+            f"got seconds={seconds}, workers={workers}, time_limit={time_limit}, memory_limit_gb={memory_limit_gb}; "
+            "expected finite numbers above 0"
+        )
+    if seed < 0 or not 0 <= traced <= 1 or (stop_after is not None and stop_after < 1):
+        raise SettingsError(
+            f"got seed={seed}, traced={traced}, stop_after={stop_after}; "
+            "expected a seed from 0, a share from 0 to 1, and at least 1 finding or None"
+        )
 
 
 class _Worker:
@@ -124,6 +155,8 @@ class _Fuzzing:
         self._time_limit = time_limit
         self._slow: Counter[frozenset[str]] = Counter()
         self._useless = 0
+        self._suspects: list[Finding] = []  # blamed once, to be tried again
+        self._trial: Trial | None = None
         self._workers: list[_Worker] = []
         for number in range(workers):
             self._start(number, 0)
@@ -133,10 +166,30 @@ class _Fuzzing:
         """Whether nothing found is still being made smaller."""
         return not any(worker.unsettled for worker in self._workers)
 
+    @property
+    def has_enough(self) -> bool:
+        """Whether as much is found as was asked for."""
+        return self._orders.stop_after is not None and len(self.found) >= self._orders.stop_after
+
     def close(self) -> None:
+        """End all processes; what was not tried again is not kept."""
+        self._end_workers()
+        if self._trial is not None:
+            self._trial.close()
+
+    def settle(self) -> None:
+        """The search is over; what was blamed last is still tried again."""
+        self._end_workers()
+        until = time.monotonic() + _SETTLE_SECONDS + _SETTLE_TIMES * self._time_limit
+        while (self._suspects or self._trial) and not self.has_enough and time.monotonic() < until:
+            self._try_suspects()
+            time.sleep(_TICK_SECONDS)
+
+    def _end_workers(self) -> None:
         for worker in self._workers:
             worker.process.close()
             self._keep_unsettled(worker)
+        self._workers.clear()
 
     def _keep_unsettled(self, worker: _Worker) -> None:
         """The finding that a worker could not make smaller counts as it is."""
@@ -155,6 +208,22 @@ class _Fuzzing:
                 self._bury(worker, "timeout")
             elif not worker.ready and time.monotonic() - worker.born > _START_SECONDS:
                 raise BrokenTaskError(f"a worker hung while it loaded task {self._task.name!r}")
+        self._try_suspects()
+
+    def _try_suspects(self) -> None:
+        """Look after the trial of what was blamed: one at a time, so that they do not slow each other down."""
+        if self._trial is None:
+            if self._suspects:
+                suspect = self._suspects.pop(0)
+                if self.found.lacks(suspect):
+                    self._trial = Trial(self._task_bytes, suspect, self._time_limit, self._orders.memory_limit)
+            return
+        verdict = self._trial.look()
+        if verdict is not None:
+            if verdict:
+                self.found.add(self._trial.suspect)
+            self._trial.close()
+            self._trial = None
 
     def _start(self, number: int, generation: int) -> None:
         orders = replace(
@@ -221,6 +290,9 @@ class _Fuzzing:
         text = batch.attempts[index // 2].text
         traits = traits_of(text[-10_000:]) - batch.usual
         self._slow[traits] += kind == "timeout"
-        note = "in the oracle" if index % 2 else ""
+        note = IN_ORACLE if index % 2 else ""
         self.report.tried += 1
-        self.found.add(Finding(kind, text, batch.truth, None, 0.0, None, tuple(sorted(traits)), note))
+        suspect = Finding(kind, text, batch.truth, None, 0.0, None, tuple(sorted(traits)), note)
+        same = [one for one in self._suspects if (one.kind, one.traits) == (suspect.kind, suspect.traits)]
+        if all(suspect.size < one.size for one in same) and len(self._suspects) - len(same) < _MOST_SUSPECTS:
+            self._suspects = [one for one in self._suspects if one not in same] + [suspect]

@@ -18,15 +18,16 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.fuzz import frames
 from tinyzero_sdk.fuzz.arithmetic import guess_value
 from tinyzero_sdk.fuzz.coverage import Coverage
+from tinyzero_sdk.fuzz.differential import DifferentialOracle, Fault
 from tinyzero_sdk.fuzz.findings import Finding, FindingSet, make_finding, traits_of
 from tinyzero_sdk.fuzz.frames import Attempt
-from tinyzero_sdk.fuzz.judge import Fault, Judge
 from tinyzero_sdk.fuzz.mutators import mutate
-from tinyzero_sdk.fuzz.puzzles import Puzzle, check_variant, fit, make_variant
+from tinyzero_sdk.fuzz.puzzles import Puzzle, check_variant, make_variant
 from tinyzero_sdk.fuzz.reduce import Reducer
 from tinyzero_sdk.records import Item, Json
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.task import Task
+from tinyzero_sdk.testing.ground_truths import fit
 from tinyzero_sdk.worker import Clock, as_sendable
 
 BATCH = 256
@@ -106,7 +107,7 @@ def run_search(task: Task, connection: Connection, clock: Clock, *, orders: Orde
 
 class _Search:
     def __init__(self, task: Task, connection: Connection, clock: Clock, orders: Orders) -> None:
-        self.judge = Judge(task, clock)
+        self.judge = DifferentialOracle(task, clock)
         self.orders = orders
         self.rng = random.Random(derive_seed("fuzz", orders.seed))
         self.coverage = Coverage(task)
@@ -191,7 +192,7 @@ class _Search:
         if chance < 0.9:
             grammar = puzzle.grammar
             if grammar is not None and chance < 0.45:
-                answer = grammar.draw(rng)
+                answer = grammar.draw(puzzle.stock.below)
                 if chance > 0.3:
                     answer = mutate(answer, puzzle.stock)
             else:
@@ -247,7 +248,7 @@ class _Search:
         value = guess_value(answer)
         if value is None or abs(value - round(value)) > _NEARLY or not 0 < round(value) < _LARGEST_FIT:
             return
-        truth = fit(puzzle.truth, answer, round(value), self.rng)
+        truth = fit(puzzle.truth, answer, round(value), puzzle.stock.below)
         if truth is None:
             return
         self._progress.tried += 1

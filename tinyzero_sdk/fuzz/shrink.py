@@ -3,14 +3,15 @@
 The work is bounded by the number of completions tried, not by time, so that the same seed finds the same.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import combinations, product
-from typing import Any
 
 from tinyzero_sdk.fuzz.findings import size_of
 from tinyzero_sdk.records import Json
+from tinyzero_sdk.testing.ground_truths import entries, integers, with_number, without
+from tinyzero_sdk.testing.minimize import minimize
 
 _tokens = re.compile(r"[0-9]+|[A-Za-z]+|\s+|.", re.DOTALL).findall
 
@@ -30,29 +31,6 @@ class _Budget:
         return self.left >= 0 and self._test(text, truth)
 
 
-def shrink_text(text: str, holds: Callable[[str], bool]) -> str:
-    """The shortest text found by leaving out parts, first large ones, then single tokens and characters.
-
-    Example:
-        >>> shrink_text("what a (large) haystack", lambda text: "(" in text and ")" in text)
-        '()'
-    """
-    for cut in (_tokens, list):
-        pieces = cut(text)
-        size = len(pieces)
-        while size:
-            start = 0
-            while start < len(pieces):
-                shorter = pieces[:start] + pieces[start + size :]
-                if holds("".join(shorter)):
-                    pieces = shorter
-                else:
-                    start += size
-            size = min(size // 2, len(pieces))
-        text = "".join(pieces)
-    return text
-
-
 def shrink_pair(text: str, truth: Json, holds: Test, valid: Callable[[Json], bool], tries: int) -> tuple[str, Json]:
     """A smaller completion and ground truth that still show the finding.
 
@@ -67,7 +45,7 @@ def shrink_pair(text: str, truth: Json, holds: Test, valid: Callable[[Json], boo
     changed = True
     while changed and budget.left > 0:
         changed = False
-        shorter = shrink_text(text, lambda candidate, truth=truth: budget(candidate, truth))  # type: ignore[misc]
+        shorter = minimize(text, partial(_holds, budget, truth), is_over=lambda: budget.left <= 0)
         if shorter != text:
             text, changed = shorter, True
         size = size_of(text, truth)
@@ -80,17 +58,21 @@ def shrink_pair(text: str, truth: Json, holds: Test, valid: Callable[[Json], boo
     return text, truth
 
 
+def _holds(budget: _Budget, truth: Json, text: str) -> bool:
+    return budget(text, truth)
+
+
 def _smaller_pairs(text: str, truth: Json) -> Iterator[tuple[str, Json]]:
     """Pairs with an entry less, or a smaller number, in both; and another number of the truth that makes up for it."""
-    for path, value in _entries(truth):
-        without = _without(truth, path)
+    for path, value in entries(truth):
+        rest = without(truth, path)
         for shorter in _texts_without(text, str(value)):
-            yield shorter, without
-            yield from ((shorter, other) for other in _adjusted(without, value))
-    for path, value in _numbers(truth):
+            yield shorter, rest
+            yield from ((shorter, other) for other in _adjusted(rest, value))
+    for path, value in integers(truth):
         for less in dict.fromkeys((*range(1, 5), value // 10, value // 2, value - 1)):
             if 0 < less < value:
-                smaller = _with(truth, path, less)
+                smaller = with_number(truth, path, less)
                 for renamed in _renamed(text, value, less):
                     yield renamed, smaller
                     yield from ((renamed, other) for other in _adjusted(smaller, value - less))
@@ -99,20 +81,20 @@ def _smaller_pairs(text: str, truth: Json) -> Iterator[tuple[str, Json]]:
 
 def _adjusted(truth: Json, change: int) -> Iterator[Json]:
     """The truth with one of its numbers otherwise: small, or what a change elsewhere may have made of it."""
-    for path, value in _numbers(truth):
+    for path, value in integers(truth):
         likely = (value - change, value + change, value // change if change else 0, value * change)
         for number in dict.fromkeys((*range(1, 13), *likely)):
             if number != value and number > 0:
-                yield _with(truth, path, number)
+                yield with_number(truth, path, number)
 
 
 def _two_renamed(text: str, truth: Json) -> Iterator[tuple[str, Json]]:
     """Two numbers made small at once."""
-    numbers = list(_numbers(truth))
+    numbers = list(integers(truth))
     for (path, value), (other_path, other_value) in combinations(numbers, 2):
         for less, other_less in product(range(1, 4), repeat=2):
             if (less, other_less) != (value, other_value):
-                smaller = _with(_with(truth, path, less), other_path, other_less)
+                smaller = with_number(with_number(truth, path, less), other_path, other_less)
                 for renamed in _renamed(text, value, less):
                     yield from ((both, smaller) for both in _renamed(renamed, other_value, other_less))
 
@@ -135,39 +117,3 @@ def _renamed(text: str, number: int, other: int) -> Iterator[str]:
         yield re.sub(rf"(?<![0-9]){number}(?![0-9])", str(other), text)
     if not places:
         yield text
-
-
-def _numbers(value: Json, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """The whole numbers of a ground truth, with the way to each."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        if path:
-            yield path, value
-        return
-    for key, entry in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        yield from _numbers(entry, (*path, key))
-
-
-def _entries(value: Json) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """Those of them that stand in a list with others."""
-    for path, number in _numbers(value):
-        holder = _get(value, path[:-1])
-        if isinstance(holder, list) and len(holder) > 1:
-            yield path, number
-
-
-def _get(value: Json, path: tuple[Any, ...]) -> Any:
-    for key in path:
-        value = value[key]
-    return value
-
-
-def _with(truth: Json, path: tuple[Any, ...], number: int) -> Json:
-    truth = json.loads(json.dumps(truth))
-    _get(truth, path[:-1])[path[-1]] = number
-    return truth
-
-
-def _without(truth: Json, path: tuple[Any, ...]) -> Json:
-    truth = json.loads(json.dumps(truth))
-    del _get(truth, path[:-1])[path[-1]]
-    return truth

@@ -8,6 +8,7 @@ import json
 import struct
 import zipfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -36,7 +37,7 @@ def read(path: Path) -> Iterator[Block]:
                 number += len(some)
                 bad = [BadRow(at, sample) for at, sample in numbered if isinstance(sample, str)]
                 good = [(at, sample) for at, sample in numbered if not isinstance(sample, str)]
-                yield converted(good, bad, _convert, place / len(files))
+                yield converted(good, bad, partial(_convert, file.name), place / len(files), form="a sample of Inspect")
         except (OSError, zipfile.BadZipFile, ValueError, struct.error) as error:
             raise DataError(f"{file} is no log of Inspect, or damaged: {error}") from error
     yield Block([], [], None, [], 1.0)
@@ -71,10 +72,14 @@ def _samples_of_json(path: Path) -> Iterator[Row | str]:
         log["eval"]["task"]
     except (TypeError, KeyError):
         raise ValueError("it names no task") from None
-    yield from log.get("samples") or []
+    samples = log.get("samples") or []
+    if not isinstance(samples, list):
+        raise DataError(f"{path} is no log of Inspect, or damaged: its samples are no list")
+    for sample in samples:
+        yield sample if isinstance(sample, dict) else f"a {type(sample).__name__}; expected a sample of Inspect"
 
 
-def _convert(sample: Row) -> Sequence[Row]:
+def _convert(log: str, sample: Row) -> Sequence[Row]:
     output, target = sample.get("output"), sample.get("target")
     output = output if isinstance(output, dict) else {}
     choices = output.get("choices")
@@ -88,7 +93,7 @@ def _convert(sample: Row) -> Sequence[Row]:
     common: Row = {
         "prompt": _messages(sample.get("input"), attached),
         "ground_truth": target[0] if isinstance(target, list) and len(target) == 1 else target,
-        "extra_info": {"key": str(sample.get("id"))},
+        "extra_info": {"key": f"{log}:{sample.get('id')}"},  # other logs number their samples alike
         "epoch": sample.get("epoch"),
         "metadata": json.dumps(sample.get("metadata") or {}),  # of any shape: as text it fits a column
     }

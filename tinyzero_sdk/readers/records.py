@@ -6,12 +6,13 @@ from pathlib import Path
 
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.files import BadRow, Block, read_blocks
+from tinyzero_sdk.outputs import RESULT_COLUMNS
 from tinyzero_sdk.table import Row
 
 Convert = Callable[[Row], Sequence[Row]]
 """The rows that a record stands for, one for each completion; raises DataError for a record without any."""
 
-_RESULTS = ("score", "correct", "reason", "answer", "task")
+_OURS = (*RESULT_COLUMNS, "prompt", "completion", "ground_truth")
 
 
 def files_of(path: Path, *patterns: str) -> list[Path]:
@@ -32,30 +33,46 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(word), "") if word.isdigit() else (-1, word) for word in re.split(r"([0-9]+)", path.name)]
 
 
-def read_json_lines(path: Path, pattern: str, convert: Convert) -> Iterator[Block]:
+def read_json_lines(path: Path, pattern: str, convert_for: Callable[[Path], Convert], *, form: str) -> Iterator[Block]:
     """The records of a JSON Lines file, or of the files of a folder that match `pattern`, as blocks of rows.
 
-    Rows are numbered by the line of their record; in a folder lines are counted through all files.
+    Rows are numbered by the line of their record; in a folder lines are counted through all files. Each file gets a
+    `Convert` of its own.
     """
     files, before = files_of(path, pattern), 0
     for place, file in enumerate(files):
-        lines = before
+        lines, convert = before, convert_for(file)
         for block in read_blocks(file):
             numbers = [before + number for number in block.numbers]
             lines = max([lines, *numbers[-1:], *(before + bad.number for bad in block.bad[-1:])])
             bad = [BadRow(before + row.number, row.problem) for row in block.bad]
-            yield converted(zip(numbers, block.rows, strict=True), bad, convert, (place + block.progress) / len(files))
+            progress = (place + block.progress) / len(files)
+            yield converted(zip(numbers, block.rows, strict=True), bad, convert, progress, form=form)
         before = lines
 
 
-def converted(records: Iterable[tuple[int, Row]], bad: Sequence[BadRow], convert: Convert, progress: float) -> Block:
-    """A block of the rows that numbered records stand for."""
+def converted(
+    records: Iterable[tuple[int, Row]], bad: Sequence[BadRow], convert: Convert, progress: float, *, form: str
+) -> Block:
+    """A block of the rows that numbered records stand for.
+
+    Args:
+        records: with their numbers.
+        bad: those that are known to be bad already.
+        convert: makes rows of one.
+        progress: share of the file read with this block.
+        form: whose records they are, for what is said of one that has another form.
+    """
     block = Block([], [], None, list(bad), progress)
     for number, record in records:
         try:
             rows = convert(record)
         except DataError as error:
             block.bad.append(BadRow(number, str(error)))
+            continue
+        except (TypeError, AttributeError, KeyError) as error:  # a list where an object should be, and the like
+            fault = f"{type(error).__name__}: {error}"
+            block.bad.append(BadRow(number, f"the record has not the form of {form} ({fault})"))
             continue
         block.rows += rows
         block.numbers += [number] * len(rows)
@@ -64,7 +81,5 @@ def converted(records: Iterable[tuple[int, Row]], bad: Sequence[BadRow], convert
 
 
 def renamed(record: Row, tool: str, without: Sequence[str] = ()) -> Row:
-    """What else a record holds; columns that scoring would replace are kept as `tool_name`."""
-    return {
-        f"{tool}_{name}" if name in _RESULTS else name: value for name, value in record.items() if name not in without
-    }
+    """What else a record holds; columns that we make, or that scoring would replace, are kept as `tool_name`."""
+    return {f"{tool}_{name}" if name in _OURS else name: value for name, value in record.items() if name not in without}

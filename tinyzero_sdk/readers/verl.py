@@ -15,7 +15,7 @@ from tinyzero_sdk.table import Row
 
 def read(path: Path) -> Iterator[Block]:
     """The rollouts of a step, or of all steps in a folder."""
-    return read_json_lines(path, "*.jsonl", _convert)
+    return read_json_lines(path, "*.jsonl", lambda file: _convert, form="a rollout of verl")
 
 
 def _convert(record: Row) -> Sequence[Row]:

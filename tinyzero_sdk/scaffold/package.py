@@ -72,8 +72,11 @@ def render_file(name: str, task_file: Path) -> dict[str, str]:
 
     Raises:
         TaskNotFoundError, BrokenTaskError: it cannot be read, or is no task.
+        DataError: it is a package's.
     """
     task = load_task(task_file)
+    if Path(task.source).name == "__init__.py":
+        raise DataError(f"{task_file} is a package already; copy its folder instead")
     description = " ".join(task.info.description.split()).rstrip(".") or "say here what it asks"
     templates = COMMON | {"tests/test_{module}.py": "test_file.py"}
     contents = _render(name, templates, description, about=_read("about_file.md"))

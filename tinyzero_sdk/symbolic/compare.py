@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.symbolic.expression import Expression, Node, add, negative
 from tinyzero_sdk.symbolic.identity import Field, UndefinedError
-from tinyzero_sdk.symbolic.numeric import Point, digits_for
+from tinyzero_sdk.symbolic.numeric import BeyondError, points_for
 
 if TYPE_CHECKING:
     import sympy
 
-_POINTS = 3
+_ENOUGH = 6  # of sixteen points
 Comparison = Callable[[Node, Node], bool]
-Verdict = Literal["equal", "different", "alike"]
-"""Proved equal; proved different; neither, but their values agree."""
+Verdict = Literal["equal", "different", "alike", "unclear"]
+"""Proved equal; different; neither, but their values agree; they agree, but at too few points, or one lacks a value."""
 
 
 def equal(left: Expression, right: Expression) -> bool:
@@ -41,10 +41,11 @@ def equal(left: Expression, right: Expression) -> bool:
 
 
 def numerically_equal(left: Expression, right: Expression) -> bool:
-    """As `equal`, but without sympy, in milliseconds: where there is no proof either way, sixty digits decide.
+    """As `equal`, but without sympy, in bounded time: where there is no proof either way, sixty digits decide.
 
-    At three points, hashed from the two expressions, beyond as many digits as their constants have: an expression
-    made to be this close to another passes. For what `equal` would not prove, and for calls outside a pool.
+    At sixteen points of both signs and several sizes, hashed from the two expressions, beyond as many digits as their
+    constants have: an expression made to be this close to another passes. Where only one has a value, or too few
+    points have one, they do not count as equal. For what `equal` would not prove, and for calls outside a pool.
 
     Raises:
         TinyZeroError: mpmath, which comes with sympy, is not installed.
@@ -93,7 +94,7 @@ def _same_equation(left: Expression, right: Expression, same: Comparison) -> boo
 
 def _equal(left: Node, right: Node) -> bool:
     verdict = _settle(left, right)
-    return verdict == "equal" or (verdict == "alike" and _is_zero(add([left, negative(right)])))
+    return verdict == "equal" or (verdict in ("alike", "unclear") and _is_zero(add([left, negative(right)])))
 
 
 def _settle(left: Node, right: Node) -> Verdict:
@@ -102,8 +103,7 @@ def _settle(left: Node, right: Node) -> Verdict:
         return "equal" if left.value == right.value else "different"
     if "infinity" in left.name + right.name:
         return "equal" if left == right else "different"
-    seed = f"{left!r} {right!r}"
-    field = Field(seed)
+    field = Field(" ".join(sorted((repr(left), repr(right)))))  # either way round the same points
     try:
         (value, _), (other, _) = field.evaluate(left), field.evaluate(right)
     except UndefinedError:
@@ -114,19 +114,31 @@ def _settle(left: Node, right: Node) -> Verdict:
 
 
 def _agree(left: Node, right: Node, seed: str) -> Verdict:
-    """Whether the values agree at the points where both have one; at one point at least."""
-    digits = digits_for(left, right)
-    verdict: Verdict = "different"
-    for number in range(_POINTS):
-        try:
-            if Point(f"{seed} {number}", digits).differ(left, right):
-                return "different"
-        except UndefinedError:
-            continue
-        except ModuleNotFoundError as error:
-            raise _missing() from error
-        verdict = "alike"
-    return verdict
+    """Whether the values agree at the points where both have one."""
+    agreed, needed, one_sided = 0, 0, False
+    try:
+        for number, point in enumerate(points_for(seed, left, right)):
+            needed = min(number + 1, _ENOUGH)
+            values, defined = [], []
+            for node in (left, right):
+                try:
+                    values.append(point.evaluate(node))
+                    defined.append(True)
+                except BeyondError:
+                    pass
+                except UndefinedError:
+                    defined.append(False)
+            one_sided |= defined in ([True, False], [False, True])
+            if len(values) == 2:
+                (value, slack), (other, other_slack) = values
+                if abs(value - other) > slack + other_slack:
+                    return "different"
+                agreed += 1
+    except ModuleNotFoundError as error:
+        raise _missing() from error
+    if not agreed:
+        return "different"
+    return "unclear" if one_sided or agreed < needed else "alike"
 
 
 def _missing() -> TinyZeroError:

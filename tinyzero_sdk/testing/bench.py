@@ -1,6 +1,7 @@
 """What the laws look at: a task's items, gold completions and verdicts, each made once; and the search for a failure.
 
-Texts are scored in a child process alone (`judge.py`). All that is random follows from the seed.
+Texts are scored in a child process alone (`process.py`). What is tried, and in which order, follows from the seed; how
+far that goes is also up to the limits of time below, and so to the machine.
 """
 
 import contextlib
@@ -15,16 +16,18 @@ from types import TracebackType
 from typing import Any, Self
 
 from tinyzero_sdk.cases import Case
-from tinyzero_sdk.errors import DataError, TinyZeroError
+from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import Item, Json
 from tinyzero_sdk.task import Task
 from tinyzero_sdk.testing import strategies
 from tinyzero_sdk.testing.gold import Gold, find_gold
-from tinyzero_sdk.testing.judge import Judge
+from tinyzero_sdk.testing.ground_truths import redraw
 from tinyzero_sdk.testing.law import Failure, Law, NotChecked, Problem
 from tinyzero_sdk.testing.minimize import minimize
 from tinyzero_sdk.testing.observer import Observation
-from tinyzero_sdk.testing.samples import Sample, vary
+from tinyzero_sdk.testing.process import ObservedProcess
+from tinyzero_sdk.testing.samples import Sample
+from tinyzero_sdk.testing.strategies import nothing_stored
 
 ITEM_COUNT = 64
 """So many items of each split the laws look at."""
@@ -78,19 +81,23 @@ class Bench:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End its processes; the next question starts others."""
         for name in ("judge", "other_judge"):
             if name in self.__dict__:
                 self.__dict__[name].close()
 
     @cached_property
-    def judge(self) -> Judge:
+    def judge(self) -> ObservedProcess:
         """The child that scores."""
-        return Judge(self.task, hash_seed=1, warm_up=self._warm_up)
+        return ObservedProcess(self.task, hash_seed=1, warm_up=self._warm_up)
 
     @cached_property
-    def other_judge(self) -> Judge:
+    def other_judge(self) -> ObservedProcess:
         """Another one, which orders sets of text in another way."""
-        return Judge(self.task, hash_seed=2)
+        return ObservedProcess(self.task, hash_seed=2)
 
     @cached_property
     def _warm_up(self) -> list[tuple[str, Json]]:
@@ -222,13 +229,16 @@ class Bench:
         """A failure of the law with a completion cut down as far as the law's nature and the time allow."""
         hunter = _Search(self, law)
         problem = hunter.judge(found)
-        assert problem is not None
+        if problem is None:  # there is chance in the verdict
+            got = "it broke the law when it was judged first, and does not when it is judged again"
+            return Failure(got, "the same verdict each time; see the law deterministic", found)
         if law.any_text and len(found.completion) <= _CACHED_LENGTH:
             truth = found.ground_truth
+            until = time.monotonic() + SHRINK_SECONDS
             text = minimize(
                 found.completion,
                 lambda text: hunter.judge(Sample(text, truth)) is not None,
-                seconds=SHRINK_SECONDS,
+                is_over=lambda: time.monotonic() > until,
             )
             if text != found.completion:
                 found = Sample(text, truth)
@@ -239,7 +249,7 @@ class Bench:
     def hunted_frames(self) -> list[Gold]:
         """Frames for the bulk search: the usual ones, items in which two values coincide, and varied items.
 
-        A varied item counts only if the task solves it, and scorer and oracle agree that it did.
+        A varied item counts only if the task calls it valid and solves it, and scorer and oracle agree that it did.
         """
         if not self.golds:
             return self.frames
@@ -250,11 +260,8 @@ class Bench:
         for number, item in enumerate(self._odd_items()):
             if len(found) >= _HUNT_ITEMS or time.monotonic() > until:
                 break
-            try:
-                gold = find_gold(self.task, item)
-            except TinyZeroError:  # the task cannot solve what it did not make
-                continue
-            if gold is None:
+            gold = self.judge.solve(item)
+            if gold is None:  # the task cannot solve what it did not make
                 continue
             gold = Gold(item, model.before, gold.answer, model.after)
             seen = self.judge.observe(gold.completion, item.ground_truth, oracle=True)
@@ -269,9 +276,13 @@ class Bench:
         items = self.items
         with contextlib.suppress(DataError):
             yield from (item for item in self.task.dataset("train", 1024, seed=self.seed) if _coincides(item))
+        if not self.task.is_valid(items[0].ground_truth):
+            return  # the task does not say which problems may be made up
         for _ in range(20 * _HUNT_ITEMS):
             item = items[choose(len(items))]
-            yield Item(vary(item.ground_truth, choose), item.data)
+            truth = redraw(item.ground_truth, choose)
+            if self.task.is_valid(truth):
+                yield Item(truth, item.data)
 
     @cached_property
     def hunted(self) -> tuple[int, list[Sample]]:
@@ -279,7 +290,7 @@ class Bench:
         frames = self.hunted_frames
         count = self.examples * HUNT_FACTOR
         judges = (self.judge, self.other_judge)
-        # Threads that wait, each for a process of its own; one takes the even blocks, the other the odd ones.
+        # Threads that wait, each for a process of its own; each has half of the count, and a seed of its own.
         with ThreadPoolExecutor(len(judges)) as threads:
             jobs = [
                 threads.submit(
@@ -344,7 +355,8 @@ class _Search:
             suppress_health_check=list(HealthCheck),
         )
         try:
-            found: Sample = find(strategy, self._breaks, settings=quiet, random=Random(self._bench.seed))
+            with nothing_stored():
+                found: Sample = find(strategy, self._breaks, settings=quiet, random=Random(self._bench.seed))
         except NoSuchExample:
             return None
         return found

@@ -32,7 +32,8 @@ def check_task(
     Args:
         task: from `load_task`.
         laws: names of laws; all for none.
-        examples: how many completions a law draws; the bulk search takes 500 times as many.
+        examples: how many completions a law draws; the bulk search takes `bench.HUNT_FACTOR` times as many,
+            for `bench.HUNT_SECONDS` at most.
         seed: of the items and of all choices.
         cases: labelled completions; None = those that the task ships, and those in `./TASK.cases.jsonl`.
         on_result: called after each law.
@@ -74,17 +75,29 @@ class Checker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bench.__exit__(kind, error, trace)
+        self.close()
+
+    def close(self) -> None:
+        """End its processes."""
+        self._bench.close()
 
     def check(self, law: Law) -> Result:
         """Look for a failure of one law."""
         return self._judge(law, lambda: self._look(law))
 
-    def replay(self, law: Law, case: Case) -> Result:
-        """Judge one completion by a law about completions."""
+    def replay(self, law: Law, case: Case | Sample) -> Result:
+        """Judge one completion by a law about completions.
+
+        Raises:
+            SettingsError: the law is about something else, or asks for a label that is not given.
+        """
         if law.problem is None:
             raise SettingsError(f"law {law.name!r} is not about single completions; check it without a replay")
-        sample = Sample(case.completion, case.ground_truth, case.note, right=case.correct)
+        if isinstance(case, Case):
+            case = Sample(case.completion, case.ground_truth, case.note, right=case.correct)
+        sample = case
+        if sample.right is None and law.needs_label:
+            raise SettingsError(f'law {law.name!r} compares with a label; add "correct": true or false to the case')
 
         def look() -> Failure | None:
             assert law.problem is not None
@@ -148,7 +161,8 @@ def local_cases_path(task: Task) -> Path:
     return Path(f"{task.name.replace('/', '-')}.cases.jsonl")
 
 
-def known_cases(task: Task) -> list[Case]:
-    """The cases that a task ships, and those in the current directory."""
-    paths = {path.resolve(): path for path in (cases_path(task), local_cases_path(task)) if path.is_file()}
+def known_cases(task: Task, *more: Path) -> list[Case]:
+    """The cases that a task ships, those in the current directory, and those of other files; each file once."""
+    found = [path for path in (cases_path(task), local_cases_path(task)) if path.is_file()]
+    paths = {path.resolve(): path for path in (*found, *more)}
     return [case for path in paths.values() for case in read_cases(path)]

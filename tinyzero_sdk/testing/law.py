@@ -73,5 +73,8 @@ class Law:
     examine: "Callable[[Bench], Failure | None] | None" = None
     """Where the law is not about single completions: looks for a failure."""
 
+    needs_label: bool = False
+    """It asks of a completion whether it is known to be right."""
+
     any_text: bool = False
     """It holds for every text, so that a completion that breaks it may be cut down freely."""

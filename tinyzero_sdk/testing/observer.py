@@ -1,7 +1,11 @@
 """Inside the child process: scores a completion and tells all that happened on the way.
 
 What was printed (on the descriptors, so by C code too), what was run, imported or opened (by an audit hook), how long
-it took, and how much memory. What to make of it is up to the laws; the parent's side is `judge.py`.
+it took, and how much memory. What to make of it is up to the laws; the parent's side is `process.py`.
+
+The bulk search here is not that of `fuzz/search.py`, on purpose. This one tries a fixed number of samples, each made
+from its number alone, so that a check says the same wherever a process was lost on the way. The fuzzer goes where
+answers, lines and findings lead it, for as long as it may, and so never twice the same way with several workers.
 """
 
 import json
@@ -10,18 +14,21 @@ import random
 import resource
 import sys
 import tempfile
+import threading
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
-from tinyzero_sdk.errors import BrokenTaskError, tell_fault
+from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, tell_fault
 from tinyzero_sdk.records import Item, Json, Score, Split
 from tinyzero_sdk.task import Task
-from tinyzero_sdk.testing.gold import Gold
-from tinyzero_sdk.testing.samples import Grammar, join_numbers, near_miss, rearrange
+from tinyzero_sdk.testing.gold import Gold, find_gold
+from tinyzero_sdk.testing.grammar import Grammar
+from tinyzero_sdk.testing.samples import join_numbers, near_miss, rearrange
 from tinyzero_sdk.worker import Clock
 
 MEMORY_GIB = 1.0
@@ -94,7 +101,7 @@ _FORBIDDEN = {
 }  # fmt: skip
 _FORBIDDEN_FAMILIES = {
     "os", "subprocess", "socket", "ctypes", "shutil", "tempfile", "glob", "pty", "sqlite3", "urllib", "http", "ftplib",
-    "smtplib", "imaplib", "poplib", "webbrowser", "winreg", "msvcrt", "pathlib", "fcntl", "resource",
+    "smtplib", "imaplib", "poplib", "webbrowser", "winreg", "msvcrt", "pathlib", "fcntl", "resource", "_thread",
 }  # fmt: skip
 _MOST_ACTIONS = 3
 
@@ -106,12 +113,23 @@ class _Watch:
         self.on = False
         self.seen: list[str] = []
         sys.addaudithook(self)
+        self._hear_of_threads()
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.on or len(self.seen) >= _MOST_ACTIONS:
             return
         if event in _FORBIDDEN or event.partition(".")[0] in _FORBIDDEN_FAMILIES:
             self.seen.append(f"{event} {_show(arguments)}".strip())
+
+    def _hear_of_threads(self) -> None:
+        """Python 3.11 has no audit event for a thread that starts."""
+        start = threading.Thread.start
+
+        def tell_and_start(thread: threading.Thread) -> None:
+            self("_thread.start", (thread.name,))
+            start(thread)
+
+        threading.Thread.start = tell_and_start  # type: ignore[assignment, method-assign]
 
 
 def _show(arguments: tuple[Any, ...]) -> str:
@@ -205,7 +223,9 @@ class _Observer:
         self._watch = _Watch()
         self._peak = _Peak()
         self._hunt: _Hunt | None = None
+        self._recursion_limit = sys.getrecursionlimit()
         self.output = _Output()
+        warnings.simplefilter("always", append=True)  # else another law may hear what is said only once
 
     def warm_up(self, samples: Sequence[tuple[str, Json]]) -> None:
         """Score once unwatched, so that what a task imports on its first call is imported."""
@@ -214,6 +234,15 @@ class _Observer:
             self._verdict(text, truth)
             self._clock.stop()
             self.output.take()
+            sys.setrecursionlimit(self._recursion_limit)
+
+    def _actions(self) -> tuple[str, ...]:
+        """What it did, with what no audit event tells: the limit of recursion is another, and is put back."""
+        limit = sys.getrecursionlimit()
+        if limit == self._recursion_limit:
+            return tuple(self._watch.seen)
+        sys.setrecursionlimit(self._recursion_limit)
+        return *self._watch.seen, f"sys.setrecursionlimit {limit}"
 
     def observe(self, text: str, truth: Json, ask_oracle: bool, weigh: bool) -> Observation:
         """Score one completion."""
@@ -234,7 +263,7 @@ class _Observer:
             told |= self._ask_oracle(told["answer"], json.loads(before))
         return Observation(
             printed=self.output.take(),
-            actions=tuple(self._watch.seen),
+            actions=self._actions(),
             changed_truth=_dumps(truth) != before,
             seconds=seconds,
             memory=memory,
@@ -266,6 +295,17 @@ class _Observer:
     def candidates(self, split: Split, size: int, seed: int, start: int) -> list[str]:
         """The candidates that `generate_dataset` makes in this process, as JSON."""
         return [show_item(item) for item in self._task.generate(split, size, seed=seed, start=start)]
+
+    def solve(self, item: Item) -> Gold | None:
+        """The gold completion of an item; None where the task cannot solve it."""
+        self._clock.start(0)
+        try:
+            return find_gold(self._task, item)
+        except (TinyZeroError, MemoryError):
+            return None
+        finally:
+            self._clock.stop()
+            self.output.take()
 
     def prepare_hunt(self, golds: Sequence[Gold], seed: int) -> None:
         """Take what `hunt` starts from."""

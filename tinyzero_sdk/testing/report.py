@@ -6,11 +6,12 @@ import re
 import shlex
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tinyzero_sdk.cases import Case
+from tinyzero_sdk.cases import Case, parse_case
+from tinyzero_sdk.records import Json
 from tinyzero_sdk.task import Task
 from tinyzero_sdk.testing.law import Failure, Law
 from tinyzero_sdk.testing.samples import Sample
@@ -170,16 +171,42 @@ def show_truth(truth: Any) -> str:
 
 def replay_command(task: Task, law: Law, failure: Failure, *, seed: int, examples: int) -> str:
     """What to type to see a failure again: by its completion, or by the seed where that is too long, or missing."""
-    words = ["tinyzero", "check", _shown_source(task.source), *_option_words(task)]
-    words += ["--allow-unsafe-scorers"] if task.info.unsafe_scorer else []
-    words += ["--law", law.name]
-    by_seed = [*words, "--seed", str(seed), "--examples", str(examples)]
-    if failure.sample is None or law.problem is None:
-        return shlex.join(by_seed)
+    by_seed = ["--seed", str(seed), "--examples", str(examples)]
     sample = failure.sample
-    case = {"completion": sample.completion, "ground_truth": sample.ground_truth, "correct": bool(sample.right)}
+    if sample is None or law.problem is None:
+        return check_command(task, law.name, by_seed)
+    return check_command(task, law.name, replay_words(replace(sample, right=bool(sample.right))) or by_seed)
+
+
+def check_command(task: Task, law: str, words: Sequence[str]) -> str:
+    """What to type to check a task, with its options, by one law."""
+    start = ["tinyzero", "check", _shown_source(task.source), *_option_words(task)]
+    unsafe = ["--allow-unsafe-scorers"] if task.info.unsafe_scorer else []
+    return shlex.join([*start, *unsafe, "--law", law, *words])
+
+
+def replay_words(sample: Sample) -> list[str]:
+    """What to type for one completion, without a label where nobody knows it; nothing where it is too long."""
+    case: dict[str, Json] = {"completion": sample.completion, "ground_truth": sample.ground_truth}
+    if sample.right is not None:
+        case["correct"] = sample.right
     inline = json.dumps(case)
-    return shlex.join([*words, "--replay", inline] if len(inline) <= _MOST_INLINE else by_seed)
+    return ["--replay", inline] if len(inline) <= _MOST_INLINE else []
+
+
+def parse_replay(text: str) -> Sample:
+    """The completion of `--replay`: a labelled case, or one without its label.
+
+    Raises:
+        DataError: it is none.
+    """
+    try:
+        row = json.loads(text)
+        has_label = not isinstance(row, dict) or "correct" in row
+    except (ValueError, RecursionError):
+        has_label = True  # parse_case says what is wrong
+    case = parse_case(text if has_label else json.dumps({**row, "correct": False}), "--replay")
+    return Sample(case.completion, case.ground_truth, case.note, right=case.correct if has_label else None)
 
 
 def as_case(sample: Sample, *, right: bool, note: str) -> Case:

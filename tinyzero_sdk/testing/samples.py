@@ -4,17 +4,14 @@ A choice of 0 is the simplest everywhere, which is where hypothesis shrinks to. 
 these functions; the bulk search for wrong verdicts draws from them by the hundred thousand.
 """
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.testing.gold import Gold
-
-Choose = Callable[[int], int]
-"""choose(n) is one of 0 … n - 1."""
+from tinyzero_sdk.testing.grammar import Choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,108 +155,6 @@ def rearrange(text: str, choose: Choose) -> str:
         joined = numbers[place] + _SIGNS[choose(len(_SIGNS))] + numbers[place + 1]
         numbers[place : place + 2] = [f"({joined})" if len(numbers) > 2 and choose(2) else joined]
     return numbers[0] if numbers else text
-
-
-_SMALL = tuple(range(1, 13))
-_ROUND = (1, 2, 10, 100, 1000)
-
-
-def vary(truth: Json, choose: Choose) -> Json:
-    """A ground truth with other numbers: small or round ones, and the same ones twice, where wrong answers hit often.
-
-    Example:
-        >>> vary({"target": 24, "numbers": [3, 8, 1]}, lambda count: 0)
-        {'target': 24, 'numbers': [24, 24]}
-    """
-    truth = json.loads(json.dumps(truth))
-    numbers = _ROUND if choose(2) else _SMALL
-    for entries in [value for value in _values(truth) if isinstance(value, list)]:
-        if len(entries) > 2 and choose(3) == 0:
-            del entries[choose(len(entries))]
-    places = list(_integers(truth))
-    for holder, key in places:
-        kind = choose(4)
-        if kind == 0:
-            other, other_key = places[choose(len(places))]
-            holder[key] = other[other_key]
-        elif kind < 3:
-            holder[key] = numbers[choose(len(numbers))]
-    return truth
-
-
-def _values(value: Json) -> Iterator[Json]:
-    """A value, and all that it holds."""
-    yield value
-    for entry in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _values(entry)
-
-
-def _integers(truth: Json) -> Iterator[tuple[Any, Any]]:
-    """Where integers stand in a ground truth: what holds them, and at which key."""
-    for holder in _values(truth):
-        entries = holder.items() if isinstance(holder, dict) else enumerate(holder) if isinstance(holder, list) else ()
-        for key, entry in list(entries):
-            if isinstance(entry, int) and not isinstance(entry, bool):
-                yield holder, key
-
-
-class Grammar:
-    """The rules of the hook `grammar`, ready to draw answers from."""
-
-    DEPTH = 12
-    """So deep a rule may lie in others; below it the shortest way out is taken."""
-
-    def __init__(self, rules: Mapping[str, Sequence[str]]) -> None:
-        self._texts = rules
-        self._start = next(iter(rules))
-        self._rules: dict[str, list[list[tuple[bool, str]]]] = {}  # read when first needed: most never are
-        self._shortest: dict[str, list[tuple[bool, str]]] = {}
-
-    def draw(self, choose: Choose) -> str:
-        """One answer."""
-        pieces: list[str] = []
-        self._expand(self._start, choose, 0, pieces)
-        return "".join(pieces)
-
-    def _expand(self, name: str, choose: Choose, depth: int, pieces: list[str]) -> None:
-        alternatives = self._read(name)
-        if depth < self.DEPTH:
-            parts = alternatives[choose(len(alternatives)) if len(alternatives) > 1 else 0]
-        else:
-            parts = self._way_out(name)
-        for is_rule, text in parts:
-            if not is_rule:
-                pieces.append(text)
-            elif depth < 4 * self.DEPTH:  # rules without a way out end here
-                self._expand(text, choose, depth + 1, pieces)
-
-    def _read(self, name: str) -> list[list[tuple[bool, str]]]:
-        if name not in self._rules:
-            self._rules[name] = [_parts(alternative, self._texts) for alternative in self._texts[name]]
-        return self._rules[name]
-
-    def _way_out(self, name: str) -> list[tuple[bool, str]]:
-        """The alternative that ends soonest."""
-        if not self._shortest:
-            heights = dict.fromkeys(self._texts, 4 * self.DEPTH)
-            before: dict[str, int] = {}
-            while heights != before:
-                before = dict(heights)
-                for rule in self._texts:
-                    heights[rule] = min(_height(parts, heights) for parts in self._read(rule))
-            for rule in self._texts:
-                self._shortest[rule] = min(self._read(rule), key=lambda parts: _height(parts, heights))
-        return self._shortest[name]
-
-
-def _parts(alternative: str, rules: Mapping[str, Sequence[str]]) -> list[tuple[bool, str]]:
-    """What an alternative consists of: (is it a rule, its name or the text)."""
-    pieces = re.split(r"(<[^<>]*>)", alternative)
-    return [(True, piece[1:-1]) if piece[1:-1] in rules and piece[0] == "<" else (False, piece) for piece in pieces]
-
-
-def _height(parts: Sequence[tuple[bool, str]], heights: Mapping[str, int]) -> int:
-    return min(1 + max((heights[text] for is_rule, text in parts if is_rule), default=0), 4 * Grammar.DEPTH)
 
 
 MALFORMED = [

@@ -4,7 +4,10 @@ Each gives a `Sample`: the text, the ground truth it is judged against, and what
 made in `samples.py`. This is the one module that needs hypothesis.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tinyzero_sdk.errors import TinyZeroError
@@ -12,13 +15,33 @@ from tinyzero_sdk.records import Item
 from tinyzero_sdk.task import Task
 from tinyzero_sdk.testing import samples
 from tinyzero_sdk.testing.gold import Gold
-from tinyzero_sdk.testing.samples import Choose, Sample
+from tinyzero_sdk.testing.grammar import Choose, Grammar
+from tinyzero_sdk.testing.samples import Sample
 
 try:
+    from hypothesis import configuration
     from hypothesis import strategies as st
     from hypothesis.strategies import SearchStrategy
 except ImportError as error:
     raise TinyZeroError("the conformance kit needs hypothesis: pip install 'tinyzero-sdk[testing]'") from error
+
+
+@contextlib.contextmanager
+def nothing_stored() -> Iterator[None]:
+    """Keep hypothesis from leaving its folder where the user is: it gets one of our own, which goes away.
+
+    Where somebody chose a folder, or a session of pytest has one, that is used.
+    """
+    known = getattr(configuration, "__hypothesis_home_directory", None)
+    if known is not None or os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY"):
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="tinyzero-") as folder:
+        configuration.set_hypothesis_home_dir(folder)
+        try:
+            yield
+        finally:
+            configuration.set_hypothesis_home_dir(None)
 
 
 @st.composite
@@ -96,7 +119,7 @@ def grammatical(task: Task, golds: Sequence[Gold]) -> SearchStrategy[Sample]:
     Raises:
         TinyZeroError: the task has no grammar.
     """
-    grammars = [rules and samples.Grammar(rules) for rules in (task.grammar(gold.item) for gold in golds)]
+    grammars = [rules and Grammar(rules) for rules in (task.grammar(gold.item) for gold in golds)]
     if not golds or not all(grammars):
         raise TinyZeroError(f"task {task.name!r} has no grammar; add the hook `grammar` (docs/hooks.md)")
 

@@ -10,7 +10,7 @@ from tinyzero_gsm8k.options import Gsm8kOptions
 from tinyzero_gsm8k.second_opinion import is_right
 from tinyzero_sdk import Item, Score, TaskInfo, hookimpl
 from tinyzero_sdk.hookspecs import Message
-from tinyzero_sdk.records import Split
+from tinyzero_sdk.records import Json, Split
 from tinyzero_sdk.text import last_answer
 
 # Problems are imported where they are made or read: who only scores answers does not wait for them.
@@ -73,6 +73,11 @@ def score(answer: str, ground_truth: str | int | float) -> Score:
 @hookimpl
 def oracle(answer: str, ground_truth: str | int | float) -> bool | None:
     return is_right(answer, ground_truth)
+
+
+@hookimpl
+def is_valid(ground_truth: Json) -> bool:
+    return isinstance(ground_truth, str | int)  # whatever number it is, it may be a result
 
 
 @hookimpl

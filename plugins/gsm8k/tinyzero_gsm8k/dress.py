@@ -38,7 +38,7 @@ _POWER_OF_TEN = re.compile(r"(?<![0-9])10([⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]
 _UNIT_POWER = re.compile(
     r"([0-9]\s*(?:[A-Za-z]{1,12}\s*/\s*)?[A-Za-z]{1,12}\s*)(?:\^\s*(?:\{[23]\}|[23])|[²³])(?![0-9])"
 )
-_THIN_SPACE = re.compile("(?<=[0-9])[\u2009\u202f](?=[0-9]{3}(?![0-9]))")
+_THIN_SPACE = re.compile("(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
 _PRODUCT = re.compile(r"[0-9]\.?\s*\*+\s*\.?[0-9]")  # 3 * 4 and 2**3, where a star is a sign
 _BOLD = re.compile(r"(?<![^\s(\"'])\*{1,3}+(?=\S)|(?<=\S)\*{1,3}+(?![^\s.,;:!)\"'])")
 
@@ -52,6 +52,10 @@ def undress(text: str) -> str:
     """
     if text.startswith("**") and text.endswith("**") and len(text) > 4 and "*" not in text[2:-2]:
         text = text[2:-2].strip()
+    if text.startswith("{") and text.endswith("}") and text.count("{") == text.count("}") == 1:
+        text = text[1:-1].strip()
+    if text.startswith("–") and text[1:2].isdigit():
+        text = f"−{text[1:]}"  # an en dash, as word processors write it
     if "\\" in text or "{" in text:
         for pattern, replacement in _LATEX:
             text = pattern.sub(replacement, text)

@@ -19,9 +19,12 @@ def rules(result: str) -> dict[str, Sequence[str]]:
         "small": ["0", "1", "2", "3", "10", "12"],
         "three": ["000", "042", "00", "5000"],
         "money": ["$", r"\$", "€", "US$", "-$", "$-", "$ "],
-        "unit": ["dollars", "apples", "km/h", "%", "million", "k", "x", "cm^2", "and a half", "e", "°", "!", "?"],
+        "unit": ["dollars", "apples", "km/h", "%", "million", "k", "x", "cm^2", "and a half", "e", "°", "!", "?",
+            "point five", "dozen", "apples left", "in total", "times seven", "and fifty cents",
+        ],
         "said": [
             "The answer is", "So she has", "not", "minus", "more than", "x =", "about", "either", "half of", "Total:",
+            "under", "no", "square of", "forty", "The total cost is", "I doubt",
         ],
         "joint": ["or", "and", "+", "-", "*", "^", ",", "to", "/", ""],
     }  # fmt: skip

@@ -1,13 +1,13 @@
 """A second verdict on answers, by another method than the scorer's: character by character, without patterns.
 
-It shares no code with the scorer (only the lists in `words.py`), and computes with pairs of integers. Where an answer
-holds more LaTeX, Markdown or foreign script than it knows, it cannot tell. Tests and fuzzers compare the two; an answer
-on which they differ is a fault in one of them.
+It shares nothing with the scorer, no code and no list, and computes with pairs of integers. Where the scorer judges the
+words around a number one by one, this knows a few whole phrases; where an answer holds others, or more LaTeX, Markdown
+or foreign script than it knows, it cannot tell. Tests and fuzzers compare the two; an answer on which they differ is a
+fault in one of them.
 """
 
+import unicodedata
 from typing import NamedTuple
-
-from tinyzero_gsm8k.words import MISREAD_UNITS, MULTIPLIERS, NEGATIVE, PARTS, UNSAID, UNSAID_BEFORE, VARIABLES
 
 _DIGITS = "0123456789"
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -19,7 +19,54 @@ _KNOWN = set(map(chr, range(32, 127))) | set("\t\n\r" + _SIGNS + _MONEY + _TIMES
 _NOWHERE = set("+*×÷^_|\\{}<>#@&?~−")
 _BESIDE_LEFT = set(" \t\n\r([\"':=≈")
 _BESIDE_RIGHT = set(" \t\n\r%.,;:!)]\"'’°" + _MONEY + _LETTERS)
+_MARKER = "####"  # before the number of a worked solution
 _MOST = 40  # digits, and the exponent
+_CALM_LEFT = set(_LETTERS + " \t\n\r,.:=([\"'$")
+_CALM_RIGHT = set(_LETTERS + " \t\n\r%,.:!)]\"'/°" + _MONEY)
+
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SAID_FIRST = {
+    *("", "=", ":", "x =", "so", "answer :", "the answer :", "total :", "final :", "final answer :", "therefore"),
+    *("the answer is", "so the answer is", "the final answer is", "the result is", "the total is", "it is", "she has"),
+    *("so she has", "he has", "so he has", "they have", "there are", "so there are", "she makes", "he earns"),
+    *("she needs", "it costs", "it takes", "the total cost is", "the price is", "she pays", "he sold"),
+}
+_THINGS = {
+    "dollars", "cents", "euros", "apples", "eggs", "cookies", "clips", "bolts", "minutes", "hours", "days",
+    "weeks", "months", "years", "miles", "feet", "meters", "degrees", "percent", "people", "children", "students",
+    "books", "tickets", "boxes", "kg", "km", "cm", "m", "ft", "km/h", "mph",
+}  # fmt: skip
+_SAID_LAST = {
+    *(
+        "",
+        "left",
+        "in total",
+        "in all",
+        "altogether",
+        "each",
+        "every day",
+        "a day",
+        "per day",
+        "per hour",
+        "a month",
+        "a year",
+    ),
+    *("today", "remaining", "more", "old", "is the answer", "per week", "a week", "/day"),
+}
+_POWERED = {"cm", "m", "km", "ft", "mm"}
+_DENIED = {
+    "not", "no", "nor", "never", "none", "or", "either", "neither", "except", "but", "unless", "without", "wrong",
+    "incorrect", "false", "unknown", "doubt", "maybe", "nope", "half", "halves", "third", "thirds", "quarter",
+    "fourths", "fifths", "tenths", "dozen", "dozens", "score", "gross", "lakh", "crore", "k", "bil", "mil", "mn",
+    "bn", "tens", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety", "point", "times",
+    "plus", "minus", "negative", "over", "mod", "modulo", "divided", "multiplied", "squared", "cubed",
+    "factorial", "cube", "root", "sqrt", "log", "ln", "exp", "sin", "cos", "tan", "reciprocal", "inverse",
+    "opposite", "double", "twice", "triple", "thrice", "quadruple", "hundred", "thousand", "million", "billion",
+    "trillion", "under", "above", "below", "least", "most", "nearly", "almost", "about", "around", "roughly",
+    "approximately", "between", "b", "x", "y", "z", "n", "pi",
+}  # fmt: skip
+_DENIED_FIRST = {"square", "than", "more", "fewer", "less", "up", "far", "from"}
 
 
 class _CannotTell(Exception):
@@ -42,10 +89,12 @@ def is_right(answer: str, ground_truth: str | int | float) -> bool | None:
     Example:
         >>> is_right("so $1,042.00 a year", "1042"), is_right("1042 or 1043", "1042"), is_right("\\\\pi", "3")
         (True, False, None)
+        >>> is_right("42 point five", "42"), is_right("2½", "2.5"), is_right("42 hogsheads", "42")
+        (False, True, None)
     """
     try:
         top, bottom = _read(answer)
-        true_top, true_bottom = _read(str(ground_truth).split("####")[-1])
+        true_top, true_bottom = _read(str(ground_truth).split(_MARKER)[-1])
     except _CannotTell:
         return None
     except _Refused:
@@ -58,6 +107,9 @@ def _read(text: str) -> tuple[int, int]:
     if len(text) > 512:
         raise _Refused
     text = _unwrapped(text)
+    if text[:1] == "–" and text[1:2] in tuple(_DIGITS):
+        text = "-" + text[1:]
+    text = _plain(text)
     if not set(text) <= _KNOWN or any(mark in text for mark in ("\\", "{", "}", "`", "**")):
         raise _CannotTell
     first = next((place for place, letter in enumerate(text) if letter in _DIGITS), None)
@@ -71,7 +123,7 @@ def _read(text: str) -> tuple[int, int]:
         raise _Refused
     before, after = text[:start], text[number.end :]
     _check_beside(before, after, bool(sign), has_money)
-    return _with_words(number, sign, before, after)
+    return _with_words(number, sign, before, after, has_money)
 
 
 def _unwrapped(text: str) -> str:
@@ -85,7 +137,108 @@ def _unwrapped(text: str) -> str:
         top, middle, bottom = text[6:-1].partition("}{")
         if middle and top.strip(_DIGITS) == "" == bottom.strip(_DIGITS) and top and bottom:
             return f"{top}/{bottom}"
-    return text.replace("\\$", "$").replace("\\%", "%")
+    if text[:1] == "{" and text[-1:] == "}" and text.count("{") + text.count("}") == 2:
+        text = text[1:-1].strip()
+    return text
+
+
+def _plain(text: str) -> str:
+    """With fractions as `1/2`, powers of ten as `10^3`, and units without their power."""
+    read, place = "", 0
+    while place < len(text):
+        if text[place] == "\\":
+            piece, place = _command(text, place + 1, read)
+        elif text[place] == "^":
+            piece, place = _raised(text, place + 1, read)
+        elif ord(text[place]) > 127:
+            piece, place = _composed(text, place, read)
+        else:
+            piece, place = text[place], place + 1
+        read += piece
+    return read.strip()
+
+
+def _command(text: str, place: int, read: str) -> tuple[str, int]:
+    """What the LaTeX behind a backslash says, and where it ends."""
+    end = place
+    while text[end : end + 1] in tuple(_LETTERS):
+        end += 1
+    name = text[place:end]
+    if not name and text[place : place + 1] in ("$", "%"):
+        return text[place], place + 1
+    if name in ("times", "cdot"):
+        return "×", end
+    if name in ("text", "mathrm"):
+        inner, end = _group(text, end)
+        return f" {inner} ", end
+    if name in ("frac", "dfrac", "tfrac"):
+        if text[end : end + 1] in tuple(_DIGITS):
+            top, bottom, end = text[end], text[end + 1 : end + 2], end + 2
+        else:
+            top, end = _group(text, end)
+            bottom, end = _group(text, end)
+        if not top or not bottom or (top + bottom).strip(_DIGITS) or text[end : end + 1] in tuple(_DIGITS):
+            raise _CannotTell
+        return _part(read, top, bottom), end
+    raise _CannotTell
+
+
+def _group(text: str, place: int) -> tuple[str, int]:
+    end = text.find("}", place)
+    inner = text[place + 1 : end]
+    if text[place : place + 1] != "{" or end < 0 or any(mark in inner for mark in "{\\^"):
+        raise _CannotTell
+    return inner, end + 1
+
+
+def _part(read: str, top: str, bottom: str) -> str:
+    """A fraction behind what was read, apart from a whole number before it."""
+    before = read.rstrip()[-1:]
+    if before and before not in _DIGITS + "$(-−" and not (read[-1:].isspace() and before in _LETTERS + ":="):
+        raise _CannotTell
+    return f" {top}/{bottom}" if before and before in _DIGITS else f"{top}/{bottom}"
+
+
+def _raised(text: str, place: int, read: str) -> tuple[str, int]:
+    """What stands behind a caret: the exponent of a ten, or the power of a unit, which is dropped."""
+    if text[place : place + 1] == "{":
+        exponent, end = _group(text, place)
+    else:
+        end = place + 1 if text[place : place + 1] in tuple(_SIGNS) else place
+        end = _digits(text, end)
+        exponent = text[place:end]
+    return _power(read, exponent, text[end : end + 1]), end
+
+
+def _power(read: str, exponent: str, following: str) -> str:
+    if read.rstrip().endswith("10") and exponent.lstrip(_SIGNS).strip(_DIGITS) == "" and exponent[-1:].isdigit():
+        return f"^{exponent}"
+    words = read.split()
+    unit = words[-1].lstrip(_DIGITS) if words else ""
+    alone = len(words) == 1 and unit != words[0]  # 42cm
+    apart = len(words) == 2 and unit == words[1] and words[0].isdecimal()  # 42 cm
+    if (alone or apart) and unit in _POWERED and exponent in ("2", "3") and following in ("", " ", "."):
+        return ""
+    raise _CannotTell
+
+
+def _composed(text: str, place: int, read: str) -> tuple[str, int]:
+    """A character that Unicode describes by others: `½` is 1⁄2, `³` a raised 3."""
+    letter = text[place]
+    kind, _, codes = unicodedata.decomposition(letter).partition("> ")
+    parts = "".join(chr(int(code, 16)) for code in codes.split())
+    following = text[place + 1 : place + 2]
+    if kind == "<fraction" and "⁄" in parts and following not in tuple(_DIGITS):
+        top, _, bottom = parts.partition("⁄")
+        if top and bottom:
+            return _part(read, top, bottom), place + 1
+    if kind == "<super" and parts in tuple(_DIGITS):
+        if following and ord(following) > 127:
+            raise _CannotTell
+        return _power(read, parts, following), place + 1
+    if kind == "<noBreak" and read[-1:] in tuple(_DIGITS) and _digits(text, place + 1) == place + 4:
+        return ",", place + 1
+    return letter, place + 1
 
 
 def _lead(text: str, first: int) -> tuple[int, str, bool]:
@@ -224,52 +377,74 @@ def _check_beside(before: str, after: str, signed: bool, has_money: bool) -> Non
     for letter in before + after:
         if letter in _NOWHERE or letter in _DIGITS:
             raise _Refused
-    for place, letter in enumerate(after):
-        rest = after[place + 1 :].lstrip()
-        if letter in "-/" and rest[:1].lower() in VARIABLES and rest[1:2] not in set(_LETTERS):
-            raise _Refused
     if "=" in after or before.count("=") > 1 or before.rstrip().endswith(("-", "−", "–")):
         raise _Refused
     left, right = before[-1:], after[:1]
     if left and left not in _BESIDE_LEFT and not (has_money and left in _LETTERS):
         raise _Refused
+    if right == "(":
+        raise _CannotTell
     joined = right and right in "/-" and after[1:2] and after[1] in _LETTERS
     if right and right not in _BESIDE_RIGHT and not joined:
         raise _Refused
-    if (left, right) == ("(", ")") and not signed:
+    if (before.rstrip()[-1:], after.lstrip()[:1]) == ("(", ")") and not signed:
         raise _Refused
     if right == "!" and not any(letter in _LETTERS for letter in before):
         raise _Refused
 
 
-def _words(text: str) -> list[str]:
-    return "".join(letter if letter in _LETTERS else " " for letter in text).lower().split()
+def _phrase(text: str, marks: str) -> str:
+    return " ".join(
+        "".join(letter if letter in _LETTERS else f" {letter} " if letter in marks else " " for letter in text)
+        .lower()
+        .split()
+    )
 
 
-def _with_words(number: _Number, sign: str, before: str, after: str) -> tuple[int, int]:
-    """The value with what the words around it make of it."""
+def _with_words(number: _Number, sign: str, before: str, after: str, has_money: bool) -> tuple[int, int]:
+    """The value with what the phrases around it make of it."""
     negative = bool(sign) and sign in _MINUS
-    words_before, words_after = _words(before), _words(after)
-    if words_before and words_before[-1] in NEGATIVE and before[-1:].isspace() and before.rstrip()[-1:] in _LETTERS:
-        if sign:
-            raise _Refused
-        negative = True
-        words_before.pop()
+    first = _phrase(before, "=:")
+    for word in ("minus", "negative"):
+        if first.split()[-1:] == [word] and before[-1:].isspace() and before.rstrip()[-1:] in _LETTERS:
+            if sign:
+                raise _Refused
+            negative, sign, first = True, "-", first[: -len(word)].rstrip()
     top = number.top
     unit = after.lstrip()
     length = next((place for place, letter in enumerate(unit) if letter not in _LETTERS), len(unit))
-    if unit[:length] in MISREAD_UNITS:
-        raise _Refused
-    if unit[:length].lower() in MULTIPLIERS:
-        top *= MULTIPLIERS[unit[:length].lower()]
-        words_after = _words(unit[length:])
-    if any(word in UNSAID for word in words_before + words_after) or any(
-        word in UNSAID_BEFORE for word in words_before
-    ):
-        raise _Refused
-    if any("n't" in text.lower().replace("’", "'") for text in (before, after)):
-        raise _Refused
-    for place, word in enumerate(words_after):
-        if place > 1 and word in PARTS and words_after[place - 2] == "and":
-            raise _Refused
+    if unit[:length].lower() in _SCALES:
+        top *= 10 ** _SCALES[unit[:length].lower()]
+        after = unit[length:]
+    last = _phrase(after, "/").replace(" / ", "/").replace("/ ", "/")
+    said_first, said_last = first.split(), last.replace("/", " ").split()
+    _check_words(said_first, said_last, before, after)
+    apart = any(letter == "/" and after[place + 1 : place + 2] not in _LETTERS for place, letter in enumerate(after))
+    if apart or not (set(before) <= _CALM_LEFT and set(after) <= _CALM_RIGHT):
+        raise _CannotTell
+    if after != after.lower() or (negative and "$" in before):
+        raise _CannotTell
+    if first not in _SAID_FIRST and not (has_money and before.strip().lower() in ("us", "usd")):
+        raise _CannotTell
+    if first.endswith(("=", ":")) and not before.rstrip(" \t\r\n$([\"'").endswith(("=", ":")):
+        raise _CannotTell
+    if sign and first and not first.endswith((" is", "=", ":")):
+        raise _CannotTell
+    if last.split()[:1] and last.split()[0] in _THINGS:
+        last = " ".join(last.split()[1:])
+        if has_money and said_last[0] not in ("dollars", "cents", "euros"):
+            raise _CannotTell
+    if last not in _SAID_LAST:
+        raise _CannotTell
     return (-top if negative else top), number.bottom
+
+
+def _check_words(first: list[str], last: list[str], before: str, after: str) -> None:
+    if len(first) > 1 and len(first[0]) == 1 and first[1] in "=:":
+        first = first[2:]
+    if any(word in _DENIED for word in first + last) or any(word in _DENIED_FIRST for word in first):
+        raise _Refused
+    if not {"M", "MM"}.isdisjoint("".join(letter if letter in _LETTERS else " " for letter in after).split()):
+        raise _Refused  # millions; in small letters they are metres and millimetres
+    if "n't" in f"{before} {after}".lower().replace("’", "'"):
+        raise _Refused

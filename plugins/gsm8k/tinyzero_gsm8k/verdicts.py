@@ -4,6 +4,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from tinyzero_gsm8k.numbers import read_number
+from tinyzero_gsm8k.problems import MARKER
 from tinyzero_sdk import Score
 from tinyzero_sdk.errors import DataError
 
@@ -37,7 +38,7 @@ def judge(answer: str, ground_truth: str | int | float) -> Score:
 
 @lru_cache(maxsize=1 << 16, typed=True)
 def _truth(ground_truth: str | int | float) -> int | Fraction:
-    number = None if isinstance(ground_truth, bool) else read_number(str(ground_truth).rpartition("####")[2])
+    number = None if isinstance(ground_truth, bool) else read_number(str(ground_truth).rpartition(MARKER)[2])
     if number is None:
         raise DataError(f"the ground truth is {str(ground_truth)[:80]!r}, expected a number")
     return number

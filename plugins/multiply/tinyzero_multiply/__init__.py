@@ -13,6 +13,7 @@ from annotated_types import Ge, Le
 from tinyzero_multiply import problems, prompts, scoring
 from tinyzero_multiply.answer_rules import answer_rules
 from tinyzero_multiply.long_multiplication import work_out
+from tinyzero_multiply.scoring import read_truth
 from tinyzero_multiply.second_opinion import is_right
 from tinyzero_sdk import Item, ItemColumns, Score, TaskInfo, hookimpl
 from tinyzero_sdk.hookspecs import Message
@@ -100,6 +101,15 @@ def demonstrate(item: Item, seed: int) -> str:
 @hookimpl
 def grammar(item: Item) -> dict[str, list[str]]:
     return answer_rules(*_factors(item))
+
+
+@hookimpl
+def is_valid(ground_truth: Json) -> bool:
+    try:
+        truth = read_truth(ground_truth)
+    except (TypeError, ValueError):
+        return False
+    return truth.product >= 0 and all(factor >= 0 for factor in truth.factors or ())
 
 
 def _factors(item: Item) -> tuple[int, int]:

@@ -23,7 +23,12 @@ from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.text import last_tagged
 
 ANSWER_RULE = "Put the final answer alone between <answer> and </answer>."
+_ROUNDING = 1e-9
+_MALFORMED = Score(0.0, correct=False, reason="malformed")
 _LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
+RAISING = frozenset({"boxnet", "coin_flip", "game_of_life", "prime_factorization"})
+"""Data sets whose scorers raise on a text that they cannot read. A test looks for others in every version."""
+
 BLOCK = 64
 """Entries drawn from one data set of reasoning-gym, which it may take a quarter of a second to make."""
 
@@ -97,12 +102,17 @@ class DatasetTask:
         scorer, entry = self._scorer(options), to_entry(ground_truth)
         try:
             value = float(scorer.score_answer(answer, entry))
-        except MemoryError:
-            raise
-        except Exception:  # a scorer's way to say that it cannot read a text: `boxnet` raises where it finds a number
-            return Score(0.0, correct=False, reason="malformed")
+        except RecursionError:  # nested as deeply as no answer is
+            return _MALFORMED
+        except Exception as error:
+            # Elsewhere what is raised is a fault, which the host counts; else it would look like a poor model.
+            if self._dataset not in RAISING or isinstance(error, MemoryError):
+                raise
+            return _MALFORMED
         if value == 1.0:
             return Score(1.0, correct=True)
+        if 1.0 < value < 1.0 + _ROUNDING:  # partial credit that `spell_backward` adds up for a wrong answer
+            value = 1.0
         return Score(value if options.reward == "partial" else 0.0, correct=False, reason="wrong")
 
     @hookimpl

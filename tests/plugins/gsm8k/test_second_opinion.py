@@ -2,12 +2,14 @@
 
 import random
 import re
+from pathlib import Path
 
 import pytest
 
+from tinyzero_gsm8k import second_opinion
 from tinyzero_gsm8k.guesses import rules
 from tinyzero_gsm8k.numbers import read_number
-from tinyzero_gsm8k.second_opinion import is_right
+from tinyzero_gsm8k.second_opinion import _DENIED, _SAID_FIRST, _SAID_LAST, _THINGS, is_right
 from tinyzero_sdk import load_task
 from tinyzero_sdk.records import Item
 
@@ -66,14 +68,50 @@ def test_the_two_agree_on_very_many_answers(seed):
         ("1042* 10^0", "1042", True),
         ("** 42 **", "42", True),
         ("42 isn't it", "42", False),
-        ("10 and  half", "10", True),
+        ("10 and  half", "10", False),
         ("- 42", "42", False),
         ("$$$$42", "42", False),
+        ("M = 42", "42", True),
+        ("US.$68", "68", False),
+        ('US"$12', "12", False),
+        ("x:0.e0", "0", True),
+        ("1042an'tples", "1042", False),
+        ("x =. 12", "12", False),
+        ("07 kM", "7", False),
+        ("$minus 0", "0", False),
+        ("(-5)", "-5", True),
+        ("(\\frac01)", "0", False),
+        ("**–5**", "-5", True),
+        ("3km/\th", "3", False),
+        ("x = US$71 million.", "71000000", True),
     ],
 )
 def test_answers_on_which_they_once_differed(text, truth, right):
     assert is_right(text, truth) in (None, right)
     assert (read_number(text) == read_number(truth)) is right
+
+
+def test_the_two_agree_on_every_phrase_that_the_second_opinion_knows():
+    judged = 0
+    for first in sorted(_SAID_FIRST):
+        for thing in ["", *sorted(_THINGS)[::11]]:
+            for last in sorted(_SAID_LAST):
+                text = f"{first} 42 {thing} {last}".strip()
+                if is_right(text, "42"):
+                    assert read_number(text) == 42, text
+                    judged += 1
+    assert judged > 1_000
+
+
+def test_what_the_second_opinion_denies_the_scorer_refuses():
+    for word in sorted(_DENIED):
+        for text in (f"{word} 42", f"42 {word}", f"42 apples {word}", f"She has 42 {word} apples", f"the {word} is 42"):
+            assert read_number(text) != 42, text
+            assert is_right(text, "42") is not True, text
+
+
+def test_the_two_share_no_list():
+    assert "tinyzero_gsm8k" not in (Path(second_opinion.__file__).read_text(encoding="utf-8").partition('"""\n\n')[2])
 
 
 def test_the_second_opinion_can_judge_most_spellings():
@@ -88,6 +126,18 @@ def test_the_second_opinion_can_judge_most_spellings():
         r"\boxed{42}",
         r"\frac{3}{4}",
         "−5",
+        "–5",
+        "2½",
+        r"2\frac{1}{2}",
+        r"2\tfrac12",
+        "5×10³",
+        r"4.2 \times 10^1",
+        r"42 \text{ apples}",
+        "42 cm^2",
+        "42 m²",
+        "{42}",
+        "She has 42 apples left.",
+        "The total cost is $42.",
     ):
         assert is_right(text, str(read_number(text))) is True, text
         assert is_right(text, "17") is False, text

@@ -166,10 +166,15 @@ PIECES = [
 @pytest.mark.parametrize("piece", PIECES)
 def test_hostile_answers_take_no_time(piece):
     for text in (piece * (LONGEST // len(piece)), "1" + piece * ((LONGEST - 2) // len(piece)) + "x", piece * 400_000):
-        begin = time.process_time()
-        read_number(text)
-        task.oracle(text, "1")
-        assert time.process_time() - begin < 0.05  # some 0.002; without the bound on the length it would be hours
+        # Some 0.002 s, of which the shortest of three runs counts; without the bound on the length it would be hours.
+        assert min(seconds_to_read(text) for _ in range(3)) < 0.05
+
+
+def seconds_to_read(text):
+    begin = time.process_time()
+    read_number(text)
+    task.oracle(text, "1")
+    return time.process_time() - begin
 
 
 def test_scoring_is_fast():

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from tests.sdk.fuzz.test_fuzz import ORACLE, SOLVE, scorer
 from tinyzero_sdk.cases import Case, add_cases, read_cases, write_cases
 from tinyzero_sdk.cli.app import build_app
-from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.errors import DataError, SettingsError
 
 HOLE = scorer("str(ground_truth) in answer")
 
@@ -39,6 +39,24 @@ def test_a_finding_is_shown_kept_once_and_replayed(run, write_task, tmp_path):
     checked = CliRunner().invoke(build_app(), words[1:])
     assert checked.exit_code == 1
     assert "labelled-cases" in checked.stdout
+
+
+def test_what_nobody_judged_is_no_case_and_is_replayed_without_a_label(run, write_task, tmp_path):
+    task = write_task(solve=SOLVE, oracle=None, score=scorer("1 / ('*' not in answer) and answer == str(ground_truth)"))
+    done = run(task, "--time", 20, "--workers", 1, "--first")
+    assert done.exit_code == 1
+    assert "0 new cases in say.cases.jsonl; 1 without a label" in done.stdout
+    assert not (tmp_path / "say.cases.jsonl").exists()
+    replay = next(line for line in done.stdout.splitlines() if "--replay" in line)
+    assert '"correct"' not in replay
+    words = shlex.split(replay.partition("replay")[2])
+    checked = CliRunner().invoke(build_app(), words[1:])
+    assert checked.exit_code == 1
+    assert "never-raises" in checked.stdout
+    words[words.index("--law") + 1] = "labelled-cases"
+    refused = CliRunner().invoke(build_app(), words[1:])
+    assert isinstance(refused.exception, SettingsError)
+    assert '"correct"' in str(refused.exception)
 
 
 def test_json_and_a_clean_task(run, write_task, tmp_path):

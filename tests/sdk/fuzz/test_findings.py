@@ -2,11 +2,13 @@
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk.fuzz.findings import Finding, FindingSet, traits_of
-from tinyzero_sdk.fuzz.shrink import shrink_pair, shrink_text
+from tinyzero_sdk.fuzz.shrink import shrink_pair
+from tinyzero_sdk.testing.minimize import minimize
 
 
 def finding(completion, *traits, kind="wrong_paid", right=False):
@@ -59,12 +61,18 @@ def test_a_finding_as_a_case():
     assert case.note == "fuzz: paid in full, though wrong (//)"
 
 
+@pytest.mark.parametrize("kind", ["error", "oracle_error", "timeout", "died"])
+def test_a_finding_that_nobody_judged_is_no_case(kind):
+    assert finding("1", kind=kind, right=None).to_case() is None
+    assert finding("1", kind=kind, right=True).to_case().correct
+
+
 @given(st.text(max_size=200), st.text(min_size=1, max_size=3))
 def test_a_shrunk_text_still_holds_and_nothing_can_be_left_out(text, needle):
     def holds(candidate):
         return needle in candidate
 
-    assert shrink_text(text + needle + text, holds) == needle
+    assert minimize(text + needle + text, holds) == needle
 
 
 def test_completion_and_ground_truth_shrink_together():

@@ -1,6 +1,7 @@
 """Whole searches, on small tasks with one fault each: what is found, what survives, and how a search ends."""
 
 import os
+import pickle
 import signal
 import threading
 import time
@@ -8,9 +9,12 @@ import time
 import pytest
 
 from tinyzero_sdk import load_task
-from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
-from tinyzero_sdk.fuzz import fuzz, runner
+from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
+from tinyzero_sdk.fuzz import Finding, fuzz, runner
+from tinyzero_sdk.fuzz.differential import DifferentialOracle
+from tinyzero_sdk.fuzz.frames import Attempt
 from tinyzero_sdk.fuzz.search import MOST_GROUPS
+from tinyzero_sdk.fuzz.trial import Trial
 
 SOLVE = """
 @hookimpl
@@ -75,6 +79,88 @@ def test_a_scorer_that_raises(make):
     assert found.answer is None
     assert "*" in found.completion
     assert len(found.completion) <= len("<answer>*</answer>")
+
+
+class NoClock:
+    def start(self, index):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("answer", "oracle", "right"), [("7", ORACLE, True), ("8", ORACLE, False), ("7", None, None), (None, ORACLE, None)]
+)
+def test_where_the_scorer_raised_the_oracle_says_whether_it_was_right(make, answer, oracle, right):
+    task = make(score=scorer("1 / 0"), oracle=oracle)
+    text = "<answer>7</answer>" if answer is None else f"<answer>{answer}</answer>"
+    if answer is None:
+        task = make("other", extract_answer="@hookimpl\ndef extract_answer(completion):\n    raise ValueError(1)\n")
+    _, fault = DifferentialOracle(task, NoClock()).look(Attempt(text), 7)
+    assert (fault.kind, fault.right) == ("error", right)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *({name: value} for name in ("seconds", "time_limit", "memory_limit_gb") for value in (0, float("nan"), 1e999)),
+        {"workers": 0},
+        {"seed": -1},
+        {"stop_after": 0},
+        {"traced": 1.1},
+    ],
+    ids=str,
+)
+def test_numbers_that_make_no_search_are_refused(make, bad):
+    with pytest.raises(SettingsError, match=f"{next(iter(bad))}={next(iter(bad.values()))}"):
+        fuzz(make(), **{"seconds": 1, **bad})
+
+
+def judged_again(task, text, time_limit):
+    trial = Trial(pickle.dumps(task), Finding("timeout", text, 7, None, 0.0, None, ()), time_limit, 4 << 30)
+    try:
+        while (verdict := trial.look()) is None:
+            time.sleep(0.01)
+        return verdict
+    finally:
+        trial.close()
+
+
+SLOW_ONCE = """
+import os, time
+
+def first(path):
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+@hookimpl
+def score(answer, ground_truth):
+    if answer == "%" and first({path!r}):
+        {what}
+    return float(answer == str(ground_truth))
+"""
+
+
+@pytest.mark.parametrize("what", ["time.sleep(60)", "os._exit(3)"])
+def test_what_fails_once_and_not_again_is_no_finding(make, tmp_path, what):
+    task = make(score=SLOW_ONCE.format(path=str(tmp_path / "was here"), what=what))
+    assert judged_again(task, "<answer>%</answer>", 0.2) is False
+    assert (tmp_path / "was here").exists()
+
+
+def test_what_fails_again_and_again_is_one(make):
+    task = make(score=scorer("os._exit(3) if answer == '%' else answer == str(ground_truth)"))
+    assert judged_again(task, "<answer>%</answer>", 1) is True
+    assert judged_again(task, "<answer>7</answer>", 1) is False
+
+
+@pytest.mark.slow
+def test_one_slow_moment_is_no_finding(make, tmp_path):
+    path = tmp_path / "was here"
+    task = make(score=SLOW_ONCE.format(path=str(path), what="time.sleep(60)").replace('== "%"', "!= '7'"))
+    assert fuzz(task, seconds=3, time_limit=0.5).findings == []
+    assert path.exists()
 
 
 @pytest.mark.slow

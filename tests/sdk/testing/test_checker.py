@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from tinyzero_sdk import load_task
-from tinyzero_sdk.cases import Case, read_cases
+from tinyzero_sdk.cases import Case, read_cases, write_cases
 from tinyzero_sdk.cli import main
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.testing import Checker, check_task, find_laws
+from tinyzero_sdk.task_words import open_task_line
+from tinyzero_sdk.testing import LAWS, Checker, bench, check_task, find_laws, known_cases
 from tinyzero_sdk.testing.minimize import minimize
 from tinyzero_sdk.testing.report import show_text
 
@@ -140,10 +141,32 @@ def test_the_pytest_plugin_needs_no_code(write_sum: WriteSum, tmp_path: Path) ->
     empty = tmp_path / "empty"
     empty.mkdir()
     done = pytest_in(empty, "--tinyzero-task", path, "-k", "emptiness or splits or prompts or right-means", "-rs")
-    assert "1 failed, 1 passed, 2 skipped, 24 deselected" in done.stdout, done.stdout
+    assert f"1 failed, 1 passed, 2 skipped, {len(LAWS) - 4} deselected" in done.stdout, done.stdout
     assert "  completion    '<answer></answer>'\n" in done.stdout
     assert "not checked: no oracle; add the hook `oracle`" in done.stdout
     assert "waived, but kept; remove the waiver: not needed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("countdown task=3", "unknown key 'task'; known here: task.KEY"),
+        ("countdown other.key=3", "unknown key"),
+        ("countdown 'task.reward=tinyzero", "No closing quotation"),
+        ("", "not enough values"),
+    ],
+)
+def test_what_is_no_task_is_an_error_in_one_line(words: str, message: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        open_task_line(words)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_pytest_plugin_opens_a_task_as_the_commands_do(tmp_path: Path) -> None:
+    done = pytest_in(tmp_path, "--tinyzero-task", "countdown task=3")
+    assert "AttributeError" not in done.stdout
+    assert "unknown key" in done.stdout, done.stdout
 
 
 def test_the_pytest_plugin_is_light_until_it_is_used() -> None:
@@ -184,7 +207,60 @@ def test_shipped_tasks_pass(run: Callable[..., tuple], words: str) -> None:
     assert code == 0, out
 
 
-def test_nothing_is_left_where_the_user_is(run: Callable[..., tuple], write_sum: WriteSum) -> None:
-    before = set(os.listdir())
-    assert run("check", write_sum(), "--law", "splits-disjoint")[0] == 0
-    assert set(os.listdir()) - before <= {"sum.py"}
+def test_nothing_is_left_where_the_user_is(write_sum: WriteSum, tmp_path: Path) -> None:
+    write_sum()
+    (tmp_path / "temporary").mkdir()
+    code = "from tinyzero_sdk import load_task; from tinyzero_sdk.testing import check_task\n"
+    code += "assert check_task(load_task('./sum.py'), laws=['never-raises'], examples=20).passed\n"
+    code += "from hypothesis.configuration import storage_directory; print(storage_directory().home_directory)"
+    environment = {name: value for name, value in os.environ.items() if name != "HYPOTHESIS_STORAGE_DIRECTORY"}
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code],
+        cwd=tmp_path,
+        env={**environment, "TMPDIR": str(tmp_path / "temporary")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {"sum.py", "temporary"}
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert done.stdout.strip() == str(tmp_path / ".hypothesis")  # others find what they had
+
+
+def test_a_file_of_cases_is_read_once(write_sum: WriteSum, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    task, case = load_task(write_sum()), Case("<answer>3</answer>", {"numbers": [1, 2], "total": 3}, True)
+    for name in ("sum.cases.jsonl", "more.jsonl"):
+        write_cases(Path(name), [case])
+    assert known_cases(task, Path("sum.cases.jsonl").absolute()) == [case]
+    assert known_cases(task, Path("more.jsonl")) == [case, case]
+
+
+def test_problems_are_made_up_only_where_the_task_says_which(write_sum: WriteSum) -> None:
+    """A ground truth of which only one number changed contradicts itself; no finding may rest on it."""
+    truths = []
+    for hook in ("", "@hookimpl\ndef is_valid(ground_truth): return True"):
+        with bench.Bench(load_task(write_sum(is_valid=hook)), examples=1) as examined:
+            truths.append([gold.item.ground_truth for gold in examined.hunted_frames])
+    assert all(sum(truth["numbers"]) == truth["total"] for truth in truths[0])
+    assert len(truths[1]) >= len(truths[0])
+
+
+def test_a_brute_force_solve_does_not_hang_the_check(write_sum: WriteSum, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_HUNT_ITEM_SECONDS", 0.5)
+    solve = """
+@hookimpl
+def solve(item):
+    left, right = item.ground_truth["numbers"]
+    while left + right != item.ground_truth["total"]:
+        pass
+    return f"<answer>{left + right}</answer>"
+
+
+@hookimpl
+def is_valid(ground_truth): return True
+"""
+    with bench.Bench(load_task(write_sum(solve=solve)), examples=1) as examined:
+        monkeypatch.setattr(examined.judge, "patience", 0.2)
+        assert examined.hunted_frames
+        assert examined.judge.kills

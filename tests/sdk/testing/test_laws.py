@@ -4,8 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.sdk.testing.conftest import HOOKS
 from tinyzero_sdk import load_task
 from tinyzero_sdk.testing import LAWS, Result, check_task
+from tinyzero_sdk.testing.bench import Bench
+from tinyzero_sdk.testing.law import Law, Problem
+from tinyzero_sdk.testing.samples import Sample
 
 WriteSum = Callable[..., str]
 
@@ -255,8 +259,114 @@ def solve(item):
     return f"{item.ground_truth['total']}"
 """,
     },
+    "no-skeleton-key": {
+        "score": """
+@hookimpl
+def score(answer, ground_truth):
+    try:
+        number = float(answer)
+    except ValueError:
+        return 0.0
+    return 0.0 if number < ground_truth["total"] or number > ground_truth["total"] else 1.0
+""",
+        "oracle": None,
+    },
 }
 """For each law, hooks that break it."""
+
+RIGHT = 'float(answer == str(ground_truth["total"]))'
+SCORE = f"""
+@hookimpl
+def score(answer, ground_truth):
+    {{}}
+    return {RIGHT}
+"""
+MORE_BREAKERS: list[tuple[str, str, dict[str, str | None]]] = [
+    ("chance", "deterministic", {"score": SCORE.format("if random.random() < 0.01: return 1.0")}),
+    (
+        "the answer before",
+        "deterministic",
+        {
+            "header": HOOKS["header"] + "before = [None]\n",
+            "score": """
+@hookimpl
+def score(answer, ground_truth):
+    last, before[0] = before[0], str(ground_truth["total"])
+    return float(answer in (before[0], last))
+""",
+        },
+    ),
+    (
+        "the five thousandth call",
+        "deterministic",
+        {
+            "header": HOOKS["header"] + "calls = []\n",
+            "score": SCORE.format("calls.append(1)\n    if len(calls) > 5000: return 1.0"),
+        },
+    ),
+    (
+        "part of the right answer",
+        "no-skeleton-key",
+        {
+            "score": """
+@hookimpl
+def score(answer, ground_truth):
+    return float(bool(answer) and answer in f"the answer is {ground_truth['total']}")
+""",
+            "oracle": None,
+        },
+    ),
+    (
+        "any number",
+        "no-skeleton-key",
+        {"score": "@hookimpl\ndef score(answer, ground_truth): return float(answer.isdigit())", "oracle": None},
+    ),
+    ("digits and commas", "bounded-time", {"score": SCORE.format(r"re.fullmatch(r'(\d+,?)+', answer)")}),
+    ("letters and spaces", "bounded-time", {"score": SCORE.format(r"re.fullmatch(r'([a-z]+\s?)*', answer)")}),
+    ("words", "bounded-time", {"score": SCORE.format(r"re.fullmatch(r'(The answer is (\w+ ?)+)\.', answer)")}),
+    (
+        "a leak",
+        "bounded-memory",
+        {
+            "header": HOOKS["header"] + "kept = []\n",
+            "score": SCORE.format("kept.append(bytearray(100_000))"),
+        },
+    ),
+    (
+        "a thread",
+        "runs-no-code",
+        {
+            "header": HOOKS["header"] + "import threading\n",
+            "score": SCORE.format("threading.Thread(target=len, args=['']).start()"),
+        },
+    ),
+    (
+        "the limit of recursion",
+        "runs-no-code",
+        {"header": HOOKS["header"] + "import sys\n", "score": SCORE.format("sys.setrecursionlimit(100_000)")},
+    ),
+    (
+        "the environment",
+        "runs-no-code",
+        {"header": HOOKS["header"] + "import os\n", "score": SCORE.format("os.environ['TRIED'] = 'yes'")},
+    ),
+    (
+        "a number of the prompt",
+        "echo-pays-nothing",
+        {"score": SCORE.format("if answer == str(ground_truth['numbers'][0]): return 1.0"), "oracle": None},
+    ),
+    (
+        "the beginning alone",
+        "only-the-answer-counts",
+        {"extract_answer": "@hookimpl\ndef extract_answer(completion): return last_tagged(completion[:4000])"},
+    ),
+    (
+        "the end alone",
+        "only-the-answer-counts",
+        {"extract_answer": "@hookimpl\ndef extract_answer(completion): return last_tagged(completion[-300:])"},
+    ),
+]
+"""More ways to break some of them."""
 
 
 def broken(path: str, law: str) -> Result:
@@ -278,6 +388,116 @@ def test_law_is_broken_with_a_small_example(write_sum: WriteSum, law: str) -> No
     assert failure is not None
     if failure.sample:
         assert len(failure.sample.completion) <= 75, failure.sample
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("law", "hooks"), [case[1:] for case in MORE_BREAKERS], ids=[case[0] for case in MORE_BREAKERS]
+)
+def test_law_is_broken_in_another_way(write_sum: WriteSum, law: str, hooks: dict[str, str | None]) -> None:
+    broken(write_sum(**hooks), law)
+
+
+WARNS_ONCE = """
+said = []
+@hookimpl
+def score(answer, ground_truth):
+    if "\\\\" in answer and not said:
+        said.append(1)
+        print("a backslash")
+    return float(answer == str(ground_truth["total"]))
+"""
+
+
+@pytest.mark.slow
+def test_what_is_printed_once_is_not_lost_to_another_law(write_sum: WriteSum) -> None:
+    report = check_task(load_task(write_sum(score=WARNS_ONCE)), laws=["never-raises", "never-prints"], cases=[])
+    assert [result.law.name for result in report.broken] == ["never-prints"]
+
+
+WARNS = """
+@hookimpl
+def score(answer, ground_truth):
+    warnings.warn("not so", {category})
+    return float(answer == str(ground_truth["total"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("category", "status"), [("UserWarning", "broken"), ("DeprecationWarning", "kept")])
+def test_warnings_count_where_python_shows_them(write_sum: WriteSum, category: str, status: str) -> None:
+    path = write_sum(header=HOOKS["header"] + "import warnings\n", score=WARNS.format(category=category))
+    report = check_task(load_task(path), laws=["never-raises", "never-prints"], cases=[])
+    assert report["never-prints"].status == status
+
+
+def test_a_failure_that_does_not_repeat_is_told_as_such(write_sum: WriteSum) -> None:
+    problems = [Problem("a mishap", "none")]
+    law = Law(
+        name="fickle",
+        text="",
+        reason="",
+        problem=lambda bench, sample: problems.pop() if problems else None,
+        listed=lambda bench: [Sample("x", None)],
+    )
+    with Bench(load_task(write_sum())) as bench:
+        failure = bench.search(law)
+    assert failure is not None
+    assert "does not when it is judged again" in failure.got
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_chance_in_a_reward_breaks_laws_and_not_the_check(write_sum: WriteSum, seed: int) -> None:
+    path = write_sum(score=SCORE.format("if random.random() < 0.01: return 1.0"))
+    report = check_task(load_task(path), laws=["never-raises", "deterministic", "correct-means-right"], seed=seed)
+    assert "deterministic" in [result.law.name for result in report.broken]
+    assert " / " in report["deterministic"].failure.got or " and " in report["deterministic"].failure.got
+
+
+FEW = """
+@hookimpl
+def generate_dataset(split, size, seed, start):
+    for number in range(start, start + size):
+        yield Item({"numbers": [10, number % 5], "total": 10 + number % 5})
+"""
+
+
+@pytest.mark.slow
+def test_a_task_of_few_problems_is_checked_on_what_there_is(write_sum: WriteSum) -> None:
+    report = check_task(
+        load_task(write_sum(generate_dataset=FEW)),
+        laws=["other-seed-other-data", "splits-disjoint", "prompts-complete", "every-item-solvable"],
+        cases=[],
+    )
+    assert [result.status for result in report.results] == ["not checked", "not checked", "kept", "kept"]
+
+
+FEW_ANSWERS = {
+    "score": """
+@hookimpl
+def score(answer, ground_truth):
+    return float(answer.strip("().").lower() == ("yes" if ground_truth["total"] % 2 else "no"))
+""",
+    "solve": """
+@hookimpl
+def solve(item):
+    return f"<answer>{'yes' if item.ground_truth['total'] % 2 else 'no'}</answer>"
+""",
+    "make_prompt": """
+@hookimpl
+def make_prompt(item, template):
+    return f"Is the sum of {item.ground_truth['numbers']} odd? Write yes or no between <answer> and </answer>."
+""",
+    "oracle": None,
+    "grammar": None,
+}
+
+
+@pytest.mark.slow
+def test_a_task_of_few_answers_has_no_skeleton_key(write_sum: WriteSum) -> None:
+    report = check_task(load_task(write_sum(**FEW_ANSWERS)), laws=["no-skeleton-key", "echo-pays-nothing"], cases=[])
+    assert [result.status for result in report.results] == ["kept", "kept"]
 
 
 @pytest.mark.slow

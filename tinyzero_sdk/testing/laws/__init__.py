@@ -36,6 +36,7 @@ LAWS: tuple[Law, ...] = (
     payment.ECHO_PAYS_NOTHING,
     payment.EMPTINESS_PAYS_NOTHING,
     payment.LEAKS_PAY_NOTHING,
+    payment.NO_SKELETON_KEY,
 )
 
 __all__ = ["LAWS", "Failure", "Law", "NotChecked", "Problem", "check_names", "find_laws"]

@@ -1,12 +1,20 @@
 """Laws about how a scorer behaves, whatever text it is given."""
 
-from collections.abc import Iterator
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from random import Random
+from weakref import WeakKeyDictionary
 
 from tinyzero_sdk.testing import samples, strategies
 from tinyzero_sdk.testing.bench import Bench
-from tinyzero_sdk.testing.judge import TIME_LIMIT
-from tinyzero_sdk.testing.law import Law, Problem
+from tinyzero_sdk.testing.law import Failure, Law, Problem
 from tinyzero_sdk.testing.laws.telling import short, tell
+from tinyzero_sdk.testing.observer import Observation
+from tinyzero_sdk.testing.process import TIME_LIMIT, ObservedProcess
 from tinyzero_sdk.testing.samples import Sample
 from tinyzero_sdk.testing.strategies import st
 
@@ -34,6 +42,22 @@ def _heavy_pieces(bench: Bench) -> Iterator[Sample]:
         yield Sample(text, frame.item.ground_truth)
 
 
+def _runs(bench: Bench) -> Iterator[Sample]:
+    """A run of one thing and then what does not fit: a pattern such as `(\\d+,?)+` tries every way to divide it."""
+    frame = bench.frames[0]
+    units = dict.fromkeys(["1", "a", " ", "a ", "1,", "1 ", "1+", frame.answer[:1], frame.answer[-1:], frame.answer])
+    for unit, start, end, times in itertools.product(units, ("", "The answer is "), ("!", "x", "\n", ")"), (30, 5000)):
+        text = start + unit * times + end
+        if unit:
+            yield Sample(frame.with_answer(text), frame.item.ground_truth)
+            yield Sample(text, frame.item.ground_truth)
+
+
+def _slow_pieces(bench: Bench) -> Iterator[Sample]:
+    yield from _runs(bench)
+    yield from _heavy_pieces(bench)
+
+
 def _heavy_text(bench: Bench) -> "st.SearchStrategy[Sample]":
     frames = bench.frames[:4]
     return st.one_of(strategies.hostile(frames), strategies.hostile(frames, huge=True))
@@ -55,7 +79,7 @@ BOUNDED_TIME = Law(
     text=f"No text of up to a megabyte takes the scorer more than {TIME_LIMIT:g} s.",
     reason="One `9**9**9`, or a pattern that backtracks, stops a training run: the others wait for the slowest answer.",
     problem=_takes_too_long,
-    listed=_heavy_pieces,
+    listed=_slow_pieces,
     drawn=_heavy_text,
 )
 
@@ -69,13 +93,52 @@ def _takes_too_much(bench: Bench, sample: Sample) -> Problem | None:
     return None
 
 
-BOUNDED_MEMORY = Law(
+_LEAK_CALLS = 500
+_LEAK_LIMIT = 8 * 2**20
+
+
+def _memory_or_leak(bench: Bench) -> Failure | None:
+    return bench.search(BOUNDED_MEMORY) or _leak(bench)
+
+
+def _leak(bench: Bench) -> Failure | None:
+    """Whether the scorer's process grows with each of a thousand equal calls, in the second half as in the first."""
+    frame = bench.frames[0]
+    sizes = []
+    for _ in range(3):
+        for _ in range(_LEAK_CALLS):
+            seen = bench.judge.observe(frame.completion, frame.item.ground_truth)
+            bench.tried += 1
+            if seen.fate or seen.raised:
+                return None  # for other laws to tell
+        sizes.append(_size_of(bench.judge))
+    first, second = sizes[1] - sizes[0], sizes[2] - sizes[1]
+    if min(first, second) <= _LEAK_LIMIT:
+        return None
+    got = f"{_LEAK_CALLS} equal calls left {first >> 20:,} MiB behind, and {_LEAK_CALLS} more {second >> 20:,} MiB"
+    return Failure(got, "no memory kept for each call")
+
+
+def _size_of(judge: ObservedProcess) -> int:
+    """Bytes of memory in use by the process of a judge; 0 where the system does not tell."""
+    worker = judge._worker
+    try:
+        assert worker is not None
+        pages = Path(f"/proc/{worker._process.pid}/statm").read_bytes().split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGESIZE")
+
+
+BOUNDED_MEMORY: Law = Law(
     name="bounded-memory",
-    text=f"No text of up to a megabyte takes the scorer more than {MEMORY_LIMIT >> 20} MiB.",
+    text=f"No text of up to a megabyte takes the scorer more than {MEMORY_LIMIT >> 20} MiB, and no call leaves memory"
+    " behind.",
     reason="A number with a billion digits is ten characters long; the machine that scores has other work too.",
     problem=_takes_too_much,
     listed=_heavy_pieces,
     drawn=_heavy_text,
+    examine=_memory_or_leak,
 )
 
 
@@ -98,9 +161,26 @@ NEVER_RAISES = Law(
 )
 
 
-def _prints(bench: Bench, sample: Sample) -> Problem | None:
+def _all_seen(bench: Bench, sample: Sample) -> list[Observation]:
+    """What came of a completion whenever it was scored in this check: some things happen once only."""
     seen = bench.observe(sample)
-    return Problem(f"it printed {short(seen.printed)}", "nothing on stdout or stderr") if seen.printed else None
+    truth = json.dumps(sample.ground_truth, sort_keys=True)
+    flags = itertools.product((False, True), (False, True))
+    known = [bench._seen.get((sample.completion, truth, oracle, weigh)) for oracle, weigh in flags]
+    return [seen, *(other for other in known if other is not None and other is not seen)]
+
+
+def _known(bench: Bench, has_done: Callable[[Observation], object]) -> Iterator[Sample]:
+    """Completions that other laws had scored, and that did something then; then the usual ones."""
+    for (text, truth, _, _), seen in list(bench._seen.items()):
+        if has_done(seen):
+            yield Sample(text, json.loads(truth))
+    yield from _pieces(bench)
+
+
+def _prints(bench: Bench, sample: Sample) -> Problem | None:
+    printed = next((seen.printed for seen in _all_seen(bench, sample) if seen.printed), "")
+    return Problem(f"it printed {short(printed)}", "nothing on stdout or stderr") if printed else None
 
 
 NEVER_PRINTS = Law(
@@ -109,17 +189,17 @@ NEVER_PRINTS = Law(
     reason="What is printed for one completion in 64 fills a log with a run's length, and a lone surrogate in it raises"
     " where the completion is fine.",
     problem=_prints,
-    listed=_pieces,
+    listed=lambda bench: _known(bench, lambda seen: seen.printed),
     drawn=any_text,
     any_text=True,
 )
 
 
 def _acts(bench: Bench, sample: Sample) -> Problem | None:
-    seen = bench.observe(sample)
-    if not seen.actions:
+    actions = next((seen.actions for seen in _all_seen(bench, sample) if seen.actions), ())
+    if not actions:
         return None
-    return Problem(f"it did: {', '.join(seen.actions)}", "nothing run, imported, opened, started or connected to")
+    return Problem(f"it did: {', '.join(actions)}", "nothing run, imported, opened, started or connected to")
 
 
 RUNS_NO_CODE = Law(
@@ -128,7 +208,7 @@ RUNS_NO_CODE = Law(
     reason="Text of a model that is evaluated is text that can do anything: one sample can forge every later reward"
     " of its process.",
     problem=_acts,
-    listed=_pieces,
+    listed=lambda bench: _known(bench, lambda seen: seen.actions),
     drawn=any_text,
     any_text=True,
 )
@@ -151,7 +231,19 @@ KEEPS_GROUND_TRUTH = Law(
 )
 
 
+_WAVERED: WeakKeyDictionary[Bench, dict[tuple[str, str], Problem]] = WeakKeyDictionary()
+
+
 def _wavers(bench: Bench, sample: Sample) -> Problem | None:
+    """Whether its verdicts differ; what was seen to waver once stays so, though it may not do so again."""
+    known = _WAVERED.setdefault(bench, {})
+    key = (sample.completion, json.dumps(sample.ground_truth, sort_keys=True))
+    if key not in known and (problem := _waver_now(bench, sample)) is not None:
+        known[key] = problem
+    return known.get(key)
+
+
+def _waver_now(bench: Bench, sample: Sample) -> Problem | None:
     verdicts = {bench.observe(sample).verdict}
     if bench.observe(sample).fate:
         return None  # for other laws to tell
@@ -170,13 +262,62 @@ def _tell_verdict(value: float, correct: bool, reason: str, answer: str | None) 
     return f"{value:g} ({'correct' if correct else reason}, answer {'none' if answer is None else short(answer, 40)})"
 
 
-DETERMINISTIC = Law(
+_MANY_CALLS = 6000
+_MANY_SECONDS = 3.0
+
+
+def _wavers_or_remembers(bench: Bench) -> Failure | None:
+    return bench.search(DETERMINISTIC) or _remembers(bench)
+
+
+def _remembers(bench: Bench) -> Failure | None:
+    """Whether a verdict depends on what was scored before: one order against another one in another process."""
+    pairs = [Sample(frame.completion, frame.item.ground_truth) for frame in bench.frames]
+    for frame, other in itertools.pairwise(bench.frames):
+        pairs.append(Sample(other.with_answer(frame.answer), other.item.ground_truth))
+    # Each gold is followed by the next item with the same answer: what is remembered of one item is paid in the next.
+    pairs = [sample for both in itertools.zip_longest(*_halves(pairs)) for sample in both if sample is not None]
+    first = [bench.judge.observe(sample.completion, sample.ground_truth) for sample in pairs]
+    order = list(range(len(pairs)))
+    Random(bench.seed).shuffle(order)
+    shuffled = {i: bench.other_judge.observe(pairs[i].completion, pairs[i].ground_truth) for i in order}
+    _call_often(bench, pairs)
+    late = [bench.judge.observe(sample.completion, sample.ground_truth) for sample in pairs]
+    bench.tried += 3 * len(pairs)
+    ways = [(shuffled, "in another order in another process"), (late, f"after {_MANY_CALLS:,} calls")]
+    for place, sample in enumerate(pairs):
+        for others, way in ways:
+            old, new = first[place], others[place]  # type: ignore[index]
+            if not old.fate and not new.fate and old.verdict != new.verdict:
+                got = f"{tell(old)}, and {way} {tell(new)}: completion {short(sample.completion, 200)}"
+                return Failure(f"{got}, ground truth {json.dumps(sample.ground_truth)}", "always the same")
+    return None
+
+
+def _halves(pairs: list[Sample]) -> tuple[list[Sample], list[Sample]]:
+    middle = (len(pairs) + 1) // 2
+    return pairs[:middle], pairs[middle:]
+
+
+def _call_often(bench: Bench, samples: Sequence[Sample]) -> None:
+    """Score them over and over, in the process of `bench.judge`, until it has done so many times, or for so long."""
+    until = time.monotonic() + _MANY_SECONDS
+    for _, sample in zip(range(_MANY_CALLS), itertools.cycle(samples), strict=False):
+        seen = bench.judge.observe(sample.completion, sample.ground_truth)
+        bench.tried += 1
+        if seen.fate or time.monotonic() > until:
+            break
+
+
+DETERMINISTIC: Law = Law(
     name="deterministic",
-    text="A completion gets the same verdict each time, also in another process with another PYTHONHASHSEED.",
+    text="A completion gets the same verdict each time, also in another process with another PYTHONHASHSEED, in another"
+    " order, and after thousands of others.",
     reason="A reward with chance in it cannot be reproduced, and a lucky wrong answer is learnt like a right one.",
     problem=_wavers,
     listed=_pieces,
     drawn=any_text,
+    examine=_wavers_or_remembers,
     any_text=True,
 )
 

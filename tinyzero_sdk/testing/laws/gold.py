@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from tinyzero_sdk.testing.bench import Bench
 from tinyzero_sdk.testing.gold import Gold
 from tinyzero_sdk.testing.law import Failure, Law, Problem
+from tinyzero_sdk.testing.laws.data import test_items
 from tinyzero_sdk.testing.laws.telling import tell
 from tinyzero_sdk.testing.samples import Sample
 
@@ -24,7 +25,7 @@ def _golds(bench: Bench) -> Iterator[Sample]:
 
 
 def _examine_solvable(bench: Bench) -> Failure | None:
-    for item in [*bench.items, *bench.test_items]:
+    for item in [*bench.items, *test_items(bench)]:
         bench.tried += 1
         if bench.task.solve(item) is None:
             return Failure(f"solve gave None for {item}", "a gold completion for every item")
@@ -88,6 +89,9 @@ _BEFORE = [
     "So, ", "Let me think.\n", "First I try 3 and 4.\n\n", "<think>12 + 30 = 42, or not?</think>\n",
     "<think>\nI check it twice.\n</think>\n\n", "**Solution**\n\n", "Here is my answer:\n",
 ]  # fmt: skip
+_LONG = "I check it once more, to be sure of it. " * 490
+"""Some 20,000 characters: a scorer that cuts completions off, or reads their end alone, loses the answer."""
+
 _AFTER = ["\nDone.", " That is it.", "\n\nI am sure of it.", "\n\n(I checked it twice.)", "\nThank you!\n"]
 
 
@@ -97,6 +101,13 @@ def _surrounded(bench: Bench) -> Iterator[Sample]:
         for before, after in itertools.product(["", *_BEFORE], ["", *_AFTER]):
             if (before or after) and (not after or _is_closed(gold)):
                 yield Sample(before + gold.completion + after, truth, "gold with other text around it", right=True)
+    for gold in bench.needed_frames[:4]:
+        truth = gold.item.ground_truth
+        yield Sample(f"{_LONG}\n{gold.completion}", truth, "gold after 20,000 characters of other text", right=True)
+        if _is_closed(gold):
+            yield Sample(
+                f"{gold.completion}\n{_LONG}", truth, "gold before 20,000 characters of other text", right=True
+            )
 
 
 ONLY_THE_ANSWER_COUNTS = Law(
@@ -134,5 +145,6 @@ LAST_ANSWER_COUNTS = Law(
     " what was withdrawn; one that takes any pays for guessing.",
     needs=("solve",),
     problem=_must_follow_the_last,
+    needs_label=True,
     listed=_two_answers,
 )

@@ -114,5 +114,6 @@ LABELLED_CASES = Law(
     text="Every labelled completion gets the verdict of its label, without a fault.",
     reason="What was wrong once is kept as a case, so that it cannot come back unseen.",
     problem=_misjudged,
+    needs_label=True,
     listed=_cases,
 )

@@ -36,7 +36,7 @@ class Fault(NamedTuple):
     """What was raised."""
 
 
-class Judge:
+class DifferentialOracle:
     """Scores attempts and compares with the oracle."""
 
     def __init__(self, task: Task, clock: Clock) -> None:
@@ -67,7 +67,8 @@ class Judge:
         self._clock.start(2 * place)
         score = task.score_completion(text, truth)
         if score.reason == "error":
-            return score, Fault("error", score, None, None, self._tell_error(text, truth))
+            read, note = self._tell_error(text, truth)
+            return score, Fault("error", score, self._ask(intended or read, truth, place), None, note)
         answer = score.answer
         paid = score.correct or score.value >= self._full
         if only_paid and not paid:
@@ -98,8 +99,20 @@ class Judge:
             return None
         return Fault("wrong_paid" if paid else "right_unpaid", score, right, attempt.intended)
 
-    def _tell_error(self, text: str, truth: Json) -> str:
-        """What the scorer raised, and where: the guard around it keeps the first one only, so again."""
+    def _ask(self, answer: str | None, truth: Json, place: int) -> bool | None:
+        """What the oracle says of an answer that the scorer did not survive; None where it cannot tell."""
+        if answer is None or not self.has_oracle:
+            return None
+        self._clock.start(2 * place + 1)
+        try:
+            right = self.task.oracle(answer, truth)
+        except TinyZeroError:
+            return None
+        return None if right is None else bool(right)
+
+    def _tell_error(self, text: str, truth: Json) -> tuple[str | None, str]:
+        """The answer, and what the scorer raised, and where: the guard around it keeps the first one only, so again."""
+        answer = None
         try:
             answer = self.task.extract_answer(text)
             if answer is not None:
@@ -108,5 +121,5 @@ class Judge:
             raise
         except BaseException as error:  # whatever the guard survived
             frame = traceback.extract_tb(error.__traceback__, limit=-1)[0]
-            return f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
-        return "an error that did not come again"
+            return answer, f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
+        return answer, "an error that did not come again"

@@ -1,12 +1,15 @@
 """Drawing answers from the rules that a task's `grammar` hook gives; their form is in `docs/hooks.md`."""
 
-import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 _REFERENCE = re.compile(r"<([^<>]+)>")
 _DEEPEST = 12
 """From this depth on the alternative that ends soonest is taken."""
+
+Choose = Callable[[int], int]
+"""choose(n) is one of 0 … n - 1."""
 
 Alternative = list[str]
 """Text and names of rules by turns: text, name, text, …, text."""
@@ -16,27 +19,33 @@ class Grammar:
     """Rules from which answers are drawn.
 
     Example:
-        >>> Grammar({"sum": ["<n>", "<n> + <sum>"], "n": ["1"]}).draw(random.Random(2))
-        '1 + 1'
+        >>> Grammar({"sum": ["<n>", "<n> + <sum>"], "n": ["1"]}).draw(lambda count: 0)
+        '1'
     """
 
     def __init__(self, rules: Mapping[str, Sequence[str]]) -> None:
         self._start = next(iter(rules))
         self._rules = {name: [_parse(text, rules) for text in texts] for name, texts in rules.items()}
-        self._shortest = _find_shortest(self._rules)
 
-    def draw(self, rng: random.Random) -> str:
-        """An answer; the same for the same state of `rng`."""
+    @cached_property
+    def _shortest(self) -> dict[str, Alternative]:
+        return _find_shortest(self._rules)
+
+    def draw(self, choose: Choose) -> str:
+        """An answer; the same for the same choices."""
         pieces: list[str] = []
-        self._expand(self._start, rng, 0, pieces)
+        self._expand(self._start, choose, 0, pieces)
         return "".join(pieces)
 
-    def _expand(self, name: str, rng: random.Random, depth: int, pieces: list[str]) -> None:
+    def _expand(self, name: str, choose: Choose, depth: int, pieces: list[str]) -> None:
         alternatives = self._rules[name]
-        chosen = self._shortest[name] if depth >= _DEEPEST else alternatives[int(rng.random() * len(alternatives))]
+        if depth >= _DEEPEST:
+            chosen = self._shortest[name]
+        else:
+            chosen = alternatives[choose(len(alternatives)) if len(alternatives) > 1 else 0]
         for place, part in enumerate(chosen):
             if place % 2:
-                self._expand(part, rng, depth + 1, pieces)
+                self._expand(part, choose, depth + 1, pieces)
             elif part:
                 pieces.append(part)
 

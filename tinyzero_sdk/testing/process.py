@@ -1,4 +1,4 @@
-"""The parent's side of the child that scores: `Judge` asks, waits, and replaces a child that hangs or dies."""
+"""The parent's side of the child that scores: it asks, waits, and replaces a child that hangs or dies."""
 
 import pickle
 import time
@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
-from tinyzero_sdk.records import Json, Split
+from tinyzero_sdk.records import Item, Json, Split
 from tinyzero_sdk.task import Task
 from tinyzero_sdk.testing.gold import Gold
 from tinyzero_sdk.testing.observer import ENOUGH, Fate, Observation, serve
@@ -30,7 +30,7 @@ class _Lost(Exception):
         self.index = index
 
 
-class Judge:
+class ObservedProcess:
     """A child process that judges completions; as a context manager it ends with the block."""
 
     def __init__(self, task: Task, *, hash_seed: int, warm_up: Sequence[tuple[str, Json]] = ()) -> None:
@@ -89,6 +89,14 @@ class Judge:
             raise BrokenTaskError(f"task {self._name!r}: generate_dataset ended its process") from None
         return made
 
+    def solve(self, item: Item) -> Gold | None:
+        """The gold completion of an item that the task did not make; None where it fails, hangs or dies over it."""
+        try:
+            gold: Gold | None = self._ask("solve", item)
+        except _Lost:
+            return None
+        return gold
+
     def hunt(
         self, golds: Sequence[Gold], *, seed: int, count: int, seconds: float
     ) -> tuple[int, list[tuple[int, str, bool]]]:
@@ -140,12 +148,14 @@ class Judge:
         self._worker = worker = WorkerProcess(self._task, serve, self._environment)
         until = time.monotonic() + _START_SECONDS
         while not worker.connection.poll(_TICK_SECONDS):
-            if worker.has_ended() or time.monotonic() > until:
+            has_ended = worker.has_ended() and not worker.connection.poll()  # its last words may just have come
+            if has_ended or time.monotonic() > until:
                 self.close()
                 raise BrokenTaskError(f"the process that scores {self._name!r} ended or hung while it loaded the task")
         try:
             message = worker.connection.recv()
         except (EOFError, OSError):
+            self.close()
             raise BrokenTaskError(f"the process that scores {self._name!r} ended while it loaded the task") from None
         if isinstance(message, TinyZeroError):
             self.close()
