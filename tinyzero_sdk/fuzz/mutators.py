@@ -49,13 +49,17 @@ _SPELLINGS: tuple[Callable[[str], str], ...] = (
     lambda n: f"{n}.0000001",
     lambda n: f"{n}.0009",
     lambda n: f"{n}e1",
-    lambda n: f"0x{int(n[:18]):x}",
-    lambda n: f"{int(n[:18]) - 1}.9999999",
+    lambda n: f"0x{_whole_part(n):x}",
+    lambda n: f"{_whole_part(n) - 1}.9999999",
     lambda n: f"abs({n})",
     lambda n: f"int('{n}')",
     lambda n: n[::-1],
     *(lambda n, table=table: n.translate(table) for table in _OTHER_DIGITS),
 )
+
+
+def _whole_part(number: str) -> int:
+    return int(number.partition(".")[0][:18])
 
 
 @dataclass(slots=True)

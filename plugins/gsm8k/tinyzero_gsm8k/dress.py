@@ -16,6 +16,7 @@ _LATEX = tuple(
         (r"\\(?:times|cdot)(?![A-Za-z])", "×"),
         (r"\\(?:approx|thickapprox)(?![A-Za-z])", "≈"),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])", "°"),
+        (r"(\\[dt]?frac\s*(?:\{[^{}]*\}\s*\{[^{}]*\}|[0-9][0-9]))!", r"\1/!"),  # a factorial: nothing that can be read
         (r"(?<=[0-9])\s*\\[dt]?frac\s*\{\s*([0-9,]+)\s*\}\s*\{\s*([0-9,]+)\s*\}", r" \1/\2 "),
         (r"\\[dt]?frac\s*\{\s*([+\-−]?[0-9,]+)\s*\}\s*\{\s*([0-9,]+)\s*\}", r"\1/\2 "),
         (r"(?<=[0-9])\s*\\[dt]?frac\s*([0-9])([0-9])(?![0-9])", r" \1/\2 "),
@@ -54,8 +55,6 @@ def undress(text: str) -> str:
         text = text[2:-2].strip()
     if text.startswith("{") and text.endswith("}") and text.count("{") == text.count("}") == 1:
         text = text[1:-1].strip()
-    if text.startswith("–") and text[1:2].isdigit():
-        text = f"−{text[1:]}"  # an en dash, as word processors write it
     if "\\" in text or "{" in text:
         for pattern, replacement in _LATEX:
             text = pattern.sub(replacement, text)
@@ -64,6 +63,9 @@ def undress(text: str) -> str:
             if not count:
                 break
     if not text.isascii():
+        first = text.lstrip()
+        if first.startswith("–") and first[1:2].isdigit():
+            text = f"−{first[1:]}"  # an en dash, as word processors write it
         text = _THIN_SPACE.sub(",", text)
         text = _POWER_OF_TEN.sub(lambda match: f"10^{match[1].translate(_RAISED)}", text)
         text = _FIND_VULGAR.sub(lambda match: _plain_fraction(text, match), text).replace("\u2044", "/")

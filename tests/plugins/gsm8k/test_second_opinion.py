@@ -84,6 +84,8 @@ def test_the_two_agree_on_very_many_answers(seed):
         ("**–5**", "-5", True),
         ("3km/\th", "3", False),
         ("x = US$71 million.", "71000000", True),
+        ("\\frac{0}{10}!", "0", False),
+        ("\\boxed{ –000} ", "0", True),
     ],
 )
 def test_answers_on_which_they_once_differed(text, truth, right):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tinyzero_sdk.fuzz import frames
 from tinyzero_sdk.fuzz.arithmetic import guess_value
 from tinyzero_sdk.fuzz.frames import Frame
-from tinyzero_sdk.fuzz.mutators import LONGEST, MUTATORS, Stock, mutate, tokenize
+from tinyzero_sdk.fuzz.mutators import _SPELLINGS, LONGEST, MUTATORS, Stock, mutate, tokenize
 from tinyzero_sdk.testing.grammar import Grammar
 
 RULES = {"sum": ["<n>", "<n> + <sum>", "(<sum>)"], "n": ["1", "20", "<m> <n"], "never": ["<never>"]}
@@ -50,6 +50,11 @@ def test_every_mutation_of_any_text_is_a_text_and_repeats(text, seed):
         assert once == again
         assert isinstance("".join(once), str)
     assert len(mutate(text, Stock(random.Random(seed)))) <= LONGEST
+
+
+@pytest.mark.parametrize("number", ["0", "42", "482.50", "9" * 100])
+def test_any_number_of_a_ground_truth_can_be_spelt_otherwise(number: str) -> None:
+    assert all(isinstance(spell(number), str) for spell in _SPELLINGS)
 
 
 @pytest.mark.parametrize("mutator", sorted({*MUTATORS}, key=lambda mutator: mutator.__name__), ids=lambda m: m.__name__)
