@@ -29,7 +29,7 @@ def each(documents: list) -> pytest.MarkDecorator:
 WITH_CODE = [document for document in DOCUMENTS if BLOCK.search(document.read_text(encoding="utf-8"))]
 
 
-LONG = [ROOT / "README.md"]  # checks and fuzzes
+LONG = [ROOT / name for name in ("README.md", "docs/conformance.md", "docs/fuzzing.md", "docs/scoring.md")]
 SHORT = [document for document in WITH_CODE if document not in (TRANSCRIPT, *LONG)]
 
 

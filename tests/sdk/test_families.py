@@ -62,7 +62,7 @@ def test_its_own_list_tells_of_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(rows) == 12
     assert rows["big/3"]["unsafe_scorer"] == "it evaluates it"
     assert rows["big/4"]["unsafe_scorer"] == ""
-    assert rows["big/7"]["broken"] == "big/7 is not supported: it is too big"
+    assert rows["big/7"]["unsupported"] == "big/7 is not supported: it is too big"
     out = run(capsys, "tasks", "big")
     assert "unsafe scorer: Say it." in out
     assert "12 from tz-big" in out

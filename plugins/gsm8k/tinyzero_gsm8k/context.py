@@ -75,10 +75,12 @@ def _states(before: str, *, signed: bool, money: bool) -> bool:
         before, _, rest = before.rpartition(found.pop())
         if rest.strip():
             return False
-    elif beside not in _BESIDE_LEFT:
+    elif beside not in _BESIDE_LEFT and not beside.isalpha():
         return False
     if not found:
         return True
+    if before.lstrip()[:1] == ":":
+        return False
     if len(found) > _MOST_WORDS or found[0].lower() in words.ASKING:
         return False
     end = before.rstrip("([\"'“‘$ \t\r\n")[-1:]

@@ -85,6 +85,8 @@ def test_the_two_agree_on_very_many_answers(seed):
         ("3km/\th", "3", False),
         ("x = US$71 million.", "71000000", True),
         ("\\frac{0}{10}!", "0", False),
+        (":x=395", "395", False),
+        ("The answer is$33", "33", True),
         ("\\boxed{ –000} ", "0", True),
     ],
 )

@@ -132,6 +132,7 @@ def test_scientific_notation_is_exact(digits, exponent):
     assert not judge(f"{digits}e{exponent + 1}", truth).correct or digits == 0
 
 
+@pytest.mark.slow
 @given(st.text())
 @example("-" * 600)
 @example("\\frac{" * 80)

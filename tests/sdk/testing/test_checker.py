@@ -163,6 +163,7 @@ def test_what_is_no_task_is_an_error_in_one_line(words: str, message: str) -> No
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_the_pytest_plugin_opens_a_task_as_the_commands_do(tmp_path: Path) -> None:
     done = pytest_in(tmp_path, "--tinyzero-task", "countdown task=3")
     assert "AttributeError" not in done.stdout
@@ -236,6 +237,7 @@ def test_a_file_of_cases_is_read_once(write_sum: WriteSum, tmp_path: Path, monke
     assert known_cases(task, Path("more.jsonl")) == [case, case]
 
 
+@pytest.mark.slow
 def test_problems_are_made_up_only_where_the_task_says_which(write_sum: WriteSum) -> None:
     """A ground truth of which only one number changed contradicts itself; no finding may rest on it."""
     truths = []
