@@ -18,7 +18,7 @@ test: $(READY)  ## the fast tests: all that are not marked slow or gpu
 	@$(BIN)/python -m pytest -n auto
 
 slow: $(READY)  ## the slow tests
-	@$(BIN)/python -m pytest -m "slow and not gpu"
+	@$(BIN)/python -m pytest -n auto -m "slow and not gpu"
 
 lint: $(READY)  ## ruff and mypy
 	@$(BIN)/python -m ruff check

@@ -1,18 +1,14 @@
-"""How fast countdown answers are scored, and what exploits are paid, beside two rewards in common use.
+"""How fast answers are scored, how many verdicts are wrong, and what exploits are paid, beside three others.
 
-    python benchmarks/score.py [--completions 2000] [--runs 5] [--json]
+    python benchmarks/score.py [--task countdown …] [--completions 2000] [--runs 5] [--json]
 
-Contestants: `Task.score_completion` of this project; the method of TinyZero's reward (eval of the filtered answer);
-reasoning-gym's scorer (sympy's parser, which is eval too), its published package where installed, else a stand-in.
-One process, 1.3 kB completions, medians of interleaved runs.
+Contestants: `Task.score_completion` of this project; the methods of TinyZero's rewards; reasoning-gym's nearest
+scorers; math-verify. The last two are the published packages, where they are installed (`benchmarks/scoring/` says
+how each is called). Rates: one process, 1.3 kB completions, medians of interleaved runs. Verdicts: on the labelled
+cases that our tasks ship, in a process of its own for each contestant, with a time limit for each answer.
 """
 
-import importlib.metadata
 import json
-import math
-import multiprocessing
-import random
-import re
 import statistics
 import time
 from collections.abc import Callable
@@ -21,20 +17,24 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.common import machine, print_machine, print_table
-from tinyzero_countdown.second_opinion import is_right
+from benchmarks.scoring import math_verify, reasoning_gym, tinyzero
+from benchmarks.scoring.tinyzero import countdown as tinyzero_method
+from benchmarks.scoring.verdicts import LIMIT, Verdicts, judge_cases, payments
+from benchmarks.scoring.workloads import LENGTH, OPTIONS, SHARES, Workload, make_workloads
 from tinyzero_sdk import load_task
-from tinyzero_sdk.text import last_tagged
+from tinyzero_sdk.cases import cases_path, read_cases
 
-Reward = Callable[[str, dict[str, Any]], float]
-Workload = list[tuple[str, dict[str, Any]]]
+__all__ = ["EXPLOITS", "HONEST", "LENGTH", "SHARES", "make_workloads", "tinyzero_method"]
 
-VERSIONS = ("tinyzero-countdown", "sympy")
+Reward = Callable[[str, Any], float]
 
-LENGTH = 1300
-"""Characters of a completion."""
+VERSIONS = ("tinyzero-countdown", "tinyzero-multiply", "tinyzero-gsm8k", "sympy")
 
-SHARES = {"right": 0.5, "wrong": 0.3, "malformed": 0.1, "no tag": 0.1}
-"""The mix."""
+OURS = "this project"
+ABSENT = "not installed"
+
+PATIENCE = 1.0
+"""Seconds in which a contestant goes through a workload, or as far as it comes."""
 
 EXPLOITS: list[tuple[str, list[int], int]] = [
     ("2**3-4", [2, 3, 4], 4),
@@ -51,7 +51,7 @@ EXPLOITS: list[tuple[str, list[int], int]] = [
     ("", [17, 5, 3], 15),
     ("I give up", [17, 5, 3], 15),
 ]
-"""Answers that deserve nothing: (answer, numbers, target)."""
+"""Answers to countdown that deserve nothing: (answer, numbers, target)."""
 
 HONEST = [
     ("<answer>17 - 5 + 3</answer>", "plain"),
@@ -63,157 +63,123 @@ HONEST = [
 """Completions that deserve full marks, for 17, 5, 3 and the target 15."""
 
 
-def tinyzero_method(completion: str, ground_truth: dict[str, Any]) -> float:
-    """Last line, last tag, digits compared, characters filtered, eval.
-
-    Our own code; it leaves out the original's random printing and its search for the assistant's turn, so it is
-    a little faster. It evaluates only texts that this script made.
-    """
-    found = list(re.finditer(r"<answer>(.*?)</answer>", completion.split("\n")[-1]))
-    if not found:
-        return 0.0
-    equation = found[-1].group(1).strip()
-    if sorted(int(digits) for digits in re.findall(r"\d+", equation)) != sorted(ground_truth["numbers"]):
-        return 0.1
-    if not re.match(r"^[\d+\-*/().\s]+$", equation):
-        return 0.1
-    try:
-        value = eval(equation, {"__builtins__": None}, {})
-        return 1.0 if abs(value - ground_truth["target"]) < 1e-5 else 0.1
-    except Exception:
-        return 0.1
+def find_contestants(name: str) -> dict[str, Reward | None]:
+    """The rewards for one of our tasks by contestant; None where a package is not installed."""
+    task = load_task(name, options=OPTIONS[name])
+    others = (("TinyZero's method", tinyzero.REWARDS), reasoning_gym.rewards(), math_verify.rewards())
+    ours: Reward = lambda completion, ground_truth: task.score_completion(completion, ground_truth).value  # noqa: E731
+    return {OURS: ours, **{who: rewards.get(name) for who, rewards in others}}
 
 
-def reasoning_gym_method() -> tuple[str, Reward]:
-    """The published scorer, or a stand-in; it too evaluates only texts that this script made."""
-    try:
-        import reasoning_gym
-        from reasoning_gym.utils import extract_answer
-    except ImportError:
-        return "stand-in for reasoning-gym", _reasoning_gym_stand_in
-    dataset = reasoning_gym.create_dataset("countdown", size=1, seed=0)
-
-    def reward(completion: str, ground_truth: dict[str, Any]) -> float:
-        return dataset.score_answer(extract_answer(completion), {"metadata": ground_truth})
-
-    return f"reasoning-gym {importlib.metadata.version('reasoning-gym')}", reward
-
-
-def _reasoning_gym_stand_in(completion: str, ground_truth: dict[str, Any]) -> float:
-    from sympy.parsing.sympy_parser import parse_expr
-
-    found = re.findall(r"<answer>\s?(.*?)\s?</answer>", completion, re.DOTALL)
-    if not found or not found[-1].strip():
-        return 0.01
-    try:
-        value = float(parse_expr(found[-1]))
-        if sorted(map(int, re.findall(r"\b\d+\b", found[-1]))) != sorted(ground_truth["numbers"]):
-            return 0.05
-        return 1.0 if math.isclose(value, ground_truth["target"], rel_tol=1e-5, abs_tol=1e-6) else 0.05
-    except Exception:
-        return 0.01
-
-
-def make_workloads(count: int) -> dict[str, Workload]:
-    """Completions of `LENGTH` characters on distinct puzzles: all right, and the mix."""
-    task, rng = load_task("countdown"), random.Random(0)
-    kinds = [kind for kind, share in SHARES.items() for _ in range(round(share * count))]
-    rng.shuffle(kinds)
-    right, mix = [], []
-    for item, kind in zip(task.dataset("train"), kinds, strict=False):
-        gold = last_tagged(task.solve(item) or "") or ""
-        answers = {
-            "right": gold,
-            "wrong": _wrong_answer(item.ground_truth, rng),
-            "malformed": rng.choice([f"{gold} +", f"({gold}", f"the answer is {gold}", f"{gold}, {gold}"]),
-            "no tag": None,
-        }
-        right.append((_completion(gold, rng), item.ground_truth))
-        mix.append((_completion(answers[kind], rng), item.ground_truth))
-    return {"right answers": right, "mix": mix}
-
-
-def _wrong_answer(ground_truth: dict[str, Any], rng: random.Random) -> str:
-    """The given numbers in the wrong way, or other numbers."""
-    while True:
-        numbers = [number + rng.choice([0, 0, 0, 1]) for number in ground_truth["numbers"]]
-        answer = "".join(f" {rng.choice('+-*')} {number}" for number in numbers)[3:]
-        if not is_right(answer, ground_truth):
-            return answer
-
-
-def _completion(answer: str | None, rng: random.Random) -> str:
-    end = "</think>\nI could not find it." if answer is None else f"</think>\n<answer>{answer}</answer>"
-    text = "<think>"
-    while len(text) < LENGTH:
-        a, b = rng.randint(1, 99), rng.randint(1, 99)
-        text += f"{a} + {b} = {a + b}, which is not what we need, so let me try another way.\n"
-    return text[: LENGTH - len(end)] + end
-
-
-def measure(contestants: dict[str, Callable], workloads: dict[str, Workload], runs: int) -> dict[str, dict[str, float]]:
+def measure(
+    contestants: dict[str, Reward | None], workloads: dict[str, Workload], runs: int
+) -> dict[str, dict[str, float | None]]:
     """Scores per second by workload and contestant: medians of interleaved runs."""
     rates: dict[str, dict[str, list[float]]] = {name: {who: [] for who in contestants} for name in workloads}
     for _ in range(runs):
         for name, workload in workloads.items():
             for who, reward in contestants.items():
-                start = time.perf_counter()
-                for completion, ground_truth in workload:
-                    reward(completion, ground_truth)
-                rates[name][who].append(len(workload) / (time.perf_counter() - start))
-    return {name: {who: statistics.median(values) for who, values in row.items()} for name, row in rates.items()}
+                if reward is not None:
+                    rates[name][who].append(_rate(reward, workload))
+    return {
+        name: {who: statistics.median(values) if values else None for who, values in row.items()}
+        for name, row in rates.items()
+    }
 
 
-def pays(reward: Reward, completion: str, ground_truth: dict[str, Any], limit: float = 2.0) -> str:
-    """What a reward pays, asked in a process of its own, since some answers make some rewards hang."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=lambda: sender.send(reward(completion, ground_truth)))
-    process.start()
-    try:
-        return f"{receiver.recv():g}" if receiver.poll(limit) else f"hangs (> {limit:g} s)"
-    finally:
-        process.kill()
-        process.join()
+def _rate(reward: Reward, workload: Workload) -> float:
+    start, done = time.perf_counter(), 0
+    for begin in range(0, len(workload), 100):
+        for completion, ground_truth in workload[begin : begin + 100]:
+            reward(completion, ground_truth)
+            done += 1
+        if time.perf_counter() - start > PATIENCE:
+            break
+    return done / (time.perf_counter() - start)
 
 
-def what_is_paid(contestants: dict[str, Reward]) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
-    """What each contestant pays for exploits, and for right answers."""
+def judge(contestants: dict[str, Reward | None], name: str) -> dict[str, Verdicts | None]:
+    """How often each contestant is wrong about the cases that the task ships."""
+    cases = read_cases(cases_path(load_task(name)))
+    return {who: reward and judge_cases(reward, cases) for who, reward in contestants.items()}
+
+
+def pays(reward: Reward, completion: str, ground_truth: Any) -> str:
+    """What a reward pays for one completion."""
+    (paid,) = payments(reward, [(completion, ground_truth)])
+    return f"no verdict in {LIMIT:g} s" if paid is None else f"{paid:g}"
+
+
+def what_is_paid(contestants: dict[str, Reward | None]) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
+    """What each contestant pays in countdown for exploits, and for right answers."""
     exploits = {
-        f"`{answer}`": (f"<answer>{answer}</answer>", _truth(numbers, target)) for answer, numbers, target in EXPLOITS
+        f"`{answer}`" if answer else "nothing between the tags": (
+            f"<answer>{answer}</answer>",
+            _truth(numbers, target),
+        )
+        for answer, numbers, target in EXPLOITS
     }
     honest = {what: (completion, _truth([17, 5, 3], 15)) for completion, what in HONEST}
     exploits_paid, honest_paid = (
-        {name: {who: pays(reward, *asked) for who, reward in contestants.items()} for name, asked in table.items()}
+        {
+            name: {who: pays(reward, *asked) if reward else ABSENT for who, reward in contestants.items()}
+            for name, asked in table.items()
+        }
         for table in (exploits, honest)
     )
     return exploits_paid, honest_paid
 
 
 def main(
+    task: Annotated[list[str] | None, typer.Option(help="which tasks; may be repeated", show_default="all")] = None,
     completions: Annotated[int, typer.Option(help="completions in each workload")] = 2000,
     runs: Annotated[int, typer.Option(help="interleaved runs; the median counts")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
 ) -> None:
-    """Measure how fast answers are scored, and what exploits are paid."""
+    """Measure how fast answers are scored, how many verdicts are wrong, and what exploits are paid."""
+    tasks = task or [*OPTIONS]
+    if unknown := set(tasks) - set(OPTIONS):
+        raise typer.BadParameter(f"got --task {' '.join(sorted(unknown))}, expected some of {', '.join(OPTIONS)}")
     about = machine(*VERSIONS)
     if not as_json:
         print_machine(*VERSIONS)
-    task, (other, other_reward) = load_task("countdown"), reasoning_gym_method()
-    others = {"TinyZero's method": tinyzero_method, other: other_reward}
-    rates = measure({"this project": task.score_completion, **others}, make_workloads(completions), runs)
-    exploits, honest = what_is_paid({"this project": lambda *asked: task.score_completion(*asked).value, **others})
+    contestants = {name: find_contestants(name) for name in tasks}
+    rates = {name: measure(contestants[name], make_workloads(completions, name), runs) for name in tasks}
+    verdicts = {name: judge(contestants[name], name) for name in tasks}
+    exploits, honest = what_is_paid(contestants["countdown"]) if "countdown" in tasks else ({}, {})
     if as_json:
-        print(json.dumps({**about, "rates": rates, "exploits": exploits, "honest": honest}, ensure_ascii=False))
+        counts = {name: {who: found and vars(found) for who, found in row.items()} for name, row in verdicts.items()}
+        print(json.dumps({**about, "rates": rates, "verdicts": counts, "exploits": exploits, "honest": honest}))
         return
-    print_table("scores of 1.3 kB completions (ours is … times as fast)", {n: _compare(r) for n, r in rates.items()})
-    print_table("an answer that deserves 0 is paid", exploits)
-    print_table("a right answer is paid", honest)
+    title = f"scores of {LENGTH / 1000:g} kB completions (ours is … times as fast)"
+    print_table(title, {f"{name}, {kind}": _compare(row) for name in tasks for kind, row in rates[name].items()})
+    print_table("verdicts on labelled cases", {key: row for name in tasks for key, row in _count(name, verdicts[name])})
+    if exploits:
+        print_table("an answer that deserves 0 is paid", exploits)
+        print_table("a right answer is paid", honest)
 
 
-def _compare(rates: dict[str, float]) -> dict[str, str]:
-    ours = rates["this project"]
-    return {who: f"{rate:,.0f} /s" + (f" ({ours / rate:.2f}×)" if rate != ours else "") for who, rate in rates.items()}
+def _compare(rates: dict[str, float | None]) -> dict[str, str]:
+    ours = rates[OURS]
+    assert ours is not None
+    cells = {who: f"{rate:,.0f} /s ({ours / rate:.2f}×)" if rate else ABSENT for who, rate in rates.items()}
+    return {**cells, OURS: f"{ours:,.0f} /s"}
+
+
+def _count(name: str, verdicts: dict[str, Verdicts | None]) -> list[tuple[str, dict[str, str]]]:
+    """The rows of a task."""
+    found = verdicts[OURS]
+    assert found is not None
+    labels = {
+        f"{name}: wrong of {found.cases}": "wrong",
+        f"{name}: wrong answers accepted": "false_accepts",
+        f"{name}: right answers rejected": "false_rejects",
+        f"{name}: no verdict (hangs, raises)": "failures",
+    }
+    return [
+        (label, {who: str(getattr(row, field)) if row else ABSENT for who, row in verdicts.items()})
+        for label, field in labels.items()
+    ]
 
 
 def _truth(numbers: list[int], target: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import contextlib
 import math
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -20,8 +20,8 @@ from typing import Literal, Self
 import numpy as np
 import pyarrow as pa
 
-from tinyzero_sdk.dataset import DEFAULT_TEST_SHARE, Sieve, check_test_share, read_candidates
-from tinyzero_sdk.errors import BrokenTaskError, DataError, SettingsError, TinyZeroError
+from tinyzero_sdk.dataset import DEFAULT_TEST_SHARE, Sieve, check_test_share, read_candidates, share_of
+from tinyzero_sdk.errors import BrokenTaskError, DataError, ExhaustedError, SettingsError, TinyZeroError
 from tinyzero_sdk.files import JsonLinesWriter, ParquetWriter, replacing
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.records import Json, Split
@@ -97,7 +97,7 @@ def write_dataset(
     task: Task,
     output: Path,
     *,
-    sizes: dict[Split, int],
+    sizes: Mapping[Split, int | None],
     seed: int = 0,
     test_share: float = DEFAULT_TEST_SHARE,
     template: str = "base",
@@ -111,7 +111,7 @@ def write_dataset(
     Args:
         task: from `load_task`.
         output: a directory; made if missing.
-        sizes: how many problems each split gets; 0 = no file.
+        sizes: how many problems each split gets; 0 = no file, None = all there are, of a task that comes to an end.
         seed: another seed gives other problems, but never moves one to the other split.
         test_share: share of all problems that belongs to the test split.
         template: name of the prompt template.
@@ -122,14 +122,15 @@ def write_dataset(
 
     Raises:
         DataError: a file is there already or cannot be written, or the task has too few different problems.
-        SettingsError: nothing is asked for, or `test_share` would leave a split empty.
+        SettingsError: nothing is asked for, or `test_share` would leave a split empty, or have no effect.
     """
-    check_test_share(test_share)
-    paths = {split: output / f"{split}.{format}" for split, size in sizes.items() if size > 0}
+    check_test_share(task, test_share)
+    paths = {split: output / f"{split}.{format}" for split, size in sizes.items() if size != 0}
     _make_way(output, list(paths.values()), overwrite)
     reports: dict[Split, SplitReport] = {}
     with ExitStack() as stack:  # at its end, with both files whole, they get their names
-        crew = stack.enter_context(Crew(task, min(workers, math.ceil(sum(sizes.values()) / _MIN_BLOCK))))
+        wanted = sum(math.inf if size is None else size for size in sizes.values())
+        crew = stack.enter_context(Crew(task, math.ceil(min(workers, wanted / _MIN_BLOCK))))
         for split, path in paths.items():
             temporary = stack.enter_context(replacing(path))
             request = Request(split, seed, test_share, template)
@@ -144,7 +145,7 @@ def _fill(
     writer: ParquetWriter | JsonLinesWriter,
     crew: "Crew",
     request: Request,
-    size: int,
+    size: int | None,
     on_progress: Callable[[Split, int], object],
 ) -> np.ndarray:
     """Write the rows of a split, and return their difficulties."""
@@ -173,30 +174,43 @@ def _make_way(output: Path, paths: Sequence[Path], overwrite: bool) -> None:
         raise DataError(f"cannot make the directory {output}: {error.strerror}") from error
 
 
-def build(crew: "Crew", request: Request, size: int) -> Iterator[tuple[Columns, np.ndarray]]:
+def build(crew: "Crew", request: Request, size: int | None) -> Iterator[tuple[Columns, np.ndarray]]:
     """The first `size` problems of a split: columns, and which of their rows count ([r] places, rising).
 
     Raises:
-        DataError: the task has fewer different problems.
+        ExhaustedError: the task has fewer different problems, where `size` is not None.
     """
-    sieve = Sieve(crew.task.name, request.split, size=size, test_share=request.test_share)
-    share = request.test_share if request.split == "test" else 1 - request.test_share
+    sieve = Sieve(crew.task, request.split, size=size, test_share=request.test_share)
+    share = share_of(crew.task, request.split, request.test_share)
+    left, start = math.inf if size is None else size, 0
     # Small data sets take small blocks, since a task may need milliseconds for each candidate.
-    block = max(_MIN_BLOCK, min(_MAX_BLOCK, math.ceil(size / share / 16)))
-    left, start = size, 0
+    block = math.ceil(max(_MIN_BLOCK, min(_MAX_BLOCK, left / share / 16)))
     news = block * share  # expected of a block; fewer and fewer are new where a task has little left to give
-    while left:
+    while left > 0:
         while crew.has_room and crew.waiting * news < left:
             crew.submit(request, start, block)
             start += block
         columns = crew.receive()
         admitted = sieve.admit(columns.keys, columns.positions, columns.end, columns.is_last)
-        rows = np.fromiter(islice(admitted, left), dtype=np.int64)
-        left, news = left - len(rows), max(1, len(rows))
+        wanted = None if size is None else int(left)
+        rows, is_end = _take_rows(admitted, wanted)
+        left, news = 0 if is_end else left - len(rows), max(1, len(rows))
         if len(rows):
             yield columns, rows
     while crew.waiting:
         crew.receive()  # not needed after all
+
+
+def _take_rows(admitted: Iterator[int], wanted: int | None) -> tuple[np.ndarray, bool]:
+    """The next `wanted` rows, [r], and False; of None all there are, and whether there are no more in the task."""
+    if wanted is not None:
+        return np.fromiter(islice(admitted, wanted), dtype=np.int64), False
+    rows: list[int] = []
+    try:
+        rows.extend(admitted)
+    except ExhaustedError:
+        return np.array(rows, dtype=np.int64), True
+    return np.array(rows, dtype=np.int64), False
 
 
 class Crew:

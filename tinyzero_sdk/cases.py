@@ -46,10 +46,15 @@ def read_cases(path: Path) -> list[Case]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read the cases in {path}: {error}") from error
-    return [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    return [parse_case(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def _parse(line: str, place: str) -> Case:
+def parse_case(line: str, place: str) -> Case:
+    """The case in a line of JSON.
+
+    Raises:
+        DataError: it is none; the message begins with `place`.
+    """
     expected = 'expected {"completion": text, "ground_truth": …, "correct": true or false}, and "note" if you like'
     try:
         row = json.loads(line)
@@ -66,9 +71,33 @@ def write_cases(path: Path, cases: Iterable[Case]) -> None:
     path.write_text("".join(json.dumps(asdict(case)) + "\n" for case in cases), encoding="ascii")
 
 
+def add_cases(path: Path, cases: Iterable[Case]) -> int:
+    """Add to a file those of the cases whose completion and ground truth it does not hold yet; how many those are.
+
+    Raises:
+        DataError: the file is there and cannot be read; it is left as it is.
+    """
+    from tinyzero_sdk.files import replacing
+
+    old = read_cases(path) if path.exists() else []
+    known = {_identity(case) for case in old}
+    new = [case for case in cases if _identity(case) not in known]
+    new = list({_identity(case): case for case in new}.values())
+    if new:
+        with replacing(path) as temporary:
+            write_cases(temporary, [*old, *new])
+    return len(new)
+
+
+def _identity(case: Case) -> tuple[str, str]:
+    return case.completion, json.dumps(case.ground_truth, sort_keys=True)
+
+
 def cases_path(task: "Task") -> Path:
     """Where the cases that belong to a task are, if it has any."""
     source = Path(task.source)
+    if source.name == "__init__.py":
+        return source.with_name("cases.jsonl")
     if source.suffix == ".py":
         return source.with_suffix(".cases.jsonl")
     plugin: Any = task.plugin_manager.get_plugin("task")

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tinyzero_sdk.columns import ItemColumns
-from tinyzero_sdk.errors import DataError, SettingsError
+from tinyzero_sdk.errors import ExhaustedError, SettingsError
 from tinyzero_sdk.records import Item, Split
 from tinyzero_sdk.seeds import split_of_key
 
@@ -72,30 +72,44 @@ def _as_array(rows: list[int]) -> "np.ndarray":
     return np.array(rows, dtype=np.int64)
 
 
-def check_test_share(test_share: float) -> None:
-    """Refuse a share that would leave a split empty.
+def check_test_share(task: "Task", test_share: float) -> None:
+    """Refuse a share that would leave a split empty, or have no effect.
 
     Raises:
-        SettingsError: it is not between 0 and 1.
+        SettingsError: it is not between 0 and 1, or not the default although the task's data are divided already.
     """
     if not 0 < test_share < 1:
         raise SettingsError(f"the test share is {test_share}; expected a number between 0 and 1, such as 0.0625")
+    if task.has_own_splits and test_share != DEFAULT_TEST_SHARE:
+        raise SettingsError(
+            f"a test share ({test_share:g}) has no effect on {task.name!r} here: its data come divided into train and "
+            "test, and stay so; leave it out"
+        )
+
+
+def share_of(task: "Task", split: Split, test_share: float) -> float:
+    """The share of a task's candidates that belongs to a split."""
+    if task.has_own_splits:
+        return 1.0
+    return test_share if split == "test" else 1 - test_share
 
 
 class Sieve:
     """Drops repeated keys in candidate order, and notices when a task has nothing new to give."""
 
-    def __init__(self, task_name: str, split: Split, *, size: int | None, test_share: float) -> None:
+    def __init__(self, task: "Task", split: Split, *, size: int | None, test_share: float) -> None:
         """
         Args:
-            task_name: for the message.
+            task: whose candidates they are.
             split: the split being filled.
             size: how many problems are wanted, for the message; None = no end.
             test_share: the share of all keys that belongs to the test split, between 0 and 1.
         """
-        self._what = f"{split} problems of {task_name}"
+        self._task_name = task.name
+        self._is_divided = task.has_own_splits
+        self._split = split
         self._size = size
-        self._share = test_share if split == "test" else 1 - test_share
+        self._share = share_of(task, split, test_share)
         self._seen: set[str] = set()
         self._newest = -1  # number of the latest candidate that was new
 
@@ -103,7 +117,7 @@ class Sieve:
         """Rows of a range whose key was not seen before; see `Candidates` for the arguments.
 
         Raises:
-            DataError: the task is exhausted, at the row where that shows.
+            ExhaustedError: at the row where that shows.
         """
         for row, (key, position) in enumerate(zip(keys, positions, strict=True)):
             if key not in self._seen:
@@ -121,11 +135,15 @@ class Sieve:
         if barren >= max(1024, 8 * len(self._seen)) / self._share:
             raise self._exhausted(f"{barren:,} candidates in a row brought nothing new")
 
-    def _exhausted(self, why: str) -> DataError:
-        asked = "more" if self._size is None else f"{self._size:,}"
-        return DataError(
-            f"there are only {len(self._seen):,} different {self._what}, {asked} were asked for ({why}); "
-            "ask for fewer, change the test share, or widen the task's options (task.KEY=VALUE)"
+    def _exhausted(self, why: str) -> ExhaustedError:
+        there, asked = len(self._seen), "more" if self._size is None else f"{self._size:,}"
+        flag = "--size" if self._split == "train" else "--test-size"
+        cures = [f"ask for fewer (`tinyzero data` with {flag} {there}, or {flag} all)"]
+        if not self._is_divided:
+            cures += ["change the test share", "widen the task's options (task.KEY=VALUE)"]
+        return ExhaustedError(
+            f"there are only {there:,} different {self._split} problems of {self._task_name}, {asked} were asked for "
+            f"({why}); {', or '.join(cures)}"
         )
 
 
@@ -149,11 +167,11 @@ def iterate(
         block: most candidates asked for at a time; never changes the result.
 
     Raises:
-        DataError: the task has no more different problems.
-        SettingsError: `test_share` would leave a split empty.
+        ExhaustedError: the task has no more different problems.
+        SettingsError: `test_share` would leave a split empty, or have no effect.
     """
-    check_test_share(test_share)
-    sieve = Sieve(task.name, split, size=size, test_share=test_share)
+    check_test_share(task, test_share)
+    sieve = Sieve(task, split, size=size, test_share=test_share)
     return islice(_endless(task, split, sieve, seed, test_share, block), size)
 
 

@@ -34,8 +34,16 @@ class VersionMismatchError(TinyZeroError):
     """A task needs another SDK, or a worker has another version of the task than its controller."""
 
 
+class UnsafeScorerError(TinyZeroError):
+    """An unsafe scorer was asked for a verdict without the user's leave, or in a process that it must not run in."""
+
+
 class DataError(TinyZeroError):
     """A file or row cannot be read; the message names the file and, where there is one, the line."""
+
+
+class ExhaustedError(DataError):
+    """A task has fewer different problems than were asked for."""
 
 
 def tell_fault(error: BaseException) -> str:

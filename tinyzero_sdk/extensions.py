@@ -20,6 +20,8 @@ from tinyzero_sdk.hookspecs import PROJECT, hookspec
 if TYPE_CHECKING:
     import typer
 
+    from tinyzero_sdk.evaluation import LocalModels
+
 GROUP = "tinyzero.plugins"
 
 
@@ -41,6 +43,11 @@ def load_family_task(name: str) -> object:
 @hookspec(firstresult=True)
 def score_wrappers() -> Mapping[str, Callable[[], object]]:
     """Score wrappers by name; each makes an object whose `score_completion` is marked `@hookimpl(wrapper=True)`."""
+
+
+@hookspec(firstresult=True)
+def local_models() -> "LocalModels":
+    """Someone who can load a model here, for `tinyzero eval`. Called for its help too: import in its methods."""
 
 
 def _new_manager() -> pluggy.PluginManager:

@@ -3,11 +3,14 @@
 A file that cannot be read at all is a DataError; a row that cannot is a `BadRow`, and the others go on.
 """
 
+import contextlib
+import fcntl
+import glob
 import json
 import math
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +22,14 @@ import pyarrow.parquet as pq
 
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import Json
-from tinyzero_sdk.table import Row
+from tinyzero_sdk.table import Row, without_views
 
 ENDINGS = (".jsonl", ".parquet")
 _BLOCK_ROWS = 1024
 _BLOCK_BYTES = 16 << 20
+_TABLE_ROWS = 4096
+_TABLE_BYTES = 8 << 20
+_READ_AHEAD = 1 << 20
 _MAX_LINE = 64 << 20
 _GROUP_ROWS = 16384
 _GROUP_BYTES = 256 << 20
@@ -154,7 +160,7 @@ def parse_line(line: bytes) -> Row | None:
     except UnicodeEncodeError as error:
         raise DataError("half a character: a lone surrogate") from error
     except json.JSONDecodeError as error:
-        raise DataError(f"not JSON: {error.msg} at column {error.colno}") from error
+        raise DataError(f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from error
     except RecursionError as error:
         raise DataError("nested too deeply") from error
     except ValueError as error:  # an integer with thousands of digits
@@ -189,15 +195,19 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, pars
 def _read_parquet(path: Path) -> Iterator[Block]:
     done = 0
     try:
-        with path.open("rb") as raw, pq.ParquetFile(raw, page_checksum_verification=True, pre_buffer=False) as file:
+        # With a buffer a column is read page by page, however large its row group.
+        with (
+            path.open("rb") as raw,
+            pq.ParquetFile(raw, page_checksum_verification=True, pre_buffer=False, buffer_size=_READ_AHEAD) as file,
+        ):
             names = file.schema_arrow.names
             if len(set(names)) < len(names):
                 raise DataError(f"{path} has two columns of one name, among: {', '.join(names)}; rename one")
-            for batch in file.iter_batches(_BLOCK_ROWS):
+            for batch in file.iter_batches(_rows_at_once(file.metadata)):
                 start, done = done, done + len(batch)
-                table = pa.Table.from_batches([batch])
+                table = without_views(pa.Table.from_batches([batch]))
                 block = Block(list(range(start + 1, done + 1)), [], table, [], done / file.metadata.num_rows)
-                block.drop(_invalid_rows(table))
+                block.drop(invalid_rows(table))
                 yield block
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno:
@@ -206,7 +216,15 @@ def _read_parquet(path: Path) -> Iterator[Block]:
         raise DataError(f"{path} is not Parquet, or damaged after row {done}: {reason}") from error
 
 
-def _invalid_rows(table: pa.Table) -> dict[int, str]:
+def _rows_at_once(metadata: pq.FileMetaData) -> int:
+    """How many rows to read at a time, by the size of those in the largest row group."""
+    groups = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
+    most = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0.0)
+    return max(16, min(_TABLE_ROWS, int(_TABLE_BYTES / max(1.0, most))))
+
+
+def invalid_rows(table: pa.Table) -> dict[int, str]:
+    """What is wrong with rows that do not hold what their type says, such as text that is not UTF-8, by place."""
     try:
         table.validate(full=True)
     except pa.ArrowInvalid:
@@ -228,16 +246,37 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         DataError: the system refuses to write.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        _sweep(path)
+        with _claim(path) as file:
+            temporary = Path(file.name)
+            try:
+                yield temporary
+                os.fsync(file.fileno())
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+
+
+def _claim(path: Path) -> BinaryIO:
+    """A new file beside `path`, locked for as long as it is open, so that whoever finds it knows it is in use."""
+    while True:
+        file = open(path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp"), "xb")  # noqa: SIM115
+        with contextlib.suppress(OSError):  # some network file systems have no locks, and then nobody sweeps
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.exists(file.name):
+            return file
+        file.close()  # it was swept before it was locked
+
+
+def _sweep(path: Path) -> None:
+    """Remove what killed processes left beside `path`: temporary files of its name that nobody has locked."""
+    for stale in path.parent.glob(f".{glob.escape(path.name)}.????????.tmp"):
+        with contextlib.suppress(OSError), stale.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stale.unlink()
 
 
 class JsonLinesWriter:
@@ -280,8 +319,14 @@ def _finite_only(value: Json) -> Json:
 class ParquetWriter:
     """Tables into a Parquet file, in row groups of one size, so that how they were cut never shows in the bytes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, plain: Sequence[str] = ()) -> None:
+        """
+        Args:
+            path: of the new file.
+            plain: columns of text in which nothing repeats: no dictionary is tried for them.
+        """
         self._path = path
+        self._plain = plain
         self._writer: pq.ParquetWriter | None = None
         self._waiting: pa.Table | None = None
 
@@ -299,8 +344,16 @@ class ParquetWriter:
             self._waiting = self._write_group(self._waiting)
 
     def _open(self, schema: pa.Schema) -> pq.ParquetWriter:
+        others: bool | list[str] = [name for name in schema.names if name not in self._plain] if self._plain else True
         try:
-            return pq.ParquetWriter(self._path, schema, version="2.6", compression="zstd", write_page_checksum=True)
+            return pq.ParquetWriter(
+                self._path,
+                schema,
+                version="2.6",
+                compression="zstd",
+                use_dictionary=others,
+                write_page_checksum=True,
+            )
         except pa.ArrowNotImplementedError as error:
             raise DataError(f"Parquet cannot hold this: {error}; write .jsonl instead") from error
 

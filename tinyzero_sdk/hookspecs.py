@@ -82,6 +82,11 @@ def grammar(item: Item) -> "Mapping[str, Sequence[str]]":
 
 
 @hookspec(firstresult=True)
+def is_valid(ground_truth: Json) -> bool:
+    """Optional: whether this could be the ground truth of an item; lets the search for holes make up problems."""
+
+
+@hookspec(firstresult=True)
 def item_key(item: Item) -> str:
     """Optional: the item's canonical key, shared by items that are the same problem (default: of the ground truth)."""
 

@@ -1,4 +1,4 @@
-"""Finding tasks and loading one: by name among installed distributions and families, or by the path of a file.
+"""Finding tasks and loading one: by name among installed distributions and families, or by a path.
 
 Listing reads metadata and imports nothing. Each task gets a plugin manager of its own, so that no task can
 answer for another and no call pays for plugins that are not in use.
@@ -9,6 +9,7 @@ import hashlib
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from importlib.metadata import Distribution, EntryPoint, entry_points
@@ -18,9 +19,9 @@ from typing import Any
 
 import pluggy
 
-from tinyzero_sdk import defaults, hookspecs
+from tinyzero_sdk import defaults, hookspecs, packages
 from tinyzero_sdk.checks import check_hooks, check_sdk_version
-from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TaskClashError, TaskNotFoundError
+from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TaskClashError, TaskNotFoundError, TinyZeroError
 from tinyzero_sdk.extensions import Extension, family_tasks
 from tinyzero_sdk.records import TaskInfo
 from tinyzero_sdk.settings import build
@@ -77,13 +78,17 @@ def load_task(
     *,
     options: Mapping[str, Any] | None = None,
     wrappers: Sequence[str] = (),
+    allow_unsafe_scorers: bool = False,
 ) -> Task:
     """Import one task and check it.
 
     Args:
-        name_or_path: name of an installed task, name in a family (`family/name`), or path of a file ending in `.py`.
+        name_or_path: name of an installed task, name in a family (`family/name`), or path of a file ending in `.py`,
+            of a package's folder, or of a project with a task; a path begins with `./`, `../` or `/`.
         options: values for the task's options; the others take their defaults.
         wrappers: names of score wrappers to put around it, innermost first.
+        allow_unsafe_scorers: let a scorer run that its task says must not be trusted with a model's text
+            (`TaskInfo.unsafe_scorer`); it does so in worker processes alone.
 
     Raises:
         TaskNotFoundError: nothing of this name; the message lists what there is.
@@ -92,24 +97,29 @@ def load_task(
         VersionMismatchError: its distribution needs another SDK.
         SettingsError: an option or a wrapper is unknown, or a value does not fit.
     """
-    candidate = _find(os.fspath(name_or_path))
+    source = os.fspath(name_or_path)
+    if not isinstance(name_or_path, str) and os.path.isdir(source):  # a Path drops the ./ that makes a text a path
+        source = os.path.abspath(source)
+    candidate = _find(source)
     if candidate.distribution:
         check_sdk_version(candidate.distribution)
     try:
-        return _assemble(candidate, options or {}, wrappers)
+        return _assemble(candidate, options or {}, wrappers, allow_unsafe_scorers)
     except BrokenTaskError as error:
         raise BrokenTaskError(f"task {candidate.name!r} ({candidate.origin}) {error}; {candidate.cure}") from error
 
 
 def _find(source: str) -> _Candidate:
-    if source.endswith(".py"):
-        return _in_file(Path(source))
+    if packages.is_path(source):
+        return _at_path(source)
     candidates = [_in_distribution(point) for point in entry_points(group=GROUP, name=source)]
     families = {} if candidates else family_tasks()
     candidates += [_in_family(source, extension) for extension in families.get(source, ())]
     if len(candidates) == 1:
         return candidates[0]
     if not candidates:
+        if os.path.isdir(source):
+            raise TaskNotFoundError(f"no task {source!r} is installed; for the folder here, write ./{source}")
         raise _not_found(source, sorted({*(entry.name for entry in list_tasks()), *families}))
     origins = " and ".join(sorted(candidate.origin for candidate in candidates))
     raise TaskClashError(f"task {source!r} is offered by {origins}; keep one and pip uninstall the other")
@@ -119,9 +129,16 @@ def _not_found(source: str, known: Sequence[str]) -> TaskNotFoundError:
     near = difflib.get_close_matches(source, known, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return TaskNotFoundError(
-        f"no task {source!r}; {hint}installed: {', '.join(known) or 'none'}; "
+        f"no task {source!r}; {hint}installed: {', '.join(_shortened(known)) or 'none'}; "
         "install the package that brings it, or give the path of a task file, such as ./my_task.py"
     )
+
+
+def _shortened(names: Sequence[str]) -> list[str]:
+    """The names, those of a large family as one."""
+    sizes = Counter(name.partition("/")[0] for name in names)
+    families = {family: f"{family}/… ({size} tasks)" for family, size in sizes.items() if size > 8}
+    return list(dict.fromkeys(families.get(name.partition("/")[0], name) for name in names))
 
 
 def _entry(point: EntryPoint) -> TaskEntry:
@@ -157,6 +174,33 @@ def _reinstall(distribution: str) -> str:
     return f"mend it, or pip install --upgrade --force-reinstall {distribution}"
 
 
+def _at_path(source: str) -> _Candidate:
+    path = Path(source)
+    if path.is_dir() and path.suffix != ".py":
+        path = packages.find_module(path)
+    elif path.suffix != ".py":
+        there = "neither" if path.exists() else "nothing"
+        raise TaskNotFoundError(f"no task at {source}: expected a folder or a file that ends in .py, found {there}")
+    if path.name == "__init__.py" and path.is_file():
+        return _in_package(path.resolve())
+    return _in_file(path)
+
+
+def _in_package(init: Path) -> _Candidate:
+    try:
+        name, version = packages.task_name(init), packages.version_of(init)
+    except OSError as error:
+        raise TaskNotFoundError(f"cannot read {error.filename}: {error.strerror}") from error
+    return _Candidate(
+        name=name,
+        source=str(init),
+        version=version,
+        origin=str(init.parent),
+        cure="correct the package",
+        load=lambda: packages.import_package(init, version),
+    )
+
+
 def _in_file(path: Path) -> _Candidate:
     try:
         code = path.read_bytes()
@@ -176,7 +220,9 @@ def _in_file(path: Path) -> _Candidate:
     return _Candidate(path.stem, location, version, origin=location, cure="correct the file", load=load)
 
 
-def _assemble(candidate: _Candidate, values: Mapping[str, Any], wrappers: Sequence[str]) -> Task:
+def _assemble(
+    candidate: _Candidate, values: Mapping[str, Any], wrappers: Sequence[str], allow_unsafe_scorers: bool
+) -> Task:
     plugin = _contain(candidate.load, "cannot be imported")
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
@@ -196,6 +242,7 @@ def _assemble(candidate: _Candidate, values: Mapping[str, Any], wrappers: Sequen
         options=_options(candidate.name, manager, values),
         option_values=values,
         wrappers=wrappers,
+        allow_unsafe_scorers=allow_unsafe_scorers,
     )
 
 
@@ -230,10 +277,10 @@ def _options(task_name: str, manager: pluggy.PluginManager, values: Mapping[str,
 
 
 def _contain(call: Callable[[], Any], doing: str) -> Any:
-    """A call into a plugin's code, whose every fault becomes a BrokenTaskError."""
+    """A call into a plugin's code: every fault becomes a BrokenTaskError, but for what it tells in its own words."""
     try:
         return call()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, TinyZeroError):
         raise
     except BaseException as error:  # a module may raise anything, SystemExit included
         raise BrokenTaskError(f"{doing}: {type(error).__name__}: {error}") from error

@@ -179,7 +179,8 @@ def describe(cls: type, prefix: str = "") -> Iterator[Field]:
             yield from describe(nested[field.name], key + ".")
             continue
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        yield Field(key, _type_name(hints[field.name]), default, helps.get(field.name, ""))
+        help = helps.get(field.name) or field.metadata.get("help", "")  # a type made at run time has no docstrings
+        yield Field(key, _type_name(hints[field.name]), default, help)
 
 
 def _nested_types(cls: type) -> dict[str, type]:

@@ -17,6 +17,7 @@ from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, VersionMismatchE
 from tinyzero_sdk.guards import ScoreGuard, show
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.records import Completion, Item, Json, Score, Split, TaskInfo
+from tinyzero_sdk.unsafe import check_allowed, check_place
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,6 +49,7 @@ class Task:
         options: Any = None,
         option_values: Mapping[str, Any] | None = None,
         wrappers: Sequence[str] = (),
+        allow_unsafe_scorers: bool = False,
     ) -> None:
         """Call `load_task` instead; it checks what it passes here.
 
@@ -60,6 +62,7 @@ class Task:
             options: instance of the task's options dataclass, or None if it has no options.
             option_values: the mapping `options` was built from.
             wrappers: names of score wrappers, innermost first.
+            allow_unsafe_scorers: whether a scorer that `info` calls unsafe may run, in worker processes.
         """
         self.name = name
         self.version = version
@@ -69,6 +72,7 @@ class Task:
         self.options = options
         self.option_values = dict(option_values or {})
         self.wrappers = tuple(wrappers)
+        self.allow_unsafe_scorers = allow_unsafe_scorers
 
         hook = plugin_manager.hook
         self._generate = bind(hook.generate_dataset, options)
@@ -80,6 +84,7 @@ class Task:
         self._demonstrate = bind(hook.demonstrate, options)
         self._oracle = bind(hook.oracle, options)
         self._grammar = bind(hook.grammar, options)
+        self._is_valid = bind(hook.is_valid, options)
         self._item_key = bind(hook.item_key, options)
 
         self.has_own_splits = bool(self._call("has_own_splits", bind(hook.has_own_splits, options)))
@@ -90,12 +95,31 @@ class Task:
         shaped = len(hook.score_completion.get_hookimpls()) > 1
         scorer = bind(hook.score_completion, options)
         self._score_completion = self._guard.around(scorer) if shaped else self._guard.score_completion
+        if info.unsafe_scorer:  # put in the way here, so that a safe task's calls do not pay for it
+            self._score, self._score_completion = self._in_place(self._score), self._in_place(self._score_completion)
 
     def __repr__(self) -> str:
         return f"<Task {self.name} {self.version}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.source, self.version, self.option_values, self.wrappers)
+        return _rebuild, (self.source, self.version, self.option_values, self.wrappers, self.allow_unsafe_scorers)
+
+    def check_scoring_allowed(self) -> None:
+        """Whoever is going to score in worker processes asks this first.
+
+        Raises:
+            UnsafeScorerError: the scorer must not be trusted with a model's text, and was not allowed.
+        """
+        check_allowed(self.name, self.info.unsafe_scorer, self.allow_unsafe_scorers)
+
+    def _in_place(self, scorer: Callable[..., Any]) -> Callable[..., Any]:
+        """The scorer, refusing to run where an unsafe one must not."""
+
+        def score(text: Any, ground_truth: Json) -> Any:
+            check_place(self.name, self.info.unsafe_scorer, self.allow_unsafe_scorers)
+            return scorer(text, ground_truth)
+
+        return score
 
     @property
     def error_count(self) -> int:
@@ -150,6 +174,7 @@ class Task:
 
         Raises:
             BrokenTaskError: the task returned no valid score.
+            UnsafeScorerError: an unsafe scorer, which runs only where it is allowed and in a worker process.
         """
         return self._guard.check(self._score(answer, ground_truth), answer)
 
@@ -159,6 +184,9 @@ class Task:
         Never raises for what the task or the completion did: a fault of the task scores 0 with the reason
         `error`, is counted in `error_count`, and the first one's traceback is in `first_error`.
         The ground truth is passed on as it is, not copied: a task must not change it.
+
+        Raises:
+            UnsafeScorerError: an unsafe scorer, which runs only where it is allowed and in a worker process.
         """
         return self._score_completion(completion, ground_truth)
 
@@ -195,6 +223,10 @@ class Task:
     def oracle(self, answer: str, ground_truth: Json) -> bool | None:
         """Whether the answer is right by the task's second method, or None where it cannot tell."""
         return self._call("oracle", self._oracle, answer, ground_truth)
+
+    def is_valid(self, ground_truth: Json) -> bool:
+        """Whether this could be the ground truth of an item; False where the task does not say."""
+        return bool(self._call("is_valid", self._is_valid, ground_truth))
 
     def grammar(self, item: Item) -> Mapping[str, Sequence[str]] | None:
         """Rules of answers to the item, or None where the task gives none; see `docs/hooks.md` for their form."""
@@ -244,10 +276,12 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == {"role", "content"} and all(map(_is_text, value.values()))
 
 
-def _rebuild(source: str, version: str, option_values: Mapping[str, Any], wrappers: Sequence[str]) -> Task:
+def _rebuild(
+    source: str, version: str, option_values: Mapping[str, Any], wrappers: Sequence[str], allow_unsafe_scorers: bool
+) -> Task:
     from tinyzero_sdk.host import load_task
 
-    task = load_task(source, options=option_values, wrappers=wrappers)
+    task = load_task(source, options=option_values, wrappers=wrappers, allow_unsafe_scorers=allow_unsafe_scorers)
     if task.version != version:
         raise VersionMismatchError(
             f"task {task.name!r}: this process has version {task.version}, the sender has {version};"

@@ -16,11 +16,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING
 
 from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, tell_fault
+from tinyzero_sdk.unsafe import enter_worker
 
 if TYPE_CHECKING:
     from tinyzero_sdk.task import Task
@@ -40,11 +41,12 @@ class Clock:
     def __init__(self, fd: int) -> None:
         self._cells = memoryview(mmap.mmap(fd, self.SIZE)).cast("d")
 
-    def start(self, index: int) -> None:
-        """Work on entry `index` of the job begins now."""
+    def start(self, index: int) -> float:
+        """Work on entry `index` of the job begins now: by `time.monotonic`, at the time returned."""
         # The time first: a parent that looks in between sees the old entry as just begun, never the new one as late.
-        self._cells[0] = time.monotonic()
+        now = self._cells[0] = time.monotonic()
         self._cells[1] = index
+        return now
 
     def stop(self) -> None:
         """No entry is being worked on."""
@@ -64,11 +66,12 @@ class Clock:
 class WorkerProcess:
     """The parent's handle of a worker. The first message received is None (ready) or the error that stopped it."""
 
-    def __init__(self, task: bytes, service: Service) -> None:
+    def __init__(self, task: bytes, service: Service, environment: Mapping[str, str] | None = None) -> None:
         """
         Args:
             task: the pickled task; the worker loads it by name or path and refuses another version.
             service: what it shall do.
+            environment: variables that it gets beside ours.
         """
         self.connection, theirs = Pipe()
         lifeline, self._lifeline = os.pipe()
@@ -84,7 +87,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # a process group to kill, and no Ctrl-C from the terminal
-                env={**os.environ, **_ONE_THREAD},
+                env={**os.environ, **_ONE_THREAD, **(environment or {})},
             )
         os.close(lifeline)
         with contextlib.suppress(BrokenPipeError):  # it died at once; whoever waits for it will see
@@ -116,6 +119,7 @@ def main() -> None:
         os.set_inheritable(descriptor, False)
     socket, lifeline, shared = descriptors
     _die_with_parent(lifeline)
+    enter_worker()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     try:
         _serve(Connection(socket), Clock(shared))

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import common, data, learn, startup
+from benchmarks import common, data, learn, score_file, startup
 
 BENCHMARKS = Path(common.__file__).parent
 SOLVABLE, UNSOLVABLE = ((3, 5, 17), 4), ((1, 1, 1), 100)
@@ -58,3 +60,21 @@ def test_a_table_is_markdown_whatever_its_cells_hold(capsys):
     assert head == ["what", "short", "long"]
     assert all(set(cell) == {"-"} for cell in rule)
     assert rows == [["`[a]`", "1", "x" * 200], [":smile:", "2", "y"]]
+
+
+def test_a_verdict_changed_by_a_hang_elsewhere_is_seen(tmp_path):
+    rows = [{"completion": text, "score": 1.0, "correct": True, "reason": "ok", "answer": None} for text in "abc"]
+    rows[0]["answer"], rows[1]["completion"] = "7", f"<answer>{score_file.MARK}</answer>"
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "plain.parquet")
+    hung = [rows[0], rows[1] | {"score": 0.0, "correct": False, "reason": "timeout"}, rows[2]]
+    for last, differ in (({}, 0), ({"reason": "timeout"}, 1), ({"answer": "1"}, 1), ({"completion": "a"}, 1)):
+        pq.write_table(pa.Table.from_pylist([*hung[:2], rows[2] | last]), tmp_path / "hung.parquet")
+        found = score_file.compare(tmp_path / "plain.parquet", tmp_path / "hung.parquet")
+        assert found == {"rows": 3, "hang": 1, "of them timeouts": 1, "others with another verdict": differ}
+
+
+def test_the_file_to_score_is_what_it_claims(tmp_path):
+    score_file.make_file(tmp_path / "outputs.parquet", 64)
+    rows = pq.read_table(tmp_path / "outputs.parquet").to_pylist()
+    assert {len(row["completion"]) for row in rows} == {score_file.LENGTH}
+    assert len({row["extra_info"]["key"] for row in rows}) == 64 / score_file.SAMPLES

@@ -4,6 +4,7 @@ In a document's order, Python blocks are run in one namespace (saved first where
 name), and console blocks in bash, all in one empty directory. Lines that install or train are left out.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -14,17 +15,25 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PATTERNS = ("*.md", "docs/**/*.md", "trainer/*.md", "plugins/*/*.md", "benchmarks/*.md")
+TRANSCRIPT = ROOT / "docs/tutorial.md"  # test_tutorial.py runs it, and reads its outputs too
 DOCUMENTS = sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern))
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 NOT_RUN = re.compile(r"(make|pip|tinyzero (train|warmstart|eval))\b")
 
 
-def each(documents: list[Path]) -> pytest.MarkDecorator:
+def each(documents: list) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("document", documents, ids=lambda path: str(path.relative_to(ROOT)))
 
 
-@each([document for document in DOCUMENTS if BLOCK.search(document.read_text(encoding="utf-8"))])
+WITH_CODE = [document for document in DOCUMENTS if BLOCK.search(document.read_text(encoding="utf-8"))]
+
+
+LONG = [ROOT / name for name in ("README.md", "docs/conformance.md", "docs/fuzzing.md", "docs/scoring.md")]
+SHORT = [document for document in WITH_CODE if document not in (TRANSCRIPT, *LONG)]
+
+
+@each([pytest.param(document, marks=pytest.mark.slow) for document in LONG] + SHORT)
 def test_code_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
@@ -42,6 +51,21 @@ def run_in_bash(code: str) -> None:
     lines = [line for line in code.splitlines() if not NOT_RUN.match(line)]
     done = subprocess.run(["bash", "-ec", "\n".join(lines)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["README.md", "docs/hooks.md", "docs/symbolic.md"])
+def test_whole_tasks_break_no_law(name: str, tmp_path: Path) -> None:
+    codes = [
+        code for language, code in BLOCK.findall((ROOT / name).read_text(encoding="utf-8")) if language == "python"
+    ]
+    [whole] = [code for code in codes if "def generate_dataset(" in code]
+    (tmp_path / "whole.py").write_text(whole, encoding="utf-8")
+    command = [str(Path(sys.executable).with_name("tinyzero")), "check", str(tmp_path / "whole.py"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    results = {law["law"]: law["status"] for law in json.loads(done.stdout)["laws"]}
+    assert "other-seed-other-data" in results
+    assert (done.returncode, [law for law, status in results.items() if status == "broken"]) == (0, [])
 
 
 @each(DOCUMENTS)

@@ -1,4 +1,4 @@
-"""The five wheels, as a user gets them: what is in them, and that they work in new environments.
+"""The six wheels, as a user gets them: what is in them, and that they work in new environments.
 
 Slow: builds, and installs torch once. Environments are outside the repository, so nothing of it can leak in.
 """
@@ -19,6 +19,7 @@ FOLDERS = {
     "tinyzero_countdown": ROOT / "plugins/countdown",
     "tinyzero_multiply": ROOT / "plugins/multiply",
     "tinyzero_gsm8k": ROOT / "plugins/gsm8k",
+    "tinyzero_reasoning_gym": ROOT / "plugins/reasoning_gym",
 }
 CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
 OUTPUT = {"completion": "<answer>(7 - 3) * 12</answer>", "ground_truth": {"target": 48, "numbers": [3, 7, 12]}}
@@ -42,7 +43,7 @@ def new_environment(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the five wheels and nothing else."""
+    """A folder with the six wheels and nothing else."""
     folder = tmp_path_factory.mktemp("wheels")
     for source in FOLDERS.values():
         run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source, cwd=folder)
@@ -68,6 +69,8 @@ def test_a_wheel_holds_its_package_its_licence_and_its_readme(package: str, whee
         info = next(name.split("/")[0] for name in names if name.endswith(".dist-info/METADATA"))
         metadata = wheel.read(f"{info}/METADATA").decode()
     sources = {file.relative_to(FOLDERS[package]).as_posix() for file in (FOLDERS[package] / package).rglob("*.py")}
+    if package.removeprefix("tinyzero_") in ("countdown", "multiply", "gsm8k"):
+        sources.add(f"{package}/cases.jsonl")
     assert sources <= set(names)
     assert {f"{package}/py.typed", f"{info}/licenses/LICENSE"} <= set(names)
     assert {name.split("/")[0] for name in names} == {package, info}

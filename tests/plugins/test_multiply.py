@@ -1,83 +1,199 @@
 """The task multiply: what is generated, what an answer earns, and that two ways of judging it agree."""
 
 import random
+import re
+import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_multiply.integers import SEPARATORS, read_integer, spells
 from tinyzero_multiply.long_multiplication import work_out
-from tinyzero_sdk import Completion, Item, load_task
+from tinyzero_multiply.reading import MAX_LENGTH, SEPARATORS, TIMES, WRAPPERS, read
+from tinyzero_multiply.scoring import judge
+from tinyzero_multiply.second_opinion import is_right
+from tinyzero_sdk import Completion, Item, ItemColumns, load_task
 from tinyzero_sdk.errors import SettingsError
 
+README = (Path(__file__).parents[2] / "plugins/multiply/README.md").read_text(encoding="utf-8")
+TABLE = re.findall(r"^\| (\d+) (\d+) \| (?:`` |`)(.*?)(?: ``|`) \| (\w+) \|", README, re.MULTILINE)
+PAYS = {"ok": 1.0, "wrong": 0.1, "malformed": 0.0}
+
 task = load_task("multiply")
-factors = st.integers(min_value=1, max_value=10**9 - 1)
+graded = load_task("multiply", options={"reward": "tinyzero"})
+factors = st.integers(min_value=0, max_value=10**9 - 1)
+
+
+def truth(num1: int, num2: int) -> dict[str, int]:
+    return {"num1": num1, "num2": num2, "product": num1 * num2}
 
 
 def problem(num1: int, num2: int) -> Item:
-    return Item(ground_truth=num1 * num2, data={"num1": num1, "num2": num2})
+    return Item(truth(num1, num2))
 
 
-@pytest.mark.parametrize(
-    "answer", ["56088", "+56088", "56,088", "56 088", "56\u00a0088", "56\u202f088", "56088.", "\n 56088\t"]
-)
-def test_right_spellings(answer: str) -> None:
-    assert task.score_completion(f"<answer>{answer}</answer>", 56088).correct
+def test_the_readme_has_a_table_of_verdicts() -> None:
+    assert {verdict for *_, verdict in TABLE} == {"ok", "wrong", "malformed"}
+    assert len(TABLE) == len(re.findall(r"^\| \d", README, re.MULTILINE)) > 60
 
 
-@pytest.mark.parametrize("answer", ["56089", "-56088", "0", "5608", "560,880"])
-def test_wrong_numbers(answer: str) -> None:
-    score = task.score_completion(f"<answer>{answer}</answer>", 56088)
-    assert (score.value, score.reason) == (0.0, "wrong")
+@pytest.mark.parametrize(("num1", "num2", "answer", "verdict"), TABLE)
+def test_verdict_of_the_readme(num1: str, num2: str, answer: str, verdict: str) -> None:
+    ground_truth = truth(int(num1), int(num2))
+    completion = f"<think>Let me see.</think>\n<answer>{answer.replace('⏎', chr(10))}</answer>"
+    score = task.score_completion(completion, ground_truth)
+    assert (score.reason, score.correct, score.value) == (verdict, verdict == "ok", float(verdict == "ok"))
+    assert graded.score_completion(completion, ground_truth).value == PAYS[verdict]
+    assert task.oracle(score.answer or "", ground_truth) == score.correct
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        *("", "about 56088", "123*456", "56088 56088", "--56088", "+ 56088", "56088!", "1" * 65),
-        *("56_088", "56,08,8", "5,6088", "56,088 088", "056088", "0,056,088", "56.088", "56088.0", "5.6088e4"),
-        *("５６０８８", "٥٦٠٨٨", "5６088", "56088²", "0xdb18"),
+        *("56088\x00", "\u202e56088", "56\u200b088", "560\ud80088", "1" * (MAX_LENGTH + 1), "+ 56088", "56088 apples"),
+        *(
+            "=",
+            "==",
+            ".",
+            "+",
+            "$$",
+            "**",
+            "\\boxed{}",
+            "5.6088 × 10^4",
+            "56088/1",
+            "56088%",
+            "true",
+            "nan",
+            "1e999999",
+        ),
     ],
 )
-def test_look_alikes_are_malformed(answer: str) -> None:
-    score = task.score_completion(f"<answer>{answer}</answer>", 56088)
-    assert (score.value, score.reason) == (0.0, "malformed")
+def test_what_a_table_cannot_show_is_malformed_too(answer: str) -> None:
+    assert task.score_completion(f"<answer>{answer}</answer>", truth(123, 456)).reason == "malformed"
+    assert task.oracle(answer, truth(123, 456)) is False
 
 
 @pytest.mark.parametrize("text", ["", "56088", "<answer>56088", "<answer>56088</answer></think> I am not sure"])
 def test_no_answer(text: str) -> None:
-    assert task.score_completion(text, 56088).reason == "no_answer"
+    assert graded.score_completion(text, truth(123, 456)).reason == "no_answer"
 
 
 def test_the_last_answer_counts() -> None:
-    assert not task.score_completion("<answer>56088</answer> no, <answer>56089</answer>", 56088).correct
-    assert task.score_completion(Completion("<answer>1</answer> no, <answer>56088</answer><|im_end|>"), 56088).correct
+    assert not task.score_completion("<answer>56088</answer> no, <answer>56089</answer>", truth(123, 456)).correct
+    text = "<answer>1</answer> no, <answer>56088</answer><|im_end|>"
+    assert task.score_completion(Completion(text), truth(123, 456)).correct
 
 
-def test_tinyzero_rewards() -> None:
-    tinyzero = load_task("multiply", options={"reward": "tinyzero"})
-    values = [tinyzero.score_completion(text, 6).value for text in ("<answer>6</answer>", "<answer>7</answer>", "6")]
-    assert values == [1.0, 0.1, 0.0]
-    assert tinyzero.score_completion("<answer>six</answer>", 6).value == 0.0
+@pytest.mark.parametrize("product", [56088, np.int64(56088), "56088"], ids=repr)
+def test_tinyzero_s_ground_truth_is_the_bare_product(product: object) -> None:
+    answers = {"56088": True, "56,088.": True, "56089": False, "123 * 456 = 56088": True, "123 * 457 = 56088": False}
+    for answer, correct in answers.items():
+        assert judge(answer, product).correct is correct
+        assert is_right(answer, product) is correct
+    item = Item(product, {"num1": 123, "num2": 456})
+    assert task.item_key(item) == "123*456"
+    assert task.difficulty(item) == task.difficulty(problem(123, 456))
+    assert judge(task.extract_answer(task.solve(item) or "") or "", product).correct
+
+
+@pytest.mark.parametrize(
+    "ground_truth",
+    [
+        *(None, 56088.0, "56,088", [123, 456], {"product": 56088}),
+        *({"num1": "123", "num2": 456, "product": 56088}, {"num1": 123, "num2": 456, "product": 56089}),
+    ],
+    ids=repr,
+)
+def test_a_ground_truth_of_another_kind_is_an_error_and_not_a_wrong_answer(ground_truth: object) -> None:
+    for answer in ("56088", "56089"):
+        with pytest.raises((TypeError, ValueError)):
+            judge(answer, ground_truth)
+    assert load_task("multiply").score_completion("<answer>56088</answer>", ground_truth).reason == "error"
+
+
+@st.composite
+def written(draw: st.DrawFn, number: int) -> str:
+    return f"{number:,}".replace(",", draw(st.sampled_from(["", *SEPARATORS])))
+
+
+@st.composite
+def marked(draw: st.DrawFn, text: str) -> str:
+    for left, right in draw(st.lists(st.sampled_from(WRAPPERS), max_size=2)):
+        if right == "}" or right[0] not in text:  # ** within * is neither
+            text = draw(st.sampled_from(["{}", " {}\n", "{}."])).format(left + text + right)
+    return text
+
+
+@given(data=st.data(), num1=factors, num2=factors)
+def test_every_honest_way_to_write_the_product_is_paid(data: st.DataObject, num1: int, num2: int) -> None:
+    number = data.draw(st.sampled_from(["", "+"])) + data.draw(written(num1 * num2))
+    if data.draw(st.booleans()):
+        first, second = data.draw(st.permutations([num1, num2]))
+        space = data.draw(st.sampled_from(["", " ", "\n"]))
+        product = space.join(
+            (data.draw(written(first)), data.draw(st.sampled_from(TIMES)), data.draw(written(second)), "=")
+        )
+        number = product + space + data.draw(marked(number))
+    answer = data.draw(marked(number))
+    if len(answer) <= MAX_LENGTH:
+        assert judge(answer, truth(num1, num2)).correct, answer
+        assert is_right(answer, truth(num1, num2)), answer
+        assert not judge(answer, truth(num1, num2 + 1)).correct or num1 == 0
+    if read(answer) is not None:
+        assert judge(answer, num1 * num2 + 1).reason == "wrong"
+
+
+PIECES = [
+    *"0123456789",
+    *",. +-_=*×x'",
+    *SEPARATORS,
+    *TIMES,
+    *("$", "**", "`", "\\boxed{", "}", "12", "34", "408", "e", "٣", "８"),
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.integers(0, 50), st.integers(0, 50))
+def test_any_text_gets_the_oracle_s_verdict(text: str, num1: int, num2: int) -> None:
+    for ground_truth in (truth(num1, num2), num1 * num2, truth(12, 34)):
+        assert judge(text, ground_truth).correct == is_right(text, ground_truth)
 
 
 @given(
-    number=st.integers(min_value=0, max_value=10**18), sign=st.sampled_from(["", "+"]), stop=st.sampled_from(["", "."])
+    st.sampled_from(["408", "+408.", "12 * 34 = 408", "$12 \\times 34 = \\boxed{408}$", "**12 × 34** = `408`"]),
+    st.data(),
 )
-def test_every_way_to_write_a_number_is_read(number: int, sign: str, stop: str) -> None:
-    for separator in ("", *SEPARATORS):
-        text = sign + f"{number:,}".replace(",", separator) + stop
-        assert read_integer(text) == number
-        assert spells(text, number)
+def test_a_small_change_gets_the_oracle_s_verdict(text: str, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(start + 2, len(text))))
+    changed = text[:start] + data.draw(st.sampled_from(["", *PIECES])) + text[end:]
+    for ground_truth in (truth(12, 34), 408):
+        assert judge(changed, ground_truth).correct == is_right(changed, ground_truth), changed
 
 
-@given(text=st.text(alphabet="0123456789,. +-_\u00a0\u202f٣", max_size=12), number=st.integers(0, 9999))
-def test_reading_and_oracle_agree_on_any_text(text: str, number: int) -> None:
-    read = read_integer(text)
-    assert spells(text, number) == (read == number)
-    if read is not None and read >= 0:
-        assert spells(text, read)
+@given(st.integers(0, 10**6), st.text("0123456789", max_size=4), st.text("0123456789", max_size=4))
+def test_a_longer_number_that_contains_the_product_is_not_paid(product: int, before: str, after: str) -> None:
+    for text in (f"{before}{product}{after}", f"{before}{product:,}{after}"):
+        assert judge(text, product).correct == (not before + after), text
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *("1" * 10**6, "," * 10**6, "1,111" * 10**5, "\\boxed{" * 18, "$" * 128, "(" * 10**6, "*" * 128, " " * 10**6),
+        *("1 * " * 32, "\ud800" * 128, "1e1000000000", "9**9**9**9", "1," * 64, "111," * 32, "=" * 128, "\\" * 128),
+    ],
+    ids=lambda text: f"{text[:12]!a}-{len(text)}",
+)
+def test_no_text_takes_long(answer: str) -> None:
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        assert graded.score_completion(f"<answer>{answer}</answer>", truth(123, 456)).value <= 0.1
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.05
+    assert graded.error_count == 0
 
 
 @given(num1=factors, num2=factors)
@@ -88,8 +204,39 @@ def test_solutions_are_right_and_the_key_ignores_order(num1: int, num2: int) -> 
     assert task.difficulty(item) == task.difficulty(swapped)
 
 
-def test_difficulty_counts_products_that_need_work() -> None:
-    assert [task.difficulty(problem(*pair)) for pair in ((100, 999), (23, 40), (789, 456))] == [0.0, 2.0, 9.0]
+def carried_by_hand(num1: int, num2: int) -> int:
+    """What is carried in long multiplication: within each row, and where the rows are added."""
+    carried, total = 0, [0] * 40
+    for place, digit in enumerate(map(int, reversed(str(num2)))):
+        carry = 0
+        for column, other in enumerate([*map(int, reversed(str(num1))), 0], place):
+            carry, written_down = divmod(digit * other + carry, 10)
+            carried += carry
+            total[column] += written_down
+    carry = 0
+    for column in total:
+        carry = (column + carry) // 10
+        carried += carry
+    return carried
+
+
+@given(num1=factors, num2=factors)
+def test_difficulty_is_digits_and_what_is_carried_by_hand(num1: int, num2: int) -> None:
+    count1, count2 = len(str(num1)), len(str(num2))
+    expected = count1 + count2 + carried_by_hand(num1, num2) / (count1 * count2)
+    assert task.difficulty(problem(num1, num2)) == expected
+
+
+def test_difficulty_of_known_problems() -> None:
+    pairs = [(100, 999), (25, 25), (999, 999)]
+    assert [round(task.difficulty(problem(*pair)), 2) for pair in pairs] == [6.0, 5.0, 14.67]
+
+
+@pytest.mark.parametrize("digits", [[3, 3], [1, 1], [9, 2]])
+def test_difficulties_of_columns_are_those_of_their_items(digits: list[int]) -> None:
+    columns = load_task("multiply", options={"digits": digits}).generate("train", 300)
+    assert isinstance(columns, ItemColumns)
+    assert list(task.difficulties(columns)) == [task.difficulty(item) for item in columns]
 
 
 def test_demonstrations_slip_sometimes_and_say_what_they_found() -> None:
@@ -108,7 +255,12 @@ def test_items_have_the_asked_digits_and_depend_on_their_index_alone() -> None:
     assert {len(str(item.data["num2"])) for item in items} == {4}
     assert items[200:300] == list(narrow.generate("train", 100, seed=7, start=200))
     assert items != list(narrow.generate("train", 500, seed=8))
-    assert all(item.ground_truth == item.data["num1"] * item.data["num2"] for item in items)
+    assert all(item.ground_truth == truth(**item.data) for item in items)
+
+
+def test_the_largest_products_fit() -> None:
+    items = list(load_task("multiply", options={"digits": [9, 9]}).generate("train", 200))
+    assert all(item.ground_truth["product"] == item.data["num1"] * item.data["num2"] > 10**16 for item in items)
 
 
 def test_splits_share_no_problem() -> None:

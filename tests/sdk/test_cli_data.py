@@ -29,6 +29,17 @@ def solve(item):
     return f"[bold]so[/] <answer>{item.ground_truth}</answer>"
 """
 
+OWN_SPLITS = """
+@hookimpl
+def has_own_splits():
+    return True
+
+@hookimpl
+def generate_dataset(start, size, split):
+    numbers = range(30) if split == "train" else range(100, 107)
+    return (Item(number, {"number": number}) for number in numbers[start : start + size])
+"""
+
 
 @pytest.fixture
 def task(write_task: Callable[..., str]) -> str:
@@ -81,9 +92,24 @@ def test_data_keeps_what_is_there(run: Run, task: str, tmp_path: Path) -> None:
     assert run(*words, "--overwrite")[0] == 0
 
 
+def test_data_writes_all_there_is(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
+    task = write_task(generate_dataset=OWN_SPLITS)
+    words = ["data", "-t", task, "-o", tmp_path / "out", "--workers", 1]
+    code, _, err = run(*words)
+    assert code == 2
+    assert "--size 30, or --size all" in " ".join(err.split())
+    code, _, err = run(*words, "--size", "all", "--test-size", "all", "--test-share", 0.5)
+    assert code == 2
+    assert "has no effect" in err
+    assert run(*words, "--size", "all", "--test-size", "all")[0] == 0
+    assert [pq.read_metadata(tmp_path / "out" / f"{split}.parquet").num_rows for split in ("train", "test")] == [30, 7]
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
+        (["--size", "many"], "--size: got 'many', expected a number of problems, or all"),
+        (["--test-size", "-1"], "--test-size: got '-1', expected a number of problems, or all"),
         (["--size", "0", "--test-size", "0"], "at least one problem"),
         (["--test-share", "1"], "between 0 and 1"),
         (["step=3"], "unknown key 'step'"),

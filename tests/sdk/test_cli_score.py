@@ -32,7 +32,8 @@ def test_clean_file_ends_with_zero_and_a_summary(run: Run, write_task: Callable[
     code, out, err = run("score", tmp_path / "in.jsonl", "--task", write_task(), "--output", tmp_path / "out.parquet")
     assert (code, err) == (0, "")
     assert "2 rows scored" in out
-    assert "accuracy 50.0% · mean score 0.5\nok 1 · wrong 1\n" in out
+    assert "accuracy 50.0% (95% interval 9.5% to 90.5%) · mean score 0.5\n" in out
+    assert [line.split()[:3] for line in out.splitlines()[-2:]] == [["ok", "1", "50.0%"], ["wrong", "1", "50.0%"]]
 
 
 def test_bad_rows_are_told_with_their_lines_and_end_with_one(
@@ -68,7 +69,7 @@ def test_limits_are_taken(run: Run, write_task: Callable[..., str], tmp_path: Pa
     words = ["score", tmp_path / "in.jsonl", "-t", write_task(score=slow), "-o", tmp_path / "out.jsonl"]
     code, out, _ = run(*words, "--time-limit", 0.2, "--memory-limit", 2)
     assert code == 1
-    assert "timeout 1" in out
+    assert out.splitlines()[-1].split()[:3] == ["timeout", "1", "100.0%"]
 
 
 @pytest.mark.parametrize(
@@ -102,3 +103,168 @@ def test_limit_that_is_none_is_one_line(run: Run, write_task: Callable[..., str]
     assert code == 2
     assert "expected finite numbers above 0" in err
     assert len(err.splitlines()) == 1
+
+
+def several(path: Path) -> Path:
+    """Outputs with several completions of a prompt, difficulties and lengths."""
+    rows = [
+        {
+            "completion": f"<answer>{answer}</answer>",
+            "ground_truth": 1,
+            "tokens": 10 * answer,
+            "extra_info": {"key": key, "difficulty": 3},
+        }
+        for key, answers in {"a": [1, 1, 2, 2], "b": [2, 2, 2, 1]}.items()
+        for answer in answers
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_summary_tells_of_prompts_difficulty_and_tokens(
+    run: Run, write_task: Callable[..., str], tmp_path: Path
+) -> None:
+    words = ["score", several(tmp_path / "in.jsonl"), "-t", write_task(), "-o", tmp_path / "out.jsonl"]
+    code, out, _ = run(*words)
+    assert code == 0
+    assert max(map(len, out.splitlines()[1:])) <= 80
+    for heading in ("tokens", "difficulty", "pass@k"):
+        assert heading in out
+    _, out, _ = run(*words, "--json")
+    summary = json.loads(out)["summary"]
+    assert summary["prompts"] == 2
+    assert summary["at_k"][-1] == {
+        "k": 4,
+        "prompts": 2,
+        "pass_at_k": 1.0,
+        "majority_at_k": 0.25,
+        "best_at_k": 1.0,
+    }
+    assert summary["by_reason"][0]["mean_length"] == 20
+    _, out, _ = run(*words, "--json", "--by", "tokens")
+    assert json.loads(out)["summary"]["prompts_by"] == "tokens"
+    code, _, err = run(*words, "--by", "nothing")
+    assert code == 2
+    assert "no row at the start of the file has 'nothing'" in err
+
+
+def test_rescore_tells_what_flipped(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
+    scored = tmp_path / "scored.parquet"
+    run("score", several(tmp_path / "in.jsonl"), "-t", write_task(), "-o", scored)
+    code, out, _ = run("rescore", scored, "-t", write_task())
+    assert code == 0
+    assert "0 verdicts changed" in out
+    task = write_task(score="@hookimpl\ndef score(answer):\n    return float(answer == '2')\n")
+    code, out, _ = run("rescore", scored, "-t", task, "-o", tmp_path / "new.jsonl", "--limit", 1)
+    assert code == 1
+    assert "8 verdicts changed, 8 of them flipped" in out
+    assert "row 1: ok 1 → wrong 0" in out
+    assert "row 2: wrong 0 → ok 1" not in out
+    assert "... and 2 more ok → wrong" in out
+    assert "... and 4 more wrong → ok" in out
+    new = [json.loads(line) for line in (tmp_path / "new.jsonl").read_text().splitlines()]
+    assert [(row["old_correct"], row["correct"]) for row in new] == [
+        (row["tokens"] == 10, row["tokens"] == 20) for row in new
+    ]
+    code, out, _ = run("rescore", scored, "-t", task, "--json")
+    assert code == 1
+    assert json.loads(out)["reasons"] == [
+        {"old": "wrong", "new": "ok", "rows": 5},
+        {"old": "ok", "new": "wrong", "rows": 3},
+    ]
+    code, _, err = run("rescore", tmp_path / "in.jsonl", "-t", task)
+    assert code == 2
+    assert "does not tell what scored it" in err
+
+
+TUNABLE = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Options:
+    wanted: int = 1
+    colour: str = "red"
+
+@hookimpl
+def options():
+    return Options
+"""
+WANTED = "@hookimpl\ndef score(answer, options):\n    return float(answer == str(options.wanted))\n"
+
+
+def test_rescore_tells_which_options_differ_and_how_many_rows_it_compared(
+    run: Run, write_task: Callable[..., str], tmp_path: Path
+) -> None:
+    task = write_task(extra=TUNABLE, score=WANTED)
+    run("score", several(tmp_path / "in.jsonl"), "-t", task, "-o", tmp_path / "scored.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "scored.jsonl").read_text().splitlines()]
+    for row in rows[4:]:
+        del row["correct"]
+    (tmp_path / "scored.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["rescore", tmp_path / "scored.jsonl", "-t", task, "--allow-version-mismatch", "task.wanted=2"]
+    code, out, _ = run(*words)
+    assert code == 1
+    before, now = out.splitlines()[1].split(" · ")
+    assert before.startswith("before: say ")
+    assert before.endswith('with {"wanted": 1}')
+    assert now.endswith('with {"wanted": 2}')
+    assert "colour" not in out
+    assert "4 of these rows compared" in out
+    assert "accuracy 50.0% before, 50.0% now" in out
+    code, out, _ = run(*words, "--json")
+    told = json.loads(out)
+    assert [told[name] for name in ("rows", "compared", "old_accuracy", "new_accuracy")] == [8, 4, 0.5, 0.5]
+    assert told["new"]["accuracy"] == 0.625
+
+
+def test_file_of_bad_rows_only_is_told_plainly(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"completion": 1}\n')
+    code, out, _ = run("score", tmp_path / "in.jsonl", "-t", write_task(), "-o", tmp_path / "out.jsonl")
+    assert code == 1
+    assert f"no row of {tmp_path / 'in.jsonl'} can be scored" in out
+    assert "1 bad row left out" in out
+
+
+def test_ground_truths_of_another_form_are_told_with_their_column(
+    run: Run, write_task: Callable[..., str], tmp_path: Path
+) -> None:
+    task = write_task(score="@hookimpl\ndef score(answer, ground_truth):\n    return ground_truth['target']\n")
+    rows = [{"completion": "none", "ground_truth": "1"}, GOOD | {"ground_truth": "seven"}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = run("score", tmp_path / "in.jsonl", "-t", task, "-o", tmp_path / "out.jsonl")
+    assert code == 1
+    assert "ground_truth of row 2 is 'seven'" in err
+    assert "TypeError" in err
+    assert "Traceback" not in err
+    (tmp_path / "in.jsonl").write_text(
+        json.dumps({"completion": GOOD["completion"], "reward_model": {"ground_truth": 2}})
+    )
+    _, _, err = run("score", tmp_path / "in.jsonl", "-t", task, "-o", tmp_path / "out.jsonl")
+    assert "reward_model.ground_truth of row 1 is 2" in err
+
+
+def test_options_are_told_in_80_columns(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(json.dumps(GOOD))
+    words = [f"task.colour={'long ' * 30}"]
+    task = write_task(extra=TUNABLE, score=WANTED)
+    _, out, _ = run("score", tmp_path / "in.jsonl", "-t", task, "-o", tmp_path / "out.jsonl", *words)
+    assert max(map(len, out.splitlines()[1:])) <= 80
+
+
+def test_what_is_odd_in_the_grouping_is_told(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
+    keyed = "".join(json.dumps(GOOD | {"extra_info": {"key": str(n // 2)}}) + "\n" for n in range(1100))
+    bare = json.dumps(GOOD) + "\n"
+    words = ["score", tmp_path / "in.jsonl", "-t", write_task(), "-o", tmp_path / "out.jsonl"]
+    (tmp_path / "in.jsonl").write_text(bare * 1100 + keyed)
+    _, out, _ = run(*words)
+    assert "extra_info.key does not tell prompts apart: the first rows have none" in out
+    (tmp_path / "in.jsonl").write_text(keyed + bare * 3)
+    _, out, _ = run(*words)
+    assert "3 rows without extra_info.key, each taken for a prompt of its own" in out
+    assert "does not tell" not in out
+
+
+def test_unknown_format_is_one_line(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
+    code, _, err = run("score", tmp_path, "-t", write_task(), "-o", tmp_path / "o.jsonl", "--format", "lm_eval")
+    assert code == 2
+    assert err.startswith("error: no format 'lm_eval'; did you mean lm-eval?")

@@ -91,6 +91,29 @@ def test_tasks_lists_families(run, install):
     assert names[-2:] == ["family/one", "family/two"]
 
 
+def test_tasks_that_a_family_does_not_support_are_not_called_broken(run, install):
+    code = """
+from tinyzero_sdk import hookimpl
+from tinyzero_sdk.errors import TaskNotFoundError
+
+@hookimpl
+def task_names():
+    return ["fam/odd", "fam/other"]
+
+@hookimpl
+def load_family_task(name):
+    raise TaskNotFoundError(f"{name} is not supported: it has no scorer") if name == "fam/odd" else ImportError("gone")
+"""
+    install("tz-fam", modules={"fam_module": code}, plugins={"fam": "fam_module"})
+    odd, other = json.loads(run("tasks", "fam", "--json")[1])
+    assert (odd["unsupported"], odd["broken"]) == ("fam/odd is not supported: it has no scorer", None)
+    assert "gone" in other["broken"]
+    assert "unsupported" not in other
+    shown = " ".join(run("tasks", "fam")[1].split())
+    assert "fam/odd not supported: it has no scorer" in shown
+    assert "fam/other broken: task" in shown
+
+
 def test_task_is_described(run, say):
     code, out, err = run("tasks", "say", "--json")
     assert (code, err) == (0, "")
@@ -151,7 +174,7 @@ def register_commands(app):
 def test_hook_register_commands(run, install):
     install("tz-commands", modules={"commands_module": COMMANDS}, plugins={"more": "commands_module"})
     code, out, err = run("crash")
-    assert (code, out) == (1, "")
+    assert (code, out) == (70, "")  # 1 would say that some rows failed
     assert err == "unexpected error: ValueError: two lines [red] (set TINYZERO_DEBUG=1 to see where)\n"
     assert run("stop")[0] == 130
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tinyzero_sdk import Item, Task, load_task
 from tinyzero_sdk.builder import write_dataset
 from tinyzero_sdk.dataset import iterate
-from tinyzero_sdk.errors import BrokenTaskError, DataError, SettingsError
+from tinyzero_sdk.errors import BrokenTaskError, DataError, ExhaustedError, SettingsError
 from tinyzero_sdk.files import read_rows
 from tinyzero_sdk.seeds import split_of_key
 from tinyzero_sdk.wire import row_to_item
@@ -87,13 +87,12 @@ class Numbers:
     keys: list[int]
     endless: bool = False
     name: str = "numbers"
+    has_own_splits: bool = False
 
     def generate(self, split: str, size: int, *, seed: int, start: int) -> list[Item]:
         if self.endless:
             return [Item(self.keys[place % len(self.keys)]) for place in range(start, start + size)]
         return [Item(key) for key in self.keys[start : start + size]]
-
-    has_own_splits = False
 
     def item_key(self, item: Item) -> str:
         return str(item.ground_truth)
@@ -140,6 +139,21 @@ def test_exhausted_task_says_how_many_there_are_and_were_asked_for() -> None:
     assert len(list(iterate(task, "train", size=there))) == there  # type: ignore[arg-type]
 
 
+def test_exhausted_task_says_what_to_type() -> None:
+    with pytest.raises(ExhaustedError, match=r"--size 100, or --size all\).*change the test share"):
+        list(iterate(Numbers(list(range(107)), endless=True), "train", size=1000))  # type: ignore[arg-type]
+    with pytest.raises(ExhaustedError, match=r"100 different test .*--test-size 100, or --test-size all\)$"):
+        list(iterate(Numbers(list(range(100)), has_own_splits=True), "test", size=1000))  # type: ignore[arg-type]
+
+
+def test_own_splits_are_kept_and_a_share_for_them_is_refused() -> None:
+    task = Numbers(list(range(100)), has_own_splits=True)
+    for split in ("train", "test"):
+        assert problems(task, split)[0] == task.keys
+    with pytest.raises(SettingsError, match=r"a test share \(0\.5\) has no effect on 'numbers'"):
+        iterate(task, "train", test_share=0.5)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("share", [0, 1, -0.1, float("nan")])
 def test_share_that_leaves_a_split_empty_is_refused(share: float) -> None:
     with pytest.raises(SettingsError, match="between 0 and 1"):
@@ -158,6 +172,17 @@ def test_files_are_the_same_bytes_for_any_number_of_workers(task_file: Path, tmp
     one, three = (build(task, tmp_path / str(workers), workers) for workers in (1, 3))
     assert one == three
     assert set(one) == {"train.parquet", "test.parquet"}
+
+
+def test_all_problems_there_are(task_file: Path, tmp_path: Path) -> None:
+    task = load_task(task_file, options={"keys": 500})
+    sizes = {"train": None, "test": None}
+    reports = write_dataset(task, tmp_path, sizes=sizes, workers=2)  # type: ignore[arg-type]
+    assert sum(report.rows for report in reports.values()) == 500
+    numbers = {
+        row["reward_model"]["ground_truth"]["n"] for split in sizes for row in read_rows(tmp_path / f"{split}.parquet")
+    }
+    assert numbers == set(range(500))
 
 
 def test_files_hold_what_iterate_gives_and_share_no_problem(task_file: Path, tmp_path: Path) -> None:

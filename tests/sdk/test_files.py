@@ -3,6 +3,8 @@
 import json
 import math
 import random
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from tinyzero_sdk.table import check_json_types, infer_schema, to_table
     [
         (b'{"a": 1', "not JSON: Expecting ',' delimiter at column 8"),
         (b"hello", "not JSON"),
+        (b'{"a": "b', "not JSON: Unterminated string starting at column 7"),
         (b'{"a": 1} {"a": 2}', "not JSON: Extra data"),
         (b"[1]", "a list; expected a JSON object"),
         (b"null", "null; expected a JSON object"),
@@ -142,6 +145,29 @@ def test_failed_writing_keeps_the_old_file_and_leaves_no_litter(tmp_path: Path) 
         temporary.write_text("new")
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_process_left_is_swept_and_what_is_in_use_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "a[1].jsonl"  # no pattern
+    script = f"""
+import os, pathlib, signal
+from tinyzero_sdk.files import replacing
+with replacing(pathlib.Path({str(path)!r})) as temporary:
+    temporary.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", script], check=False)
+    (stale,) = tmp_path.iterdir()
+    (tmp_path / ".a1.jsonl.00000000.tmp").touch()  # of another file
+    with replacing(path) as outer:
+        assert not stale.exists()
+        outer.write_text("outer")
+        with replacing(path) as inner:
+            assert outer.exists()
+            inner.write_text("inner")
+        assert path.read_text() == "inner"
+    assert path.read_text() == "outer"
+    assert sorted(file.name for file in tmp_path.iterdir()) == [".a1.jsonl.00000000.tmp", "a[1].jsonl"]
 
 
 def test_full_disk_is_told_with_the_file(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tinyzero_sdk import Completion, extensions, hookspecs, load_task
+from tinyzero_sdk.testing import LAWS
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/hooks.md").read_text(encoding="utf-8")
 SPECS = {
@@ -43,6 +44,15 @@ def test_hook_has_a_test(name):
         if isinstance(function, ast.FunctionDef)
     }
     assert f"test_hook_{name}" in tests
+
+
+@pytest.mark.parametrize("hook", ["solve", "oracle", "grammar"])
+def test_the_laws_that_need_a_hook_are_listed_with_it(hook):
+    [laws] = re.findall(rf"^\| `{hook}` \| (.*?) \|", DOCUMENT, re.MULTILINE)
+    needing = [law.name for law in LAWS if hook in law.needs]
+    named = [name for name in re.findall(r"`([\w-]+)`", laws) if name in {law.name for law in LAWS}]
+    assert named == needing
+    assert laws.startswith("none") == (not needing)
 
 
 def test_the_examples_work(tmp_path, install):

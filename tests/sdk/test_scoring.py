@@ -1,7 +1,7 @@
 """Scoring a file: each pair of formats, and every row that is not what it should be."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tinyzero_sdk import Task, load_task, scoring
-from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.files import read_rows
-from tinyzero_sdk.scoring import ScoreReport, score_file
+from tinyzero_sdk import Task, files, load_task, scoring
+from tinyzero_sdk.answers import unpacked
+from tinyzero_sdk.errors import DataError, VersionMismatchError
+from tinyzero_sdk.files import read_blocks, read_rows
+from tinyzero_sdk.outputs import RESULT_COLUMNS, anything_goes, judge_for_scoring, read_outputs
+from tinyzero_sdk.scoring import METADATA_KEY, ScoreReport, score_file
 
 FORMATS = ("jsonl", "parquet")
 
@@ -26,6 +28,7 @@ RESULTS: list[dict[str, Any]] = [
     {"score": 0.0, "correct": False, "reason": "wrong", "answer": "2"},
     {"score": 0.0, "correct": False, "reason": "no_answer", "answer": None},
 ]
+STAMP = ("task", "task_version", "task_options", "task_wrappers")
 
 
 @pytest.fixture
@@ -47,6 +50,11 @@ def score_rows(task: Task, tmp_path: Path, rows: Sequence[dict[str, Any]], into:
     return list(read_rows(tmp_path / f"out.{into}"))
 
 
+def unstamped(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Scored rows without what tells of the scorer."""
+    return [{name: cell for name, cell in row.items() if name not in STAMP} for row in rows]
+
+
 def bad_numbers(report: ScoreReport) -> list[int]:
     assert report.bad_rows == len(report.bad)
     return [row.number for row in report.bad]
@@ -59,8 +67,9 @@ def test_rows_keep_their_columns_and_order_and_get_their_verdict(
 ) -> None:
     report = score_file(task, write_rows(tmp_path / f"in.{source}", OUTPUTS), tmp_path / f"out.{into}")
     scored = list(read_rows(tmp_path / f"out.{into}"))
-    assert scored == [row | result for row, result in zip(OUTPUTS, RESULTS, strict=True)]
-    assert list(scored[0]) == [*OUTPUTS[0], "score", "correct", "reason", "answer"]
+    assert unstamped(scored) == [row | result for row, result in zip(OUTPUTS, RESULTS, strict=True)]
+    assert list(scored[0]) == [*OUTPUTS[0], "score", "correct", "reason", "answer", *STAMP]
+    assert [scored[0][name] for name in STAMP] == ["say", task.version, "{}", "[]"]
     assert (report.rows, report.correct, report.accuracy, report.mean_score) == (3, 1, 1 / 3, 1 / 3)
     assert report.reasons == {"ok": 1, "wrong": 1, "no_answer": 1}
     assert report.is_clean
@@ -74,7 +83,7 @@ def test_row_of_tinyzero_is_scored_by_its_reward_model(
     code = f"@hookimpl\ndef score(answer, ground_truth):\n    return float(ground_truth == {truth})\n"
     row = {"completion": "<answer>1</answer>", "reward_model": {"ground_truth": truth, "style": "rule"}, "target": 7}
     score_file(load_task(write_task(score=code)), write_rows(tmp_path / f"in.{source}", [row]), tmp_path / "out.jsonl")
-    assert list(read_rows(tmp_path / "out.jsonl")) == [row | RESULTS[0]]
+    assert unstamped(read_rows(tmp_path / "out.jsonl")) == [row | RESULTS[0]]
 
 
 BAD_LINES = {
@@ -98,7 +107,7 @@ def test_bad_lines_are_listed_and_the_rest_is_scored(task: Task, tmp_path: Path,
     (tmp_path / "in.jsonl").write_text("\ufeff" + "\r\n".join(lines))
     report = score_file(task, tmp_path / "in.jsonl", tmp_path / f"out.{into}")
     assert bad_numbers(report) == [2 * place for place in range(1, len(BAD_LINES) + 1)]
-    assert list(read_rows(tmp_path / f"out.{into}")) == [OUTPUTS[0] | RESULTS[0]] * len(BAD_LINES)
+    assert unstamped(read_rows(tmp_path / f"out.{into}")) == [OUTPUTS[0] | RESULTS[0]] * len(BAD_LINES)
     assert not report.is_clean
 
 
@@ -227,9 +236,195 @@ def test_names_that_cannot_be_meant_are_refused(
 def test_progress_goes_up_to_one(task: Task, tmp_path: Path) -> None:
     shares: list[float] = []
     for source in FORMATS:
-        path = write_rows(tmp_path / f"in.{source}", OUTPUTS * 800)
+        path = write_rows(tmp_path / f"in.{source}", OUTPUTS * 1400)
         score_file(task, path, tmp_path / "out.jsonl", on_progress=shares.append)
         assert shares == sorted(shares)
         assert shares.pop() == 1.0
-        assert len(shares) == 2
+        assert len(shares) >= 1
         shares.clear()
+
+
+@pytest.mark.parametrize("source", FORMATS)
+def test_many_blocks_come_out_in_order_though_their_jobs_do_not(
+    write_task: Callable[..., str], tmp_path: Path, source: str
+) -> None:
+    code = """
+import time
+@hookimpl
+def score(answer, ground_truth):
+    if ground_truth % 997 == 5:
+        time.sleep(0.02)
+    return float(answer == str(ground_truth))
+"""
+    rows = [{"id": n, "completion": f"<answer>{n - n % 3 // 2}</answer>", "ground_truth": n} for n in range(6000)]
+    path = write_rows(tmp_path / f"in.{source}", rows)
+    report = score_file(load_task(write_task(score=code)), path, tmp_path / "out.parquet", workers=3)
+    scored = pq.read_table(tmp_path / "out.parquet")
+    assert scored["id"].to_pylist() == list(range(6000))
+    assert scored["correct"].to_pylist() == [n % 3 != 2 for n in range(6000)]
+    assert report.correct == 4000
+
+
+def test_answers_that_hang_cost_themselves_in_a_file_too(write_task: Callable[..., str], tmp_path: Path) -> None:
+    code = """
+import os, time
+@hookimpl
+def score(answer, ground_truth):
+    if answer == "hang":
+        time.sleep(60)
+    if answer == "die":
+        os._exit(1)
+    return float(answer == str(ground_truth))
+"""
+    fates = {700: ("hang", "timeout"), 2500: ("die", "error"), 5999: ("hang", "timeout")}
+    said = [fates.get(n, (str(n),))[0] for n in range(6000)]
+    rows = [{"completion": f"<answer>{answer}</answer>", "ground_truth": n} for n, answer in enumerate(said)]
+    path = write_rows(tmp_path / "in.parquet", rows)
+    task = load_task(write_task(score=code))
+    report = score_file(task, path, tmp_path / "out.parquet", workers=2, time_limit=0.3)
+    reasons = pq.read_table(tmp_path / "out.parquet")["reason"].to_pylist()
+    assert {n: reason for n, reason in enumerate(reasons) if reason != "ok"} == {n: fates[n][1] for n in fates}
+    assert report.reasons == {"ok": 5997, "timeout": 2, "error": 1}
+
+
+@pytest.mark.parametrize(
+    "truths",
+    [
+        pa.array(["1", "2", "3"], pa.large_string()),
+        pa.array(["1", "2", "3"]).dictionary_encode(),
+        pa.array([1, 2, 3], pa.int8()),
+        pa.array([{"a": [1, None], "b": "é"}, {"a": [], "b": None}, {"a": None, "b": "x"}]),
+        pa.array([[1.5], [2.5, 3.5], []], pa.large_list(pa.float64())),
+        pa.array([True, False, True]),
+    ],
+    ids=lambda array: str(array.type),
+)
+def test_ground_truth_of_any_type_reaches_a_worker_as_it_is(tmp_path: Path, truths: pa.Array) -> None:
+    texts = pa.array(["", "é<answer>1</answer>", "plain", ""]).dictionary_encode()[1:4]
+    pq.write_table(pa.table({"completion": texts, "ground_truth": truths}), tmp_path / "in.parquet")
+    (batch,) = read_outputs(read_blocks(tmp_path / "in.parquet"), tmp_path, anything_goes)
+    for start, stop in ((0, 3), (1, 3), (1, 1)):
+        parcel = batch.pack(start, stop)
+        assert list(parcel.completions()) == texts.to_pylist()[start:stop]
+        assert list(unpacked(parcel.ground_truths)) == truths.to_pylist()[start:stop]
+
+
+def test_ground_truths_in_both_columns_and_of_types_that_json_lacks(task: Task, tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "completion": ["<answer>1</answer>"] * 2,
+            "ground_truth": pa.array([1, None]),
+            "reward_model": [{"ground_truth": 2}, {"ground_truth": 1}],
+        }
+    )
+    pq.write_table(table, tmp_path / "in.parquet")
+    score_file(task, tmp_path / "in.parquet", tmp_path / "out.jsonl")
+    assert [row["correct"] for row in read_rows(tmp_path / "out.jsonl")] == [True, True]
+    pq.write_table(table.set_column(1, "ground_truth", pa.array([1, 2], pa.timestamp("s"))), tmp_path / "in.parquet")
+    report = score_file(task, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    assert bad_numbers(report) == [1, 2]
+    assert "datetime" in report.bad[0].problem
+
+
+def test_wrappers_are_told_of_length_and_end(write_task: Callable[..., str], tmp_path: Path) -> None:
+    shape = """
+@hookimpl(wrapper=True)
+def score_completion(completion):
+    yield
+    return Score(0.0, False, "wrong", f"{completion.token_count} {completion.finished}")
+"""
+    task = load_task(write_task(whole=shape), wrappers=["trace"])
+    rows = [OUTPUTS[0] | {"token_count": 7, "finished": False}, OUTPUTS[0], OUTPUTS[0] | {"token_count": "x"}]
+    for source in FORMATS:
+        some = rows if source == "jsonl" else rows[:1]
+        score_file(task, write_rows(tmp_path / f"in.{source}", some), tmp_path / "out.jsonl")
+        answers = [row["answer"] for row in read_rows(tmp_path / "out.jsonl")]
+        assert answers == ["7 False", "None True", "None True"][: len(some)]
+        assert next(read_rows(tmp_path / "out.jsonl"))["task_wrappers"] == '["trace"]'
+
+
+def test_parquet_tells_its_scorer_in_its_metadata(task: Task, tmp_path: Path) -> None:
+    score_file(task, write_rows(tmp_path / "in.jsonl", OUTPUTS), tmp_path / "out.parquet")
+    metadata = pq.read_schema(tmp_path / "out.parquet").metadata
+    assert json.loads(metadata[METADATA_KEY])["task_version"] == task.version
+
+
+def of(source: str | None, version: str | None = None, **columns: str) -> dict[str, Any]:
+    """An output that tells of its origin."""
+    return OUTPUTS[0] | {"data_source": source, "extra_info": {"task_version": version}} | columns
+
+
+@pytest.mark.parametrize("source", FORMATS)
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        (of("say", "0"), "made by task say 0, and say VERSION is to score it"),
+        (of("shout", "VERSION"), "made by task shout VERSION"),
+        (of("countdown"), "made by task countdown, and"),
+        (of("say", task="say", task_version="0"), "scored by task say 0 before"),
+        (of("say", task="shout", task_version="VERSION"), "scored by task shout VERSION before"),
+        (of("say", "VERSION"), None),
+        (of("openai/gsm8k"), None),
+        (of(None), None),
+        (of("say", "VERSION", task="say", task_version="VERSION"), None),
+        (of("say", task="anything"), None),
+    ],
+)
+def test_rows_of_another_task_or_version_need_leave(
+    task: Task, tmp_path: Path, source: str, row: dict[str, Any], problem: str | None
+) -> None:
+    rows = json.loads(json.dumps([of("say", None, task="", task_version=""), row]).replace("VERSION", task.version))
+    path = write_rows(tmp_path / f"in.{source}", rows)
+    outputs = read_outputs(read_blocks(path), path, judge_for_scoring(task))
+    if problem is None:
+        assert [len(batch) for batch in outputs] == [2]
+        return
+    with pytest.raises(VersionMismatchError, match=problem.replace("VERSION", task.version)) as caught:
+        list(outputs)
+    assert ":2: " in str(caught.value)
+
+
+def test_mismatch_ends_scoring_without_an_output_unless_it_is_allowed(task: Task, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "in.jsonl", [of("say", "0")])
+    with pytest.raises(VersionMismatchError, match="--allow-version-mismatch"):
+        score_file(task, path, tmp_path / "out.jsonl")
+    assert list(tmp_path.glob("*out*")) == []
+    assert score_file(task, path, tmp_path / "out.jsonl", allow_version_mismatch=True).rows == 1
+
+
+def test_batches_of_large_rows_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_TABLE_BYTES", 80_000)
+    rows = [{"completion": f"{n}" * 500, "ground_truth": 1} for n in range(100, 500)]
+    path = write_rows(tmp_path / "in.parquet", rows)
+    sizes = [len(batch) for batch in read_outputs(read_blocks(path), path, anything_goes)]
+    assert sum(sizes) == 400
+    assert max(sizes) <= 60
+
+
+def test_results_of_two_files_are_the_same_bytes(task: Task, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "in.parquet", OUTPUTS * 1400)
+    for workers in (1, 3):
+        score_file(task, path, tmp_path / f"{workers}.parquet", workers=workers)
+    assert (tmp_path / "1.parquet").read_bytes() == (tmp_path / "3.parquet").read_bytes()
+    assert set(RESULT_COLUMNS) < set(pq.read_schema(path.with_name("1.parquet")).names)
+
+
+def test_texts_as_views_are_scored_and_bad_rows_among_them_left_out(task: Task, tmp_path: Path) -> None:
+    views = pa.schema(
+        {
+            "completion": pa.string_view(),
+            "ground_truth": pa.int64(),
+            "extra_info": pa.struct({"key": pa.string_view()}),
+            "tags": pa.list_(pa.string_view()),
+            "raw": pa.binary_view(),
+        }
+    )
+    rows = [
+        {"completion": text, "ground_truth": 1, "extra_info": {"key": "k"}, "tags": ["a"], "raw": b"b"}
+        for text in ("<answer>1</answer>", None, "<answer>2</answer>")
+    ]
+    table = pa.table([pa.array([row[field.name] for row in rows], field.type) for field in views], schema=views)
+    pq.write_table(table, tmp_path / "in.parquet")
+    report = score_file(task, tmp_path / "in.parquet", tmp_path / "out.parquet")
+    assert (report.rows, report.correct, bad_numbers(report)) == (2, 1, [2])
+    assert [row["extra_info"] for row in read_rows(tmp_path / "out.parquet")] == [{"key": "k"}] * 2

@@ -150,6 +150,12 @@ def test_a_grammar_of_another_form_is_refused(write_task, rules):
         task.grammar(ITEM)
 
 
+def test_hook_is_valid(write_task):
+    assert not load_task(write_task()).is_valid(7)
+    task = load_task(write_task(name="valid", extra="@hookimpl\ndef is_valid(ground_truth): return ground_truth >= 0"))
+    assert (task.is_valid(7), task.is_valid(-7)) == (True, False)
+
+
 def test_hook_has_own_splits(write_task):
     split_by_hash = load_task(write_task())
     own = load_task(write_task(name="own", extra="@hookimpl\ndef has_own_splits(): return True"))

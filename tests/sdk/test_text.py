@@ -1,4 +1,4 @@
-"""Special tokens and tags: the laws, the named cases, and the time hostile text may take."""
+"""Special tokens, and where answers stand: the laws, the named cases, and the time hostile text may take."""
 
 import re
 import time
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_sdk.text import last_tagged, strip_special_tokens
+from tinyzero_sdk.text import last_answer, last_boxed, last_hashed, last_tagged, strip_special_tokens
 
 PIECES = ["<answer>", "</answer>", "<think>", "</think>", "<answer", "</", ">", " ", "\n", "1", "é", "\ud800"]
 TANGLES = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
@@ -63,6 +63,95 @@ def test_other_tags():
     assert last_tagged("<answer>1</answer><final>2</final>", "final") == "2"
 
 
+BOX_PIECES = [
+    r"\boxed{",
+    r"\boxed {",
+    r"\boxed",
+    "{",
+    "}",
+    r"\{",
+    r"\}",
+    "1",
+    " ",
+    "</think>",
+    "\n",
+    "</answer>",
+    "####",
+]
+BOX_TANGLES = st.lists(st.sampled_from([*BOX_PIECES, "<answer>", "a", "answer"]), max_size=30).map("".join)
+
+
+def slow_last_boxed(text):
+    """The same by its definition: of the boxes after the last </think> whose braces match, the one that begins last."""
+    rest = text.split("</think>")[-1]
+    for opening in reversed(list(re.finditer(r"\\boxed[ \t]*\{", rest))):
+        depth = 1
+        for brace in re.finditer(r"\\[{}]|[{}]", rest[opening.end() :]):
+            depth += {"{": 1, "}": -1}.get(brace[0], 0)
+            if depth == 0:
+                return rest[opening.end() : opening.end() + brace.start()].strip()
+    return None
+
+
+@given(BOX_TANGLES)
+def test_last_boxed_equals_its_definition(text):
+    assert last_boxed(text) == slow_last_boxed(text)
+
+
+@given(BOX_TANGLES)
+def test_last_answer_is_that_of_the_form_that_begins_last(text):
+    answers = {last_tagged(text), last_boxed(text), last_hashed(text)}
+    assert last_answer(text) in answers
+    assert (last_answer(text) is None) == (answers == {None})
+    wrapped = {f"{text}<answer>7</answer>", f"{text}\n#### 7\n", f"{text}\n\\boxed{{7}}"}
+    assert {last_answer(longer) for longer in wrapped} == {"7"}
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{42}", "42"),
+        (r"\boxed{ 42 } apples", "42"),
+        (r"\boxed{\frac{3}{4}}", r"\frac{3}{4}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{1} and \boxed{2", "1"),
+        (r"\boxed{1 \boxed{2}", "2"),
+        (r"\boxed{\boxed{2}}", "2"),
+        (r"{\boxed{1}", "1"),
+        (r"\boxed{1}</think>", None),
+        (r"\boxed 1", None),
+        ("boxed{1}", None),
+        ("", None),
+    ],
+)
+def test_last_boxed_cases(text, answer):
+    assert last_boxed(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("#### 42", "42"),
+        ("####42\r\nmore", "42"),
+        ("#### 41\n#### 42", "42"),
+        ("#### 42\n#### Explanation\n1 + 1", "42"),
+        ("#### 42\n#### 2. A second way", "42"),
+        ("#### 42\n#### ✓ done", "42"),
+        ("#### The answer is 42.", "The answer is 42."),
+        ("#### **42**", "**42**"),
+        ("##### 42", "42"),
+        ("<answer>#### 42</answer>", "42"),
+        ("#### Step 42", None),
+        ("#### forty-two", None),
+        ("####\n42", None),
+        ("### 42", None),
+        ("#### 42</think>", None),
+    ],
+)
+def test_last_hashed_cases(text, answer):
+    assert last_hashed(text) == answer
+
+
 @given(st.text(st.characters(exclude_characters="|｜>")))
 def test_text_without_tokens_is_returned_as_it_is(text):
     assert strip_special_tokens(text) is text
@@ -87,11 +176,15 @@ def test_text_that_only_looks_like_a_token_stays(text):
 
 
 @pytest.mark.parametrize(
-    "piece", ["<answer>", "</answer>", "<|", "<|a", "<", "<|a|", "</think>", "<answer>1</answer>", "</s>", "<pad>."]
+    "piece",
+    [
+        *("<answer>", "</answer>", "<|", "<|a", "<", "<|a|", "</think>", "<answer>1</answer>", "</s>", "<pad>."),
+        *("\\boxed{", "\\boxed{1}{}", "{}", "}", "\\boxed", "####", "#### a", "#### 1. a\n", "####</answer>"),
+    ],
 )
-@pytest.mark.parametrize("function", [last_tagged, strip_special_tokens])
+@pytest.mark.parametrize("function", [last_answer, last_tagged, strip_special_tokens])
 def test_time_is_linear_in_hostile_text(function, piece):
-    text = piece * (2_000_000 // len(piece))
+    text = piece * (1_000_000 // len(piece)) + "\\boxed{"
     start = time.process_time()
     function(text)
     assert time.process_time() - start < 0.5

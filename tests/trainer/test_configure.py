@@ -262,6 +262,12 @@ def stand_ins(monkeypatch):
         by_reason: dict = dataclasses.field(default_factory=lambda: {"wrong": 33, "ok": 31})
         mean_length: float = 57.25
         tokens_per_second: float = 12345.6
+        summary: dict = dataclasses.field(default_factory=dict)
+        report: None = None
+
+    def evaluate(plan, output, observer):
+        calls.append(("evaluate", plan, {"output": output}, os.environ.get("OMP_WAIT_POLICY")))
+        return Result()
 
     def put(module, function, result):
         def stand_in(config, **options):
@@ -272,7 +278,7 @@ def stand_ins(monkeypatch):
 
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     put("loop", "train", None)
-    put("evaluation", "evaluate_model", Result())
+    monkeypatch.setattr("tinyzero_sdk.evaluation.evaluate", evaluate)
     put("warmstart", "warm_start", types.SimpleNamespace(summary="model: made"))
     return calls
 
@@ -340,9 +346,9 @@ def test_an_interrupted_run_exits_by_its_signal_and_says_how_to_go_on(capsys, st
 
 def test_eval_prints_what_it_found(capsys, stand_ins):
     code, shown, _ = call(capsys, "eval", "--task", "countdown", "--size", "64", "--seed", "3", "--temperature", "0")
-    ((_, config, options, policy),) = stand_ins
-    assert (code, config.eval.size, config.run.seed, policy) == (0, 64, 3, "PASSIVE")
-    assert (options["samples"], options["temperature"], options["output"]) == (1, 0.0, None)
+    ((_, plan, options, policy),) = stand_ins
+    assert (code, plan.size, plan.seed, policy) == (0, 64, 3, "PASSIVE")
+    assert (plan.samples, plan.temperature, options["output"]) == (1, 0.0, None)
     assert shown.splitlines() == [
         "task        countdown",
         "model       the tiny model that comes with the trainer",
@@ -380,13 +386,12 @@ def test_warmstart_needs_an_output(capsys, stand_ins):
 
 
 def test_the_stand_ins_take_what_the_real_ones_take():
-    from tinyzero_trainer.evaluation import evaluate_model
+    from tinyzero_sdk.evaluation import evaluate
     from tinyzero_trainer.loop import train
     from tinyzero_trainer.warmstart import warm_start
 
     assert list(inspect.signature(train).parameters) == ["config", "resume"]
-    taken = ["config", "samples", "temperature", "output", "display", "stop"]
-    assert list(inspect.signature(evaluate_model).parameters) == taken
+    assert list(inspect.signature(evaluate).parameters) == ["plan", "output", "observer"]
     assert list(inspect.signature(warm_start).parameters) == ["config", "display", "stop"]
 
 

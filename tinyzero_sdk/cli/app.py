@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import tinyzero_sdk
-from tinyzero_sdk.cli import data, score, tasks
+from tinyzero_sdk.cli import check, data, evaluate, fuzz, new, rescore, score, tasks
 from tinyzero_sdk.cli.output import exit_on_error, stdout, warn
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.extensions import load_extensions
@@ -20,7 +20,6 @@ from tinyzero_sdk.extensions import load_extensions
 TRAINER_COMMANDS = {
     "warmstart": "Make a small model from nothing that can attempt a task.",
     "train": "Train a language model on a task.",
-    "eval": "Measure a model on held-out items of a task.",
 }
 
 
@@ -60,20 +59,23 @@ def build_app() -> typer.Typer:
     """The app with the SDK's commands and those of every extension that works."""
     app = typer.Typer(
         help="Write a task with a verifiable reward, prove the reward, train a language model on it.",
-        epilog="Results go to stdout or --output. Exit codes: 0 fine, 1 some rows or checks failed, 2 wrong use.",
+        epilog="Results go to stdout or --output. "
+        "Exit codes: 0 fine, 1 some rows or checks failed, 2 wrong use, 70 our fault.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",  # which joins the lines of a paragraph
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_top)
-    for group in (tasks, data, score):
+    for group in (tasks, new, check, fuzz, data, score, rescore):
         group.register(app)
     for extension in load_extensions():
         extension.call("register_commands", app=app)
         if extension.error:
             origin = f"{extension.distribution} {extension.version}"
             warn(f"extension {extension.name!r} ({origin}) is left out: {extension.error}")
+    evaluate.register(app, load_extensions())
     _stand_in_for_trainer(app)
     return app
 

@@ -15,7 +15,8 @@ from rich.text import Text
 from tinyzero_sdk.cli.output import print_json, stdout
 from tinyzero_sdk.cli.task_options import TaskName, TaskWords, Workers, open_task, progress_bar
 from tinyzero_sdk.dataset import DEFAULT_TEST_SHARE, iterate
-from tinyzero_sdk.records import Item
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.records import Item, Split
 from tinyzero_sdk.task import Task
 from tinyzero_sdk.wire import as_messages
 
@@ -54,8 +55,10 @@ def data(
     task: TaskName,
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for train and test; made if missing.")],
     words: TaskWords = None,
-    size: Annotated[int, typer.Option("--size", min=0, help="Problems for training; 0 = no file.")] = 10_000,
-    test_size: Annotated[int, typer.Option("--test-size", min=0, help="Problems held out; 0 = no file.")] = 1024,
+    size: Annotated[str, typer.Option("--size", metavar="N|all", help="Problems for training; 0 = no file.")] = "10000",
+    test_size: Annotated[
+        str, typer.Option("--test-size", metavar="N|all", help="Problems held out; 0 = no file.")
+    ] = "1024",
     seed: Seed = 0,
     test_share: TestShare = DEFAULT_TEST_SHARE,
     template: Template = "base",
@@ -63,21 +66,22 @@ def data(
     workers: Workers = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
 ) -> None:
-    """Write a task's problems to train and test files, which share no problem."""
+    """Write a task's problems to train and test files, which share no problem.
+
+    all stands for every problem there is, of a task that comes to an end.
+    """
     from tinyzero_sdk.builder import write_dataset
     from tinyzero_sdk.worker import count_cores
 
     started = time.perf_counter()
+    sizes: dict[Split, int | None] = {"train": _size("--size", size), "test": _size("--test-size", test_size)}
     opened = open_task(task, words)
     with progress_bar() as progress:
-        bars = {
-            "train": progress.add_task("train", total=size, visible=size > 0),
-            "test": progress.add_task("test", total=test_size, visible=test_size > 0),
-        }
+        bars = {split: progress.add_task(split, total=total, visible=total != 0) for split, total in sizes.items()}
         reports = write_dataset(
             opened,
             output,
-            sizes={"train": size, "test": test_size},
+            sizes=sizes,
             seed=seed,
             test_share=test_share,
             template=template,
@@ -87,6 +91,15 @@ def data(
             on_progress=lambda split, rows: progress.update(bars[split], completed=rows),
         )
     _show_reports(list(reports.values()), time.perf_counter() - started)
+
+
+def _size(flag: str, text: str) -> int | None:
+    """A number of problems; None = all there are."""
+    if text == "all":
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise SettingsError(f"{flag}: got {text!r}, expected a number of problems, or all")
+    return int(text)
 
 
 def _show_reports(reports: list["SplitReport"], seconds: float) -> None:
@@ -123,7 +136,10 @@ def sample(
 
 def _describe(task: Task, item: Item, template: str) -> dict[str, Any]:
     solution = task.solve(item)
-    score = None if solution is None else task.score_completion(solution, item.ground_truth)
+    # An unsafe scorer does not run in this process.
+    score = None
+    if solution is not None and not task.info.unsafe_scorer:
+        score = task.score_completion(solution, item.ground_truth)
     return {
         "key": task.item_key(item),
         "difficulty": task.difficulty(item),
@@ -142,7 +158,11 @@ def _show_problem(title: str, problem: dict[str, Any]) -> None:
     _show_part("ground truth", json.dumps(problem["ground_truth"], ensure_ascii=False))
     _show_part("difficulty", f"{problem['difficulty']:.3g}")
     if problem["solution"] is not None:
-        _show_part(f"gold completion, scores {problem['score']:g} ({problem['reason']})", problem["solution"])
+        is_scored = problem["score"] is not None
+        verdict = (
+            f"scores {problem['score']:g} ({problem['reason']})" if is_scored else "not scored: its scorer is unsafe"
+        )
+        _show_part(f"gold completion, {verdict}", problem["solution"])
     stdout.print()
 
 

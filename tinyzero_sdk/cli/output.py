@@ -1,7 +1,7 @@
 """What all commands share: how results, warnings and errors are shown, and the exit codes.
 
 Results go to stdout, everything else to stderr, so that `--json` can be piped. Exit codes: 0 fine, 1 some
-rows or checks failed, 2 wrong use, 130 interrupted.
+rows or checks failed, 2 wrong use, 70 a fault of ours (`EX_SOFTWARE` of sysexits.h), 130 interrupted.
 """
 
 import json
@@ -16,6 +16,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from tinyzero_sdk.errors import TinyZeroError
+
+UNEXPECTED = 70
+"""Exit code of an error that nobody foresaw; 1 would say that some rows failed."""
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -48,7 +51,7 @@ def exit_on_error() -> Iterator[None]:
             _line("[red]error:[/]", str(error))
             sys.exit(2)
         _line("[red]unexpected error:[/]", f"{type(error).__name__}: {error} (set TINYZERO_DEBUG=1 to see where)")
-        sys.exit(1)
+        sys.exit(UNEXPECTED)
 
 
 def _line(label: str, message: str) -> None:

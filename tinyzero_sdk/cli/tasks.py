@@ -3,6 +3,7 @@
 import dataclasses
 import textwrap
 from collections.abc import Iterator
+from itertools import groupby
 from json import dumps
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tinyzero_sdk.cli.output import print_json, stdout
-from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.errors import TaskNotFoundError, TinyZeroError
 from tinyzero_sdk.extensions import Extension, family_tasks, load_extensions
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.host import TaskEntry, list_tasks, load_task
@@ -21,6 +22,8 @@ from tinyzero_sdk.task import Task
 
 TEMPLATES = ("base", "chat", "compact")
 OFFERS = {"register_commands": "commands", "task_names": "tasks", "score_wrappers": "score wrappers"}
+MOST_SHOWN = 8  # tasks of a family in the list of all tasks
+UNSAFE = "it scores only with --allow-unsafe-scorers, in worker processes"
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -32,19 +35,46 @@ def register(app: typer.Typer) -> None:
 
 def tasks(
     name: Annotated[
-        str | None, typer.Argument(help="A task (name or file), to see its options and an example.")
+        str | None,
+        typer.Argument(
+            help="A task (name or file), to see its options and an example; or a family, to list its tasks."
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
     """List the installed tasks, or describe one."""
-    if name is not None:
+    if name is None:
+        rows = _installed(expand_families=json)
+    elif not (rows := _family(name)):
         details = _details(load_task(name))
         print_json(details) if json else _show_details(details)
         return
-    rows = [_task_row(entry) for entry in list_tasks()]
-    for family_task, extensions in sorted(family_tasks().items()):
-        rows += [_row(family_task, extension, description="") for extension in extensions]
     print_json(rows) if json else _show_rows(rows, "no task is installed; try: pip install tinyzero-countdown")
+
+
+def _installed(expand_families: bool) -> list[dict[str, Any]]:
+    """All tasks; a large family is one row, unless it shall be expanded, and none of its tasks is loaded."""
+    rows = [_task_row(entry.name, entry) for entry in list_tasks()]
+    by_name = groupby(sorted(family_tasks().items()), key=lambda offer: offer[0].partition("/")[0])
+    for family, group in by_name:
+        offers = [(name, extension) for name, extensions in group for extension in extensions]
+        if len(offers) > MOST_SHOWN and not expand_families:
+            text = f"{len(offers)} tasks; to list them: tinyzero tasks {family}"
+            rows.append(_row(f"{family}/…", offers[0][1], description=text))
+        else:
+            rows += [_row(name, extension, description="") for name, extension in offers]
+    return rows
+
+
+def _family(family: str) -> list[dict[str, Any]]:
+    """The tasks of a family, each loaded to describe it; nothing if there is none of that name."""
+    offers = sorted(family_tasks().items()) if family.isidentifier() else ()
+    return [
+        _task_row(name, extension)
+        for name, extensions in offers
+        for extension in extensions
+        if name.startswith(f"{family}/")
+    ]
 
 
 def plugins(json: JsonOption = False) -> None:
@@ -53,11 +83,14 @@ def plugins(json: JsonOption = False) -> None:
     print_json(rows) if json else _show_rows(rows, "no extension is installed; for tasks: tinyzero tasks")
 
 
-def _task_row(entry: TaskEntry) -> dict[str, Any]:
+def _task_row(name: str, origin: TaskEntry | Extension) -> dict[str, Any]:
     try:
-        return _row(entry.name, entry, description=load_task(entry.name).info.description)
+        info = load_task(name).info
+        return {**_row(name, origin, description=info.description), "unsafe_scorer": info.unsafe_scorer}
+    except TaskNotFoundError as error:  # its own family says that there is no such task
+        return {**_row(name, origin, description=""), "unsupported": str(error)}
     except TinyZeroError as error:
-        return {**_row(entry.name, entry, description=""), "broken": str(error)}
+        return {**_row(name, origin, description=""), "broken": str(error)}
 
 
 def _offers(extension: Extension) -> str:
@@ -83,11 +116,21 @@ def _show_rows(rows: list[dict[str, Any]], nothing: str) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column(name, style="cyan", no_wrap=True)
     table.add_column(content)
-    table.add_column("from")
-    for row in rows:
+    origins = [f"{row['distribution']} {row['version']}" for row in rows]
+    is_family = len(rows) > MOST_SHOWN and len(set(origins)) == 1  # then the column would say the same all the way
+    if not is_family:
+        table.add_column("from")
+    for row, origin in zip(rows, origins, strict=True):
         text = f"[red]broken:[/] {escape(row['broken'])}" if row["broken"] else escape(row[content])
-        table.add_row(escape(row["name"]), text, f"{row['distribution']} {row['version']}")
+        if row.get("unsupported"):
+            text = f"[yellow]not supported:[/] {escape(row['unsupported'].rpartition(' is not supported: ')[2])}"
+        mark = "[yellow]unsafe scorer:[/] " if row.get("unsafe_scorer") else ""
+        table.add_row(escape(row["name"]), mark + text, *([] if is_family else [origin]))
     stdout.print(table)
+    if is_family:
+        stdout.print(f"\n{len(rows)} from {origins[0]}")
+    if any(row.get("unsafe_scorer") for row in rows):
+        stdout.print(f"\n[yellow]unsafe scorer[/] = {UNSAFE}; `tinyzero tasks NAME` says why")
 
 
 def _details(task: Task) -> dict[str, Any]:
@@ -142,6 +185,9 @@ def _show_details(details: dict[str, Any]) -> None:
     if details["templates"]:
         facts.append(f"templates {', '.join(details['templates'])}")
     stdout.print(escape(" · ".join(facts)))
+    if details["unsafe_scorer"]:
+        why = f"unsafe scorer: {details['unsafe_scorer']}; {UNSAFE}"
+        stdout.print(f"[yellow]{escape(why)}[/]", soft_wrap=True)
     if details["options"]:
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
         for column in ("option", "type", "default", "meaning"):

@@ -1,1 +1,59 @@
-"""The conformance kit: laws that every reward must keep, and what it takes to break one."""
+"""The conformance kit: laws that every reward must keep, and what it takes to break one.
+
+`check_task(load_task("countdown"))` checks a task; `strategies` are hypothesis strategies for completions, for tests
+of your own; docs/conformance.md lists the laws. All but `Gold` needs hypothesis: `pip install 'tinyzero-sdk[testing]'`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tinyzero_sdk.testing.gold import Gold, find_gold, golds
+
+if TYPE_CHECKING:
+    from tinyzero_sdk.testing import strategies
+    from tinyzero_sdk.testing.checker import Checker, check_task, known_cases, local_cases_path
+    from tinyzero_sdk.testing.law import Failure, Law
+    from tinyzero_sdk.testing.laws import LAWS, find_laws
+    from tinyzero_sdk.testing.report import Report, Result
+    from tinyzero_sdk.testing.samples import Sample
+
+_HOMES = {
+    "Checker": "checker",
+    "check_task": "checker",
+    "known_cases": "checker",
+    "local_cases_path": "checker",
+    "Failure": "law",
+    "Law": "law",
+    "LAWS": "laws",
+    "find_laws": "laws",
+    "Report": "report",
+    "Result": "report",
+    "Sample": "samples",
+}
+
+__all__ = [
+    "LAWS",
+    "Checker",
+    "Failure",
+    "Gold",
+    "Law",
+    "Report",
+    "Result",
+    "Sample",
+    "check_task",
+    "find_gold",
+    "find_laws",
+    "golds",
+    "known_cases",
+    "local_cases_path",
+    "strategies",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import late what needs hypothesis, which takes 0.2 s and may be missing."""
+    if name == "strategies":
+        return import_module("tinyzero_sdk.testing.strategies")
+    if name in _HOMES:
+        return getattr(import_module(f"tinyzero_sdk.testing.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`tinyzero train`, `tinyzero eval` and `tinyzero warmstart`: what the user typed, turned into one Python call each.
+"""`tinyzero train` and `tinyzero warmstart`: what the user typed, turned into one Python call each.
 
 Whatever is slow to import (torch above all) is imported inside the functions, after the settings have been checked.
 """
@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from typer.core import TyperCommand
 
-from tinyzero_sdk.cli.output import print_json, stderr, stdout
+from tinyzero_sdk.cli.output import stderr, stdout
+from tinyzero_sdk.cli.task_options import AllowUnsafe
 from tinyzero_sdk.errors import SettingsError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tinyzero_trainer.config import TrainConfig
-    from tinyzero_trainer.evaluation import EvaluationResult
 
 TINY_MODEL = "the tiny model that comes with the trainer"
 
@@ -32,7 +31,6 @@ ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE", h
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
     app.command("train", cls=_TrainCommand)(train)
-    app.command("eval", cls=_EvalCommand)(evaluate)
     app.command("warmstart", cls=_WarmStartCommand)(warm_start)
 
 
@@ -56,6 +54,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint in --output, by its config.toml.")
     ] = False,
+    allow_unsafe_scorers: AllowUnsafe = False,
 ) -> None:
     """Train a language model on a task by reinforcement learning.
 
@@ -68,7 +67,8 @@ def train(
     from tinyzero_trainer.interrupts import Interrupted
     from tinyzero_trainer.run_directory import RunDirectory
 
-    flags = {"run.task": task, "run.output": output and str(output), "model.path": model}
+    flags: dict[str, Any] = {"run.task": task, "run.output": output and str(output), "model.path": model}
+    flags["run.allow_unsafe_scorers"] = allow_unsafe_scorers or None
     said = gather(TrainConfig, flags, words or (), config)
     if resume:
         if output is None:
@@ -79,10 +79,15 @@ def train(
         if not resolved.run.output:
             resolved = make_config(merge(said, {"run": {"output": _new_directory(resolved.run.task)}}))
     # The loop does both too, but seconds later.
-    load_task(resolved.run.task, options=resolved.task, wrappers=resolved.run.wrappers)
+    load_task(
+        resolved.run.task,
+        options=resolved.task,
+        wrappers=resolved.run.wrappers,
+        allow_unsafe_scorers=resolved.run.allow_unsafe_scorers,
+    ).check_scoring_allowed()
     RunDirectory(Path(resolved.run.output)).check(resume=resume)
     _announce(resolved, suited, resume=resume)
-    _calm_threads()
+    calm_threads()
     from tinyzero_trainer.loop import train as run_loop
 
     try:
@@ -90,55 +95,6 @@ def train(
     except Interrupted as stopped:
         stderr.print(str(stopped), soft_wrap=True, markup=False)
         raise typer.Exit(stopped.exit_code) from None
-
-
-def evaluate(
-    words: Words = None,
-    task: TaskOption = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="MODEL",
-            help="Run directory, one of its checkpoints, or a transformers causal LM (directory or Hub name).",
-            show_default=TINY_MODEL,
-        ),
-    ] = None,
-    size: Annotated[int | None, typer.Option("--size", help="Held-out problems.", show_default="1024")] = None,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Completions of each problem.")] = 1,
-    temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="0 = the likeliest token each time.")
-    ] = 1.0,
-    seed: Annotated[
-        int | None, typer.Option("--seed", help="Of the sampling; the problems stay the same.", show_default="0")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE.jsonl", help="Write the completions and their scores.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Measure a model on held-out problems of a task.
-
-    A model out of a training run is measured on that run's task and held-out problems, unless told otherwise.
-    """
-    from dataclasses import asdict
-
-    from tinyzero_trainer.config import TrainConfig
-    from tinyzero_trainer.configure import evaluation_config, gather
-    from tinyzero_trainer.display import Display
-    from tinyzero_trainer.interrupts import StopFlag
-
-    flags = {"run.task": task, "run.seed": seed, "model.path": model, "eval.size": size}
-    config = evaluation_config(gather(TrainConfig, flags, words or ()))
-    _calm_threads()
-    with Display() as display:
-        display.phase("loading PyTorch")
-        from tinyzero_trainer.evaluation import evaluate_model
-
-        result = evaluate_model(
-            config, samples=samples, temperature=temperature, output=output, display=display, stop=StopFlag()
-        )
-    print_json(asdict(result)) if json else _show_evaluation(config, result, temperature)
 
 
 def warm_start(
@@ -161,7 +117,7 @@ def warm_start(
     for flag, value in (("--task", resolved.run.task), ("--output", resolved.run.output)):
         if not value:
             raise SettingsError(f"a warm start needs {flag}")
-    _calm_threads()
+    calm_threads()
     with Display() as display:
         display.phase("loading PyTorch")
         from tinyzero_trainer.warmstart import warm_start as make_model
@@ -193,14 +149,6 @@ class _TrainCommand(_CommandWithKeys):
         return key_help(TrainConfig)
 
 
-class _EvalCommand(_CommandWithKeys):
-    def keys(self) -> "Iterator[RenderableType]":
-        from tinyzero_trainer.config import TrainConfig
-        from tinyzero_trainer.configure import EVALUATION_KEYS, key_help
-
-        return key_help(TrainConfig, only=EVALUATION_KEYS)
-
-
 class _WarmStartCommand(_CommandWithKeys):
     def keys(self) -> "Iterator[RenderableType]":
         from tinyzero_trainer.configure import key_help
@@ -213,7 +161,7 @@ def _new_directory(task: str) -> str:
     return f"runs/{Path(task).stem}-{time.strftime('%Y-%m-%d-%H%M%S')}"
 
 
-def _calm_threads() -> None:
+def calm_threads() -> None:
     """Before torch is imported: threads that wait actively make a step ten times slower beside a busy process."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -237,20 +185,3 @@ def _announce(config: "TrainConfig", suited: Sequence[str], *, resume: bool) -> 
             soft_wrap=True,
         )
     stderr.print("loading PyTorch", style="dim")
-
-
-def _show_evaluation(config: "TrainConfig", result: "EvaluationResult", temperature: float) -> None:
-    how = "likeliest token each time" if temperature == 0 else f"sampled at T={temperature:g}"
-    reasons = " · ".join(f"{reason} {count:,}" for reason, count in sorted(result.by_reason.items()))
-    rows = {
-        "task": config.run.task,
-        "model": config.model.path or TINY_MODEL,
-        "problems": f"{result.problems:,} held out, {result.samples} sample{'s'[: result.samples != 1]} each, {how}",
-        "accuracy": f"{100 * result.accuracy:.1f} % ± {100 * result.standard_error:.1f} (one standard error)",
-        "mean score": f"{result.mean_score:.3f}",
-        "mean length": f"{result.mean_length:,.1f} tokens",
-        "reasons": reasons,
-        "speed": f"{result.tokens_per_second:,.0f} tokens/s",
-    }
-    for name, value in rows.items():
-        stdout.print(f"[bold]{name:<12}[/]{escape(value)}", soft_wrap=True)

@@ -43,6 +43,9 @@ class RunConfig:
     wrappers: tuple[str, ...] = ()
     """Score wrappers put around the task's reward, by name, innermost first."""
 
+    allow_unsafe_scorers: bool = False
+    """Run a scorer that its task says must not be trusted with a model's text, in the worker processes."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:

@@ -2,49 +2,23 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from tinyzero_sdk import Score
+from tinyzero_sdk.estimators import standard_error
+from tinyzero_sdk.evaluation import EvaluationResult
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.display import Display
 from tinyzero_trainer.interrupts import StopFlag
 from tinyzero_trainer.records import Prompt, Sample
 from tinyzero_trainer.roles import Roles, build_roles, generate, score
 from tinyzero_trainer.rollout import SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationResult:
-    """What a model did on held-out problems."""
-
-    problems: int
-    """Number of problems."""
-
-    samples: int
-    """Completions of each."""
-
-    accuracy: float
-    """Share of completions that are correct."""
-
-    standard_error: float
-    """Of the accuracy, over problems."""
-
-    mean_score: float
-    """Mean reward, without shaping."""
-
-    by_reason: Mapping[str, int]
-    """Number of completions by reason of their score."""
-
-    mean_length: float
-    """Mean length of a completion, in tokens."""
-
-    tokens_per_second: float
-    """Generated tokens over the wall-clock time of generation and scoring."""
 
 
 def evaluate(
@@ -62,17 +36,13 @@ def evaluate(
 
 
 def _summary(completed: Sequence[Sample], samples: int, seconds: float) -> EvaluationResult:
-    correct = [sample.score.correct for sample in completed]
+    correct = np.array([sample.score.correct for sample in completed]).reshape(-1, samples)
     lengths = [len(sample.rollout.token_ids) for sample in completed]
-    # Completions of one problem are not independent: the standard error is that of the problems' means.
-    by_problem = [fmean(correct[start : start + samples]) for start in range(0, len(correct), samples)]
-    accuracy, count = fmean(by_problem), len(by_problem)
-    variance = sum((value - accuracy) ** 2 for value in by_problem) / max(1, count - 1)
     return EvaluationResult(
-        problems=count,
+        problems=len(correct),
         samples=samples,
-        accuracy=accuracy,
-        standard_error=(variance / count) ** 0.5,
+        accuracy=float(correct.mean()),
+        standard_error=standard_error(correct.sum(axis=1), np.full(len(correct), samples)),
         mean_score=fmean(sample.score.unshaped for sample in completed),
         by_reason=Counter(sample.score.reason for sample in completed),
         mean_length=fmean(lengths),
@@ -81,7 +51,7 @@ def _summary(completed: Sequence[Sample], samples: int, seconds: float) -> Evalu
 
 
 def evaluate_model(
-    config: TrainConfig, *, samples: int, temperature: float, output: Path | None, display: Display, stop: StopFlag
+    config: TrainConfig, *, samples: int, temperature: float, display: Display, stop: StopFlag
 ) -> EvaluationResult:
     """Evaluate `config.model` on `config.eval.size` held-out problems of `config.run.task`.
 
@@ -89,7 +59,6 @@ def evaluate_model(
         config: as for training; what concerns training alone is not used.
         samples: completions of each problem.
         temperature: 0 = the likeliest token each time.
-        output: JSON Lines file for the completions with their scores, or None.
         display: is told of the phases.
         stop: polled while generating.
     """
@@ -97,10 +66,8 @@ def evaluate_model(
         prompts = roles.prompts.held_out(config.eval.size)
         params = SamplingParams(config.rollout.max_tokens, temperature)
         display.phase("evaluating", len(prompts) * samples, "completions")
-        result, completed = evaluate(roles, prompts, params, samples=samples, seed=config.run.seed, stop=stop)
+        result, _ = evaluate(roles, prompts, params, samples=samples, seed=config.run.seed, stop=stop)
         display.end_phase()
-    if output is not None:
-        write_samples(output, completed)
     return result
 
 

@@ -7,10 +7,20 @@ from tinyzero_sdk import hookimpl
 if TYPE_CHECKING:
     import typer
 
+    from tinyzero_sdk.evaluation import LocalModels
+
 
 @hookimpl
 def register_commands(app: "typer.Typer") -> None:
-    """Add `train`, `eval` and `warmstart`."""
+    """Add `train` and `warmstart`."""
     from tinyzero_trainer import commands
 
     commands.register(app)
+
+
+@hookimpl
+def local_models() -> "LocalModels":
+    """Load models of transformers'."""
+    from tinyzero_trainer.local_models import LocalModels
+
+    return LocalModels()

@@ -66,7 +66,12 @@ def build_roles(
         checkpoint: directory whose weights are taken instead of the starting model's.
     """
     display.phase("loading the task and the model")
-    task = load_task(config.run.task, options=config.task, wrappers=config.run.wrappers)
+    task = load_task(
+        config.run.task,
+        options=config.task,
+        wrappers=config.run.wrappers,
+        allow_unsafe_scorers=config.run.allow_unsafe_scorers,
+    )
     device = choose_device(config.run.device)
     language_model = load_model(str(checkpoint) if checkpoint else config.model.path, device)
     reward = config.reward
@@ -113,12 +118,7 @@ def generate(
         ModelError: a prompt and the longest completion do not fit into the model's context.
         StopRequested: a signal asked for the end meanwhile.
     """
-    longest, context = max(len(prompt.token_ids) for prompt in prompts), roles.language_model.context
-    if longest + params.max_tokens > context:
-        raise ModelError(
-            f"a prompt of {longest} tokens and rollout.max_tokens={params.max_tokens} exceed the {context} tokens that "
-            f"{roles.language_model.name} was made for; lower rollout.max_tokens"
-        )
+    check_context(roles.language_model, prompts, params.max_tokens)
 
     def on_progress(finished: int) -> None:
         roles.display.advance(finished)
@@ -128,6 +128,20 @@ def generate(
     token_ids = [prompt.token_ids for prompt in prompts]
     groups = roles.engine.generate(token_ids, samples, params, seed=seed, on_progress=on_progress)
     return [(prompt, rollout) for prompt, group in zip(prompts, groups, strict=True) for rollout in group]
+
+
+def check_context(language_model: LanguageModel, prompts: Sequence[Prompt], max_tokens: int) -> None:
+    """Refuse completions that the model has no room for.
+
+    Raises:
+        ModelError: a prompt and the longest completion do not fit into the model's context.
+    """
+    longest, context = max(len(prompt.token_ids) for prompt in prompts), language_model.context
+    if longest + max_tokens > context:
+        raise ModelError(
+            f"a prompt of {longest} tokens and rollout.max_tokens={max_tokens} exceed the {context} tokens that "
+            f"{language_model.name} was made for; lower rollout.max_tokens"
+        )
 
 
 def score(roles: Roles, rollouts: Sequence[tuple[Prompt, Rollout]], *, max_failed_share: float) -> list[Sample]:

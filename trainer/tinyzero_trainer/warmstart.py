@@ -93,7 +93,7 @@ def warm_start(config: WarmStartConfig, *, display: Display, stop: StopFlag) -> 
     train_config = build(
         TrainConfig, merge(settings, {"run": {"task": config.run.task}, "model": {"path": str(output)}})
     )
-    result = evaluate_model(train_config, samples=1, temperature=1.0, output=None, display=display, stop=stop)
+    result = evaluate_model(train_config, samples=1, temperature=1.0, display=display, stop=stop)
     recipe = {key: value for key, value in to_mapping(config).items() if key != "settings"}
     recipe["run"] = {"task": config.run.task, "seed": config.run.seed}
     (output / RECIPE_FILE).write_text(tomli_w.dumps({**recipe, "settings": config.settings}), encoding="utf-8")

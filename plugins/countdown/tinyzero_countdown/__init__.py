@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tinyzero_countdown import demonstrations, prompts, scoring
-from tinyzero_countdown.options import CountdownOptions
+from tinyzero_countdown.answer_rules import answer_rules
+from tinyzero_countdown.options import MAX_VALUE, CountdownOptions
 from tinyzero_countdown.second_opinion import is_right
 from tinyzero_sdk import Item, ItemColumns, Score, TaskInfo, hookimpl
 from tinyzero_sdk.hookspecs import Message
@@ -78,6 +79,18 @@ def score(answer: str, ground_truth: Mapping[str, Json], options: CountdownOptio
 @hookimpl
 def oracle(answer: str, ground_truth: Mapping[str, Json]) -> bool:
     return is_right(answer, ground_truth)
+
+
+@hookimpl
+def grammar(item: Item) -> dict[str, list[str]]:
+    truth = item.ground_truth
+    return answer_rules(truth["numbers"], truth["target"], last_tagged(solve(item) or ""))
+
+
+@hookimpl
+def is_valid(ground_truth: Json) -> bool:
+    numbers, target = ground_truth["numbers"], ground_truth["target"]
+    return len(numbers) > 1 and all(1 <= number <= MAX_VALUE for number in (*numbers, target))
 
 
 @hookimpl

@@ -73,7 +73,7 @@ _find_lexemes = re.compile(
     r"\\(?:left|right)\s*[()\[\]] | \\[dt]?frac\s*\{ | \}\s*\{ | \\[A-Za-z]+ | \S", re.VERBOSE
 ).findall
 _blank_latex_spaces = partial(re.compile(r"\\[,;:!]").sub, " ")
-_WRAPPERS = ((r"\boxed{", "}"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_WRAPPERS = ((r"\boxed{", "}"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
 
 _FRACTION = ("fraction", "numerator")
 _TOKENS = {lexeme: (lexeme,) for lexeme in "0+-*/()[]="} | {
@@ -100,8 +100,8 @@ def parse_shape(shape: str) -> Program | None:
 
 
 def _unwrap(shape: str) -> str:
-    """The shape without the marks that LaTeX and Markdown put around mathematics."""
-    shape = shape.strip()
+    """The shape without the marks that LaTeX and Markdown put around mathematics, and without a full stop."""
+    shape = shape.strip().removesuffix(".").rstrip()
     for left, right in _WRAPPERS:
         if len(shape) >= len(left + right) and shape.startswith(left) and shape.endswith(right):
             return _unwrap(shape[len(left) : -len(right)])

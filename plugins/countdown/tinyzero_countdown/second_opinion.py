@@ -12,6 +12,7 @@ from tinyzero_sdk.records import Json
 _Ratio = tuple[int, int]
 _LONGEST = 256
 _SIGNS = {"+": "+", "-": "-", "−": "-", "*": "*", "×": "*", "·": "*", "⋅": "*", "∗": "*", "/": "/", "÷": "/"}
+_MARKS = (("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\\boxed{", "}"), ("**", "**"), ("`", "`"))
 _COMMANDS = {"times": "*", "cdot": "*", "div": "/"}
 
 
@@ -44,7 +45,9 @@ def _without_marks(answer: str) -> str:
         answer = answer.replace(space, " ")
     while True:
         answer = answer.strip()
-        for left, right in (("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\\boxed{", "}")):
+        if answer.endswith("."):
+            answer = answer[:-1].strip()
+        for left, right in _MARKS:
             inner = answer.removeprefix(left).removesuffix(right)
             if len(inner) == len(answer) - len(left) - len(right):
                 answer = inner
@@ -135,6 +138,8 @@ class _Reader:
     def _command(self, name: str) -> bool:
         """Take `\\name` if it stands here, not as the beginning of a longer name."""
         self._blanks()
+        if self._peek() != "\\":
+            return False
         end = self._at + 1 + len(name)
         following = self._text[end : end + 1]
         if self._text[self._at : end] != "\\" + name or (following.isascii() and following.isalpha()):
@@ -157,7 +162,7 @@ class _Reader:
         return True
 
     def _blanks(self) -> None:
-        while self._peek().isspace():
+        while self._text[self._at : self._at + 1].isspace():
             self._at += 1
 
     def _peek(self) -> str:

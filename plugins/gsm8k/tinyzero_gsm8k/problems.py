@@ -1,16 +1,16 @@
-"""Problems from a file in GSM8K's format: Parquet or JSON Lines with the columns `question` and `answer`."""
+"""A word problem in GSM8K's format, and what its question and its solution say. Where it comes from: `sources.py`."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
+from hashlib import blake2b
 from typing import Any
 
 from tinyzero_gsm8k.numbers import read_number
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.seeds import derive_seed
 
+MARKER = "####"
 COLUMNS = ("question", "answer")
 
 
@@ -28,34 +28,40 @@ class Problem:
     """The number after `####`, without commas."""
 
 
-def read_problems(path: str) -> tuple[Problem, ...]:
-    """All problems of a file, in its order.
+def read_problems(rows: Iterable[Mapping[str, Any]], origin: str) -> tuple[Problem, ...]:
+    """The problems that the rows are, in their order.
 
     Raises:
-        DataError: the file cannot be read, or a row is no problem; the message names it.
+        DataError: a row is no problem; the message names `origin` and the row's number, from 1.
     """
-    try:
-        return _read(Path(path), Path(path).stat().st_mtime_ns)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-
-
-@lru_cache(maxsize=4)  # problems are asked for block by block
-def _read(path: Path, changed: int) -> tuple[Problem, ...]:
-    from tinyzero_sdk.files import read_rows  # brings pyarrow, which scoring does not need
-
-    return tuple(_problem(row, f"{path}, problem {number}") for number, row in enumerate(read_rows(path), start=1))
+    return tuple(_problem(row, f"{origin}, problem {number}") for number, row in enumerate(rows, start=1))
 
 
 def _problem(row: Mapping[str, Any], place: str) -> Problem:
     if not all(isinstance(row.get(column), str) for column in COLUMNS):
         raise DataError(f"{place}: expected text in the columns {' and '.join(COLUMNS)}, got {str(row)[:80]}")
-    marked = row["answer"].rpartition("####")[2].strip()
-    if "####" not in row["answer"] or read_number(marked) is None:
-        raise DataError(f"{place}: expected the answer to end in `#### number`, got {row['answer'][-40:]!r}")
+    marked = row["answer"].rpartition(MARKER)[2].strip()
+    if MARKER not in row["answer"] or read_number(marked) is None:
+        raise DataError(f"{place}: expected the answer to end in `{MARKER} number`, got {row['answer'][-40:]!r}")
     return Problem(row["question"], row["answer"], marked.replace(",", ""))
 
 
-def shuffled(problems: tuple[Problem, ...], seed: int) -> list[Problem]:
+def shuffled(problems: Sequence[Problem], seed: int) -> list[Problem]:
     """The problems in the order that `seed` decides."""
     return random.Random(derive_seed("gsm8k", seed)).sample(problems, len(problems))
+
+
+def question_key(question: str) -> str:
+    """The same for two questions that differ in case and spacing only."""
+    return blake2b(" ".join(question.casefold().split()).encode(), digest_size=16).hexdigest()
+
+
+def steps_of(solution: str) -> list[str]:
+    """The steps of a solution: its lines before `####`, without the calculator marks (`<<3*4=12>>`) of GSM8K."""
+    lines = solution.rpartition(MARKER)[0].splitlines()
+    return [_without_marks(line).strip() for line in lines if line.strip()]
+
+
+def _without_marks(line: str) -> str:
+    parts = line.split("<<")
+    return parts[0] + "".join(part.partition(">>")[2] if ">>" in part else f"<<{part}" for part in parts[1:])

@@ -15,6 +15,7 @@ _SPELLINGS = {
 }
 _BRACKETS = [("(", ")"), ("[", "]"), (r"\left(", r"\right)"), (r"\left[", r"\right]")]
 _MARKS = [("", ""), ("", ""), ("$", "$"), ("$$", "$$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}")]
+_MARKS += [("**", "**"), ("`", "`"), ("", ".")]
 
 numbers = st.lists(st.integers(0, 99), min_size=1, max_size=6)
 

@@ -17,7 +17,7 @@ randoms = st.randoms(use_true_random=False)
 PIECES = [
     *"0123456789", *"+-*/()[]{}=$ .,^_eE", *"×·⋅∗÷−–", "**", "//", "10", "24", "\n", "\x00", "\u202e", "１", "²",
     r"\times", r"\cdot", r"\div", r"\frac{", "}{", r"\left(", r"\right)", r"\boxed{", r"\(", r"\)", r"\left", "\\",
-    r"\,", r"\!", "\u00a0", "\u202f", "\x1c",
+    r"\,", r"\!", "\u00a0", "\u202f", "\x1c", "`", "$$",
 ]  # fmt: skip
 
 

@@ -1,0 +1,44 @@
+"""The verdict on an answer: its number against the ground truth's."""
+
+from fractions import Fraction
+from functools import lru_cache
+
+from tinyzero_gsm8k.numbers import read_number
+from tinyzero_gsm8k.problems import MARKER
+from tinyzero_sdk import Score
+from tinyzero_sdk.errors import DataError
+
+# Made once: a frozen record costs more than the comparison.
+_RIGHT = Score(1.0, correct=True, reason="ok")
+_WRONG = Score(0.0, correct=False, reason="wrong")
+_MALFORMED = Score(0.0, correct=False, reason="malformed")
+
+
+def judge(answer: str, ground_truth: str | int | float) -> Score:
+    """Whether the one number in `answer` is that of the ground truth.
+
+    Args:
+        answer: what `last_answer` found.
+        ground_truth: a number as text, in any form an answer may have ("72", "1,000", or a solution that ends in
+            `#### 72`), or as a number.
+
+    Raises:
+        DataError: the ground truth is no number, on which every answer would look wrong.
+
+    Example:
+        >>> judge("$1,000.00 a month", "1000").correct, judge("999", "1,000").reason, judge("a lot", "1000").reason
+        (True, 'wrong', 'malformed')
+    """
+    truth = _truth(ground_truth)
+    number = read_number(answer)
+    if number is None:
+        return _MALFORMED
+    return _RIGHT if number == truth else _WRONG
+
+
+@lru_cache(maxsize=1 << 16, typed=True)
+def _truth(ground_truth: str | int | float) -> int | Fraction:
+    number = None if isinstance(ground_truth, bool) else read_number(str(ground_truth).rpartition(MARKER)[2])
+    if number is None:
+        raise DataError(f"the ground truth is {str(ground_truth)[:80]!r}, expected a number")
+    return number

@@ -1,0 +1,83 @@
+"""The verdict on an answer."""
+
+from collections.abc import Mapping
+from operator import index
+from typing import NamedTuple
+
+from tinyzero_multiply.reading import read
+from tinyzero_sdk import Score
+from tinyzero_sdk.records import Json
+
+# Made once: a frozen record costs more than the reading.
+_RIGHT = Score(1.0, correct=True)
+_WRONG = {"binary": Score(0.0, correct=False, reason="wrong"), "tinyzero": Score(0.1, correct=False, reason="wrong")}
+_MALFORMED = Score(0.0, correct=False, reason="malformed")
+
+
+class Truth(NamedTuple):
+    """What a ground truth says."""
+
+    product: int
+
+    factors: tuple[int, int] | None
+    """None where the ground truth is the bare product, as in TinyZero's files."""
+
+
+def judge(answer: str, ground_truth: Json, reward: str = "binary") -> Score:
+    """Whether `answer` is the product, and what that pays.
+
+    Args:
+        answer: what stands between the tags.
+        ground_truth: see `read_truth`.
+        reward: see `MultiplyOptions.reward`.
+
+    Raises:
+        TypeError: the ground truth is something else, on which every answer would look wrong.
+        ValueError: its product is not that of its factors.
+
+    Example:
+        >>> judge("123 × 456 = 56,088", {"num1": 123, "num2": 456, "product": 56088}).value
+        1.0
+        >>> judge("56089", 56088, reward="tinyzero").value
+        0.1
+    """
+    truth = read_truth(ground_truth)
+    if answer == str(truth.product):  # most right answers, at a tenth of the cost
+        return _RIGHT
+    reading = read(answer)
+    if reading is None:
+        return _MALFORMED
+    if reading.number != truth.product:
+        return _WRONG[reward]
+    if reading.factors is None:
+        return _RIGHT
+    if truth.factors is None:
+        return _RIGHT if reading.factors[0] * reading.factors[1] == truth.product else _WRONG[reward]
+    return _RIGHT if sorted(reading.factors) == sorted(truth.factors) else _WRONG[reward]
+
+
+def read_truth(ground_truth: Json) -> Truth:
+    """A ground truth's product and factors.
+
+    Args:
+        ground_truth: `num1`, `num2` and their `product`; or the product alone, a whole number or its digits. The
+            factors of a bare product are not known: there any true equation that ends in it will do.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: the product is not that of the factors, or the text is no whole number.
+    """
+    if type(ground_truth) is int:
+        return Truth(ground_truth, None)
+    try:
+        if isinstance(ground_truth, Mapping):
+            num1, num2 = index(ground_truth["num1"]), index(ground_truth["num2"])
+            product = index(ground_truth["product"])
+        else:
+            return Truth(int(ground_truth) if isinstance(ground_truth, str) else index(ground_truth), None)
+    except (TypeError, KeyError):
+        expected = '{"num1": 123, "num2": 456, "product": 56088}, or 56088'
+        raise TypeError(f"ground truth: got {ground_truth!r}, expected whole numbers as in {expected}") from None
+    if num1 * num2 != product:
+        raise ValueError(f"ground truth: got {ground_truth!r}, but {num1} × {num2} is {num1 * num2}")
+    return Truth(product, (num1, num2))

@@ -1,0 +1,111 @@
+"""The adapters with the packages they are for, each in an environment of its own. Slow: installs them."""
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.environments import lay_over, run_script
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs/adapters.md"
+BEFORE_TRL = """
+from tinyzero_sdk.adapters.trl import RewardFunction
+
+seen, original = [], RewardFunction.__call__
+
+def watched(self, completions, ground_truth, **others):
+    rewards = original(self, completions, ground_truth, **others)
+    seen.extend(zip(completions, ground_truth, rewards, strict=True))
+    return rewards
+
+RewardFunction.__call__ = watched
+"""
+AFTER_TRL = """
+import json, torch
+
+before = dict(AutoModelForCausalLM.from_pretrained(BUILT_IN_MODEL).named_parameters())
+same = [name for name, value in trainer.model.named_parameters() if torch.equal(before[name], value.cpu())]
+print(json.dumps({"log": trainer.state.log_history[0], "seen": seen, "same": same}))
+"""
+
+
+def documented(first_line: str) -> str:
+    """The block of the page that begins so."""
+    blocks = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    [block] = [block for block in blocks if block.startswith(f"{first_line}\n")]
+    return str(block)
+
+
+def test_grpo_of_trl_takes_a_step_on_countdown(tmp_path: Path) -> None:
+    from tinyzero_sdk import load_task
+
+    python = lay_over(tmp_path / "trl", "trl==1.16.0")
+    script = tmp_path / "step.py"
+    script.write_text(BEFORE_TRL + documented("# needs trl") + AFTER_TRL)
+    step = run_script(python, script, cwd=tmp_path)
+    log, seen = step["log"], step["seen"]
+    assert math.isfinite(log["loss"])
+    assert log["grad_norm"] > 0
+    assert step["same"] == [], "parameters that did not change"
+    assert len(seen) == 64
+    task = load_task("countdown")
+    assert [reward for *_, reward in seen] == [task.score_completion(text, truth).value for text, truth, _ in seen]
+    solved = sum(reward for *_, reward in seen) / len(seen)
+    assert 0 < solved < 1, "a group in which all are alike teaches nothing"
+    assert log["rewards/countdown/mean"] == pytest.approx(solved)
+    assert log["countdown/accuracy"] == pytest.approx(solved)
+
+
+def test_verl_loads_and_calls_a_task(tmp_path: Path) -> None:
+    """Through its own loader of reward functions and its own reward manager."""
+    python = lay_over(
+        tmp_path / "verl",
+        "ray>=2.41",
+        "tensordict==0.10.0",
+        "omegaconf>=2.3",
+        "codetiming>=1.4",
+        "aiohttp>=3.9",
+        "pandas>=2",
+        without_dependencies=("verl==0.9.1",),
+    )
+    data = ("data", "--task", "countdown", "--output", "data", "--size", "3", "--test-size", "0")
+    subprocess.run([Path(sys.executable).parent / "tinyzero", *data], cwd=tmp_path, check=True, capture_output=True)
+    said = run_script(python, HERE / "verl_rewards.py", "data/train.parquet", cwd=tmp_path)
+    assert said["types"] == "ndarray"
+    assert said["evaluated"] == [[1.0, 0.0]] * 3
+    right = {"score": 1.0, "acc": 1.0, "reason": "ok"}
+    wrong = {"score": 0.1, "acc": 0.0, "reason": "wrong"}
+    assert (
+        said["managed"]
+        == [
+            {"reward_score": 1.0, "reward_extra_info": right},
+            {"reward_score": 0.1, "reward_extra_info": wrong},
+        ]
+        * 3
+    )
+
+
+def test_verifiers_loads_an_environment_and_scores_rollouts(tmp_path: Path) -> None:
+    python = lay_over(tmp_path / "verifiers", "verifiers==0.4.0")
+    (tmp_path / "countdown_env.py").write_text(documented("# countdown_env.py"))
+    said = run_script(python, HERE / "verifiers_rollouts.py", cwd=tmp_path)
+    assert said["environment"] == "SingleAgentEnv"
+    assert len(set(said["prompts"])) == 4
+    assert said["saved"], "the ground truth survives the trace's file"
+    verdicts: list[dict[str, Any]] = [
+        {"reward": 1.0, "metrics": {"correct": 1.0}},  # gold
+        {"reward": 0.0, "metrics": {"correct": 0.0}},  # another answer
+        {"reward": 0.0, "metrics": {"correct": 0.0}},  # none
+    ]
+    assert said["results"] == verdicts * 4
+    assert said["asked"] == len(said["results"]), "a rollout is scored once, for the reward and the metric"
+    script = tmp_path / "documented.py"
+    script.write_text(documented("# needs verifiers") + "\nprint(len(list(environment.taskset)))")
+    assert run_script(python, script, cwd=tmp_path) == 100

@@ -1,0 +1,32 @@
+"""A broken reward: only the last line of a completion is read.
+
+A right answer with a line break after it scores 0: a hole of the other kind, which punishes honest work.
+Everything else is countdown's own.
+"""
+
+from tinyzero_countdown import (  # noqa: F401 - the host finds the other hooks here by name
+    demonstrate,
+    difficulties,
+    difficulty,
+    generate_dataset,
+    grammar,
+    is_valid,
+    item_key,
+    make_prompt,
+    options,
+    oracle,
+    score,
+    solve,
+)
+from tinyzero_sdk import TaskInfo, hookimpl
+from tinyzero_sdk.text import last_tagged
+
+
+@hookimpl
+def info():
+    return TaskInfo(description="countdown with a hole: only the last line is read")
+
+
+@hookimpl
+def extract_answer(completion):
+    return last_tagged(completion.split("\n")[-1])

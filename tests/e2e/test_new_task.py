@@ -1,0 +1,34 @@
+"""What `tinyzero new` writes, as a user gets it: it installs, is found, passes the check, and trains. Slow."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.transcript import Shell, make_environment
+
+pytestmark = pytest.mark.slow
+
+
+def succeed(shell: Shell, command: str) -> str:
+    output, code = shell.run(command)
+    assert code == 0, f"$ {command}\n{output}"
+    return output
+
+
+@pytest.mark.parametrize("how", ["", "--no-build-isolation --no-deps"])
+def test_a_new_package_installs_passes_the_check_and_trains(tmp_path: Path, how: str) -> None:
+    shell = Shell(tmp_path, make_environment(tmp_path / "environment"))
+    said = succeed(shell, "tinyzero new my-task").splitlines()
+    installing, checking, training = (line.strip() for line in said[-3:])
+    succeed(shell, f"{installing} {how}")
+    tasks = {row["name"]: row for row in json.loads(succeed(shell, "tinyzero tasks --json"))}
+    assert tasks["my-task"]["distribution"] == "my-task"
+    assert not tasks["my-task"]["broken"]
+    assert "a task already, of my-task" in shell.run("tinyzero new my-task --output other")[0]
+    if not how:
+        succeed(shell, checking)
+        succeed(shell, "cd my-task && pytest -q -p no:cacheprovider --tinyzero-task my-task")
+        succeed(shell, f"{training} --output run")
+        rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+        assert max(row["step"] for row in rows) == 2

@@ -1,0 +1,215 @@
+"""Documents as transcripts: run every block in order, compare what the commands print, or write it anew.
+
+A document for this has three kinds of blocks, and no others:
+- ```python, which begins with a comment: `# FILE` writes the file, `# FILE, at the end` adds to it, and
+  `# FILE, in place of NAME` puts the block where the function, class or constant NAME was;
+- ```json, the content of the file that was named last in backticks;
+- ```console, `$ command` lines, each followed by what it prints. ```console exit=1 says how the last command exits.
+"""
+
+import ast
+import difflib
+import os
+import re
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+
+WIDTH = 80
+HOME = "/home/you"
+"""What stands for the directory in which the commands run."""
+
+_BLOCK = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"# ([\w./-]+\.\w+)(?:, (?:(at the end)|in place of (\w+)))?\n")
+_FILE_NAME = re.compile(r"`([\w./-]+\.\w+)`")
+
+_NUMBER = r"[0-9][0-9,]*(?:\.[0-9]+)?"
+_VARYING = [
+    (re.compile(r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}-[0-9]{6}\b"), "DATE"),
+    (re.compile(r"\b[0-9]+\.[0-9]+\.[0-9]+(?:\.dev[0-9]+)?\b"), "VERSION"),
+    (re.compile(rf" *\b{_NUMBER} ?s\b"), " TIME"),
+    # How often a law is tried, or the fuzzer tries, in the time it has; not what comes of it.
+    (re.compile(rf" *\b{_NUMBER} ((?:completions )?tried)\b"), r" NUMBER \1"),
+    (re.compile(rf"\({_NUMBER}/s\)"), "(NUMBER/s)"),
+    # What a model makes of a task differs in the last digit from one processor to another, and so in the end in the
+    # first digit. How far it is in an evaluation when a line is due depends on the clock.
+    (re.compile(r"^(step [0-9,]+/[0-9,]+) .*"), r"\1 NUMBERS"),
+    (re.compile(rf"^(held-out accuracy[a-z 0-9]*:) {_NUMBER} %"), r"\1 NUMBER"),
+    (re.compile(rf"-> {_NUMBER} % \([+-]{_NUMBER} points"), "-> NUMBER (NUMBER points"),
+    (re.compile(rf"(evaluating[^:]*): {_NUMBER}/"), r"\1: NUMBER/"),
+]
+
+
+def normalise(output: str) -> list[str]:
+    """The lines of an output, without what differs from one run to the next."""
+    lines: list[str] = []
+    for line in output.splitlines():
+        for pattern, replacement in _VARYING:
+            line = pattern.sub(replacement, line)
+        line = line.rstrip()
+        if not (lines and line == lines[-1] and line.startswith("evaluating")):
+            lines.append(line)
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+class TranscriptError(AssertionError):
+    """A document does not say what happens."""
+
+
+@dataclass(frozen=True)
+class Shell:
+    """Where the commands of a document run."""
+
+    directory: Path
+    """Empty at first."""
+
+    environment: Mapping[str, str]
+    """From `make_environment`."""
+
+    def run(self, command: str) -> tuple[str, int]:
+        """What a command prints, stdout and stderr as they come, and its exit code."""
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=self.directory,
+            env=dict(self.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            check=False,
+        )
+        lines = [line.rstrip() for line in done.stdout.replace(str(self.directory), HOME).splitlines()]
+        return "".join(f"{line}\n" for line in lines), done.returncode
+
+
+def blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Language and content of each block of a document."""
+    for language, _, body in _BLOCK.findall(text):
+        yield language, body
+
+
+def run_document(text: str, shell: Shell, *, compare: bool = True) -> str:
+    """Run every block of a document; returns the document with the outputs as they are now.
+
+    An output that differs only in what varies from run to run stays as it was.
+
+    Raises:
+        TranscriptError: a block is of no known kind, a command ends with another exit code, or, with `compare`,
+            prints something else.
+    """
+    pieces, end = [], 0
+    for block in _BLOCK.finditer(text):
+        language, rest, body = block.groups()
+        before = text[end : block.start()]
+        if language == "python":
+            _write_python(shell.directory, body)
+        elif language == "json":
+            names = _FILE_NAME.findall(text[: block.start()])
+            _write(shell.directory, names[-1], body)
+        elif language == "console":
+            body = _run_console(body, rest, shell, compare)
+        else:
+            raise TranscriptError(f"a block of no known kind, ```{language}: {body[:60]!r}")
+        pieces += [before, f"```{language}{rest}\n{body}```"]
+        end = block.end()
+    return "".join([*pieces, text[end:]])
+
+
+def split_console(body: str) -> Iterator[tuple[str, str]]:
+    """The commands of a console block, each with the output that stands under it."""
+    parts = re.split(r"^\$ ((?:.*\\\n)*.*)\n", body, flags=re.MULTILINE)
+    if parts[0] or len(parts) < 3:
+        raise TranscriptError(f"a console block that does not begin with `$ `: {body[:60]!r}")
+    yield from zip(parts[1::2], parts[2::2], strict=True)
+
+
+def _run_console(body: str, rest: str, shell: Shell, compare: bool) -> str:
+    exits = re.fullmatch(r"(?: exit=([0-9]+))?", rest)
+    if exits is None:
+        raise TranscriptError(f"```console{rest} is not understood")
+    steps = list(split_console(body))
+    now = ""
+    for place, (command, said) in enumerate(steps):
+        output, code = shell.run(command)
+        expected = int(exits[1] or 0) if place == len(steps) - 1 else 0
+        if code != expected:
+            raise TranscriptError(f"$ {command}\n{output}exited with {code}, not {expected}")
+        # Word by word, since where a line is broken depends on the length of what varies.
+        same = "\n".join(normalise(output)).split() == "\n".join(normalise(said)).split()
+        if compare and not same:
+            difference = difflib.unified_diff(normalise(said), normalise(output), "document", "now", lineterm="")
+            raise TranscriptError("\n".join([f"$ {command}", *difference]))
+        now += f"$ {command}\n{said if same else output}"
+    return now.rstrip("\n") + "\n"
+
+
+def _write_python(directory: Path, code: str) -> None:
+    heading = _HEADING.match(code)
+    if heading is None:
+        raise TranscriptError(f"a Python block that does not begin with `# FILE`: {code[:60]!r}")
+    name, at_the_end, replaced = heading.groups()
+    added = code[heading.end() :].strip("\n") + "\n"
+    if at_the_end:
+        code = (directory / name).read_text(encoding="utf-8") + "\n\n" + added
+    elif replaced:
+        code = _replace(name, (directory / name).read_text(encoding="utf-8"), replaced, added)
+    _write(directory, name, code)
+
+
+def _replace(file: str, code: str, name: str, added: str) -> str:
+    """The code with `added` where the top-level definition of `name` was, its decorators included."""
+    lines = code.splitlines(keepends=True)
+    for node in ast.parse(code).body:
+        names = [getattr(node, "name", None), *(getattr(target, "id", None) for target in getattr(node, "targets", ()))]
+        if name in names:
+            start = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+            return "".join([*lines[: start - 1], added, *lines[node.end_lineno :]])
+    raise TranscriptError(f"{file} defines no {name} at its top level")
+
+
+def _write(directory: Path, name: str, content: str) -> None:
+    path = directory / name
+    if not path.parent.is_dir():
+        raise TranscriptError(f"the directory of {name} does not exist")
+    path.write_text(content, encoding="utf-8")
+
+
+def make_environment(folder: Path) -> dict[str, str]:
+    """An environment of its own over the running one, into which a document may install; needs no network.
+
+    Returns:
+        The variables of a shell in which `python`, `pip`, `pytest` and `tinyzero` are those of the environment.
+    """
+    venv.create(folder, with_pip=False, symlinks=True)
+    programs = folder / "bin"
+    python = programs / "python"
+    purelib = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    below = [path for path in sys.path if path.endswith("site-packages")]
+    Path(purelib, "below.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in below))
+    for point in entry_points(group="console_scripts"):
+        if point.name in ("tinyzero", "pip", "pytest"):
+            code = f"import sys\nfrom {point.module} import {point.attr} as main\nsys.exit(main())\n"
+            (programs / point.name).write_text(f"#!{python}\n{code}")
+            (programs / point.name).chmod(0o755)
+    kept = {name: value for name, value in os.environ.items() if name in ("HOME", "TMPDIR", "LD_LIBRARY_PATH")}
+    return kept | {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": str(WIDTH),
+        "LANG": "C.UTF-8",
+        "PYTHONUTF8": "1",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",  # 0 = do not isolate: pip reads the variable as the option's value
+        "HF_HUB_OFFLINE": "1",
+    }

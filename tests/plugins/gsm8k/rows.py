@@ -1,0 +1,65 @@
+"""Rows in GSM8K's format, and the folders and caches that hold them, for the tests."""
+
+import json
+from pathlib import Path
+
+import datasets
+
+TRAIN = [
+    {
+        "question": f"What is {n} plus 1,000?",
+        "answer": f"It is {n} + 1000 = <<{n}+1000={n + 1000}>>{n + 1000}.\n#### 1,{n:03d}",
+    }
+    for n in range(60)
+]
+TEST = [
+    {"question": f"What is {n} minus 1?", "answer": f"{n} - 1 = {n - 1}\nSo it is.\n#### {n - 1}"} for n in range(9, 29)
+]
+SHARED = {"question": "what is  9 MINUS 1?", "answer": "9 - 1 = 8\n#### 8"}
+
+
+def as_dataset(rows: list[dict[str, str]]) -> datasets.Dataset:
+    return datasets.Dataset.from_list(rows)
+
+
+def write_jsonl(path: Path, rows: list[dict[str, str]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_parquet(path: Path, rows: list[dict[str, str]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    as_dataset(rows).to_parquet(path)
+    return path
+
+
+def write_repository(folder: Path, train: list[dict[str, str]] = TRAIN, test: list[dict[str, str]] = TEST) -> Path:
+    """A copy of the Hub's repository: two configurations and a card."""
+    for configuration in ("main", "socratic"):
+        suffix = "" if configuration == "main" else " Ask yourself."
+        for split, rows in (("train", train), ("test", test)):
+            told = [row | {"question": row["question"] + suffix} for row in rows]
+            write_parquet(folder / configuration / f"{split}-00000-of-00001.parquet", told)
+    (folder / "README.md").write_text("# Dataset Card for GSM8K\n")
+    return folder
+
+
+def write_hub_cache(home: Path) -> Path:
+    """What `hf download` leaves in a cache; returns the snapshot."""
+    repository = home / "hub" / "datasets--openai--gsm8k"
+    commit = "e53f048856ff4f594e959d75785d2c2d37b678ee"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    return write_repository(repository / "snapshots" / commit)
+
+
+def write_datasets_cache(home: Path) -> Path:
+    """What `datasets.load_dataset` leaves in a cache; returns the folder of the Arrow files."""
+    folder = home / "datasets" / "openai___gsm8k" / "main" / "0.0.0" / "e53f048856ff4f594e959d75785d2c2d37b678ee"
+    folder.mkdir(parents=True)
+    for split, rows in (("train", TRAIN), ("test", TEST)):
+        saved = folder / split
+        as_dataset(rows).save_to_disk(saved)
+        next(saved.glob("*.arrow")).rename(folder / f"gsm8k-{split}.arrow")
+    return folder

@@ -1,0 +1,159 @@
+"""Scorer and second opinion give one verdict wherever the latter gives any, on mutated answers as on the grammar's."""
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from tinyzero_gsm8k import second_opinion
+from tinyzero_gsm8k.guesses import rules
+from tinyzero_gsm8k.numbers import read_number
+from tinyzero_gsm8k.second_opinion import _DENIED, _SAID_FIRST, _SAID_LAST, _THINGS, is_right
+from tinyzero_sdk import load_task
+from tinyzero_sdk.records import Item
+
+TRUTHS = ["42", "7", "1042", "3.5", "0", "-5", "1000000", "12"]
+PIECES = [
+    *"0123456789.,-+$%/ eExX*()=:!?'\"abkMdollars\n^°×·−–½²≈\t",
+    *("\\", "{", "}", " or ", " and ", " not ", "10^", r"\frac", r"\boxed{", " million", "n't", "minus ", "**", "US$"),
+]
+
+
+def answer(source: random.Random, truth: str) -> str:
+    """An answer of the grammar, with some pieces put in, taken out or replaced."""
+    grammar = rules(truth)
+
+    def expand(name: str) -> str:
+        return re.sub(r"<(\w+)>", lambda match: expand(match[1]), source.choice(grammar[name]))
+
+    text = expand("answer")
+    for _ in range(source.choice([0, 0, 1, 1, 2, 3, 5])):
+        place, piece = source.randrange(len(text) + 1), source.choice(PIECES)
+        text = text[:place] + source.choice(["", piece]) + text[place + source.choice([0, 1]) :]
+    return text
+
+
+def compare(count: int, seed: int) -> int:
+    """Compares the two on `count` answers; returns how many the second opinion could judge."""
+    source, judged = random.Random(seed), 0
+    for _ in range(count):
+        truth = source.choice(TRUTHS)
+        text = answer(source, truth)
+        number = read_number(text)
+        if number is not None and number.denominator == 1 and source.random() < 0.5:
+            truth = str(number)  # so that odd spellings are right, too
+        verdict = is_right(text, truth)
+        if verdict is not None:
+            assert verdict is (number is not None and number == read_number(truth)), (text, truth, number)
+            judged += 1
+    return judged
+
+
+def test_the_two_agree():
+    assert compare(4_000, seed=0) > 2_500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_the_two_agree_on_very_many_answers(seed):
+    assert compare(150_000, seed) > 90_000
+
+
+@pytest.mark.parametrize(
+    ("text", "truth", "right"),
+    [
+        ("00 *10^0", "0", True),
+        ("0. *10^0", "0", True),
+        ("1042* 10^0", "1042", True),
+        ("** 42 **", "42", True),
+        ("42 isn't it", "42", False),
+        ("10 and  half", "10", False),
+        ("- 42", "42", False),
+        ("$$$$42", "42", False),
+        ("M = 42", "42", True),
+        ("US.$68", "68", False),
+        ('US"$12', "12", False),
+        ("x:0.e0", "0", True),
+        ("1042an'tples", "1042", False),
+        ("x =. 12", "12", False),
+        ("07 kM", "7", False),
+        ("$minus 0", "0", False),
+        ("(-5)", "-5", True),
+        ("(\\frac01)", "0", False),
+        ("**–5**", "-5", True),
+        ("3km/\th", "3", False),
+        ("x = US$71 million.", "71000000", True),
+        ("\\frac{0}{10}!", "0", False),
+        (":x=395", "395", False),
+        ("The answer is$33", "33", True),
+        ("\\boxed{ –000} ", "0", True),
+    ],
+)
+def test_answers_on_which_they_once_differed(text, truth, right):
+    assert is_right(text, truth) in (None, right)
+    assert (read_number(text) == read_number(truth)) is right
+
+
+def test_the_two_agree_on_every_phrase_that_the_second_opinion_knows():
+    judged = 0
+    for first in sorted(_SAID_FIRST):
+        for thing in ["", *sorted(_THINGS)[::11]]:
+            for last in sorted(_SAID_LAST):
+                text = f"{first} 42 {thing} {last}".strip()
+                if is_right(text, "42"):
+                    assert read_number(text) == 42, text
+                    judged += 1
+    assert judged > 1_000
+
+
+def test_what_the_second_opinion_denies_the_scorer_refuses():
+    for word in sorted(_DENIED):
+        for text in (f"{word} 42", f"42 {word}", f"42 apples {word}", f"She has 42 {word} apples", f"the {word} is 42"):
+            assert read_number(text) != 42, text
+            assert is_right(text, "42") is not True, text
+
+
+def test_the_two_share_no_list():
+    assert "tinyzero_gsm8k" not in (Path(second_opinion.__file__).read_text(encoding="utf-8").partition('"""\n\n')[2])
+
+
+def test_the_second_opinion_can_judge_most_spellings():
+    for text in (
+        "1,042",
+        "$42",
+        "18 dollars",
+        "3/4",
+        "1 1/2",
+        "1.5e3",
+        "1.5 × 10^3",
+        r"\boxed{42}",
+        r"\frac{3}{4}",
+        "−5",
+        "–5",
+        "2½",
+        r"2\frac{1}{2}",
+        r"2\tfrac12",
+        "5×10³",
+        r"4.2 \times 10^1",
+        r"42 \text{ apples}",
+        "42 cm^2",
+        "42 m²",
+        "{42}",
+        "She has 42 apples left.",
+        "The total cost is $42.",
+    ):
+        assert is_right(text, str(read_number(text))) is True, text
+        assert is_right(text, "17") is False, text
+
+
+def test_grammar_reaches_right_and_wrong_answers():
+    task = load_task("gsm8k", options={"source": "synthetic"})
+    item = Item("42", {"question": "?", "answer": "#### 42"})
+    grammar = task.grammar(item)
+    assert {name for texts in grammar.values() for text in texts for name in re.findall(r"<(\w+)>", text)} <= set(
+        grammar
+    )
+    source = random.Random(0)
+    reasons = {task.score(answer(source, "42"), "42").reason for _ in range(300)}
+    assert reasons == {"ok", "wrong", "malformed"}

@@ -1,0 +1,197 @@
+"""Single verdicts: the table in the README, the labelled cases, ground truths, hostile texts, and the time it takes."""
+
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tinyzero_gsm8k.numbers import LONGEST, MOST_DIGITS, read_number
+from tinyzero_gsm8k.verdicts import judge
+from tinyzero_sdk import load_task
+from tinyzero_sdk.cases import cases_path, read_cases
+
+README = (Path(__file__).parents[3] / "plugins/gsm8k/README.md").read_text(encoding="utf-8")
+TABLE = re.findall(r"^\| ([-\d,./]+) \| (?:`` |`)(.*?)(?: ``|`) \| (\w+) \|", README, re.MULTILINE)
+
+task = load_task("gsm8k", options={"source": "synthetic"})
+CASES = read_cases(cases_path(task))
+
+
+def test_the_readme_has_a_table_of_verdicts():
+    assert {verdict for *_, verdict in TABLE} == {"ok", "wrong", "malformed"}
+    assert len(TABLE) == len(re.findall(r"^\| [-\d]", README, re.MULTILINE)) > 70
+
+
+@pytest.mark.parametrize(("ground_truth", "answer", "verdict"), TABLE)
+def test_verdict_of_the_readme(ground_truth, answer, verdict):
+    answer = answer.replace("⏎", "\n")
+    score = task.score_completion(f"Let me see: 3 * 4 = 12.\n<answer>{answer}</answer>", ground_truth)
+    assert (score.reason, score.correct, score.value) == (verdict, verdict == "ok", float(verdict == "ok"))
+    assert task.oracle(score.answer, ground_truth) in (None, score.correct)
+
+
+def test_the_cases_are_many_and_of_many_kinds():
+    assert f"\n{len(CASES)} labelled completions" in README
+    assert len(CASES) >= 320
+    assert len({case.note for case in CASES}) >= 40
+    assert all(case.note for case in CASES)
+    assert 0.3 <= sum(case.correct for case in CASES) / len(CASES) <= 0.7
+    assert len({(case.completion, str(case.ground_truth)) for case in CASES}) == len(CASES)
+
+
+def test_every_case_gets_the_verdict_that_its_label_says():
+    for case in CASES:
+        score = task.score_completion(case.completion, case.ground_truth)
+        assert (score.correct, score.value) == (case.correct, float(case.correct)), case
+        second = None if score.answer is None else task.oracle(score.answer, case.ground_truth)
+        assert second in (None, score.correct), case
+    assert task.error_count == 0
+
+
+@pytest.mark.parametrize(
+    "ground_truth", ["1000", "1,000", 1000, 1000.0, np.int64(1000), "$1,000", "He earns.\n#### 1,000"]
+)
+def test_ground_truths_as_other_tools_write_them(ground_truth):
+    assert task.score_completion("<answer>1000</answer>", ground_truth).correct
+    assert task.score_completion("<answer>1001</answer>", ground_truth).reason == "wrong"
+    assert task.oracle("1,000.", ground_truth) is True
+
+
+@pytest.mark.parametrize("ground_truth", ["forty-two", "", None, True, [42], {"target": 42}, "42 or 43", float("nan")])
+def test_a_ground_truth_that_is_no_number_is_an_error_and_never_right(ground_truth):
+    for answer in ("42", "True", "1", "nan", ""):
+        score = task.score_completion(f"<answer>{answer}</answer>", ground_truth)
+        assert (score.reason, score.correct, score.value) == ("error", False, 0.0)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(
+            "42\x00",
+            "\x0042",
+            "\u202e24",
+            "4\u200b2",
+            "42\u0338",
+            "42\ud800",
+            "\ufeff42",
+            "42\x1b[0m",
+            "\u0664\u0662",
+            "Ⅻ 42",
+        ),
+        *("9" * (MOST_DIGITS + 1), "1e41", "1e-41", "10^999999999", "1" * 5000, "42" + " " * LONGEST + "x"),
+        *("42" + "." * LONGEST, "(" * 200 + "42" + ")" * 400, "1/" + "0" * 30, "\\frac" * 100, "{" * 300 + "42"),
+    ],
+)
+def test_what_a_table_cannot_show_is_malformed_too(answer):
+    assert judge(answer, "42").reason == "malformed"
+    assert task.oracle(answer, "42") in (None, False)
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9), max_value=10**9))
+def test_every_way_to_write_a_decimal_is_the_same_number(value):
+    written = f"{value:f}"
+    sign, digits = ("-", written[1:]) if value < 0 else ("", written.removeprefix("-"))
+    grouped = f"{abs(value):,f}"
+    for text in (
+        written,
+        f"{value:,f}",
+        f"{written}000",
+        f"{sign}${digits}",
+        f"{sign}{grouped} dollars",
+        f"so {written}",
+    ):
+        assert judge(text, written).correct, text
+    for text in (rf"\boxed{{{written}}}", rf"${written}$", f"**{written}**", f"{sign}{grouped.replace(',', '{,}')}"):
+        assert judge(text, written).correct, text
+    if value != 0:
+        assert not judge(written.removeprefix("-") if sign else f"-{written}", written).correct
+        assert not judge(f"{written}1", str(value)).correct
+
+
+@given(st.integers(0, 10**6), st.integers(1, 10**6), st.integers(0, 10**6))
+@example(1, 2, 1)
+def test_fractions_are_exact(top, bottom, whole):
+    truth = f"{top}/{bottom}"
+    assert judge(truth, truth).correct
+    assert judge(rf"\frac{{{2 * top}}}{{{2 * bottom}}}", truth).correct
+    assert not judge(f"{top + 1}/{bottom}", truth).correct
+    if top < bottom:
+        assert judge(f"{whole} {truth}", f"{whole * bottom + top}/{bottom}").correct
+
+
+@given(st.integers(-999, 999), st.integers(-9, 9))
+def test_scientific_notation_is_exact(digits, exponent):
+    truth = f"{digits * 10 ** max(exponent, 0)}/{10 ** max(-exponent, 0)}"
+    for text in (f"{digits}e{exponent}", f"{digits} × 10^{exponent}", rf"{digits} \times 10^{{{exponent}}}"):
+        assert judge(text, truth).correct, text
+    assert not judge(f"{digits}e{exponent + 1}", truth).correct or digits == 0
+
+
+@pytest.mark.slow
+@given(st.text())
+@example("-" * 600)
+@example("\\frac{" * 80)
+def test_any_text_gets_a_verdict(text):
+    assert judge(text, "42").reason in ("ok", "wrong", "malformed")
+    assert task.oracle(text, "42") in (None, judge(text, "42").correct)
+
+
+PIECES = [
+    "9",
+    "1,",
+    ".",
+    " ",
+    "\t",
+    "/",
+    "1/",
+    "e",
+    "a ",
+    "and ",
+    "\\frac{",
+    "\\text{",
+    "}",
+    "*",
+    "$",
+    "-",
+    "10^",
+    "2²",
+    "m^",
+]
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_hostile_answers_take_no_time(piece):
+    for text in (piece * (LONGEST // len(piece)), "1" + piece * ((LONGEST - 2) // len(piece)) + "x", piece * 400_000):
+        # Some 0.002 s, of which the shortest of three runs counts; without the bound on the length it would be hours.
+        assert min(seconds_to_read(text) for _ in range(3)) < 0.05
+
+
+def seconds_to_read(text):
+    begin = time.process_time()
+    read_number(text)
+    task.oracle(text, "1")
+    return time.process_time() - begin
+
+
+def test_scoring_is_fast():
+    # 0.8 µs and 11 µs where nothing else runs; the bounds leave room for a busy machine.
+    assert microseconds("<answer>1042</answer>") < 5
+    for answer in ("$1,042.00", "18 dollars", "3/4", r"\frac{3}{4}", "1.5e3", "She makes $18 every day at the market."):
+        assert microseconds(f"<answer>{answer}</answer>") < 60, answer
+
+
+def microseconds(end):
+    plugin = task.plugin_manager.get_plugin("task")
+    text = "The farmer has 16 hens, and each lays 2 eggs a week. " * 11 + end
+    best, rounds = float("inf"), 100
+    for _ in range(10):
+        begin = time.process_time()
+        for _ in range(rounds):
+            plugin.score(plugin.extract_answer(text), "1042")
+        best = min(best, time.process_time() - begin)
+    return best / rounds * 1e6

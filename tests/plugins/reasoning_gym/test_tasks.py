@@ -1,0 +1,282 @@
+"""Every data set of the installed reasoning-gym as a task. Run by `test_environment.py` where it is not installed."""
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tinyzero_reasoning_gym import task_names
+from tinyzero_reasoning_gym.family import RAISING
+from tinyzero_reasoning_gym.library import find_classes
+from tinyzero_reasoning_gym.names import find_names
+from tinyzero_reasoning_gym.unsupported import UNSUPPORTED
+from tinyzero_sdk import Completion, load_task
+from tinyzero_sdk.cli import main
+from tinyzero_sdk.errors import SettingsError, TaskNotFoundError, UnsafeScorerError
+from tinyzero_sdk.pool import ScoringPool
+from tinyzero_sdk.wire import item_to_row, row_to_item
+
+SUPPORTED = [name for name in find_names() if name not in UNSUPPORTED]
+NO_GOLD = {"boxnet", "rush_hour"}
+UNSAFE = {
+    "binary_matrix", "bitwise_arithmetic", "countdown", "n_queens", "number_sorting", "pool_matrix", "puzzle24",
+    "simple_integration", "sokoban", "spiral_matrix", "string_insertion",
+}  # fmt: skip
+BAD = [
+    "5", "-1", "0", "1/0", "x", "[]", "{}", "[[]]", "null", "[1]", '["a"]', '[["a"]]', "{'a': 1}", '{"a": 1}', "[{}]",
+    "1,2", "(1, 2)", "a b c", "=", "1 = 2", "É", "²", "\u0663", "nan", "inf", "1e999", "9" * 5000, "[" * 200, '"',
+    "None", "True", "1 2 3\n4 5 6", "...", "#", "[[1, 2], [3]]", "2024-13-45", "10:99", "a->b", "(", "\x00",
+    '{"1": []}', "[null]", "[[null]]", "\\frac{1}{0}", "-", ",", ":", "yes", "[0, 0]", "1+", "))((", "1.5",
+    "x" * 10_000,
+]  # fmt: skip
+EVALUATES = re.compile(r"\beval\(|\bexec\(|\bcompile\(|parse_expr|sympify|parse_latex|subprocess|os\.system")
+STABLE = """
+import hashlib, json, sys
+from tinyzero_reasoning_gym.names import find_names
+from tinyzero_reasoning_gym.unsupported import UNSUPPORTED
+from tinyzero_sdk import load_task
+made = {}
+for name in find_names():
+    if name not in UNSUPPORTED:
+        items = load_task(f"rg/{name}").generate("train", 4, seed=3)
+        made[name] = hashlib.sha256(repr([item.ground_truth for item in items]).encode()).hexdigest()
+print(json.dumps(made))
+"""
+README = Path(__file__).parents[3] / "plugins/reasoning_gym/README.md"
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_data_set(name, tmp_path):
+    """It loads, makes problems, survives both formats, and its gold answers score full."""
+    task = load_task(f"rg/{name}", allow_unsafe_scorers=True)
+    items = task.generate("train", 5, seed=1)
+    assert len(items) == 5
+    assert [items[3]] == task.generate("train", 1, seed=1, start=3)
+    question = items[0].ground_truth["question"].strip()
+    assert question in task.make_prompt(items[0], "base")
+    assert question in task.make_prompt(items[0], "chat")[-1]["content"]
+    assert question in task.make_prompt(items[0], "compact")
+
+    rows = [item_to_row(task, item, index=index, split="train") for index, item in enumerate(items)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    from_parquet = [row_to_item(row) for row in pq.read_table(tmp_path / "rows.parquet").to_pylist()]
+    from_json = [row_to_item(json.loads(json.dumps(row))) for row in rows]
+    golds = [task.solve(item) for item in items]
+    if name in NO_GOLD:
+        assert golds == [None] * 5
+        return
+    assert None not in golds
+    truths = [item.ground_truth for read in (items, from_parquet, from_json) for item in read]
+    *scores, junk = score_all(task, [*golds * 3, "<answer>~ no answer ~</answer>"], [*truths, truths[0]])
+    assert [(score.value, score.reason) for score in scores] == [(1.0, "ok")] * 15
+    assert not junk.correct
+    assert junk.reason in ("wrong", "malformed")
+
+
+def score_all(task, texts, truths):
+    """The verdicts, in this process where that may be: reasoning-gym takes a second to import in another."""
+    if not task.info.unsafe_scorer:
+        return list(map(task.score_completion, texts, truths))
+    with ScoringPool(task, time_limit=60) as pool:
+        return pool.score(list(map(Completion, texts)), truths)
+
+
+def test_names_are_those_that_reasoning_gym_registers():
+    from reasoning_gym.factory import DATASETS
+
+    assert set(find_names()) == set(DATASETS)
+    assert task_names() == [f"rg/{name}" for name in find_names()]
+
+
+def test_every_process_makes_the_same_problems():
+    """Whatever the order of its sets: of a new data set that does not, this tells."""
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", STABLE], env=os.environ | {"PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True
+        )
+        for seed in ("1", "2")
+    ]
+    made = [json.loads(process.communicate()[0].splitlines()[-1]) for process in running]
+    assert set(made[0]) == set(SUPPORTED)
+    assert {name for name in SUPPORTED if made[0][name] != made[1][name]} == set()
+
+
+def test_seeds_and_splits_share_no_problems():
+    task = load_task("rg/chain_sum")
+    keys = [
+        {task.item_key(item) for item in task.generate(split, 200, seed=seed)}
+        for split, seed in (("train", 1), ("train", 2), ("test", 1))
+    ]
+    assert not keys[0] & keys[1]
+    assert not keys[0] & keys[2]
+
+
+def test_generating_leaves_the_random_numbers_and_the_output_alone(capsys):
+    import random
+
+    import numpy as np
+
+    random.seed(5)
+    np.random.seed(5)
+    expected = (random.random(), np.random.random())
+    random.seed(5)
+    np.random.seed(5)
+    for name in ("pool_matrix", "list_functions", "bf"):
+        load_task(f"rg/{name}").generate("train", 5)
+    assert (random.random(), np.random.random()) == expected
+    assert capsys.readouterr().out == ""
+
+
+def test_unsafe_scorers_are_found():
+    unsafe = {name for name in SUPPORTED if load_task(f"rg/{name}").info.unsafe_scorer}
+    assert unsafe == UNSAFE
+    [listed] = [part for part in README.read_text().split("\n\n") if part.startswith("`binary_matrix`")]
+    assert unsafe == set(re.findall(r"`(\w+)`", listed))
+
+
+def test_scorers_that_evaluate_by_a_simple_search_are_among_them():
+    found = {name for name in SUPPORTED if EVALUATES.search(inspect.getsource(find_classes(name)[0].score_answer))}
+    assert found
+    assert found <= UNSAFE
+
+
+def test_an_unsafe_scorer_never_runs_here(tmp_path):
+    mark = tmp_path / "ran"
+    attack = f"<answer>[[open({str(mark)!r}, 'w').close()]]</answer>"
+    task = load_task("rg/binary_matrix")
+    [item] = task.generate("train", 1)
+    for refused in (task, load_task("rg/binary_matrix", allow_unsafe_scorers=True)):
+        with pytest.raises(UnsafeScorerError):
+            refused.score_completion(attack, item.ground_truth)
+        with pytest.raises(UnsafeScorerError):
+            refused.score("[[0]]", item.ground_truth)
+        refused.solve(item)
+    with pytest.raises(UnsafeScorerError, match="--allow-unsafe-scorers"):
+        ScoringPool(task)
+    assert not mark.exists()
+    with ScoringPool(load_task("rg/binary_matrix", allow_unsafe_scorers=True)) as pool:
+        pool.score([Completion(attack)], [item.ground_truth])
+    assert mark.exists(), "if it does not run in a worker either, the scorer is safe and this file is out of date"
+
+
+def test_options_are_the_fields_of_the_configuration():
+    task = load_task("rg/chain_sum", options={"min_terms": 5, "max_terms": 5})
+    questions = [item.ground_truth["question"] for item in task.generate("train", 20)]
+    assert all(len(re.findall(r" [+-] ", question)) == 4 for question in questions)
+    with pytest.raises(SettingsError, match="max_terms must be >= min_terms"):
+        load_task("rg/chain_sum", options={"min_terms": 5, "max_terms": 4})
+    with pytest.raises(SettingsError, match=r"unknown key 'task\.seed'"):
+        load_task("rg/chain_sum", options={"seed": 4})
+    assert load_task("rg/basic_arithmetic", options={"operators": ["+"]}).options.operators == ("+",)
+
+
+def test_difficulty_is_the_entrys_own_or_the_length_of_the_question():
+    [item] = load_task("rg/gsm_symbolic").generate("train", 1)
+    assert load_task("rg/gsm_symbolic").difficulty(item) == json.loads(item.ground_truth["metadata"])["difficulty"]
+    [item] = load_task("rg/maze").generate("train", 1)
+    assert load_task("rg/maze").difficulty(item) == len(item.ground_truth["question"]) / 1000
+
+
+def test_partial_credit_is_not_correct():
+    task = load_task("rg/chain_sum")
+    [item] = task.generate("train", 1)
+    score = task.score_completion(f"<answer>it is {item.ground_truth['answer']}</answer>", item.ground_truth)
+    assert 0 < score.value < 1
+    assert not score.correct
+    binary = load_task("rg/chain_sum", options={"reward": "binary"})
+    assert (
+        binary.score_completion(f"<answer>it is {item.ground_truth['answer']}</answer>", item.ground_truth).value == 0
+    )
+    assert binary.score_completion(f"<answer>{item.ground_truth['answer']}</answer>", item.ground_truth).value == 1
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_scorers_raise_on_bad_text_only_where_that_is_known(name):
+    """The texts are ours, so unsafe scorers may have them too."""
+    task = load_task(f"rg/{name}", allow_unsafe_scorers=True)
+    [item] = task.generate("train", 1, seed=7)
+    gold = (task.solve(item) or "<answer>1</answer>").removeprefix("<answer>").removesuffix("</answer>")
+    texts = [*BAD, gold[: len(gold) // 2], gold[1:], gold[:-1], f"{gold}x", f"{gold}\n{gold}", gold.replace(" ", "")]
+    scores = score_all(task, [f"<answer>{text}</answer>" for text in texts], [item.ground_truth] * len(texts))
+    reasons = {score.reason for score in scores}
+    assert "error" not in reasons
+    assert ("malformed" in reasons) == (name in RAISING)
+
+
+def test_a_fault_of_the_library_is_an_error_and_counted(monkeypatch):
+    task = load_task("rg/chain_sum")
+    [item] = task.generate("train", 1)
+
+    def score_answer(self, answer, entry):
+        raise AttributeError("renamed in the next version")
+
+    monkeypatch.setattr(find_classes("chain_sum")[0], "score_answer", score_answer)
+    assert task.score_completion("<answer>1</answer>", item.ground_truth).reason == "error"
+    assert task.error_count == 1
+    assert "renamed in the next version" in task.first_error
+
+
+def test_partial_credit_that_rounding_lifts_over_one_is_neither_an_error_nor_correct():
+    task = load_task("rg/spell_backward")
+    [item] = task.generate("train", 1, seed=7)
+    assert item.ground_truth["answer"] == "ardnassaC"
+    score = task.score_completion("<answer>ardnassaCx</answer>", item.ground_truth)
+    assert (score.value, score.correct, score.reason) == (1.0, False, "wrong")
+    assert task.error_count == 0
+
+
+def test_what_is_nested_too_deeply_is_malformed(monkeypatch):
+    task = load_task("rg/chain_sum")
+    [item] = task.generate("train", 1)
+    monkeypatch.setattr(find_classes("chain_sum")[0], "score_answer", lambda self, text, entry: json.loads(text))
+    assert task.score_completion(f"<answer>{'[' * 200_000}</answer>", item.ground_truth).reason == "malformed"
+    assert task.error_count == 0
+
+
+def test_what_a_scorer_cannot_read_is_malformed():
+    task = load_task("rg/boxnet")
+    [item] = task.generate("train", 1)
+    assert task.score_completion("<answer>5</answer>", item.ground_truth).reason == "malformed"
+    assert task.error_count == 0
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_data_sets_say_why(name):
+    assert name in find_names()
+    assert f"`{name}`" in README.read_text()
+    with pytest.raises(TaskNotFoundError, match=f"rg/{name} is not supported: {UNSUPPORTED[name]}"):
+        load_task(f"rg/{name}")
+
+
+def test_the_list_of_tasks_does_not_import_reasoning_gym():
+    code = "import atexit, sys; atexit.register(lambda: print('reasoning_gym' in sys.modules))\n"
+    code += "from tinyzero_sdk.cli import main; main(['tasks'])"
+    environment = os.environ | {"COLUMNS": "160"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+    assert f"{len(find_names())} tasks; to list them: tinyzero tasks rg" in done.stdout
+
+
+def test_the_list_of_the_family_says_which_scorers_are_unsafe(capsys):
+    with pytest.raises(SystemExit):
+        main(["tasks", "rg", "--json"])
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert set(rows) == set(task_names())
+    assert {name for name, row in rows.items() if row.get("unsafe_scorer")} == {f"rg/{name}" for name in UNSAFE}
+    assert {name for name, row in rows.items() if row.get("unsupported")} == {f"rg/{name}" for name in UNSUPPORTED}
+    assert not any(row["broken"] for row in rows.values())
+
+
+def test_a_sample_leaves_the_score_of_an_unsafe_one_out(capsys):
+    with pytest.raises(SystemExit):
+        main(["sample", "--task", "rg/countdown", "-n", "1", "--json"])
+    [problem] = json.loads(capsys.readouterr().out)
+    assert problem["solution"].startswith("<answer>")
+    assert problem["score"] is None

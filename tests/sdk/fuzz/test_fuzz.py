@@ -1,0 +1,274 @@
+"""Whole searches, on small tasks with one fault each: what is found, what survives, and how a search ends."""
+
+import os
+import pickle
+import signal
+import threading
+import time
+
+import pytest
+
+from tinyzero_sdk import load_task
+from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
+from tinyzero_sdk.fuzz import Finding, fuzz, runner
+from tinyzero_sdk.fuzz.differential import DifferentialOracle
+from tinyzero_sdk.fuzz.frames import Attempt
+from tinyzero_sdk.fuzz.search import MOST_GROUPS
+from tinyzero_sdk.fuzz.trial import Trial
+
+SOLVE = """
+@hookimpl
+def solve(item):
+    return f"So it is\\n<answer>{item.ground_truth}</answer>"
+"""
+ORACLE = """
+@hookimpl
+def oracle(answer, ground_truth):
+    return answer.strip() == str(ground_truth)
+"""
+
+
+@pytest.fixture
+def make(write_task):
+    def make(name="say", **changes):
+        return load_task(write_task(name, **{"solve": SOLVE, "oracle": ORACLE, **changes}))
+
+    return make
+
+
+def scorer(condition):
+    return f"import os, signal, time\n\n@hookimpl\ndef score(answer, ground_truth):\n    return float({condition})\n"
+
+
+def only(report):
+    (found,) = report.findings
+    return found
+
+
+def test_a_hole_is_found_shrunk_and_replayed(make):
+    task = make(score=scorer("str(ground_truth) in answer"))
+    report = fuzz(task, seconds=20, stop_after=1)
+    found = only(report)
+    assert (found.kind, found.right, found.score) == ("wrong_paid", False, 1.0)
+    assert len(found.completion) <= len("<answer></answer>") + 2
+    case = found.to_case()
+    assert task.score_completion(case.completion, case.ground_truth).correct != case.correct
+    assert report.seconds < 20
+    assert report.tried > 0
+
+
+def test_nothing_is_found_where_nothing_is_wrong(make):
+    report = fuzz(make(), seconds=0.6)
+    assert report.findings == []
+    assert report.tried > 0
+    assert report.lines > 0
+
+
+def test_the_same_seed_finds_the_same(make):
+    task = make(score=scorer("answer == str(ground_truth) or '_' in answer"))
+    first, again = (fuzz(task, seconds=20, seed=7, stop_after=1).findings for _ in range(2))
+    assert first == again
+    assert "_" in first[0].completion
+
+
+def test_a_scorer_that_raises(make):
+    task = make(score=scorer("1 / ('*' not in answer) and answer == str(ground_truth)"))
+    found = only(fuzz(task, seconds=20, stop_after=1))
+    assert found.kind == "error"
+    assert found.note.startswith("ZeroDivisionError at say.py:")
+    assert found.answer is None
+    assert "*" in found.completion
+    assert len(found.completion) <= len("<answer>*</answer>")
+
+
+class NoClock:
+    def start(self, index):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("answer", "oracle", "right"), [("7", ORACLE, True), ("8", ORACLE, False), ("7", None, None), (None, ORACLE, None)]
+)
+def test_where_the_scorer_raised_the_oracle_says_whether_it_was_right(make, answer, oracle, right):
+    task = make(score=scorer("1 / 0"), oracle=oracle)
+    text = "<answer>7</answer>" if answer is None else f"<answer>{answer}</answer>"
+    if answer is None:
+        task = make("other", extract_answer="@hookimpl\ndef extract_answer(completion):\n    raise ValueError(1)\n")
+    _, fault = DifferentialOracle(task, NoClock()).look(Attempt(text), 7)
+    assert (fault.kind, fault.right) == ("error", right)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *({name: value} for name in ("seconds", "time_limit", "memory_limit_gb") for value in (0, float("nan"), 1e999)),
+        {"workers": 0},
+        {"seed": -1},
+        {"stop_after": 0},
+        {"traced": 1.1},
+    ],
+    ids=str,
+)
+def test_numbers_that_make_no_search_are_refused(make, bad):
+    with pytest.raises(SettingsError, match=f"{next(iter(bad))}={next(iter(bad.values()))}"):
+        fuzz(make(), **{"seconds": 1, **bad})
+
+
+def judged_again(task, text, time_limit):
+    trial = Trial(pickle.dumps(task), Finding("timeout", text, 7, None, 0.0, None, ()), time_limit, 4 << 30)
+    try:
+        while (verdict := trial.look()) is None:
+            time.sleep(0.01)
+        return verdict
+    finally:
+        trial.close()
+
+
+SLOW_ONCE = """
+import os, time
+
+def first(path):
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+@hookimpl
+def score(answer, ground_truth):
+    if answer == "%" and first({path!r}):
+        {what}
+    return float(answer == str(ground_truth))
+"""
+
+
+@pytest.mark.parametrize("what", ["time.sleep(60)", "os._exit(3)"])
+def test_what_fails_once_and_not_again_is_no_finding(make, tmp_path, what):
+    task = make(score=SLOW_ONCE.format(path=str(tmp_path / "was here"), what=what))
+    assert judged_again(task, "<answer>%</answer>", 0.2) is False
+    assert (tmp_path / "was here").exists()
+
+
+def test_what_fails_again_and_again_is_one(make):
+    task = make(score=scorer("os._exit(3) if answer == '%' else answer == str(ground_truth)"))
+    assert judged_again(task, "<answer>%</answer>", 1) is True
+    assert judged_again(task, "<answer>7</answer>", 1) is False
+
+
+@pytest.mark.slow
+def test_one_slow_moment_is_no_finding(make, tmp_path):
+    path = tmp_path / "was here"
+    task = make(score=SLOW_ONCE.format(path=str(path), what="time.sleep(60)").replace('== "%"', "!= '7'"))
+    assert fuzz(task, seconds=3, time_limit=0.5).findings == []
+    assert path.exists()
+
+
+@pytest.mark.slow
+def test_a_scorer_that_hangs_costs_its_time_limit_and_the_search_goes_on(make):
+    task = make(
+        score=scorer("(time.sleep(60) if '**' in answer else 0) or answer == str(ground_truth) or '_' in answer")
+    )
+    wanted = {"timeout", "wrong_paid"}
+
+    def stop(report):
+        if {found.kind for found in report.findings} >= wanted:
+            raise KeyboardInterrupt
+
+    report = fuzz(task, seconds=30, time_limit=0.3, on_progress=stop)
+    assert {found.kind for found in report.findings} == wanted
+    assert all("**" in found.completion for found in report.findings if found.kind == "timeout")
+
+
+@pytest.mark.slow
+def test_a_reward_that_pays_anything_gives_few_findings(make):
+    report = fuzz(make(score=scorer("True")), seconds=1.5)
+    assert 0 < len(report.findings) <= MOST_GROUPS + 1
+
+
+@pytest.mark.slow
+def test_a_scorer_that_ends_its_process_or_hoards(make):
+    task = make(score=scorer("os._exit(3) if '%' in answer else answer == str(ground_truth)"))
+    found = only(fuzz(task, seconds=20, stop_after=1))
+    assert found.kind == "died"
+    assert "%" in found.completion
+    task = make("hoard", score=scorer("len(bytearray(10**12 * ('%' in answer))) or answer == str(ground_truth)"))
+    assert only(fuzz(task, seconds=20, stop_after=1)).note.startswith("MemoryError at hoard.py:")
+
+
+@pytest.mark.slow
+def test_an_oracle_that_raises_or_hangs_is_told_apart(make):
+    broken = ORACLE.replace("return", "if '%' in answer:\n        raise ValueError(answer)\n    return")
+    assert only(fuzz(make(oracle=broken), seconds=20, stop_after=1)).kind == "oracle_error"
+    hangs = ORACLE.replace("return", "while '%' in answer:\n        pass\n    return")
+    found = only(fuzz(make("hang", oracle=hangs), seconds=20, time_limit=0.3, stop_after=1))
+    assert (found.kind, found.note) == ("timeout", "in the oracle")
+
+
+@pytest.mark.slow
+def test_without_an_oracle_frames_and_crashes_are_left_to_find(make):
+    last_line = "@hookimpl\ndef extract_answer(completion):\n    return last_tagged(completion.split('\\n')[-1])\n"
+    report = fuzz(make(oracle=None, extract_answer=last_line), seconds=20, stop_after=1)
+    assert only(report).kind == "right_unpaid"
+    assert "a line break after it" in only(report).traits
+    assert fuzz(make("fine", oracle=None), seconds=1.5).findings == []
+
+
+@pytest.mark.slow
+def test_a_task_without_gold_is_searched_for_crashes(make):
+    task = make(solve=None, oracle=None, score=scorer("1 / ('*' not in answer)"))
+    assert only(fuzz(task, seconds=20, stop_after=1)).kind == "error"
+
+
+@pytest.mark.slow
+def test_lines_reached_lead_deeper(make):
+    code = """
+@hookimpl
+def score(answer, ground_truth):
+    if answer.count("+") >= 1:
+        if answer.count("%") >= 1:
+            if answer.count("~") >= 1:
+                if answer.count("^") >= 1:
+                    return 1.0
+    return float(answer.strip() == str(ground_truth))
+"""
+    task = make(score=code)
+    found = only(fuzz(task, seconds=40, seed=1, stop_after=1, traced=0.25))
+    assert {"+", "%", "~", "^"} <= set(found.completion)
+
+
+def test_ctrl_c_keeps_what_was_found(make):
+    task = make(score=scorer("True"))
+    pressed = threading.Event()
+
+    def press(report):
+        if report.findings and not pressed.is_set():
+            pressed.set()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    started = time.monotonic()
+    report = fuzz(task, seconds=60, on_progress=press)
+    assert report.interrupted
+    assert report.findings
+    assert time.monotonic() - started < 30
+
+
+def test_a_task_that_makes_nothing_is_an_error(make):
+    task = make(generate_dataset="@hookimpl\ndef generate_dataset(size):\n    return []\n")
+    with pytest.raises(TinyZeroError, match=r"no items|0 different train"):
+        fuzz(task, seconds=20)
+
+
+@pytest.mark.slow
+def test_workers_that_die_at_once_are_an_error(make):
+    code = "import os\n\n@hookimpl\ndef generate_dataset(size):\n    os._exit(1)\n"
+    with pytest.raises(BrokenTaskError, match="before they try anything"):
+        fuzz(make(generate_dataset=code), seconds=30)
+
+
+def test_no_process_outlives_a_search(make, monkeypatch):
+    processes = []
+    start = runner.WorkerProcess
+    monkeypatch.setattr(runner, "WorkerProcess", lambda *args: processes.append(start(*args)) or processes[-1])
+    fuzz(make(), seconds=0.2, workers=2)
+    assert len(processes) == 2
+    assert all(process._process.returncode is not None for process in processes)

@@ -1,0 +1,57 @@
+"""The planted holes are found, each by its name, with a fixed seed and within a bound."""
+
+from pathlib import Path
+
+import pytest
+
+from tinyzero_sdk import load_task
+from tinyzero_sdk.fuzz import fuzz
+
+BROKEN = Path(__file__).parents[2] / "broken_rewards"
+HOLES = {
+    "eval_power": ("wrong_paid", lambda text: "**" in text or "//" in text),
+    "split_decimals": ("wrong_paid", lambda text: "." in text),
+    "last_line_only": ("right_unpaid", lambda text: "\n" in text),
+    "longer_number": ("wrong_paid", lambda text: True),
+    "float_tolerance": ("wrong_paid", lambda text: "/" in text or "÷" in text),
+    "first_of_two": ("wrong_paid", lambda text: text.count("<answer>") > 1),
+    "tinyzero": ("wrong_paid", lambda text: True),
+    "reasoning_gym": ("wrong_paid", lambda text: True),
+}
+
+
+def broken(name):
+    return load_task(BROKEN / f"{name}.py")
+
+
+SLOW_TO_IMPORT = pytest.param("reasoning_gym", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [*sorted({*HOLES} - {"reasoning_gym"}), SLOW_TO_IMPORT])
+def test_gold_is_paid(name):
+    task = broken(name)
+    for item in task.dataset("train", 20):
+        assert task.score_completion(task.solve(item), item.ground_truth).correct
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HOLES)
+def test_every_planted_hole_is_found(name):
+    kind, shows = HOLES[name]
+    task = broken(name)
+    report = fuzz(task, seconds=90, seed=0, stop_after=1, time_limit=5)  # 30 s on a core of its own
+    found = [finding for finding in report.findings if finding.kind == kind]
+    if not found:  # another fault of the same reward came first
+        report = fuzz(task, seconds=30, seed=0, time_limit=5)
+        found = [finding for finding in report.findings if finding.kind == kind]
+    assert any(shows(finding.completion) for finding in found), report.findings
+    for finding in found:
+        assert len(finding.completion) < 120
+        assert task.oracle(finding.answer or "", finding.ground_truth) is not None
+
+
+@pytest.mark.slow
+def test_countdown_is_clean():
+    report = fuzz(load_task("countdown"), seconds=20, seed=3)
+    assert report.findings == []
+    assert report.tried > 20_000

@@ -1,0 +1,182 @@
+"""Estimators against what they stand for: every draw counted, every equation solved."""
+
+import math
+from itertools import combinations
+from statistics import stdev
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinyzero_sdk.estimators import (
+    NORMAL_95,
+    best_at_k,
+    effective_size,
+    interval_of_share,
+    majority_at_k,
+    pass_at_k,
+    quantile_edges,
+    standard_error,
+    student_t,
+    wilson,
+)
+
+ROWS = st.lists(st.tuples(st.integers(-1, 2), st.booleans()), min_size=1, max_size=6)
+"""Completions of a prompt: answer (-1 = none) and whether it is correct."""
+
+
+@given(rows=ROWS, k=st.integers(1, 6))
+def test_figures_at_k_are_means_over_all_draws(rows: list[tuple[int, bool]], k: int) -> None:
+    k = min(k, len(rows))
+    answers, correct = np.array([[row[0] for row in rows]]), np.array([[row[1] for row in rows]])
+    scores = np.array([[0.1 * answer + flag for answer, flag in rows]])
+    draws = list(combinations(range(len(rows)), k))
+    assert pass_at_k(correct.sum(1), np.array([len(rows)]), k)[0] == pytest.approx(
+        np.mean([any(rows[place][1] for place in draw) for draw in draws])
+    )
+    assert best_at_k(scores, k)[0] == pytest.approx(np.mean([scores[0, list(draw)].max() for draw in draws]))
+    assert majority_at_k(answers, correct, k)[0] == pytest.approx(
+        np.mean([plain_majority([rows[place] for place in draw]) for draw in draws])
+    )
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=5), min_size=2, max_size=8))
+def test_the_standard_error_is_that_of_the_prompts_means(prompts: list[list[bool]]) -> None:
+    correct, size = np.array([sum(prompt) for prompt in prompts]), np.array([len(prompt) for prompt in prompts])
+    error = stdev(sum(prompt) / len(prompt) for prompt in prompts) / math.sqrt(len(prompts))
+    assert standard_error(correct, size) == pytest.approx(error, abs=1e-12)
+
+
+def test_of_a_single_prompt_no_standard_error_can_be_told() -> None:
+    assert standard_error(np.array([1]), np.array([4])) == 0.0
+
+
+def plain_majority(rows: list[tuple[int, bool]]) -> float:
+    """The definition: mean over the most frequent answers of how often each is correct."""
+    votes: dict[int, list[bool]] = {}
+    for answer, correct in rows:
+        if answer >= 0:
+            votes.setdefault(answer, []).append(correct)
+    most = max(map(len, votes.values()), default=0)
+    leaders = [flags for flags in votes.values() if len(flags) == most]
+    return float(np.mean([np.mean(flags) for flags in leaders])) if leaders else 0.0
+
+
+def test_prompts_are_apart_from_each_other() -> None:
+    answers = np.array([[1, 1, 2], [2, 2, 1], [-1, -1, -1], [-1, -1, 5]])
+    correct = np.array([[1, 1, 0], [0, 0, 1], [0, 0, 0], [0, 0, 1]], bool)
+    assert majority_at_k(answers, correct, 3).tolist() == [1.0, 0.0, 0.0, 1.0]
+    assert pass_at_k(correct.sum(1), np.full(4, 3), 1) == pytest.approx([2 / 3, 1 / 3, 0, 1 / 3])
+
+
+def test_drawn_majority_is_close_to_the_whole_and_the_same_each_time() -> None:
+    dice = np.random.default_rng(0)
+    correct = dice.random((40, 24)) < 0.6
+    answers = np.where(correct, 0, dice.integers(1, 4, (40, 24)))
+    drawn = majority_at_k(answers, correct, 3)
+    exact = [
+        np.mean([plain_majority([(answers[g, i], correct[g, i]) for i in draw]) for draw in combinations(range(24), 3)])
+        for g in range(4)
+    ]
+    assert drawn[:4] == pytest.approx(exact, abs=0.1)
+    assert (drawn == majority_at_k(answers, correct, 3)).all()
+
+
+def test_majority_of_a_large_group_is_close_to_its_hypergeometric_value() -> None:
+    size, right, k = 20_000, 11_000, 21
+    answers = np.repeat([0, 1], [right, size - right])[None]
+    chances = [math.comb(right, n) * math.comb(size - right, k - n) / math.comb(size, k) for n in range(k + 1)]
+    exact = sum(chances[k // 2 + 1 :])
+    assert majority_at_k(answers, answers == 0, k)[0] == pytest.approx(exact, abs=0.01)
+    many = majority_at_k(np.repeat(answers[:, ::100], 1000, axis=0), np.repeat(answers[:, ::100] == 0, 1000, axis=0), k)
+    assert len(set(many.tolist())) > 10  # prompts that are alike have each their own draws
+    assert many.mean() == pytest.approx(exact, abs=0.01)
+
+
+def test_many_completions_do_not_overflow() -> None:
+    assert pass_at_k(np.array([1]), np.array([5000]), 1000)[0] == pytest.approx(0.2)
+    assert best_at_k(np.arange(5000.0)[None] == 0, 1000)[0] == pytest.approx(0.2)
+
+
+@given(right=st.integers(0, 50), size=st.integers(1, 50))
+def test_wilson_bounds_solve_its_equation(right: int, size: int) -> None:
+    share = min(right, size) / size
+    low, high = wilson(share, size)
+    assert 0 <= low <= share <= high <= 1
+    for bound in (low, high):
+        assert (bound - share) ** 2 == pytest.approx(NORMAL_95**2 * bound * (1 - bound) / size, abs=1e-12)
+
+
+def test_wilson_covers_the_truth_19_times_of_20() -> None:
+    size, truth = 40, 0.3
+    chances = [math.comb(size, n) * truth**n * (1 - truth) ** (size - n) for n in range(size + 1)]
+    covered = sum(
+        chance for n, chance in enumerate(chances) if wilson(n / size, size)[0] <= truth <= wilson(n / size, size)[1]
+    )
+    assert 0.93 < covered < 0.97
+    assert wilson(0.0, 0) == (0.0, 1.0)
+
+
+def test_completions_of_a_prompt_count_as_far_as_they_differ() -> None:
+    fours = np.full(100, 4)
+    assert effective_size(np.repeat([0, 1], 50), np.ones(100, int)) == 100
+    assert effective_size(np.repeat([0, 4], 50), fours) == pytest.approx(99)  # all alike: one each
+    assert effective_size(np.full(100, 2), fours) == 400  # as even as can be
+    assert effective_size(fours, fours) == 100  # all correct: it cannot be told
+    dice = np.random.default_rng(0)
+    assert 330 < effective_size(dice.binomial(4, 0.5, 1000), np.full(1000, 4)) / 10 <= 400  # independent
+
+
+def test_clustered_interval_covers_where_the_plain_one_does_not() -> None:
+    dice = np.random.default_rng(1)
+    plain = clustered = 0
+    for _ in range(300):
+        chance = dice.random(50)  # the mean over prompts is 1/2
+        solved, sizes = dice.binomial(8, chance), np.full(50, 8)
+        share = solved.sum() / 400
+        for size, low_high in ((400.0, "plain"), (effective_size(solved, sizes), "clustered")):
+            low, high = wilson(share, size)
+            plain += low_high == "plain" and low <= 0.5 <= high
+            clustered += low_high == "clustered" and low <= 0.5 <= high
+    assert plain / 300 < 0.8
+    assert 0.9 < clustered / 300 < 0.99
+
+
+def test_students_t_is_that_of_the_tables() -> None:
+    # Abramowitz and Stegun (1964), table 26.10, at 0.975 one-sided.
+    table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 10: 2.228, 20: 2.086, 30: 2.042, 60: 2.0}
+    assert {freedom: round(student_t(freedom), 3) for freedom in table} == table
+    values = [student_t(freedom) for freedom in range(1, 200)]
+    assert values == sorted(values, reverse=True)
+    assert student_t(49) - student_t(50) == pytest.approx(student_t(50) - student_t(51), rel=0.05)  # where methods meet
+    assert student_t(10**6) == pytest.approx(NORMAL_95, abs=1e-5)
+
+
+@pytest.mark.parametrize("prompts", [3, 5, 10])
+def test_interval_covers_the_truth_with_few_prompts(prompts: int) -> None:
+    dice = np.random.default_rng(2)
+    covered = plain = 0
+    for _ in range(1000):
+        solved, sizes = dice.binomial(8, dice.random(prompts)), np.full(prompts, 8)
+        low, high = interval_of_share(solved, sizes)
+        covered += low <= 0.5 <= high
+        low, high = wilson(solved.sum() / (8 * prompts), effective_size(solved, sizes))
+        plain += low <= 0.5 <= high
+    assert covered / 1000 > 0.94 > plain / 1000
+
+
+def test_interval_of_single_completions_is_wilsons() -> None:
+    assert interval_of_share(np.array([1, 0, 1]), np.ones(3, int)) == wilson(2 / 3, 3)
+    assert interval_of_share(np.array([4, 4]), np.array([4, 4])) == wilson(1.0, 2)  # no variance to tell
+    assert interval_of_share(np.array([2]), np.array([4])) == wilson(0.5, 1)
+
+
+@given(values=st.lists(st.integers(0, 30), min_size=1, max_size=200))
+def test_buckets_hold_every_value_and_none_is_empty(values: list[int]) -> None:
+    edges = quantile_edges(np.array(values, float))
+    assert 1 <= len(edges) <= 5
+    assert edges[0] == min(values)
+    assert edges == sorted(set(edges))
+    if len(set(values)) <= 5:
+        assert edges == sorted(set(values))

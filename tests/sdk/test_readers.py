@@ -1,0 +1,348 @@
+"""Outputs of other tools. The files in `readers/` were written by the packages in their names (inspect_ai's .json is
+cut down to what is read); verl's are written here, with the keys of its `_dump_generations`; folders by `datasets`.
+"""
+
+import json
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tinyzero_sdk import load_task
+from tinyzero_sdk.errors import DataError, SettingsError
+from tinyzero_sdk.files import BadRow, read_rows
+from tinyzero_sdk.outputs import Stamp
+from tinyzero_sdk.readers import READERS, find_reader
+from tinyzero_sdk.scoring import score_file
+
+FILES = Path(__file__).parent / "readers"
+
+
+def read(name: str, path: Path) -> tuple[list[dict[str, Any]], list[BadRow]]:
+    """The rows and the bad rows that a reader finds."""
+    blocks = list(find_reader(name, path).read(path))
+    assert blocks[-1].progress == 1.0
+    rows = [row for block in blocks for row in (block.rows if block.table is None else block.table.to_pylist())]
+    assert len(rows) == sum(len(block.numbers) for block in blocks)
+    return rows, [bad for block in blocks for bad in block.bad]
+
+
+def verl_line(**changes: Any) -> str:
+    return json.dumps(
+        {"input": "Say 1.", "output": "<answer>1</answer>", "gts": "1", "score": 0.5, "step": 3, "acc": True} | changes
+    )
+
+
+def test_verl_rollouts_of_all_steps_come_in_the_order_of_the_steps(tmp_path: Path) -> None:
+    (tmp_path / "10.jsonl").write_text(verl_line(step=10) + "\n")
+    (tmp_path / "9.jsonl").write_text(f"{verl_line(step=9)}\n{verl_line(gts=None)}\n{verl_line()}\n")
+    rows, bad = read("verl", tmp_path)
+    assert rows[0] == {
+        "prompt": "Say 1.",
+        "completion": "<answer>1</answer>",
+        "ground_truth": "1",
+        "verl_score": 0.5,
+        "step": 9,
+        "acc": True,
+    }
+    assert [row["step"] for row in rows] == [9, 3, 10]
+    assert [(row.number, row.problem[:22]) for row in bad] == [(2, "no ground truth in `gt")]
+    numbers = [number for block in find_reader("verl", tmp_path).read(tmp_path) for number in block.numbers]
+    assert numbers == [1, 3, 4]
+
+
+def test_lm_eval_samples_count_once_though_each_filter_logs_them() -> None:
+    rows, bad = read("lm-eval", FILES / "lm_eval-0.4.13.jsonl")
+    assert bad == []
+    assert [(row["completion"][-4:], row["ground_truth"], row["extra_info"]["index"]) for row in rows] == [
+        ("# 42", "42", 0),
+        ("# 41", "42", 0),
+        ("## 7", "7", 1),
+        ("## 8", "7", 1),
+    ]
+    assert rows[0]["prompt"] == "Question: What is 6*7?\nAnswer:"
+    assert rows[0]["doc"]["question"] == "What is 6*7?"
+
+
+def test_lm_eval_samples_of_likelihood_cannot_be_scored(tmp_path: Path) -> None:
+    path = tmp_path / "samples_x.jsonl"
+    path.write_text(json.dumps({"doc_id": 0, "target": "1", "resps": [[["-1.5", "False"]]], "filter": "none"}))
+    _, bad = read("lm-eval", tmp_path)
+    assert "those by likelihood" in bad[0].problem
+
+
+@pytest.mark.parametrize("name", ["score", "correct", "reason", "answer", *Stamp._fields])
+def test_columns_of_verl_that_scoring_would_replace_are_kept_beside_it(
+    write_task: Callable[..., str], tmp_path: Path, name: str
+) -> None:
+    source, output = tmp_path / "1.jsonl", tmp_path / "out.jsonl"
+    source.write_text(verl_line(**{name: "theirs"}) + "\n")
+    score_file(load_task(write_task()), source, output, format="verl")
+    [row] = read_rows(output)
+    assert row[f"verl_{name}"] == "theirs"
+    assert row[name] != "theirs"
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"), [("prompt", "Say 1."), ("completion", "<answer>1</answer>"), ("ground_truth", "1")]
+)
+def test_what_a_reward_function_returned_does_not_stand_for_what_verl_dumped(
+    tmp_path: Path, name: str, ours: str
+) -> None:
+    (tmp_path / "1.jsonl").write_text(verl_line(**{name: "theirs"}))
+    [row], _ = read("verl", tmp_path)
+    assert (row[name], row[f"verl_{name}"]) == (ours, "theirs")
+
+
+LM_EVAL = {"doc_id": 0, "target": "1", "resps": [["1"]], "filter": "none"}
+INSPECT = {"id": 1, "target": "1", "output": {"choices": [{"message": {"content": "1"}}]}}
+
+
+def test_tasks_of_lm_eval_in_one_folder_have_filters_and_keys_of_their_own(tmp_path: Path) -> None:
+    for task, names in {"gsm8k": ("strict", "flexible"), "svamp": ("none",), "mixed": ("a", "none")}.items():
+        lines = [LM_EVAL | {"filter": name, "doc_id": number} for name in names for number in (0, 1)]
+        if task == "mixed":
+            lines = [line for line in lines if (line["filter"], line["doc_id"]) != ("a", 1)]
+        path = tmp_path / f"samples_{task}_2026-01-02T03-04-05.678.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows, bad = read("lm-eval", tmp_path)
+    assert [row["extra_info"]["key"] for row in rows] == [
+        f"{task}:{number}" for task in ("gsm8k", "mixed", "svamp") for number in (0, 1)
+    ]
+    assert bad == []
+
+
+def test_logs_of_inspect_in_one_folder_keep_their_samples_apart(tmp_path: Path) -> None:
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text(json.dumps({"eval": {"task": name}, "samples": [INSPECT, INSPECT | {"epoch": 2}]}))
+    rows, _ = read("inspect", tmp_path)
+    assert [row["extra_info"]["key"] for row in rows] == ["a.json:1"] * 2 + ["b.json:1"] * 2
+
+
+@pytest.mark.parametrize("resps", [None, "42", 5, {"a": ["1"]}, [], [[]], [None], [[1]]])
+def test_one_odd_sample_of_lm_eval_costs_itself_only(tmp_path: Path, resps: Any) -> None:
+    lines = [LM_EVAL, LM_EVAL | {"resps": resps}, LM_EVAL]
+    (tmp_path / "samples_x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows, bad = read("lm-eval", tmp_path)
+    assert [row["completion"] for row in rows] == ["1", "1"]
+    assert [row.number for row in bad] == [2]
+    assert "resps" in bad[0].problem
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"output": {"choices": ["x"]}},
+        {"output": {"choices": "x"}},
+        {"output": {"choices": 5}},
+        {"output": {"choices": [{"message": None}]}},
+        {"output": {"choices": [{"message": {"content": ["x"]}}]}},
+        {"input": ["x"]},
+        {"attachments": ["x"], "input": "attachment://x"},
+    ],
+)
+def test_one_odd_sample_of_inspect_costs_itself_only(tmp_path: Path, odd: dict[str, Any]) -> None:
+    log = {"eval": {"task": "t"}, "samples": [INSPECT, INSPECT | odd, "x", INSPECT]}
+    (tmp_path / "a.json").write_text(json.dumps(log))
+    rows, bad = read("inspect", tmp_path)
+    assert [row["completion"] for row in rows] == ["1", "1"]
+    assert [row.number for row in bad] == [2, 3]
+    assert "has not the form of a sample of Inspect" in bad[0].problem
+    assert "a str; expected a sample" in bad[1].problem
+
+
+def test_inspect_samples_that_are_no_list_are_told(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"eval": {"task": "t"}, "samples": 5}))
+    with pytest.raises(DataError, match="no log of Inspect, or damaged: its samples are no list"):
+        read("inspect", tmp_path)
+
+
+@pytest.mark.parametrize("ending", ["eval", "json"])
+def test_inspect_logs_give_a_row_for_each_choice(ending: str) -> None:
+    rows, bad = read("inspect", FILES / f"inspect_ai-0.3.285.{ending}")
+    assert bad == []
+    found = sorted((row["extra_info"]["key"], row["epoch"], row["completion"], row["ground_truth"]) for row in rows)
+    texts = [f"I think it is\n#### {n}" for n in (42, 42, 7, 8)]
+    assert [(key, epoch, truth) for key, epoch, _, truth in found] == [
+        (f"inspect_ai-0.3.285.{ending}:a", 1, "42"),
+        (f"inspect_ai-0.3.285.{ending}:a", 2, "42"),
+        (f"inspect_ai-0.3.285.{ending}:b", 1, "7"),
+        (f"inspect_ai-0.3.285.{ending}:b", 2, "7"),
+    ]
+    assert sorted(text for _, _, text, _ in found) == sorted(texts)
+    assert all(row["finished"] and row["token_count"] in (20, 21) for row in rows)
+    assert json.loads(next(row for row in rows if row["extra_info"]["key"].endswith(":a"))["metadata"]) == {"level": 1}
+
+
+def test_inspect_samples_without_output_are_bad_and_attachments_are_put_in(tmp_path: Path) -> None:
+    good = {
+        "id": 1,
+        "epoch": 1,
+        "input": [{"role": "user", "content": "attachment://x"}],
+        "target": ["1"],
+        "attachments": {"x": "long", "y": "<answer>1</answer>"},
+        "output": {
+            "choices": [
+                {"message": {"content": "attachment://y"}, "stop_reason": "max_tokens"},
+                {
+                    "message": {"content": [{"type": "reasoning"}, {"type": "text", "text": "hm"}]},
+                    "stop_reason": "stop",
+                },
+            ]
+        },
+    }
+    failed = {"id": 2, "target": "1", "output": {"choices": []}, "error": {"message": "no network"}}
+    with zipfile.ZipFile(tmp_path / "a.eval", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("header.json", "{}")
+        for name, sample in {"1": json.dumps(good), "2": json.dumps(failed), "3": "{"}.items():
+            archive.writestr(f"samples/{name}_epoch_1.json", sample)
+    rows, bad = read("inspect", tmp_path)
+    assert [(row["completion"], row["finished"], row["ground_truth"]) for row in rows] == [
+        ("<answer>1</answer>", False, "1"),
+        ("hm", True, "1"),
+    ]
+    assert rows[0]["prompt"] == [{"role": "user", "content": "long"}]
+    assert [row.number for row in bad] == [2, 3]
+    assert "no network" in bad[0].problem
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"PK", b"\xff"])
+@pytest.mark.parametrize("name", ["a.eval", "a.json"])
+def test_other_files_are_no_logs_of_inspect(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match="no log of Inspect"):
+        read("inspect", tmp_path / name)
+
+
+def test_folder_of_save_to_disk_is_read_in_its_order(tmp_path: Path) -> None:
+    rows = {"question": [f"q{n}" for n in range(2500)], "answer": [str(n) for n in range(2500)]}
+    rows["response"] = [f"<answer>{n}</answer>" for n in range(2500)]
+    made = datasets.Dataset.from_dict(rows)
+    made.save_to_disk(tmp_path / "one", num_shards=2)
+    datasets.DatasetDict({"train": made, "test": made}).save_to_disk(tmp_path / "two")
+    for folder in (tmp_path / "one", tmp_path / "two" / "test"):
+        found, bad = read("hf", folder)
+        assert bad == []
+        assert [(row["completion"], row["ground_truth"]) for row in found] == [
+            (f"<answer>{n}</answer>", str(n)) for n in range(2500)
+        ]
+    with pytest.raises(DataError, match="splits train, test; name one"):
+        read("hf", tmp_path / "two")
+
+
+def test_folder_of_parquet_files_with_lists_of_completions(tmp_path: Path) -> None:
+    for place, texts in enumerate([[["a", "b"], []], [["c"]]]):
+        pq.write_table(
+            pa.table({"generations": texts, "target": ["1", "2"][: len(texts)]}), tmp_path / f"{place}.parquet"
+        )
+    rows, _ = read("hf", tmp_path)
+    assert [(row["completion"], row["ground_truth"]) for row in rows] == [("a", "1"), ("b", "1"), ("c", "1")]
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "9.parquet")
+    with pytest.raises(DataError, match="has the columns text; expected one of completion"):
+        read("hf", tmp_path)
+    with pytest.raises(DataError, match="expects a folder"):
+        read("hf", tmp_path / "9.parquet")
+    with pytest.raises(DataError, match="has no file like"):
+        read("hf", Path(shutil.os.mkdir(tmp_path / "empty") or tmp_path / "empty"))
+
+
+def test_completions_of_a_record_have_its_number_as_their_key(tmp_path: Path) -> None:
+    for place, texts in enumerate([[["a", "b"], ["c"]], [["d", "e"]]]):
+        pq.write_table(pa.table({"completions": texts, "target": ["1"] * len(texts)}), tmp_path / f"{place}.parquet")
+    rows, _ = read("hf", tmp_path)
+    assert [(row["completion"], row["extra_info"]["key"]) for row in rows] == list(zip("abcde", "11233", strict=True))
+    own = pa.table({"completions": [["a", "b"]], "target": ["1"], "extra_info": [{"key": "own"}]})
+    (tmp_path / "own").mkdir()
+    pq.write_table(own, tmp_path / "own" / "0.parquet")
+    assert [row["extra_info"] for row in read("hf", tmp_path / "own")[0]] == [{"key": "own"}] * 2
+
+
+@pytest.mark.parametrize("name", ["question", "problem", "query"])
+def test_a_question_is_a_prompt(tmp_path: Path, name: str) -> None:
+    pq.write_table(pa.table({"output": ["1"], "target": ["1"], name: ["Say 1."]}), tmp_path / "0.parquet")
+    [row], _ = read("hf", tmp_path)
+    assert row == {"completion": "1", "target": "1", name: "Say 1.", "prompt": "Say 1.", "ground_truth": "1"}
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (["train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"], "test, train"),
+        (["train", "validation"], "train, validation"),
+        (["easy-00000-of-00001", "hard-00000-of-00001"], "easy, hard"),
+        (["train-00000-of-00002", "train-00001-of-00002"], None),
+        (["0", "1"], None),
+        (["test_a", "other"], None),
+    ],
+)
+def test_splits_in_one_folder_are_not_mixed(tmp_path: Path, names: list[str], splits: str | None) -> None:
+    for name in names:
+        pq.write_table(pa.table({"output": ["1"], "target": ["1"]}), tmp_path / f"{name}.parquet")
+    if splits is None:
+        assert len(read("hf", tmp_path)[0]) == len(names)
+        return
+    with pytest.raises(DataError, match=f"files of the splits {splits}; give those of one a folder"):
+        read("hf", tmp_path)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_rows_without_a_completion_are_listed_and_the_numbers_stay(tmp_path: Path, large: bool) -> None:
+    kind = (pa.large_list if large else pa.list_)(pa.string())
+    for place, texts in enumerate([[["a"], [], None, ["b", "c"], []], [["d"], None]]):
+        table = pa.table({"completions": pa.array(texts, kind), "target": ["1"] * len(texts)})
+        pq.write_table(table, tmp_path / f"{place}.parquet")
+    blocks = list(find_reader("hf", tmp_path).read(tmp_path))
+    assert [number for block in blocks for number in block.numbers] == [1, 4, 4, 6]
+    bad = [(row.number, row.problem) for block in blocks for row in block.bad]
+    assert bad == [(number, "no completion") for number in (2, 3, 5, 7)]
+    rows, _ = read("hf", tmp_path)
+    assert [row["completion"] for row in rows] == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "5", '{"splits": 5}', '{"splits": []}', '{"splits": [{}]}'])
+def test_a_broken_list_of_splits_is_told(tmp_path: Path, content: str) -> None:
+    (tmp_path / "dataset_dict.json").write_text(content)
+    with pytest.raises(DataError, match=r"dataset_dict\.json .*save_to_disk"):
+        read("hf", tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"_data_files": ["x"]}', '{"_data_files": [{"filename": 5}]}'])
+def test_a_broken_list_of_files_is_told(tmp_path: Path, content: str) -> None:
+    (tmp_path / "state.json").write_text(content)
+    with pytest.raises(DataError, match=r"state\.json .*save_to_disk"):
+        read("hf", tmp_path)
+
+
+@pytest.mark.parametrize("into", ["jsonl", "parquet"])
+def test_outputs_of_others_are_scored_as_they_are(write_task: Callable[..., str], tmp_path: Path, into: str) -> None:
+    code = "@hookimpl\ndef extract_answer(completion):\n    return completion.rpartition('####')[2].strip()\n"
+    task = load_task(write_task(extract_answer=code))
+    for name, file in (("lm-eval", "lm_eval-0.4.13.jsonl"), ("inspect", "inspect_ai-0.3.285.eval")):
+        report = score_file(task, FILES / file, tmp_path / f"out.{into}", format=name)
+        assert (report.rows, report.summary and report.summary.prompts) == (4, 2)
+        assert {row["task"] for row in read_rows(tmp_path / f"out.{into}")} == {"say"}
+        assert report.correct == (2 if name == "lm-eval" else 3)
+
+
+def test_ground_truth_that_the_task_cannot_use_is_told(write_task: Callable[..., str], tmp_path: Path) -> None:
+    code = "@hookimpl\ndef score(answer, ground_truth):\n    return float(ground_truth['target'] == 1)\n"
+    task = load_task(write_task(score=code))
+    (tmp_path / "1.jsonl").write_text(f"{verl_line()}\n{verl_line()}\n")
+    with pytest.raises(DataError, match=r"task 'say' failed on all of the first 2 rows .*'1'.*TypeError"):
+        score_file(task, tmp_path / "1.jsonl", tmp_path / "out.jsonl", format="verl")
+
+
+def test_formats_have_names(tmp_path: Path) -> None:
+    assert list(READERS) == ["rows", "verl", "lm-eval", "inspect", "hf"]
+    with pytest.raises(SettingsError, match="did you mean lm-eval"):
+        find_reader("lmeval", tmp_path)
+    with pytest.raises(DataError, match="--format inspect"):
+        find_reader(None, tmp_path / "a.eval")
+    with pytest.raises(DataError, match="does not exist"):
+        find_reader("verl", tmp_path / "none")

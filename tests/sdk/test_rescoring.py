@@ -1,0 +1,152 @@
+"""Scoring again: what counts as a change, and which files can be compared."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tinyzero_sdk import Task, load_task
+from tinyzero_sdk.errors import DataError, VersionMismatchError
+from tinyzero_sdk.files import read_rows
+from tinyzero_sdk.outputs import Origin, stamp_of
+from tinyzero_sdk.rescoring import RescoreReport, judge_for_rescoring, rescore_file
+from tinyzero_sdk.scoring import score_file
+
+LENIENT = """
+@hookimpl
+def extract_answer(completion):
+    return last_tagged(completion) or (completion if completion.isdigit() else None)
+"""
+PARTIAL = """
+@hookimpl
+def score(answer, ground_truth):
+    return 1.0 if answer == str(ground_truth) else 0.1
+"""
+TEXTS = ["<answer>1</answer>", "<answer>2</answer>", "1", "3", "nothing"]
+
+
+@pytest.fixture
+def task(write_task: Callable[..., str]) -> Task:
+    return load_task(write_task())
+
+
+def scored(task: Task, path: Path, **columns: Any) -> Path:
+    """A scored file."""
+    rows = [{"completion": text, "ground_truth": 1} | columns for text in TEXTS]
+    pq.write_table(pa.Table.from_pylist(rows), path.with_name("outputs.parquet"))
+    score_file(task, path.with_name("outputs.parquet"), path)
+    return path
+
+
+def changes(report: RescoreReport) -> list[tuple[int, str, str, str | None, str | None, bool]]:
+    return [
+        (change.number, change.old.reason, change.new.reason, change.old.answer, change.new.answer, change.is_flip)
+        for change in report.changes
+    ]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_changes_are_listed_with_both_sides(
+    task: Task, write_task: Callable[..., str], tmp_path: Path, ending: str
+) -> None:
+    old = scored(task, tmp_path / f"old.{ending}")
+    report = rescore_file(load_task(write_task(extract_answer=LENIENT)), old, tmp_path / "new.parquet")
+    assert changes(report) == [(3, "no_answer", "ok", None, "1", True), (4, "no_answer", "wrong", None, "3", False)]
+    assert (report.changed, report.flipped, report.other_answer) == (2, 1, 0)
+    assert report.reasons == {("no_answer", "ok"): 1, ("no_answer", "wrong"): 1}
+    assert (report.old_accuracy, report.scored.accuracy) == (0.2, 0.4)
+    assert [stamp.task_version for stamp in report.before] == [task.version]
+    assert report.changes[0].completion_end == "1"
+    new = list(read_rows(tmp_path / "new.parquet"))
+    assert [(row["old_reason"], row["reason"]) for row in new[1:4]] == [
+        ("wrong", "wrong"),
+        ("no_answer", "ok"),
+        ("no_answer", "wrong"),
+    ]
+    assert {row["old_task_version"] for row in new} == {task.version}
+    again = rescore_file(load_task(write_task(extract_answer=LENIENT)), tmp_path / "new.parquet", tmp_path / "x.jsonl")
+    assert again.changed == 0
+    assert list(next(read_rows(tmp_path / "x.jsonl"))).count("old_score") == 1
+
+
+def test_another_score_or_answer_is_no_flip(task: Task, write_task: Callable[..., str], tmp_path: Path) -> None:
+    old = scored(task, tmp_path / "old.parquet")
+    report = rescore_file(load_task(write_task(score=PARTIAL)), old)
+    assert [(change.number, change.old.score, change.new.score) for change in report.changes] == [(2, 0.0, 0.1)]
+    assert (report.changed, report.flipped) == (1, 0)
+    shout = "@hookimpl\ndef extract_answer(completion):\n    return 'x' if last_tagged(completion) == '2' else None\n"
+    report = rescore_file(load_task(write_task(extract_answer=shout)), old)
+    assert changes(report) == [(1, "ok", "no_answer", "1", None, True)]
+    assert report.other_answer == 1
+
+
+def test_only_scored_files_can_be_scored_again(task: Task, tmp_path: Path) -> None:
+    scored(task, tmp_path / "old.parquet")
+    with pytest.raises(VersionMismatchError, match="does not tell what scored it"):
+        rescore_file(task, tmp_path / "outputs.parquet")
+    with pytest.raises(DataError, match="has no score, correct, reason, answer"):
+        rescore_file(task, tmp_path / "outputs.parquet", allow_version_mismatch=True)
+    (tmp_path / "none.jsonl").write_text('{"completion": "a", "ground_truth": 1}\n')
+    with pytest.raises(DataError, match="has no score, correct, reason, answer"):
+        rescore_file(task, tmp_path / "none.jsonl", allow_version_mismatch=True)
+    with pytest.raises(DataError, match="is the input itself"):
+        rescore_file(task, tmp_path / "old.parquet", tmp_path / "old.parquet")
+
+
+def test_rows_without_a_verdict_are_told(task: Task, tmp_path: Path) -> None:
+    rows = [{"completion": TEXTS[0], "ground_truth": 1, "score": None, "correct": True, "reason": "ok", "answer": "1"}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
+    report = rescore_file(task, tmp_path / "old.parquet", allow_version_mismatch=True)
+    assert [row.number for row in report.scored.bad] == [1]
+    assert (report.changed, report.compared, report.old_accuracy, report.new_accuracy) == (0, 0, None, None)
+
+
+def test_both_accuracies_are_of_the_compared_rows(task: Task, write_task: Callable[..., str], tmp_path: Path) -> None:
+    rows = list(read_rows(scored(task, tmp_path / "old.parquet")))
+    rows = [*rows, *({name: cell for name, cell in row.items() if name != "correct"} for row in rows)]
+    (tmp_path / "half.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = rescore_file(load_task(write_task(extract_answer=LENIENT)), tmp_path / "half.jsonl")
+    assert (report.scored.rows, report.compared, report.scored.bad_rows) == (10, 5, 5)
+    assert (report.old_accuracy, report.new_accuracy) == (0.2, 0.4)
+
+
+def test_rare_changes_are_listed_among_very_many(
+    task: Task, write_task: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinyzero_sdk.rescoring.MAX_LISTED", 1)
+    old = scored(task, tmp_path / "old.parquet")
+    report = rescore_file(load_task(write_task(extract_answer=LENIENT)), old)
+    assert [change.reasons for change in report.changes] == [("no_answer", "ok"), ("no_answer", "wrong")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, None),
+        ({"task_version": "0"}, None),  # versions are what is compared
+        ({"task": "shout"}, "scored by task shout, and this is say"),
+        ({"task_options": '{"a": 1}'}, 'scored with {"a": 1}'),
+        ({"task_wrappers": '["x"]'}, 'scored with {} ["x"], and this is {} []'),
+    ],
+)
+def test_like_is_compared_with_like(task: Task, changes: dict[str, str], problem: str | None) -> None:
+    stamp = stamp_of(task)._replace(**changes)
+    found = judge_for_rescoring(task)(Origin("say", None, stamp))
+    assert (found is None) == (problem is None)
+    if problem is not None:
+        assert problem in (found or "")
+        assert "--allow-version-mismatch" in (found or "")
+
+
+def test_one_side_is_one_version_and_its_problems(task: Task) -> None:
+    now, old = stamp_of(task), stamp_of(task)._replace(task_version="1")
+    judge = judge_for_rescoring(task)
+    assert judge(Origin("say", "1", old)) is None
+    assert judge(Origin("say", now.task_version, old)) is None
+    assert "made by say 0" in (judge(Origin("say", "0", old)) or "")
+    assert f"by say {now.task_version} and by 1" in (judge(Origin("say", None, now)) or "")
+    assert "does not tell" in (judge_for_rescoring(task)(Origin("say", "1", None)) or "")

@@ -1,0 +1,195 @@
+"""The summary: what tells prompts apart, what a length is, and that blocks and formats make no difference."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tinyzero_sdk import Score
+from tinyzero_sdk.answers import Verdicts
+from tinyzero_sdk.files import Block
+from tinyzero_sdk.hashing import hash_array, hash_values
+from tinyzero_sdk.outputs import anything_goes, read_outputs
+from tinyzero_sdk.summary import Summary, Tally
+from tinyzero_sdk.table import to_list
+
+
+def summarised(rows: list[dict[str, Any]], *, cut: int = 0, tables: bool = False, by: str | None = None) -> Summary:
+    """The summary of rows that carry their verdict: `value` and `said`."""
+    tally = Tally(by)
+    for part in (rows[:cut], rows[cut:]):
+        table = pa.Table.from_pylist(part) if tables and part else None
+        blocks = [Block(list(range(len(part))), [] if table else part, table, [], 1.0)] if part else []
+        for batch in read_outputs(blocks, Path("rows"), anything_goes):
+            verdicts = Verdicts()
+            for row in part:
+                correct = row["value"] == 1.0
+                reason: Any = "no_answer" if row["said"] is None else "ok" if correct else "wrong"
+                verdicts.add(Score(row["value"], correct, reason, row["said"]))
+            tally.add(batch, verdicts)
+    summary = tally.result()
+    assert summary is not None
+    return summary
+
+
+def row(key: str, said: str | None, value: float, **columns: Any) -> dict[str, Any]:
+    return {"completion": f"say {said}", "ground_truth": "1", "said": said, "value": value, "prompt": key} | columns
+
+
+def test_cuts_and_formats_make_no_difference() -> None:
+    dice = random.Random(0)
+    rows = [
+        row(
+            f"prompt {dice.randrange(12)}",
+            dice.choice([None, "1", "2", "3"]),
+            dice.choice([0.0, 0.1, 1.0]),
+            extra_info={"difficulty": dice.randrange(20) / 10},
+            token_count=dice.randrange(100),
+        )
+        for _ in range(200)
+    ]
+    whole = summarised(rows)
+    assert whole.prompts == 12
+    assert whole.length_unit == "tokens"
+    assert sum(bucket.rows for bucket in whole.by_difficulty) == 200
+    assert sum(outcome.rows for outcome in whole.by_reason) == 200
+    assert all(bucket.low in {n / 10 for n in range(20)} for bucket in whole.by_difficulty)
+    for cut, tables in ((70, False), (0, True), (70, True)):
+        assert rounded(summarised(rows, cut=cut, tables=tables)) == rounded(whole)
+
+
+def rounded(summary: Summary) -> Any:
+    """As JSON, up to the order in which floats were added."""
+    return json.loads(json.dumps(summary.as_json(), allow_nan=False), parse_float=lambda text: round(float(text), 9))
+
+
+@pytest.mark.parametrize("tables", [False, True])
+@pytest.mark.parametrize(
+    ("columns", "by", "prompts"),
+    [
+        ({"extra_info": {"key": "k"}}, "extra_info.key", 1),
+        ({"prompt": [{"role": "user", "content": "hello"}]}, "prompt", 1),
+        ({"prompt": None, "extra_info": {"index": 3}}, "extra_info.index", 1),
+        ({"prompt": None, "ground_truth": {"target": 1}}, "ground_truth", 1),
+        ({"prompt": None}, "row", 3),  # a bare ground truth may be that of many problems
+    ],
+)
+def test_what_tells_prompts_apart(columns: dict[str, Any], by: str, prompts: int, tables: bool) -> None:
+    summary = summarised([row("p", "1", 1.0, **columns) for _ in range(3)], tables=tables)
+    assert (summary.prompts_by, summary.prompts) == (by, prompts)
+    assert bool(summary.at_k) == (prompts == 1)
+
+
+@pytest.mark.parametrize("tables", [False, True])
+def test_rows_without_a_key_stand_alone(tables: bool) -> None:
+    rows = [row(key, "1", 1.0) for key in ("a", "a", None, None)]
+    assert summarised(rows, tables=tables).prompts == 3
+    assert summarised(rows, tables=tables, by="value").prompts == 1
+
+
+def test_prompts_of_unlike_size_count_where_they_have_enough() -> None:
+    rows = [row("a", "1", 1.0), row("b", "1", 1.0), row("b", "2", 0.0), row("b", "2", 0.5)]
+    at_k = {entry.k: entry for entry in summarised(rows).at_k}
+    assert list(at_k) == [1, 2, 3]
+    assert (at_k[1].prompts, at_k[1].pass_at_k) == (2, pytest.approx(2 / 3))
+    assert (at_k[3].prompts, at_k[3].pass_at_k, at_k[3].majority_at_k, at_k[3].best_at_k) == (1, 1.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("tables", [False, True])
+def test_lengths_are_of_tokens_where_the_file_has_them(tables: bool) -> None:
+    (outcome,) = summarised(
+        [row("a", "1", 1.0, tokens=[1, 2, 3]), row("a", "1", 1.0, tokens=[])], tables=tables
+    ).by_reason
+    assert (outcome.mean_length, outcome.max_length) == (1.5, 3)
+    summary = summarised([row("a", "é", 1.0)], tables=tables)
+    assert (summary.length_unit, summary.by_reason[0].mean_length) == ("characters", len("say é"))
+
+
+def test_of_the_lengths_that_are_known_the_mean_is_given_and_the_error_is_over_prompts() -> None:
+    counts, values = [2, 4, None, 9], [1.0, 0.0, 0.0, 0.0]
+    pairs = zip(["a", "a", "b", "c"], values, counts, strict=True)
+    summary = summarised([row(key, "1", value, token_count=count) for key, value, count in pairs])
+    assert (summary.mean_length, summary.length_unit, summary.accuracy) == (5.0, "tokens", 0.25)
+    assert summary.standard_error == pytest.approx(np.std([0.5, 0.0, 0.0], ddof=1) / np.sqrt(3))
+    assert summarised([row("a", "1", 1.0, token_count=-1)]).mean_length is None
+
+
+@pytest.mark.parametrize("huge", [10**400, 10**300, -(10**400)])
+def test_numbers_too_great_for_a_float_are_unknown(huge: int) -> None:
+    rows = [row("a", "1", 1.0, extra_info={"difficulty": n}, token_count=n) for n in (huge, 7)]
+    summary = summarised(rows)
+    assert [(bucket.low, bucket.high, bucket.rows) for bucket in summary.by_difficulty] == [(7, 7, 1)]
+    assert summary.by_reason[0].median_length in (7, (7 + 2**32 - 2) / 2)  # of a float: the greatest length there is
+    if abs(huge) == 10**400:
+        assert summary.by_reason[0].max_length == 7
+
+
+def test_integers_that_a_float_cannot_hold_exactly_are_numbers_too() -> None:
+    rows = [row("a", "1", 1.0, extra_info={"difficulty": n}) for n in (2**60 + 1, 1)]
+    assert [bucket.rows for bucket in summarised(rows, tables=True).by_difficulty] == [1, 1]
+
+
+@pytest.mark.parametrize("tables", [False, True])
+def test_better_grouping_that_comes_late_is_noted(tables: bool) -> None:
+    rows = [row("p", "1", 1.0), row("p", "1", 1.0), row("p", "1", 1.0, extra_info={"key": "k"})]
+    late = summarised(rows, cut=2, tables=tables)
+    assert (late.prompts_by, late.late, late.alone) == ("prompt", "extra_info.key", 0)
+    assert summarised(rows, cut=2, tables=tables, by="prompt").late == ""
+    early = summarised(rows[::-1], cut=1, tables=tables)
+    assert (early.prompts_by, early.late, early.alone) == ("extra_info.key", "", 2)
+
+
+def test_a_row_costs_little_until_the_end() -> None:
+    tally = Tally()
+    size = 10_000
+    table = pa.table({"completion": ["x"] * size, "ground_truth": ["1"] * size, "prompt": ["p"] * size})
+    block = Block(list(range(size)), [], table, [], 1.0)
+    verdicts = Verdicts([1.0] * size, [True] * size, ["ok"] * size, ["1"] * size)
+    (batch,) = read_outputs([block], Path("t"), anything_goes)
+    tally.add(batch, verdicts)
+    kept = sum(part.nbytes for parts in tally._columns.values() for part in parts)
+    assert kept <= 30 * size
+
+
+JSON = st.recursive(
+    st.none() | st.integers(-9, 9) | st.text("aé", max_size=2),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=6,
+)
+CELLS = st.one_of(
+    st.lists(st.none() | st.text("abé\0", max_size=3), max_size=6),
+    st.lists(st.none() | st.integers(-3, 3), max_size=6),
+    st.lists(st.none() | st.booleans(), max_size=6),
+    st.lists(st.none() | st.lists(st.none() | st.text("ab", max_size=1), max_size=3), max_size=6),
+    st.lists(
+        st.none()
+        | st.fixed_dictionaries({"a": st.none() | st.lists(st.integers(0, 2), max_size=2), "b": st.text("x")}),
+        max_size=6,
+    ),
+    st.lists(st.floats(allow_nan=False), max_size=6),
+)
+
+
+@given(cells=CELLS, start=st.integers(0, 3))
+def test_columns_become_lists_as_pyarrow_has_it(cells: list[Any], start: int) -> None:
+    array = pa.array(cells)[start:]
+    assert to_list(array) == array.to_pylist() == cells[start:]
+
+
+@given(cells=CELLS, start=st.integers(0, 3))
+@example(cells=[-1, -2, -1], start=0)
+@example(cells=[None, [], [None]], start=0)
+def test_hashes_are_equal_where_values_are(cells: list[Any], start: int) -> None:
+    array = pa.array(cells)[start:]
+    values = array.to_pylist()
+    for hashes in (hash_array(array), hash_values(values)):
+        assert hashes.dtype == np.uint64
+        for one, first in zip(hashes.tolist(), values, strict=True):
+            for other, second in zip(hashes.tolist(), values, strict=True):
+                assert (one == other) == (first == second), (first, second)

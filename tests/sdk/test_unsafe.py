@@ -1,0 +1,107 @@
+"""Scorers that must not be trusted with a model's text: where they run, where not, and what is said."""
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tinyzero_sdk import Completion, load_task
+from tinyzero_sdk.cli import main
+from tinyzero_sdk.errors import UnsafeScorerError
+from tinyzero_sdk.pool import ScoringPool
+
+EVALUATES = """
+@hookimpl
+def info():
+    return TaskInfo("Say a number.", unsafe_scorer="it evaluates it")
+
+@hookimpl
+def score(answer, ground_truth):
+    return float(eval(answer) == ground_truth)
+
+@hookimpl
+def solve(item):
+    return f"<answer>{item.ground_truth}</answer>"
+"""
+WHERE = "<answer>'tinyzero_sdk.worker' in __import__('sys').orig_argv</answer>"
+
+
+@pytest.fixture
+def unsafe(write_task: Callable[..., str]) -> str:
+    return write_task(score=EVALUATES)
+
+
+def attack(mark: Path) -> str:
+    return f"<answer>open({str(mark)!r}, 'w').close()</answer>"
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.parametrize("wrappers", [[], ["trace"]])
+def test_it_never_runs_in_this_process(unsafe: str, allowed: bool, wrappers: list[str], tmp_path: Path) -> None:
+    task = load_task(unsafe, allow_unsafe_scorers=allowed, wrappers=wrappers)
+    [item] = task.generate("train", 1)
+    assert task.solve(item) == "<answer>0</answer>"
+    mark = tmp_path / "ran"
+    message = "does not run in this process; score in a ScoringPool" if allowed else "give --allow-unsafe-scorers"
+    with pytest.raises(UnsafeScorerError, match=message):
+        task.score_completion(attack(mark), 1)
+    with pytest.raises(UnsafeScorerError, match=message):
+        task.score(f"open({str(mark)!r}, 'w')", 1)
+    assert not mark.exists()
+
+
+def test_a_pool_runs_it_only_by_leave(unsafe: str) -> None:
+    with pytest.raises(UnsafeScorerError, match=r"\(it evaluates it\).*--allow-unsafe-scorers"):
+        ScoringPool(load_task(unsafe))
+    with ScoringPool(load_task(unsafe, allow_unsafe_scorers=True)) as pool:
+        [score] = pool.score([Completion(WHERE)], [True])
+    assert score.correct, "it ran, and in a worker"
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_leave_travels_with_the_task(unsafe: str, allowed: bool) -> None:
+    task = pickle.loads(pickle.dumps(load_task(unsafe, allow_unsafe_scorers=allowed)))
+    assert task.allow_unsafe_scorers is allowed
+
+
+def test_a_safe_task_needs_no_leave(write_task: Callable[..., str]) -> None:
+    task = load_task(write_task())
+    task.check_scoring_allowed()
+    assert task.score_completion("<answer>1</answer>", 1).correct
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return int(caught.value.code or 0)
+
+
+def test_score_refuses_it_in_one_line_and_runs_it_by_leave(
+    unsafe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outputs = tmp_path / "outputs.jsonl"
+    outputs.write_text(json.dumps({"completion": WHERE, "ground_truth": True}))
+    command = ("score", str(outputs), "--task", unsafe, "--output", str(tmp_path / "scored.jsonl"), "--workers", "1")
+    assert run(*command) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "--allow-unsafe-scorers" in said
+    assert not (tmp_path / "scored.jsonl").exists()
+    assert run(*command, "--allow-unsafe-scorers") == 0
+    assert json.loads((tmp_path / "scored.jsonl").read_text())["correct"] is True
+
+
+def test_data_and_samples_need_no_leave(unsafe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("data", "--task", unsafe, "--output", str(tmp_path), "--size", "2", "--test-size", "0") == 0
+    capsys.readouterr()
+    assert run("sample", "--task", unsafe, "-n", "1") == 0
+    assert "gold completion, not scored: its scorer is unsafe" in capsys.readouterr().out
+
+
+def test_tasks_says_why(unsafe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("tasks", unsafe) == 0
+    assert "unsafe scorer: it evaluates it; it scores only with --allow-unsafe-scorers" in capsys.readouterr().out
+    assert run("tasks", unsafe, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["unsafe_scorer"] == "it evaluates it"

@@ -1,0 +1,268 @@
+"""Checking as its users see it: results, waivers, cases, replays, the command line and the pytest plugin."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tinyzero_sdk import load_task
+from tinyzero_sdk.cases import Case, read_cases, write_cases
+from tinyzero_sdk.cli import main
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.task_words import open_task_line
+from tinyzero_sdk.testing import LAWS, Checker, bench, check_task, find_laws, known_cases
+from tinyzero_sdk.testing.minimize import minimize
+from tinyzero_sdk.testing.report import show_text
+
+WriteSum = Callable[..., str]
+EMPTY_PAYS = """
+@hookimpl
+def score(answer, ground_truth):
+    return 1.0 if answer == str(ground_truth["total"]) else 0.1
+"""
+WAIVED = """
+@hookimpl
+def info():
+    return TaskInfo(waivers={waivers})
+"""
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple]:
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> tuple:
+        with pytest.raises(SystemExit) as end:
+            main([str(word) for word in words])
+        return end.value.code or 0, *capfd.readouterr()
+
+    return run
+
+
+def test_a_failure_is_shown_and_its_command_replays_it(run: Callable[..., tuple], write_sum: WriteSum) -> None:
+    path = write_sum(score=EMPTY_PAYS)
+    code, out, err = run("check", path, "--law", "emptiness-pays-nothing", "--save")
+    assert code == 1
+    assert "  completion    '<answer></answer>'\n" in out
+    assert "  got           score 0.1, wrong, for the answer ''\n" in out
+    assert all(len(line) < 80 for line in out.splitlines() if "tinyzero check" not in line)
+    assert "1 new cases in sum.cases.jsonl" in err
+    [case] = read_cases(Path("sum.cases.jsonl"))
+    assert (case.completion, case.correct) == ("<answer></answer>", False)
+
+    [command] = [line.strip() for line in out.splitlines() if "tinyzero check" in line]
+    again = run(*shlex.split(command)[1:])
+    assert again[0] == 1
+    assert "'<answer></answer>'" in again[1]
+
+    write_sum()
+    assert run(*shlex.split(command)[1:])[0] == 0
+    code, out, _ = run("check", path, "--law", "labelled-cases", "--json")
+    assert (code, json.loads(out)["laws"][0]["tried"]) == (0, 1)
+
+
+def test_labelled_cases_hold_the_reward(write_sum: WriteSum) -> None:
+    task = load_task(write_sum())
+    truth = {"numbers": [1, 2], "total": 3}
+    cases = [Case("<answer>3</answer>", truth, True), Case("<answer>4</answer>", truth, False)]
+    assert check_task(task, laws=["labelled-cases"], cases=cases).passed
+    wrong = [Case("so <answer>3</answer>", truth, False, "mislabelled"), *cases]
+    failure = check_task(task, laws=["labelled-cases"], cases=wrong)["labelled-cases"].failure
+    assert failure
+    assert failure.sample
+    assert (failure.sample.completion, failure.sample.note) == ("so <answer>3</answer>", "labelled wrong: mislabelled")
+
+
+def test_waived_laws_are_shown_with_their_reason(write_sum: WriteSum) -> None:
+    waivers = {"emptiness-pays-nothing": "it is meant so", "prompts-complete": "not needed"}
+    path = write_sum(score=EMPTY_PAYS, info=WAIVED.format(waivers=waivers))
+    report = check_task(load_task(path), laws=list(waivers), cases=[])
+    assert report.passed
+    waived, needless = report["emptiness-pays-nothing"], report["prompts-complete"]
+    assert (waived.status, waived.why, waived.is_needless_waiver) == ("waived", "it is meant so", False)
+    assert waived.failure
+    assert (needless.status, needless.is_needless_waiver) == ("waived", True)
+
+
+@pytest.mark.parametrize(
+    ("waivers", "message"),
+    [
+        ({"gold-score-full": "because"}, "did you mean gold-scores-full?"),
+        ({"gold-scores-full": " "}, "without a reason"),
+    ],
+)
+def test_bad_waivers_are_refused(write_sum: WriteSum, waivers: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message.replace("?", r"\?")):
+        Checker(load_task(write_sum(info=WAIVED.format(waivers=waivers))))
+
+
+def test_an_unknown_law_names_the_nearest() -> None:
+    with pytest.raises(SettingsError, match="did you mean never-raises"):
+        find_laws(["never-raise"])
+
+
+@pytest.mark.slow
+def test_a_scorer_that_hangs_costs_its_process_only(write_sum: WriteSum) -> None:
+    hangs = "@hookimpl\ndef score(answer, ground_truth):\n    while True:\n        pass\n"
+    report = check_task(load_task(write_sum(score=hangs)), laws=["gold-scores-full"], examples=1, cases=[])
+    failure = report["gold-scores-full"].failure
+    assert failure
+    assert failure.got == "no verdict: the scorer hung, and its process was killed"
+
+
+def test_a_check_can_be_repeated(write_sum: WriteSum) -> None:
+    path = write_sum(score="@hookimpl\ndef score(answer, ground_truth): return float(int(answer) == 1)")
+    reports = [check_task(load_task(path), laws=["never-raises"], cases=[]) for _ in range(2)]
+    assert reports[0]["never-raises"].failure == reports[1]["never-raises"].failure
+
+
+def test_texts_are_shown_without_what_a_terminal_obeys() -> None:
+    assert show_text("\x1b[2J\ud800") == r"'\x1b[2J\ud800'"
+    assert show_text("<a>" + "()" * 5000 + "\n") == r"'<a>' + '()' * 5000 + '\n'"
+
+
+def test_minimize_leaves_what_matters() -> None:
+    assert minimize("x" * 1000 + "ab" + "y" * 1000 + "c", lambda text: "a" in text and "c" in text) == "ac"
+
+
+def pytest_in(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", *words]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+
+
+def test_the_pytest_plugin_needs_no_code(write_sum: WriteSum, tmp_path: Path) -> None:
+    waivers = {"prompts-complete": "not needed"}
+    path = write_sum(score=EMPTY_PAYS, info=WAIVED.format(waivers=waivers), oracle=None)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = pytest_in(empty, "--tinyzero-task", path, "-k", "emptiness or splits or prompts or right-means", "-rs")
+    assert f"1 failed, 1 passed, 2 skipped, {len(LAWS) - 4} deselected" in done.stdout, done.stdout
+    assert "  completion    '<answer></answer>'\n" in done.stdout
+    assert "not checked: no oracle; add the hook `oracle`" in done.stdout
+    assert "waived, but kept; remove the waiver: not needed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("countdown task=3", "unknown key 'task'; known here: task.KEY"),
+        ("countdown other.key=3", "unknown key"),
+        ("countdown 'task.reward=tinyzero", "No closing quotation"),
+        ("", "not enough values"),
+    ],
+)
+def test_what_is_no_task_is_an_error_in_one_line(words: str, message: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        open_task_line(words)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_the_pytest_plugin_opens_a_task_as_the_commands_do(tmp_path: Path) -> None:
+    done = pytest_in(tmp_path, "--tinyzero-task", "countdown task=3")
+    assert "AttributeError" not in done.stdout
+    assert "unknown key" in done.stdout, done.stdout
+
+
+def test_the_pytest_plugin_is_light_until_it_is_used() -> None:
+    code = "import sys, tinyzero_sdk.pytest_plugin; print({'hypothesis', 'tinyzero_sdk.testing'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("words", [["check", "--list"], ["check", "{task}"]])
+def test_without_hypothesis_one_line_names_the_extra(write_sum: WriteSum, words: list[str]) -> None:
+    task = write_sum()
+    arguments = [word.format(task=task) for word in words]
+    code = f"import sys; sys.modules['hypothesis'] = None; from tinyzero_sdk.cli import main; main({arguments})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    expected = "error: the conformance kit needs hypothesis: pip install 'tinyzero-sdk[testing]'\n"
+    assert (done.returncode, done.stderr) == (2, expected)
+
+
+BROKEN_REWARDS = sorted((Path(__file__).parents[2] / "broken_rewards").glob("*.py"))
+SHIPPED = ["countdown", "countdown task.reward=tinyzero", "multiply", "gsm8k task.source=synthetic"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", BROKEN_REWARDS, ids=lambda path: path.stem)
+def test_broken_rewards_fail_with_a_small_example(path: Path) -> None:
+    report = check_task(load_task(path), cases=[])
+    assert report.broken
+    for result in report.broken:
+        assert result.failure
+        assert result.failure.sample
+        assert len(result.failure.sample.completion) < 120 or result.law.name.startswith("bounded-")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", SHIPPED)
+def test_shipped_tasks_pass(run: Callable[..., tuple], words: str) -> None:
+    code, out, _ = run("check", *words.split())
+    assert code == 0, out
+
+
+def test_nothing_is_left_where_the_user_is(write_sum: WriteSum, tmp_path: Path) -> None:
+    write_sum()
+    (tmp_path / "temporary").mkdir()
+    code = "from tinyzero_sdk import load_task; from tinyzero_sdk.testing import check_task\n"
+    code += "assert check_task(load_task('./sum.py'), laws=['never-raises'], examples=20).passed\n"
+    code += "from hypothesis.configuration import storage_directory; print(storage_directory().home_directory)"
+    environment = {name: value for name, value in os.environ.items() if name != "HYPOTHESIS_STORAGE_DIRECTORY"}
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code],
+        cwd=tmp_path,
+        env={**environment, "TMPDIR": str(tmp_path / "temporary")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {"sum.py", "temporary"}
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert done.stdout.strip() == str(tmp_path / ".hypothesis")  # others find what they had
+
+
+def test_a_file_of_cases_is_read_once(write_sum: WriteSum, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    task, case = load_task(write_sum()), Case("<answer>3</answer>", {"numbers": [1, 2], "total": 3}, True)
+    for name in ("sum.cases.jsonl", "more.jsonl"):
+        write_cases(Path(name), [case])
+    assert known_cases(task, Path("sum.cases.jsonl").absolute()) == [case]
+    assert known_cases(task, Path("more.jsonl")) == [case, case]
+
+
+@pytest.mark.slow
+def test_problems_are_made_up_only_where_the_task_says_which(write_sum: WriteSum) -> None:
+    """A ground truth of which only one number changed contradicts itself; no finding may rest on it."""
+    truths = []
+    for hook in ("", "@hookimpl\ndef is_valid(ground_truth): return True"):
+        with bench.Bench(load_task(write_sum(is_valid=hook)), examples=1) as examined:
+            truths.append([gold.item.ground_truth for gold in examined.hunted_frames])
+    assert all(sum(truth["numbers"]) == truth["total"] for truth in truths[0])
+    assert len(truths[1]) >= len(truths[0])
+
+
+def test_a_brute_force_solve_does_not_hang_the_check(write_sum: WriteSum, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_HUNT_ITEM_SECONDS", 0.5)
+    solve = """
+@hookimpl
+def solve(item):
+    left, right = item.ground_truth["numbers"]
+    while left + right != item.ground_truth["total"]:
+        pass
+    return f"<answer>{left + right}</answer>"
+
+
+@hookimpl
+def is_valid(ground_truth): return True
+"""
+    with bench.Bench(load_task(write_sum(solve=solve)), examples=1) as examined:
+        monkeypatch.setattr(examined.judge, "patience", 0.2)
+        assert examined.hunted_frames
+        assert examined.judge.kills

@@ -1,0 +1,106 @@
+"""`tinyzero eval` with a model on this machine: the same problems as in training, and going on where it was."""
+
+import json
+
+import pytest
+
+from tinyzero_sdk import load_task
+from tinyzero_sdk.cli import main
+from tinyzero_sdk.evaluation import EVALUATION_SEED, EvaluationRequest, evaluate
+from tinyzero_sdk.sample_file import SampleFile
+from tinyzero_trainer import prompts
+from tinyzero_trainer.config import DataConfig
+from tinyzero_trainer.local_models import LocalModels
+from tinyzero_trainer.prompts import PromptSource
+
+WORDS = ("rollout.max_tokens=12", "rollout.max_sequences=8", "data.test_share=0.4", "run.device=cpu")
+
+
+class Quiet:
+    def sampling(self, kept, ahead, total):
+        assert kept + ahead <= total
+
+    def scoring(self, share):
+        pass
+
+
+@pytest.fixture
+def plan(toy_task, toy_model_path):
+    """A plan of six problems, two completions each, four problems at a time."""
+
+    def plan(**changes):
+        request = {"task": toy_task, "model": str(toy_model_path), "size": 6, "samples": 2, "words": WORDS, **changes}
+        return LocalModels().plan(EvaluationRequest(**request))
+
+    return plan
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_problems_are_those_held_out_in_training(plan, toy_task, toy_model, tmp_path):
+    result = evaluate(plan(), tmp_path / "out.jsonl", Quiet())
+    held_out = PromptSource(load_task(toy_task), toy_model.tokenizer, DataConfig(test_share=0.4)).held_out(6)
+    rows = rows_of(tmp_path / "out.jsonl")
+    assert [row["numbers"] for row in rows[::2]] == [prompt.item.data["numbers"] for prompt in held_out]
+    assert (result.problems, result.samples, sum(result.by_reason.values())) == (6, 2, 12)
+    assert prompts.EVALUATION_SEED == EVALUATION_SEED
+
+
+def test_an_evaluation_that_was_stopped_gives_what_one_that_was_not_gives(plan, tmp_path, monkeypatch):
+    for name in ("_score", "_sum_up"):
+        monkeypatch.setattr(f"tinyzero_sdk.evaluation.{name}", lambda *_: None)
+    whole, stopped = tmp_path / "whole.jsonl", tmp_path / "stopped.jsonl"
+    evaluate(plan(), whole, Quiet())
+    append = SampleFile.append
+    for kept in (5, 10):  # in the middle of the first group of problems, and of the second
+        monkeypatch.setattr(SampleFile, "append", stop_at(append, kept))
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(plan(), stopped, Quiet())
+        assert len(rows_of(stopped)) == kept
+    monkeypatch.setattr(SampleFile, "append", append)
+    evaluate(plan(), stopped, Quiet())
+    assert stopped.read_bytes() == whole.read_bytes()
+    assert len({row["completion"] for row in rows_of(whole)}) > 6  # they are draws, not one text
+
+
+def stop_at(append, most):
+    def stopping(file, place, row):
+        if len(file) == most:
+            raise KeyboardInterrupt
+        return append(file, place, row)
+
+    return stopping
+
+
+def test_a_finished_evaluation_is_not_sampled_again(plan, tmp_path, monkeypatch):
+    output = tmp_path / "out.jsonl"
+    first = evaluate(plan(), output, Quiet())
+    monkeypatch.setattr("tinyzero_trainer.local_models.LocalSampler.sample", None)
+    again = evaluate(plan(), output, Quiet())
+    assert (again.accuracy, again.mean_length, again.tokens_per_second) == (first.accuracy, first.mean_length, None)
+
+
+def test_what_is_asked_for_reaches_the_engine(plan, tmp_path):
+    chosen = plan(temperature=0.0, top_p=0.5, seed=9, max_tokens=7, words=WORDS[1:], template="base", split="train")
+    evaluate(chosen, tmp_path / "out.jsonl", Quiet())
+    rows = rows_of(tmp_path / "out.jsonl")
+    assert {tuple(row["completion"] for row in rows[i : i + 2]) for i in (0, 4)} == {
+        (rows[i]["completion"],) * 2 for i in (0, 4)
+    }
+    assert max(row["token_count"] for row in rows) <= 7
+    assert {row["finished"] for row in rows if row["token_count"] == 7} <= {False, True}
+    sampling = rows[0]["sampling"]
+    assert (sampling["temperature"], sampling["top_p"], sampling["seed"], sampling["split"]) == (0.0, 0.5, 9, "train")
+    assert (sampling["max_tokens"], sampling["max_sequences"], sampling["template"]) == (7, 8, "base")
+
+
+def test_a_prompt_that_leaves_no_room_is_one_line(toy_task, toy_model_path, capsys):
+    arguments = ["--task", toy_task, "--model", str(toy_model_path), "--size", "2", "--max-tokens", "999"]
+    with pytest.raises(SystemExit) as left:
+        main(["eval", *arguments, "data.test_share=0.4", "run.device=cpu"])
+    told = capsys.readouterr().err
+    assert left.value.code == 2
+    assert "exceed the 256 tokens" in told
+    assert told.count("error:") == 1

@@ -1,0 +1,38 @@
+"""Prompts of a task whose data come divided: its own splits are taken, and a share for them is refused."""
+
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from tests.trainer import toy_task
+from tinyzero_sdk import Task, load_task
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_trainer.config import DataConfig
+from tinyzero_trainer.prompts import PromptSource
+
+
+class NoTokenizer:
+    """Never asked: the settings are refused first."""
+
+    chat_template = None
+
+
+@pytest.fixture
+def divided_task(tmp_path: Path) -> Task:
+    path = tmp_path / "divided.py"
+    own = "\n\n@hookimpl\ndef has_own_splits() -> bool:\n    return True\n"
+    path.write_text(Path(toy_task.__file__).read_text() + own)
+    return load_task(str(path))
+
+
+def test_a_test_share_without_effect_is_refused_before_anything_is_asked(divided_task: Task) -> None:
+    tokenizer: PreTrainedTokenizerBase = NoTokenizer()  # type: ignore[assignment]
+    source = PromptSource(divided_task, tokenizer, DataConfig(test_share=0.4))
+    for ask in (
+        lambda: source.held_out(3),
+        lambda: source.some(3, seed=0),
+        lambda: next(source.training(seed=0)),
+    ):
+        with pytest.raises(SettingsError, match=r"a test share \(0\.4\) has no effect on 'divided'"):
+            ask()

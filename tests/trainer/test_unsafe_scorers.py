@@ -1,0 +1,39 @@
+"""Training on a task whose scorer must not be trusted with a model's text: refused at once, or done by leave."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.sdk.conftest import task_source
+from tinyzero_sdk.cli import main
+
+UNSAFE = "@hookimpl\ndef info(): return TaskInfo(unsafe_scorer='it evaluates it')"
+SMALL = ("run.steps=1", "eval.size=4", "eval.during_size=4", "data.prompts_per_step=2", "rollout.max_tokens=8")
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    path = tmp_path / "say.py"
+    path.write_text(task_source(extra=UNSAFE))
+    return ["train", "--task", str(path), "--output", str(tmp_path / "run"), *SMALL]
+
+
+def test_it_is_refused_before_anything_is_written(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "--allow-unsafe-scorers" in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_by_leave_it_trains_and_the_run_keeps_the_leave(words: list[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*words, "--allow-unsafe-scorers"])
+    assert not caught.value.code
+    assert "allow_unsafe_scorers = true" in (tmp_path / "run/config.toml").read_text()
+    assert (tmp_path / "run/checkpoints/step_1").is_dir()

@@ -1,0 +1,151 @@
+"""What the adapters share: verdicts of a task in this process, or in worker processes that can be killed.
+
+A trainer sees a number only, so an answer that the scorer fails on looks like a wrong one: the first is told in a
+warning, and a task that fails on all it is given stops the run.
+"""
+
+import json
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import Any, Self
+
+from tinyzero_sdk.errors import BrokenTaskError, DataError
+from tinyzero_sdk.guards import show
+from tinyzero_sdk.host import load_task
+from tinyzero_sdk.pool import ScoringPool
+from tinyzero_sdk.records import Completion, Json, Score
+from tinyzero_sdk.task import Task
+
+MOST_FAILURES = 32
+"""After so many errors, and no answer found right or wrong, the task or the ground truths are taken to be broken."""
+
+
+class Scorer:
+    """Scores the completions of one task; pickles as the task and the number of workers.
+
+    Example:
+        >>> scorer = Scorer("countdown")  # doctest: +SKIP
+        >>> scorer.score([Completion("<answer>3 + 4</answer>")], [{"target": 7, "numbers": [3, 4]}])  # doctest: +SKIP
+    """
+
+    def __init__(self, task: Task | str, *, workers: int = 0, time_limit: float = 5.0) -> None:
+        """
+        Args:
+            task: from `load_task`, or a name for it.
+            workers: worker processes; 0 = score in this process, which nothing protects from a scorer that hangs.
+                A scorer that must not be trusted with a model's text gets at least one.
+            time_limit: seconds for one answer, where there are workers.
+
+        Raises:
+            UnsafeScorerError: the scorer must not be trusted with a model's text, and the task was loaded without
+                `allow_unsafe_scorers`.
+        """
+        self.task = load_task(task) if isinstance(task, str) else task
+        self.task.check_scoring_allowed()
+        self._workers = max(workers, 1 if self.task.info.unsafe_scorer else 0)
+        self._time_limit = time_limit
+        self._pool: ScoringPool | None = None
+        self._lock = threading.Lock()  # a trainer may score from several threads
+        self._failures: int | None = 0  # errors so far; None once an answer was right or wrong
+        self._has_warned = False
+        self._has_decoded = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.task, self._workers, self._time_limit)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers; the next call starts others."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def score(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
+        """The verdicts, in the order given.
+
+        Where the scorer fails on a ground truth that is the JSON text of an object or a list, as some data files hold
+        it, it is asked again with what the text stands for. The first answer that it fails on is told in a warning.
+
+        Raises:
+            DataError: there are more of the ones than of the others, or a completion is no text.
+            BrokenTaskError: the first `MOST_FAILURES` answers all ended in an error.
+        """
+        if len(completions) != len(ground_truths):
+            raise DataError(
+                f"got {len(completions)} completions and {len(ground_truths)} ground truths; expected one for each"
+            )
+        for completion in completions:
+            if not isinstance(completion.text, str):
+                raise DataError(f"the completion is of type {type(completion.text).__name__}; expected text")
+        scores = self._ask(completions, ground_truths)
+        failed = [place for place, score in enumerate(scores) if score.reason == "error"]
+        decoded = {place: value for place in failed if (value := _decoded(ground_truths[place])) is not None}
+        if decoded:
+            again = self._ask([completions[place] for place in decoded], list(decoded.values()))
+            self._has_decoded |= any(score.reason != "error" for score in again)
+            for place, score in zip(decoded, again, strict=True):
+                scores[place] = score
+        self._watch(scores, ground_truths)
+        return scores
+
+    def _ask(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
+        if not self._workers:
+            return list(map(self.task.score_completion, completions, ground_truths))
+        with self._lock:
+            if self._pool is None:
+                self._pool = ScoringPool(self.task, workers=self._workers, time_limit=self._time_limit)
+            pool = self._pool
+        return pool.score(completions, ground_truths)
+
+    def _watch(self, scores: Sequence[Score], ground_truths: Sequence[Json]) -> None:
+        """Warn of the first failure, and stop where there is nothing but failures."""
+        reasons = [score.reason for score in scores]
+        if any(reason in ("ok", "wrong") for reason in reasons):  # others may come without a look at the ground truth
+            self._failures = None
+        elif self._failures is not None:
+            self._failures += reasons.count("error")
+        failed = next((place for place, reason in enumerate(reasons) if reason in ("error", "timeout")), None)
+        if failed is None:
+            return
+        reason, truth = reasons[failed], show(ground_truths[failed])
+        if self._failures is not None and self._failures >= MOST_FAILURES:
+            raise BrokenTaskError(
+                f"task {self.task.name!r} failed on all of the first {self._failures} answers ({truth} is a ground "
+                f"truth, which it may be unable to use): {self._cause()}"
+            )
+        if not self._has_warned:
+            self._has_warned = True
+            cause = self._cause() if reason == "error" else f"it took more than {self._time_limit:g} s"
+            warnings.warn(
+                f"task {self.task.name!r} failed on an answer, which scores 0 ({reason}: {cause}); its ground truth: "
+                f"{truth}; further failures are not told",
+                stacklevel=4,
+            )
+
+    def _cause(self) -> str:
+        """The last line of the first error."""
+        error = self.task.first_error if self._pool is None else self._pool.first_error
+        if self._has_decoded or not error:  # the first may be one that decoding has mended; a worker that died has none
+            return "no more is known"
+        return error.splitlines()[-1]
+
+
+def _decoded(ground_truth: Json) -> Json:
+    """The object or list that a ground truth is the JSON text of; None where it is something else."""
+    if not isinstance(ground_truth, str) or not ground_truth.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        return json.loads(ground_truth)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _rebuild(cls: type[Scorer], task: Task, workers: int, time_limit: float) -> Scorer:
+    return cls(task, workers=workers, time_limit=time_limit)

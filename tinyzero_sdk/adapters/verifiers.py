@@ -1,0 +1,80 @@
+"""A task as an environment of verifiers: a taskset whose reward is the task's score.
+
+verifiers finds a taskset by the name of a module that exports it, so an environment is a module of three lines:
+
+    # countdown_env.py
+    from tinyzero_sdk.adapters.verifiers import make_taskset
+
+    Taskset = make_taskset("countdown")
+    __all__ = ["Taskset"]
+
+`vf-eval countdown_env` runs it; `--env.taskset.size 100` and its like set what the taskset reads. verifiers is
+imported by `make_taskset` alone.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tinyzero_sdk.adapters.scorer import Scorer
+from tinyzero_sdk.records import Completion, Split
+from tinyzero_sdk.task import Task
+
+if TYPE_CHECKING:
+    import verifiers.v1 as vf
+
+
+def make_taskset(task: Task | str, *, workers: int = 0, time_limit: float = 5.0) -> "type[vf.Taskset[Any, Any]]":
+    """A class of verifiers' tasksets with the problems of `task`.
+
+    Its configuration has `size`, `split`, `seed` and `template` (see `TinyZeroConfig` below). The reward is the
+    task's score; the metric `correct` is 1 for a solved problem.
+
+    Args:
+        task: from `load_task`, or a name for it.
+        workers: worker processes that score; 0 = this process.
+        time_limit: seconds for one answer, where there are workers.
+    """
+    import verifiers.v1 as vf
+
+    scorer = Scorer(task, workers=workers, time_limit=time_limit)
+
+    class TinyZeroData(vf.TaskData):
+        """One problem."""
+
+        ground_truth: Any
+        """What the scorer judges by; the model does not see it."""
+
+    class TinyZeroTask(vf.Task[TinyZeroData]):
+        """One problem and its reward."""
+
+        @vf.reward(weight=1.0)
+        async def score_reward(self, trace: vf.Trace) -> float:
+            completion = Completion(trace.last_reply, finished=not trace.is_truncated)
+            [score] = await asyncio.to_thread(scorer.score, [completion], [self.data.ground_truth])
+            trace.record_metric("correct", score.correct)  # not a metric of its own: that would ask the scorer again
+            return score.value
+
+    class TinyZeroConfig(vf.TasksetConfig):
+        """Which problems are read."""
+
+        size: int = 1000
+        """How many."""
+        split: Split = "test"
+        """Those for training or those held out."""
+        seed: int = 0
+        """Another seed gives other problems."""
+        template: str = "chat"
+        """The task's prompt template."""
+
+    class TinyZeroTaskset(vf.Taskset[TinyZeroTask, TinyZeroConfig]):
+        """The problems of a task, made as they are read."""
+
+        def load(self) -> Iterator[TinyZeroTask]:
+            config = self.config
+            for item in scorer.task.dataset(config.split, config.size, seed=config.seed):
+                prompt = scorer.task.make_prompt(item, config.template)
+                data = TinyZeroData(id=scorer.task.item_key(item), prompt=prompt, ground_truth=item.ground_truth)
+                yield TinyZeroTask(data, config.task)
+
+    return TinyZeroTaskset

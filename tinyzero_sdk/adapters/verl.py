@@ -1,0 +1,142 @@
+"""A task as verl's reward function, `compute_score(data_source, solution_str, ground_truth, extra_info)`.
+
+In verl's configuration, for files that `tinyzero data` wrote (their `data_source` names the task):
+
+    reward.custom_reward_function.path=pkg://tinyzero_sdk.adapters.verl
+    reward.custom_reward_function.name=compute_score
+
+What stands under `reward.custom_reward_function.reward_kwargs` (`+reward.…` on the command line) is passed on:
+`task`, `options`, `workers`, `time_limit`, `details`, `allow_unsafe_scorers`. verl itself is not imported.
+"""
+
+import difflib
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from tinyzero_sdk.adapters.scorer import Scorer
+from tinyzero_sdk.errors import SettingsError, TaskNotFoundError
+from tinyzero_sdk.host import list_tasks, load_task
+from tinyzero_sdk.packages import is_path
+from tinyzero_sdk.records import Completion
+from tinyzero_sdk.task import Task
+from tinyzero_sdk.wire import plain
+
+KEYS = ("task", "options", "workers", "time_limit", "details", "allow_unsafe_scorers")
+"""What `compute_score` takes of `reward_kwargs`."""
+
+_OF_VERL = frozenset({"reward_router_address", "reward_model_tokenizer"})  # where a reward model is served
+
+
+class ComputeScore(Scorer):
+    """One task as a callable of verl's signature, for any `data_source`; it pickles.
+
+    Example:
+        >>> compute_score = ComputeScore("countdown")  # doctest: +SKIP
+        >>> compute_score("any", "<answer>3 + 4</answer>", {"target": 7, "numbers": [3, 4]})  # doctest: +SKIP
+        1.0
+    """
+
+    def __call__(
+        self,
+        data_source: str,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any] | None = None,
+        *,
+        details: bool = False,
+        **others: Any,
+    ) -> float | dict[str, float | str]:
+        """The reward of one response.
+
+        Args:
+            data_source: not looked at.
+            solution_str: the response, decoded.
+            ground_truth: of the row's `reward_model`; numpy arrays in it are fine.
+            extra_info: not looked at.
+            details: return `score`, `acc` (1 if solved) and `reason`, of which verl makes metrics.
+            others: what verl passes besides, such as the address of a reward model.
+
+        Raises:
+            SettingsError: `details` is misspelt.
+            DataError: the response is no text.
+            BrokenTaskError: the scorer fails on all it is given.
+        """
+        _check_others(others, ("details",))
+        [score] = self.score([Completion(solution_str)], [plain(ground_truth)])
+        if details:
+            return {"score": score.value, "acc": float(score.correct), "reason": score.reason}
+        return score.value
+
+
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Mapping[str, Any] | None = None,
+    *,
+    task: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    workers: int = 0,
+    time_limit: float = 5.0,
+    details: bool = False,
+    allow_unsafe_scorers: bool = False,
+    **others: Any,
+) -> float | dict[str, float | str]:
+    """The reward of one response, by the task that `task` or else `data_source` names.
+
+    Raises:
+        TinyZeroError: no such task, the options do not fit it, a key is misspelt, or the scorer fails on all it is
+            given.
+    """
+    _check_others(others, KEYS)
+    if task is None and is_path(data_source):
+        raise SettingsError(
+            f"the data source {data_source!r} is a task file, which a data file may not choose; "
+            f"if you trust it, name it: reward_kwargs.task={data_source}"
+        )
+    frozen = json.dumps(_as_json(options or {}), sort_keys=True)
+    try:
+        scorer = _open(task or data_source, frozen, workers, time_limit, allow_unsafe_scorers)
+    except TaskNotFoundError:
+        if task is not None:
+            raise
+        raise TaskNotFoundError(
+            f"no task {data_source!r}, which is the row's data_source; name the task that is to score such rows: "
+            f"reward_kwargs.task={_alike(data_source)}"
+        ) from None
+    return scorer(data_source, solution_str, ground_truth, extra_info, details=details)
+
+
+def _check_others(names: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse misspelt keys; warn of others that verl is not known to pass: a newer version may."""
+    for name in names:
+        if name in _OF_VERL:
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        if near:
+            raise SettingsError(f"no key {name!r} in reward_kwargs; did you mean {near[0]}?")
+        warnings.warn(f"the key {name!r} has no effect on the reward; known: {', '.join(known)}", stacklevel=3)
+
+
+def _alike(data_source: str) -> str:
+    """The installed task whose name a data set bears, such as `gsm8k` for `openai/gsm8k`."""
+    last = data_source.rpartition("/")[2].lower()
+    return next(iter(difflib.get_close_matches(last, [entry.name for entry in list_tasks()], n=1)), "NAME")
+
+
+@cache
+def _open(name: str, options: str, workers: int, time_limit: float, allow_unsafe_scorers: bool) -> ComputeScore:
+    task: Task = load_task(name, options=json.loads(options), allow_unsafe_scorers=allow_unsafe_scorers)
+    return ComputeScore(task, workers=workers, time_limit=time_limit)
+
+
+def _as_json(value: Any) -> Any:
+    """Plain JSON of what may be a node of OmegaConf, which looks like a mapping or a sequence and is neither."""
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(entry) for key, entry in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_as_json(entry) for entry in value]
+    return value

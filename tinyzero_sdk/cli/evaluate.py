@@ -1,0 +1,237 @@
+"""`tinyzero eval`: sample from a model on this machine or behind an endpoint, score, and say how good it is."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.markup import escape
+from typer.core import TyperCommand
+
+from tinyzero_sdk.cli.output import print_json, stdout
+from tinyzero_sdk.cli.summary_view import complain, show_faults, show_tables
+from tinyzero_sdk.cli.task_options import AllowUnsafe, progress_bar
+from tinyzero_sdk.errors import SettingsError, TinyZeroError
+from tinyzero_sdk.extensions import Extension
+
+if TYPE_CHECKING:
+    from tinyzero_sdk.evaluation import EvaluationPlan, EvaluationResult, LocalModels
+
+
+Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the task: task.KEY=VALUE.")]
+TaskName = Annotated[str | None, typer.Option("--task", "-t", metavar="TASK", help="Name of a task, or a task file.")]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="Run directory, one of its checkpoints, or a transformers causal LM (directory or Hub name); "
+        "with --endpoint the name it is known by there.",
+    ),
+]
+Endpoint = Annotated[
+    str | None, typer.Option("--endpoint", metavar="URL", help="Base URL of an OpenAI-compatible API.")
+]
+Samples = Annotated[int, typer.Option("--samples", "-n", min=1, help="Completions of each problem.")]
+Size = Annotated[int | None, typer.Option("--size", min=1, help="Problems.", show_default="1024")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 = the likeliest token each time.")]
+TopP = Annotated[float, typer.Option("--top-p", min=0.01, max=1.0, help="Nucleus sampling; 1 = off.")]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option("--max-tokens", min=1, help="Longest completion.", show_default="1024, or as in training"),
+]
+Template = Annotated[
+    str | None,
+    typer.Option("--template", metavar="NAME", help="Prompt template.", show_default="what suits the model"),
+]
+TestShare = Annotated[
+    float | None,
+    typer.Option("--test-share", help="Share of the problems that is held out.", show_default="1/16"),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Scored completions, .jsonl or .parquet; goes on where it was."
+    ),
+]
+ApiKeyVariable = Annotated[
+    str, typer.Option("--api-key-env", metavar="NAME", help="Environment variable with the key.")
+]
+
+
+def register(app: typer.Typer, extensions: Sequence[Extension]) -> None:
+    """Add the command of this file; the extensions may know how to load a model."""
+    app.command("eval", cls=_EvalCommand, context_settings={"obj": extensions})(evaluate)
+
+
+def evaluate(
+    context: typer.Context,
+    words: Words = None,
+    task: TaskName = None,
+    model: ModelName = None,
+    endpoint: Endpoint = None,
+    samples: Samples = 1,
+    size: Size = None,
+    temperature: Temperature = 1.0,
+    top_p: TopP = 1.0,
+    max_tokens: MaxTokens = None,
+    template: Template = None,
+    split: Annotated[Literal["test", "train"], typer.Option("--split", help="Where the problems are from.")] = "test",
+    test_share: TestShare = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the sampling; the problems stay the same.")] = None,
+    output: Output = None,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Requests at a time.")] = 16,
+    retries: Annotated[int, typer.Option("--retries", min=0, help="How often a failed request is repeated.")] = 6,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for one request.")] = 600.0,
+    api_key_env: ApiKeyVariable = "OPENAI_API_KEY",
+    allow_unsafe_scorers: AllowUnsafe = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure a model on held-out problems of a task.
+
+    A model out of a training run is measured on that run's task and held-out problems, unless told otherwise.
+    The same command again, with the same --output, goes on where the last one stopped.
+    """
+    from tinyzero_sdk import evaluation
+    from tinyzero_sdk.endpoint import EndpointOptions, plan_endpoint
+
+    if endpoint is None:
+        _refuse_what_needs_an_endpoint(context)
+    request = evaluation.EvaluationRequest(
+        task=task,
+        words=words or (),
+        model=model,
+        split=split,
+        size=size,
+        test_share=test_share,
+        template=template,
+        samples=samples,
+        temperature=temperature,
+        top_p=top_p,
+        max_tokens=max_tokens,
+        seed=seed,
+        allow_unsafe_scorers=allow_unsafe_scorers,
+    )
+    if endpoint is None:
+        plan = _local_models(context).plan(request)
+    else:
+        plan = plan_endpoint(request, EndpointOptions(endpoint, api_key_env, concurrency, retries, timeout))
+    if output is None and endpoint is not None:
+        raise SettingsError(
+            "an evaluation at an endpoint needs --output FILE, from where it can go on if it is stopped"
+        )
+    with _observer(output) as observer:
+        result = evaluation.evaluate(plan, output, observer)
+    print_json(_as_json(result)) if json else _show(plan, result)
+    if result.report is not None and not result.report.is_clean:
+        show_faults(output or Path("the completions"), result.report)
+        raise typer.Exit(1)
+
+
+def _refuse_what_needs_an_endpoint(context: typer.Context) -> None:
+    for name in ("concurrency", "retries", "timeout", "api_key_env"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise SettingsError(f"--{name.replace('_', '-')} has no effect without --endpoint; leave it out")
+
+
+class _EvalCommand(TyperCommand):
+    """Its help ends with what whoever loads models has to say."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # of click, or of typer's own copy
+        super().format_help(ctx, formatter)
+        models = _find_local_models(ctx.obj or ())
+        for panel in models.key_help() if models else ():
+            stdout.print(panel)
+
+
+def _find_local_models(extensions: Sequence[Extension]) -> "LocalModels | None":
+    found = (extension.call("local_models") for extension in extensions)
+    return next((models for models in found if models is not None), None)
+
+
+def _local_models(context: typer.Context) -> "LocalModels":
+    models = _find_local_models(context.obj or ())
+    if models is None:
+        raise TinyZeroError("'tinyzero eval' needs the trainer: pip install 'tinyzero-sdk[train]'")
+    return models
+
+
+class _Bars:
+    """Tells an evaluation's progress by bars, which come where something takes a while."""
+
+    def __init__(self, progress: Any) -> None:
+        self._progress = progress
+        self._bars: dict[str, Any] = {}
+        self.has_begun = False
+
+    def sampling(self, kept: int, ahead: int, total: int) -> None:
+        """See `Observer`."""
+        self.has_begun = True
+        self._show("sampling", kept + ahead, total)
+
+    def scoring(self, share: float) -> None:
+        """See `Observer`."""
+        self._show("scoring", share, 1.0)
+
+    def _show(self, name: str, done: float, total: float) -> None:
+        if name not in self._bars:
+            self._progress.start()  # not before: whoever loads a model may show that himself
+            self._bars[name] = self._progress.add_task(name, total=total)
+        self._progress.update(self._bars[name], completed=done)
+
+
+@contextmanager
+def _observer(output: Path | None) -> Iterator[_Bars]:
+    progress = progress_bar()
+    bars = _Bars(progress)
+    try:
+        yield bars
+    except (KeyboardInterrupt, TinyZeroError) as error:
+        file = None if output is None or not bars.has_begun else output.with_suffix(".jsonl")
+        count = 0 if file is None else _count(file)
+        if not count:
+            raise
+        kept = f"{count:,} completions are kept in {file}; the same command goes on there"
+        if not isinstance(error, KeyboardInterrupt):
+            raise type(error)(f"{error}; {kept}") from error
+        progress.stop()
+        complain(f"stopped: {kept}")
+        raise
+    finally:
+        progress.stop()
+
+
+def _count(file: Path) -> int:
+    """The completions in it; a signal may come between writing one and telling of it."""
+    if not file.exists():
+        return 0
+    with file.open("rb") as lines:
+        return sum(line.endswith(b"\n") for line in lines)
+
+
+def _as_json(result: "EvaluationResult") -> dict[str, Any]:
+    names = ("problems", "samples", "accuracy", "standard_error", "mean_score", "by_reason", "mean_length")
+    return {name: getattr(result, name) for name in (*names, "tokens_per_second", "summary")}
+
+
+def _show(plan: "EvaluationPlan", result: "EvaluationResult") -> None:
+    how = "likeliest token each time" if plan.temperature == 0 else f"sampled at T={plan.temperature:g}"
+    where = "held out" if plan.split == "test" else "of the training split"
+    rows = {
+        "task": plan.task.name,
+        "model": plan.model,
+        "problems": f"{result.problems:,} {where}, {result.samples} sample{'s'[: result.samples != 1]} each, {how}",
+        "accuracy": f"{100 * result.accuracy:.1f} % ± {100 * result.standard_error:.1f} (one standard error)",
+        "mean score": f"{result.mean_score:.3f}",
+        "mean length": None if result.mean_length is None else f"{result.mean_length:,.1f} tokens",
+        "reasons": " · ".join(f"{reason} {count:,}" for reason, count in sorted(result.by_reason.items())),
+        "speed": None if result.tokens_per_second is None else f"{result.tokens_per_second:,.0f} tokens/s",
+    }
+    for name, value in rows.items():
+        if value is not None:
+            stdout.print(f"[bold]{name:<12}[/]{escape(value)}", soft_wrap=True)
+    if result.report is not None and result.report.summary is not None:
+        show_tables(result.report.summary)

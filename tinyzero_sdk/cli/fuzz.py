@@ -1,0 +1,173 @@
+"""`tinyzero fuzz`: a search for completions that a task's reward judges wrongly."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from tinyzero_sdk.cli.output import print_json, stderr, stdout
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskWords, Workers, open_task
+
+if TYPE_CHECKING:
+    from tinyzero_sdk.fuzz import Finding, FuzzReport
+    from tinyzero_sdk.task import Task
+
+_LAWS = {"timeout": "bounded-time", "died": "never-raises", "error": "never-raises"}
+"""The law that judges a finding without a label again."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this file."""
+    app.command("fuzz")(fuzz)
+
+
+def fuzz(
+    task: Annotated[str, typer.Argument(help="Name of an installed task, or path of one.", show_default=False)],
+    words: TaskWords = None,
+    time: Annotated[float, typer.Option("--time", min=0.1, help="Seconds to search.")] = 60.0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="With one worker, the same seed tries the same in the same order.")
+    ] = 0,
+    workers: Workers = None,
+    cases: Annotated[
+        Path | None, typer.Option("--cases", help="File that findings are added to.", show_default="./TASK.cases.jsonl")
+    ] = None,
+    first: Annotated[bool, typer.Option("--first", help="End with the first finding.")] = False,
+    time_limit: Annotated[float, typer.Option("--time-limit", min=0.01, help="Seconds for one completion.")] = 1.0,
+    memory_limit: Annotated[float, typer.Option("--memory-limit", min=0.1, help="GiB for one worker.")] = 4.0,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    allow_unsafe_scorers: AllowUnsafe = False,
+) -> None:
+    """Search for completions that are paid though wrong, or not paid though right.
+
+    Starts from gold completions and the task's grammar, and compares the reward with the task's oracle. Also reports
+    what makes the scorer raise, hang or die. Findings become labelled cases, which `tinyzero check` replays; if there
+    are any, the exit code is 1. Ctrl-C ends the search and keeps what was found.
+    """
+    from tinyzero_sdk.cases import add_cases, read_cases
+    from tinyzero_sdk.fuzz import fuzz as search
+    from tinyzero_sdk.testing import local_cases_path
+    from tinyzero_sdk.worker import count_cores
+
+    opened = open_task(task, words, allow_unsafe_scorers=allow_unsafe_scorers)
+    path = cases or local_cases_path(opened)
+    if path.exists():
+        read_cases(path)  # a file that is none of cases is refused before the search, not after it
+    stderr.print(Text(_aim(opened)), soft_wrap=True)
+    with stderr.status("starting") as status:
+        report = search(
+            opened,
+            seconds=time,
+            seed=seed,
+            workers=workers or count_cores(),
+            time_limit=time_limit,
+            memory_limit_gb=memory_limit,
+            stop_after=1 if first else None,
+            on_progress=lambda report: status.update(_tell_progress(report, time)),
+        )
+    labelled = [case for case in (finding.to_case() for finding in report.findings) if case]
+    added = add_cases(path, labelled)
+    if json:
+        print_json(_as_json(opened, path, report))
+    else:
+        _show(opened, path, report, added)
+    if report.findings:
+        raise typer.Exit(1)
+    if report.interrupted:
+        raise typer.Exit(130)
+
+
+def _aim(task: "Task") -> str:
+    """What is looked for, in one line."""
+    hooks = task.plugin_manager.hook
+    if hooks.oracle.get_hookimpls():
+        return f"{task.name} {task.version}: searching for completions that reward and oracle judge differently"
+    return (
+        f"{task.name} {task.version} has no oracle: searching for completions that raise, hang, or are judged by what"
+        " stands around the answer"
+    )
+
+
+def _tell_progress(report: "FuzzReport", seconds: float) -> str:
+    lines = f" · {report.lines} lines reached" if report.lines else ""
+    return (
+        f"{report.seconds:.0f} of {seconds:g} s · {report.tried:,} tried, {report.rate:,.0f}/s{lines} · "
+        f"{len(report.findings)} found"
+    )
+
+
+def _show(task: "Task", path: Path, report: "FuzzReport", added: int) -> None:
+    for finding in report.findings:
+        stdout.print(_describe(task, path, finding), soft_wrap=True)
+        stdout.print()
+    stdout.print(
+        f"{report.tried:,} completions tried in {report.seconds:.1f} s ({report.rate:,.0f}/s): "
+        f"{len(report.findings) or 'nothing'} found" + (", interrupted" if report.interrupted else "")
+    )
+    if report.findings:
+        unknown = sum(finding.right is None for finding in report.findings)
+        more = f"; {unknown} without a label, which nobody knows" if unknown else ""
+        stdout.print(Text(f"{added} new cases in {path}{more}"), soft_wrap=True)
+
+
+def _describe(task: "Task", path: Path, finding: "Finding") -> Text:
+    from tinyzero_sdk.fuzz.findings import SAYS
+    from tinyzero_sdk.testing.report import show_text, show_truth
+
+    says = {True: "right", False: "wrong", None: "cannot tell"}[finding.right]
+    facts = [
+        ("completion", show_text(finding.completion)),
+        ("ground truth", show_truth(finding.ground_truth)),
+        ("score", f"{finding.score:g}"),
+        ("oracle", says),
+        ("what is odd", finding.note or ", ".join(finding.traits) or "its value alone"),
+        ("replay", _replay(task, path, finding) or "too long for a command; --json prints it whole"),
+    ]
+    return Text.assemble(
+        (SAYS[finding.kind], "bold red"), *(piece for name, fact in facts for piece in (f"\n  {name:13}", fact))
+    )
+
+
+def _replay(task: "Task", path: Path, finding: "Finding") -> str:
+    """The command that judges the completion again; all cases of the file where it is too long, if it is one."""
+    from tinyzero_sdk.fuzz.findings import IN_ORACLE
+    from tinyzero_sdk.testing.report import check_command, replay_words
+    from tinyzero_sdk.testing.samples import Sample
+
+    inline = replay_words(Sample(finding.completion, finding.ground_truth, right=finding.right))
+    if finding.right is not None:
+        return check_command(task, "labelled-cases", inline or ["--cases", str(path)])
+    if not inline:
+        return ""
+    if finding.kind == "oracle_error" or finding.note == IN_ORACLE:
+        law = "correct-means-right"
+    else:
+        law = "bounded-memory" if finding.note.startswith("MemoryError") else _LAWS[finding.kind]
+    return check_command(task, law, inline)
+
+
+def _as_json(task: "Task", path: Path, report: "FuzzReport") -> dict[str, Any]:
+    return {
+        "task": task.name,
+        "version": task.version,
+        "tried": report.tried,
+        "seconds": round(report.seconds, 3),
+        "lines": report.lines,
+        "interrupted": report.interrupted,
+        "cases": str(path),
+        "findings": [
+            {
+                "kind": finding.kind,
+                "completion": finding.completion,
+                "ground_truth": finding.ground_truth,
+                "answer": finding.answer,
+                "score": finding.score,
+                "right": finding.right,
+                "traits": list(finding.traits),
+                "note": finding.note,
+                "replay": _replay(task, path, finding),
+            }
+            for finding in report.findings
+        ],
+    }

@@ -1,0 +1,56 @@
+"""`tinyzero new`: the package of a new task, to be changed into one's own."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from tinyzero_sdk.cli.output import stdout
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this file."""
+    app.command("new")(new)
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="Name of the task, such as my-task.", show_default=False)],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Directory; must not exist yet.", show_default="NAME"),
+    ] = None,
+    from_file: Annotated[
+        Path | None,
+        typer.Option("--from-file", metavar="FILE.py", help="A task file to put in it.", show_default="an example"),
+    ] = None,
+) -> None:
+    """Write the package of a new task: an example that works, to be changed into yours.
+
+    It installs, passes `tinyzero check`, and trains.
+    """
+    from tinyzero_sdk.scaffold.package import write_package
+
+    directory = output or Path(name)
+    written = write_package(name, directory, task_file=from_file)
+    _show(f"wrote the package of {name}, {f'with {from_file} in it' if from_file else 'an example for you to change'}:")
+    for path in written:
+        _show(f"  {path}")
+    _show("next:")
+    for command in next_commands(name, directory):
+        _show(f"  {command}")
+
+
+def next_commands(name: str, directory: Path) -> list[str]:
+    """What to type after `tinyzero new`."""
+    place = str(directory) if directory.is_absolute() else f"./{directory}"
+    return [
+        f"pip install -e {shlex.quote(place)}",
+        f"tinyzero check {name}",
+        f"tinyzero train --task {name} run.steps=2 eval.size=32",
+    ]
+
+
+def _show(line: str) -> None:
+    stdout.print(Text(line), soft_wrap=True)  # Text, not markup: a path may hold [brackets]

@@ -1,0 +1,177 @@
+"""`tinyzero rescore`: which verdicts of a scored file change under the installed task."""
+
+import dataclasses
+from json import dumps as to_json
+from json import loads as from_json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from tinyzero_sdk.cli.output import print_json, stdout
+from tinyzero_sdk.cli.score import GroupBy, MemoryLimit, TimeLimit
+from tinyzero_sdk.cli.summary_view import as_json, count, percent, show_faults, table
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskWords, Workers, open_task, progress_bar
+
+if TYPE_CHECKING:
+    from tinyzero_sdk.outputs import Stamp
+    from tinyzero_sdk.rescoring import Change, RescoreReport, Verdict
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this file."""
+    app.command("rescore")(rescore)
+
+
+def rescore(
+    old: Annotated[Path, typer.Argument(help="What `tinyzero score` wrote.", show_default=False)],
+    task: TaskName,
+    words: TaskWords = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="New verdicts, .jsonl or .parquet; the old ones stay as old_score, ..."),
+    ] = None,
+    group_by: GroupBy = None,
+    workers: Workers = None,
+    time_limit: TimeLimit = 5.0,
+    memory_limit: MemoryLimit = 4.0,
+    limit: Annotated[
+        int, typer.Option("--limit", min=0, help="Changed rows to show of each kind (--json: about 1,000).")
+    ] = 3,
+    allow_version_mismatch: Annotated[
+        bool,
+        typer.Option(
+            "--allow-version-mismatch",
+            help="Compare even where the file names another task, other options, several versions or none.",
+        ),
+    ] = False,
+    allow_unsafe: AllowUnsafe = False,
+    json: Annotated[bool, typer.Option("--json", help="Print all as JSON.")] = False,
+) -> None:
+    """Score a scored file again under the installed version of its task, and list the verdicts that changed.
+
+    The exit code is 0 if none did, and 1 if some did or rows could not be compared.
+    """
+    from tinyzero_sdk.rescoring import rescore_file
+    from tinyzero_sdk.worker import count_cores
+
+    opened = open_task(task, words, allow_unsafe_scorers=allow_unsafe)
+    with progress_bar() as progress:
+        bar = progress.add_task("scoring", total=1.0)
+        report = rescore_file(
+            opened,
+            old,
+            output,
+            workers=workers or count_cores(),
+            time_limit=time_limit,
+            memory_limit_gb=memory_limit,
+            group_by=group_by,
+            allow_version_mismatch=allow_version_mismatch,
+            on_progress=lambda share: progress.update(bar, completed=share),
+        )
+    show_faults(old, report.scored)
+    if json:
+        print_json(_as_json(report))
+    else:
+        _show(report, limit, output)
+    if report.changed or not report.scored.is_clean:
+        raise typer.Exit(1)
+
+
+def _as_json(report: "RescoreReport") -> dict[str, Any]:
+    return {
+        "rows": report.scored.rows,
+        "compared": report.compared,
+        "changed": report.changed,
+        "flipped": report.flipped,
+        "other_answer": report.other_answer,
+        "old_accuracy": report.old_accuracy,
+        "new_accuracy": report.new_accuracy,
+        "before": [stamp._asdict() for stamp in report.before],
+        "reasons": [{"old": old, "new": new, "rows": rows} for (old, new), rows in report.reasons.most_common()],
+        "changes": [dataclasses.asdict(change) | {"flipped": change.is_flip} for change in report.changes],
+        "new": as_json(report.scored),
+    }
+
+
+def _show(report: "RescoreReport", limit: int, output: Path | None) -> None:
+    scored = report.scored
+    written = "" if output is None else f", written to {output}"
+    stdout.print(Text(f"{count(scored.rows, 'row')} scored again in {scored.seconds:.1f} s{written}"), soft_wrap=True)
+    _show_stamps(report)
+    if report.compared < scored.rows:
+        compared = f"{report.compared:,}" if report.compared else "none"
+        stdout.print(f"{compared} of these rows compared; the others have no verdict of before")
+    if report.old_accuracy is not None and report.new_accuracy is not None:
+        stdout.print(f"accuracy {percent(report.old_accuracy)} before, {percent(report.new_accuracy)} now")
+    other = f"; {report.other_answer:,} more read another answer" if report.other_answer else ""
+    stdout.print(
+        f"{count(report.changed, 'verdict')} changed, {report.flipped:,} of them flipped{other}", soft_wrap=True
+    )
+    if report.changed:
+        _show_matrix(report)
+    for reasons, rows in report.reasons.most_common():
+        shown = [change for change in report.changes if change.reasons == reasons][:limit]
+        for change in shown:
+            _show_change(change)
+        if rows > len(shown):
+            kind = " → ".join(reasons)
+            stdout.print(f"\n... and {rows - len(shown):,} more {kind} (--limit, or --output)")
+
+
+def _show_stamps(report: "RescoreReport") -> None:
+    """What gave the verdicts before, and what does now: task and version, and options and wrappers that differ."""
+    now = report.scored.stamp
+    assert now is not None
+    stamps = [*report.before, now]
+    told = [f"{stamp.task} {stamp.task_version}" for stamp in stamps]
+    if len({stamp.task_wrappers for stamp in stamps}) > 1:
+        told = [f"{text} in {stamp.task_wrappers}" for text, stamp in zip(told, stamps, strict=True)]
+    options = [_options(stamp) for stamp in stamps]
+    names = sorted({name for one in options for name in one})
+    missing = object()
+    unlike = [name for name in names if any(one.get(name, missing) != options[0].get(name, missing) for one in options)]
+    if unlike:
+        kept = [{name: one[name] for name in unlike if name in one} for one in options]
+        told = [f"{text} with {to_json(some)}" for text, some in zip(told, kept, strict=True)]
+    before = " and ".join(told[:-1]) or "an unknown task"
+    stdout.print(Text(f"before: {before} · now: {told[-1]}"), soft_wrap=True)
+
+
+def _options(stamp: "Stamp") -> dict[str, Any]:
+    try:
+        options = from_json(stamp.task_options)
+    except ValueError:  # not what we wrote
+        return {"": stamp.task_options}
+    return options if isinstance(options, dict) else {"": options}
+
+
+def _show_matrix(report: "RescoreReport") -> None:
+    """Rows changed by old reason (down) and new reason (across)."""
+    olds, news = (list(dict.fromkeys(pair[side] for pair, _ in report.reasons.most_common())) for side in (0, 1))
+    shown = table("old \\ new", *news)
+    for old in olds:
+        shown.add_row(old, *(f"{report.reasons[old, new]:,}" if report.reasons[old, new] else "" for new in news))
+    stdout.print("", shown)
+
+
+def _show_change(change: "Change") -> None:
+    head = Text(f"\nrow {change.number}: ", style="bold")
+    head.append(f"{_tell(change.old)} → {_tell(change.new)}", style="red" if change.is_flip else "")
+    stdout.print(head, soft_wrap=True)
+    answers = f"answer {_quoted(change.old.answer)}"
+    if change.new.answer != change.old.answer:
+        answers += f" → {_quoted(change.new.answer)}"
+    stdout.print(Text(f"  {answers}"), soft_wrap=True)
+    stdout.print(Text(f"  …{change.completion_end[-60:]!r}"), soft_wrap=True)
+
+
+def _tell(verdict: "Verdict") -> str:
+    return f"{verdict.reason} {verdict.score:g}"
+
+
+def _quoted(answer: str | None) -> str:
+    if answer is None:
+        return "none"
+    return repr(answer if len(answer) <= 60 else answer[:57] + "...")

@@ -1,0 +1,238 @@
+"""What a set of verdicts says of a model: intervals, and what several completions of a prompt are worth.
+
+Pure functions of arrays; where the numbers come from is `summary.py`'s business. "At k" means: for k of a prompt's n
+completions, drawn without replacement, on average over all draws.
+"""
+
+import math
+from itertools import combinations
+
+import numpy as np
+
+NORMAL_95 = 1.959963984540054
+"""Of a normal distribution, 95 % lies within so many standard deviations."""
+
+_MOST_COUNTED = 256  # draws of a prompt: up to so many are all counted
+_LEAST_DRAWN = 10_000  # draws of all prompts together; the error they leave is below 0.5 points
+_MOST_WORK = 1 << 22  # completions looked at to count all draws for one majority: about half a second
+_USUAL_WORK = 1 << 20  # completions looked at for those drawn, if that is enough draws
+_TOGETHER = 1 << 20  # completions counted at a time
+_EXACT_FREEDOM = 50  # degrees of freedom from which an expansion gives Student's t to 7 digits
+
+
+def wilson(share: float, size: float, z: float = NORMAL_95) -> tuple[float, float]:
+    """Wilson's interval for a share seen among `size` independent trials; (0, 1) for none.
+
+    Source: Wilson, Probable inference, the law of succession, and statistical inference (1927): the shares p with
+    (p - share)² ≤ z² p (1 - p) / size.
+
+    Example:
+        >>> [round(bound, 4) for bound in wilson(0.5, 100)]
+        [0.4038, 0.5962]
+    """
+    if size <= 0:
+        return 0.0, 1.0
+    center = share + z * z / (2 * size)
+    spread = z * math.sqrt(share * (1 - share) / size + z * z / (4 * size * size))
+    scale = 1 + z * z / size
+    # The share lies within, whatever rounding says.
+    return max(0.0, min(share, (center - spread) / scale)), min(1.0, max(share, (center + spread) / scale))
+
+
+def effective_size(correct: np.ndarray, size: np.ndarray) -> float:
+    """How many independent completions tell as much as these, of which those of one prompt are alike.
+
+    The variance of the share is estimated over prompts (clusters): G / (G - 1) · Σ (c_g - n_g share)² / N². It is never
+    taken to be more than N completions, nor less than one for each prompt where the variance cannot be told.
+
+    Args:
+        correct: [G] correct completions of each prompt.
+        size: [G] completions of each prompt.
+    """
+    total, prompts = float(size.sum()), len(size)
+    if prompts == total:
+        return total
+    share = float(correct.sum()) / total
+    if prompts < 2 or share in (0.0, 1.0):
+        return float(prompts)
+    variance = prompts / (prompts - 1) * float(((correct - share * size) ** 2).sum()) / total**2
+    return total if variance <= 0 else min(total, share * (1 - share) / variance)
+
+
+def standard_error(correct: np.ndarray, size: np.ndarray) -> float:
+    """Of the mean over prompts of the share that is correct; 0 of a single prompt, on which it cannot be told.
+
+    Completions of one prompt are not independent: the prompts' shares are what varies.
+
+    Args:
+        correct: [G] correct completions of each prompt.
+        size: [G] completions of each prompt.
+    """
+    return float(np.std(correct / size, ddof=1)) / math.sqrt(len(size)) if len(size) > 1 else 0.0
+
+
+def interval_of_share(correct: np.ndarray, size: np.ndarray) -> tuple[float, float]:
+    """95 % interval of the share of correct completions, those of one prompt taken as alike.
+
+    Wilson's, for `effective_size` completions; where the variance comes from few prompts it may itself be far off, so
+    Student's t with G - 1 degrees of freedom stands in for the normal quantile (Korn and Graubard, Confidence intervals
+    for proportions with small expected number of positive counts estimated from survey data, 1998).
+
+    Args:
+        correct: [G] correct completions of each prompt.
+        size: [G] completions of each prompt.
+    """
+    total, prompts = float(size.sum()), len(size)
+    share = float(correct.sum()) / total
+    has_variance = 1 < prompts < total and 0 < share < 1
+    return wilson(share, effective_size(correct, size), student_t(prompts - 1) if has_variance else NORMAL_95)
+
+
+def student_t(freedom: int) -> float:
+    """95 % of Student's t distribution lies within plus and minus this.
+
+    Source: Abramowitz and Stegun, Handbook of mathematical functions (1964): 26.7.3 and 26.7.4, the distribution as a
+    finite sum, solved by bisection; for many degrees of freedom 26.7.5, an expansion about the normal quantile.
+
+    Example:
+        >>> [round(student_t(freedom), 3) for freedom in (1, 4, 30, 1000)]
+        [12.706, 2.776, 2.042, 1.962]
+    """
+    if freedom >= _EXACT_FREEDOM:
+        z = NORMAL_95
+        first = (z**3 + z) / 4
+        second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+        third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+        return z + first / freedom + second / freedom**2 + third / freedom**3
+    low, high = 0.0, 20.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _share_within(middle, freedom) > 0.95 else (middle, high)
+    return high
+
+
+def _share_within(t: float, freedom: int) -> float:
+    """How much of Student's t distribution lies between -t and t."""
+    angle = math.atan(t / math.sqrt(freedom))
+    odd = freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = 0.0
+    for step in range(2 + odd, freedom + 1, 2):  # the term of cos^(step - 2)
+        total += term
+        term *= (step - 1) / step * math.cos(angle) ** 2
+    total *= math.sin(angle)
+    return (angle + total) * 2 / math.pi if odd else total
+
+
+def pass_at_k(correct: np.ndarray, size: np.ndarray, k: int) -> np.ndarray:
+    """[G] The chance that at least one of k completions is correct.
+
+    Source: Chen et al., Evaluating large language models trained on code (2021), equation 1:
+    1 - C(n - c, k) / C(n, k), as a product, which does not overflow.
+
+    Args:
+        correct: [G] correct completions c of each prompt.
+        size: [G] its completions n, each at least k.
+        k: how many are drawn.
+    """
+    none = np.ones(len(size))
+    for drawn in range(k):
+        none *= np.maximum(size - correct - drawn, 0) / (size - drawn)
+    return 1 - none
+
+
+def best_at_k(scores: np.ndarray, k: int) -> np.ndarray:
+    """[G] The mean of the greatest score among k completions.
+
+    The i-th least of n is the greatest of the draw in C(i - 1, k - 1) of C(n, k) cases: k of n for i = n, and
+    (i - k) / (i - 1) times as many for each i before.
+
+    Args:
+        scores: [G, n] of each prompt, n at least k.
+        k: how many are drawn.
+    """
+    size = scores.shape[1]
+    ranks = np.arange(size, 1, -1)
+    weights = k / size * np.cumprod(np.concatenate([[1.0], np.maximum(ranks - k, 0) / (ranks - 1)]))
+    return np.sort(scores, axis=1)[:, ::-1] @ weights
+
+
+def draws_each(prompts: int, k: int) -> int:
+    """How many draws of each prompt `majority_at_k` takes, where not all are counted."""
+    return math.ceil(max(_LEAST_DRAWN, _USUAL_WORK // k) / max(1, prompts))
+
+
+def majority_at_k(
+    answers: np.ndarray, correct: np.ndarray, k: int, *, draws: int | None = None, seed: int = 0
+) -> np.ndarray:
+    """[G] The chance that the answer given most often among k completions is correct.
+
+    Among answers given equally often one is drawn; a completion without an answer has no vote, and where none of the k
+    has one, the prompt is not solved. An answer given in several completions is as correct as they are on average.
+    All draws are counted where there are few; else some are drawn, for every prompt its own: its completions are
+    shuffled, and cut into draws.
+
+    Args:
+        answers: [G, n] the answers of each prompt as integers, below 0 for none.
+        correct: [G, n] whether the completions are correct.
+        k: how many are drawn.
+        draws: of each prompt, where not all are counted; None = as many as `draws_each` says.
+        seed: of the draws.
+    """
+    prompts, size = answers.shape
+    if k == 1:
+        return np.where(answers >= 0, correct, 0.0).mean(axis=1)
+    draws = draws_each(prompts, k) if draws is None else draws
+    votes = np.where(answers < 0, -1, answers.astype(np.int64) * 2 + correct.astype(bool))
+    if math.comb(size, k) <= min(_MOST_COUNTED, max(draws, _MOST_WORK // max(1, answers.size))):
+        every = combinations(range(size), k)
+        return np.mean([_majority(votes[:, list(draw)]) for draw in every], axis=0)
+    dice = np.random.default_rng([seed, size, k])
+    total, left = np.zeros(prompts), draws
+    while left > 0:
+        cut = min(size // k, left)
+        times = min(left // cut, max(1, _TOGETHER // votes.size))
+        shuffled = dice.permuted(np.repeat(votes, times, axis=0), axis=1)[:, : cut * k]
+        total += _majority(shuffled.reshape(-1, k)).reshape(prompts, times * cut).sum(axis=1)
+        left -= times * cut
+    return total / draws
+
+
+def _majority(votes: np.ndarray) -> np.ndarray:
+    """[G] `majority_at_k` of all completions given: [G, k] twice the answer, and 1 more for a correct one.
+
+    Leading answers have equally many completions, so the mean over these is the mean over the answers.
+    """
+    prompts, drawn = votes.shape
+    together = max(1, _TOGETHER // drawn)
+    if prompts > together:
+        return np.concatenate([_majority(votes[start : start + together]) for start in range(0, prompts, together)])
+    votes = np.sort(votes, axis=1)
+    answers = votes >> 1  # -1 stays below 0
+    begins = np.ones(votes.shape, bool)  # of a run of one answer
+    begins[:, 1:] = answers[:, 1:] != answers[:, :-1]
+    starts = np.flatnonzero(begins)
+    answered = answers.ravel()[starts] >= 0
+    counts = np.diff(starts, append=votes.size) * answered
+    right = np.add.reduceat((votes & 1).ravel(), starts)
+    prompt = starts // drawn
+    most = np.maximum.reduceat(counts, np.flatnonzero(starts % drawn == 0))
+    leads = (counts == most[prompt]) & answered
+    given = np.bincount(prompt, counts * leads, prompts)
+    return np.bincount(prompt, right * leads, prompts) / np.maximum(given, 1)
+
+
+def quantile_edges(values: np.ndarray, most: int = 5) -> list[float]:
+    """Lower edges of at most `most` buckets of about equal size; each value is in the last one it reaches.
+
+    Few different values have a bucket each.
+
+    Args:
+        values: [n] finite, n at least 1.
+        most: number of buckets.
+    """
+    unique = np.unique(values)
+    if len(unique) <= most:
+        return unique.tolist()
+    edges = np.quantile(values, np.arange(most) / most, method="higher")
+    return np.unique(edges).tolist()

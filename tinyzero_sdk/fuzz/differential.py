@@ -1,0 +1,125 @@
+"""The verdict on the verdict: what the task says of a completion beside what is true of it.
+
+Runs in the child process; the clock tells the parent what is being tried, so that a hang has a culprit.
+"""
+
+import traceback
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.fuzz.frames import Attempt
+from tinyzero_sdk.records import Json, Score
+from tinyzero_sdk.task import Task
+from tinyzero_sdk.worker import Clock
+
+Kind = Literal["wrong_paid", "right_unpaid", "error", "oracle_error", "timeout", "died"]
+"""What can be wrong; `findings.SAYS` has it in words."""
+
+PREPARING = 2**40
+"""What the clock shows while problems are made: no completion is to blame. Else 2 × the attempt's place in its batch,
+plus 1 while the oracle has it."""
+
+
+class Fault(NamedTuple):
+    """What is wrong about a verdict."""
+
+    kind: Kind
+    score: Score
+    right: bool | None
+    """What the oracle says of the answer that counts."""
+
+    answer: str | None
+    """That answer."""
+
+    note: str = ""
+    """What was raised."""
+
+
+class DifferentialOracle:
+    """Scores attempts and compares with the oracle."""
+
+    def __init__(self, task: Task, clock: Clock) -> None:
+        self.task = task
+        self.has_oracle = bool(task.plugin_manager.hook.oracle.get_hookimpls())
+        self._clock = clock
+        self._full = task.info.score_range[1]
+
+    def preparing(self) -> None:
+        """What follows is no attempt."""
+        self._clock.start(PREPARING)
+
+    def look(
+        self, attempt: Attempt, truth: Json, place: int = 0, *, only_paid: bool = False
+    ) -> tuple[Score, Fault | None]:
+        """The task's score of an attempt, and what is wrong with it.
+
+        Args:
+            attempt: the completion.
+            truth: its ground truth.
+            place: of the attempt in its batch, for the clock.
+            only_paid: ask the slow oracle only of what is paid.
+
+        The oracle judges the answer that the task extracted, and the one that counts by the way the attempt was
+        built. Without an oracle the reward's own verdict on the latter alone, in gold's frame, takes its place.
+        """
+        task, text, intended = self.task, attempt.text, attempt.intended
+        self._clock.start(2 * place)
+        score = task.score_completion(text, truth)
+        if score.reason == "error":
+            read, note = self._tell_error(text, truth)
+            return score, Fault("error", score, self._ask(intended or read, truth, place), None, note)
+        answer = score.answer
+        paid = score.correct or score.value >= self._full
+        if only_paid and not paid:
+            return score, None
+        if not self.has_oracle:
+            return score, self._compare_with_plain(attempt, truth, score, paid)
+        self._clock.start(2 * place + 1)
+        try:
+            for read in (answer, None if intended == answer else intended):
+                right = None if read is None else task.oracle(read, truth)
+                if right is not None and bool(right) != paid:
+                    return score, Fault("wrong_paid" if paid else "right_unpaid", score, bool(right), read)
+        except TinyZeroError as error:
+            return score, Fault("oracle_error", score, None, answer, str(error))
+        return score, None
+
+    def is_right(self, answer: str, plain: str, truth: Json) -> bool | None:
+        """Whether the answer is right: by the oracle, or without one by the score of the completion `plain`."""
+        if self.has_oracle:
+            return self.task.oracle(answer, truth)
+        return self.task.score_completion(plain, truth).correct
+
+    def _compare_with_plain(self, attempt: Attempt, truth: Json, score: Score, paid: bool) -> Fault | None:
+        if attempt.intended is None or not attempt.plain:
+            return None
+        right = self.task.score_completion(attempt.plain, truth).correct
+        if right == paid:
+            return None
+        return Fault("wrong_paid" if paid else "right_unpaid", score, right, attempt.intended)
+
+    def _ask(self, answer: str | None, truth: Json, place: int) -> bool | None:
+        """What the oracle says of an answer that the scorer did not survive; None where it cannot tell."""
+        if answer is None or not self.has_oracle:
+            return None
+        self._clock.start(2 * place + 1)
+        try:
+            right = self.task.oracle(answer, truth)
+        except TinyZeroError:
+            return None
+        return None if right is None else bool(right)
+
+    def _tell_error(self, text: str, truth: Json) -> tuple[str | None, str]:
+        """The answer, and what the scorer raised, and where: the guard around it keeps the first one only, so again."""
+        answer = None
+        try:
+            answer = self.task.extract_answer(text)
+            if answer is not None:
+                self.task.score(answer, truth)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever the guard survived
+            frame = traceback.extract_tb(error.__traceback__, limit=-1)[0]
+            return answer, f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
+        return answer, "an error that did not come again"

@@ -1,0 +1,191 @@
+"""What a search found, and which findings are one and the same: of every group the smallest is kept.
+
+Two findings are of one group if they are of one kind and their completions show the same *traits* that no gold
+answer shows: `2**3 - 4` and `9 - 2**3` share the trait `**`. A finding without such a trait (only its value is
+wrong) is grouped by its kind alone.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
+
+from tinyzero_sdk.cases import Case
+from tinyzero_sdk.fuzz.differential import Fault, Kind
+from tinyzero_sdk.fuzz.frames import Attempt, frame_traits
+from tinyzero_sdk.records import Json
+
+SAYS: dict[str, str] = {
+    "wrong_paid": "paid in full, though wrong",
+    "died": "ended the process",
+    "timeout": "took longer than the time limit",
+    "error": "the scorer raised",
+    "oracle_error": "the oracle raised",
+    "right_unpaid": "not paid, though right",
+}
+"""The kinds in words, the worst first."""
+
+
+IN_ORACLE = "in the oracle"
+"""The note of a finding where the oracle, not the scorer, hung or died."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One completion that a task judges wrongly, or does not survive."""
+
+    kind: Kind
+    """See `SAYS`."""
+
+    completion: str
+    """The smallest text found."""
+
+    ground_truth: Json
+    """Of the problem it answers: one the task made, or one like it which the task itself solves."""
+
+    answer: str | None
+    """What the task extracted, where it got so far."""
+
+    score: float
+    """What the task paid; 0 where it did not survive."""
+
+    right: bool | None
+    """What the oracle says of the answer that counts; None if it cannot tell."""
+
+    traits: tuple[str, ...]
+    """What sets the completion apart from gold ones."""
+
+    note: str = ""
+    """How the completion was made, or what was raised."""
+
+    is_about_frame: bool = False
+    """Whether the answer itself is judged rightly, and only what is around it is to blame."""
+
+    @property
+    def size(self) -> tuple[int, int, int, str]:
+        """What makes a finding small."""
+        return size_of(self.completion, self.ground_truth)
+
+    def to_case(self) -> Case | None:
+        """As a labelled case, by the oracle's verdict; None where there is none: nobody knows what it deserves."""
+        if self.right is None:
+            return None
+        traits = f" ({' '.join(self.traits)})" if self.traits else ""
+        note = f": {self.note}" if self.note and self.note not in self.traits else ""
+        return Case(self.completion, self.ground_truth, self.right, f"fuzz: {SAYS[self.kind]}{traits}{note}")
+
+
+def size_of(completion: str, ground_truth: Json) -> tuple[int, int, int, str]:
+    """Shorter texts first, then shorter ground truths, then smaller numbers, then plainer characters."""
+    truth = json.dumps(ground_truth)
+    numbers = sum(int(digits[:18]) for digits in re.findall(r"[0-9]+", truth))
+    return len(completion), len(truth), numbers, completion
+
+
+class FindingSet:
+    """Findings by group; of each group the smallest."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, frozenset[str]], Finding] = {}
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(sorted(self._groups.values(), key=lambda finding: ([*SAYS].index(finding.kind), finding.size)))
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def count(self, kind: str) -> int:
+        """How many groups of a kind there are."""
+        return sum(known == kind for known, _ in self._groups)
+
+    def is_known(self, kind: str, traits: frozenset[str]) -> bool:
+        """Whether a group explains such a finding: all that sets the group apart sets the finding apart too."""
+        if not traits:
+            return (kind, traits) in self._groups
+        return any(known == kind and group and group <= traits for known, group in self._groups)
+
+    def lacks(self, finding: Finding) -> bool:
+        """Whether a finding would be the first or the smallest of its group."""
+        traits = frozenset(finding.traits)
+        own = self._groups.get((finding.kind, traits))
+        return not self.is_known(finding.kind, traits) if own is None else finding.size < own.size
+
+    def add(self, finding: Finding) -> bool:
+        """Keep a finding, if it is the first or the smallest of its group; whether it was."""
+        if not self.lacks(finding):
+            return False
+        traits = frozenset(finding.traits)
+        for key in [key for key in self._groups if key[0] == finding.kind and traits and traits < key[1]]:
+            del self._groups[key]  # a simpler one explains them
+        self._groups[finding.kind, traits] = finding
+        return True
+
+
+_TOKEN = re.compile(r"[0-9]+(?:\.[0-9]+)?|[A-Za-z]+|[ \t]+|[()\[\]{}]|[^0-9A-Za-z \t()\[\]{}]+")
+
+
+def traits_of(text: str) -> frozenset[str]:
+    """What a text is made of, without its numbers' values: words, runs of symbols, and what stands side by side.
+
+    Example:
+        >>> sorted(traits_of("-(2**3) 4"))
+        ['**', '-', 'close number', 'first -']
+    """
+    traits, before = set(), "first"
+    for token in _TOKEN.findall(text):
+        if token[0] in " \t":
+            continue
+        kind = _kind(token)
+        if kind in ("word", "symbol"):
+            shown = (token if token.isascii() and token.isprintable() else ascii(token)[1:-1]).lower()[:12]
+            traits.add(shown)
+            if kind == "symbol" and before in ("first", "open", "symbol"):
+                traits.add(f"{before} {shown}")
+        elif (before, kind) in _ODD_PAIRS:
+            traits.add(f"{before} {kind}")
+        if kind == "number":
+            traits.update(name for name, is_so in _ODD_NUMBERS.items() if is_so(token))
+        before = kind
+    return frozenset(traits)
+
+
+_ODD_NUMBERS: dict[str, Callable[[str], bool]] = {
+    "decimal": lambda token: "." in token,
+    "leading zero": lambda token: token[0] == "0" and token != "0",
+    "long number": lambda token: len(token) > 9,
+}
+_ODD_PAIRS = {(left, right) for left in ("number", "close") for right in ("number", "open")} | {
+    (left, "close") for left in ("symbol", "open", "first")
+}
+
+
+def _kind(token: str) -> str:
+    first = token[0]
+    if first in "0123456789":
+        return "number"
+    if first in "([{":
+        return "open"
+    if first in ")]}":
+        return "close"
+    return "word" if first.isascii() and first.isalpha() else "symbol"
+
+
+def make_finding(attempt: Attempt, truth: Json, fault: Fault, usual: Set[str]) -> Finding:
+    """The record of a fault, with the traits that set it apart.
+
+    Args:
+        attempt: the completion.
+        truth: its ground truth.
+        fault: what is wrong about its score.
+        usual: traits of gold answers, which set nothing apart.
+    """
+    score, about_frame = fault.score, False
+    if fault.note:
+        traits = {fault.note.partition(": ")[0]}
+    elif attempt.how and fault.answer != score.answer:
+        traits, about_frame = frame_traits(attempt.how), True
+    else:
+        traits = set(traits_of(fault.answer if fault.answer is not None else attempt.text) - usual)
+    note = fault.note or (attempt.how if about_frame else "")
+    named = tuple(sorted(traits))
+    return Finding(fault.kind, attempt.text, truth, score.answer, score.value, fault.right, named, note, about_frame)

@@ -1,0 +1,298 @@
+"""The parent of a search: starts the workers, ends those that hang, and puts together what they find."""
+
+import math
+import pickle
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from typing import cast
+
+from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
+from tinyzero_sdk.fuzz.coverage import DEFAULT_SHARE
+from tinyzero_sdk.fuzz.differential import PREPARING, Kind
+from tinyzero_sdk.fuzz.findings import IN_ORACLE, Finding, FindingSet, traits_of
+from tinyzero_sdk.fuzz.search import BATCH_MARK, Batch, Orders, Progress, run_search
+from tinyzero_sdk.fuzz.trial import Trial
+from tinyzero_sdk.seeds import derive_seed
+from tinyzero_sdk.task import Task
+from tinyzero_sdk.worker import WorkerProcess
+
+_TICK_SECONDS = 0.05
+_START_SECONDS = 120.0  # for Python, the task's imports and its first problems
+_PREPARING_TIMES = 20  # making a problem may take so many time limits
+_SETTLE_SECONDS = 10.0  # after the search, for what was blamed last,
+_SETTLE_TIMES = 10  # and so many time limits
+_MOST_SUSPECTS = 12  # wait to be tried again
+_MOST_USELESS = 3  # workers in a row that ended before they tried anything
+
+
+@dataclass
+class FuzzReport:
+    """What a search did and found."""
+
+    tried: int = 0
+    """Completions tried."""
+
+    seconds: float = 0.0
+    """How long it took."""
+
+    lines: int = 0
+    """Lines of the task's code that were seen to be reached."""
+
+    findings: list[Finding] = field(default_factory=list)
+    """Of each group the smallest."""
+
+    interrupted: bool = False
+    """Whether Ctrl-C ended it."""
+
+    @property
+    def rate(self) -> float:
+        """Completions a second."""
+        return self.tried / self.seconds if self.seconds else 0.0
+
+
+def fuzz(
+    task: Task,
+    *,
+    seconds: float = 60.0,
+    seed: int = 0,
+    workers: int = 1,
+    time_limit: float = 1.0,
+    memory_limit_gb: float = 4.0,
+    stop_after: int | None = None,
+    traced: float = DEFAULT_SHARE,
+    on_progress: Callable[[FuzzReport], object] = lambda report: None,
+) -> FuzzReport:
+    """Search for completions that the task judges wrongly, or does not survive.
+
+    Args:
+        task: from `load_task`; it scores in child processes alone.
+        seconds: for how long.
+        seed: the same seed and one worker try the same, in the same order.
+        workers: processes.
+        time_limit: seconds for one completion.
+        memory_limit_gb: address space of a worker, in GiB.
+        stop_after: end with so many findings; None = go on.
+        traced: share of the attempts whose way through the task's code is watched.
+        on_progress: called several times a second.
+
+    Raises:
+        SettingsError: one of the numbers is not what it may be.
+        TinyZeroError: the task cannot be loaded, makes no problems, or ends its workers before they try anything.
+    """
+    task.check_scoring_allowed()
+    _check_numbers(seconds, seed, workers, time_limit, memory_limit_gb, stop_after, traced)
+    orders = Orders(seed, int(min(memory_limit_gb * 2**30, sys.maxsize)), traced, stop_after)
+    fuzzing = _Fuzzing(task, orders, time_limit, workers)
+    report, started = fuzzing.report, time.monotonic()
+    try:
+        while (left := started + seconds - time.monotonic()) > 0:
+            fuzzing.step(min(_TICK_SECONDS, left))
+            report.seconds = time.monotonic() - started
+            report.findings = list(fuzzing.found)
+            on_progress(report)
+            if fuzzing.has_enough and fuzzing.is_settled:
+                break
+        fuzzing.settle()
+    except KeyboardInterrupt:
+        report.interrupted = True
+    finally:
+        fuzzing.close()
+    report.seconds = time.monotonic() - started
+    report.findings = list(fuzzing.found)
+    return report
+
+
+def _check_numbers(
+    seconds: float,
+    seed: int,
+    workers: int,
+    time_limit: float,
+    memory_limit_gb: float,
+    stop_after: int | None,
+    traced: float,
+) -> None:
+    limits = (seconds, time_limit, memory_limit_gb)
+    if workers < 1 or not all(0 < limit < math.inf for limit in limits):
+        raise SettingsError(
+            f"got seconds={seconds}, workers={workers}, time_limit={time_limit}, memory_limit_gb={memory_limit_gb}; "
+            "expected finite numbers above 0"
+        )
+    if seed < 0 or not 0 <= traced <= 1 or (stop_after is not None and stop_after < 1):
+        raise SettingsError(
+            f"got seed={seed}, traced={traced}, stop_after={stop_after}; "
+            "expected a seed from 0, a share from 0 to 1, and at least 1 finding or None"
+        )
+
+
+class _Worker:
+    """One worker process, and those that take its place."""
+
+    def __init__(self, process: WorkerProcess, number: int, generation: int) -> None:
+        self.process = process
+        self.number = number
+        self.generation = generation
+        self.born = time.monotonic()
+        self.ready = False
+        self.ended = False
+        self.tried = 0
+        self.lines = 0
+        self.batch = b""
+        self.unsettled: Finding | None = None  # what it is making smaller
+
+
+class _Fuzzing:
+    def __init__(self, task: Task, orders: Orders, time_limit: float, workers: int) -> None:
+        self.report = FuzzReport()
+        self.found = FindingSet()
+        self._task = task
+        self._task_bytes = pickle.dumps(task)
+        self._orders = orders
+        self._time_limit = time_limit
+        self._slow: Counter[frozenset[str]] = Counter()
+        self._useless = 0
+        self._suspects: list[Finding] = []  # blamed once, to be tried again
+        self._trial: Trial | None = None
+        self._workers: list[_Worker] = []
+        for number in range(workers):
+            self._start(number, 0)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing found is still being made smaller."""
+        return not any(worker.unsettled for worker in self._workers)
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether as much is found as was asked for."""
+        return self._orders.stop_after is not None and len(self.found) >= self._orders.stop_after
+
+    def close(self) -> None:
+        """End all processes; what was not tried again is not kept."""
+        self._end_workers()
+        if self._trial is not None:
+            self._trial.close()
+
+    def settle(self) -> None:
+        """The search is over; what was blamed last is still tried again."""
+        self._end_workers()
+        until = time.monotonic() + _SETTLE_SECONDS + _SETTLE_TIMES * self._time_limit
+        while (self._suspects or self._trial) and not self.has_enough and time.monotonic() < until:
+            self._try_suspects()
+            time.sleep(_TICK_SECONDS)
+
+    def _end_workers(self) -> None:
+        for worker in self._workers:
+            worker.process.close()
+            self._keep_unsettled(worker)
+        self._workers.clear()
+
+    def _keep_unsettled(self, worker: _Worker) -> None:
+        """The finding that a worker could not make smaller counts as it is."""
+        if worker.unsettled is not None:
+            self.found.add(worker.unsettled)
+
+    def step(self, patience: float) -> None:
+        """Take what has come, and look after the workers."""
+        watched = {worker.process.connection: worker for worker in self._workers if not worker.ended}
+        for connection in wait(list(watched), patience):
+            self._drain(watched[cast(Connection, connection)])
+        for worker in list(self._workers):
+            if worker.ended or worker.process.has_ended():
+                self._bury(worker, "died")
+            elif worker.process.clock.seconds > self._patience(worker):
+                self._bury(worker, "timeout")
+            elif not worker.ready and time.monotonic() - worker.born > _START_SECONDS:
+                raise BrokenTaskError(f"a worker hung while it loaded task {self._task.name!r}")
+        self._try_suspects()
+
+    def _try_suspects(self) -> None:
+        """Look after the trial of what was blamed: one at a time, so that they do not slow each other down."""
+        if self._trial is None:
+            if self._suspects:
+                suspect = self._suspects.pop(0)
+                if self.found.lacks(suspect):
+                    self._trial = Trial(self._task_bytes, suspect, self._time_limit, self._orders.memory_limit)
+            return
+        verdict = self._trial.look()
+        if verdict is not None:
+            if verdict:
+                self.found.add(self._trial.suspect)
+            self._trial.close()
+            self._trial = None
+
+    def _start(self, number: int, generation: int) -> None:
+        orders = replace(
+            self._orders,
+            seed=derive_seed("worker", self._orders.seed, number, generation) >> 33,
+            known=tuple((finding.kind, frozenset(finding.traits)) for finding in self.found),
+            avoided=tuple(traits for traits, count in self._slow.items() if count > 1 and traits),
+        )
+        process = WorkerProcess(self._task_bytes, partial(run_search, orders=orders))
+        self._workers.append(_Worker(process, number, generation))
+
+    def _patience(self, worker: _Worker) -> float:
+        return self._time_limit * (_PREPARING_TIMES if worker.process.clock.index == PREPARING else 1)
+
+    def _drain(self, worker: _Worker) -> None:
+        """Take all messages that have come."""
+        try:
+            while worker.process.connection.poll():
+                self._receive(worker, worker.process.connection.recv_bytes())
+        except (EOFError, OSError):
+            worker.ended = True
+
+    def _receive(self, worker: _Worker, message: bytes) -> None:
+        if message.startswith(BATCH_MARK):
+            worker.batch = message
+            return
+        content = pickle.loads(message)
+        if isinstance(content, TinyZeroError):
+            raise content
+        if content is None:
+            worker.ready = True
+            return
+        progress = cast(Progress, content)
+        self._useless = 0
+        worker.tried += progress.tried
+        self.report.tried += progress.tried
+        self.report.lines = max(self.report.lines, progress.lines)
+        worker.unsettled = progress.unsettled
+        for finding in progress.findings:
+            self.found.add(finding)
+
+    def _bury(self, worker: _Worker, kind: Kind) -> None:
+        """End a worker, note what it was at, and put another in its place."""
+        index = worker.process.clock.index
+        worker.process.kill()
+        self._drain(worker)
+        late = kind == "timeout" and worker.process.clock.seconds > self._patience(worker)
+        if (kind == "died" or late) and index is not None and index != PREPARING:
+            self._blame(worker, kind, index)
+        elif not worker.tried:
+            self._useless += 1
+        if self._useless > _MOST_USELESS:
+            raise BrokenTaskError(
+                f"the workers of task {self._task.name!r} end or hang before they try anything; messages above may "
+                "tell why"
+            )
+        self._workers.remove(worker)
+        worker.process.close()
+        self._keep_unsettled(worker)
+        self._start(worker.number, worker.generation + 1)
+
+    def _blame(self, worker: _Worker, kind: Kind, index: int) -> None:
+        batch: Batch = pickle.loads(worker.batch[len(BATCH_MARK) :])
+        text = batch.attempts[index // 2].text
+        traits = traits_of(text[-10_000:]) - batch.usual
+        self._slow[traits] += kind == "timeout"
+        note = IN_ORACLE if index % 2 else ""
+        self.report.tried += 1
+        suspect = Finding(kind, text, batch.truth, None, 0.0, None, tuple(sorted(traits)), note)
+        same = [one for one in self._suspects if (one.kind, one.traits) == (suspect.kind, suspect.traits)]
+        if all(suspect.size < one.size for one in same) and len(self._suspects) - len(same) < _MOST_SUSPECTS:
+            self._suspects = [one for one in self._suspects if one not in same] + [suspect]

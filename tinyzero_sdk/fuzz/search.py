@@ -1,0 +1,295 @@
+"""The search itself, as it runs in a worker process (see `worker.Service`).
+
+It works in batches on one problem each, and tells the parent every batch before it tries it. What it does depends
+on its seed alone; when it ends is the parent's business.
+"""
+
+import pickle
+import random
+import resource
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from multiprocessing.connection import Connection
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.fuzz import frames
+from tinyzero_sdk.fuzz.arithmetic import guess_value
+from tinyzero_sdk.fuzz.coverage import Coverage
+from tinyzero_sdk.fuzz.differential import DifferentialOracle, Fault
+from tinyzero_sdk.fuzz.findings import Finding, FindingSet, make_finding, traits_of
+from tinyzero_sdk.fuzz.frames import Attempt
+from tinyzero_sdk.fuzz.mutators import mutate
+from tinyzero_sdk.fuzz.puzzles import Puzzle, check_variant, make_variant
+from tinyzero_sdk.fuzz.reduce import Reducer
+from tinyzero_sdk.records import Item, Json
+from tinyzero_sdk.seeds import derive_seed
+from tinyzero_sdk.task import Task
+from tinyzero_sdk.testing.ground_truths import fit
+from tinyzero_sdk.worker import Clock, as_sendable
+
+BATCH = 256
+BATCH_MARK = b"B"
+"""With it begins a message that holds a pickled `Batch`; the parent opens it only where it must."""
+
+MOST_GROUPS = 12
+"""After so many groups of one kind no more are recorded: such a reward is broken altogether, not here and there."""
+
+_FITTED = 0.7  # share of the wrong answers that are tried on the problem that they would solve
+_DEEP = 0.15  # share of the changed answers that start from one which reached a new line, on whatever problem
+_MOST_DEEP = 8
+_LONGEST_KEPT = 300
+_NEARLY = Fraction(1, 50)
+_LARGEST_FIT = 10**6
+_POOL = 48  # problems kept in hand
+_MOST_STEPS = 5  # a problem is varied so often; further away problems grow strange
+_KNOWN_GOLDS = 64  # gold answers whose traits are nothing special
+_REPORT_SECONDS = 0.1
+
+
+@dataclass(slots=True)
+class Batch:
+    """What a worker is about to try, for the parent to look up where the worker does not come back."""
+
+    truth: Json
+    attempts: list[Attempt]
+    usual: frozenset[str]
+    """Traits of gold answers, which say nothing of a finding."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a worker did since its last report."""
+
+    tried: int
+    lines: int
+    """Lines of the task's code reached so far, of all that were traced."""
+
+    findings: list[Finding]
+    unsettled: Finding | None = None
+    """One more, which is being made smaller; the next report holds what became of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a worker shall do."""
+
+    seed: int
+    memory_limit: int
+    traced: float
+    """Share of attempts that are traced for coverage."""
+
+    stop_after: int | None = None
+    """Do no more after so many findings."""
+
+    known: tuple[tuple[str, frozenset[str]], ...] = ()
+    """Groups of findings that need not be shrunk again."""
+
+    avoided: tuple[frozenset[str], ...] = ()
+    """Answers with all these traits took too long twice, and are left out."""
+
+
+def run_search(task: Task, connection: Connection, clock: Clock, *, orders: Orders) -> None:
+    """Search until the parent ends the process."""
+    warnings.simplefilter("ignore")  # what a scorer warns of a million times is no finding
+    resource.setrlimit(resource.RLIMIT_AS, (orders.memory_limit, orders.memory_limit))
+    try:
+        _Search(task, connection, clock, orders).run()
+    except (EOFError, BrokenPipeError):
+        pass  # the parent is done with us
+    except MemoryError:
+        pass  # a scorer that hoards; the parent blames what was tried last
+    except Exception as error:  # the task's hooks beside the scorer, or a fault of ours: either way no finding
+        connection.send_bytes(pickle.dumps(as_sendable(error)))
+
+
+class _Search:
+    def __init__(self, task: Task, connection: Connection, clock: Clock, orders: Orders) -> None:
+        self.judge = DifferentialOracle(task, clock)
+        self.orders = orders
+        self.rng = random.Random(derive_seed("fuzz", orders.seed))
+        self.coverage = Coverage(task)
+        self.found = FindingSet()
+        self.known = set(orders.known)
+        self._connection = connection
+        self._clock = clock
+        self._pool: list[Puzzle] = []
+        self._deep: list[str] = []  # the last answers that reached a new line
+        self._batch: tuple[Json, list[Attempt]] = (None, [])
+        self._progress = Progress(0, 0, [])
+        self._reported = time.monotonic()
+        self._items = self._endless_items()
+        self.judge.preparing()
+        self._fill()
+        self._reducer = Reducer(self.judge, self.rng, self.usual, self._announce)
+
+    def run(self) -> None:
+        while True:
+            puzzle = self._choose_puzzle()
+            attempts = self._make_batch(puzzle)
+            self._batch = (puzzle.truth, attempts)
+            self._announce(*self._batch)
+            for place, attempt in enumerate(attempts):
+                self._try(puzzle, attempt, place)
+            self._clock.stop()
+            self._report()
+
+    # What to work on
+
+    def _endless_items(self) -> Iterator[Item]:
+        while True:
+            count = 0
+            for item in self.judge.task.dataset("train", seed=self.orders.seed):
+                count += 1
+                yield item
+            if not count:
+                raise TinyZeroError(
+                    f"task {self.judge.task.name!r} has no items in split train; there is nothing to try"
+                )
+
+    def _fill(self) -> None:
+        golds = []
+        for _ in range(_KNOWN_GOLDS):
+            puzzle = Puzzle(self.judge, next(self._items), self.rng)
+            golds.append(puzzle.gold or "")
+            self._pool.append(puzzle)
+        del self._pool[_POOL:]
+        self.golds = [gold for gold in golds if gold]
+        self.usual: set[str] = set().union(*map(traits_of, self.golds))
+        texts = [puzzle.short.around(puzzle.gold or "") for puzzle in self._pool]
+        self._usual_texts = frozenset(self.usual).union(*map(traits_of, texts))
+
+    def _choose_puzzle(self) -> Puzzle:
+        self.judge.preparing()
+        chance, old = self.rng.random(), self._pool[int(self.rng.random() * len(self._pool))]
+        new: Puzzle | None = None
+        if chance < 0.15 or (chance < 0.6 and old.steps >= _MOST_STEPS):
+            new = Puzzle(self.judge, next(self._items), self.rng)
+        elif chance < 0.6 and self.golds:
+            new = make_variant(self.judge, old, self.rng)
+        if new is None:
+            return old
+        self._pool[int(self.rng.random() * len(self._pool))] = new
+        return new
+
+    # What to try
+
+    def _make_batch(self, puzzle: Puzzle) -> list[Attempt]:
+        attempts: list[Attempt] = []
+        seen: set[str] = set()
+        for _ in range(BATCH):
+            attempt = self._make_attempt(puzzle)
+            if attempt is not None and attempt.text not in seen:
+                seen.add(attempt.text)
+                attempts.append(attempt)
+        return attempts
+
+    def _make_attempt(self, puzzle: Puzzle) -> Attempt | None:
+        rng = self.rng
+        chance = rng.random()
+        if chance < 0.9:
+            grammar = puzzle.grammar
+            if grammar is not None and chance < 0.45:
+                answer = grammar.draw(puzzle.stock.below)
+                if chance > 0.3:
+                    answer = mutate(answer, puzzle.stock)
+            else:
+                known = self._deep if self._deep and rng.random() < _DEEP else puzzle.answers
+                answer = mutate(puzzle.stock.pick(known), puzzle.stock)
+            if self.orders.avoided and self._is_avoided(answer):
+                return None
+            return Attempt(puzzle.short.around(answer))
+        if chance < 0.96 and puzzle.gold is not None:
+            wrong = self._wrong_answer(puzzle)
+            if wrong is not None:
+                frame = puzzle.frame if rng.random() < 0.2 else puzzle.short
+                return (frames.honest if rng.random() < 0.6 else frames.spray)(frame, puzzle.gold, wrong, rng)
+        if chance < 0.985:
+            return frames.broken(puzzle.short, puzzle.stock.pick(puzzle.answers), rng)
+        return frames.hostile(puzzle.short, puzzle.stock.pick(puzzle.answers), rng)
+
+    def _wrong_answer(self, puzzle: Puzzle) -> str | None:
+        """Another problem's gold answer, if it is wrong here."""
+        answer = self.golds[int(self.rng.random() * len(self.golds))]
+        return None if self.judge.is_right(answer, puzzle.short.around(answer), puzzle.truth) else answer
+
+    def _is_avoided(self, answer: str) -> bool:
+        traits = traits_of(answer)
+        return any(avoided <= traits for avoided in self.orders.avoided)
+
+    # What comes of it
+
+    def _try(self, puzzle: Puzzle, attempt: Attempt, place: int) -> None:
+        chance = self.rng.random()
+        if chance < self.orders.traced:
+            with self.coverage:
+                score, fault = self.judge.look(attempt, puzzle.truth, place)
+            interesting = False
+            if self.coverage.grew and score.answer and len(score.answer) < _LONGEST_KEPT:
+                self._deep = [*self._deep[-_MOST_DEEP + 1 :], score.answer]
+        else:
+            # The oracle takes longer than all else, and an answer that is paid, though wrong, does the most harm.
+            score, fault = self.judge.look(attempt, puzzle.truth, place, only_paid=not attempt.how and chance < 0.5)
+            interesting = score.reason == "wrong" and self.rng.random() < 0.05
+        self._progress.tried += 1
+        if interesting and score.answer and len(score.answer) < _LONGEST_KEPT and not attempt.how:
+            puzzle.keep(score.answer)
+        if fault is not None:
+            self._note(puzzle, attempt, fault)
+        elif score.correct and score.answer:
+            self.usual.update(traits_of(score.answer))  # reward and oracle agree that it is right: nothing special
+        elif score.reason == "wrong" and score.answer is not None and chance < _FITTED:
+            self._fit(puzzle, attempt, place, score.answer)
+
+    def _fit(self, puzzle: Puzzle, attempt: Attempt, place: int, answer: str) -> None:
+        """Try a wrong answer on the problem whose ground truth has its value, if there is one."""
+        value = guess_value(answer)
+        if value is None or abs(value - round(value)) > _NEARLY or not 0 < round(value) < _LARGEST_FIT:
+            return
+        truth = fit(puzzle.truth, answer, round(value), puzzle.stock.below)
+        if truth is None:
+            return
+        self._progress.tried += 1
+        _, fault = self.judge.look(attempt, truth, place, only_paid=True)
+        if (
+            fault is not None
+            and fault.kind == "wrong_paid"
+            and not self._is_noted(make_finding(attempt, truth, fault, self.usual))
+        ):
+            fitted = check_variant(self.judge, puzzle.item, truth, self.rng)
+            if fitted is not None:
+                self._note(fitted, attempt, fault)
+
+    def _is_noted(self, finding: Finding) -> bool:
+        traits = frozenset(finding.traits)
+        if self.found.is_known(finding.kind, traits) or (finding.kind, traits) in self.known:
+            return True
+        return self.found.count(finding.kind) >= MOST_GROUPS
+
+    def _note(self, puzzle: Puzzle, attempt: Attempt, fault: Fault) -> None:
+        finding = make_finding(attempt, puzzle.truth, fault, self.usual)
+        if self._is_noted(finding):
+            return
+        self.known.add((finding.kind, frozenset(finding.traits)))
+        self._progress.unsettled = finding
+        self._report(now=True)  # before it is made smaller, which may go wrong
+        smaller = self._reducer.reduce(finding, attempt, puzzle, self._pool)
+        self.found.add(smaller)
+        self._progress.findings.append(smaller)
+        if self.orders.stop_after is not None and len(self.found) >= self.orders.stop_after:
+            self._report(now=True)
+            self._clock.stop()
+            self._connection.recv()  # nothing comes: the parent ends the process
+        self._announce(*self._batch)  # again, since others were tried meanwhile
+
+    def _announce(self, truth: Json, attempts: list[Attempt]) -> None:
+        self._connection.send_bytes(BATCH_MARK + pickle.dumps(Batch(truth, attempts, self._usual_texts)))
+
+    def _report(self, now: bool = False) -> None:
+        if now or time.monotonic() - self._reported > _REPORT_SECONDS or self._progress.findings:
+            self._progress.lines = self.coverage.count
+            self._connection.send_bytes(pickle.dumps(self._progress))
+            self._progress = Progress(0, 0, [])
+            self._reported = time.monotonic()

@@ -1,0 +1,82 @@
+"""Whether a new task may have a name; nothing here touches a file."""
+
+import importlib.util
+import keyword
+import re
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.extensions import family_tasks
+from tinyzero_sdk.host import list_tasks
+
+_NAME = re.compile("[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_LONGEST = 32
+"""Characters; it keeps every line of the package short."""
+_TAKEN_IN_THE_PACKAGE = ("tests", "conftest")
+"""What stands beside the module, and would be imported in its place."""
+
+
+def module_name(name: str) -> str:
+    """The name of the module of a task.
+
+    Example:
+        >>> module_name("my-task")
+        'my_task'
+    """
+    return name.replace("-", "_")
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that cannot be a distribution, a module and a task at once, or that is one already.
+
+    Raises:
+        SettingsError: says why, and what to do.
+    """
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST:
+        near = _nearest(name)
+        hint = f", such as {near}" if len(near) > 1 else ""
+        raise SettingsError(
+            f"{name!r} cannot be a task's name; use small letters and digits in words joined by single hyphens, "
+            f"a letter first, at most {_LONGEST} characters{hint}"
+        )
+    if taken := _taken_by(name):
+        raise SettingsError(f"{name!r} cannot be a task's name, since it is {taken}; choose another, such as my-{name}")
+
+
+def _nearest(name: str) -> str:
+    """The name without what may not be in it; empty where nothing is left."""
+    words = re.findall("[a-z0-9]+", name.lower())
+    return "-".join(words).lstrip("-0123456789")[:_LONGEST].rstrip("-")
+
+
+def _taken_by(name: str) -> str | None:
+    """What else has the name, or None."""
+    module = module_name(name)
+    if keyword.iskeyword(module):
+        return "a keyword of Python"
+    if module in sys.stdlib_module_names:
+        return "a module of Python's standard library"
+    if module in _TAKEN_IN_THE_PACKAGE:
+        return "a file of the package's own"
+    for entry in list_tasks():
+        if entry.name == name:
+            return f"a task already, of {entry.distribution} {entry.version}"
+    if name in family_tasks():
+        return "a task already"
+    if _is_importable(module):
+        return f"an installed module, {module}"
+    return "an installed distribution" if _is_installed(name) else None
+
+
+def _is_importable(module: str) -> bool:
+    spec = importlib.util.find_spec(module)
+    return spec is not None and spec.origin is not None  # without one: any directory of that name
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True

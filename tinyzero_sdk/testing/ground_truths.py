@@ -1,0 +1,123 @@
+"""Ground truths with other numbers, whatever their form: any JSON.
+
+Whether a task has such a problem is not known here: who uses one asks the task to solve it.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tinyzero_sdk.records import Json
+from tinyzero_sdk.testing.grammar import Choose
+
+Path = tuple[Any, ...]
+"""The keys that lead to a value."""
+
+_SMALL = tuple(range(1, 13))
+_ROUND = (1, 2, 10, 100, 1000)
+
+
+def numbers_in(truth: Json) -> list[str]:
+    """The numbers that a ground truth names, as they stand there."""
+    return re.findall(r"[0-9]+(?:\.[0-9]+)?", json.dumps(truth))[:100]
+
+
+def integers(value: Json, path: Path = ()) -> Iterator[tuple[Path, int]]:
+    """The whole numbers that stand in a ground truth, each with its path; a bare number is none."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if path:
+            yield path, value
+        return
+    for key, entry in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from integers(entry, (*path, key))
+
+
+def entries(truth: Json) -> Iterator[tuple[Path, int]]:
+    """Those of them that stand in a list with others."""
+    for path, number in integers(truth):
+        holder = _get(truth, path[:-1])
+        if isinstance(holder, list) and len(holder) > 1:
+            yield path, number
+
+
+def with_number(truth: Json, path: Path, number: int) -> Json:
+    """A ground truth with another number there."""
+    truth = _copy(truth)
+    _get(truth, path[:-1])[path[-1]] = number
+    return truth
+
+
+def without(truth: Json, path: Path) -> Json:
+    """A ground truth without the entry there."""
+    truth = _copy(truth)
+    del _get(truth, path[:-1])[path[-1]]
+    return truth
+
+
+def redraw(truth: Json, choose: Choose) -> Json:
+    """A ground truth with other numbers: small or round ones, and the same ones twice, where wrong answers hit often.
+
+    Example:
+        >>> redraw({"target": 24, "numbers": [3, 8, 1]}, lambda count: 0)
+        {'target': 24, 'numbers': [24, 24]}
+    """
+    truth = _copy(truth)
+    numbers = _ROUND if choose(2) else _SMALL
+    for longer in [value for value in _values(truth) if isinstance(value, list)]:
+        if len(longer) > 2 and choose(3) == 0:
+            del longer[choose(len(longer))]
+    paths = [path for path, _ in integers(truth)]
+    for path in paths:
+        kind = choose(4)
+        if kind == 0:
+            _get(truth, path[:-1])[path[-1]] = _get(truth, paths[choose(len(paths))])
+        elif kind < 3:
+            _get(truth, path[:-1])[path[-1]] = numbers[choose(len(numbers))]
+    return truth
+
+
+def nudge(truth: Json, choose: Choose) -> Json:
+    """A ground truth with one or two of its numbers changed, or an entry of a list gone.
+
+    Example:
+        >>> nudge({"target": 24, "numbers": [3, 8, 1]}, lambda count: 1)
+        {'target': 24, 'numbers': [1, 8, 1]}
+    """
+    for _ in range(1 + choose(2)):
+        places = list(integers(truth))
+        if not places:
+            return truth
+        path, value = places[choose(len(places))]
+        if any(path == entry for entry, _ in entries(truth)) and choose(7) == 0:
+            truth = without(truth, path)
+            continue
+        near = (1, 1, 2, value + 1, value - 1, value // 2, 10 * value, 99, 1000)
+        chosen = near[choose(len(near))] if choose(2) else places[choose(len(places))][1]
+        truth = with_number(truth, path, max(chosen, 1) if value > 0 else chosen)
+    return truth
+
+
+def fit(truth: Json, answer: str, value: int, choose: Choose) -> Json | None:
+    """The ground truth with `value` in the place of a number that the answer does not name; None where it names all."""
+    named = set(re.findall(r"[0-9]+", answer))
+    paths = [path for path, number in integers(truth) if str(number) not in named]
+    return with_number(truth, paths[choose(len(paths))], value) if paths else None
+
+
+def _copy(truth: Json) -> Json:
+    copied: Json = json.loads(json.dumps(truth))
+    return copied
+
+
+def _values(value: Json) -> Iterator[Json]:
+    """A value, and all that it holds."""
+    yield value
+    for entry in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _values(entry)
+
+
+def _get(value: Json, path: Path) -> Any:
+    for key in path:
+        value = value[key]
+    return value

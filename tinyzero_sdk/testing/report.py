@@ -1,0 +1,228 @@
+"""What came of checking a task: a result for each law, as text and as JSON, with the command that replays a failure."""
+
+import json
+import os
+import re
+import shlex
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tinyzero_sdk.cases import Case, parse_case
+from tinyzero_sdk.records import Json
+from tinyzero_sdk.task import Task
+from tinyzero_sdk.testing.law import Failure, Law
+from tinyzero_sdk.testing.samples import Sample
+
+Status = Literal["kept", "broken", "waived", "not checked"]
+
+MOST_SHOWN = 240
+"""Characters of a completion that are shown."""
+
+_MOST_INLINE = 1500  # characters of a case in a command; a longer one is found again by the seed
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of one law."""
+
+    law: Law
+    """Which one."""
+
+    status: Status
+    """Whether the task keeps it."""
+
+    tried: int
+    """How many completions or items were judged."""
+
+    seconds: float
+    """How long that took."""
+
+    why: str = ""
+    """The task's reason for a waiver, or what keeps the law from being checked."""
+
+    failure: Failure | None = None
+    """How it is broken, also where that is waived."""
+
+    case: Case | None = None
+    """The failing completion as a labelled case, where it is known whether it is right."""
+
+    replay: str = ""
+    """The command that shows the failure again."""
+
+    @property
+    def is_needless_waiver(self) -> bool:
+        """The law is waived, and the task keeps it."""
+        return self.status == "waived" and self.failure is None
+
+    def tell(self) -> str:
+        """The failure in full, for a terminal of 80 columns; nothing where there is none."""
+        if self.failure is None:
+            return ""
+        facts: list[tuple[str, str]] = []
+        sample = self.failure.sample
+        if sample is not None:
+            facts.append(("completion", show_text(sample.completion)))
+            facts += [("", f"({sample.note})")] if sample.note else []
+            facts.append(("ground truth", show_truth(sample.ground_truth)))
+        facts += [("got", self.failure.got), ("expected", self.failure.expected)]
+        head = [_wrap(f"{self.law.name}: {self.law.text}", ""), _wrap(self.law.reason, "")]
+        return "\n".join([*head, "", *(_wrap(text, f"  {name:14}") for name, text in facts), "", f"  {self.replay}"])
+
+
+def _wrap(text: str, start: str) -> str:
+    """`text` in lines of at most 79 columns, after `start` and then indented as far; words are never cut."""
+    return textwrap.fill(
+        " ".join(text.split("\n")),
+        79,
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of all laws."""
+
+    task: str
+    """The task's name."""
+
+    version: str
+    """Its version."""
+
+    seed: int
+    """The seed of all choices."""
+
+    results: tuple[Result, ...]
+    """One for each law, in the order of checking."""
+
+    @property
+    def passed(self) -> bool:
+        """No law is broken that is not waived."""
+        return not self.broken
+
+    @property
+    def broken(self) -> list[Result]:
+        """The laws that are broken and not waived."""
+        return [result for result in self.results if result.status == "broken"]
+
+    def __getitem__(self, name: str) -> Result:
+        return next(result for result in self.results if result.law.name == name)
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as plain JSON; lone surrogates stand in it as they are."""
+        return {
+            "task": self.task,
+            "version": self.version,
+            "seed": self.seed,
+            "passed": self.passed,
+            "laws": [_as_json(result) for result in self.results],
+        }
+
+
+def _as_json(result: Result) -> dict[str, Any]:
+    return {
+        "law": result.law.name,
+        "status": result.status,
+        "tried": result.tried,
+        "seconds": round(result.seconds, 3),
+        "why": result.why,
+        "failure": asdict(result.failure) if result.failure else None,
+        "replay": result.replay,
+    }
+
+
+def show_text(text: str) -> str:
+    """A completion as a Python expression in ASCII: nothing that a terminal would hide or obey, and runs as products.
+
+    Example:
+        >>> print(show_text("<answer>1\\u200b" + "(" * 5000 + "</answer>\\n"))
+        '<answer>1\\u200b' + '(' * 5000 + '</answer>\\n'
+    """
+    if len(ascii(text)) <= MOST_SHOWN:
+        return ascii(text)
+    pieces, done = [], 0
+    for run in _RUN.finditer(text):
+        pieces += [_elide(text[done : run.start()])] if run.start() > done else []
+        pieces.append(f"{run[1]!a} * {len(run[0]) // len(run[1])}")
+        done = run.end()
+    pieces += [_elide(text[done:])] if done < len(text) else []
+    shown = " + ".join(pieces)
+    return shown if len(shown) <= 3 * MOST_SHOWN else f"{shown[:MOST_SHOWN]} … ({len(text):,} characters)"
+
+
+_RUN = re.compile(r"(.{1,40}?)\1{7,}", re.DOTALL)
+
+
+def _elide(text: str) -> str:
+    shown = ascii(text)
+    return shown if len(shown) <= MOST_SHOWN else f"{shown[: MOST_SHOWN // 2]} … {shown[-MOST_SHOWN // 4 :]}"
+
+
+def show_truth(truth: Any) -> str:
+    """A ground truth as JSON, the end of a long one left out."""
+    shown = json.dumps(truth, default=repr)
+    return shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]} …"
+
+
+def replay_command(task: Task, law: Law, failure: Failure, *, seed: int, examples: int) -> str:
+    """What to type to see a failure again: by its completion, or by the seed where that is too long, or missing."""
+    by_seed = ["--seed", str(seed), "--examples", str(examples)]
+    sample = failure.sample
+    if sample is None or law.problem is None:
+        return check_command(task, law.name, by_seed)
+    return check_command(task, law.name, replay_words(replace(sample, right=bool(sample.right))) or by_seed)
+
+
+def check_command(task: Task, law: str, words: Sequence[str]) -> str:
+    """What to type to check a task, with its options, by one law."""
+    start = ["tinyzero", "check", _shown_source(task.source), *_option_words(task)]
+    unsafe = ["--allow-unsafe-scorers"] if task.info.unsafe_scorer else []
+    return shlex.join([*start, *unsafe, "--law", law, *words])
+
+
+def replay_words(sample: Sample) -> list[str]:
+    """What to type for one completion, without a label where nobody knows it; nothing where it is too long."""
+    case: dict[str, Json] = {"completion": sample.completion, "ground_truth": sample.ground_truth}
+    if sample.right is not None:
+        case["correct"] = sample.right
+    inline = json.dumps(case)
+    return ["--replay", inline] if len(inline) <= _MOST_INLINE else []
+
+
+def parse_replay(text: str) -> Sample:
+    """The completion of `--replay`: a labelled case, or one without its label.
+
+    Raises:
+        DataError: it is none.
+    """
+    try:
+        row = json.loads(text)
+        has_label = not isinstance(row, dict) or "correct" in row
+    except (ValueError, RecursionError):
+        has_label = True  # parse_case says what is wrong
+    case = parse_case(text if has_label else json.dumps({**row, "correct": False}), "--replay")
+    return Sample(case.completion, case.ground_truth, case.note, right=case.correct if has_label else None)
+
+
+def as_case(sample: Sample, *, right: bool, note: str) -> Case:
+    """A sample as a labelled case."""
+    return Case(sample.completion, sample.ground_truth, right, note)
+
+
+def _shown_source(source: str) -> str:
+    if not source.endswith(".py"):
+        return source
+    relative = os.path.relpath(source)
+    return source if relative.startswith("..") else str(Path(".", relative)) if os.sep in relative else f"./{relative}"
+
+
+def _option_words(task: Task) -> Sequence[str]:
+    words = []
+    for key, value in task.option_values.items():
+        words.append(f"task.{key}={value if isinstance(value, str) else json.dumps(value)}")
+    return words

@@ -1,0 +1,146 @@
+"""Models on this machine, for `tinyzero eval`: what the user asked for as a plan, and the sampler that carries it out.
+
+The command itself, its output file and the scoring belong to the SDK. No torch before a model is opened.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tinyzero_sdk import Completion, Task, load_task
+from tinyzero_sdk.evaluation import EvaluationPlan, EvaluationRequest, Keep, Problem, Sampler
+from tinyzero_sdk.records import Json
+from tinyzero_sdk.seeds import derive_seed
+from tinyzero_trainer.config import TrainConfig
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from tinyzero_trainer.rollout import SamplingParams
+
+
+class LocalModels:
+    """See `tinyzero_sdk.evaluation.LocalModels`."""
+
+    def plan(self, request: EvaluationRequest) -> EvaluationPlan:
+        """How to evaluate a model of transformers', or the tiny one that comes with the trainer.
+
+        Raises:
+            SettingsError: a setting is unknown, has no effect here, or does not fit.
+        """
+        from tinyzero_trainer.commands import TINY_MODEL, calm_threads
+        from tinyzero_trainer.configure import evaluation_config, gather
+
+        flags = {
+            "run.task": request.task,
+            "run.seed": request.seed,
+            "model.path": request.model,
+            "data.template": request.template,
+            "data.test_share": request.test_share,
+            "eval.size": request.size,
+            "rollout.max_tokens": request.max_tokens,
+        }
+        config = evaluation_config(gather(TrainConfig, flags, request.words))
+        task = load_task(
+            config.run.task,
+            options=config.task,
+            wrappers=config.run.wrappers,
+            allow_unsafe_scorers=request.allow_unsafe_scorers,
+        )
+        calm_threads()
+        return EvaluationPlan(
+            task=task,
+            model=config.model.path or TINY_MODEL,
+            opener=lambda: _open(config, task, request),
+            size=config.eval.size,
+            test_share=config.data.test_share,
+            split=request.split,
+            samples=request.samples,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            max_tokens=config.rollout.max_tokens,
+            seed=config.run.seed,
+            workers=config.reward.workers,
+            time_limit=config.reward.time_limit,
+            memory_limit_gb=config.reward.memory_limit_gb,
+        )
+
+    def key_help(self) -> "Iterable[RenderableType]":
+        """The keys of the configuration that bear on an evaluation."""
+        from tinyzero_trainer.configure import EVALUATION_KEYS, key_help
+
+        return key_help(TrainConfig, only=EVALUATION_KEYS)
+
+
+@contextmanager
+def _open(config: TrainConfig, task: Task, request: EvaluationRequest) -> Iterator[Sampler]:
+    from tinyzero_trainer.display import Display
+
+    with Display() as display:
+        display.phase("loading PyTorch")
+        from tinyzero_trainer.rollout import SamplingParams
+
+        display.phase("loading the model")
+        params = SamplingParams(config.rollout.max_tokens, request.temperature, request.top_p)
+        sampler = LocalSampler(config, task, params, samples=request.samples)
+    yield sampler
+
+
+class LocalSampler:
+    """See `tinyzero_sdk.evaluation.Sampler`.
+
+    Problems are taken in groups, each with a seed of its own, so that an evaluation that goes on gives what one that
+    was never stopped gives.
+    """
+
+    def __init__(self, config: TrainConfig, task: Task, params: "SamplingParams", *, samples: int) -> None:
+        """
+        Args:
+            config: names the model and its device; of `run.seed` the sampling derives.
+            task: whose prompts are worded.
+            params: how to draw.
+            samples: completions of each problem.
+        """
+        from tinyzero_trainer.models import choose_device, load_model
+        from tinyzero_trainer.prompts import PromptSource
+        from tinyzero_trainer.rollout import TorchEngine
+
+        self._model = load_model(config.model.path, choose_device(config.run.device))
+        self._engine = TorchEngine(
+            self._model.model,
+            eos_ids=self._model.eos_ids,
+            pad_id=self._model.pad_id,
+            max_sequences=config.rollout.max_sequences,
+        )
+        self._prompts = PromptSource(task, self._model.tokenizer, config.data)
+        self._params, self._samples, self._seed = params, samples, config.run.seed
+        self._at_a_time = max(1, config.rollout.max_sequences // samples)
+        self.template = self._prompts.template
+        # What a problem's draw depends on beside its own seed: which others are drawn with it.
+        self.settings: Mapping[str, Json] = {"max_sequences": config.rollout.max_sequences}
+
+    def sample(self, problems: Sequence[Problem], keep: Keep, advance: Callable[[int], None]) -> None:
+        """See `Sampler`.
+
+        Raises:
+            ModelError: a prompt and the longest completion do not fit into the model's context.
+        """
+        for start in range(0, len(problems), self._at_a_time):
+            group = problems[start : start + self._at_a_time]
+            if any(problem.missing for problem in group):
+                self._sample_group(group, derive_seed("evaluation", self._seed, start), keep, advance)
+
+    def _sample_group(self, group: Sequence[Problem], seed: int, keep: Keep, advance: Callable[[int], None]) -> None:
+        from tinyzero_trainer.roles import check_context
+
+        prompts = [self._prompts.word(problem.item) for problem in group]
+        check_context(self._model, prompts, self._params.max_tokens)
+        rollouts = self._engine.generate(
+            [prompt.token_ids for prompt in prompts], self._samples, self._params, seed=seed, on_progress=advance
+        )
+        for problem, drawn in zip(group, rollouts, strict=True):
+            texts = self._model.tokenizer.batch_decode(
+                [rollout.token_ids for rollout in drawn], skip_special_tokens=True
+            )
+            for sample, (text, rollout) in enumerate(zip(texts, drawn, strict=True)):
+                keep(problem, sample, Completion(text, len(rollout.token_ids), rollout.finished))
