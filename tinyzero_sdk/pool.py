@@ -213,6 +213,8 @@ class ScoringPool:
     def _bury(self, worker: "_Worker") -> list["_Job"]:
         """End a worker, give the answer it was at its score, and return the jobs that are still to do."""
         reason: Reason = "error" if worker.ended else "timeout"
+        # A closed socket is seen at once, and by then the worker may be at a later answer than the one that closed it.
+        caught = worker.process.has_ended() or (worker.job is not None and worker.job.careful)
         worker.process.kill()
         while worker.process.connection.poll() and self._receive(worker):
             pass  # what it had sent counts
@@ -223,13 +225,14 @@ class ScoringPool:
                 f"a scoring worker ended or hung while it loaded task {self._task_name!r}; messages above may tell why"
             )
         # Between our look and the kill a late worker may have gone on to another answer, which is not to blame.
-        if worker.job is not None and running is not None and (late or reason == "error"):
+        if worker.job is not None and running is not None and (late or (worker.ended and caught)):
             failed = Verdicts()
             failed.add(Score(0.0, False, reason))
             worker.job.owner.put(running, failed)
             self._useless = 0
             return worker.job.without(running)
-        self._useless += not worker.answered
+        if worker.job is None or worker.job.careful:
+            self._useless += not worker.answered
         if self._useless > _MAX_USELESS:
             raise BrokenTaskError(f"the scoring workers of task {self._task_name!r} keep dying between two answers")
         # An answer may have closed the socket, and all seems well until verdicts are to be sent: find out which.
