@@ -25,8 +25,11 @@ lint: $(READY)  ## ruff and mypy
 	@$(BIN)/python -m ruff format --check
 	@$(BIN)/python -m mypy
 
+# Beside modules without a figure, recipes and ablations: an hour each on two cores.
+NOT_IN_BENCH = common training recipes ablations
+
 bench: $(READY)  ## measure the figures of benchmarks/README.md on this machine
-	@for script in $(filter-out %/common.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
+	@for script in $(filter-out $(NOT_IN_BENCH:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
 
 clean:  ## remove the environment, builds and caches (not runs/)
 	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

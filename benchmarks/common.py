@@ -44,16 +44,24 @@ def print_machine(*distributions: str) -> None:
     print(", ".join(f"{name} {value}" for name, value in machine(*distributions).items()), end="\n\n", flush=True)
 
 
-def print_table(title: str, rows: Mapping[str, Mapping[str, str]]) -> None:
-    """Print a Markdown table.
+def table(title: str, rows: Mapping[str, Mapping[str, str]]) -> str:
+    """A Markdown table.
 
     Args:
         title: head of the first column, which names the rows.
         rows: by name, the cells by the head of their column; all rows have the same columns.
     """
     columns = list(next(iter(rows.values())))
-    table = Table(title, *columns, box=MARKDOWN)
+    drawn = Table(title, *columns, box=MARKDOWN)
     for name, cells in rows.items():
-        table.add_row(name, *(cells[column] for column in columns))
+        drawn.add_row(name, *(cells[column] for column in columns))
     # Never so narrow that a cell is broken; and cells as they stand, whatever brackets or colons they hold.
-    Console(width=1000, markup=False, emoji=False, highlight=False).print(table)
+    console = Console(width=1000, markup=False, emoji=False, highlight=False)
+    with console.capture() as capture:
+        console.print(drawn)
+    return "\n".join(line.rstrip() for line in capture.get().strip().splitlines()) + "\n"
+
+
+def print_table(title: str, rows: Mapping[str, Mapping[str, str]]) -> None:
+    """Print what `table` gives."""
+    print(table(title, rows), end="")

@@ -5,7 +5,7 @@ Also what a row says of its origin, and whether that fits the installed task. No
 
 import json
 from array import array
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -22,9 +22,14 @@ from tinyzero_sdk.records import Json
 from tinyzero_sdk.table import Row, fits_json, to_list, to_table
 from tinyzero_sdk.task import Task
 from tinyzero_sdk.wire import completion_of, ground_truth_of
+from tinyzero_sdk.wrappers import columns_needed
 
 Texts: TypeAlias = pa.Array | list[str]
 Truths: TypeAlias = pa.Array | list[Json]
+
+
+LENGTH_COLUMNS = ("token_count", "tokens")
+"""The first of these that a file has gives the number of tokens: as a number, or as a list of them."""
 
 
 class Stamp(NamedTuple):
@@ -121,7 +126,12 @@ def _pack(values: Texts | Truths, start: int, stop: int) -> Column:
 
 
 def read_outputs(
-    blocks: Iterable[Block], source: Path, judge: Judge, *, schema: pa.Schema | None = None, details: bool = False
+    blocks: Iterable[Block],
+    source: Path,
+    judge: Judge,
+    *,
+    schema: pa.Schema | None = None,
+    wrappers: Sequence[str] = (),
 ) -> Generator[OutputBatch, None, None]:
     """The rows of a file that can be scored, and with each batch the bad rows of its stretch.
 
@@ -130,13 +140,14 @@ def read_outputs(
         source: their file, for messages.
         judge: sees each origin once.
         schema: makes tables of blocks of rows; those that do not fit are bad.
-        details: whether to look for `token_count` and `finished`.
+        wrappers: score wrappers; with any, length and end of the completions are looked for.
 
     Raises:
         VersionMismatchError: the judge objects.
-        DataError: the file lacks the columns.
+        DataError: the file lacks the columns, or those that a wrapper needs.
     """
     seen: set[Origin] = set()
+    needed = columns_needed(wrappers)
     for block in blocks:
         batch = _from_rows(block, schema) if block.table is None else _from_table(block, source)
         for number, origin in _origins(block):
@@ -145,8 +156,11 @@ def read_outputs(
                 problem = judge(origin)
                 if problem is not None:
                     raise VersionMismatchError(f"{source}:{number}: {problem}")
-        if details:
+        if wrappers:
             batch.details = _details(block)
+            if len(batch):
+                _check_needed(block, source, needed)
+                needed = {}  # a single row may lack it still, and is then one that could not be scored
         yield batch
 
 
@@ -283,18 +297,37 @@ def _texts_or_none(values: pa.Array | Sequence[Json]) -> list[str | None]:
 
 def _details(block: Block) -> list[tuple[int | None, bool]] | None:
     """What the file says of length and end of the completions, for wrappers that shape by them."""
-    counts, ends = column(block, "token_count"), column(block, "finished")
+    counts, ends = _token_counts(block), column(block, "finished")
     if counts is None and ends is None:
         return None
     size = len(block.numbers)
     numbers, flags = ([None] * size if values is None else _cells(values) for values in (counts, ends))
-    return [
-        (number if type(number) is int else None, flag is not False)
-        for number, flag in zip(numbers, flags, strict=True)
-    ]
+    return [(number, flag is not False) for number, flag in zip(numbers, flags, strict=True)]
 
 
-def _cells(values: pa.Array | list[Json]) -> list[Any]:
+def _token_counts(block: Block) -> list[int | None] | None:
+    """[n] numbers of tokens, by the first of `LENGTH_COLUMNS` with any; None where there is none."""
+    for name in LENGTH_COLUMNS:
+        values = column(block, name)
+        cells = [] if values is None else _cells(values)
+        counts = [len(cell) if isinstance(cell, list) else cell for cell in cells]
+        if any(type(count) is int for count in counts):
+            return [count if type(count) is int else None for count in counts]
+    return None
+
+
+def _check_needed(block: Block, source: Path, needed: Mapping[str, str]) -> None:
+    """Refuse a file without what a wrapper needs."""
+    for name, wrapper in needed.items():
+        values = _token_counts(block) if name == "token_count" else column(block, name)
+        if values is None or all(cell is None for cell in _cells(values)):
+            raise DataError(
+                f"{source} has no {name}, which the score wrapper {wrapper!r} needs; add that column, or leave the "
+                "wrapper out"
+            )
+
+
+def _cells(values: pa.Array | Sequence[Any]) -> Sequence[Any]:
     return to_list(values) if isinstance(values, pa.Array) else values
 
 

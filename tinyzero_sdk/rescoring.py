@@ -3,6 +3,8 @@
 The old verdicts are those in the file; nothing of the old version is run.
 """
 
+import json
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -208,9 +210,10 @@ def judge_for_rescoring(task: Task) -> Judge:
         first.append(old)
         if old.task != now.task:
             return f"the row was scored by task {old.task}, and this is {now.task}{_CURE}"
-        if (old.task_options, old.task_wrappers) != (now.task_options, now.task_wrappers):
-            ours = f"{now.task_options} {now.task_wrappers}"
-            return f"the row was scored with {old.task_options} {old.task_wrappers}, and this is {ours}{_CURE}"
+        if old.task_options != now.task_options:
+            return f"the row was scored with {old.task_options}, and this is {now.task_options}{_CURE}"
+        if old.task_wrappers != now.task_wrappers:
+            return f"the row was scored with {_typed(old)}, and this is with {_typed(now)}{_CURE}"
         if old != first[0]:
             return f"rows were scored by {old.task} {old.task_version} and by {first[0].task_version}{_CURE}"
         if origin.data_version and origin.data_version not in (old.task_version, now.task_version):
@@ -219,6 +222,15 @@ def judge_for_rescoring(task: Task) -> Judge:
         return None
 
     return judge
+
+
+def _typed(stamp: Stamp) -> str:
+    """The wrappers of a stamp as one types them."""
+    try:
+        specs = json.loads(stamp.task_wrappers or "[]")
+        return " ".join(f"--wrapper {shlex.quote(spec)}" for spec in specs) or "no wrapper"
+    except (ValueError, TypeError):  # no column of ours
+        return stamp.task_wrappers
 
 
 _CURE = "; like is compared with like only; compare all the same with --allow-version-mismatch"

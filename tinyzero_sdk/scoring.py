@@ -208,7 +208,7 @@ def scored_batches(
                 memory_limit_gb=limits.memory_limit_gb,
             )
         )
-        batches = read_outputs(reader.read(source), source, judge, schema=schema, details=bool(task.wrappers))
+        batches = read_outputs(reader.read(source), source, judge, schema=schema, wrappers=task.wrappers)
         if reader.gives_tables(source):  # Arrow works without the interpreter's lock; Python would only wait for it
             batches = stack.enter_context(closing(_ahead(batches)))
         stream = stack.enter_context(closing(pool.stream(batches)))

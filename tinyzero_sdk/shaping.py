@@ -1,13 +1,14 @@
 """Score wrappers that shape a reward: by form, by length, by repetition. For any task, in training and offline.
 
-They change `value` and `masked`, never `correct`; what the task itself gave stays in `parts["task"]`.
+They change `value` and `masked`, never `correct`; what the task itself gave stays in `parts["task"]`. `needs` names the
+columns of an outputs file that one cannot do without.
 """
 
 import math
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt
 
@@ -51,6 +52,8 @@ class CosineLength:
     exceeded: float = -10.0
     """Reward at or over the limit."""
 
+    needs: ClassVar = ("token_count",)
+
     @hookimpl(wrapper=True)
     def score_completion(self, completion: Completion) -> Shaping:
         score = yield
@@ -69,23 +72,28 @@ class SoftOverlong:
     limit: Annotated[int, Gt(0)]
     """L_max, in tokens: from here on the penalty is 1."""
 
-    buffer: Annotated[int, Gt(0)]
-    """L_cache: over so many tokens before the limit the penalty rises from 0."""
+    buffer: Annotated[int, Gt(0)] | None = None
+    """L_cache: over so many tokens before the limit the penalty rises from 0; none = a fifth of it, as in the paper."""
+
+    needs: ClassVar = ("token_count",)
 
     def __post_init__(self) -> None:
-        if self.buffer > self.limit:
+        if self.buffer is not None and self.buffer > self.limit:
             raise ValueError(f"buffer={self.buffer} is more than limit={self.limit}")
 
     @hookimpl(wrapper=True)
     def score_completion(self, completion: Completion) -> Shaping:
         score = yield
-        excess = _tokens(completion, "overlong") - (self.limit - self.buffer)
-        return _add(score, "overlong", -min(1.0, max(0.0, excess / self.buffer)))
+        buffer = self.buffer or max(1, self.limit // 5)
+        excess = _tokens(completion, "overlong") - (self.limit - buffer)
+        return _add(score, "overlong", -min(1.0, max(0.0, excess / buffer)))
 
 
 @dataclass(frozen=True)
 class MaskTruncated:
     """`mask_truncated`: completions that were cut off are left out of the loss (arXiv 2503.14476, §3.4)."""
+
+    needs: ClassVar = ("finished",)
 
     @hookimpl(wrapper=True)
     def score_completion(self, completion: Completion) -> Shaping:

@@ -24,14 +24,11 @@ from tinyzero_sdk.estimators import (
     standard_error,
 )
 from tinyzero_sdk.hashing import hash_array, hash_numbers, hash_values
-from tinyzero_sdk.outputs import OutputBatch, column
+from tinyzero_sdk.outputs import LENGTH_COLUMNS, OutputBatch, column
 from tinyzero_sdk.records import REASONS, Json
 
 PROMPT_COLUMNS = ("extra_info.key", "prompt", "extra_info.index")
 """Where two rows agree in the first of these that a file has, they are completions of one prompt."""
-
-LENGTH_COLUMNS = ("token_count", "tokens")
-"""The first of these gives the number of tokens: as a number, or as a list of them."""
 
 MOST_DRAWN = 1024
 """The greatest k of the figures at k."""

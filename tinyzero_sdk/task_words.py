@@ -9,8 +9,10 @@ from tinyzero_sdk.settings import parse_words, unknown_key_message
 from tinyzero_sdk.task import Task
 
 
-def open_task(name: str, words: Sequence[str] | None, *, allow_unsafe_scorers: bool = False) -> Task:
-    """The task, with its options from `task.KEY=VALUE` words.
+def open_task(
+    name: str, words: Sequence[str] | None, *, wrappers: Sequence[str] = (), allow_unsafe_scorers: bool = False
+) -> Task:
+    """The task, with its options from `task.KEY=VALUE` words, and score wrappers around it, innermost first.
 
     Raises:
         SettingsError: a word is none of these.
@@ -20,7 +22,7 @@ def open_task(name: str, words: Sequence[str] | None, *, allow_unsafe_scorers: b
     options = tree.pop("task", {})
     if tree or not isinstance(options, dict):
         raise SettingsError(unknown_key_message(next(iter(tree), "task"), ["task.KEY"]))
-    return load_task(name, options=options, allow_unsafe_scorers=allow_unsafe_scorers)
+    return load_task(name, options=options, wrappers=wrappers, allow_unsafe_scorers=allow_unsafe_scorers)
 
 
 def open_task_line(line: str, *, allow_unsafe_scorers: bool = False) -> Task:

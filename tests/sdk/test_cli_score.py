@@ -268,3 +268,75 @@ def test_unknown_format_is_one_line(run: Run, write_task: Callable[..., str], tm
     code, _, err = run("score", tmp_path, "-t", write_task(), "-o", tmp_path / "o.jsonl", "--format", "lm_eval")
     assert code == 2
     assert err.startswith("error: no format 'lm_eval'; did you mean lm-eval?")
+
+
+LENGTHS = {"a": (20, True), "b": (60, True), "c": (100, False)}
+
+
+def with_lengths(path: Path, **columns: str) -> Path:
+    """Right answers of three lengths, with what the file calls length and end."""
+    rows = []
+    for count, finished in LENGTHS.values():
+        values = {"count": count, "list": [1] * count, "end": finished}
+        rows.append(GOOD | {name: values[kind] for name, kind in columns.items()})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(("column", "kind"), [("token_count", "count"), ("tokens", "count"), ("tokens", "list")])
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_wrappers_shape_by_the_files_lengths_and_are_kept_with_the_verdicts(
+    run: Run, write_task: Callable[..., str], tmp_path: Path, column: str, kind: str, ending: str
+) -> None:
+    import pyarrow.json
+    import pyarrow.parquet
+
+    source, out = with_lengths(tmp_path / "in.jsonl", **{column: kind}), tmp_path / "out.jsonl"
+    if ending == "parquet":
+        pyarrow.parquet.write_table(pyarrow.json.read_json(source), source := tmp_path / "in.parquet")
+    task, wrapper = write_task(), "overlong(limit=100, buffer=80)"
+    code, shown, err = run("score", source, "-t", task, "-o", out, "--wrapper", wrapper, "--workers", 1)
+    assert (code, err) == (0, "")
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["score"] for row in rows] == [1.0, 0.5, 0.0]
+    assert all(row["correct"] for row in rows)
+    assert json.loads(rows[0]["task_wrappers"]) == [wrapper]
+    assert "accuracy 100.0%" in shown
+    assert wrapper in shown
+    assert run("rescore", out, "-t", task, "--wrapper", wrapper, "--workers", 1)[0] == 0
+    code, _, err = run("rescore", out, "-t", task, "--workers", 1)
+    assert code == 2
+    assert f"the row was scored with --wrapper '{wrapper}', and this is with no wrapper" in err
+
+
+def test_wrappers_may_be_several_and_one_needs_to_know_the_end(
+    run: Run, write_task: Callable[..., str], tmp_path: Path
+) -> None:
+    source = with_lengths(tmp_path / "in.jsonl", token_count="count", finished="end")
+    words = ["score", source, "-t", write_task(), "-o", tmp_path / "out.jsonl", "--workers", 1]
+    code, _, _ = run(*words, "--wrapper", "cosine(limit=200)", "--wrapper", "format")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert code == 0
+    assert json.loads(rows[0]["task_wrappers"]) == ["cosine(limit=200)", "format"]
+    assert rows[0]["score"] > rows[1]["score"] > 1.0 > rows[2]["score"] == -10.0
+
+
+@pytest.mark.parametrize(
+    ("columns", "wrapper", "problem"),
+    [
+        ({}, "overlong(limit=9)", "has no token_count, which the score wrapper 'overlong' needs; add that column, or"),
+        ({"finished": "end"}, "cosine(limit=9)", "has no token_count, which the score wrapper 'cosine' needs"),
+        ({"token_count": "count"}, "mask_truncated", "has no finished, which the score wrapper 'mask_truncated' needs"),
+        ({"token_count": "count"}, "overlong", "the score wrapper 'overlong' needs limit: overlong(limit=…)"),
+        ({"token_count": "count"}, "overlon", "no score wrapper 'overlon'; did you mean 'overlong'?"),
+    ],
+)  # fmt: skip
+def test_what_a_wrapper_lacks_is_one_line(
+    run: Run, write_task: Callable[..., str], tmp_path: Path, columns: dict[str, str], wrapper: str, problem: str
+) -> None:
+    source = with_lengths(tmp_path / "in.jsonl", **columns)
+    code, out, err = run("score", source, "-t", write_task(), "-o", tmp_path / "o.jsonl", "--wrapper", wrapper)
+    assert (code, out) == (2, "")
+    assert problem in err
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "o.jsonl").exists()

@@ -130,7 +130,9 @@ def test_rare_changes_are_listed_among_very_many(
         ({"task_version": "0"}, None),  # versions are what is compared
         ({"task": "shout"}, "scored by task shout, and this is say"),
         ({"task_options": '{"a": 1}'}, 'scored with {"a": 1}'),
-        ({"task_wrappers": '["x"]'}, 'scored with {} ["x"], and this is {} []'),
+        ({"task_wrappers": '["f(a=1)"]'}, "scored with --wrapper 'f(a=1)', and this is with no wrapper;"),
+        ({"task_wrappers": "[1]"}, "scored with [1], and this is with no wrapper"),
+        ({"task_wrappers": "x"}, "scored with x, and this is with no wrapper"),
     ],
 )
 def test_like_is_compared_with_like(task: Task, changes: dict[str, str], problem: str | None) -> None:

@@ -1,6 +1,7 @@
 """Shaped rewards against their papers' formulas, through a task, as training and offline scoring see them."""
 
 import math
+import re
 from fractions import Fraction
 
 import pytest
@@ -29,6 +30,13 @@ def test_format_score_pays_a_wrong_answer_a_little(score, text, value) -> None:
     verdict = score("format", text)
     assert (verdict.value, verdict.correct) == (value, text == RIGHT)
     assert verdict.unshaped == float(text == RIGHT)
+
+
+@pytest.mark.parametrize(("partial", "value"), [("0.0", 0.1), ("0.04", 0.1), ("0.3", 0.3)])
+def test_format_score_is_what_a_wrong_answer_scores_at_least(write_task, partial: str, value: float) -> None:
+    source = f"@hookimpl\ndef score(answer): return tinyzero_sdk.Score({partial}, False)"
+    task = load_task(write_task(score=f"import tinyzero_sdk\n{source}"), wrappers=["format"])
+    assert task.score_completion(WRONG, 7).value == pytest.approx(value)
 
 
 @pytest.mark.parametrize("length", [0, 1, 37, 50, 99])
@@ -63,6 +71,24 @@ def test_overlong_is_the_papers_formula(length: int) -> None:
         shaping.send(Score(1.0, True))
     expected = 0 if length <= 80 else Fraction(80 - length, 20) if length <= 100 else -1
     assert end.value.value.value == pytest.approx(1 + float(expected))
+
+
+@given(st.integers(1, 200))
+def test_overlongs_buffer_is_a_fifth_of_the_limit(limit: int) -> None:
+    from tinyzero_sdk.wrappers import make_wrapper
+
+    assert _shaped(make_wrapper(f"overlong(limit={limit})"), limit - max(1, limit // 5)) == 1.0
+    assert _shaped(make_wrapper(f"overlong(limit={limit})"), limit) == 0.0
+
+
+def _shaped(wrapper, length: int) -> float:
+    from tinyzero_sdk.records import Score
+
+    shaping = wrapper.score_completion(Completion("", length))
+    next(shaping)
+    with pytest.raises(StopIteration) as end:
+        shaping.send(Score(1.0, True))
+    return end.value.value.value
 
 
 def test_truncated_completions_are_masked(score) -> None:
@@ -105,7 +131,7 @@ def test_without_token_counts_a_length_wrapper_says_so(write_task) -> None:
     ("spec", "message"),
     [
         ("cosin(limit=1)", "did you mean 'cosine'"),
-        ("cosine", "limit"),
+        ("cosine", "the score wrapper 'cosine' needs limit: cosine(limit=…); in a run it is rollout.max_tokens"),
         ("cosine(limit=0)", "cosine.limit: got 0"),
         ("cosine(limits=1)", "unknown key 'cosine.limits'"),
         ("cosine(limit=)", "cannot read the settings"),
@@ -115,5 +141,5 @@ def test_without_token_counts_a_length_wrapper_says_so(write_task) -> None:
     ],
 )
 def test_a_mistake_is_one_line(write_task, spec: str, message: str) -> None:
-    with pytest.raises(SettingsError, match=message.replace("(", r"\(")):
+    with pytest.raises(SettingsError, match=re.escape(message)):
         load_task(write_task(), wrappers=[spec])

@@ -1,9 +1,12 @@
+from itertools import pairwise
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.batching import micro_batches, mini_batch_rows
+from tinyzero_trainer.batching import Layout, micro_batches, mini_batch_rows
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 
 CPU = torch.device("cpu")
@@ -31,21 +34,38 @@ def test_mini_batches_cover_every_row_once_in_whole_groups(prompts: int, samples
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=20),
     st.integers(1, 120),
+    st.sampled_from(["padded", "packed"]),
 )
-def test_micro_batches_hold_every_token_once_within_the_budget(shapes: list[tuple[int, int]], budget: int) -> None:
+def test_micro_batches_hold_every_token_once_within_the_budget(
+    shapes: list[tuple[int, int]], budget: int, layout: Layout
+) -> None:
     samples = [make_sample(prompt, completion) for prompt, completion in shapes]
-    batches = list(micro_batches(samples, token_budget=budget, pad_id=0, device=CPU))
+    batches = list(micro_batches(samples, token_budget=budget, pad_id=0, device=CPU, layout=layout))
     assert sorted(row for batch in batches for row in batch.rows) == list(range(len(samples)))
     for batch in batches:
         targets = [token for row in batch.rows for token in samples[row].rollout.token_ids]
         assert batch.targets.tolist() == targets
         assert batch.lengths.tolist() == [len(samples[row].rollout.token_ids) for row in batch.rows]
-    assert all(batch.tokens.numel() <= budget or len(batch.tokens) == 1 for batch in batches)
+    assert all(batch.tokens.numel() <= budget or len(batch.rows) == 1 for batch in batches)
+    if layout == "packed":
+        assert sum(batch.tokens.numel() for batch in batches) == sum(map(sum, shapes))  # nothing is filled up
+        for batch, following in pairwise(batches):  # none was closed too early
+            assert batch.tokens.numel() + sum(shapes[following.rows[0]]) > budget
 
 
-def test_each_position_that_counts_predicts_its_target() -> None:
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_each_position_that_counts_predicts_its_target(layout: Layout) -> None:
     samples = [make_sample(3, 2), make_sample(1, 5)]
-    (batch,) = micro_batches(samples, token_budget=1000, pad_id=0, device=CPU)
+    (batch,) = micro_batches(samples, token_budget=1000, pad_id=0, device=CPU, layout=layout)
     following = torch.roll(batch.tokens, -1, dims=1)
     assert torch.equal(following[batch.predicts], batch.targets)
-    assert batch.mask.sum().item() == 3 + 2 + 1 + 5
+    assert (batch.tokens.numel() if batch.mask is None else batch.mask.sum().item()) == 3 + 2 + 1 + 5
+
+
+def test_packed_positions_begin_anew_with_each_sequence() -> None:
+    samples = [make_sample(1, 1), make_sample(2, 2), make_sample(1, 2)]
+    (batch,) = micro_batches(samples, token_budget=1000, pad_id=0, device=CPU, layout="packed")
+    assert batch.rows == [1, 2, 0]
+    assert batch.positions is not None
+    assert batch.positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 1]]
+    assert batch.tokens.tolist() == [[100, 101, 200, 201, 100, 200, 201, 100, 200]]

@@ -28,6 +28,7 @@ from tinyzero_trainer.configure import (
     resume_config,
 )
 from tinyzero_trainer.interrupts import Interrupted
+from tinyzero_trainer.layers import put_together
 
 ROOT = Path(__file__).parents[2]
 KEYS = [field.key for field in describe(TrainConfig)]
@@ -61,9 +62,9 @@ def test_later_wins_of_defaults_preset_file_and_words(tmp_path, built_in_preset)
     config = make_config(said("rollout.top_k=3", file=file))
     assert (config.rollout.temperature, config.rollout.max_tokens, config.rollout.top_k) == (0.7, 128, 3)
     assert config.task == {"numbers": [3]}
-    assert configure.suiting_words(said("rollout.top_k=3")) == [
-        "rollout.max_tokens=64", "rollout.temperature=0.7", "task.numbers=[3]",
-    ]  # fmt: skip
+    assert put_together(said("rollout.top_k=3")).suited == {
+        "rollout.max_tokens": 64, "rollout.temperature": 0.7, "task.numbers": [3],
+    }  # fmt: skip
 
 
 def test_another_model_is_not_given_what_suits_the_tiny_one(built_in_preset):
@@ -162,6 +163,47 @@ def test_resuming_refuses_to_learn_something_else(run, word, message):
     with pytest.raises(SettingsError) as caught:
         resume_config(run, said(word))
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("words", "ends"),
+    [
+        (["optimizer.schedule=cosine"], "optimizer.schedule=cosine ends"),
+        (["rollout.final_temperature=0.6"], "rollout.final_temperature=0.6 ends"),
+        (["algorithm.kl_coefficient=0.1", "algorithm.final_kl_coefficient=0.0"], "algorithm.final_kl_coefficient=0.0"),
+        (["optimizer.schedule=linear", "rollout.final_temperature=0.6"], "optimizer.schedule=linear and rollout.fi"),
+        (["optimizer.warmup_steps=3"], None),
+        ([], None),
+    ],
+)  # fmt: skip
+def test_more_steps_are_refused_where_a_schedule_would_jump(tmp_path, words, ends):
+    config = make_config(said("run.steps=50", *words, task="countdown"))
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)))
+    assert resume_config(tmp_path, said("run.steps=50")) == dataclasses.replace(
+        config, run=dataclasses.replace(config.run, output=str(tmp_path))
+    )
+    if ends is None:
+        assert resume_config(tmp_path, said("run.steps=80")).run.steps == 80
+        return
+    with pytest.raises(SettingsError) as caught:
+        resume_config(tmp_path, said("run.steps=80"))
+    assert f"--resume cannot raise run.steps=50, where {ends}" in str(caught.value)
+
+
+def test_resuming_leaves_out_what_a_change_leaves_without_effect(tmp_path):
+    config = make_config(said("eval.during_size=64", "log.rollouts_count=3", task="countdown"))
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)))
+    resumed = resume_config(tmp_path, said("eval.every=0"))
+    assert (resumed.eval.every, resumed.eval.during_size, resumed.log.rollouts_count) == (0, 256, 3)
+    with pytest.raises(SettingsError, match=r"eval\.during_size=32 has no effect: eval\.every=0"):
+        resume_config(tmp_path, said("eval.every=0", "eval.during_size=32"))
+
+
+def test_resuming_names_the_change_and_not_what_it_would_leave_without_effect(tmp_path):
+    config = make_config(said("algorithm.kl_coefficient=0.1", "algorithm.kl_estimator=exact", task="countdown"))
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)))
+    with pytest.raises(SettingsError, match=r"--resume cannot change algorithm\.kl_coefficient from 0\.1 to 0\.0"):
+        resume_config(tmp_path, said("algorithm.kl_coefficient=0.0"))
 
 
 def test_resuming_where_there_is_no_run_is_one_line(tmp_path):
@@ -293,6 +335,23 @@ def test_train_passes_the_configuration_on_and_says_at_once_what_it_does(capsys,
     assert told.splitlines() == [
         f"training the tiny model that comes with the trainer on countdown in {output}",
         "with settings that suit it: rollout.max_tokens=64",
+        "loading PyTorch",
+    ]
+
+
+def test_train_says_what_is_of_the_recipe_and_what_suits_the_model_no_more(
+    capsys, stand_ins, built_in_preset, tmp_path
+):
+    built_in_preset.update(algorithm={"kl_coefficient": 0.1, "kl_estimator": "exact"}, rollout={"max_tokens": 64})
+    output = str(tmp_path / "run")
+    code, _, told = call(capsys, "train", "--task", "countdown", "--output", output, "--recipe", "dr_grpo")
+    ((_, config, _, _),) = stand_ins
+    assert (code, config.run.recipe, config.algorithm.kl_coefficient) == (0, "dr_grpo", 0.0)
+    assert told.splitlines()[1:] == [
+        "by recipe dr_grpo: algorithm.advantage=dr_grpo algorithm.aggregation=seq-mean-token-sum-norm "
+        "algorithm.kl_coefficient=0.0",
+        "with settings that suit it: rollout.max_tokens=64",
+        "left out of those: algorithm.kl_estimator (algorithm.kl_coefficient=0 leaves the KL out)",
         "loading PyTorch",
     ]
 

@@ -1,6 +1,8 @@
 """The value model: what it starts from, what it learns, what it leaves alone."""
 
 import copy
+import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from tests.trainer.samples import ragged_samples
 from tinyzero_trainer import ragged
 from tinyzero_trainer.batching import completion_lengths
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
-from tinyzero_trainer.critic import Critic
+from tinyzero_trainer.critic import Critic, ValueModel
 from tinyzero_trainer.experience import Experience
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.records import Sample
@@ -57,8 +59,6 @@ def test_micro_batches_do_not_change_the_update(toy_model: LanguageModel) -> Non
 
 def test_values_are_those_before_the_token_is_known(toy_model: LanguageModel) -> None:
     """The last token of a completion changes no value: it comes after all of them."""
-    from dataclasses import replace
-
     critic = make_critic(toy_model)
     torch.nn.init.normal_(critic.model.head.weight, generator=torch.Generator().manual_seed(0))
     sample = next(sample for sample in ragged_samples(toy_model) if len(sample.rollout.token_ids) > 2)
@@ -81,10 +81,74 @@ def test_a_restored_critic_goes_on_bit_for_bit(toy_model: LanguageModel, tmp_pat
 
 
 def test_a_batch_without_counting_tokens_changes_nothing(toy_model: LanguageModel) -> None:
-    from dataclasses import replace
-
     critic = make_critic(toy_model)
     samples = [replace(sample, score=replace(sample.score, masked=True)) for sample in ragged_samples(toy_model)]
     metrics = critic.update(as_experience(critic, samples, [1.0] * 12), group_size=4)
     assert metrics == {"critic/lr": pytest.approx(3e-3)}
     assert not critic.values(samples).any()
+
+
+def test_an_update_descends_the_clipped_loss_averaged_over_all_tokens(toy_model: LanguageModel) -> None:
+    """Gradient and metrics against PPO's value loss, one completion and token at a time, in float64."""
+    generator, samples, clip = torch.Generator().manual_seed(0), ragged_samples(toy_model), 0.1
+    critic = Critic(
+        toy_model,
+        settings=CriticConfig(learning_rate=1e-3, value_clip=clip),
+        optimizer=OptimizerConfig(max_grad_norm=1e9, micro_batch_tokens=60),
+    )
+    torch.nn.init.normal_(critic.model.head.weight, std=0.3, generator=generator)
+    lengths, twin = completion_lengths(samples), copy.deepcopy(critic.model).double()
+    tokens = int(lengths.sum())
+    old = critic.values(samples) + 0.2 * torch.randn(tokens, generator=generator)
+    returns = torch.randn(tokens, generator=generator)
+    samples[3] = replace(samples[3], score=replace(samples[3].score, masked=True))
+    nothing = torch.zeros(tokens)
+    metrics = critic.update(Experience(samples, lengths, nothing, nothing, old, returns), group_size=4)
+
+    place, losses, clipped, residuals, targets = 0, [], 0, [], []
+    for sample, length in zip(samples, lengths.tolist(), strict=True):
+        values = alone(twin, sample)
+        for value in values if not sample.score.masked else []:
+            before, target = old[place].double(), returns[place].double()
+            bounded = before + max(-clip, min(clip, value.item() - before.item())) + 0 * value
+            if abs(value.item() - before.item()) < clip:
+                bounded = value
+            free, held = (value - target) ** 2, (bounded - target) ** 2
+            losses.append((free if free > held else held) / 2)
+            clipped += held.item() > free.item()
+            residuals.append(target.item() - before.item())
+            targets.append(target.item())
+            place += 1
+        place += length if sample.score.masked else 0
+    total = sum(losses) / len(losses)
+    total.backward()
+    for (name, ours), reference in zip(critic.model.named_parameters(), twin.parameters(), strict=True):
+        if reference.grad is not None:
+            assert (ours.grad - reference.grad).abs().max() < 1e-5 * max(1e-3, reference.grad.abs().max()), name
+    assert metrics["critic/vf_loss"] == pytest.approx(total.item(), rel=1e-5)
+    assert metrics["critic/vf_clipfrac"] == pytest.approx(clipped / len(losses))
+    assert 0.1 < clipped / len(losses) < 0.9
+    explained = 1 - statistics.pvariance(residuals) / statistics.pvariance(targets)
+    assert metrics["critic/vf_explained_var"] == pytest.approx(explained, abs=1e-5)
+    assert metrics["critic/returns/max"] == pytest.approx(max(targets))
+    assert metrics["critic/values/min"] == pytest.approx(min(t - r for t, r in zip(targets, residuals, strict=True)))
+
+
+def alone(model: ValueModel, sample: Sample) -> torch.Tensor:
+    """V before each completion token, from a pass without batch, padding or mask."""
+    ids = torch.tensor([sample.prompt.token_ids + sample.rollout.token_ids])
+    states = model.body.base_model(ids).last_hidden_state[0, len(sample.prompt.token_ids) - 1 : -1]
+    return model.head(states)[:, 0]
+
+
+def test_every_mini_batch_of_every_pass_is_an_update(toy_model: LanguageModel) -> None:
+    critic, samples = make_critic(toy_model, mini_batches=3, epochs=2), ragged_samples(toy_model)
+    critic.update(as_experience(critic, samples, [1.0, 0.0, -1.0] * 4), group_size=4)
+    assert {int(state["step"]) for state in critic._optimizer._adamw.state.values()} == {6}
+
+
+def test_its_learning_rate_is_its_own(toy_model: LanguageModel) -> None:
+    """The first step of Adam moves every weight that has a gradient by the learning rate."""
+    critic, samples = make_critic(toy_model), ragged_samples(toy_model)
+    critic.update(as_experience(critic, samples, [1.0] * 12), group_size=4)
+    assert critic.model.head.weight.abs().max().item() == pytest.approx(3e-3, rel=1e-3)

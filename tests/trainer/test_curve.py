@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from tinyzero_trainer.curve import CurveError, draw_curve, smooth
-from tinyzero_trainer.metrics import ACCURACY, LENGTH, REWARD, MetricsLog, held_out_key, size_key
+from tinyzero_trainer.metrics import ACCURACY, LENGTH, REWARD, MetricsLog, held_out_key, size_key, task_accuracy_key
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30)
 
@@ -49,7 +49,7 @@ def drawn(monkeypatch):
 
 def draw(metrics, tmp_path):
     output = tmp_path / "curve.png"
-    draw_curve(metrics, output, task="countdown", model="Qwen/Qwen2.5-0.5B")
+    draw_curve(metrics, output, tasks=["countdown"], model="Qwen/Qwen2.5-0.5B")
     assert output.read_bytes().startswith(b"\x89PNG")
 
 
@@ -68,6 +68,24 @@ def test_everything_is_labelled_with_its_unit(metrics, tmp_path, drawn):
     assert len(top.get_legend().get_texts()) == 2
 
 
+def test_several_tasks_have_a_colour_and_labels_each(metrics, tmp_path, drawn):
+    held_out = {held_out_key("multiply"): 0.4, size_key("multiply"): 64, **before()}
+    row = {ACCURACY: 0.3, task_accuracy_key("countdown"): 0.2, task_accuracy_key("multiply"): 0.5}
+    path = metrics([held_out, *[row] * 4, row | held_out])
+    draw_curve(path, tmp_path / "curve.png", tasks=["countdown", "multiply"], model="m")
+    top = drawn[0].axes[0]
+    assert top.get_title(loc="left") == "countdown + multiply, m"
+    labels = [text.get_text() for text in top.get_legend().get_texts()]
+    assert labels == [
+        f"{task}, {what}"
+        for what in ("training problems, running mean", "held-out problems, ± one standard error")
+        for task in ("countdown", "multiply")
+    ]
+    strong = [line for line in top.lines if line.get_label() in labels]
+    assert len({line.get_color() for line in strong}) == 2
+    assert [line.get_ydata()[0] for line in strong] == [20.0, 50.0]
+
+
 def test_a_reward_that_is_not_the_accuracy_has_a_panel_of_its_own(metrics, tmp_path, drawn):
     draw(metrics([before(), *steps(3, **{REWARD: 0.4})]), tmp_path)
     assert labels(drawn[0]) == ["accuracy (%)", "mean reward", "mean length of completions (tokens)"]
@@ -79,7 +97,7 @@ def test_a_run_that_hardly_began_can_be_drawn(metrics, tmp_path, rows):
 
 
 def test_a_long_model_name_keeps_its_end(metrics, tmp_path, drawn):
-    draw_curve(metrics([before()]), tmp_path / "curve.png", task="countdown", model="/far/away" * 20 + "/the-model")
+    draw_curve(metrics([before()]), tmp_path / "curve.png", tasks=["countdown"], model="/far/away" * 20 + "/the-model")
     title = drawn[0].axes[0].get_title(loc="left")
     assert title.startswith("countdown, …")
     assert title.endswith("/the-model")
@@ -88,7 +106,7 @@ def test_a_long_model_name_keeps_its_end(metrics, tmp_path, drawn):
 
 def test_a_directory_that_is_gone_is_one_line(metrics, tmp_path):
     with pytest.raises(CurveError, match=r"cannot write .*gone/curve\.png: No such file or directory"):
-        draw_curve(metrics([before()]), tmp_path / "gone" / "curve.png", task="countdown", model="m")
+        draw_curve(metrics([before()]), tmp_path / "gone" / "curve.png", tasks=["countdown"], model="m")
 
 
 @given(values=NUMBERS, window=st.integers(1, 9))

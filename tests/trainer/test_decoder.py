@@ -72,3 +72,8 @@ def test_sliding_windows_take_the_general_path(any_model: PreTrainedModel) -> No
     assert isinstance(build_decoder(any_model), FusedDecoder)
     any_model.config.sliding_window = 16
     assert isinstance(build_decoder(any_model), TransformersDecoder)
+
+
+def test_biases_in_the_mlp_take_the_general_path(any_model: PreTrainedModel) -> None:
+    any_model.config.mlp_bias = True
+    assert isinstance(build_decoder(any_model), TransformersDecoder)

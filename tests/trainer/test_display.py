@@ -88,6 +88,21 @@ def test_a_resumed_run_estimates_by_its_own_steps(plain, clock):
     assert said(plain) == ["training: 10 steps", "step 91/100  0:54 left"]
 
 
+TWO_TASKS = METRICS | {"task/countdown/acc": 0.3312, "task/multiply/acc": 0.5249, "task/multiply/score": 0.6}
+
+
+def test_several_tasks_have_an_accuracy_each_where_there_is_room(plain, clock):
+    plain.train(100)
+    clock.now += 1
+    plain.step(1, TWO_TASKS)
+    clock.now += 5
+    plain.step(2, TWO_TASKS | {f"task/another-{number}/acc": 0.5 for number in range(3)})
+    first, second = said(plain)[1:]
+    assert first == "step 1/100  1:39 left  reward 0.412  countdown 33.1 %  multiply 52.5 %"
+    assert second == "step 2/100  4:54 left  reward 0.412  accuracy 38.2 %  length 57  12,346 tokens/s"
+    assert max(map(len, (first, second))) <= 80
+
+
 def test_missing_numbers_are_left_out(plain):
     plain.train(2)
     plain.step(1, {REWARD: None, ACCURACY: 0.5})
@@ -95,12 +110,12 @@ def test_missing_numbers_are_left_out(plain):
 
 
 def test_held_out_accuracy_and_notes_stay(plain):
-    plain.held_out(0, 0.231)
-    plain.held_out(1250, 0.5)
+    plain.held_out(0, {"countdown": 0.231})
+    plain.held_out(1250, {"countdown": 0.5, "multiply": 0.625})
     plain.note("[wandb] is not markup")
     assert said(plain) == [
         "held-out accuracy before training: 23.1 %",
-        "held-out accuracy after step 1,250: 50.0 %",
+        "held-out accuracy after step 1,250: countdown 50.0 %, multiply 62.5 %",
         "[wandb] is not markup",
     ]
 
@@ -142,6 +157,15 @@ def test_the_terminal_shows_step_numbers_reward_so_far_and_phase(terminal, clock
     assert len(live(terminal)) == 3
 
 
+def test_the_terminal_shows_several_tasks_in_a_line_of_their_own(terminal, clock):
+    terminal.train(94)
+    clock.now += 1.5
+    terminal.step(1, TWO_TASKS)
+    _, numbers, by_task = live(terminal)
+    assert numbers == "reward 0.412  accuracy 38.2 %  length 57  12,346 tokens/s"
+    assert by_task == "countdown 33.1 %  multiply 52.5 %"
+
+
 def test_the_time_left_runs_down_during_a_step(terminal, clock):
     terminal.train(3)
     clock.now += 10
@@ -170,6 +194,8 @@ def test_the_cursor_comes_back_after_an_error(terminal):
 def test_the_outcome_is_one_line_of_eighty_columns():
     line = outcome_line(0.231, 0.49, problems=1024, temperature=1.0)
     assert line == "held-out accuracy: 23.1 % -> 49.0 % (+25.9 points; 1,024 problems at T=1)"
+    of_task = outcome_line(0.231, 0.49, problems=1024, temperature=1.0, task="multiply")
+    assert of_task == "multiply: 23.1 % -> 49.0 % (+25.9 points; 1,024 problems at T=1)"
     assert "(-1.0 points; 8 problems at T=0.6)" in outcome_line(0.5, 0.49, problems=8, temperature=0.6)
 
 

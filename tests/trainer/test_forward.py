@@ -1,11 +1,17 @@
+from dataclasses import replace
+
 import pytest
 import torch
+import transformers
 
 from tests.trainer.samples import ragged_samples
+from tests.trainer.test_batching import make_sample
 from tinyzero_trainer import forward
 from tinyzero_trainer.batching import micro_batches
-from tinyzero_trainer.forward import head_of, token_statistics
-from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
+from tinyzero_trainer.forward import head_of, keeps_packed_apart, sampled_logprobs, token_statistics
+from tinyzero_trainer.models import LanguageModel, ModelError
+from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.tiny import TinyShape, build_model
 
 CPU = torch.device("cpu")
@@ -79,8 +85,6 @@ def test_the_reference_gets_no_gradient(toy_model: LanguageModel) -> None:
 
 @pytest.mark.parametrize("kind", ["gemma2", "granite", "cohere"])
 def test_capped_and_scaled_heads_give_the_models_own_logits(kind: str) -> None:
-    import transformers
-
     torch.manual_seed(0)
     common = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     common |= {"num_attention_heads": 2, "num_key_value_heads": 2}
@@ -96,3 +100,61 @@ def test_capped_and_scaled_heads_give_the_models_own_logits(kind: str) -> None:
         model.get_output_embeddings().weight.mul_(50)
         states = model.eval().base_model(tokens).last_hidden_state
         torch.testing.assert_close(head_of(model)(states), model(tokens).logits)
+
+
+def attending_model(kind: str, attention: str) -> transformers.PreTrainedModel:
+    """A small model of an architecture that hides tokens from each other in its own way."""
+    torch.manual_seed(0)
+    common = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    common |= {"num_attention_heads": 2, "num_key_value_heads": 1, "attn_implementation": attention}
+    if kind == "gpt2":
+        config = transformers.GPT2Config(
+            vocab_size=64, n_embd=32, n_layer=2, n_head=2, n_positions=64, attn_implementation=attention
+        )
+        return transformers.GPT2LMHeadModel(config).eval()
+    if kind == "mistral":  # a sliding window in every layer
+        return transformers.MistralForCausalLM(transformers.MistralConfig(**common, sliding_window=3)).eval()
+    if kind == "gemma3":  # a sliding window in one of two layers
+        config = transformers.Gemma3TextConfig(
+            **common, head_dim=16, sliding_window=3, layer_types=["sliding_attention", "full_attention"]
+        )
+        return transformers.Gemma3ForCausalLM(config).eval()
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**common)).eval()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3", "gpt2"])
+def test_packed_sequences_do_not_see_each_other(kind: str, attention: str) -> None:
+    model, samples = attending_model(kind, attention), [make_sample(3, 6), make_sample(2, 5), make_sample(1, 1)]
+    samples = [
+        replace(
+            sample,
+            prompt=replace(sample.prompt, token_ids=[1 + index, 2, 3][: len(sample.prompt.token_ids)]),
+            rollout=replace(sample.rollout, token_ids=[10 + index + token for token in range(length)]),
+        )
+        for index, (sample, length) in enumerate(zip(samples, (6, 5, 1), strict=True))
+    ]
+    (packed,) = micro_batches(samples, token_budget=10**6, pad_id=0, device=CPU, layout="packed")
+    found = sampled_logprobs(model, packed, temperature=1.0)
+    alone = [
+        sampled_logprobs(model, batch, temperature=1.0)
+        for sample in samples
+        for batch in micro_batches([sample], token_budget=1, pad_id=0, device=CPU)
+    ]
+    torch.testing.assert_close(found, torch.cat(alone), atol=1e-5, rtol=1e-5)
+    assert keeps_packed_apart(model)
+
+
+def test_an_architecture_that_cannot_keep_them_apart_is_refused(toy_model: LanguageModel) -> None:
+    config = transformers.MambaConfig(vocab_size=64, hidden_size=16, state_size=4, num_hidden_layers=1)
+    model = transformers.MambaForCausalLM(config)
+    assert not keeps_packed_apart(model)
+    recurrent = replace(toy_model, name="a recurrent model", model=model)
+    with pytest.raises(ModelError, match=r"a recurrent model lets packed .* take padded"):
+        Policy(
+            recurrent,
+            algorithm=AlgorithmConfig(),
+            optimizer=OptimizerConfig(layout="packed"),
+            max_tokens=8,
+            reference=None,
+        )

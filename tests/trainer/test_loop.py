@@ -114,8 +114,8 @@ def test_a_run_leaves_all_that_it_promises(config: Configure) -> None:
     rows = lines(output)
     assert [row["step"] for row in rows] == list(range(STEPS + 1))
     assert [row["step"] for row in rows if "val-core/toy_task/acc/mean@1" in row] == [0, 2, 4, 5]
-    assert result.accuracy_before == rows[0]["val-core/toy_task/acc/mean@1"]
-    assert result.accuracy_after == rows[-1]["val-core/toy_task/acc/mean@1"]
+    held_out = [row["val-core/toy_task/acc/mean@1"] for row in (rows[0], rows[-1])]
+    assert result.accuracy == {"toy_task": loop.Change(*held_out)}
     assert sorted(path.name for path in (output / "checkpoints").iterdir()) == ["step_4", "step_5"]
     assert (output / "curve.png").stat().st_size > 10_000
     rollouts = [json.loads(line) for line in (output / "rollouts" / "step_000002.jsonl").read_text().splitlines()]

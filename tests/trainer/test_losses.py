@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tinyzero_trainer import ragged
 from tinyzero_trainer.losses import POLICY_LOSSES, Surroundings, token_weights, value_loss
+from tinyzero_trainer.named_losses import BUILT_IN
 
 LOW, HIGH = 0.2, 0.28
 MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
@@ -81,6 +82,10 @@ def slope(function: Callable[[torch.Tensor], float], at: torch.Tensor) -> list[f
     return [(function(at + step) - function(at - step)) / 2e-6 for step in steps]
 
 
+def test_the_configuration_knows_every_loss_that_is_registered() -> None:
+    assert set(BUILT_IN) == set(POLICY_LOSSES)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 @given(batch=batches())
@@ -90,23 +95,83 @@ def test_value_is_the_papers_equation(name: str, mode: str, batch: tuple[torch.T
     assert value.item() == pytest.approx(reference(name, logprobs, surroundings, mode, logprobs), rel=1e-6, abs=1e-6)
 
 
+def random_batch(name: str, dual_clip: float | None, *, one_advantage: bool) -> tuple[torch.Tensor, Surroundings]:
+    """Forty completions whose ratios leave the clip range on both sides, with advantages of both signs."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 7, (40,), generator=generator)
+    tokens = int(lengths.sum())
+    old, new, advantages = (torch.randn(tokens, generator=generator, dtype=torch.float64) for _ in range(3))
+    if one_advantage:
+        advantages = ragged.spread(advantages[: len(lengths)], lengths)
+    spread = 1.2 if name == "gspo" else 0.6  # its ratio is of a mean
+    return (old + spread * new - 2).requires_grad_(), Surroundings(old - 2, advantages, lengths, LOW, HIGH, dual_clip)
+
+
+@pytest.mark.parametrize("dual_clip", [None, 1.5])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_gradient_is_the_papers_equation(name: str) -> None:
-    # GSPO's sequence-level loss is what this aggregation of it is; with others its tokens share unequally.
-    mode, generator = "seq-mean-token-mean", torch.Generator().manual_seed(0)
-    for dual_clip in (None, 3.0):
-        lengths = torch.randint(1, 7, (40,), generator=generator)
-        tokens = int(lengths.sum())
-        old, new, advantages = (torch.randn(tokens, generator=generator, dtype=torch.float64) for _ in range(3))
-        if name == "gspo":  # one advantage a completion, as in the paper
-            advantages = ragged.spread(advantages[: len(lengths)], lengths)
-        surroundings = Surroundings(old - 2, advantages, lengths, LOW, HIGH, dual_clip)
-        logprobs = (old + 0.6 * new - 2).requires_grad_()
-        ours(name, logprobs, surroundings, mode).backward()
-        fixed = logprobs.detach()
-        expected = slope(lambda at: reference(name, at, surroundings, mode, fixed), fixed)  # noqa: B023
-        assert logprobs.grad is not None
-        assert logprobs.grad.tolist() == pytest.approx(expected, abs=1e-6)
+def test_gradient_is_that_of_the_papers_equation(name: str, mode: str, dual_clip: float | None) -> None:
+    if name == "gspo" and mode != "seq-mean-token-mean":
+        return  # the paper's loss has this aggregation alone; its tokens' shares in others are tested below
+    logprobs, surroundings = random_batch(name, dual_clip, one_advantage=True)
+    ours(name, logprobs, surroundings, mode).backward()
+    fixed = logprobs.detach()
+    expected = slope(lambda at: reference(name, at, surroundings, mode, fixed), fixed)
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("dual_clip", [None, 1.5])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_a_tokens_gradient_is_its_weight_times_ratio_times_advantage_or_nothing(
+    name: str, mode: str, dual_clip: float | None
+) -> None:
+    """Each token with an advantage of its own: for GSPO the token-level objective, arXiv 2507.18071, eq. 13 and 14."""
+    logprobs, surroundings = random_batch(name, dual_clip, one_advantage=False)
+    result = POLICY_LOSSES[name](logprobs, surroundings)
+    ours(name, logprobs, surroundings, mode).backward()
+    assert logprobs.grad is not None
+    lengths, total = surroundings.lengths.tolist(), int(surroundings.lengths.sum())
+    columns = (logprobs.detach(), surroundings.old_logprobs, surroundings.advantages)
+    expected, ratios, clips = [], [], []
+    for news, olds, advantages in zip(*(rows(column, surroundings.lengths) for column in columns), strict=True):
+        count = len(news)
+        mean = sum(new - old for new, old in zip(news, olds, strict=True)) / count
+        weight = {
+            "token-mean": 1 / total,
+            "seq-mean-token-mean": 1 / len(lengths) / count,
+            "seq-mean-token-sum": 1 / len(lengths),
+            "seq-mean-token-sum-norm": 1 / len(lengths) / 16,
+        }[mode]
+        for new, old, advantage in zip(news, olds, advantages, strict=True):
+            ratio = math.exp(mean if name == "gspo" else new - old)
+            too_far = ratio > 1 + HIGH if advantage > 0 else ratio < 1 - LOW
+            too_bad = dual_clip is not None and advantage < 0 and ratio > dual_clip
+            clipped = {"cispo": clip(ratio) != ratio, "reinforce": False}.get(name, too_far or too_bad)
+            pull = {"cispo": clip(ratio), "reinforce": 1.0}.get(name, 0.0 if clipped else ratio)
+            expected.append(-weight * pull * advantage)
+            ratios.append(ratio)
+            clips.append(clipped)
+    assert logprobs.grad.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    assert result.ratio.tolist() == pytest.approx(ratios, rel=1e-9)
+    assert result.clipped.tolist() == clips
+    assert name == "reinforce" or 0.1 < sum(clips) / total < 0.9
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+@pytest.mark.parametrize("gap", [-800.0, 800.0])
+def test_a_policy_gone_far_from_what_it_was_leaves_loss_and_gradient_finite(name: str, gap: float) -> None:
+    """float32 cannot hold e^89; the log-ratio stays within ±20, and beyond it the surrogate has no gradient."""
+    logprobs = torch.tensor([-1.0, -1.0], requires_grad=True)
+    surroundings = Surroundings(logprobs.detach() - gap, torch.tensor([1.0, -1.0]), torch.tensor([1, 1]), LOW, HIGH)
+    result = POLICY_LOSSES[name](logprobs, surroundings)
+    result.loss.sum().backward()
+    assert result.ratio.tolist() == pytest.approx([math.exp(math.copysign(20.0, gap))] * 2, rel=1e-5)
+    assert logprobs.grad is not None
+    assert torch.isfinite(torch.cat([result.loss.detach(), logprobs.grad])).all()
+    if name in ("ppo", "gspo"):
+        assert logprobs.grad.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
@@ -151,3 +216,23 @@ def test_value_loss_is_the_papers_maximum(triples: list[tuple[float, float, floa
         assert loss[index].item() == pytest.approx(max(free, held) / 2, abs=1e-12)
         if abs(held - free) > 1e-9:
             assert clipped[index].item() == (held > free)
+
+
+def test_the_value_losss_gradient_is_that_of_the_maximum() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values, old, returns = (torch.randn(60, generator=generator, dtype=torch.float64) for _ in range(3))
+    values.requires_grad_()
+    loss, clipped = value_loss(values, old, returns, clip=0.5)
+    loss.sum().backward()
+
+    def reference(at: torch.Tensor) -> float:
+        total = 0.0
+        for value, before, target in zip(at.tolist(), old.tolist(), returns.tolist(), strict=True):
+            bounded = min(before + 0.5, max(before - 0.5, value))
+            total += 0.5 * max((value - target) ** 2, (bounded - target) ** 2)
+        return total
+
+    assert values.grad is not None
+    assert values.grad.tolist() == pytest.approx(slope(reference, values.detach()), abs=1e-6)
+    assert torch.equal(values.grad == 0, clipped)
+    assert 0.1 < clipped.double().mean() < 0.9

@@ -35,31 +35,19 @@ def as_experience(samples: list[Sample], advantages: list[float]) -> Experience:
     """One advantage a completion; the old policy is what the samples were drawn from."""
     lengths = completion_lengths(samples)
     old = torch.tensor([value for sample in samples for value in sample.rollout.logprobs])
-    return Experience(samples, lengths, old, ragged.spread(torch.tensor(advantages), lengths))
+    return Experience(samples, lengths, old, ragged.spread(torch.tensor(advantages), lengths), engine_logprobs=old)
 
 
 def gradient_after(
-    language_model: LanguageModel, samples: list[Sample], advantages: list[float], **optimizer: float
+    language_model: LanguageModel, samples: list[Sample], advantages: list[float], **changes: object
 ) -> torch.Tensor:
     """The gradient of one mini-batch, flattened; the update itself is undone."""
     before = copy.deepcopy(language_model.model.state_dict())
-    make_policy(language_model, kl=0.1, **optimizer).update(as_experience(samples, advantages), group_size=1, now=NOW)
+    experience = replace(as_experience(samples, advantages), **changes)
+    make_policy(language_model, kl=0.1).update(experience, group_size=1, now=NOW)
     gradient = torch.cat([parameter.grad.flatten() for parameter in language_model.model.parameters()])
     language_model.model.load_state_dict(before)
     return gradient
-
-
-def test_micro_batches_and_order_do_not_change_the_gradient(toy_model: LanguageModel) -> None:
-    samples = ragged_samples(toy_model)
-    advantages = torch.randn(len(samples), generator=torch.Generator().manual_seed(0)).tolist()
-    whole = gradient_after(toy_model, samples, advantages)
-    scale = whole.abs().max()
-    for budget in (1, 40, 100):
-        split = gradient_after(toy_model, samples, advantages, micro_batch_tokens=budget)
-        assert (split - whole).abs().max() < 1e-5 * scale
-    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(1)).tolist()
-    mixed = gradient_after(toy_model, [samples[row] for row in order], [advantages[row] for row in order])
-    assert (mixed - whole).abs().max() < 1e-5 * scale
 
 
 def test_the_gradient_is_that_of_the_mean_over_all_tokens(toy_model: LanguageModel) -> None:
@@ -85,6 +73,53 @@ def test_masked_samples_count_neither_above_nor_below_the_fraction(toy_model: La
     masked[5] = replace(samples[5], score=replace(samples[5].score, masked=True))
     without = gradient_after(toy_model, [samples[row] for row in rest], [advantages[row] for row in rest])
     assert (gradient_after(toy_model, masked, advantages) - without).abs().max() < 1e-6
+
+
+def test_the_only_pass_of_an_update_finds_the_old_logprobs_itself(toy_model: LanguageModel) -> None:
+    samples, advantages = ragged_samples(toy_model), [1.0, -1.0, 0.5, -0.5] * 3
+    own, found = (gradient_after(toy_model, samples, advantages, **old) for old in ({}, {"old_logprobs": None}))
+    assert (own - found).norm() < 1e-5 * own.norm()
+    experience = replace(as_experience(samples, advantages), old_logprobs=None)
+    metrics = make_policy(toy_model).update(experience, group_size=4, now=NOW)
+    assert metrics["actor/is_ratio/mean"] == 1
+    assert metrics["actor/is_clip/outside_frac"] == metrics["actor/ppo_kl"] == 0
+    with pytest.raises(AssertionError):
+        make_policy(toy_model, epochs=2).update(experience, group_size=4, now=NOW)
+
+
+def test_a_weight_scales_a_tokens_loss_and_zero_leaves_it_out(toy_model: LanguageModel) -> None:
+    samples, advantages = ragged_samples(toy_model), [1.0, -1.0, 0.5, -0.5] * 3
+    weights = torch.rand(12, generator=torch.Generator().manual_seed(4)).mul(2).tolist()
+    weights[5] = 0.0
+    importance = ragged.spread(torch.tensor(weights), completion_lengths(samples))
+    weighted = gradient_after(toy_model, samples, advantages, importance=importance)
+    same = gradient_after(toy_model, samples, [a * b for a, b in zip(advantages, weights, strict=True)])
+    assert (weighted - same).norm() < 1e-5 * same.norm()
+
+
+@pytest.mark.parametrize(("shift", "outside"), [(0.0, 0.0), (0.17, 0.0), (0.19, 0.25), (-0.21, 0.0), (-0.24, 0.25)])
+def test_the_share_of_ratios_outside_the_clips_bounds(shift: float, outside: float, toy_model: LanguageModel) -> None:
+    """Bounds 0.8 and 1.2: log-ratios -0.223 and 0.182, for every fourth token."""
+    experience = as_experience(ragged_samples(toy_model), [0.0] * 12)  # also where no advantage makes a clip matter
+    assert experience.old_logprobs is not None
+    count = len(experience.old_logprobs) // 4
+    shifts = torch.zeros(len(experience.old_logprobs))
+    shifts[: 4 * count : 4] = shift
+    metrics = make_policy(toy_model).update(
+        replace(experience, old_logprobs=experience.old_logprobs - shifts), group_size=4, now=NOW
+    )
+    assert metrics["actor/is_clip/outside_frac"] == pytest.approx(4 * outside * count / len(shifts), abs=1e-6)
+
+
+def test_the_engines_logprobs_are_compared_before_the_first_update_or_not_at_all(toy_model: LanguageModel) -> None:
+    experience = as_experience(ragged_samples(toy_model), [1.0, -1.0, 0.5, -0.5] * 3)
+    assert experience.old_logprobs is not None
+    off = replace(experience, engine_logprobs=experience.old_logprobs - 0.5)
+    metrics = make_policy(toy_model, mini_batches=3).update(off, group_size=4, now=NOW)
+    assert metrics["training/rollout_logprobs_diff_mean"] == pytest.approx(0.5, abs=1e-4)
+    assert metrics["rollout_corr/kl"] == pytest.approx(-0.5, abs=1e-4)  # seen from tokens that the engine likes less
+    metrics = make_policy(toy_model).update(replace(experience, engine_logprobs=None), group_size=4, now=NOW)
+    assert not any(name.startswith(("training/", "rollout_corr/")) for name in metrics)
 
 
 def test_good_completions_become_likelier(toy_model: LanguageModel) -> None:

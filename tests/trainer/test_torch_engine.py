@@ -39,16 +39,29 @@ def test_every_end_token_ends_a_completion_and_nothing_else_does(
         assert not ends & set(rollout.token_ids[:-1])
         assert rollout.finished == (rollout.token_ids[-1] in ends)
         assert rollout.finished or len(rollout.token_ids) == 40
-        assert len(rollout.logprobs) == len(rollout.token_ids)
 
 
 def test_logprobs_are_the_models_own(toy_model: LanguageModel, prompts: list[list[int]]) -> None:
-    rollout = make_engine(toy_model).generate(prompts, 2, SamplingParams(20, temperature=0.7), seed=3)[1][1]
+    params = SamplingParams(20, temperature=0.7, logprobs=True)
+    rollout = make_engine(toy_model).generate(prompts, 2, params, seed=3)[1][1]
     sequence = torch.tensor([prompts[1] + rollout.token_ids])
     with torch.no_grad():
         logits = toy_model.model.eval()(sequence).logits[0, len(prompts[1]) - 1 : -1] / 0.7
     expected = torch.log_softmax(logits, dim=-1).gather(1, sequence[0, len(prompts[1]) :, None])[:, 0]
     assert rollout.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_logprobs_come_where_they_are_wanted_and_change_nothing_else(
+    toy_model: LanguageModel, prompts: list[list[int]]
+) -> None:
+    engine = make_engine(toy_model, eos_ids=set(range(0, 1252, 25)))
+    without, with_them = (
+        list(chain(*engine.generate(prompts, 4, SamplingParams(20, logprobs=wanted), seed=0)))
+        for wanted in (False, True)
+    )
+    assert [rollout.token_ids for rollout in without] == [rollout.token_ids for rollout in with_them]
+    assert all(rollout.logprobs is None for rollout in without)
+    assert [len(rollout.logprobs or []) for rollout in with_them] == [len(rollout.token_ids) for rollout in with_them]
 
 
 def test_what_is_drawn_does_not_depend_on_who_has_finished(toy_model: LanguageModel, prompts: list[list[int]]) -> None:

@@ -1,5 +1,6 @@
 """What a step samples and trains on, and what it hands to the next."""
 
+import json
 from dataclasses import asdict
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer import training_step
 from tinyzero_trainer.config import DataConfig, RolloutConfig, TrainConfig
+from tinyzero_trainer.prompts import Progress
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.training_step import Carried, TrainingStep
@@ -19,7 +21,8 @@ PARAMS = SamplingParams(8, 1.0)
 def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float]], *, prompts: int, rounds: int):
     """A step's sampling, where the n-th problem drawn gets the n-th group of rewards."""
     stream = iter([Prompt(Item(index), str(index), [1]) for index in range(len(groups))])
-    roles = SimpleNamespace(policy=object(), prompts=SimpleNamespace(training=lambda seed, skip: stream))
+    roles = SimpleNamespace(policy=object(), tasks={})
+    monkeypatch.setattr(training_step, "training_stream", lambda config, tasks, progress: stream)
     seeds = []
 
     def generate(roles, batch, params, *, samples, seed, stop):
@@ -40,7 +43,8 @@ def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float]], *, promp
         rollout=RolloutConfig(samples_per_prompt=len(groups[0])),
     )
     step = TrainingStep(config, roles, Carried(), None, None)  # type: ignore[arg-type]
-    samples, kept, drawn = step.collect(PARAMS, 1, training_step._Clock())
+    samples, kept = step.collect(PARAMS, 1, training_step._Clock())
+    drawn = len(groups) - len(list(stream))
     assert len(set(seeds)) == len(seeds)
     return [[sample.prompt.item.ground_truth for sample in part[:: len(groups[0])]] for part in (samples, kept)], drawn
 
@@ -67,5 +71,6 @@ def test_without_any_group_to_learn_from_the_step_still_has_a_batch(monkeypatch)
 
 
 def test_what_is_carried_survives_json() -> None:
-    carried = Carried(7, 0.25, WindowState(tokens=64, success_rate=0.5))
-    assert Carried.from_json(asdict(carried)) == carried
+    progress = {"toy": Progress(7, 1, 5, (2, 1), (0.25, None)), "other": Progress()}
+    carried = Carried(progress, 0.25, WindowState(tokens=64, success_rate=0.5))
+    assert Carried.from_json(json.loads(json.dumps(asdict(carried)))) == carried

@@ -1,13 +1,16 @@
 """The adaptive window: each of its rules, and the faults it must not have."""
 
+import random
 from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tinyzero_sdk import Item, Score
 from tinyzero_trainer.config import WindowConfig
-from tinyzero_trainer.window import Measured, WindowState, observe, window_at
+from tinyzero_trainer.records import Prompt, Rollout, Sample
+from tinyzero_trainer.window import Measured, WindowState, measure, observe, window_at
 
 CONFIG = WindowConfig(mode="adaptive", warmup_steps=3, every=1, hold_steps=4, decay=0.0)
 FULL = 1024
@@ -106,7 +109,94 @@ def test_exploring_is_a_single_step_and_depends_on_nothing_but_seed_and_step() -
     assert windows == [window_at(START, config, full=FULL, step=step, seed=1) for step in range(300)]
 
 
+class Controller:
+    """The rules, written down a second time from their description, on plain numbers.
+
+    s = EMA of the success rate; spare = window − EMA of the length, of all or of the correct ones, whichever is more.
+    """
+
+    def __init__(self, config: WindowConfig, full: int) -> None:
+        self.config, self.full, self.window, self.idle = config, full, full, 0
+        self.averages: dict[str, float] = {}
+        self.started = False
+
+    def step(self, number: int, measured: Measured) -> None:
+        for name, value in asdict(measured).items():
+            if value is not None:
+                before, share = self.averages.get(name, value), self.config.decay
+                self.averages[name] = share * before + (1 - share) * value
+        if number < self.config.warmup_steps:
+            return
+        if not self.started:
+            if "correct_length" in self.averages:
+                self.started = True
+                self.move(round(self.averages["correct_length"]) + self.config.gap)
+                self.idle = 0
+            return
+        before = self.window
+        if number % self.config.every == 0:
+            self.move(self.window + self.decision())
+        self.idle = self.idle + 1 if self.window == before else 0
+
+    def decision(self) -> int:
+        config, success = self.config, self.averages["success_rate"]
+        spare = self.window - max(self.averages["length"], self.averages.get("correct_length", 0))
+        if success <= config.target - config.tolerance:
+            return config.change
+        if success >= config.target + config.tolerance and spare > config.gap:
+            return 0 if self.averages["truncated"] > config.truncated_limit else -config.change
+        if success >= config.target and -config.gap <= spare <= config.gap and self.idle >= config.hold_steps:
+            return config.change
+        return 0
+
+    def move(self, tokens: int) -> None:
+        self.window = max(min(self.config.least, self.full), min(self.full, tokens))
+
+
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 0.9]), st.integers(1, 4), st.sampled_from([100, 300, 1024]))
+def test_it_follows_the_rules_step_by_step(seed: int, decay: float, every: int, full: int) -> None:
+    draw = random.Random(seed)
+    config = replace(CONFIG, decay=decay, every=every, hold_steps=draw.randint(1, 6), warmup_steps=draw.randint(1, 5))
+    state, reference = WindowState(), Controller(config, full)
+    success, length = draw.random(), draw.uniform(20, full)
+    for number in range(1, 80):
+        success = min(1.0, max(0.0, success + draw.uniform(-0.15, 0.17)))
+        length = min(float(full), max(1.0, length + draw.uniform(-30, 30)))
+        measured = Measured(
+            success, length * draw.choice([0.8, 1.2]) if success > 0.1 else None, length, draw.choice([0.0, 0.05, 0.3])
+        )
+        state = observe(state, measured, config, full=full, step=number)
+        reference.step(number, measured)
+        assert window_at(state, config, full=full, step=number + 1, seed=0) == reference.window
+
+
+def test_what_is_measured_of_a_batch() -> None:
+    def sample(length: int, *, correct: bool, finished: bool) -> Sample:
+        return Sample(
+            Prompt(Item(None), "", [1]), Rollout([2] * length, [-1.0] * length, finished), "", verdict(correct)
+        )
+
+    def verdict(correct: bool) -> Score:
+        return Score(float(correct), correct, "ok" if correct else "wrong")
+
+    mixed = [
+        sample(4, correct=True, finished=True),
+        sample(8, correct=True, finished=True),
+        sample(12, correct=False, finished=True),
+        sample(16, correct=False, finished=False),
+    ]
+    assert measure(mixed) == Measured(success_rate=0.5, correct_length=6.0, length=10.0, truncated=0.25)
+    assert measure(mixed[2:]).correct_length is None
+
+
+def test_a_fixed_window_is_never_longer_than_the_full_one() -> None:
+    fixed = WindowConfig(mode="fixed", tokens=300)
+    assert window_at(START, fixed, full=FULL, step=1, seed=0) == 300
+    assert window_at(START, fixed, full=200, step=1, seed=0) == 200
+    assert window_at(START, WindowConfig(), full=FULL, step=1, seed=0) == FULL
+
+
 @pytest.mark.parametrize("settings", [{"least": 8}, {"mode": "fixed", "every": 2}, {"mode": "adaptive", "tokens": 9}])
 def test_a_setting_without_effect_is_refused(settings) -> None:
-    with pytest.raises(ValueError, match="has no effect with mode"):
+    with pytest.raises(ValueError, match=r"has no effect: it means nothing with window\.mode"):
         WindowConfig(**settings)

@@ -20,8 +20,9 @@ from tinyzero_sdk.errors import TinyZeroError
 UNEXPECTED = 70
 """Exit code of an error that nobody foresaw; 1 would say that some rows failed."""
 
-stdout = Console(highlight=False)
-stderr = Console(stderr=True, highlight=False)
+# No emoji: `:x:` in a message is what somebody typed.
+stdout = Console(highlight=False, emoji=False)
+stderr = Console(stderr=True, highlight=False, emoji=False)
 
 
 def print_json(value: Any) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from tinyzero_sdk.cli.output import print_json, stdout
-from tinyzero_sdk.cli.score import GroupBy, MemoryLimit, TimeLimit
+from tinyzero_sdk.cli.score import GroupBy, MemoryLimit, TimeLimit, Wrappers
 from tinyzero_sdk.cli.summary_view import as_json, count, percent, show_faults, table
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskWords, Workers, open_task, progress_bar
 
@@ -32,6 +32,7 @@ def rescore(
         Path | None,
         typer.Option("--output", "-o", help="New verdicts, .jsonl or .parquet; the old ones stay as old_score, ..."),
     ] = None,
+    wrappers: Wrappers = None,
     group_by: GroupBy = None,
     workers: Workers = None,
     time_limit: TimeLimit = 5.0,
@@ -56,7 +57,7 @@ def rescore(
     from tinyzero_sdk.rescoring import rescore_file
     from tinyzero_sdk.worker import count_cores
 
-    opened = open_task(task, words, allow_unsafe_scorers=allow_unsafe)
+    opened = open_task(task, words, wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe)
     with progress_bar() as progress:
         bar = progress.add_task("scoring", total=1.0)
         report = rescore_file(

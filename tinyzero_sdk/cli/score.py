@@ -21,6 +21,14 @@ GroupBy = Annotated[
         show_default="extra_info.key, prompt, extra_info.index or ground_truth",
     ),
 ]
+Wrappers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--wrapper",
+        metavar="NAME",
+        help="Shape the score, as in training: overlong(limit=1024), format, ... Repeatable, innermost first.",
+    ),
+]
 AllowMismatch = Annotated[
     bool, typer.Option("--allow-version-mismatch", help="Take rows of another task or version too.")
 ]
@@ -45,6 +53,7 @@ def score(
             show_default="rows",
         ),
     ] = None,
+    wrappers: Wrappers = None,
     group_by: GroupBy = None,
     workers: Workers = None,
     time_limit: TimeLimit = 5.0,
@@ -61,7 +70,7 @@ def score(
     from tinyzero_sdk.scoring import score_file
     from tinyzero_sdk.worker import count_cores
 
-    opened = open_task(task, words, allow_unsafe_scorers=allow_unsafe)
+    opened = open_task(task, words, wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe)
     with progress_bar() as progress:
         bar = progress.add_task("scoring", total=1.0)
         report = score_file(

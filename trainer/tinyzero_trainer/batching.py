@@ -1,27 +1,34 @@
-"""Splitting a batch into mini-batches and micro-batches, and padding them into tensors."""
+"""Splitting a batch into mini-batches and micro-batches, and laying those out as tensors, padded or packed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from tinyzero_trainer.records import Sample
 
+Layout = Literal["padded", "packed"]
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Sequences that go through the model together, padded on the right."""
+    """Sequences that go through the model together: one a line with padding, or all in one line without."""
 
     tokens: Tensor
-    """[sequences, length] prompt, completion, padding."""
+    """[lines, length] prompt, completion, padding."""
 
-    mask: Tensor
-    """[sequences, length] 1 where there is a token."""
+    mask: Tensor | None
+    """[lines, length] 1 where there is a token; None = everywhere."""
+
+    positions: Tensor | None
+    """[lines, length] place of each token in its own sequence, by which a model tells packed sequences apart; None =
+    each line is one sequence and begins at its left end."""
 
     predicts: Tensor
-    """[sequences, length] bool: the token after this one belongs to the completion and counts in the loss."""
+    """[lines, length] bool: the token after this one belongs to the completion and counts in the loss."""
 
     targets: Tensor
     """[tokens] the completion tokens, in the order in which `predicts` selects."""
@@ -50,21 +57,30 @@ def completion_lengths(samples: Sequence[Sample]) -> Tensor:
 
 
 def micro_batches(
-    samples: Sequence[Sample], *, token_budget: int, pad_id: int, device: torch.device
+    samples: Sequence[Sample], *, token_budget: int, pad_id: int, device: torch.device, layout: Layout = "padded"
 ) -> Iterator[MicroBatch]:
-    """Groups of sequences of like length whose padded size stays within the budget (a longer one goes alone).
+    """Groups of sequences of like length whose size stays within the budget (a longer one goes alone).
 
     Args:
         samples: the mini-batch.
-        token_budget: sequences × longest length, at most.
+        token_budget: tokens, padding included, at most.
         pad_id: token that fills up.
         device: where the tensors go.
+        layout: see `MicroBatch`.
     """
     rows = sorted(range(len(samples)), key=lambda row: _length(samples[row]), reverse=True)
     while rows:
-        count = max(1, token_budget // _length(samples[rows[0]]))
+        count = _fitting([_length(samples[row]) for row in rows], token_budget, layout)
         chosen, rows = rows[:count], rows[count:]
-        yield _pad([samples[row] for row in chosen], chosen, pad_id, device)
+        lay_out = _pack if layout == "packed" else _pad
+        yield lay_out([samples[row] for row in chosen], chosen, pad_id, device)
+
+
+def _fitting(lengths: list[int], budget: int, layout: Layout) -> int:
+    """How many of the first sequences, the longest in front, go together."""
+    if layout == "padded":
+        return max(1, budget // lengths[0])
+    return max(1, sum(total <= budget for total in accumulate(lengths)))
 
 
 def _length(sample: Sample) -> int:
@@ -85,7 +101,27 @@ def _pad(samples: Sequence[Sample], rows: list[int], pad_id: int, device: torch.
     return MicroBatch(
         tokens=tokens.to(device),
         mask=mask.to(device),
+        positions=None,
         predicts=predicts.to(device),
+        targets=torch.tensor([token for sample in samples for token in sample.rollout.token_ids], device=device),
+        rows=rows,
+        lengths=completion_lengths(samples).to(device),
+    )
+
+
+def _pack(samples: Sequence[Sample], rows: list[int], pad_id: int, device: torch.device) -> MicroBatch:
+    tokens = [token for sample in samples for token in sample.prompt.token_ids + sample.rollout.token_ids]
+    positions = [place for sample in samples for place in range(_length(sample))]
+    predicts = torch.zeros(len(tokens), dtype=torch.bool)
+    end = 0
+    for sample in samples:
+        end += _length(sample)
+        predicts[end - 1 - len(sample.rollout.token_ids) : end - 1] = True
+    return MicroBatch(
+        tokens=torch.tensor([tokens], device=device),
+        mask=None,
+        positions=torch.tensor([positions], device=device),
+        predicts=predicts[None].to(device),
         targets=torch.tensor([token for sample in samples for token in sample.rollout.token_ids], device=device),
         rows=rows,
         lengths=completion_lengths(samples).to(device),

@@ -1,11 +1,13 @@
 """`tinyzero train` and `tinyzero warmstart`: what the user typed, turned into one Python call each.
 
+`tinyzero recipes` is in recipe_commands.py.
+
 Whatever is slow to import (torch above all) is imported inside the functions, after the settings have been checked.
 """
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,31 +17,47 @@ from typer.core import TyperCommand
 from tinyzero_sdk.cli.output import stderr, stdout
 from tinyzero_sdk.cli.task_options import AllowUnsafe
 from tinyzero_sdk.errors import SettingsError
+from tinyzero_trainer import recipe_commands
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tinyzero_trainer.config import TrainConfig
+    from tinyzero_trainer.layers import Layers
 
 TINY_MODEL = "the tiny model that comes with the trainer"
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, by the keys below.")]
-TaskOption = Annotated[str | None, typer.Option("--task", metavar="TASK", help="Name of a task, or a task file.")]
+TaskOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--task", metavar="TASK[:WEIGHT]", help="Name of a task, or a task file; repeated for several tasks in one run."
+    ),
+]
 ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings from a TOML file.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
     app.command("train", cls=_TrainCommand)(train)
+    app.command("recipes")(recipe_commands.recipes)
     app.command("warmstart", cls=_WarmStartCommand)(warm_start)
 
 
 def train(
     words: Words = None,
-    task: TaskOption = None,
+    task: TaskOptions = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", metavar="DIR", help="Run directory.", show_default="runs/TASK-DATE-TIME"),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe",
+            metavar="NAME",
+            help="An algorithm's settings below your own: a name out of `tinyzero recipes`, or a .toml file.",
+        ),
     ] = None,
     config: ConfigOption = None,
     model: Annotated[
@@ -60,33 +78,38 @@ def train(
 
     Ctrl-C saves a checkpoint and says how to go on.
     """
-    from tinyzero_sdk import load_task
     from tinyzero_sdk.settings import merge
     from tinyzero_trainer.config import TrainConfig
-    from tinyzero_trainer.configure import gather, make_config, resume_config, suiting_words
+    from tinyzero_trainer.configure import gather, make_config, resume_config
     from tinyzero_trainer.interrupts import Interrupted
+    from tinyzero_trainer.layers import put_together
+    from tinyzero_trainer.named_losses import check_place
     from tinyzero_trainer.run_directory import RunDirectory
+    from tinyzero_trainer.task_shares import flag_settings, load_shares
 
-    flags: dict[str, Any] = {"run.task": task, "run.output": output and str(output), "model.path": model}
+    flags: dict[str, Any] = {**flag_settings(task or ()), "run.output": output and str(output), "model.path": model}
+    flags["run.recipe"] = recipe
     flags["run.allow_unsafe_scorers"] = allow_unsafe_scorers or None
     said = gather(TrainConfig, flags, words or (), config)
     if resume:
         if output is None:
             raise SettingsError("--resume needs --output, the directory of the run to go on with")
-        resolved, suited = resume_config(output, said), []
+        resolved, layers = resume_config(output, said), None
     else:
-        resolved, suited = make_config(said), suiting_words(said)
+        resolved, layers = make_config(said), put_together(said)
         if not resolved.run.output:
-            resolved = make_config(merge(said, {"run": {"output": _new_directory(resolved.run.task)}}))
+            resolved = make_config(merge(said, {"run": {"output": _new_directory(resolved)}}))
     # The loop does both too, but seconds later.
-    load_task(
-        resolved.run.task,
-        options=resolved.task,
-        wrappers=resolved.run.wrappers,
+    loaded = load_shares(
+        resolved.task_shares(),
+        wrappers=resolved.wrappers,
         allow_unsafe_scorers=resolved.run.allow_unsafe_scorers,
-    ).check_scoring_allowed()
+    )
+    for one in loaded.values():
+        one.check_scoring_allowed()
+    check_place(resolved.algorithm.policy_loss)
     RunDirectory(Path(resolved.run.output)).check(resume=resume)
-    _announce(resolved, suited, resume=resume)
+    _announce(resolved, layers)
     calm_threads()
     from tinyzero_trainer.loop import train as run_loop
 
@@ -99,7 +122,7 @@ def train(
 
 def warm_start(
     words: Words = None,
-    task: TaskOption = None,
+    task: TaskOptions = None,
     output: Annotated[
         Path | None, typer.Option("--output", metavar="DIR", help="Directory for the model; must not exist yet.")
     ] = None,
@@ -110,11 +133,12 @@ def warm_start(
     from tinyzero_trainer.configure import gather
     from tinyzero_trainer.display import Display
     from tinyzero_trainer.interrupts import StopFlag
+    from tinyzero_trainer.task_shares import flag_settings
     from tinyzero_trainer.warmstart_config import WarmStartConfig
 
-    flags = {"run.task": task, "run.output": output and str(output)}
+    flags = {**flag_settings(task or ()), "run.output": output and str(output)}
     resolved = build(WarmStartConfig, gather(WarmStartConfig, flags, words or (), config))
-    for flag, value in (("--task", resolved.run.task), ("--output", resolved.run.output)):
+    for flag, value in (("--task", resolved.task_shares()), ("--output", resolved.run.output)):
         if not value:
             raise SettingsError(f"a warm start needs {flag}")
     calm_threads()
@@ -157,8 +181,9 @@ class _WarmStartCommand(_CommandWithKeys):
         return key_help(WarmStartConfig)
 
 
-def _new_directory(task: str) -> str:
-    return f"runs/{Path(task).stem}-{time.strftime('%Y-%m-%d-%H%M%S')}"
+def _new_directory(config: "TrainConfig") -> str:
+    tasks = "+".join(share.title for share in config.task_shares())
+    return f"runs/{tasks}-{time.strftime('%Y-%m-%d-%H%M%S')}"
 
 
 def calm_threads() -> None:
@@ -166,22 +191,44 @@ def calm_threads() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def _announce(config: "TrainConfig", suited: Sequence[str], *, resume: bool) -> None:
-    """Say what is about to happen, at once: loading takes seconds."""
+def _announce(config: "TrainConfig", layers: "Layers | None") -> None:
+    """Say what is about to happen, at once: loading takes seconds. No layers: the run goes on."""
     from tinyzero_trainer.presets import other_task
 
+    resume = layers is None
     verb = "going on with the training of" if resume else "training"
-    model, run = config.model.path or TINY_MODEL, config.run
-    stderr.print(f"{verb} {model} on {run.task} in {run.output}", soft_wrap=True, markup=False)
-    if suited:
-        stderr.print(f"with settings that suit it: {' '.join(suited)}", style="dim", soft_wrap=True, markup=False)
-    warmed_on = other_task(run.task, Path(model)) if config.model.path else other_task(run.task)
-    if warmed_on and not resume:
+    model, shares = config.model.path or TINY_MODEL, config.task_shares()
+    names = (f"{share.name} (weight {share.weight:g})" if len(shares) > 1 else share.task for share in shares)
+    on = " and ".join(names)
+    stderr.print(f"{verb} {model} on {on} in {config.run.output}", soft_wrap=True, markup=False)
+    for line in () if layers is None else _origins(layers):
+        stderr.print(line, style="dim", soft_wrap=True, markup=False, highlight=False)
+    where = (Path(model),) if config.model.path else ()
+    strange = {share.task: warmed_on for share in shares if (warmed_on := other_task(share.task, *where))}
+    if strange and not resume:
+        flags = " ".join(f"--task {share.task}" for share in shares)
         stderr.print(
-            f"this model was warm-started on {warmed_on} and may know nothing of {run.task}; make one that does with: "
-            f"tinyzero warmstart --task {run.task} --output DIR, then train it with --model DIR",
+            f"this model was warm-started on {next(iter(strange.values()))} and may know nothing of "
+            f"{' and '.join(strange)}; make one that does with: "
+            f"tinyzero warmstart {flags} --output DIR, then train it with --model DIR",
             style="yellow",
             markup=False,
             soft_wrap=True,
         )
     stderr.print("loading PyTorch", style="dim")
+
+
+def _origins(layers: "Layers") -> "Iterator[str]":
+    """Where the settings are from that the user did not give himself."""
+    from tinyzero_trainer.configure import show
+    from tinyzero_trainer.layers import get, leaves
+
+    if layers.recipe is not None:
+        parts = (layers.recipe.full_size, layers.recipe.settings)
+        held = {key: value for part in parts for key, value in leaves(part) if get(layers.values, key) == value}
+        yield f"by recipe {layers.recipe.name}: {' '.join(f'{key}={show(value)}' for key, value in held.items())}"
+    if layers.suited:
+        yield f"with settings that suit it: {' '.join(f'{key}={show(value)}' for key, value in layers.suited.items())}"
+    if layers.left_out:
+        gone = "; ".join(f"{key} ({reason})" for key, reason in layers.left_out.items())
+        yield f"left out of those: {gone}"

@@ -5,10 +5,14 @@ Filled from TOML and `key=value` words by `tinyzero_sdk.settings`; checks across
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
+
+from tinyzero_trainer.effects import COMPARES_SAMPLES, idle_across, idle_in, refuse
+from tinyzero_trainer.named_losses import check_name
+from tinyzero_trainer.task_shares import TaskShare, read_shares, whole_entries
 
 PositiveInt = Annotated[int, Gt(0)]
 NonNegativeInt = Annotated[int, Ge(0)]
@@ -18,12 +22,16 @@ TestShare = Annotated[float, Gt(0), Le(0.5)]
 Fraction = Annotated[float, Ge(0), Le(1)]
 
 
+def _refuse_idle(group: str, settings: Any) -> None:
+    refuse(idle_in(group, vars(settings)), {group: settings})
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """What is run, and where."""
 
     task: str = ""
-    """Name of an installed task, or the path of a task file."""
+    """Name of an installed task, or the path of a task file; several tasks stand in `tasks` instead."""
 
     output: str = ""
     """Run directory; created if missing."""
@@ -40,8 +48,12 @@ class RunConfig:
     device: str = "auto"
     """`cpu`, `cuda`, or `auto` = a GPU where there is one."""
 
+    recipe: str | None = None
+    """Recipe whose settings stand below the user's own: its name (`tinyzero recipes` lists them), or a TOML file."""
+
     wrappers: tuple[str, ...] = ()
-    """Score wrappers put around the task's reward, by name, innermost first."""
+    """Score wrappers put around the task's reward in training, innermost first; one that needs a limit and is given
+    none, such as `overlong`, takes rollout.max_tokens. Evaluation reports the unshaped score."""
 
     allow_unsafe_scorers: bool = False
     """Run a scorer that its task says must not be trusted with a model's text, in the worker processes."""
@@ -53,6 +65,26 @@ class ModelConfig:
 
     path: str | None = None
     """Directory or Hub name of a transformers causal LM; none = the tiny model that comes with the trainer."""
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Small matrices trained beside frozen weights, through peft."""
+
+    rank: NonNegativeInt = 0
+    """Rank of the update of each matrix; 0 = all weights are trained. Takes about 10 × optimizer.learning_rate."""
+
+    alpha: PositiveInt | None = None
+    """The update is scaled by alpha / rank; none = twice the rank."""
+
+    rslora: bool = False
+    """Scale by alpha / √rank instead (arXiv 2312.03732), which keeps large ranks as quick as small ones."""
+
+    targets: tuple[str, ...] = ()
+    """Linear layers, by the last part of their names, e.g. q_proj; none named = all but the output head."""
+
+    def __post_init__(self) -> None:
+        _refuse_idle("lora", self)
 
 
 @dataclass(frozen=True)
@@ -73,6 +105,31 @@ class DataConfig:
 
     max_prompt_tokens: PositiveInt = 1024
     """Longer prompts stop the run before it starts."""
+
+
+@dataclass(frozen=True)
+class CurriculumConfig:
+    """Problems drawn by difficulty and measured pass rate, in each task apart."""
+
+    buckets: NonNegativeInt = 0
+    """Quantiles of the problems' difficulty, told apart by their pass rate; 0 = problems come as they are."""
+
+    target: Annotated[float, Gt(0), Lt(1)] = 0.5
+    """Pass rate of the bucket that is drawn most."""
+
+    decay: Annotated[float, Ge(0), Lt(1)] = 0.8
+    """Of the pass rates' exponential averages, per step."""
+
+    floor: Annotated[float, Gt(0), Lt(1)] = 0.1
+    """Least chance of any bucket to be drawn."""
+
+    def __post_init__(self) -> None:
+        _refuse_idle("curriculum", self)
+        if self.buckets * self.floor >= 1:
+            raise ValueError(
+                f"curriculum.floor={self.floor:g} leaves curriculum.buckets={self.buckets} no choice; "
+                f"set it below {1 / self.buckets:.3g}"
+            )
 
 
 @dataclass(frozen=True)
@@ -103,12 +160,34 @@ class RolloutConfig:
     max_sequences: PositiveInt = 512
     """Sequences generated at a time; bounds the memory of the KV cache."""
 
+    logprobs: Literal["never", "sample", "always"] = "sample"
+    """Whether the engine returns log-probabilities, which cost throughput: `sample` = in one step of ten, for the
+    metrics alone; `always` = in every step, where they are the old log-probabilities of the loss."""
 
-COMPARES_SAMPLES = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
-"""Advantages that compare the completions of a prompt with each other."""
+    def __post_init__(self) -> None:
+        _refuse_idle("rollout", self)
 
-DISCOUNTS = ("reinforce_pp", "remax", "gae")
-"""Advantages that give each token the return from it on."""
+
+@dataclass(frozen=True)
+class MismatchConfig:
+    """Corrects for an engine that samples from other probabilities than the policy's; needs rollout.logprobs=always."""
+
+    weights: Literal["token", "sequence"] | None = None
+    """Each token's loss is weighted with π_old/π_engine, of the token, or of the whole completion; none = it is not."""
+
+    cap: Annotated[float, Ge(1), Le(1e6)] = 2.0
+    """Weights above it are cut down to it."""
+
+    mask: tuple[NonNegativeFloat, Annotated[float, Gt(1), Le(1e6)]] | None = None
+    """Tokens whose π_old/π_engine lies outside are left out of the policy loss; with weights=sequence, completions."""
+
+    def __post_init__(self) -> None:
+        if self.mask is not None and self.mask[0] >= 1:
+            raise ValueError(
+                f"mismatch.mask={list(self.mask)} leaves out tokens on which engine and policy agree; "
+                "give [low, high] with low < 1 < high"
+            )
+        _refuse_idle("mismatch", self)
 
 
 @dataclass(frozen=True)
@@ -155,11 +234,7 @@ class WindowConfig:
     """Chance of a single step at full length."""
 
     def __post_init__(self) -> None:
-        effective = {"full": {"mode"}, "fixed": {"mode", "tokens"}}
-        for name, field_ in type(self).__dataclass_fields__.items():
-            useful = name in effective[self.mode] if self.mode in effective else name != "tokens"
-            if not useful and getattr(self, name) != field_.default:
-                raise ValueError(f"{name}={getattr(self, name)} has no effect with mode={self.mode!r}")
+        _refuse_idle("window", self)
 
 
 @dataclass(frozen=True)
@@ -176,7 +251,8 @@ class AlgorithmConfig:
     """λ of `gae`: 1 trusts the rewards alone, 0 the critic's next value."""
 
     policy_loss: str = "ppo"
-    """`ppo` (clipped surrogate), `gspo` (one ratio a completion), `cispo` (clipped weights), `reinforce`."""
+    """`ppo` (clipped surrogate), `gspo` (one ratio a completion), `cispo` (clipped weights), `reinforce`; or a function
+    of your own, by its file or module: ./my_loss.py:my_loss."""
 
     aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
         "token-mean"
@@ -214,33 +290,8 @@ class AlgorithmConfig:
     """Weight of the entropy bonus."""
 
     def __post_init__(self) -> None:
-        if self.policy_loss == "reinforce":
-            self._refuse("clip_low", "clip_high", "dual_clip", because="policy_loss='reinforce' clips nothing")
-        if self.policy_loss == "cispo":
-            self._refuse("dual_clip", because="policy_loss='cispo' bounds the ratio on both sides already")
-        if self.advantage not in DISCOUNTS:
-            self._refuse("discount", because=f"advantage={self.advantage!r} gives all tokens the same")
-        if self.advantage != "gae":
-            self._refuse("trace_decay", because=f"advantage={self.advantage!r} has no critic")
-        if not self.kl_coefficient:
-            names = ("kl_estimator", "kl_in", "kl_target", "kl_horizon", "final_kl_coefficient")
-            self._refuse(*names, because="kl_coefficient=0 leaves the KL out")
-        elif self.kl_target is not None:
-            self._refuse("final_kl_coefficient", because="with kl_target the coefficient adapts")
-        else:
-            self._refuse("kl_horizon", because="without kl_target the coefficient is fixed")
-        if self.kl_in == "reward" and (self.kl_estimator == "exact" or self.kl_estimator.endswith("+")):
-            raise ValueError(
-                f"kl_estimator={self.kl_estimator!r} with kl_in='reward': only the value counts there, "
-                "and it is that of a sampled token; take k1, abs, k2 or k3"
-            )
-
-    def _refuse(self, *names: str, because: str) -> None:
-        """Refuse settings that differ from their defaults, since they would have no effect."""
-        for name in names:
-            value = getattr(self, name)
-            if value != type(self).__dataclass_fields__[name].default:
-                raise ValueError(f"{name}={value!r} has no effect: {because}")
+        check_name(self.policy_loss)
+        _refuse_idle("algorithm", self)
 
 
 @dataclass(frozen=True)
@@ -280,8 +331,15 @@ class OptimizerConfig:
     micro_batch_tokens: PositiveInt = 16384
     """Tokens (padding included) in one forward and backward pass; changes memory and speed, never the loss."""
 
+    layout: Literal["padded", "packed"] = "padded"
+    """`packed` = sequences one after another, without padding; changes memory and speed, never the loss. Without a
+    kernel for sequences of unequal length, its attention costs the square of micro_batch_tokens."""
+
     max_bad_steps: PositiveInt = 3
     """Updates in a row with a non-finite loss or gradient (each is skipped) before the run stops."""
+
+    def __post_init__(self) -> None:
+        _refuse_idle("optimizer", self)
 
 
 @dataclass(frozen=True)
@@ -334,6 +392,9 @@ class EvalConfig:
     greedy: bool = True
     """Also evaluate with the likeliest token each time, before and after training."""
 
+    def __post_init__(self) -> None:
+        _refuse_idle("eval", self)
+
 
 @dataclass(frozen=True)
 class CheckpointConfig:
@@ -362,6 +423,9 @@ class LogConfig:
     rollouts_count: PositiveInt = 16
     """Completions in such a sample."""
 
+    def __post_init__(self) -> None:
+        _refuse_idle("log", self)
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -371,9 +435,15 @@ class TrainConfig:
     task: dict[str, Any] = field(default_factory=dict)
     """The task's own options (`tinyzero tasks NAME` lists them), e.g. task.numbers=[3,4]."""
 
+    tasks: dict[str, Any] = field(default_factory=dict)
+    """Several tasks: tasks.NAME.weight=2, tasks.NAME.options.KEY=…, and tasks.NAME.task=… if not called NAME."""
+
     model: ModelConfig = field(default_factory=ModelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    mismatch: MismatchConfig = field(default_factory=MismatchConfig)
     window: WindowConfig = field(default_factory=WindowConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -383,15 +453,34 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
+    def task_shares(self) -> tuple[TaskShare, ...]:
+        """The tasks of the run, whichever way they are named; nothing else looks at `run.task`, `task` and `tasks`."""
+        return read_shares(self.run.task, self.task, self.tasks)
+
+    @property
+    def wrappers(self) -> tuple[str, ...]:
+        """`run.wrappers` as `load_task` takes them: with rollout.max_tokens where a limit is needed and none is given.
+
+        Raises:
+            SettingsError: one of them is unknown.
+        """
+        from tinyzero_sdk.wrappers import with_limit
+
+        return with_limit(self.run.wrappers, self.rollout.max_tokens)
+
     def __post_init__(self) -> None:
+        object.__setattr__(self, "tasks", whole_entries(self.task_shares()))
         if self.optimizer.mini_batches > self.data.prompts_per_step:
             raise ValueError(
                 f"optimizer.mini_batches={self.optimizer.mini_batches} is more than "
                 f"data.prompts_per_step={self.data.prompts_per_step}; lower it or raise the batch"
             )
-        if self.algorithm.advantage != "gae" and self.critic != CriticConfig():
+        groups = {name: value for name, value in vars(self).items() if is_dataclass(value)}
+        refuse(idle_across({name: vars(value) for name, value in groups.items()}), groups)
+        if self.critic.warmup_steps >= self.run.steps:
             raise ValueError(
-                f"critic.* has no effect: algorithm.advantage={self.algorithm.advantage!r} has no critic; take gae"
+                f"critic.warmup_steps={self.critic.warmup_steps} leaves none of run.steps={self.run.steps} to the "
+                "policy; lower it or raise run.steps"
             )
         if self.rollout.samples_per_prompt == 1 and self.algorithm.advantage in COMPARES_SAMPLES:
             raise ValueError(

@@ -1,6 +1,6 @@
 """From flags, `key=value` words and TOML files to a configuration, and from the configuration's tree to its help.
 
-Later wins: defaults, what suits the model, the file, the words and flags. What the keys mean is in config.py.
+What the keys mean is in config.py, and what stands below the user's own settings in layers.py.
 """
 
 import difflib
@@ -15,6 +15,18 @@ from typing import TYPE_CHECKING, Any
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import Field, build, describe, merge, parse_words, read_toml, to_mapping
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.layers import (
+    Layers,
+    get,
+    idle_settings,
+    leaves,
+    nested,
+    put_together,
+    with_defaults,
+    without_idle,
+)
+from tinyzero_trainer.schedules import ending_schedules
+from tinyzero_trainer.task_shares import read_shares, same_task
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,6 +37,7 @@ RESUMABLE = (
     "run.device",
     "rollout.max_sequences",
     "optimizer.micro_batch_tokens",
+    "optimizer.layout",
     "reward.workers",
     "reward.memory_limit_gb",
     "eval.every",
@@ -73,17 +86,23 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
         SettingsError: a key is unknown, or given twice, or a file cannot be read.
     """
     said = parse_words(words)
-    given = dict(_leaves(said))
+    given, flagged = dict(leaves(said)), dict[str, Any]()
     for key, value in flags.items():
         if value is None:
             continue
         if key in given:
             raise SettingsError(f"{key} is given twice, as a flag and as {key}={given[key]}; give it once")
-        said = merge(said, _nested(key, value))
+        flagged = merge(flagged, nested(key, value))
+    said = merge(flagged, said)  # the order of --task is that of the tasks
     check_known(cls, said)
     if file is None:
         return said
     content = read_toml(file)
+    if (made_with := get(content, "run.recipe")) and get(said, "run.recipe") not in (None, made_with):
+        raise SettingsError(
+            f"{file} is of the recipe {made_with}, and a file's settings stand above a recipe's; take the recipe "
+            f"{get(said, 'run.recipe')} without it, or leave that out"
+        )
     try:
         check_known(cls, content)
     except SettingsError as error:
@@ -99,7 +118,7 @@ def check_known(cls: type, values: Mapping[str, Any]) -> None:
     """
     fields = {field.key: field.type for field in describe(cls)}
     groups = {key.partition(".")[0] for key in fields if "." in key}
-    for key, value in _leaves(values):
+    for key, value in leaves(values):
         if key in fields or fields.get(key.partition(".")[0]) == TABLE:
             if value is None and key not in fields:
                 raise SettingsError(
@@ -114,22 +133,8 @@ def check_known(cls: type, values: Mapping[str, Any]) -> None:
             raise SettingsError(f"unknown key {key!r}{hint} (--help lists all keys)")
 
 
-def suiting(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Settings that suit the model and the task of `values`, as a warm start recorded them; empty if none did."""
-    from tinyzero_trainer.presets import preset
-
-    task, model = _get(values, "run.task") or "", _get(values, "model.path")
-    return preset(task) if model is None else preset(task, Path(model))
-
-
-def suiting_words(values: Mapping[str, Any]) -> list[str]:
-    """What `suiting` adds to `values`, as `key=value` words."""
-    said = dict(_leaves(values))
-    return [f"{key}={show(value)}" for key, value in _leaves(suiting(values)) if key not in said]
-
-
 def make_config(values: Mapping[str, Any]) -> TrainConfig:
-    """A configuration from a nested mapping, on top of what suits the model.
+    """A configuration from a nested mapping, on top of its recipe and what suits the model.
 
     Raises:
         SettingsError: an unknown key, a wrong type, an impossible combination, no task, or a model that is not there.
@@ -138,10 +143,27 @@ def make_config(values: Mapping[str, Any]) -> TrainConfig:
         >>> make_config({"run": {"task": "countdown"}, "model": {"path": "gpt2"}}).model.path
         'gpt2'
     """
-    if not _get(values, "run.task"):
+    if not get(values, "run.task") and not values.get("tasks"):
         raise SettingsError("no task is named; give --task, or run.task in the file")
-    _refuse_missing_directory(_get(values, "model.path"))
-    return build(TrainConfig, merge(suiting(values), values))
+    _refuse_missing_directory(get(values, "model.path"))
+    return build_layers(put_together(values), values)
+
+
+def build_layers(layers: Layers, said: Mapping[str, Any]) -> TrainConfig:
+    """The configuration of some layers.
+
+    Raises:
+        SettingsError: as `build`; if a setting of the recipe has no effect under what was said, that is told.
+    """
+    if layers.recipe is not None:
+        said_keys, idle, defaults = dict(leaves(said)), idle_settings(layers.values), with_defaults({})
+        for key, value in leaves(layers.recipe.settings):
+            if key in idle and key not in said_keys and value != get(defaults, key):
+                raise SettingsError(
+                    f"{key}={show(value)} of the recipe {layers.recipe.name} has no effect: {idle[key]}; "
+                    f"give {key}={show(get(defaults, key))} too, or do without the recipe"
+                )
+    return build(TrainConfig, layers.values)
 
 
 def _refuse_missing_directory(model: str | None) -> None:
@@ -166,16 +188,33 @@ def resume_config(directory: Path, values: Mapping[str, Any]) -> TrainConfig:
     if not file.exists():
         raise SettingsError(f"{directory} holds no run to resume; leave out --resume to start one")
     saved = build(TrainConfig, read_toml(file))
-    config = build(TrainConfig, merge(merge(to_mapping(saved), values), _nested("run.output", str(directory))))
-    before, after = _flat(saved), _flat(config)
+    # What was saved yields where a change leaves it without effect, if it may be changed at all.
+    kept, dropped = without_idle(to_mapping(saved), values)
+    if not dropped.keys() <= set(RESUMABLE):
+        kept = to_mapping(saved)
+    try:
+        config = build(TrainConfig, merge(merge(kept, values), nested("run.output", str(directory))))
+    except SettingsError:
+        _refuse_changes(saved, _flat(saved) | dict(leaves(values)))  # then that is the reason
+        raise
+    _refuse_changes(saved, _flat(config))
+    if config.run.steps < saved.run.steps:
+        raise SettingsError(f"--resume can raise run.steps={saved.run.steps}, but not lower it; leave it out")
+    if config.run.steps > saved.run.steps and (schedules := ending_schedules(saved)):
+        raise SettingsError(
+            f"--resume cannot raise run.steps={saved.run.steps}, where {' and '.join(schedules)} ends: it would jump "
+            "back; leave it out, or start a run in another --output"
+        )
+    return config
+
+
+def _refuse_changes(saved: TrainConfig, after: Mapping[str, Any]) -> None:
+    before = _flat(saved)
     for key in sorted(before.keys() | after.keys()):
         old, new = before.get(key), after.get(key)
         if old != new and key not in RESUMABLE:
             change = f"{key} from {show(old)} to {show(new)}"
             raise SettingsError(f"--resume cannot change {change}; leave it out, or start a run in another --output")
-    if config.run.steps < saved.run.steps:
-        raise SettingsError(f"--resume can raise run.steps={saved.run.steps}, but not lower it; leave it out")
-    return config
 
 
 def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
@@ -187,13 +226,17 @@ def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
     Raises:
         SettingsError: a key that has no effect, or whatever `make_config` refuses.
     """
-    for key, _ in _leaves(values):
+    if values.get("tasks"):
+        raise SettingsError("an evaluation is of one task; give --task TASK, and its options as task.KEY=…")
+    for key, _ in leaves(values):
         if key not in EVALUATION_KEYS and not key.startswith("task."):
             raise SettingsError(f"{key} has no effect on an evaluation; leave it out (--help lists what has)")
-    model = _get(values, "model.path")
+    model = get(values, "model.path")
     if model and (run := _run_of(Path(model))):
-        values = merge(_inherited(run, values), values)
-        values = merge(values, _nested("model.path", str(_newest_checkpoint(run) if run == Path(model) else model)))
+        inherited = _inherited(run, values)
+        # What a run calls its task need not be the task's own name.
+        values = merge(merge(inherited, values), {"run": inherited.get("run", {})})
+        values = merge(values, nested("model.path", str(_newest_checkpoint(run) if run == Path(model) else model)))
     return make_config(values)
 
 
@@ -215,13 +258,19 @@ def _newest_checkpoint(run: Path) -> Path:
 def _inherited(run: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     """What an evaluation takes from the run's configuration; nothing of its task if another one is asked for."""
     saved = read_toml(run / "config.toml")
-    same_task = _get(values, "run.task") in (None, _get(saved, "run.task"))
-    keys = ("run.task", "data.", "rollout.max_tokens", "eval.size", *(("task.",) if same_task else ()))
     inherited: dict[str, Any] = {}
-    for key, value in _leaves(saved):
-        if key.startswith(keys):
-            inherited = merge(inherited, _nested(key, value))
-    return inherited
+    for key, value in leaves(saved):
+        if key.startswith(("data.", "rollout.max_tokens", "eval.size")):
+            inherited = merge(inherited, nested(key, value))
+    shares = read_shares(get(saved, "run.task") or "", saved.get("task", {}), saved.get("tasks", {}))
+    asked = get(values, "run.task")
+    if asked is None and len(shares) > 1:
+        names = ", ".join(share.title for share in shares)
+        raise SettingsError(f"{run} was trained on several tasks; choose one of them with --task: {names}")
+    found = [share for share in shares if asked in (None, share.name) or same_task(share.task, asked)]
+    if not found:
+        return inherited
+    return inherited | {"run": {"task": found[0].task}, "task": dict(found[0].options)}
 
 
 def fingerprint(config: TrainConfig) -> str:
@@ -281,7 +330,8 @@ def markdown() -> str:
         "# Configuration",
         "",
         "Every key of `tinyzero train`, as `key=value` on the command line or in a TOML file (`--config FILE`).",
-        "Later wins: the defaults below, what suits the model that comes with the trainer, the file, the command line.",
+        "Later wins: the defaults below, what suits the model (a warm start records it), the recipe (`--recipe`), the",
+        "file, the command line. A recipe's figures for models of full size stand below what suits the model.",
         "What came of it is saved as `config.toml` in the run directory, and can be given to `--config` again.",
         "",
         "Keys marked ↻ may be changed with `--resume`: they bear on speed, memory and records, not on what is learnt.",
@@ -336,23 +386,5 @@ def _nearest(key: str, known: Sequence[str]) -> list[str]:
     return same or difflib.get_close_matches(key, known, n=1)
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
 def _flat(config: TrainConfig) -> dict[str, Any]:
-    return dict(_leaves(to_mapping(config)))
-
-
-def _get(values: Mapping[str, Any], key: str) -> Any:
-    return dict(_leaves(values)).get(key)
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return value
+    return dict(leaves(to_mapping(config)))

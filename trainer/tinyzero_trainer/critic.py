@@ -99,7 +99,9 @@ class Critic:
 
     def _micro_batches(self, samples: Sequence[Sample]) -> Iterator[MicroBatch]:
         budget, device = self._shared.micro_batch_tokens, self.model.body.device
-        return micro_batches(samples, token_budget=budget, pad_id=self._pad_id, device=device)
+        return micro_batches(
+            samples, token_budget=budget, pad_id=self._pad_id, device=device, layout=self._shared.layout
+        )
 
     def save(self, directory: Path) -> None:
         """Write weights and moments."""

@@ -3,6 +3,7 @@
 It observes and never decides: a number that is missing is left out, and nothing here reaches `metrics.jsonl`.
 """
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from tinyzero_trainer.metrics import ACCURACY, LENGTH, REWARD, THROUGHPUT
+from tinyzero_trainer.metrics import ACCURACY, LENGTH, REWARD, THROUGHPUT, task_accuracy_key
 
 STEP_SECONDS = 2.0
 """Plain output: least time between two lines about steps."""
@@ -25,6 +26,10 @@ STEP_SECONDS = 2.0
 PHASE_SECONDS = 5.0
 """Plain output: least time between two lines about a phase."""
 
+LINE_WIDTH = 80
+"""Plain output: most columns of a line about a step."""
+
+ACCURACY_OF_TASK = re.compile(re.escape(task_accuracy_key("NAME")).replace("NAME", "(.+)"))
 SPARKLINE_WIDTH = 40
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -83,8 +88,8 @@ class Display:
             console: where progress goes; stderr if None, so that stdout holds results only.
             clock: seconds, for the time left and for how often plain lines come.
         """
-        self._console = console or Console(stderr=True, highlight=False)
-        self._results = console or Console(highlight=False)
+        self._console = console or Console(stderr=True, highlight=False, emoji=False)
+        self._results = console or Console(highlight=False, emoji=False)
         self._clock = clock
         self._phase: _Phase | None = None
         self._training: _Training | None = None
@@ -147,12 +152,15 @@ class Display:
             training.rewards.append(reward)
         due = now - self._spoken >= STEP_SECONDS or step in (training.first + 1, training.steps)
         if not self._live and due:
-            self._say(f"{training.count(now)}  {_summary(metrics)}".rstrip())
+            self._say(_step_line(training.count(now), metrics))
 
-    def held_out(self, step: int, accuracy: float) -> None:
-        """Held-out accuracy after a step; 0 = before training."""
+    def held_out(self, step: int, accuracies: Mapping[str, float]) -> None:
+        """Held-out accuracy on each task after a step; 0 = before training."""
         when = f"after step {step:,}" if step else "before training"
-        self.note(f"held-out accuracy {when}: {_percent(accuracy)}")
+        parts = [_percent(accuracy) for accuracy in accuracies.values()]
+        if len(accuracies) > 1:
+            parts = [f"{name} {part}" for name, part in zip(accuracies, parts, strict=True)]
+        self.note(f"held-out accuracy {when}: {', '.join(parts)}")
 
     def note(self, text: str) -> None:
         """One line that stays."""
@@ -192,6 +200,8 @@ class Display:
             parts.append(_bar(training.done, training.steps, training.count(now)))
             if training.metrics:
                 parts.append(Text(_summary(training.metrics)))
+                if by_task := _by_task(training.metrics):
+                    parts.append(Text(by_task))
             if len(training.rewards) > 1:
                 parts.append(Text(f"reward so far  {sparkline(training.rewards)}", style="dim"))
         if phase is not None:
@@ -202,15 +212,15 @@ class Display:
         return Group(*parts)
 
 
-def outcome_line(before: float, after: float, *, problems: int, temperature: float) -> str:
-    """What a run achieved, in one line.
+def outcome_line(before: float, after: float, *, problems: int, temperature: float, task: str | None = None) -> str:
+    """What a run achieved, in one line; `task` says on which, where there are several.
 
     Example:
         >>> outcome_line(0.231, 0.49, problems=1024, temperature=1.0)
         'held-out accuracy: 23.1 % -> 49.0 % (+25.9 points; 1,024 problems at T=1)'
     """
     gain = f"{100 * (after - before):+.1f} points; {problems:,} problems at T={temperature:g}"
-    return f"held-out accuracy: {_percent(before)} -> {_percent(after)} ({gain})"
+    return f"{task or 'held-out accuracy'}: {_percent(before)} -> {_percent(after)} ({gain})"
 
 
 def _bar(done: int, total: int, text: str) -> Table:
@@ -245,6 +255,20 @@ def _summary(metrics: Mapping[str, Any]) -> str:
         THROUGHPUT: lambda value: f"{value:,.0f} tokens/s",
     }
     return "  ".join(form(metrics[name]) for name, form in shown.items() if metrics.get(name) is not None)
+
+
+def _step_line(count: str, metrics: Mapping[str, Any]) -> str:
+    """One line for a step: with several tasks the accuracy of each in place of the mean, as far as there is room."""
+    by_task = _by_task(metrics)
+    reward = f"reward {metrics[REWARD]:.3f}  " if metrics.get(REWARD) is not None else ""
+    line = f"{count}  {reward}{by_task}"
+    return line if by_task and len(line) <= LINE_WIDTH else f"{count}  {_summary(metrics)}".rstrip()
+
+
+def _by_task(metrics: Mapping[str, Any]) -> str:
+    """Accuracy in training on each task; empty where there is one task only."""
+    found = ((ACCURACY_OF_TASK.fullmatch(name), value) for name, value in metrics.items())
+    return "  ".join(f"{match[1]} {_percent(value)}" for match, value in found if match and value is not None)
 
 
 def _percent(share: float) -> str:

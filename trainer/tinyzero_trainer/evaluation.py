@@ -52,8 +52,8 @@ def _summary(completed: Sequence[Sample], samples: int, seconds: float) -> Evalu
 
 def evaluate_model(
     config: TrainConfig, *, samples: int, temperature: float, display: Display, stop: StopFlag
-) -> EvaluationResult:
-    """Evaluate `config.model` on `config.eval.size` held-out problems of `config.run.task`.
+) -> dict[str, EvaluationResult]:
+    """Evaluate `config.model` on `config.eval.size` held-out problems of each of its tasks, by the task's name.
 
     Args:
         config: as for training; what concerns training alone is not used.
@@ -63,12 +63,13 @@ def evaluate_model(
         stop: polled while generating.
     """
     with build_roles(config, display=display, training=False) as roles:
-        prompts = roles.prompts.held_out(config.eval.size)
-        params = SamplingParams(config.rollout.max_tokens, temperature)
-        display.phase("evaluating", len(prompts) * samples, "completions")
-        result, _ = evaluate(roles, prompts, params, samples=samples, seed=config.run.seed, stop=stop)
+        params, results = SamplingParams(config.rollout.max_tokens, temperature), {}
+        for name, role in roles.tasks.items():
+            prompts = role.prompts.held_out(config.eval.size)
+            display.phase(f"evaluating on {name}", len(prompts) * samples, "completions")
+            results[name], _ = evaluate(roles, prompts, params, samples=samples, seed=config.run.seed, stop=stop)
         display.end_phase()
-    return result
+    return results
 
 
 def write_samples(path: Path, completed: Sequence[Sample]) -> None:
@@ -82,6 +83,7 @@ def sample_row(sample: Sample) -> dict[str, Any]:
     """One completion as an outputs row: what was asked, what was answered, and the verdict."""
     verdict: Score = sample.score
     return {
+        "task": sample.prompt.task,
         "prompt": sample.prompt.text,
         "completion": sample.text,
         "ground_truth": sample.prompt.item.ground_truth,

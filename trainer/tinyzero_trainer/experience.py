@@ -1,7 +1,7 @@
 """A scored batch as the update takes it: completions with what each of their tokens is worth."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import torch
@@ -21,8 +21,8 @@ class Experience:
     lengths: Tensor
     """[completions] tokens of each."""
 
-    old_logprobs: Tensor
-    """[tokens] log π of each token before the update."""
+    old_logprobs: Tensor | None
+    """[tokens] log π of each token before the update; None = what the update's own, only pass finds."""
 
     advantages: Tensor
     """[tokens]"""
@@ -36,6 +36,9 @@ class Experience:
     importance: Tensor | None = None
     """[tokens] weight of each token's loss, for what the engine sampled and the policy would not; None = 1."""
 
+    engine_logprobs: Tensor | None = None
+    """[tokens] log-probabilities as the engine has them, for metrics alone; None where it was not asked."""
+
     def select(self, rows: Sequence[int]) -> Self:
         """The completions in these rows, in their order."""
         columns = {
@@ -43,7 +46,8 @@ class Experience:
             for field in fields(self)
             if field.name not in ("samples", "lengths") and (values := getattr(self, field.name)) is not None
         }
-        return type(self)([self.samples[row] for row in rows], self.lengths[torch.tensor(rows)], **columns)
+        samples = [self.samples[row] for row in rows]
+        return replace(self, samples=samples, lengths=self.lengths[torch.tensor(rows)], **columns)
 
     def counted(self, rows: Sequence[int]) -> list[int]:
         """Those of `rows` that count in the loss."""

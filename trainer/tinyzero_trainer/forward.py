@@ -93,9 +93,30 @@ def sampled_logprobs(model: PreTrainedModel, batch: MicroBatch, *, temperature: 
 
 def completion_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Last hidden states [tokens, hidden] from which the completion tokens are predicted."""
-    output = model.base_model(input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False)
+    # Not every architecture knows positions: they are given only where they are needed.
+    positions = {} if batch.positions is None else {"position_ids": batch.positions}
+    output = model.base_model(input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False, **positions)
     states: Tensor = output.last_hidden_state[batch.predicts]
     return states
+
+
+@torch.no_grad()
+def keeps_packed_apart(model: PreTrainedModel) -> bool:
+    """Whether a packed sequence leaves no trace in the one behind it: some architectures ignore where it ends."""
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2]], device=model.device)
+    was_training = model.training
+    model.eval()
+    seconds = []
+    try:
+        for first in ([4, 5, 6], [6, 7, 4]):
+            tokens = torch.tensor([[*first, 1, 2, 3]], device=model.device)
+            output = model.base_model(input_ids=tokens, position_ids=positions, use_cache=False)
+            seconds.append(output.last_hidden_state[:, 3:])
+    except TypeError:  # it knows no positions at all
+        return False
+    finally:
+        model.train(was_training)
+    return torch.equal(*seconds)
 
 
 def head_of(model: PreTrainedModel) -> Head:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tinyzero_sdk import Completion, Task, load_task
+from tinyzero_sdk import Completion, Task
 from tinyzero_sdk.evaluation import EvaluationPlan, EvaluationRequest, Keep, Problem, Sampler
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.task_shares import load_shares
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,12 +42,10 @@ class LocalModels:
             "rollout.max_tokens": request.max_tokens,
         }
         config = evaluation_config(gather(TrainConfig, flags, request.words))
-        task = load_task(
-            config.run.task,
-            options=config.task,
-            wrappers=config.run.wrappers,
+        (task,) = load_shares(
+            config.task_shares(),
             allow_unsafe_scorers=request.allow_unsafe_scorers,
-        )
+        ).values()
         calm_threads()
         return EvaluationPlan(
             task=task,

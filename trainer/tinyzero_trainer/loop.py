@@ -5,6 +5,7 @@ Line k of `metrics.jsonl` is written before checkpoint k, so a run resumed from 
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -16,6 +17,7 @@ from tinyzero_sdk.records import Json
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer import checkpoint as checkpoints
+from tinyzero_trainer import mismatch
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.configure import check_fingerprint, fingerprint
 from tinyzero_trainer.curve import draw_curve
@@ -23,6 +25,7 @@ from tinyzero_trainer.display import Display, outcome_line
 from tinyzero_trainer.evaluation import evaluate, write_samples
 from tinyzero_trainer.interrupts import Interrupted, StopFlag, catch_signals
 from tinyzero_trainer.metrics import MetricsLog, greedy_key, held_out_key, read_metrics, size_key
+from tinyzero_trainer.mixing import some_of_each
 from tinyzero_trainer.models import save_model
 from tinyzero_trainer.records import Prompt, Sample
 from tinyzero_trainer.roles import Roles, StopRequested, build_roles
@@ -37,17 +40,25 @@ STATE_DIRECTORY = "training_state"
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """Held-out accuracy on one task, sampled, on the same problems both times."""
+
+    before: float
+    """Before training."""
+
+    after: float
+    """After training."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrainResult:
     """What a finished run leaves behind."""
 
     output: Path
     """The run directory."""
 
-    accuracy_before: float
-    """Held-out accuracy before training, sampled."""
-
-    accuracy_after: float
-    """Held-out accuracy after training, sampled, on the same problems."""
+    accuracy: Mapping[str, Change]
+    """What training changed, by the task's name."""
 
 
 @dataclass(slots=True)
@@ -77,10 +88,10 @@ class RunState:
 
 
 def train(config: TrainConfig, *, resume: bool = False) -> TrainResult:
-    """Train a model on a task.
+    """Train a model on a task, or several.
 
     Args:
-        config: the whole configuration; `run.task` and `run.output` are required.
+        config: the whole configuration; `run.task` or `tasks`, and `run.output`, are required.
         resume: go on from the newest sound checkpoint in `run.output`.
 
     Raises:
@@ -122,13 +133,19 @@ class _Run:
         self.policy, self.display = roles.policy, roles.display
         self.state = RunState()
         self.saved_step: int | None = None  # newest checkpoint of this state
-        self.held_out: list[Prompt] = []
+        self.held_out: dict[str, list[Prompt]] = {}
 
     def execute(self, found: checkpoints.Checkpoint | None) -> TrainResult:
         """Train until `run.steps`, or until a signal."""
         config, state = self.config, self.restore(found)
+        self.display.note(self.roles.language_model.trained)
+        for line in mismatch.notes(config):
+            self.display.note(line)
         self.display.phase("drawing held-out problems")
-        self.held_out = self.roles.prompts.held_out(config.eval.size)
+        self.held_out = {name: role.prompts.held_out(config.eval.size) for name, role in self.roles.tasks.items()}
+        for name, prompts in self.held_out.items():
+            if len(prompts) < config.eval.size:
+                self.display.note(f"{name} has {len(prompts):,} held-out problems only; all of them are taken")
         training = TrainingStep(config, self.roles, state.carried, self.stop, self.run.rollouts)
         try:
             if state.pending is not None:
@@ -138,7 +155,8 @@ class _Run:
                 samples, metrics, seconds = training.take(state.step + 1)
                 metrics |= self.totals(samples, seconds)
                 if config.log.rollouts_every and (state.step + 1) % config.log.rollouts_every == 0:
-                    write_samples(self.run.rollouts_file(state.step + 1), samples[: config.log.rollouts_count])
+                    shown = some_of_each(samples, len(self.roles.tasks), config.log.rollouts_count)
+                    write_samples(self.run.rollouts_file(state.step + 1), shown)
                 state.step += 1
                 state.pending = metrics
                 self.close_step(metrics)
@@ -189,29 +207,42 @@ class _Run:
         self.state.pending = None
 
     def evaluate(self, *, thorough: bool) -> dict[str, float]:
-        """Held-out accuracy; thorough = on all held-out problems, and greedily too."""
-        config, name = self.config.eval, self.roles.task.name
-        prompts = self.held_out if thorough else self.held_out[: config.during_size]
+        """Held-out accuracy on each task; thorough = on all held-out problems, and greedily too."""
+        metrics: dict[str, float] = {}
+        for name in self.held_out:
+            metrics |= self.evaluate_task(name, thorough=thorough)
+        self.display.end_phase()
+        self.display.held_out(self.state.step, {name: metrics[held_out_key(name)] for name in self.held_out})
+        return metrics
+
+    def evaluate_task(self, name: str, *, thorough: bool) -> dict[str, float]:
+        """Held-out accuracy on one task."""
+        config = self.config.eval
+        prompts = self.held_out[name] if thorough else self.held_out[name][: config.during_size]
+        which = "held-out problems" if len(self.held_out) == 1 else f"held-out problems of {name}"
         modes = {held_out_key(name): config.temperature}
         if thorough and config.greedy:
             modes[greedy_key(name)] = 0.0
         metrics = {size_key(name): float(len(prompts))}
         for key, temperature in modes.items():
             how = "greedily" if temperature == 0 else f"sampled at temperature {temperature:g}"
-            self.display.phase(f"evaluating on held-out problems, {how}", len(prompts), "problems")
+            self.display.phase(f"evaluating on {which}, {how}", len(prompts), "problems")
             params = SamplingParams(self.config.rollout.max_tokens, temperature)
             # The same seed each time: two evaluations differ by the policy, not by the draw.
             seed = derive_seed("evaluation", self.config.run.seed)
             result, _ = evaluate(self.roles, prompts, params, samples=1, seed=seed, stop=self.stop)
             metrics[key] = result.accuracy
-        self.display.end_phase()
-        self.display.held_out(self.state.step, metrics[held_out_key(name)])
         return metrics
 
     def restore(self, found: checkpoints.Checkpoint | None) -> RunState:
         """Take over a checkpoint's state, or begin; cut the metrics that lie past it."""
         self.run.save_config(self.config)  # also when resumed: run.steps may have been raised
         if found is None:
+            model = self.roles.language_model
+            self.state.pending = {
+                "model/parameters": float(model.parameters),
+                "model/trained_parameters": float(model.trained_parameters),
+            }
             self.log.cut_after(-1)
             return self.state
         directory = found.path / STATE_DIRECTORY
@@ -241,41 +272,49 @@ class _Run:
                 self.roles.critic.save(state_directory)
             (state_directory / STATE_FILE).write_text(json.dumps(asdict(self.state)))
 
-        weights = sum(parameter.nbytes for parameter in language_model.model.parameters())
+        weights, trained = language_model.parameters * 4, language_model.trained_parameters * 4  # float32
         checkpoints.save(
             self.run.checkpoints,
             self.state.step,
             fill,
             meta=self.checkpoint_meta(),
             keep=self.config.checkpoint.keep,
-            # And AdamW's two moments; as much again for a critic.
-            expected_bytes=(3 if self.roles.critic is None else 6) * weights,
+            # And AdamW's two moments; a critic is as large as the model and trained as a whole.
+            expected_bytes=weights + 2 * trained + (0 if self.roles.critic is None else 3 * weights),
         )
         self.saved_step = self.state.step
 
     def checkpoint_meta(self) -> dict[str, Json]:
         """What a checkpoint's manifest says of the run."""
-        task = self.roles.task
         return {
             "config": fingerprint(self.config),
-            "task": {"name": task.name, "version": task.version},
+            "tasks": {name: role.task.version for name, role in self.roles.tasks.items()},
             "torch": torch.__version__,
             "world_size": 1,
         }
 
     def finish(self) -> TrainResult:
         """Draw the curve and say what was reached."""
-        name = self.roles.task.name
         lines = {int(line["step"]): line for line in read_metrics(self.run.metrics)}
-        before, after = (lines[step][held_out_key(name)] for step in (0, self.config.run.steps))
-        outcome = outcome_line(before, after, problems=len(self.held_out), temperature=self.config.eval.temperature)
+        first, last = lines[0], lines[self.config.run.steps]
+        accuracy = {name: Change(first[held_out_key(name)], last[held_out_key(name)]) for name in self.held_out}
+        outcomes = [
+            outcome_line(
+                change.before,
+                change.after,
+                problems=len(self.held_out[name]),
+                temperature=self.config.eval.temperature,
+                task=name if len(accuracy) > 1 else None,
+            )
+            for name, change in accuracy.items()
+        ]
         try:
-            draw_curve(self.run.metrics, self.run.curve, task=name, model=self.roles.language_model.name)
+            draw_curve(self.run.metrics, self.run.curve, tasks=list(accuracy), model=self.roles.language_model.name)
             picture = f"curve: {self.run.curve}"
         except TinyZeroError as error:  # a picture must not cost the result
             picture = f"no curve: {error}"
-        self.display.done(outcome, picture, f"model: {self.run.checkpoints / f'step_{self.state.step}'}")
-        return TrainResult(self.run.path, before, after)
+        self.display.done(*outcomes, picture, f"model: {self.run.checkpoints / f'step_{self.state.step}'}")
+        return TrainResult(self.run.path, accuracy)
 
 
 def _trackers(config: TrainConfig, run: RunDirectory, display: Display) -> Trackers:

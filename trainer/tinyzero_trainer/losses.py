@@ -2,7 +2,8 @@
 
 A policy loss gives one value a completion token; `token_weights` turns the mini-batch's lengths into a weight for each
 token, and the loss is the weighted sum. The weights know the whole mini-batch, so no split into micro-batches
-changes the loss. A new loss is one function under `@policy_loss("name")`.
+changes the loss. A new loss is one function under `@policy_loss("name")` here, or one of the user's own elsewhere,
+which `algorithm.policy_loss` names by its file or module.
 """
 
 from collections.abc import Callable
@@ -12,8 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer import ragged
 from tinyzero_trainer.divergences import LOG_RATIO_BOUND
+from tinyzero_trainer.named_losses import load_function
 
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
@@ -67,6 +70,32 @@ def policy_loss(name: str) -> Callable[[LossFunction], LossFunction]:
         return function
 
     return register
+
+
+def find_policy_loss(name: str) -> LossFunction:
+    """The policy loss of this name: one registered here, or a user's own by `file.py:function` or `module:function`.
+
+    Raises:
+        SettingsError: there is none, or, once it is called, what it gives is no `PolicyLoss` of the right shape.
+    """
+    if name in POLICY_LOSSES:
+        return POLICY_LOSSES[name]
+    function = load_function(name)
+
+    def checked(logprobs: Tensor, given: Surroundings) -> PolicyLoss:
+        result = function(logprobs, given)
+        if not isinstance(result, PolicyLoss):
+            raise SettingsError(f"algorithm.policy_loss={name} returned {type(result).__name__}, expected a PolicyLoss")
+        for field in ("loss", "ratio", "clipped"):
+            shape = tuple(getattr(result, field).shape)
+            if shape != tuple(logprobs.shape):
+                raise SettingsError(
+                    f"algorithm.policy_loss={name}: its {field} has the shape {shape}, expected one value for each of "
+                    f"{len(logprobs)} tokens"
+                )
+        return result
+
+    return checked
 
 
 @policy_loss("ppo")

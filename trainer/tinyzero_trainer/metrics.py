@@ -39,6 +39,16 @@ def size_key(task: str) -> str:
     return f"val-aux/{task}/size"
 
 
+def task_key(task: str, what: str) -> str:
+    """A number of one task in a training step, where there are several tasks."""
+    return f"task/{task}/{what}"
+
+
+def task_accuracy_key(task: str) -> str:
+    """Share of the completions sampled for one task in a training step that is correct."""
+    return task_key(task, "acc")
+
+
 class MetricsError(TinyZeroError):
     """The metrics of a run cannot be written."""
 

@@ -12,6 +12,8 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.lora import DIRECTORY as ADAPTER_DIRECTORY
+from tinyzero_trainer.lora import Adapter, merged_state
 from tinyzero_trainer.presets import BUILT_IN_MODEL
 
 
@@ -38,10 +40,29 @@ class LanguageModel:
     pad_id: int
     """Token that fills up batches; always masked."""
 
+    adapter: Adapter | None = None
+    """What is trained instead of all weights, if something is."""
+
     @property
     def context(self) -> int:
         """Longest sequence the model was made for."""
         return int(getattr(self.model.config, "max_position_embeddings", 0) or 2**31)
+
+    @property
+    def parameters(self) -> int:
+        """How many there are, those of an adapter included."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def trained_parameters(self) -> int:
+        """How many of them are trained."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+    @property
+    def trained(self) -> str:
+        """What is trained, in words."""
+        part = f"{self.trained_parameters:,} of {self.parameters:,}" if self.adapter else f"all {self.parameters:,}"
+        return f"training {part} parameters"
 
 
 def choose_device(name: str) -> torch.device:
@@ -67,9 +88,10 @@ def load_model(path: str | None, device: torch.device) -> LanguageModel:
         device: where the weights go.
 
     Raises:
-        ModelError: it cannot be found or loaded; the message keeps the reason.
+        ModelError: it cannot be found or loaded, or is an adapter; the message keeps the reason.
     """
     source = path or str(BUILT_IN_MODEL)
+    _refuse_adapter(source, Path(source, "adapter_config.json").exists())
     with _quiet_transformers():
         try:
             tokenizer = AutoTokenizer.from_pretrained(source)
@@ -78,8 +100,16 @@ def load_model(path: str | None, device: torch.device) -> LanguageModel:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             advice = "give a directory with config.json, safetensors and tokenizer, or a model name on the Hub"
             raise ModelError(f"cannot load the model {source!r} ({reason}); {advice}") from error
+    _refuse_adapter(source, getattr(model, "_hf_peft_config_loaded", False))  # transformers loads those of the Hub
     model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
     return from_parts(path or "the built-in tiny model", model, tokenizer)
+
+
+def _refuse_adapter(source: str, is_adapter: bool) -> None:
+    if is_adapter:
+        raise ModelError(
+            f"{source} is an adapter, not a model; give a model that has it merged (a run's checkpoints/step_N has)"
+        )
 
 
 def from_parts(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LanguageModel:
@@ -99,10 +129,12 @@ def from_parts(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
 
 
 def save_model(directory: Path, language_model: LanguageModel) -> None:
-    """Write weights and tokenizer as transformers and vLLM load them."""
+    """Write weights and tokenizer as transformers and vLLM load them: an adapter merged, and beside it by itself."""
     with _quiet_transformers():
-        language_model.model.save_pretrained(directory)
+        language_model.model.save_pretrained(directory, state_dict=merged_state(language_model.model))
         language_model.tokenizer.save_pretrained(directory)
+    if language_model.adapter is not None:
+        language_model.adapter.save(directory / ADAPTER_DIRECTORY)
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]]) -> tuple[str, list[int]]:

@@ -11,9 +11,10 @@ from tinyzero_trainer import ragged
 from tinyzero_trainer.batching import MicroBatch, micro_batches, mini_batch_rows
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.forward import sampled_logprobs, token_statistics
-from tinyzero_trainer.losses import POLICY_LOSSES, Surroundings, token_weights
-from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.forward import keeps_packed_apart, sampled_logprobs, token_statistics
+from tinyzero_trainer.losses import Surroundings, find_policy_loss, token_weights
+from tinyzero_trainer.mismatch import mismatch_metrics
+from tinyzero_trainer.models import LanguageModel, ModelError
 from tinyzero_trainer.optimizing import Optimizer
 from tinyzero_trainer.records import Sample
 from tinyzero_trainer.schedules import StepSettings
@@ -40,12 +41,21 @@ class Policy:
             optimizer: the step.
             max_tokens: longest completion, the constant divisor of `seq-mean-token-sum-norm`.
             reference: what the KL term is measured to; needed if and only if its coefficient is above 0.
+
+        Raises:
+            ModelError: `optimizer.layout=packed` with an architecture that cannot keep packed sequences apart.
         """
         assert (reference is not None) == (algorithm.kl_coefficient > 0)
         self.language_model = language_model
         self._algorithm, self._settings = algorithm, optimizer
+        self._policy_loss = find_policy_loss(algorithm.policy_loss)
         self._max_tokens, self._reference = max_tokens, reference
         self._optimizer = Optimizer(language_model.model, optimizer)
+        if optimizer.layout == "packed" and not keeps_packed_apart(language_model.model):
+            raise ModelError(
+                f"{language_model.name} lets packed sequences see each other, so optimizer.layout='packed' would train "
+                "it on something else; take padded"
+            )
 
     def logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
         """[tokens] log π of every sampled token under the present weights."""
@@ -57,6 +67,7 @@ class Policy:
         return self._sampled_logprobs(self._reference, samples, temperature)
 
     def _sampled_logprobs(self, model: PreTrainedModel, samples: Sequence[Sample], temperature: float) -> Tensor:
+        model.eval()
         parts: list[Tensor] = [torch.empty(0)] * len(samples)
         for batch in self._micro_batches(samples):
             found = sampled_logprobs(model, batch, temperature=temperature).cpu()
@@ -71,6 +82,7 @@ class Policy:
             token_budget=self._settings.micro_batch_tokens,
             pad_id=language_model.pad_id,
             device=language_model.model.device,
+            layout=self._settings.layout,
         )
 
     def update(self, experience: Experience, *, group_size: int, now: StepSettings) -> dict[str, float]:
@@ -89,6 +101,7 @@ class Policy:
         """
         count = len(experience.samples)
         assert count % group_size == 0, "a group was cut in two"
+        assert experience.old_logprobs is not None or self._settings.mini_batches == self._settings.epochs == 1
         tally = _Tally()
         for _ in range(self._settings.epochs):
             for rows in mini_batch_rows(count // group_size, group_size, self._settings.mini_batches):
@@ -121,20 +134,23 @@ class Policy:
             estimator=algorithm.kl_estimator,
             entropy_gradient=algorithm.entropy_coefficient > 0,
         )
+        current = statistics.logprobs.detach()
         surroundings = Surroundings(
-            old_logprobs=part.old_logprobs.to(device),
+            old_logprobs=current if part.old_logprobs is None else part.old_logprobs.to(device),
             advantages=part.advantages.to(device),
             lengths=batch.lengths,
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
             dual_clip=algorithm.dual_clip,
         )
-        surrogate = POLICY_LOSSES[algorithm.policy_loss](statistics.logprobs, surroundings)
+        surrogate = self._policy_loss(statistics.logprobs, surroundings)
         loss = surrogate.loss if part.importance is None else part.importance.to(device) * surrogate.loss
         tally.add("pg_loss", loss)
         tally.add("pg_clipfrac", surrogate.clipped.float())
         tally.add("entropy", statistics.entropy)
-        tally.add_ratios(statistics.logprobs.detach(), surroundings.old_logprobs)
+        outside = (surrogate.ratio < 1 - algorithm.clip_low) | (surrogate.ratio > 1 + algorithm.clip_high)
+        tally.add("is_clip/outside_frac", outside.float())
+        tally.add_ratios(current, surroundings.old_logprobs, part.engine_logprobs)
         if statistics.divergence is not None:
             tally.add("kl_loss", statistics.divergence)
             # Plus: minimising the loss must draw the policy towards the reference.
@@ -158,18 +174,18 @@ class _Tally:
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
         self._log_ratios: list[Tensor] = []
-        self._probability_gaps: list[Tensor] = []
+        self._before: list[tuple[Tensor, Tensor]] = []  # log π and the engine's, before any optimiser update
         self._norms: list[float] = []
 
     def add(self, name: str, values: Tensor) -> None:
         """Add one value a token."""
         self._sums[name] = self._sums.get(name, 0.0) + values.detach().sum().item()
 
-    def add_ratios(self, logprobs: Tensor, old_logprobs: Tensor) -> None:
-        """Compare the policy with what the tokens were sampled from."""
+    def add_ratios(self, logprobs: Tensor, old_logprobs: Tensor, engine_logprobs: Tensor | None) -> None:
+        """Compare the policy with what it was and, if the engine was asked, with what the tokens were sampled from."""
         self._log_ratios.append((logprobs - old_logprobs).cpu())
-        if not self._norms:  # before the first optimiser update, any gap is the engine's
-            self._probability_gaps.append((logprobs.exp() - old_logprobs.exp()).abs().cpu())
+        if engine_logprobs is not None and not self._norms:  # later the policy has moved
+            self._before.append((logprobs.cpu(), engine_logprobs))
 
     def end_mini_batch(self, norm: Tensor) -> None:
         """Take the gradient's norm before clipping."""
@@ -179,7 +195,7 @@ class _Tally:
         """Means over tokens, under verl's names; empty if nothing counted in the loss."""
         if not self._log_ratios:
             return {}
-        log_ratios, gaps = torch.cat(self._log_ratios), torch.cat(self._probability_gaps)
+        log_ratios = torch.cat(self._log_ratios)
         ratios = log_ratios.exp()
         skipped = sum(norm != norm or norm == float("inf") for norm in self._norms)
         return {
@@ -192,7 +208,5 @@ class _Tally:
             "actor/is_ratio/p95": ratios.kthvalue(max(1, round(0.95 * len(ratios)))).values.item(),
             "actor/grad_norm": sum(self._norms) / len(self._norms),
             "actor/skipped_updates": float(skipped),
-            "training/rollout_probs_diff_mean": gaps.mean().item(),
-            "training/rollout_probs_diff_max": gaps.max().item(),
-            "training/rollout_probs_diff_std": gaps.std(correction=0).item(),
+            **(mismatch_metrics(*map(torch.cat, zip(*self._before, strict=True))) if self._before else {}),
         }

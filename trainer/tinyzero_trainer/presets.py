@@ -1,12 +1,15 @@
 """The tiny model that comes with the trainer, and the settings that suit it. No torch in here.
 
 A model directory may hold `tinyzero.toml`, written by a warm start: the task it was warm-started on, and the
-settings under which it learns. They stand below the user's own.
+settings under which it learns; after a warm start on several tasks a table `warmed_on` for each, with its options.
+They stand below the user's own.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from tinyzero_trainer.task_shares import identity
 
 BUILT_IN_MODEL = Path(__file__).parent / "tiny_model"
 PRESET_FILE = "tinyzero.toml"
@@ -15,25 +18,39 @@ PRESET_FILE = "tinyzero.toml"
 def preset(task: str, model: Path = BUILT_IN_MODEL) -> Mapping[str, Any]:
     """Settings for training `model` on `task` (a name or a file); the task's own only if it was warm-started on it."""
     content = _read(model)
-    settings: dict[str, Any] = content["settings"]
-    if content["task"] == identity(task):
-        return settings
-    return {key: value for key, value in settings.items() if key != "task"}
+    settings = {key: value for key, value in content["settings"].items() if key != "task"}
+    options = _warmed_on(content).get(identity(task))
+    return settings if options is None else {"task": options, **settings}
 
 
 def other_task(task: str, model: Path = BUILT_IN_MODEL) -> str | None:
-    """The task that `model` was warm-started on, if that is another than `task`."""
-    warmed_on = _read(model)["task"]
-    return warmed_on if warmed_on not in (None, identity(task)) else None
+    """What `model` was warm-started on, if that is anything but `task`."""
+    warmed_on = _warmed_on(_read(model))
+    return " and ".join(warmed_on) if warmed_on and identity(task) not in warmed_on else None
+
+
+def preset_content(options: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a warm start writes.
+
+    Args:
+        options: of each task it was made for, by its name or file.
+        settings: what training on from the model should start with.
+    """
+    if len(options) == 1:
+        ((task, own),) = options.items()
+        return {"task": identity(task), "settings": {"task": dict(own), **settings}}
+    tables = [{"task": identity(task), "options": dict(own)} for task, own in options.items()]
+    return {"warmed_on": tables, "settings": dict(settings)}
+
+
+def _warmed_on(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The options of each task that a warm start was made for, by its identity."""
+    several = {entry["task"]: entry["options"] for entry in content.get("warmed_on", ())}
+    return several or ({content["task"]: content["settings"].get("task", {})} if content.get("task") else {})
 
 
 def _read(model: Path) -> dict[str, Any]:
     from tinyzero_sdk.settings import read_toml
 
     path = model / PRESET_FILE
-    return read_toml(path) if path.exists() else {"task": None, "settings": {}}
-
-
-def identity(task: str) -> str:
-    """What tells one task from another: an installed one's name, or where a file is."""
-    return str(Path(task).resolve()) if task.endswith(".py") else task
+    return read_toml(path) if path.exists() else {"settings": {}}

@@ -18,6 +18,12 @@ class Prompt:
     token_ids: list[int]
     """The prompt as tokens, never empty."""
 
+    task: str = ""
+    """What the run calls its task."""
+
+    bucket: int = 0
+    """Bucket of difficulty that a curriculum drew it from."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
@@ -26,8 +32,8 @@ class Rollout:
     token_ids: list[int]
     """Generated tokens, the end token included where there is one; never empty."""
 
-    logprobs: list[float]
-    """Of each token, under the sampled distribution (temperature applied, but neither top-p nor top-k)."""
+    logprobs: list[float] | None
+    """Of each token, as the engine has it (temperature applied, but neither top-p nor top-k); None = not asked for."""
 
     finished: bool
     """False if the token limit cut it off."""

@@ -1,23 +1,26 @@
 """The roles of a run, built from its configuration: task, prompts, policy, rollout engine and reward pool."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tinyzero_sdk import Completion, Task, load_task
+from tinyzero_sdk import Completion, Score
 from tinyzero_sdk.errors import BrokenTaskError
-from tinyzero_sdk.pool import ScoringPool
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.critic import Critic
 from tinyzero_trainer.display import Display
 from tinyzero_trainer.interrupts import StopFlag
+from tinyzero_trainer.lora import DIRECTORY as ADAPTER_DIRECTORY
+from tinyzero_trainer.lora import Adapter, import_peft
+from tinyzero_trainer.losses import find_policy_loss
 from tinyzero_trainer.models import LanguageModel, ModelError, choose_device, load_model
 from tinyzero_trainer.policy import Policy
-from tinyzero_trainer.prompts import PromptSource
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams, TorchEngine
+from tinyzero_trainer.task_shares import load_shares
+from tinyzero_trainer.tasks import TaskRole, task_roles
 
 
 class StopRequested(Exception):
@@ -28,20 +31,14 @@ class StopRequested(Exception):
 class Roles:
     """Everyone a run needs, in this process."""
 
-    task: Task
-    """The task, with its options and wrappers."""
+    tasks: Mapping[str, TaskRole]
+    """The tasks with their problems and scorers, by what the run calls them."""
 
     language_model: LanguageModel
     """The model that is trained or evaluated."""
 
-    prompts: PromptSource
-    """Its problems."""
-
     engine: RolloutEngine
     """Generates completions."""
-
-    pool: ScoringPool
-    """Scores them."""
 
     policy: Policy | None
     """Updates the model; None where nothing is trained."""
@@ -66,36 +63,51 @@ def build_roles(
         checkpoint: directory whose weights are taken instead of the starting model's.
     """
     display.phase("loading the task and the model")
-    task = load_task(
-        config.run.task,
-        options=config.task,
-        wrappers=config.run.wrappers,
+    loaded = load_shares(
+        config.task_shares(),
+        wrappers=config.wrappers if training else (),
         allow_unsafe_scorers=config.run.allow_unsafe_scorers,
     )
-    device = choose_device(config.run.device)
-    language_model = load_model(str(checkpoint) if checkpoint else config.model.path, device)
-    reward = config.reward
-    with ScoringPool(
-        task, workers=reward.workers, time_limit=reward.time_limit, memory_limit_gb=reward.memory_limit_gb
-    ) as pool:
+    if training:
+        find_policy_loss(config.algorithm.policy_loss)  # a user's own may be at fault, which is soon seen
+    language_model, critic = _build_models(config, training=training, checkpoint=checkpoint)
+    with task_roles(config, loaded, language_model.tokenizer) as tasks:
         engine = TorchEngine(
             language_model.model,
             eos_ids=language_model.eos_ids,
             pad_id=language_model.pad_id,
             max_sequences=config.rollout.max_sequences,
         )
-        prompts = PromptSource(task, language_model.tokenizer, config.data)
         policy = _build_policy(config, language_model, resumed=checkpoint is not None) if training else None
-        critic = None
-        if training and config.algorithm.advantage == "gae":
-            critic = Critic(language_model, settings=config.critic, optimizer=config.optimizer)
         display.end_phase()
-        yield Roles(task, language_model, prompts, engine, pool, policy, critic, display)
+        yield Roles(tasks, language_model, engine, policy, critic, display)
+
+
+def _build_models(
+    config: TrainConfig, *, training: bool, checkpoint: Path | None
+) -> tuple[LanguageModel, Critic | None]:
+    adapted, device = training and config.lora.rank > 0, choose_device(config.run.device)
+    if adapted:
+        import_peft(config.lora)  # if it is missing, that shall not be said minutes later
+    # A checkpoint holds the weights merged, and what is merged cannot be taken apart bit for bit.
+    source = str(checkpoint) if checkpoint and not adapted else config.model.path
+    language_model = load_model(source, device)
+    critic = None
+    if training and config.algorithm.advantage == "gae":  # before an adapter: all of the critic's weights are trained
+        critic = Critic(language_model, settings=config.critic, optimizer=config.optimizer)
+    if adapted:
+        adapter = Adapter(language_model.model, config.lora, seed=config.run.seed, start=config.model.path)
+        if checkpoint:
+            adapter.load(checkpoint / ADAPTER_DIRECTORY)
+        language_model = replace(language_model, adapter=adapter)
+    return language_model, critic
 
 
 def _build_policy(config: TrainConfig, language_model: LanguageModel, *, resumed: bool) -> Policy:
     reference = None
-    if config.algorithm.kl_coefficient > 0:
+    if config.algorithm.kl_coefficient > 0 and language_model.adapter is not None:
+        reference = language_model.adapter.without()
+    elif config.algorithm.kl_coefficient > 0:
         model = language_model.model
         # The reference is what the run started from, not what it was resumed from.
         start = load_model(config.model.path, model.device).model if resumed else copy.deepcopy(model)
@@ -145,28 +157,34 @@ def check_context(language_model: LanguageModel, prompts: Sequence[Prompt], max_
 
 
 def score(roles: Roles, rollouts: Sequence[tuple[Prompt, Rollout]], *, max_failed_share: float) -> list[Sample]:
-    """Score completions in the reward pool.
+    """Score completions, each in the reward pool of its task.
 
     Raises:
-        BrokenTaskError: more than `max_failed_share` of them ended in an error or a time-out of the scorer,
+        BrokenTaskError: more than `max_failed_share` of a task's ended in an error or a time-out of the scorer,
             so the rewards say more about the scorer than about the model.
     """
     texts = roles.language_model.tokenizer.batch_decode(
         [rollout.token_ids for _, rollout in rollouts], skip_special_tokens=True
     )
-    completions = [
-        Completion(text, len(rollout.token_ids), rollout.finished)
-        for text, (_, rollout) in zip(texts, rollouts, strict=True)
-    ]
-    scores = roles.pool.score(completions, [prompt.item.ground_truth for prompt, _ in rollouts])
-    failed = sum(verdict.reason in ("error", "timeout") for verdict in scores)
-    if failed > max_failed_share * len(scores):
-        cause = f" ({roles.pool.first_error.splitlines()[-1]})" if roles.pool.first_error else ""
+    samples: dict[int, Sample] = {}
+    for name, role in roles.tasks.items():
+        places = [place for place, (prompt, _) in enumerate(rollouts) if prompt.task == name]
+        completions = [
+            Completion(texts[place], len(rollouts[place][1].token_ids), rollouts[place][1].finished) for place in places
+        ]
+        truths = [rollouts[place][0].item.ground_truth for place in places]
+        verdicts = role.pool.score(completions, truths)
+        _refuse_failures(name, role, verdicts, max_failed_share)
+        for place, verdict in zip(places, verdicts, strict=True):
+            samples[place] = Sample(*rollouts[place], texts[place], verdict)
+    return [samples[place] for place in range(len(rollouts))]
+
+
+def _refuse_failures(name: str, role: TaskRole, verdicts: Sequence[Score], max_failed_share: float) -> None:
+    failed = sum(verdict.reason in ("error", "timeout") for verdict in verdicts)
+    if failed > max_failed_share * len(verdicts):
+        cause = f" ({role.pool.first_error.splitlines()[-1]})" if role.pool.first_error else ""
         raise BrokenTaskError(
-            f"the scorer of task {roles.task.name!r} failed on {failed} of {len(scores)} completions{cause}; expected "
+            f"the scorer of task {name!r} failed on {failed} of {len(verdicts)} completions{cause}; expected "
             f"at most reward.max_failed_share={max_failed_share:g}: mend the task, or raise reward.time_limit"
         )
-    return [
-        Sample(prompt, rollout, text, verdict)
-        for (prompt, rollout), text, verdict in zip(rollouts, texts, scores, strict=True)
-    ]

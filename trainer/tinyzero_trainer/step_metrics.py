@@ -10,19 +10,19 @@ from torch import Tensor
 from tinyzero_sdk import Task
 from tinyzero_sdk.records import Reason
 from tinyzero_trainer.advantages import Outcome
-from tinyzero_trainer.metrics import ACCURACY
+from tinyzero_trainer.metrics import ACCURACY, task_accuracy_key, task_key
 from tinyzero_trainer.records import Sample
 
 FAILURES: tuple[Reason, ...] = ("error", "timeout", "no_answer", "malformed")
 
 
 def batch_metrics(
-    task: Task, samples: Sequence[Sample], group_size: int, outcome: Outcome, advantages: Tensor
+    tasks: Mapping[str, Task], samples: Sequence[Sample], group_size: int, outcome: Outcome, advantages: Tensor
 ) -> dict[str, float]:
     """What a batch of scored completions looks like.
 
     Args:
-        task: for the difficulty of the problems.
+        tasks: by what the run calls them; for the difficulty of the problems, and told apart if there are several.
         samples: all that were sampled, group after group.
         group_size: completions of a prompt.
         outcome: what those that are trained on earned, penalties included.
@@ -46,7 +46,7 @@ def batch_metrics(
         "group/trained_on": len(outcome.lengths) / group_size,
         **{f"reward/{reason}_frac": reasons.count(reason) / len(reasons) for reason in FAILURES},
         **_completions(samples),
-        **_by_difficulty(task, samples),
+        **_by_task(tasks, samples, group_size),
     }
 
 
@@ -83,13 +83,29 @@ def _completions(samples: Sequence[Sample]) -> dict[str, float]:
     return metrics | {f"completion/{name}": fmean(values) for name, values in optional.items() if values}
 
 
+def _by_task(tasks: Mapping[str, Task], samples: Sequence[Sample], group_size: int) -> dict[str, float]:
+    """What of a batch belongs to one task: tasks that differ in difficulty are not thrown together."""
+    if len(tasks) == 1:
+        (task,) = tasks.values()
+        return {f"difficulty/{level}": accuracy for level, accuracy in _by_difficulty(task, samples).items()}
+    metrics = {}
+    for name, task in tasks.items():
+        own = [sample for sample in samples if sample.prompt.task == name]
+        metrics[task_key(name, "prompts")] = float(len(own) // group_size)
+        if own:
+            metrics[task_accuracy_key(name)] = fmean(sample.score.correct for sample in own)
+            metrics[task_key(name, "score")] = fmean(sample.score.value for sample in own)
+        metrics |= {f"difficulty/{name}/{level}": accuracy for level, accuracy in _by_difficulty(task, own).items()}
+    return metrics
+
+
 def _by_difficulty(task: Task, samples: Sequence[Sample]) -> dict[str, float]:
     """Accuracy of each level: the problem's difficulty, rounded down."""
     levels: dict[int, list[bool]] = defaultdict(list)
     difficulties = {id(sample.prompt): task.difficulty(sample.prompt.item) for sample in samples}
     for sample in samples:
         levels[int(difficulties[id(sample.prompt)])].append(sample.score.correct)
-    return {f"difficulty/{level}_acc": fmean(levels[level]) for level in sorted(levels)}
+    return {f"{level}_acc": fmean(levels[level]) for level in sorted(levels)}
 
 
 def _spread(name: str, values: Iterable[float]) -> dict[str, float]:

@@ -14,17 +14,26 @@ import torch
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.advantages import ESTIMATORS, Outcome, whiten
 from tinyzero_trainer.batching import completion_lengths
-from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config import MismatchConfig, TrainConfig
 from tinyzero_trainer.divergences import SAMPLED, adapted_coefficient
 from tinyzero_trainer.evaluation import write_samples
 from tinyzero_trainer.experience import Experience
 from tinyzero_trainer.interrupts import StopFlag
+from tinyzero_trainer.mismatch import (
+    KnownLogprobs,
+    asks_engine,
+    engine_logprobs,
+    importance_weights,
+    old_logprobs_source,
+)
 from tinyzero_trainer.optimizing import UpdateError
+from tinyzero_trainer.prompts import Progress
 from tinyzero_trainer.records import Prompt, Sample
 from tinyzero_trainer.roles import Roles, generate, score
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.schedules import StepSettings, settings_at
 from tinyzero_trainer.step_metrics import batch_metrics
+from tinyzero_trainer.tasks import training_stream
 from tinyzero_trainer.window import WindowState, measure, observe, window_at
 
 
@@ -32,8 +41,8 @@ from tinyzero_trainer.window import WindowState, measure, observe, window_at
 class Carried:
     """What one step hands to the next; part of a checkpoint."""
 
-    prompts_drawn: int = 0
-    """Problems taken from the training stream, over all steps."""
+    progress: dict[str, Progress] = field(default_factory=dict)
+    """How far the training stream of each task has come, by its name."""
 
     kl_coefficient: float | None = None
     """Weight of the KL where it adapts; None before it has."""
@@ -44,7 +53,8 @@ class Carried:
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Self:
         """What a checkpoint holds of it."""
-        return cls(**{**saved, "window": WindowState(**saved["window"])})
+        progress = {name: Progress.from_json(of_task) for name, of_task in saved["progress"].items()}
+        return cls(**{**saved, "progress": progress, "window": WindowState(**saved["window"])})
 
 
 class TrainingStep:
@@ -62,7 +72,7 @@ class TrainingStep:
         assert roles.policy is not None
         self.config, self.roles, self.policy, self.carried = config, roles, roles.policy, carried
         self.stop, self.rollouts = stop, rollouts
-        self.stream = roles.prompts.training(config.run.seed, skip=carried.prompts_drawn)
+        self.stream = training_stream(config, roles.tasks, carried.progress)
 
     def take(self, step: int) -> tuple[list[Sample], dict[str, float], dict[str, float]]:
         """Take a step, counted from 1.
@@ -78,11 +88,13 @@ class TrainingStep:
         window = window_at(
             self.carried.window, config.window, full=config.rollout.max_tokens, step=step, seed=config.run.seed
         )
-        params = SamplingParams(window, now.temperature, config.rollout.top_p, config.rollout.top_k)
-        samples, kept, drawn = self.collect(params, step, clock)
-        outcome = self.outcome(kept, now, clock)
+        asked = asks_engine(config, step)
+        params = SamplingParams(window, now.temperature, config.rollout.top_p, config.rollout.top_k, logprobs=asked)
+        samples, kept = self.collect(params, step, clock)
+        known, corrected = self.known_logprobs(kept, now, clock)
+        outcome = self.outcome(kept, known, now, clock)
         advantages = ESTIMATORS[config.algorithm.advantage](outcome)
-        experience = as_experience(kept, outcome, advantages)
+        experience = as_experience(kept, outcome, advantages, known)
         clock.lap("adv")
         try:
             updated = self.update(experience, now, step, clock)
@@ -91,17 +103,21 @@ class TrainingStep:
             raise
         self.roles.engine.load_weights()
         clock.lap("update_weights")
-        self.carried.prompts_drawn += drawn
+        chosen = self.stream.close_step(samples)
+        self.carried.progress = self.stream.progress()
+        tasks = {name: role.task for name, role in self.roles.tasks.items()}
         metrics = {
-            **batch_metrics(self.roles.task, samples, config.rollout.samples_per_prompt, outcome, advantages),
+            **batch_metrics(tasks, samples, config.rollout.samples_per_prompt, outcome, advantages),
+            **chosen,
+            **corrected,
             **updated,
             **self.close_kl(outcome, updated, now),
             **self.close_window(samples, window, step),
         }
         return samples, metrics, clock.stop()
 
-    def collect(self, params: SamplingParams, step: int, clock: "_Clock") -> tuple[list[Sample], list[Sample], int]:
-        """All completions sampled, those that are trained on, and the number of problems drawn.
+    def collect(self, params: SamplingParams, step: int, clock: "_Clock") -> tuple[list[Sample], list[Sample]]:
+        """All completions sampled, and those that are trained on.
 
         With dynamic sampling (arXiv 2503.14476, §3.2) groups whose rewards are all equal are left out, and more
         problems drawn in their place, for some rounds.
@@ -110,10 +126,8 @@ class TrainingStep:
         wanted, rounds = config.data.prompts_per_step, config.data.dynamic_rounds or 1
         samples: list[Sample] = []
         kept: list[Sample] = []
-        drawn = 0
         for attempt in range(rounds):
             batch = [next(self.stream) for _ in range(wanted - len(kept) // group_size)]
-            drawn += len(batch)
             seed = derive_seed("rollout", config.run.seed, step, *([attempt] if attempt else []))
             rollouts = generate(self.roles, batch, params, samples=group_size, seed=seed, stop=self.stop)
             clock.lap("gen")
@@ -124,18 +138,34 @@ class TrainingStep:
             if len(kept) == wanted * group_size:
                 break
         # Without any group to learn from the step is made with what there is: its advantages are all zero.
-        return samples, kept or samples[: wanted * group_size], drawn
+        return samples, kept or samples[: wanted * group_size]
 
-    def outcome(self, samples: list[Sample], now: StepSettings, clock: "_Clock") -> Outcome:
+    def known_logprobs(
+        self, samples: list[Sample], now: StepSettings, clock: "_Clock"
+    ) -> tuple[KnownLogprobs, dict[str, float]]:
+        """What is known of the completions' probabilities before the update, and the metrics of a correction."""
+        engine, source = engine_logprobs(samples), old_logprobs_source(self.config)
+        if source == "engine":
+            return KnownLogprobs(engine, engine), {}
+        if source == "update":
+            return KnownLogprobs(None, engine), {}
+        old = self.policy.logprobs(samples, now.temperature)
+        clock.lap("old_log_prob")
+        if self.config.mismatch == MismatchConfig():
+            return KnownLogprobs(old, engine), {}
+        assert engine is not None
+        weights, metrics = importance_weights(old, engine, completion_lengths(samples), self.config.mismatch)
+        return KnownLogprobs(old, engine, weights), metrics
+
+    def outcome(self, samples: list[Sample], known: KnownLogprobs, now: StepSettings, clock: "_Clock") -> Outcome:
         """What the completions earned, with everything that their advantages are computed from."""
         config = self.config
         penalties = greedy_rewards = values = None
         lengths = completion_lengths(samples)
         if config.algorithm.kl_coefficient and config.algorithm.kl_in == "reward":
-            engine = torch.tensor([value for sample in samples for value in sample.rollout.logprobs])
-            divergence = SAMPLED[config.algorithm.kl_estimator](
-                engine, self.policy.reference_logprobs(samples, now.temperature)
-            )
+            assert known.old is not None
+            reference = self.policy.reference_logprobs(samples, now.temperature)
+            divergence = SAMPLED[config.algorithm.kl_estimator](known.old, reference)
             penalties = now.kl_coefficient * divergence
             clock.lap("ref")
         if config.algorithm.advantage == "remax":
@@ -209,13 +239,23 @@ class TrainingStep:
         return {"adaptive_window/current_window": float(window), **known}
 
 
-def as_experience(samples: list[Sample], outcome: Outcome, advantages: torch.Tensor) -> Experience:
+def as_experience(
+    samples: list[Sample], outcome: Outcome, advantages: torch.Tensor, known: KnownLogprobs
+) -> Experience:
     """What the update takes; with a critic the advantages are whitened, and the returns are what it shall learn."""
-    old_logprobs = torch.tensor([value for sample in samples for value in sample.rollout.logprobs])
-    if outcome.values is None:
-        return Experience(samples, outcome.lengths, old_logprobs, advantages)
-    returns = advantages + outcome.values
-    return Experience(samples, outcome.lengths, old_logprobs, whiten(advantages), outcome.values, returns)
+    values, returns = outcome.values, None
+    if values is not None:
+        advantages, returns = whiten(advantages), advantages + values
+    return Experience(
+        samples,
+        outcome.lengths,
+        known.old,
+        advantages,
+        values=values,
+        returns=returns,
+        importance=known.importance,
+        engine_logprobs=known.engine,
+    )
 
 
 def _informative(samples: list[Sample], group_size: int) -> list[Sample]:

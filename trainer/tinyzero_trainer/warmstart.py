@@ -5,9 +5,8 @@ written and searched for, not how to be right: what it gets wrong is left for re
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -18,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tinyzero_sdk import Task, load_task
+from tinyzero_sdk import Task
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.settings import build, merge, to_mapping
@@ -26,9 +25,12 @@ from tinyzero_trainer.config import DataConfig, TrainConfig
 from tinyzero_trainer.display import Display
 from tinyzero_trainer.evaluation import EvaluationResult, evaluate_model
 from tinyzero_trainer.interrupts import StopFlag
+from tinyzero_trainer.layers import without_idle
+from tinyzero_trainer.mixing import next_share
 from tinyzero_trainer.models import LanguageModel, choose_device, from_parts, save_model
-from tinyzero_trainer.presets import PRESET_FILE, identity
+from tinyzero_trainer.presets import PRESET_FILE, preset_content
 from tinyzero_trainer.prompts import PromptSource
+from tinyzero_trainer.task_shares import load_shares
 from tinyzero_trainer.tiny import build_model, build_tokenizer
 from tinyzero_trainer.warmstart_config import WarmStartConfig
 
@@ -50,8 +52,8 @@ class WarmStartResult:
     output: Path
     """Directory that transformers, vLLM and `--model` load."""
 
-    evaluation: EvaluationResult
-    """Held-out accuracy, sampled at temperature 1."""
+    evaluations: dict[str, EvaluationResult]
+    """Held-out accuracy on each task, sampled at temperature 1."""
 
     summary: str
     """One line for the user."""
@@ -69,58 +71,67 @@ class Example:
 
 
 def warm_start(config: WarmStartConfig, *, display: Display, stop: StopFlag) -> WarmStartResult:
-    """Train a small decoder on a task's demonstrations and save it with its settings and a model card.
+    """Train a small decoder on demonstrations of a task, or several, and save it with its settings and a model card.
 
     Raises:
-        TinyZeroError: the task gives no demonstrations, or the directory exists.
+        TinyZeroError: a task gives no demonstrations, or the directory exists.
     """
     output, started = Path(config.run.output), perf_counter()
     if output.exists():
         raise TinyZeroError(f"{output} exists already; give a new directory with --output")
-    build(TrainConfig, config.settings)  # an impossible preset stops here, not in the run that uses it
-    task = load_task(config.run.task, options=config.task)
+    build(
+        TrainConfig, without_idle(config.settings, {})[0]
+    )  # an impossible preset stops here, not in the run that uses it
+    shares = config.task_shares()
+    tasks = load_shares(shares)
     tokenizer = build_tokenizer()
     model = build_model(config.model, tokenizer, derive_seed("weights", config.run.seed))
     model.to(choose_device(config.run.device))  # type: ignore[arg-type]  # as in `load_model`
-    language_model = from_parts(task.name, model, tokenizer)
-    trained_tokens = _train(config, task, language_model, display, stop)
+    language_model = from_parts(" and ".join(tasks), model, tokenizer)
+    trained_tokens = _train(config, tasks, language_model, display, stop)
     seconds = perf_counter() - started
     output.mkdir(parents=True)
     save_model(output, language_model)
     settings = _settings(config)
-    preset = {"task": identity(config.run.task), "settings": settings}
+    preset = preset_content({share.task: share.options for share in shares}, settings)
     (output / PRESET_FILE).write_text(tomli_w.dumps(preset), encoding="utf-8")
-    train_config = build(
-        TrainConfig, merge(settings, {"run": {"task": config.run.task}, "model": {"path": str(output)}})
-    )
-    result = evaluate_model(train_config, samples=1, temperature=1.0, display=display, stop=stop)
-    recipe = {key: value for key, value in to_mapping(config).items() if key != "settings"}
-    recipe["run"] = {"task": config.run.task, "seed": config.run.seed}
+    named = {"run": {"task": config.run.task}, "task": config.task, "tasks": config.tasks}
+    said = merge(named, {"model": {"path": str(output)}})
+    train_config = build(TrainConfig, merge(without_idle(settings, said)[0], said))
+    results = evaluate_model(train_config, samples=1, temperature=1.0, display=display, stop=stop)
+    unsaid = ("settings", "tasks" if config.run.task else "task")
+    recipe = {key: value for key, value in to_mapping(config).items() if key not in unsaid}
+    recipe["run"] = {key: value for key, value in recipe["run"].items() if key in ("task", "seed") and value != ""}
     (output / RECIPE_FILE).write_text(tomli_w.dumps({**recipe, "settings": config.settings}), encoding="utf-8")
-    card = _model_card(config, language_model, task, trained_tokens, seconds, result)
+    card = _model_card(config, language_model, tasks, trained_tokens, seconds, results)
     (output / CARD_FILE).write_text(card, encoding="utf-8")
-    summary = f"{output}: held-out accuracy {result.accuracy:.1%} on {result.problems} problems, {seconds:.0f} s"
-    return WarmStartResult(output, result, summary)
+    found = ", ".join(
+        f"{result.accuracy:.1%} on {result.problems} problems{f' of {name}' if len(results) > 1 else ''}"
+        for name, result in results.items()
+    )
+    return WarmStartResult(output, results, f"{output}: held-out accuracy {found}, {seconds:.0f} s")
 
 
 def _settings(config: WarmStartConfig) -> dict[str, object]:
     """What training on from this model should start with; the user's own settings go on top."""
     training = config.training
     suiting = {
-        "task": config.task,
         "data": {"template": training.template, "test_share": training.test_share},
-        "rollout": {"max_tokens": training.max_tokens},
+        # In process they cost nothing, and save a pass over the batch.
+        "rollout": {"max_tokens": training.max_tokens, "logprobs": "always"},
         "eval": {"size": training.eval_size, "during_size": training.eval_size},
     }
     return merge(suiting, config.settings)
 
 
-def _train(config: WarmStartConfig, task: Task, language_model: LanguageModel, display: Display, stop: StopFlag) -> int:
+def _train(
+    config: WarmStartConfig, tasks: Mapping[str, Task], language_model: LanguageModel, display: Display, stop: StopFlag
+) -> int:
     """Run all optimiser steps; returns the number of tokens learnt from."""
     training, model = config.training, language_model.model
-    batches = _examples(config, task, language_model)
+    batches = _batches(config, tasks.values(), language_model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
-    display.phase(f"warm start on demonstrations of {task.name}", training.steps, "steps")
+    display.phase(f"warm start on demonstrations of {' and '.join(tasks)}", training.steps, "steps")
     model.train()
     trained_tokens = 0
     for step in range(1, training.steps + 1):
@@ -153,33 +164,55 @@ def learning_rate(peak: float, step: int, warmup_steps: int, steps: int) -> floa
     return peak * (FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def _examples(config: WarmStartConfig, task: Task, language_model: LanguageModel) -> Iterator[list[Example]]:
-    """Batches for ever: training problems in random order, each time with a new demonstration.
+class Demonstrations:
+    """Training problems of one task in random order, each time with a new demonstration."""
 
-    Raises:
-        TinyZeroError: the task has none.
-    """
-    training, tokenizer, seed = config.training, language_model.tokenizer, config.run.seed
-    data = DataConfig(template=training.template, test_share=training.test_share)
-    prompts = PromptSource(task, tokenizer, data).some(MOST_PROBLEMS, seed)
-    random = Random(derive_seed("order", seed))
-    for start in count(0, training.batch_size):
-        chosen = random.choices(prompts, k=training.batch_size)
+    def __init__(self, config: WarmStartConfig, task: Task, language_model: LanguageModel) -> None:
+        self._config, self._task, self._tokenizer = config, task, language_model.tokenizer
+        training, seed = config.training, config.run.seed
+        data = DataConfig(template=training.template, test_share=training.test_share)
+        self._prompts = PromptSource(task, self._tokenizer, data).some(MOST_PROBLEMS, seed)
+        self._random = Random(derive_seed("order", seed))
+        self._drawn = 0
+
+    def draw(self, count: int) -> list[Example]:
+        """So many more, without those that are too long.
+
+        Raises:
+            TinyZeroError: the task has none.
+        """
+        chosen = self._random.choices(self._prompts, k=count)
         texts = [
-            task.demonstrate(prompt.item, derive_seed("demonstration", seed, start + index))
-            for index, prompt in enumerate(chosen)
+            self._task.demonstrate(prompt.item, derive_seed("demonstration", self._config.run.seed, number))
+            for number, prompt in enumerate(chosen, start=self._drawn)
         ]
+        self._drawn += count
         if None in texts:
             raise TinyZeroError(
-                f"task {task.name!r} gives no demonstrations to learn from; add a `demonstrate` hook, "
+                f"task {self._task.name!r} gives no demonstrations to learn from; add a `demonstrate` hook, "
                 "or train a model of your own with --model"
             )
         # One call for the whole batch: the tokenizer's cost is a call's, not a text's.
-        encoded = tokenizer(cast(list[str], texts), add_special_tokens=False)["input_ids"]
-        yield [
-            Example(prompt.token_ids, [*tokens, tokenizer.eos_token_id])
+        encoded = self._tokenizer(cast(list[str], texts), add_special_tokens=False)["input_ids"]
+        return [
+            Example(prompt.token_ids, [*tokens, self._tokenizer.eos_token_id])
             for prompt, tokens in zip(chosen, encoded, strict=True)
-            if len(tokens) < training.max_tokens
+            if len(tokens) < self._config.training.max_tokens
+        ]
+
+
+def _batches(config: WarmStartConfig, tasks: Iterable[Task], language_model: LanguageModel) -> Iterator[list[Example]]:
+    """Batches for ever, in which each task has its share."""
+    weights = [share.weight for share in config.task_shares()]
+    sources = [Demonstrations(config, task, language_model) for task in tasks]
+    drawn = [0] * len(sources)
+    while True:
+        before = list(drawn)
+        for _ in range(config.training.batch_size):
+            drawn[next_share(weights, drawn)] += 1
+        counts = [after - earlier for after, earlier in zip(drawn, before, strict=True)]
+        yield [
+            example for source, count in zip(sources, counts, strict=True) if count for example in source.draw(count)
         ]
 
 
@@ -197,27 +230,36 @@ def _pad(examples: list[Example], pad_id: int, device: torch.device) -> tuple[Te
 def _model_card(
     config: WarmStartConfig,
     language_model: LanguageModel,
-    task: Task,
+    tasks: Mapping[str, Task],
     trained_tokens: int,
     seconds: float,
-    result: EvaluationResult,
+    results: Mapping[str, EvaluationResult],
 ) -> str:
     parameters = sum(parameter.numel() for parameter in language_model.model.parameters())
     device = language_model.model.device
     threads = f"{torch.get_num_threads()} CPU threads"
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else threads
-    return f"""# A tiny decoder, warm-started on {task.name}
+    demonstrations = f"{config.training.steps * config.training.batch_size:,} demonstrations"
+    weights = {name: share.weight for name, share in zip(tasks, config.task_shares(), strict=True)}
+    if len(tasks) > 1:
+        demonstrations += f", {' : '.join(f'{weight:g}' for weight in weights.values())}"
+    measured = []
+    for name, result in results.items():
+        of = f", {name}" if len(results) > 1 else ""
+        accuracy = f"{result.accuracy:.1%} ± {result.standard_error:.1%}, {result.problems:,} problems, temperature 1"
+        measured.append(f"| held-out accuracy{of} | {accuracy} |")
+        measured.append(f"| mean completion{of} | {result.mean_length:.0f} tokens |")
+    return f"""# A tiny decoder, warm-started on {" and ".join(tasks)}
 
 Qwen2 architecture, {parameters:,} parameters, {len(language_model.tokenizer):,} tokens (numbers up to 999 and
-answer tags whole, everything else bytes). It knows nothing but the form of the task's demonstrations: it attempts
+answer tags whole, everything else bytes). It knows nothing but the form of the demonstrations: it attempts
 a problem, often wrongly, and is meant as the start of reinforcement learning.
 
 | | |
 |---|---|
 | made by | `tinyzero warmstart --config {RECIPE_FILE}` |
-| task | {task.name} {task.version} |
-| learnt from | {trained_tokens:,} tokens of {config.training.steps * config.training.batch_size:,} demonstrations |
+| task | {", ".join(f"{name} {task.version}" for name, task in tasks.items())} |
+| learnt from | {trained_tokens:,} tokens of {demonstrations} |
 | time | {seconds:.0f} s on {machine}, torch {torch.__version__} |
-| held-out accuracy | {result.accuracy:.1%} ± {result.standard_error:.1%}, {result.problems:,} problems, temperature 1 |
-| mean completion | {result.mean_length:.0f} tokens |
+{chr(10).join(measured)}
 """

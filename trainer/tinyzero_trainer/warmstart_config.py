@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tinyzero_trainer.config import NonNegativeInt, PositiveFloat, PositiveInt, TestShare
+from tinyzero_trainer.task_shares import TaskShare, read_shares, whole_entries
 from tinyzero_trainer.tiny import TinyShape
 
 
@@ -12,7 +13,7 @@ class WarmStartRun:
     """What is made, and where."""
 
     task: str = ""
-    """Name of an installed task that has `demonstrate`, or the path of a task file."""
+    """Name of an installed task that has `demonstrate`, or the path of a task file; several stand in `tasks`."""
 
     output: str = ""
     """Directory for the model; must not exist yet."""
@@ -61,7 +62,17 @@ class WarmStartConfig:
     task: dict[str, Any] = field(default_factory=dict)
     """The task's own options, e.g. task.numbers=[3]."""
 
+    tasks: dict[str, Any] = field(default_factory=dict)
+    """Several tasks: tasks.NAME.weight=2, tasks.NAME.options.KEY=…, and tasks.NAME.task=… if not called NAME."""
+
     model: TinyShape = field(default_factory=TinyShape)
     training: WarmStartTraining = field(default_factory=WarmStartTraining)
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings under which the model learns best, e.g. settings.optimizer.learning_rate=2e-4; stored with it."""
+
+    def task_shares(self) -> tuple[TaskShare, ...]:
+        """The tasks, whichever way they are named."""
+        return read_shares(self.run.task, self.task, self.tasks)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tasks", whole_entries(self.task_shares()))

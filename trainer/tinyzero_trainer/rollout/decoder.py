@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from tinyzero_trainer.lora import merged_weight
+
 CACHE_BLOCK = 64
 """Slots by which the cache grows, so that short completions do not pay for the longest allowed."""
 
@@ -97,6 +99,7 @@ class FusedDecoder:
             and layer_types == {"full_attention"}
             and not getattr(config, "sliding_window", None)
             and config.hidden_act == "silu"
+            and not getattr(config, "mlp_bias", False)
         )
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -178,7 +181,7 @@ class FusedDecoder:
                 is_causal=causal and allowed is None,
                 enable_gqa=self._heads != self._kv_heads,
             )
-            hidden = hidden + layer.output(attended.transpose(1, 2).flatten(2))
+            hidden = hidden + F.linear(attended.transpose(1, 2).flatten(2), layer.output_weight, layer.output_bias)
             hidden = hidden + self._mlp(layer, hidden)
         self._length = end
         return self._norm(hidden, model.norm)
@@ -194,23 +197,24 @@ class FusedDecoder:
 
     def _mlp(self, layer: "_FusedLayer", hidden: Tensor) -> Tensor:
         gate, up = F.linear(self._norm(hidden, layer.mlp_norm), layer.gate_up_weight).chunk(2, dim=-1)
-        return layer.down(F.silu(gate) * up)
+        return F.linear(F.silu(gate) * up, layer.down_weight)
 
     def _norm(self, hidden: Tensor, norm: Any) -> Tensor:
         return F.rms_norm(hidden, (hidden.shape[-1],), norm.weight, self._eps)
 
 
 class _FusedLayer:
-    """The weights of one layer, with query, key and value, and gate and up, in one matrix each."""
+    """The weights of one layer, adapters merged, with query, key and value, and gate and up, in one matrix each."""
 
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        self.qkv_weight = torch.cat([projection.weight for projection in projections])
+        self.qkv_weight = torch.cat([merged_weight(projection) for projection in projections])
         has_bias = attention.q_proj.bias is not None
         self.qkv_bias = torch.cat([projection.bias for projection in projections]) if has_bias else None
-        self.gate_up_weight = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
-        self.output, self.down = attention.o_proj, mlp.down_proj
+        self.gate_up_weight = torch.cat([merged_weight(mlp.gate_proj), merged_weight(mlp.up_proj)])
+        self.output_weight, self.output_bias = merged_weight(attention.o_proj), attention.o_proj.bias
+        self.down_weight = merged_weight(mlp.down_proj)
         self.input_norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
         self.query_norm = getattr(attention, "q_norm", None)
         self.key_norm = getattr(attention, "k_norm", None)

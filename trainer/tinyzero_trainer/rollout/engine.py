@@ -23,6 +23,9 @@ class SamplingParams:
     top_k: int = 0
     """Draw from the k likeliest tokens; 0 = all."""
 
+    logprobs: bool = False
+    """Whether the log-probabilities of the tokens drawn are wanted; some engines are slower with them."""
+
 
 class RolloutEngine(Protocol):
     """Generates completions under the current weights."""

@@ -99,7 +99,7 @@ class TorchEngine:
             logits = self._decoder.step(drawn)
         if on_progress is not None:
             on_progress(len(active))
-        return _to_rollouts(tokens, logprobs, lengths, finished)
+        return _to_rollouts(tokens, logprobs if params.logprobs else None, lengths, finished)
 
     def _pad_left(self, prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
         """Tokens and mask, both [prompts, longest]."""
@@ -109,7 +109,11 @@ class TorchEngine:
         return torch.tensor(tokens, device=self._device), torch.tensor(mask, device=self._device)
 
 
-def _to_rollouts(tokens: Tensor, logprobs: Tensor, lengths: Tensor, finished: Tensor) -> list[Rollout]:
-    """Lists from the columns of tokens and logprobs, both [max_tokens, rows]."""
-    columns = zip(tokens.T.tolist(), logprobs.T.tolist(), lengths.tolist(), finished.tolist(), strict=True)
-    return [Rollout(ids[:length], values[:length], done) for ids, values, length, done in columns]
+def _to_rollouts(tokens: Tensor, logprobs: Tensor | None, lengths: Tensor, finished: Tensor) -> list[Rollout]:
+    """Lists from the columns of tokens and, where wanted, logprobs, both [max_tokens, rows]."""
+    ends = lengths.tolist()
+    ids = [column[:end] for column, end in zip(tokens.T.tolist(), ends, strict=True)]
+    values: list[list[float] | None] = [None] * len(ids)
+    if logprobs is not None:
+        values = [column[:end] for column, end in zip(logprobs.T.tolist(), ends, strict=True)]
+    return [Rollout(*row) for row in zip(ids, values, finished.tolist(), strict=True)]

@@ -1,0 +1,94 @@
+"""Experiments that users of TinyZero reported at 3B, repeated with the built-in tiny model.
+
+    python benchmarks/ablations.py [--seeds 0] [--steps 60] [--device cpu] [--jobs 1] [--output DIR]
+
+They say: GRPO beats PPO and is faster; 8 samples a prompt beat 5 and 3; temperature 1.0 beats 0.6, and 1.2 collapses
+late; a KL coefficient of 0.001 beats 0.01 and none; an adaptive window reaches as much with fewer tokens. One thing is
+changed at a time, from the recipe tinyzero-grpo (KL 0.001, temperature 1) with 8 samples. A difference counts only
+where it is more than twice its standard error, which takes several seeds.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from benchmarks.common import print_machine, print_table
+from benchmarks.training import Run, problems, row, run_all
+
+TASK = "countdown"
+BASE = "base"
+COMMON = (
+    "--task",
+    TASK,
+    "--recipe",
+    "tinyzero-grpo",
+    "eval.size=512",
+    "eval.every=0",
+    "eval.greedy=false",
+    "checkpoint.every=0",
+)
+EIGHT = ("rollout.samples_per_prompt=8",)
+SETTINGS: Mapping[str, Sequence[str]] = {
+    BASE: EIGHT,
+    "3 samples": ("rollout.samples_per_prompt=3",),
+    "5 samples": ("rollout.samples_per_prompt=5",),
+    "temperature 0.6": (*EIGHT, "rollout.temperature=0.6"),
+    "temperature 1.2": (*EIGHT, "rollout.temperature=1.2"),
+    "no KL": (*EIGHT, "algorithm.kl_coefficient=0"),
+    "KL 0.01": (*EIGHT, "algorithm.kl_coefficient=0.01"),
+    "PPO": (*EIGHT, "algorithm.advantage=gae"),
+    "adaptive window": (*EIGHT, "window.mode=adaptive"),
+}
+CLAIMS = {
+    "8 samples beat 5": (BASE, "5 samples"),
+    "5 samples beat 3": ("5 samples", "3 samples"),
+    "temperature 1.0 beats 0.6": (BASE, "temperature 0.6"),
+    "temperature 1.0 beats 1.2": (BASE, "temperature 1.2"),
+    "KL 0.001 beats 0.01": (BASE, "KL 0.01"),
+    "KL 0.001 beats none": (BASE, "no KL"),
+    "GRPO beats PPO": (BASE, "PPO"),
+    "adaptive does at least as well as full length": ("adaptive window", BASE),
+}
+"""What was reported, as a pair: the first is said to reach a higher accuracy than the second."""
+
+
+def verdict(better: Sequence[Run], worse: Sequence[Run]) -> dict[str, str]:
+    """By how much the first ends above the second, seed by seed, and what that says."""
+    gaps = [run.held_out(TASK)[1] - other.held_out(TASK)[1] for run, other in zip(better, worse, strict=True)]
+    cells = {
+        "tokens": f"{fmean(run.tokens for run in better) / fmean(run.tokens for run in worse):.2f}×",
+        "time": f"{fmean(run.seconds for run in better) / fmean(run.seconds for run in worse):.2f}×",
+    }
+    if len(gaps) == 1:
+        return {"difference": f"{gaps[0]:+.1f} points", **cells, "says": "nothing: one seed"}
+    gap, error = fmean(gaps), stdev(gaps) / len(gaps) ** 0.5
+    says = "agrees" if gap > 2 * error else "contradicts" if gap < -2 * error else "no difference seen"
+    return {"difference": f"{gap:+.1f} ± {error:.1f} points", **cells, "says": says}
+
+
+def main(
+    seeds: Annotated[str, typer.Option(help="seeds of the runs, with commas between them")] = "0",
+    steps: Annotated[int, typer.Option(help="training steps of each run")] = 60,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    jobs: Annotated[int, typer.Option(help="runs at a time")] = 1,
+    output: Annotated[Path | None, typer.Option(help="directory that keeps the runs, and has some perhaps")] = None,
+) -> None:
+    """Train the built-in model under each setting, and compare."""
+    print_machine("tinyzero-trainer", "tinyzero-countdown", "torch", "transformers")
+    last = (f"run.steps={steps}", f"run.device={device}")
+    with TemporaryDirectory() as folder:
+        settings = {name: [*COMMON, *words, *last] for name, words in SETTINGS.items()}
+        found = run_all(settings, [int(seed) for seed in seeds.split(",")], output or Path(folder), jobs=jobs)
+    base = found[BASE]
+    title = f"{steps} steps, {len(base)} seeds, {problems(base, TASK)} puzzles at T = 1"
+    print_table(title, {name: row(runs, TASK) for name, runs in found.items()})
+    print()
+    print_table("reported at 3B", {claim: verdict(found[a], found[b]) for claim, (a, b) in CLAIMS.items()})
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,178 @@
+"""A setting without effect is refused with the reason; where it only suits the model, it is left out."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.settings import build, describe, merge, parse_words
+from tinyzero_trainer import named_losses
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.layers import idle_settings, leaves, nested, with_defaults, without_idle
+
+IDLE = [
+    ("algorithm.policy_loss=reinforce algorithm.clip_low=0.1", "algorithm.clip_low", "clips nothing"),
+    ("algorithm.policy_loss=reinforce algorithm.clip_high=0.3", "algorithm.clip_high", "clips nothing"),
+    ("algorithm.policy_loss=reinforce algorithm.dual_clip=3", "algorithm.dual_clip", "clips nothing"),
+    ("algorithm.policy_loss=cispo algorithm.dual_clip=3", "algorithm.dual_clip", "bounds the ratio on both sides"),
+    ("algorithm.discount=0.9", "algorithm.discount", "algorithm.advantage='grpo' gives all tokens the same"),
+    ("algorithm.trace_decay=0.9", "algorithm.trace_decay", "algorithm.advantage='grpo' has no critic"),
+    ("algorithm.kl_estimator=k1", "algorithm.kl_estimator", "algorithm.kl_coefficient=0 leaves the KL out"),
+    ("algorithm.kl_in=reward", "algorithm.kl_in", "algorithm.kl_coefficient=0 leaves the KL out"),
+    ("algorithm.kl_target=0.1", "algorithm.kl_target", "algorithm.kl_coefficient=0 leaves the KL out"),
+    ("algorithm.final_kl_coefficient=0.1", "algorithm.final_kl_coefficient", "leaves the KL out"),
+    ("algorithm.kl_coefficient=0.1 algorithm.kl_horizon=5", "algorithm.kl_horizon", "the coefficient is fixed"),
+    (
+        "algorithm.kl_coefficient=0.1 algorithm.kl_target=0.1 algorithm.final_kl_coefficient=0.0",
+        "algorithm.final_kl_coefficient",
+        "the coefficient adapts",
+    ),
+    (
+        "algorithm.kl_coefficient=0.1 algorithm.kl_in=reward algorithm.kl_estimator=k3+",
+        "algorithm.kl_estimator",
+        "only the value counts",
+    ),
+    (
+        "algorithm.kl_coefficient=0.1 algorithm.kl_in=reward algorithm.kl_estimator=exact",
+        "algorithm.kl_estimator",
+        "only the value counts",
+    ),
+    ("critic.learning_rate=1e-3", "critic.learning_rate", "algorithm.advantage='grpo' has no critic; take gae"),
+    ("critic.warmup_steps=3", "critic.warmup_steps", "algorithm.advantage='grpo' has no critic; take gae"),
+    (
+        "rollout.samples_per_prompt=1 algorithm.advantage=gae data.dynamic_rounds=2",
+        "data.dynamic_rounds",
+        "always all equal",
+    ),
+    ("rollout.final_temperature=1.0", "rollout.final_temperature", "it is rollout.temperature itself"),
+    ("window.every=3", "window.every", "it means nothing with window.mode='full'"),
+    ("window.mode=fixed window.tokens=64 window.least=8", "window.least", "means nothing with window.mode='fixed'"),
+    ("window.mode=adaptive window.tokens=64", "window.tokens", "it means nothing with window.mode='adaptive'"),
+    ("window.mode=fixed", "window.mode", "window.tokens=256 is no less than rollout.max_tokens=256"),
+    (
+        "window.mode=adaptive rollout.max_tokens=32",
+        "window.mode",
+        "window.least=32 is no less than rollout.max_tokens=32",
+    ),
+    ("optimizer.final_rate_share=0.1", "optimizer.final_rate_share", "stays at the peak"),
+    (
+        "optimizer.schedule=cosine optimizer.warmup_steps=9 run.steps=9",
+        "optimizer.schedule",
+        "optimizer.warmup_steps=9 takes all of run.steps=9",
+    ),
+    ("eval.every=0 eval.during_size=64", "eval.during_size", "evaluates before and after training only"),
+    ("log.project=mine", "log.project", "only the tracker wandb"),
+    ("log.rollouts_every=0 log.rollouts_count=3", "log.rollouts_count", "log.rollouts_every=0 writes none"),
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "reason"), IDLE, ids=[f"{key}-{number}" for number, (_, key, _) in enumerate(IDLE)]
+)
+def test_a_setting_without_effect_is_refused_with_the_reason(line: str, key: str, reason: str) -> None:
+    words = parse_words(line.split())
+    with pytest.raises(SettingsError) as caught:
+        build(TrainConfig, words)
+    assert str(caught.value).startswith(f"{key}=")
+    assert " has no effect: " in str(caught.value)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "reason"), IDLE, ids=[f"{key}-{number}" for number, (_, key, _) in enumerate(IDLE)]
+)
+def test_where_it_only_suits_the_model_it_is_left_out(line: str, key: str, reason: str) -> None:
+    words = parse_words(line.split())
+    said = {name: value for name, value in leaves(words) if name != key}
+    upper: dict = {}
+    for name, value in said.items():
+        upper = merge(upper, nested(name, value))
+    lower = nested(key, dict(leaves(words))[key])
+    kept, dropped = without_idle(lower, upper)
+    assert list(dropped) == [key]
+    assert reason in dropped[key]
+    build(TrainConfig, merge(kept, upper))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("algorithm.advantage=gae critic.warmup_steps=100", "critic.warmup_steps=100 leaves none of run.steps=100"),
+        ("algorithm.policy_loss=grpo", "algorithm.policy_loss='grpo' is unknown; known: ppo, gspo, cispo, reinforce"),
+        ("algorithm.policy_loss=./my_loss.py", "such as ./my_loss.py:my_loss"),
+        ("algorithm.policy_loss=:f", "is unknown"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(line: str, message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        build(TrainConfig, parse_words(line.split()))
+    assert message in str(caught.value)
+
+
+def test_the_defaults_and_whatever_equals_them_are_never_refused() -> None:
+    assert build(TrainConfig, with_defaults({})) == TrainConfig()
+
+
+def test_what_is_said_is_never_left_out() -> None:
+    said = {"algorithm": {"kl_coefficient": 0.0, "kl_estimator": "k1"}}
+    assert without_idle({}, said) == ({}, {})
+    with pytest.raises(SettingsError, match=r"algorithm\.kl_estimator='k1' has no effect"):
+        build(TrainConfig, said)
+
+
+def test_one_setting_less_may_leave_another_without_effect() -> None:
+    lower = {"algorithm": {"kl_coefficient": 0.1, "kl_target": 0.1, "kl_horizon": 50}}
+    kept, dropped = without_idle(lower, {"algorithm": {"kl_coefficient": 0.0}})
+    assert kept == {"algorithm": {"kl_coefficient": 0.1}}  # what is said stands above it
+    assert set(dropped) == {"algorithm.kl_target", "algorithm.kl_horizon"}
+
+
+@pytest.mark.parametrize("values", [{"run": {"steps": "many"}}, {"algorithm": 3}, {"eval": {"nonesuch": 1}}])
+def test_values_of_a_wrong_type_are_left_to_the_check_of_types(values: dict) -> None:
+    without_idle({"eval": {"during_size": 3}}, values)
+    with pytest.raises(SettingsError):
+        build(TrainConfig, values)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_whatever_suits_a_model_builds_once_what_has_no_effect_is_left_out(data: st.DataObject) -> None:
+    """For any part of a preset and any switch a user may turn, the configuration stands."""
+    preset = {
+        "algorithm": {"kl_coefficient": 0.1, "kl_estimator": "exact", "kl_target": 0.1, "kl_horizon": 99},
+        "critic": {"learning_rate": 1e-3},
+        "window": {"change": 16, "gap": 8},
+        "eval": {"during_size": 64, "every": 5},
+        "optimizer": {"schedule": "cosine", "final_rate_share": 0.1},
+        "log": {"project": "mine", "rollouts_count": 3},
+    }
+    chosen = data.draw(st.sets(st.sampled_from([key for key, _ in leaves(preset)])))
+    lower: dict = {}
+    for key, value in leaves(preset):
+        if key in chosen:
+            lower = merge(lower, nested(key, value))
+    switches = [
+        {}, {"algorithm": {"kl_coefficient": 0.0}}, {"algorithm": {"kl_in": "reward", "kl_coefficient": 0.1}},
+        {"algorithm": {"advantage": "gae"}}, {"window": {"mode": "adaptive"}}, {"eval": {"every": 0}},
+        {"optimizer": {"schedule": "constant"}}, {"log": {"rollouts_every": 0}},
+    ]  # fmt: skip
+    upper: dict = {}
+    for switch in data.draw(st.lists(st.sampled_from(switches), max_size=3)):
+        upper = merge(upper, switch)
+    kept, dropped = without_idle(lower, upper)
+    build(TrainConfig, merge(kept, upper))
+    assert dict(leaves(kept)).keys() | dropped.keys() == chosen
+    assert not idle_settings(merge(kept, upper)).keys() & dict(leaves(kept)).keys() - dict(leaves(upper)).keys()
+
+
+def test_rules_speak_of_settings_that_exist() -> None:
+    keys = {field.key for field in describe(TrainConfig)}
+    for line, key, _ in IDLE:
+        assert {key, *(word.partition("=")[0] for word in line.split())} <= keys
+
+
+def test_the_names_of_the_policy_losses_are_those_registered() -> None:
+    from tinyzero_trainer.losses import POLICY_LOSSES
+
+    assert tuple(POLICY_LOSSES) == named_losses.BUILT_IN

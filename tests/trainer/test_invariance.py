@@ -1,0 +1,161 @@
+"""How a mini-batch is split, laid out, padded or ordered changes neither the policy's gradient nor the critic's."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.samples import ragged_samples
+from tinyzero_trainer import batching, critic, policy, ragged
+from tinyzero_trainer.batching import MicroBatch, completion_lengths
+from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, OptimizerConfig
+from tinyzero_trainer.critic import Critic
+from tinyzero_trainer.experience import Experience
+from tinyzero_trainer.losses import Aggregation
+from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.policy import Policy
+from tinyzero_trainer.records import Sample
+from tinyzero_trainer.schedules import StepSettings
+from tinyzero_trainer.tiny import TinyShape, build_model
+
+NOW = StepSettings(learning_rate=1e-3, temperature=0.8, kl_coefficient=0.3)
+WHOLE = 10**6
+LOSSES = ("ppo", "gspo", "cispo", "reinforce")
+
+
+@dataclass(frozen=True)
+class Split:
+    """One way to take the same mini-batch."""
+
+    micro_batch_tokens: int = WHOLE
+    layout: str = "padded"
+    left: bool = False
+    reorder: bool = False
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        return OptimizerConfig(max_grad_norm=1e9, micro_batch_tokens=self.micro_batch_tokens, layout=self.layout)  # type: ignore[arg-type]
+
+
+SPLITS = {
+    "each row alone": Split(1),
+    "some rows together": Split(70),
+    "all packed": Split(layout="packed"),
+    "padded on the left": Split(70, left=True),
+    "another order, some packed": Split(70, "packed", reorder=True),
+}
+
+
+def one_experience(samples: list[Sample]) -> Experience:
+    """Random values for everything that a loss reads, far enough from the policy for clips to bite."""
+    generator = torch.Generator().manual_seed(7)
+    lengths = completion_lengths(samples)
+    noise = [torch.randn(int(lengths.sum()), generator=generator) for _ in range(5)]
+    own = torch.tensor([value for sample in samples for value in sample.rollout.logprobs or []])
+    return Experience(
+        samples,
+        lengths,
+        own + 0.3 * noise[0],
+        noise[1],
+        values=noise[2],
+        returns=noise[3],
+        importance=noise[4].exp().clamp(max=2.0),
+    )
+
+
+def reordered(experience: Experience) -> Experience:
+    """The same completions in another order, each with all that belongs to it."""
+    order = torch.randperm(len(experience.samples), generator=torch.Generator().manual_seed(3)).tolist()
+    starts = (experience.lengths.cumsum(0) - experience.lengths).tolist()
+    lengths = experience.lengths.tolist()
+    tokens = torch.tensor([start for row in order for start in range(starts[row], starts[row] + lengths[row])])
+    names = ("old_logprobs", "advantages", "values", "returns", "importance")
+    columns: Any = {name: getattr(experience, name)[tokens] for name in names}
+    samples = [experience.samples[row] for row in order]
+    return replace(experience, samples=samples, lengths=experience.lengths[torch.tensor(order)], **columns)
+
+
+def on_the_left(samples: Sequence[Sample], **arguments: Any) -> Iterator[MicroBatch]:
+    """The micro-batches, with the padding moved to the left of each line."""
+    for batch in batching.micro_batches(samples, **arguments):
+        assert batch.mask is not None
+        shifts = (batch.tokens.shape[1] - batch.mask.sum(dim=1)).tolist()
+
+        def shifted(matrix: Tensor, shifts: list[int] = shifts) -> Tensor:
+            return torch.stack([line.roll(shift) for line, shift in zip(matrix, shifts, strict=True)])
+
+        mask = shifted(batch.mask)
+        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        yield replace(
+            batch, tokens=shifted(batch.tokens), mask=mask, predicts=shifted(batch.predicts), positions=positions
+        )
+
+
+def gradient(model: torch.nn.Module) -> Tensor:
+    """All gradients, flattened."""
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def check(update: Callable[[Split, Experience], Tensor], samples: list[Sample], patch: pytest.MonkeyPatch) -> None:
+    """Every split of the mini-batch gives the gradient of the whole."""
+    experience = one_experience(samples)
+    whole = update(Split(), experience)
+    assert whole.norm() > 1e-3
+    for name, split in SPLITS.items():
+        with patch.context() as each:
+            if split.left:
+                each.setattr(policy, "micro_batches", on_the_left)
+                each.setattr(critic, "micro_batches", on_the_left)
+            found = update(split, reordered(experience) if split.reorder else experience)
+        difference = ((found - whole).norm() / whole.norm()).item()
+        assert difference < 1e-5, f"{name}: {difference:.1e}"
+
+
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_policys_gradient_is_the_same_for_every_split(
+    loss: str, aggregation: Aggregation, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = build_model(TinyShape(32, 2, 16, 48, 256), toy_model.tokenizer, seed=1).eval().requires_grad_(False)
+    algorithm = AlgorithmConfig(
+        policy_loss=loss, aggregation=aggregation, kl_coefficient=0.3, kl_estimator="k2", entropy_coefficient=0.1
+    )
+    before = copy.deepcopy(toy_model.model.state_dict())
+
+    def update(split: Split, experience: Experience) -> Tensor:
+        toy_model.model.load_state_dict(before)
+        taker = Policy(toy_model, algorithm=algorithm, optimizer=split.optimizer, max_tokens=32, reference=reference)
+        taker.update(experience, group_size=1, now=NOW)
+        return gradient(toy_model.model)
+
+    check(update, ragged_samples(toy_model, groups=2, samples=3), monkeypatch)
+
+
+def test_the_critics_gradient_is_the_same_for_every_split(
+    toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Critic(toy_model, settings=CriticConfig(), optimizer=OptimizerConfig()).model
+    torch.nn.init.normal_(start.head.weight, generator=torch.Generator().manual_seed(2))
+    before = copy.deepcopy(start.state_dict())
+
+    def update(split: Split, experience: Experience) -> Tensor:
+        taker = Critic(toy_model, settings=CriticConfig(), optimizer=split.optimizer)
+        taker.model.load_state_dict(before)
+        taker.update(experience, group_size=1)
+        return gradient(taker.model)
+
+    check(update, ragged_samples(toy_model, groups=2, samples=3), monkeypatch)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_old_logprobs_and_values_are_those_of_the_whole(layout: str, toy_model: LanguageModel) -> None:
+    samples, found = ragged_samples(toy_model), []
+    for split in (Split(), Split(70, layout)):
+        taker = Policy(toy_model, algorithm=AlgorithmConfig(), optimizer=split.optimizer, max_tokens=32, reference=None)
+        found.append(taker.logprobs(samples, temperature=0.8))
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
+    assert ragged.sums(found[0], completion_lengths(samples)).max() < 0

@@ -1,0 +1,246 @@
+"""When the engine's log-probabilities are asked for, what they are used for, and how they are corrected for."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from tests.trainer.samples import ragged_samples
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_trainer import loop, mismatch
+from tinyzero_trainer.config import AlgorithmConfig, MismatchConfig, OptimizerConfig, RolloutConfig, TrainConfig
+from tinyzero_trainer.configure import make_config
+from tinyzero_trainer.loop import train
+from tinyzero_trainer.mismatch import (
+    asks_engine,
+    engine_logprobs,
+    importance_weights,
+    mismatch_metrics,
+    old_logprobs_source,
+)
+from tinyzero_trainer.models import LanguageModel
+
+ALWAYS = RolloutConfig(logprobs="always")
+TOKEN = MismatchConfig(weights="token")
+
+
+@pytest.mark.parametrize(("mode", "steps"), [("never", []), ("sample", [1, 11, 21]), ("always", list(range(1, 31)))])
+def test_the_engine_is_asked_in_no_step_in_one_of_ten_or_in_all(mode: Any, steps: list[int]) -> None:
+    config = TrainConfig(rollout=RolloutConfig(logprobs=mode))
+    assert [step for step in range(1, 31) if asks_engine(config, step)] == steps
+
+
+@pytest.mark.parametrize(
+    ("source", "changes"),
+    [
+        ("update", {}),
+        ("update", {"rollout": RolloutConfig(logprobs="never")}),
+        ("policy", {"optimizer": OptimizerConfig(mini_batches=2)}),
+        ("policy", {"optimizer": OptimizerConfig(epochs=2)}),
+        ("policy", {"algorithm": AlgorithmConfig(kl_coefficient=0.1, kl_in="reward")}),
+        ("update", {"algorithm": AlgorithmConfig(kl_coefficient=0.1)}),
+        ("engine", {"rollout": ALWAYS}),
+        ("engine", {"rollout": ALWAYS, "optimizer": OptimizerConfig(mini_batches=2, epochs=2)}),
+        ("engine", {"rollout": ALWAYS, "algorithm": AlgorithmConfig(kl_coefficient=0.1, kl_in="reward")}),
+        ("policy", {"rollout": ALWAYS, "mismatch": TOKEN}),
+    ],
+)
+def test_old_logprobs_cost_a_pass_only_where_nothing_else_gives_them(source: str, changes: dict[str, Any]) -> None:
+    assert old_logprobs_source(TrainConfig(**changes)) == source
+
+
+def test_one_completion_without_them_leaves_the_batch_without_them(toy_model: LanguageModel) -> None:
+    samples = ragged_samples(toy_model, groups=1, samples=2)
+    found = engine_logprobs(samples)
+    assert found is not None
+    assert found.tolist() == pytest.approx([value for sample in samples for value in sample.rollout.logprobs or []])
+    samples[1] = replace(samples[1], rollout=replace(samples[1].rollout, logprobs=None))
+    assert engine_logprobs(samples) is None
+
+
+def by_definition(
+    completions: list[list[tuple[float, float]]], settings: MismatchConfig
+) -> tuple[list[float], list[float]]:
+    """min(π_old/π_engine, cap) and 0 outside the mask, token by token, with the ratios."""
+    weights, ratios = [], []
+    for completion in completions:
+        product = sum(old - engine for old, engine in completion)
+        for old, engine in completion:
+            log_ratio = product if settings.weights == "sequence" else old - engine
+            ratio = exp(max(-20.0, min(20.0, log_ratio)))
+            low, high = settings.mask or (0.0, float("inf"))
+            capped = 1.0 if settings.weights is None else min(ratio, settings.cap)
+            weights.append(capped if low <= ratio <= high else 0.0)
+            ratios.append(ratio)
+    return weights, ratios
+
+
+LOGPROB = st.floats(-30, 0).map(lambda value: round(value, 3) + 0.0)
+
+
+@given(
+    st.lists(st.lists(st.tuples(LOGPROB, LOGPROB), min_size=1, max_size=6), min_size=1, max_size=5),
+    st.sampled_from([None, "token", "sequence"]),
+    st.sampled_from([1.0, 2.0, 5.5]),
+    st.sampled_from([None, (0.0, 10.0), (0.5, 11.5)]),
+)
+def test_weights_are_those_of_the_definition(
+    completions: list[list[tuple[float, float]]], weights: Any, cap: float, mask: Any
+) -> None:
+    settings = MismatchConfig(weights=weights, cap=2.0 if weights is None else cap, mask=mask)
+    old, engine = (
+        torch.tensor([pair[side] for completion in completions for pair in completion], dtype=torch.float64)
+        for side in (0, 1)
+    )
+    found, metrics = importance_weights(old, engine, torch.tensor([len(each) for each in completions]), settings)
+    expected, ratios = by_definition(completions, settings)
+    assert found.tolist() == pytest.approx(expected, rel=1e-9)
+    count = len(ratios)
+    share = metrics.get("rollout_corr/rollout_is_ratio_fraction_high")
+    assert share == (None if weights is None else pytest.approx(sum(ratio > cap for ratio in ratios) / count, abs=1e-6))
+    masked = metrics.get("rollout_corr/rollout_rs_masked_fraction")
+    outside = mask and sum(not mask[0] <= ratio <= mask[1] for ratio in ratios)
+    assert masked == (None if mask is None else pytest.approx(outside / count, abs=1e-6))
+
+
+def test_a_ratio_beyond_all_numbers_stays_finite() -> None:
+    far = torch.tensor([-2000.0, 0.0])
+    found, metrics = importance_weights(
+        far, far.flip(0), torch.tensor([1, 1]), MismatchConfig(weights="token", cap=1e6)
+    )
+    assert found.tolist() == pytest.approx([exp(-20), 1e6])
+    assert torch.tensor(list(metrics.values())).isfinite().all()
+
+
+def test_the_metrics_estimate_the_divergence_of_the_engine_from_the_policy() -> None:
+    """On tokens that come as often as the engine draws them, the mean of k1, and of k3, is KL(π_engine ‖ π)."""
+    engine, policy = [0.25, 0.75], [0.5, 0.5]
+    tokens = [0, 1, 1, 1]
+    metrics = mismatch_metrics(*(torch.tensor([log(each[token]) for token in tokens]) for each in (policy, engine)))
+    exact = sum(q * log(q / p) for q, p in zip(engine, policy, strict=True))
+    assert metrics["rollout_corr/kl"] == pytest.approx(exact)
+    assert metrics["rollout_corr/k3_kl"] == pytest.approx(exact)
+    assert metrics["training/rollout_probs_diff_mean"] == pytest.approx(0.25)
+    assert metrics["training/rollout_logprobs_diff_mean"] == pytest.approx((log(2) + 3 * log(1.5)) / 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ({"mismatch": {"weights": "token"}}, "rollout.logprobs='sample'"),
+        ({"mismatch": {"mask": [0.5, 2]}, "rollout": {"logprobs": "never"}}, "rollout.logprobs='never'"),
+        ({"mismatch": {"cap": 3}, "rollout": {"logprobs": "always"}}, "weights=none"),
+        (
+            {"mismatch": {"weights": "token", "cap": 3, "mask": [0.5, 2]}, "rollout": {"logprobs": "always"}},
+            "leaves out all that it would cut",
+        ),
+        ({"mismatch": {"mask": [1.5, 2]}, "rollout": {"logprobs": "always"}}, "low < 1 < high"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(words: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SettingsError, match=reason):
+        make_config({"run": {"task": "none"}, "model": {"path": "some/model"}, **words})
+
+
+def test_a_cut_distribution_is_spoken_of_in_one_line() -> None:
+    assert mismatch.notes(TrainConfig()) == []
+    (line,) = mismatch.notes(TrainConfig(rollout=RolloutConfig(top_p=0.9, top_k=5)))
+    assert "rollout.top_p=0.9 and rollout.top_k=5" in line
+
+
+Run = Callable[..., tuple[list[dict[str, Any]], dict[str, torch.Tensor]]]
+
+
+@pytest.fixture
+def run(warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run of two steps: its metrics, step by step, and its last weights."""
+    monkeypatch.setattr(loop, "draw_curve", lambda *args, **kwargs: None)
+
+    def make(
+        name: str, *, resume: bool = False, **changes: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+        values: dict[str, Any] = {
+            "run": {"task": toy_task, "output": str(tmp_path / name), "steps": 2, "device": "cpu"},
+            "task": {"limit": 5},
+            "model": {"path": str(warm_model)},
+            "data": {"template": "base", "test_share": 0.4, "prompts_per_step": 4},
+            "rollout": {"samples_per_prompt": 4, "max_tokens": 8},
+            "optimizer": {"learning_rate": 1e-3},
+            "algorithm": {},
+            "eval": {"size": 4, "during_size": 4, "greedy": False},
+        }
+        for group, settings in changes.items():
+            values[group] = {**values.get(group, {}), **settings}
+        output = train(make_config(values), resume=resume).output
+        lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()][1:]
+        return lines, load_file(output / "checkpoints" / f"step_{len(lines)}" / "model.safetensors")
+
+    return make
+
+
+@pytest.mark.parametrize("mini_batches", [1, 2])
+def test_what_is_learnt_does_not_depend_on_which_steps_are_sampled(mini_batches: int, run: Run) -> None:
+    optimizer = {"mini_batches": mini_batches}
+    (never, left), (sample, right) = (
+        run(mode, rollout={"logprobs": mode}, optimizer=optimizer) for mode in ("never", "sample")
+    )
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    for lines, asked in ((never, [False, False]), (sample, [True, False])):
+        for name in ("training/rollout_probs_diff_max", "rollout_corr/k3_kl"):
+            assert [name in line for line in lines] == asked
+    assert sample[0]["training/rollout_logprobs_diff_mean"] < 1e-4
+    for line in never + sample:
+        assert ("timing_s/old_log_prob" in line) == (mini_batches > 1)
+        assert "rollout_corr/rollout_is_mean" not in line
+    assert (never[0]["actor/is_ratio/std"] == 0) == (mini_batches == 1)
+
+
+def test_always_takes_them_as_the_old_ones_and_saves_the_pass(run: Run) -> None:
+    lines, _ = run("always", rollout={"logprobs": "always"}, optimizer={"mini_batches": 2})
+    for line in lines:
+        assert "timing_s/old_log_prob" not in line
+        assert line["training/rollout_logprobs_diff_mean"] < 1e-4
+
+
+@pytest.mark.parametrize("weights", [pytest.param("token", marks=pytest.mark.slow), "sequence"])
+def test_a_correction_says_what_it_did(weights: str, run: Run) -> None:
+    correction = {"weights": weights, "mask": [0.5, 3.0]}
+    lines, _ = run("corrected", rollout={"logprobs": "always"}, mismatch=correction)
+    for line in lines:
+        assert line["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=1e-3)
+        assert line["rollout_corr/rollout_is_ratio_fraction_high"] == 0
+        assert line["rollout_corr/rollout_rs_masked_fraction"] == 0
+        assert "timing_s/old_log_prob" in line
+
+
+@pytest.mark.slow
+def test_a_kl_in_the_reward_needs_no_engine(run: Run) -> None:
+    kl = {"kl_coefficient": 0.1, "kl_in": "reward"}
+    (never, left), (always, right) = (
+        run(mode, rollout={"logprobs": mode}, algorithm=kl) for mode in ("never", "always")
+    )
+    assert "timing_s/old_log_prob" in never[0]
+    assert never[1]["actor/reward_kl_penalty"] == pytest.approx(always[1]["actor/reward_kl_penalty"], abs=1e-4)
+    assert all(torch.allclose(left[name], right[name], atol=1e-3) for name in left)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_old_logprobs_of_a_resumed_run_are_those_of_one_never_stopped(layout: str, run: Run) -> None:
+    common = {"rollout": {"logprobs": "sample"}, "optimizer": {"mini_batches": 2, "layout": layout}}
+    whole, left = run("whole", **common, run={"steps": 4})
+    run("stopped", **common)
+    resumed, right = run("stopped", resume=True, **common, run={"steps": 4})
+    assert len(whole) == len(resumed) == 4
+    for one, other in zip(whole, resumed, strict=True):
+        names = [name for name in one if name.startswith(("actor/", "critic/", "training/", "rollout_corr/"))]
+        assert [one[name] for name in names] == [other[name] for name in names]
+    assert all(torch.equal(left[name], right[name]) for name in left)

@@ -1,0 +1,153 @@
+"""A run on two tasks, mixed and chosen by difficulty: what it leaves, and that an interruption changes nothing."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tinyzero_sdk.errors import BrokenTaskError, SettingsError
+from tinyzero_trainer import loop, training_step
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.configure import make_config
+from tinyzero_trainer.loop import train
+
+STEPS = 4
+UNTIMED = ("timing_", "perf/", "time/")
+Configure = Callable[..., TrainConfig]
+
+
+@pytest.fixture(scope="module")
+def configure(warm_model: Path, toy_task: str) -> Configure:
+    """Makes the configuration of a run on one- and on two-digit sums; `changes` are keys with `__` for the dot."""
+
+    def make(output: Path, **changes: Any) -> TrainConfig:
+        values: dict[str, Any] = {
+            "run": {"output": str(output), "steps": STEPS, "device": "cpu"},
+            "tasks": {
+                "short": {"task": toy_task, "weight": 2, "options": {"limit": 12}},
+                "long": {"task": toy_task, "options": {"limit": 35}},
+            },
+            "model": {"path": str(warm_model)},
+            "data": {"template": "base", "test_share": 0.4, "prompts_per_step": 3, "dynamic_rounds": 2},
+            "curriculum": {"buckets": 2, "decay": 0.5},
+            "rollout": {"samples_per_prompt": 4, "max_tokens": 8},
+            "optimizer": {"learning_rate": 1e-3},
+            "eval": {"size": 6, "during_size": 3, "every": 2, "greedy": False},
+            "checkpoint": {"every": 1},
+            "log": {"rollouts_every": 2, "rollouts_count": 6},
+        }
+        for key, value in changes.items():
+            group, name = key.split("__")
+            values[group][name] = value
+        return make_config(values)
+
+    return make
+
+
+def rows(output: Path) -> list[dict[str, Any]]:
+    """The metrics of a run, without what the clock decides."""
+    found = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith(UNTIMED)} for row in found]
+
+
+@pytest.fixture(scope="module")
+def whole(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> loop.TrainResult:
+    """A run that nothing interrupted."""
+    return train(configure(tmp_path_factory.mktemp("whole") / "run"))
+
+
+def test_each_task_is_measured_on_its_own_problems(whole: loop.TrainResult) -> None:
+    found = rows(whole.output)
+    for name in ("short", "long"):
+        key = f"val-core/{name}/acc/mean@1"
+        assert [row["step"] for row in found if key in row] == [0, 2, 4]
+        assert whole.accuracy[name] == loop.Change(found[0][key], found[-1][key])
+        assert [row[f"val-aux/{name}/size"] for row in (found[0], found[2], found[4])] == [6, 3, 6]
+
+
+def test_training_metrics_tell_the_tasks_apart(whole: loop.TrainResult) -> None:
+    steps = rows(whole.output)[1:]
+    assert {"task/short/acc", "task/short/score", "task/long/acc", "task/long/score"} <= steps[0].keys()
+    levels = {key.rpartition("/")[0] for row in steps for key in row if key.startswith("difficulty/")}
+    assert levels == {"difficulty/short", "difficulty/long"}
+    for row in steps:
+        counts = {name: row[f"task/{name}/prompts"] for name in ("short", "long")}
+        mean = sum(counts[name] * row.get(f"task/{name}/acc", 0.0) for name in counts) / sum(counts.values())
+        assert mean == pytest.approx(row["completion/acc_mean"])
+    drawn = [sum(row[f"task/{name}/prompts"] for row in steps) for name in ("short", "long")]
+    assert drawn[0] / sum(drawn) == pytest.approx(2 / 3, abs=1 / sum(drawn))
+
+
+def test_the_curriculum_of_each_task_is_in_the_metrics(whole: loop.TrainResult) -> None:
+    last = rows(whole.output)[-1]
+    for name in ("short", "long"):
+        weights = [last[f"curriculum/{name}/bucket_{bucket}/weight"] for bucket in (0, 1)]
+        assert sum(weights) == pytest.approx(1)
+        assert 0 <= last[f"curriculum/{name}/bucket_0/pass_rate"] <= 1
+
+
+def test_samples_of_rollouts_have_both_tasks(whole: loop.TrainResult) -> None:
+    lines = (whole.output / "rollouts" / "step_000002.jsonl").read_text().splitlines()
+    assert {json.loads(line)["task"] for line in lines} == {"short", "long"}
+    assert len(lines) == 6
+
+
+def test_it_says_what_each_task_gained(
+    configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "draw_curve", lambda *args, **kwargs: None)
+    train(configure(tmp_path / "run", run__steps=1, eval__size=80))
+    captured = capsys.readouterr()
+    short, long = captured.out.splitlines()[:2]
+    assert short.startswith("short: ")
+    assert long.startswith("long: ")
+    assert "problems at T=1)" in long
+    assert all(len(line) <= 80 for line in (short, long))
+    assert "short has 71 held-out problems only; all of them are taken\n" in captured.err
+
+
+@pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.slow), 4])
+def test_a_killed_run_resumes_to_the_same_metrics(
+    step: int, configure: Configure, whole: loop.TrainResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    take, calls = training_step.TrainingStep.take, []
+
+    def deadly(self: Any, number: int) -> Any:
+        calls.append(number)
+        if number == step and calls.count(number) == 1:
+            raise Killed
+        return take(self, number)
+
+    monkeypatch.setattr(loop, "draw_curve", lambda *args, **kwargs: None)
+    monkeypatch.setattr(training_step.TrainingStep, "take", deadly)
+    run = configure(tmp_path / "run")
+    with pytest.raises(Killed):
+        train(run)
+    output = train(run, resume=True).output
+    assert rows(output) == rows(whole.output)
+    ours, theirs = (load_file(path / f"checkpoints/step_{STEPS}/model.safetensors") for path in (output, whole.output))
+    assert all(ours[name].equal(theirs[name]) for name in theirs)
+
+
+def test_a_broken_scorer_is_named(configure: Configure, toy_task: str, tmp_path: Path) -> None:
+    tasks = {"good": {"task": toy_task}, "bad": {"task": toy_task, "options": {"fail": True}}}
+    run = configure(tmp_path / "run", run__steps=1)
+    values = {"run": vars(run.run), "tasks": tasks, "model": vars(run.model), "data": vars(run.data)}
+    values |= {"rollout": {"samples_per_prompt": 2, "max_tokens": 8}, "eval": {"size": 1, "during_size": 1}}
+    with pytest.raises(BrokenTaskError, match=r"the scorer of task 'bad' failed on \d+ of \d+ completions"):
+        train(make_config({**values, "reward": {"max_failed_share": 0.0}}))
+
+
+def test_a_curriculum_without_a_choice_stops_the_run_before_anything_is_evaluated(
+    configure: Configure, toy_task: str, tmp_path: Path
+) -> None:
+    run = configure(tmp_path / "run", tasks__long={"task": toy_task, "options": {"limit": 5}})
+    with pytest.raises(SettingsError, match=r"curriculum\.buckets=2: all \d+ problems looked at of task 'long' have"):
+        train(run)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""

@@ -1,0 +1,144 @@
+"""What a training step makes of scores and log-probabilities: penalties, returns, the coefficient that adapts."""
+
+import math
+import statistics
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tinyzero_sdk import Item, Score
+from tinyzero_trainer import training_step
+from tinyzero_trainer.advantages import ESTIMATORS
+from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, RolloutConfig, RunConfig, TrainConfig
+from tinyzero_trainer.mismatch import KnownLogprobs
+from tinyzero_trainer.records import Prompt, Rollout, Sample
+from tinyzero_trainer.schedules import StepSettings
+from tinyzero_trainer.training_step import Carried, TrainingStep, as_experience
+
+LENGTHS, REWARDS = [2, 1, 3, 2], [1.0, 0.0, 0.25, 0.5]
+OLD = torch.tensor([-1.0, -2.0, -0.5, -1.5, -0.1, -3.0, -2.5, -0.7])
+REFERENCE = torch.tensor([-1.2, -1.0, -0.9, -1.5, -0.3, -2.0, -2.0, -1.7])
+NOW = StepSettings(learning_rate=1e-3, temperature=0.7, kl_coefficient=0.2)
+
+
+def sample(reward: float, length: int) -> Sample:
+    return Sample(Prompt(Item(None), "", [1]), Rollout([2] * length, [-1.0] * length, True), "", Score(reward, False))
+
+
+SAMPLES = [sample(reward, length) for reward, length in zip(REWARDS, LENGTHS, strict=True)]
+
+
+def a_step(critic: object | None = None, *, warmup_steps: int = 0, **algorithm: object) -> TrainingStep:
+    """A step of a run with fakes for its roles; the policy notes each update."""
+    step = object.__new__(TrainingStep)
+    step.config = TrainConfig(
+        run=RunConfig(steps=9),
+        rollout=RolloutConfig(samples_per_prompt=2, max_tokens=64),
+        algorithm=AlgorithmConfig(**algorithm),  # type: ignore[arg-type]
+        critic=CriticConfig(warmup_steps=warmup_steps),
+    )
+    step.policy = SimpleNamespace(  # type: ignore[assignment]
+        reference_logprobs=lambda samples, temperature: REFERENCE if temperature == NOW.temperature else None,
+        update=lambda experience, group_size, now: {"actor/updated": 1.0},
+    )
+    step.roles = SimpleNamespace(critic=critic, policy=step.policy)  # type: ignore[assignment]
+    step.carried, step.stop = Carried(), None  # type: ignore[assignment]
+    return step
+
+
+def outcome_of(step: TrainingStep) -> training_step.Outcome:
+    return step.outcome(SAMPLES, KnownLogprobs(OLD, None), NOW, training_step._Clock())
+
+
+def rows(values: list[float]) -> list[list[float]]:
+    ends = [sum(LENGTHS[: place + 1]) for place in range(len(LENGTHS))]
+    return [values[end - length : end] for end, length in zip(ends, LENGTHS, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "of_gap"), [("k1", lambda d: d), ("k2", lambda d: d * d / 2), ("k3", lambda d: math.exp(-d) - 1 + d)]
+)
+def test_the_kl_in_the_reward_is_taken_off_each_token(estimator: str, of_gap) -> None:
+    """r_t = −β·kl_t, and the score at the last token: REINFORCE++ (arXiv 2501.03262), then whitened."""
+    step = a_step(advantage="reinforce_pp", kl_coefficient=0.2, kl_in="reward", kl_estimator=estimator)
+    outcome = outcome_of(step)
+    gaps = rows([old - reference for old, reference in zip(OLD.tolist(), REFERENCE.tolist(), strict=True)])
+    returns = [
+        [reward - 0.2 * sum(of_gap(gap) for gap in row[start:]) for start in range(len(row))]
+        for reward, row in zip(REWARDS, gaps, strict=True)
+    ]
+    flat = [value for row in returns for value in row]
+    mean, deviation = statistics.fmean(flat), statistics.stdev(flat)
+    expected = [(value - mean) / deviation for value in flat]
+    assert ESTIMATORS["reinforce_pp"](outcome).tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_token_likelier_than_under_the_reference_earns_less() -> None:
+    """The sign: a policy that has drifted is paid less for going on."""
+    outcome = outcome_of(a_step(kl_coefficient=0.2, kl_in="reward", kl_estimator="k1"))
+    assert outcome.token_rewards()[0] < 0 < outcome.token_rewards()[6]
+    assert outcome_of(a_step(kl_coefficient=0.2)).penalties is None
+
+
+def test_with_a_critic_the_returns_are_not_whitened_and_the_advantages_are() -> None:
+    """arXiv 1506.02438 with λ = 0.9, γ = 0.95, written out; TinyZero's and verl's PPO whitens after taking returns."""
+    values = [0.1, 0.4, -0.2, 0.3, 0.5, 0.2, 0.0, 0.6]
+    critic = SimpleNamespace(values=lambda samples: torch.tensor(values))
+    step = a_step(critic, advantage="gae", discount=0.95, trace_decay=0.9)
+    outcome = outcome_of(step)
+    experience = as_experience(SAMPLES, outcome, ESTIMATORS["gae"](outcome), KnownLogprobs(OLD, None))
+    advantages = []
+    for reward, row in zip(REWARDS, rows(values), strict=True):
+        following = [*row[1:], 0.0]
+        deltas = [0.95 * after - now for now, after in zip(row, following, strict=True)]
+        deltas[-1] += reward
+        advantages += [
+            sum((0.95 * 0.9) ** k * delta for k, delta in enumerate(deltas[start:])) for start in range(len(row))
+        ]
+    returns = [advantage + value for advantage, value in zip(advantages, values, strict=True)]
+    mean, deviation = statistics.fmean(advantages), statistics.stdev(advantages)
+    assert experience.returns is not None
+    assert experience.returns.tolist() == pytest.approx(returns, abs=1e-6)
+    whitened = [(advantage - mean) / deviation for advantage in advantages]
+    assert experience.advantages.tolist() == pytest.approx(whitened, abs=1e-5)
+
+
+def test_the_coefficient_adapts_to_the_kl_that_was_measured() -> None:
+    """In the loss to the update's own, in the reward to the penalty without its coefficient; e·n/horizon of n = 4."""
+    settings = {"kl_coefficient": 0.2, "kl_target": 0.1, "kl_horizon": 40}
+    step = a_step(**settings)
+    assert step.close_kl(outcome_of(step), {"actor/kl_loss": 0.11}, NOW) == {"actor/kl_coef": 0.2}
+    assert step.carried.kl_coefficient == pytest.approx(0.2 * (1 + 0.1 * 4 / 40))
+    assert step.settings_at(3).kl_coefficient == step.carried.kl_coefficient
+
+    step = a_step(**settings, kl_in="reward", kl_estimator="k2")
+    measured = statistics.fmean((a - b) ** 2 / 2 for a, b in zip(OLD.tolist(), REFERENCE.tolist(), strict=True))
+    metrics = step.close_kl(outcome_of(step), {}, NOW)
+    assert metrics == {"actor/kl_coef": 0.2, "actor/reward_kl_penalty": pytest.approx(measured)}
+    assert step.carried.kl_coefficient == pytest.approx(0.2 * (1 + 0.2 * 4 / 40))  # far off: a fifth at most
+
+    step = a_step(kl_coefficient=0.2)
+    step.close_kl(outcome_of(step), {"actor/kl_loss": 0.5}, NOW)
+    assert step.carried.kl_coefficient is None
+
+
+def test_while_the_critic_warms_up_the_policy_rests() -> None:
+    critic = SimpleNamespace(update=lambda experience, group_size: {"critic/updated": 1.0})
+    step = a_step(critic, advantage="gae", warmup_steps=2)
+    taken = [step.update(None, NOW, number, training_step._Clock()) for number in (1, 2, 3)]  # type: ignore[arg-type]
+    assert [sorted(metrics) for metrics in taken] == [["critic/updated"]] * 2 + [["actor/updated", "critic/updated"]]
+
+
+def test_remax_compares_with_the_likeliest_completion_at_full_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def generate(roles, prompts, params, *, samples, seed, stop):
+        asked.append((len(prompts), params.max_tokens, params.temperature, samples))
+        return prompts
+
+    monkeypatch.setattr(training_step, "generate", generate)
+    monkeypatch.setattr(training_step, "score", lambda roles, rollouts, **kw: [sample(0.75, 1), sample(0.25, 1)])
+    advantages = ESTIMATORS["remax"](outcome_of(a_step(advantage="remax")))
+    assert asked == [(2, 64, 0.0, 1)]
+    assert advantages.tolist() == [0.25, 0.25, -0.75, 0.0, 0.0, 0.0, 0.25, 0.25]

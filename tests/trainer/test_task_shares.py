@@ -1,0 +1,189 @@
+"""Several tasks on the command line and in files become one list of shares, or one line that says what is wrong."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from tinyzero_sdk.cli import main
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.settings import to_mapping
+from tinyzero_trainer import checkpoint, commands, presets
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.configure import check_fingerprint, evaluation_config, fingerprint, gather, make_config
+from tinyzero_trainer.configure import resume_config as resume
+from tinyzero_trainer.task_shares import TaskShare, flag_settings, load_shares
+
+TWO = ["countdown:2", "multiply:1"]
+
+
+@pytest.fixture(autouse=True)
+def _no_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presets, "_read", lambda model: {"settings": {}})
+
+
+def said(*words: str, task: list[str] = TWO, file: Path | None = None) -> dict:
+    return gather(TrainConfig, flag_settings(task), words, file)
+
+
+def config(*words: str, task: list[str] = TWO) -> TrainConfig:
+    return make_config(said(*words, task=task))
+
+
+def test_flags_and_words_name_tasks_weights_and_options() -> None:
+    shares = config("tasks.countdown.options.numbers=[3]", task=["countdown:2.5", "multiply"]).task_shares()
+    assert shares == (
+        TaskShare("countdown", "countdown", 2.5, {"numbers": [3]}),
+        TaskShare("multiply", "multiply", 1.0, {}),
+    )
+
+
+def test_a_file_says_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "two.toml"
+    file.write_text("[tasks.countdown]\nweight = 2\n[tasks.countdown.options]\nnumbers = [3]\n[tasks.multiply]\n")
+    assert make_config(said(task=[], file=file)) == config("tasks.countdown.options.numbers=[3]")
+
+
+def test_one_task_goes_by_either_form() -> None:
+    assert config(task=["countdown"]).task_shares() == (TaskShare("", "countdown", 1.0, {}),)
+    assert make_config({"tasks": {"countdown": {}}}).task_shares() == (TaskShare("countdown", "countdown", 1.0, {}),)
+    assert TrainConfig().task_shares() == ()
+
+
+def test_files_and_families_are_named_by_their_last_part() -> None:
+    shares = config(task=["./my-task.py:3", "rg/chain_sum", "./some/dir/"]).task_shares()
+    assert [(share.name, share.task, share.weight) for share in shares] == [
+        ("my_task", "./my-task.py", 3.0),
+        ("chain_sum", "rg/chain_sum", 1.0),
+        ("dir", "./some/dir/", 1.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run.task=gsm8k"], "run.task='gsm8k' and tasks (countdown, multiply) are both given; with one task write"),
+        (["task.numbers=[3]"], "task.numbers has no effect with tasks; write tasks.countdown.options.numbers"),
+        (["tasks.countdown.weigth=2"], "unknown key 'tasks.countdown.weigth'; did you mean 'tasks.countdown.weight'?"),
+        (["tasks.gsm8k.weight=0"], "tasks.gsm8k.weight: got 0, expected a number above 0, such as 2"),
+        (["tasks.gsm8k.weight=true"], "tasks.gsm8k.weight: got True, expected a number above 0"),
+        (["tasks.gsm8k=3"], "tasks.gsm8k: got 3, expected a table, such as tasks.gsm8k.weight=2"),
+        (["tasks.gsm8k.task=3"], "tasks.gsm8k.task: got 3, expected the name of a task"),
+        (["tasks.gsm8k.options=3"], "tasks.gsm8k.options: got 3, expected a table"),
+        (["tasks.countdown.weight=3"], "tasks.countdown.weight is given twice"),
+    ],
+)
+def test_a_mistake_is_one_line(words: list[str], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        config(*words)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (["countdown:2"], "tasks.countdown.weight=2 has no effect: there is no other task; leave it out"),
+        (["countdown:two", "multiply"], "--task countdown:two: got the weight 'two', expected TASK or TASK:WEIGHT"),
+        (["countdown:-1", "multiply"], "tasks.countdown.weight: got -1.0, expected a number above 0"),
+        (["countdown:inf", "multiply"], "tasks.countdown.weight: got inf, expected a number above 0"),
+        (["./a/x.py", "./b/x.py"], "two of --task would be called 'x'; name them apart in a file"),
+    ],
+)
+def test_a_mistaken_flag_is_one_line(task: list[str], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        config(task=task)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_mistaken_weight_is_shown_as_it_was_typed(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--task", "countdown:x", "--task", "multiply"])
+    assert capsys.readouterr().err.startswith("error: --task countdown:x: got the weight 'x'")
+
+
+def test_it_says_at_once_what_is_trained_on(capsys: pytest.CaptureFixture) -> None:
+    resolved = config("tasks.easy.task=countdown", "tasks.multiply.weight=2", "run.output=runs/x", task=[])
+    commands._announce(resolved, None)
+    assert "tiny model that comes with the trainer on easy (weight 1) and multiply (weight 2) in runs/x\n" in (
+        capsys.readouterr().err
+    )
+    assert commands._new_directory(resolved).startswith("runs/easy+multiply-20")
+
+
+def test_a_name_with_a_dot_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"got the name './x.py', expected one without dots; a file goes into"):
+        make_config({"tasks": {"./x.py": {}}})
+
+
+def test_what_suits_a_task_goes_to_its_entry_below_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    warmed = {"warmed_on": [{"task": "multiply", "options": {"digits": [2, 1]}}], "settings": {"run": {"steps": 7}}}
+    monkeypatch.setattr(presets, "_read", lambda model: warmed)
+    found = config()
+    assert found.run.steps == 7
+    assert [(share.name, share.options) for share in found.task_shares()] == [
+        ("countdown", {}),
+        ("multiply", {"digits": [2, 1]}),
+    ]
+    assert config("tasks.multiply.options.digits=[3,3]").task_shares()[1].options == {"digits": [3, 3]}
+    assert config(task=["multiply"]).task == {"digits": [2, 1]}
+    assert (presets.other_task("countdown"), presets.other_task("multiply")) == ("multiply", None)
+
+
+def test_a_saved_configuration_comes_back_and_resumes_however_it_is_said_again(tmp_path: Path) -> None:
+    first = config("tasks.countdown.options.numbers=[3]")
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(to_mapping(first)))
+    assert make_config(tomllib.loads((tmp_path / "config.toml").read_text())) == first
+    again = resume(tmp_path, said(task=["countdown:2.0", "multiply"]))
+    check_fingerprint(again, fingerprint(first))
+    with pytest.raises(SettingsError, match=r"--resume cannot change tasks\.countdown\.weight from 2\.0 to 3\.0"):
+        resume(tmp_path, said(task=["countdown:3", "multiply"]))
+    with pytest.raises(SettingsError, match=r"cannot change"):
+        resume(tmp_path, said(task=["countdown:2", "multiply", "gsm8k"]))
+
+
+def test_the_fingerprint_sees_weights() -> None:
+    with pytest.raises(SettingsError, match=r"config\.toml has changed"):
+        check_fingerprint(config(task=["countdown:2", "multiply"]), fingerprint(config(task=["countdown", "multiply"])))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run on two tasks, one of which it calls by another name."""
+    words = ["tasks.easy.task=countdown", "tasks.easy.options.numbers=[3]", "tasks.multiply.weight=2"]
+    directory = tmp_path / "run"
+    (directory / "checkpoints").mkdir(parents=True)
+    (directory / "config.toml").write_text(tomli_w.dumps(to_mapping(config(*words, "data.test_share=0.125", task=[]))))
+    checkpoint.save(directory / "checkpoints", 10, lambda path: (path / "weights").touch(), meta={})
+    return directory
+
+
+@pytest.mark.parametrize("name", ["easy", "countdown"])
+def test_an_evaluation_takes_the_chosen_tasks_options_from_the_run(run: Path, name: str) -> None:
+    found = evaluation_config({"model": {"path": str(run)}, "run": {"task": name}})
+    assert found.task_shares() == (TaskShare("", "countdown", 1.0, {"numbers": [3]}),)
+    assert found.data.test_share == 0.125
+
+
+def test_an_evaluation_of_such_a_run_says_which_tasks_there_are(run: Path) -> None:
+    with pytest.raises(SettingsError, match="was trained on several tasks; choose one of them with --task: easy, mult"):
+        evaluation_config({"model": {"path": str(run)}})
+
+
+def test_such_a_run_can_be_evaluated_on_a_task_of_another_kind(run: Path) -> None:
+    found = evaluation_config({"model": {"path": str(run)}, "run": {"task": "gsm8k"}})
+    assert (found.run.task, found.task, found.data.test_share) == ("gsm8k", {}, 0.125)
+
+
+def test_an_evaluation_is_of_one_task() -> None:
+    with pytest.raises(SettingsError, match="an evaluation is of one task; give --task TASK"):
+        evaluation_config(said())
+
+
+def test_loading_says_whose_option_is_wrong(toy_task: str) -> None:
+    shares = (TaskShare("one", toy_task, 1.0, {}), TaskShare("two", toy_task, 1.0, {"limt": 3}))
+    with pytest.raises(SettingsError, match=r"^unknown key 'tasks\.two\.options\.limt'"):
+        load_shares(shares)
+    assert list(load_shares(shares[:1])) == ["one"]
+    assert list(load_shares([TaskShare("", toy_task, 1.0, {})])) == ["toy_task"]

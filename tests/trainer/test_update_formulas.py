@@ -1,0 +1,220 @@
+"""A whole mini-batch through the policy's update, against the sum written out token by token in float64.
+
+What the parts are is tested beside each of them; here is how they meet: weights, signs, temperature, what is left out.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.samples import ragged_samples
+from tinyzero_trainer.batching import completion_lengths
+from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
+from tinyzero_trainer.experience import Experience
+from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.policy import Policy
+from tinyzero_trainer.records import Sample
+from tinyzero_trainer.schedules import StepSettings
+
+MAX_TOKENS, TEMPERATURE, KL, ENTROPY = 40, 0.8, 0.3, 0.05
+
+
+def nudged(language_model: LanguageModel, seed: int, scale: float) -> torch.nn.Module:
+    """A copy with other weights."""
+    generator, model = torch.Generator().manual_seed(seed), copy.deepcopy(language_model.model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
+    return model.eval().requires_grad_(False)
+
+
+def distribution(model: torch.nn.Module, sample: Sample) -> Tensor:
+    """[tokens, vocabulary] log π of a completion, from a pass of its own, in the model's precision."""
+    prompt, ids = sample.prompt.token_ids, sample.rollout.token_ids
+    logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits / TEMPERATURE, dim=-1)
+
+
+def batch_of(language_model: LanguageModel) -> Experience:
+    """Old log-probabilities beyond the clip range on both sides, weights for the engine, a sample that is masked."""
+    samples, generator = ragged_samples(language_model, groups=2), torch.Generator().manual_seed(0)
+    samples[4] = replace(samples[4], score=replace(samples[4].score, masked=True))
+    lengths = completion_lengths(samples)
+    tokens = int(lengths.sum())
+    with torch.no_grad():
+        now = [
+            distribution(language_model.model, sample)[range(len(sample.rollout.token_ids)), sample.rollout.token_ids]
+            for sample in samples
+        ]
+    return Experience(
+        samples,
+        lengths,
+        torch.cat(now) + 0.4 * torch.randn(tokens, generator=generator),
+        torch.randn(tokens, generator=generator),
+        importance=0.5 + torch.rand(tokens, generator=generator),
+    )
+
+
+def divergence(name: str, policy: Tensor, reference: Tensor, token: int) -> Tensor:
+    """KL of one position, from [vocabulary] each."""
+    if name == "exact":
+        return (policy.exp() * policy - policy.exp() * reference).sum()
+    gap = policy[token] - reference[token]
+    return gap * gap / 2 if name == "k2" else torch.exp(-gap) - 1 + gap
+
+
+def written_out(
+    model: torch.nn.Module, reference: torch.nn.Module, experience: Experience, algorithm: AlgorithmConfig
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss of the mini-batch, and the means over tokens that metrics report."""
+    place, by_completion = 0, []
+    sums = {"pg_loss": 0.0, "kl_loss": 0.0, "entropy": 0.0, "pg_clipfrac": 0.0}
+    assert experience.importance is not None
+    for sample in experience.samples:
+        ours, theirs, losses = distribution(model, sample), distribution(reference, sample).detach(), []
+        for position, token in enumerate(sample.rollout.token_ids):
+            old, advantage, importance = (
+                column[place].item()
+                for column in (experience.old_logprobs, experience.advantages, experience.importance)
+            )
+            place += 1
+            if sample.score.masked:
+                continue
+            ratio = torch.exp(ours[position, token] - old)
+            bounded = 1 + algorithm.clip_high if advantage > 0 else 1 - algorithm.clip_low
+            outside = ratio > bounded if advantage > 0 else ratio < bounded  # a tensor
+            surrogate = -importance * advantage * (bounded * torch.ones(()) if outside else ratio)
+            kl = divergence(algorithm.kl_estimator, ours[position], theirs[position], token)
+            entropy = -(ours[position].exp() * ours[position]).sum()
+            losses.append(surrogate + KL * kl - ENTROPY * entropy)
+            for name, value in zip(sums, (surrogate, kl, entropy, outside), strict=True):
+                sums[name] += value.item()
+        if losses:
+            by_completion.append(losses)
+    tokens = sum(map(len, by_completion))
+    total = 0.0
+    for losses in by_completion:
+        total = (
+            total
+            + sum(losses)
+            * {
+                "token-mean": 1 / tokens,
+                "seq-mean-token-mean": 1 / len(losses) / len(by_completion),
+                "seq-mean-token-sum": 1 / len(by_completion),
+                "seq-mean-token-sum-norm": 1 / MAX_TOKENS / len(by_completion),
+            }[algorithm.aggregation]
+        )
+    return total, {f"actor/{name}": value / tokens for name, value in sums.items()}
+
+
+@pytest.mark.parametrize(
+    ("mode", "estimator"),
+    [
+        ("token-mean", "exact"),
+        ("seq-mean-token-mean", "k2"),
+        ("seq-mean-token-sum", "k3"),
+        ("seq-mean-token-sum-norm", "k3"),
+    ],
+)
+def test_the_gradient_of_an_update_is_that_of_the_written_out_sum(
+    toy_model: LanguageModel, mode: str, estimator: str
+) -> None:
+    algorithm = AlgorithmConfig(
+        aggregation=mode,  # type: ignore[arg-type]
+        clip_high=0.28,
+        kl_coefficient=KL,
+        kl_estimator=estimator,  # type: ignore[arg-type]
+        entropy_coefficient=ENTROPY,
+    )
+    reference, twin = nudged(toy_model, 1, 0.05), copy.deepcopy(toy_model.model).double()
+    experience = batch_of(toy_model)
+    loss, means = written_out(twin, copy.deepcopy(reference).double(), experience, algorithm)
+    loss.backward()
+    policy = Policy(
+        toy_model,
+        algorithm=algorithm,
+        optimizer=OptimizerConfig(max_grad_norm=1e9, micro_batch_tokens=70),
+        max_tokens=MAX_TOKENS,
+        reference=reference,
+    )
+    metrics = policy.update(experience, group_size=4, now=StepSettings(1e-9, TEMPERATURE, KL))
+    ours, expected = (
+        torch.cat([parameter.grad.flatten().double() for parameter in model.parameters()])
+        for model in (toy_model.model, twin)
+    )
+    assert (ours - expected).norm() < 1e-5 * expected.norm()
+    assert {name: metrics[name] for name in means} == pytest.approx(means, rel=1e-4)
+    assert 0.1 < means["actor/pg_clipfrac"] < 0.9
+
+
+def visited(model: torch.nn.Module, reference: torch.nn.Module, samples: Sequence[Sample]) -> tuple[float, float]:
+    """KL(π ‖ π_ref) and entropy, over the whole vocabulary, summed where the completions lead."""
+    kl = entropy = 0.0
+    with torch.no_grad():
+        for sample in samples:
+            ours, theirs = distribution(model.eval(), sample), distribution(reference, sample)
+            kl += (ours.exp() * (ours - theirs)).sum().item()
+            entropy -= (ours.exp() * ours).sum().item()
+    return kl, entropy
+
+
+@pytest.mark.parametrize("estimator", ["exact", "abs", "k2", "k3", "k1+", "abs+", "k3+"])
+def test_a_step_on_the_kl_alone_lowers_it(toy_model: LanguageModel, estimator: str) -> None:
+    """The sign: all advantages are 0. (k1 is not among them: its gradient knows nothing of the reference.)"""
+    reference = nudged(toy_model, 1, 0.05)
+    experience = batch_of(toy_model)
+    experience = replace(experience, advantages=torch.zeros_like(experience.advantages))
+    policy = Policy(
+        toy_model,
+        algorithm=AlgorithmConfig(kl_coefficient=KL, kl_estimator=estimator),  # type: ignore[arg-type]
+        optimizer=OptimizerConfig(),
+        max_tokens=MAX_TOKENS,
+        reference=reference,
+    )
+    before, _ = visited(toy_model.model, reference, experience.samples)
+    policy.update(experience, group_size=4, now=StepSettings(1e-3, TEMPERATURE, KL))
+    assert visited(toy_model.model, reference, experience.samples)[0] < before
+
+
+def test_the_entropy_bonus_alone_raises_the_entropy(toy_model: LanguageModel) -> None:
+    with torch.no_grad():
+        for parameter in toy_model.model.parameters():
+            parameter.mul_(3.0)  # so that the distributions are far from uniform
+    experience = batch_of(toy_model)
+    experience = replace(experience, advantages=torch.zeros_like(experience.advantages))
+    policy = Policy(
+        toy_model,
+        algorithm=AlgorithmConfig(entropy_coefficient=ENTROPY),
+        optimizer=OptimizerConfig(),
+        max_tokens=MAX_TOKENS,
+        reference=None,
+    )
+    same = copy.deepcopy(toy_model.model)
+    before = visited(toy_model.model, same, experience.samples)[1]
+    policy.update(experience, group_size=4, now=StepSettings(1e-3, TEMPERATURE, 0.0))
+    assert visited(toy_model.model, same, experience.samples)[1] > before
+
+
+def test_a_mini_batch_does_not_know_of_the_others(toy_model: LanguageModel) -> None:
+    """Its weights are of its own tokens: an update on the second half alone is what follows the first half's."""
+    experience, now = batch_of(toy_model), StepSettings(1e-3, TEMPERATURE, 0.0)
+
+    def after(language_model: LanguageModel, parts: list[range], mini_batches: int) -> Tensor:
+        policy = Policy(
+            language_model,
+            algorithm=AlgorithmConfig(),
+            optimizer=OptimizerConfig(mini_batches=mini_batches),
+            max_tokens=MAX_TOKENS,
+            reference=None,
+        )
+        for part in parts:
+            policy.update(experience.select(part), group_size=4, now=now)
+        return torch.cat([parameter.detach().flatten() for parameter in language_model.model.parameters()])
+
+    twin = replace(toy_model, model=copy.deepcopy(toy_model.model))
+    one_after_the_other = after(toy_model, [range(4), range(4, 8)], 1)
+    torch.testing.assert_close(after(twin, [range(8)], 2), one_after_the_other, atol=1e-6, rtol=0)

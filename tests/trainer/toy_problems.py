@@ -1,0 +1,39 @@
+"""A source of made-up problems for tests of the training stream: no task, no tokenizer."""
+
+from collections.abc import Iterator
+from itertools import islice
+from random import Random
+from types import SimpleNamespace
+
+from tinyzero_sdk import Item
+from tinyzero_sdk.seeds import derive_seed
+from tinyzero_trainer.prompts import PromptSource
+from tinyzero_trainer.records import Prompt
+
+
+class Problems:
+    """Stands for a PromptSource: `size` problems, the n-th of difficulty n // of_each."""
+
+    def __init__(self, name: str, size: int, of_each: int) -> None:
+        self.name, self.size = name, size
+        self.task = SimpleNamespace(difficulty=lambda item: float(item.data // of_each))
+
+    def epoch(self, seed: int, number: int) -> Iterator[Item]:
+        order = list(range(self.size))
+        Random(derive_seed(self.name, seed, number)).shuffle(order)
+        return (Item(None, index) for index in order)
+
+    def word(self, item: Item, bucket: int = 0) -> Prompt:
+        return Prompt(item, str(item.data), [1], self.name, bucket)
+
+    training = PromptSource.training
+
+
+def problems(name: str, size: int, of_each: int = 1) -> Problems:
+    """`size` problems in a seeded order."""
+    return Problems(name, size, of_each)
+
+
+def take(stream: Iterator[Prompt], count: int) -> list[tuple[str, int, int]]:
+    """Task, problem and bucket of the next ones."""
+    return [(prompt.task, prompt.item.data, prompt.bucket) for prompt in islice(stream, count)]

@@ -1,0 +1,68 @@
+"""The tasks of a run at work: each with its problems and the processes that score its answers."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from tinyzero_sdk import Task
+from tinyzero_sdk.pool import ScoringPool
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.mixing import Mixture
+from tinyzero_trainer.prompts import Progress, PromptSource
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRole:
+    """One task of a run."""
+
+    task: Task
+    """The task, with its options and wrappers."""
+
+    weight: float
+    """Its share of the problems, beside the other tasks' weights."""
+
+    prompts: PromptSource
+    """Its problems."""
+
+    pool: ScoringPool
+    """Scores completions of them."""
+
+
+@contextmanager
+def task_roles(
+    config: TrainConfig, tasks: Mapping[str, Task], tokenizer: PreTrainedTokenizerBase
+) -> Iterator[dict[str, TaskRole]]:
+    """The tasks by what the run calls them; leaving the context ends the scoring processes.
+
+    Args:
+        config: the run's; `reward.workers` is for each task.
+        tasks: from `load_shares`, in the order of `config.task_shares()`.
+        tokenizer: the model's.
+    """
+    reward = config.reward
+    with ExitStack() as stack:
+        roles = {}
+        for share, (name, task) in zip(config.task_shares(), tasks.items(), strict=True):
+            pool = ScoringPool(
+                task, workers=reward.workers, time_limit=reward.time_limit, memory_limit_gb=reward.memory_limit_gb
+            )
+            prompts = PromptSource(task, tokenizer, config.data, name)
+            roles[name] = TaskRole(task, share.weight, prompts, stack.enter_context(pool))
+        yield roles
+
+
+def training_stream(config: TrainConfig, tasks: Mapping[str, TaskRole], progress: Mapping[str, Progress]) -> Mixture:
+    """Training problems of all tasks, mixed by weight.
+
+    Args:
+        config: the run's.
+        tasks: from `task_roles`.
+        progress: of each task so far; none = it begins.
+    """
+    streams = {
+        name: role.prompts.training(config.run.seed, progress.get(name), config.curriculum)
+        for name, role in tasks.items()
+    }
+    return Mixture(streams, [role.weight for role in tasks.values()])
