@@ -25,8 +25,8 @@ lint: $(READY)  ## ruff and mypy
 	@$(BIN)/python -m ruff format --check
 	@$(BIN)/python -m mypy
 
-# Beside modules without a figure, recipes and ablations: an hour each on two cores.
-NOT_IN_BENCH = common training recipes ablations
+# Beside modules without a figure, what takes an hour on two cores.
+NOT_IN_BENCH = common training recipes ablations two_tasks
 
 bench: $(READY)  ## measure the figures of benchmarks/README.md on this machine
 	@for script in $(filter-out $(NOT_IN_BENCH:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
