@@ -15,10 +15,10 @@ train: $(READY)  ## train the tiny model on countdown, into a new directory unde
 	@$(BIN)/tinyzero train --task countdown
 
 test: $(READY)  ## the fast tests: all that are not marked slow or gpu
-	@$(BIN)/python -m pytest -n auto
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto
 
 slow: $(READY)  ## the slow tests
-	@$(BIN)/python -m pytest -n auto -m "slow and not gpu"
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto -m "slow and not gpu"
 
 lint: $(READY)  ## ruff and mypy
 	@$(BIN)/python -m ruff check

@@ -9,14 +9,13 @@ import platform
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 
 from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
-TINYZERO = str(Path(sys.executable).with_name("tinyzero"))
-"""The command line of the environment that runs the benchmark."""
+TINYZERO = (sys.executable, "-c", "from tinyzero_sdk.cli import main; main()")
+"""The command line of the environment that runs the benchmark, installed there or on its path only."""
 
 
 def machine(*distributions: str) -> dict[str, str]:

@@ -39,7 +39,7 @@ Puzzle = tuple[tuple[int, ...], int]
 def write(output: Path, *options: str) -> float:
     """Seconds of one run of the command."""
     sizes = ["--size", str(SIZES["train"]), "--test-size", str(SIZES["test"])]
-    command = [TINYZERO, "data", "--task", "countdown", *sizes, "--seed", "0", "--output", str(output), *options]
+    command = [*TINYZERO, "data", "--task", "countdown", *sizes, "--seed", "0", "--output", str(output), *options]
     started = time.perf_counter()
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
     return time.perf_counter() - started

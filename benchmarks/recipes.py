@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -30,15 +29,17 @@ COMMON = ("eval.size=256", "eval.every=0", "eval.greedy=false", "run.device=cpu"
 COLOR, OTHERS = "#4477aa", "#bbbbbb"
 
 
+NONE = "(no recipe)"
+"""A row of its own: what suits the tiny model, alone."""
 LORA = "grpo-lora"
-"""A row of its own: the recipe grpo with adapters of rank 8, at ten times the learning rate."""
+"""Another: the recipe grpo with adapters of rank 8, at ten times the learning rate."""
 
 
 def words(recipe: str, steps: int) -> list[str]:
     """What stands after `tinyzero train`."""
     adapters = ("lora.rank=8", "optimizer.learning_rate=2e-3") if recipe == LORA else ()
-    name = "grpo" if recipe == LORA else recipe
-    return ["--task", TASK, "--recipe", name, f"run.steps={steps}", *COMMON, *adapters]
+    named = () if recipe == NONE else ("--recipe", "grpo" if recipe == LORA else recipe)
+    return ["--task", TASK, *named, f"run.steps={steps}", *COMMON, *adapters]
 
 
 def draw(found: Mapping[str, list[Run]], output: Path) -> None:
@@ -84,10 +85,8 @@ def main(
     write: Annotated[bool, typer.Option("--write-docs", help="put table and plot into docs/algorithms.md")] = False,
 ) -> None:
     """Train the built-in model by every recipe."""
-    names = recipes.split(",") if recipes else [*recipe_names(), LORA]
-    with TemporaryDirectory() as folder:
-        settings = {name: words(name, steps) for name in names}
-        found = run_all(settings, [int(seed) for seed in seeds.split(",")], output or Path(folder), jobs=jobs)
+    names = recipes.split(",") if recipes else [NONE, *recipe_names(), LORA]
+    found = run_all({name: words(name, steps) for name in names}, seeds, output, jobs=jobs)
     runs = next(iter(found.values()))
     where = ", ".join(f"{name} {value}" for name, value in machine(*VERSIONS).items())
     title = f"recipe ({steps} steps, {len(runs)} seeds, {problems(runs, TASK)} puzzles)"

@@ -123,7 +123,7 @@ def steps(item: Item) -> float:
 
 def score(source: Path, output: Path, task: str, workers: int, *options: str) -> Run:
     """Run the command and watch it."""
-    command = [TINYZERO, "score", str(source), "--task", task, "-o", str(output), "--workers", str(workers), *options]
+    command = [*TINYZERO, "score", str(source), "--task", task, "-o", str(output), "--workers", str(workers), *options]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:

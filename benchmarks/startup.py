@@ -20,7 +20,7 @@ BARE = [sys.executable, "-c", "pass"]
 
 STARTS = {
     "`import tinyzero_sdk`": ([sys.executable, "-c", "import tinyzero_sdk"], 0.15),
-    "`tinyzero --help`": ([sys.executable, TINYZERO, "--help"], 0.35),
+    "`tinyzero --help`": ([*TINYZERO, "--help"], 0.35),
 }
 """The command, and the seconds it may take over a bare interpreter."""
 

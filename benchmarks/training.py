@@ -11,12 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.common import TINYZERO
 from tinyzero_sdk.worker import count_cores
 from tinyzero_trainer.metrics import ACCURACY, LENGTH, REWARD, held_out_key, read_metrics, size_key
 
-COMMAND = (sys.executable, "-c", "from tinyzero_sdk.cli import main; main()", "train")
 ENDS = 5
 """Steps at the beginning and the end of a run whose mean reward is compared."""
 
@@ -53,16 +54,20 @@ class Run:
 
 
 def run_all(
-    settings: Mapping[str, Sequence[str]], seeds: Sequence[int], output: Path, *, jobs: int
+    settings: Mapping[str, Sequence[str]], seeds: str, output: Path | None, *, jobs: int
 ) -> dict[str, list[Run]]:
     """Train once for each setting and seed; a run that `output` holds already is not repeated.
 
     Args:
         settings: the words after `tinyzero train`, by a name for the setting.
-        seeds: of the runs.
-        output: keeps a run directory for each.
+        seeds: of the runs, with commas between them.
+        output: keeps a run directory for each; without it they are thrown away at the end.
         jobs: runs at a time, which share the cores.
     """
+    if output is None:
+        with TemporaryDirectory() as folder:
+            return run_all(settings, seeds, Path(folder), jobs=jobs)
+    numbers = [int(seed) for seed in seeds.split(",")]
     threads = str(max(1, count_cores() // jobs))
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}
 
@@ -70,7 +75,7 @@ def run_all(
         directory = output / f"{name.replace(' ', '-')}-{seed}"
         metrics = directory / "metrics.jsonl"
         if not (directory / "curve.png").exists():  # what a run makes last
-            command = [*COMMAND, *settings[name], f"run.seed={seed}", "--output", str(directory)]
+            command = [*TINYZERO, "train", *settings[name], f"run.seed={seed}", "--output", str(directory)]
             command += ["--resume"] if directory.exists() else []
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
             if done.returncode:
@@ -80,8 +85,8 @@ def run_all(
 
     with ThreadPoolExecutor(jobs) as pool:
         # Seed by seed, so that what was done when it is stopped can be compared.
-        futures = {(name, seed): pool.submit(train, name, seed) for seed in seeds for name in settings}
-        return {name: [futures[name, seed].result() for seed in seeds] for name in settings}
+        futures = {(name, seed): pool.submit(train, name, seed) for seed in numbers for name in settings}
+        return {name: [futures[name, seed].result() for seed in numbers] for name in settings}
 
 
 def row(runs: Sequence[Run], task: str) -> dict[str, str]:
@@ -110,7 +115,13 @@ def accuracy_over_steps(runs: Sequence[Run]) -> list[float]:
     return [100 * fmean(step) for step in zip(*(run.series(ACCURACY) for run in runs), strict=True)]
 
 
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Mean of two values or more, and its standard error."""
+    return fmean(values), stdev(values) / len(values) ** 0.5
+
+
 def _mean(values: Sequence[float], digits: int, unit: str = "") -> str:
     if len(values) == 1:
         return f"{values[0]:.{digits}f}{unit}"
-    return f"{fmean(values):.{digits}f} ± {stdev(values) / len(values) ** 0.5:.{digits}f}{unit}"
+    mean, error = mean_and_error(values)
+    return f"{mean:.{digits}f} ± {error:.{digits}f}{unit}"

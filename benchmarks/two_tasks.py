@@ -14,8 +14,8 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.common import print_machine, print_table
-from benchmarks.training import COMMAND, Run, run_all
+from benchmarks.common import TINYZERO, print_machine, print_table
+from benchmarks.training import Run, run_all
 from tinyzero_trainer.metrics import size_key
 
 TASKS = ("--task", "countdown:2", "--task", "multiply:1")
@@ -42,10 +42,10 @@ def warm_start(model: Path, device: str) -> None:
     if model.exists():
         return
     words = (*TASKS, "--output", str(model), *PROBLEMS, *TRAINING, *SETTINGS, f"run.device={device}")
-    subprocess.run([*COMMAND[:-1], "warmstart", *words], check=True)
+    subprocess.run([*TINYZERO, "warmstart", *words], check=True)
 
 
-def row(runs: list[Run], task: str) -> dict[str, str]:
+def task_row(runs: list[Run], task: str) -> dict[str, str]:
     """Held-out accuracy of a task in every run."""
     rows, pairs = runs[0].rows, [run.held_out(task) for run in runs]
     return {
@@ -69,11 +69,10 @@ def main(
         warm_start(directory / "model", device)
         words = [*TASKS, "--model", str(directory / "model"), f"run.steps={steps}", "run.device=cpu"]
         words += ["eval.size=512", "eval.every=0", "eval.greedy=false"]
-        numbers = [int(seed) for seed in seeds.split(",")]
-        runs = run_all({"run": words}, numbers, directory, jobs=len(numbers))["run"]
+        runs = run_all({"run": words}, seeds, directory, jobs=seeds.count(",") + 1)["run"]
     print_table(
         f"held-out accuracy, {steps} steps, seeds {seeds}",
-        {task: row(runs, task) for task in ("countdown", "multiply")},
+        {task: task_row(runs, task) for task in ("countdown", "multiply")},
     )
     if fallen := [
         task for task in ("countdown", "multiply") for run in runs if run.held_out(task)[1] <= run.held_out(task)[0]

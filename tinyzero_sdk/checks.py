@@ -4,7 +4,6 @@ pluggy skips an unmarked function, ignores an argument that has a default, and l
 ever; each of these would show as a task that silently does less than its author wrote.
 """
 
-import difflib
 import inspect
 from importlib.metadata import Distribution, version
 from types import ModuleType
@@ -13,7 +12,7 @@ from typing import Any
 import pluggy
 
 from tinyzero_sdk import hookspecs
-from tinyzero_sdk.errors import BrokenTaskError, VersionMismatchError
+from tinyzero_sdk.errors import BrokenTaskError, VersionMismatchError, did_you_mean
 
 SDK = "tinyzero-sdk"
 
@@ -68,8 +67,7 @@ def check_spelling(manager: pluggy.PluginManager, plugin: object, specs: ModuleT
             raise BrokenTaskError(f"{name} is a hook's name but lacks @hookimpl; mark it or rename it")
     for caller in manager.get_hookcallers(plugin) or []:
         if not caller.has_spec():
-            near = difflib.get_close_matches(caller.name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"the hooks are {', '.join(known)}"
+            hint = did_you_mean(caller.name, known).strip() or f"the hooks are {', '.join(known)}"
             raise BrokenTaskError(f"{caller.name} is marked with @hookimpl, but there is no such hook; {hint}")
         assert caller.spec is not None
         for implementation in caller.get_hookimpls():

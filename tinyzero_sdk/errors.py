@@ -4,7 +4,9 @@ Each message is one line that says what was given, what was expected and what to
 prints it without a traceback and exits with `exit_code`. A failed assertion, by contrast, is our fault.
 """
 
+import difflib
 import traceback
+from collections.abc import Callable, Iterable
 
 
 class TinyZeroError(Exception):
@@ -44,6 +46,23 @@ class DataError(TinyZeroError):
 
 class ExhaustedError(DataError):
     """A task has fewer different problems than were asked for."""
+
+
+def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, show: Callable[[str], str] = str) -> str:
+    """What an unknown name may stand for, as a part of a message; empty where nothing known is like it.
+
+    Args:
+        name: the unknown one.
+        known: what there is.
+        most: names to offer.
+        show: how a name is written.
+
+    Example:
+        >>> did_you_mean("countdwn", ["countdown", "gsm8k"]) + "installed: countdown, gsm8k"
+        'did you mean countdown? installed: countdown, gsm8k'
+    """
+    near = difflib.get_close_matches(name, list(known), n=most)
+    return f"did you mean {' or '.join(map(show, near))}? " if near else ""
 
 
 def tell_fault(error: BaseException) -> str:

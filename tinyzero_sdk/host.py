@@ -4,7 +4,6 @@ Listing reads metadata and imports nothing. Each task gets a plugin manager of i
 answer for another and no call pays for plugins that are not in use.
 """
 
-import difflib
 import hashlib
 import math
 import os
@@ -21,7 +20,14 @@ import pluggy
 
 from tinyzero_sdk import defaults, hookspecs, packages
 from tinyzero_sdk.checks import check_hooks, check_sdk_version
-from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TaskClashError, TaskNotFoundError, TinyZeroError
+from tinyzero_sdk.errors import (
+    BrokenTaskError,
+    SettingsError,
+    TaskClashError,
+    TaskNotFoundError,
+    TinyZeroError,
+    did_you_mean,
+)
 from tinyzero_sdk.extensions import Extension, family_tasks
 from tinyzero_sdk.records import TaskInfo
 from tinyzero_sdk.settings import build
@@ -126,8 +132,7 @@ def _find(source: str) -> _Candidate:
 
 
 def _not_found(source: str, known: Sequence[str]) -> TaskNotFoundError:
-    near = difflib.get_close_matches(source, known, n=3)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    hint = did_you_mean(source, known, most=3)
     return TaskNotFoundError(
         f"no task {source!r}; {hint}installed: {', '.join(_shortened(known)) or 'none'}; "
         "install the package that brings it, or give the path of a task file, such as ./my_task.py"
@@ -232,6 +237,8 @@ def _assemble(
         if not getattr(manager.hook, name).get_hookimpls():
             manager.register(SimpleNamespace(**{name: getattr(defaults, name)}), f"default {name}")
     for name in wrappers:
+        if manager.has_plugin(f"wrapper {name}"):
+            raise SettingsError(f"the score wrapper {name} is given twice; give it once")
         _register(manager, make_wrapper(name), f"wrapper {name}")
     return Task(
         candidate.name,

@@ -89,15 +89,17 @@ def import_package(init: Path, version: str) -> ModuleType:
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # a file changed within a second looks unchanged
     try:
         for depth in range(len(inner) + 1):
-            module = _execute(".".join([top, *inner[:depth]]), base.joinpath(top, *inner[:depth], _INIT))
+            module = execute(".".join([top, *inner[:depth]]), base.joinpath(top, *inner[:depth], _INIT))
     finally:
         sys.dont_write_bytecode = writes
     _versions[str(init)] = version
     return module
 
 
-def _execute(name: str, file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=[str(file.parent)])
+def execute(name: str, file: Path) -> ModuleType:
+    """Run a .py file as the module of that name, a package if it is an `__init__.py`; what fails leaves no trace."""
+    folders = [str(file.parent)] if file.name == _INIT else None
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
     assert spec is not None  # a file that ends in .py has a loader
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)

@@ -23,6 +23,9 @@ from tinyzero_sdk.errors import SettingsError
 
 T = TypeVar("T")
 
+TABLE = "table"
+"""The type, in `Field.type`, of keys that hold a table of their own."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Field:
@@ -134,28 +137,121 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         raise SettingsError(f"{key}: got {first['input']!r}; {message[0].lower()}{message[1:]}") from error
 
 
-def check_keys(cls: type, values: Mapping[str, Any], prefix: str = "") -> None:
-    """Refuse keys that `cls` does not have.
+def check_keys(cls: type, values: Mapping[str, Any], prefix: str = "", *, in_help: bool = False) -> None:
+    """Refuse keys that the tree of `cls` does not have.
+
+    Args:
+        cls: a dataclass type.
+        values: nested mapping.
+        prefix: put before every key in messages, e.g. `task.`.
+        in_help: whether --help lists all keys; if not, the message lists those that are known at that place.
 
     Raises:
-        SettingsError: names the first unknown key, the nearest known one, and all known ones at that place.
+        SettingsError: names the first unknown key and those nearest to it.
     """
-    nested = _nested_types(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
-    for key, value in values.items():
-        if key not in names:
-            raise SettingsError(unknown_key_message(prefix + key, [prefix + name for name in names]))
-        if key in nested and isinstance(value, Mapping):
-            check_keys(nested[key], value, f"{prefix}{key}.")
+    _check_table(values, prefix, list(_keys(cls, prefix)), in_help)
 
 
-def unknown_key_message(key: str, known: Sequence[str]) -> str:
-    """The line that tells of an unknown key."""
+def _check_table(values: Mapping[str, Any], prefix: str, known: Sequence[str], in_help: bool) -> None:
+    for name, value in values.items():
+        key = prefix + name
+        if key in known:
+            continue  # whatever is in it is for `build` to check
+        inside = next((other for other in known if other.startswith(f"{key}.")), None)
+        if inside is None:
+            if isinstance(value, Mapping):
+                key = next((leaf for leaf, _ in leaves(value, f"{key}.")), key)
+            below = (other.removeprefix(prefix) for other in known if other.startswith(prefix))
+            here = dict.fromkeys(prefix + rest.partition(".")[0] for rest in below)
+            raise SettingsError(unknown_key_message(key, known, here=list(here), in_help=in_help))
+        if not isinstance(value, Mapping):
+            raise SettingsError(f"{key!r} is a group of keys; set one of them, such as {inside}=…")
+        _check_table(value, f"{key}.", known, in_help)
+
+
+def unknown_key_message(
+    key: str, known: Sequence[str], *, here: Sequence[str] | None = None, in_help: bool = False
+) -> str:
+    """The line that tells of an unknown key.
+
+    Args:
+        key: the unknown one.
+        known: what it may stand for.
+        here: what is known at that place; none = `known`.
+        in_help: whether --help lists all keys, so that the message need not.
+    """
+    here = known if here is None else here
+    near = _nearest(key, list(dict.fromkeys([*known, *here])))
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    if in_help:
+        return f"unknown key {key!r}{hint} (--help lists all keys)"
+    return f"unknown key {key!r}{hint or ';'} known here: {', '.join(here) or 'none'}"
+
+
+def _nearest(key: str, known: Sequence[str]) -> list[str]:
+    """Known keys that `key` may stand for: those of nearly its name, in its own table or else in any."""
     # Only the last parts are compared: a table's name in common makes no two keys alike.
-    last_parts = {name.rpartition(".")[2]: name for name in known}
-    near = difflib.get_close_matches(key.rpartition(".")[2], last_parts, n=1)
-    hint = f"did you mean {last_parts[near[0]]!r}? " if near else ""
-    return f"unknown key {key!r}; {hint}known here: {', '.join(known) or 'none'}"
+    table, _, name = key.rpartition(".")
+    near = difflib.get_close_matches(name, {other.rpartition(".")[2] for other in known}, n=1)
+    found = [other for other in known if other.rpartition(".")[2] in near]
+    return [other for other in found if other.rpartition(".")[0] == table] or found
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of all that is set in a nested mapping.
+
+    Example:
+        >>> dict(leaves({"run": {"seed": 1}, "task": {}}))
+        {'run.seed': 1}
+    """
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def get(values: Mapping[str, Any], key: str) -> Any:
+    """The value or table of a dotted name; None where nothing is set.
+
+    Example:
+        >>> get({"run": {"seed": 1}}, "run.seed"), get({"run": {"seed": 1}}, "run.seed.x")
+        (1, None)
+    """
+    found: Any = values
+    for part in key.split("."):
+        if not isinstance(found, Mapping):
+            return None
+        found = found.get(part)
+    return found
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """A nested mapping with one value.
+
+    Example:
+        >>> nested("run.seed", 1)
+        {'run': {'seed': 1}}
+    """
+    *tables, name = key.split(".")
+    mapping = {name: value}
+    for table in reversed(tables):
+        mapping = {table: mapping}
+    return mapping
+
+
+def show(value: Any) -> str:
+    """A value as one would type it after `key=`.
+
+    Example:
+        >>> show(None), show(True), show((3, 4)), show("auto"), show("")
+        ('none', 'true', '[3, 4]', 'auto', '""')
+    """
+    if value is None:
+        return "none"
+    if isinstance(value, str):
+        return value or '""'
+    return json.dumps(value, default=str)
 
 
 def to_mapping(settings: Any) -> dict[str, Any]:
@@ -172,15 +268,22 @@ def to_mapping(settings: Any) -> dict[str, Any]:
 
 def describe(cls: type, prefix: str = "") -> Iterator[Field]:
     """The leaves of a settings tree, in the order they are written, with their help."""
-    nested, helps, hints = _nested_types(cls), field_docs(cls), typing.get_type_hints(cls, include_extras=True)
+    groups, helps, hints = _nested_types(cls), field_docs(cls), typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
         key = prefix + field.name
-        if field.name in nested:
-            yield from describe(nested[field.name], key + ".")
+        if field.name in groups:
+            yield from describe(groups[field.name], key + ".")
             continue
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         help = helps.get(field.name) or field.metadata.get("help", "")  # a type made at run time has no docstrings
         yield Field(key, _type_name(hints[field.name]), default, help)
+
+
+def _keys(cls: type, prefix: str) -> Iterator[str]:
+    groups = _nested_types(cls)
+    for field in dataclasses.fields(cls):
+        key = prefix + field.name
+        yield from _keys(groups[field.name], f"{key}.") if field.name in groups else (key,)
 
 
 def _nested_types(cls: type) -> dict[str, type]:
@@ -203,7 +306,7 @@ def _type_name(hint: Any) -> str:
         return f"[{', '.join(_type_name(argument) for argument in arguments)}]"
     if hint is type(None):
         return "none"
-    return "table" if origin is dict or hint is dict else getattr(hint, "__name__", str(hint))
+    return TABLE if origin is dict or hint is dict else getattr(hint, "__name__", str(hint))
 
 
 def _bounds(constraint: Any) -> str:

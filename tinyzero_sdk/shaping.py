@@ -10,7 +10,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Lt
 
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.hookspecs import hookimpl
@@ -23,8 +23,8 @@ Shaping = Generator[None, Score, Score]
 class FormatScore:
     """`format`: something for an answer that can be read but is wrong."""
 
-    value: float = 0.1
-    """What it scores, unless the task gives more."""
+    value: Annotated[float, Gt(0), Lt(1)] = 0.1
+    """What it scores, unless the task gives more; always less than a right answer."""
 
     @hookimpl(wrapper=True)
     def score_completion(self) -> Shaping:

@@ -4,7 +4,6 @@ That a score is finite and in range needs no wrapper: `guards.py` checks it alwa
 through the hook `score_wrappers`.
 """
 
-import difflib
 import json
 import re
 import sys
@@ -13,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.errors import SettingsError, did_you_mean
 from tinyzero_sdk.extensions import load_extensions
 from tinyzero_sdk.hookspecs import hookimpl
 from tinyzero_sdk.records import Completion, Json, Score
@@ -139,7 +138,6 @@ def _find(name: str) -> Callable[..., object]:
         for extension in load_extensions():
             known |= extension.call("score_wrappers") or {}
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(name, known, show=repr)
         raise SettingsError(f"no score wrapper {name!r}; {hint}known: {', '.join(sorted(known))}")
     return known[name]

@@ -45,6 +45,12 @@ def task_source(**changes: str | None) -> str:
     return header + "from tinyzero_sdk.text import last_tagged\n" + "\n".join(code for code in hooks.values() if code)
 
 
+@pytest.fixture(autouse=True)
+def _one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start a worker where a command would start one for each core; tests of many say how many."""
+    monkeypatch.setattr("tinyzero_sdk.worker.count_cores", lambda: 1)
+
+
 @pytest.fixture(name="task_source")
 def _task_source() -> Callable[..., str]:
     return task_source

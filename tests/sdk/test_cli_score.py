@@ -283,8 +283,17 @@ def with_lengths(path: Path, **columns: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("column", "kind"), [("token_count", "count"), ("tokens", "count"), ("tokens", "list")])
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("column", "kind", "ending"),
+    [
+        ("token_count", "count", "jsonl"),
+        ("tokens", "list", "parquet"),
+        pytest.param("token_count", "count", "parquet", marks=pytest.mark.slow),
+        pytest.param("tokens", "count", "jsonl", marks=pytest.mark.slow),
+        pytest.param("tokens", "count", "parquet", marks=pytest.mark.slow),
+        pytest.param("tokens", "list", "jsonl", marks=pytest.mark.slow),
+    ],
+)
 def test_wrappers_shape_by_the_files_lengths_and_are_kept_with_the_verdicts(
     run: Run, write_task: Callable[..., str], tmp_path: Path, column: str, kind: str, ending: str
 ) -> None:

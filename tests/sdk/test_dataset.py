@@ -80,6 +80,10 @@ def task_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+TRAIN = 1500
+"""Rows of a training file here: several blocks for each worker."""
+
+
 @dataclass
 class Numbers:
     """Stands in for a Task whose keys are given numbers."""
@@ -161,14 +165,14 @@ def test_share_that_leaves_a_split_empty_is_refused(share: float) -> None:
 
 
 def build(task: Task, output: Path, workers: int = 1, **arguments: object) -> dict[str, bytes]:
-    sizes = {"train": 3000, "test": 100}
+    sizes = {"train": TRAIN, "test": 100}
     reports = write_dataset(task, output, sizes=sizes, workers=workers, **arguments)  # type: ignore[arg-type]
     assert {split: report.rows for split, report in reports.items()} == sizes
     return {path.name: path.read_bytes() for path in output.iterdir()}
 
 
 def test_files_are_the_same_bytes_for_any_number_of_workers(task_file: Path, tmp_path: Path) -> None:
-    task = load_task(task_file, options={"keys": 4000})
+    task = load_task(task_file, options={"keys": 2000})
     one, three = (build(task, tmp_path / str(workers), workers) for workers in (1, 3))
     assert one == three
     assert set(one) == {"train.parquet", "test.parquet"}
@@ -189,12 +193,12 @@ def test_files_hold_what_iterate_gives_and_share_no_problem(task_file: Path, tmp
     task = load_task(task_file, options={"keys": 4000})
     build(task, tmp_path, seed=5)
     train, test = (list(read_rows(tmp_path / f"{split}.parquet")) for split in ("train", "test"))
-    assert [row_to_item(row) for row in train] == list(islice(iterate(task, "train", seed=5), 3000))
+    assert [row_to_item(row) for row in train] == list(islice(iterate(task, "train", seed=5), TRAIN))
     assert not {row["extra_info"]["key"] for row in train} & {row["extra_info"]["key"] for row in test}
     assert [row["extra_info"]["index"] for row in test] == list(range(100))
 
 
-@pytest.mark.parametrize("template", ["base", "chat"])
+@pytest.mark.parametrize("template", [pytest.param("base", marks=pytest.mark.slow), "chat"])
 def test_json_lines_and_parquet_hold_the_same_rows(task_file: Path, tmp_path: Path, template: str) -> None:
     task = load_task(task_file)
     build(task, tmp_path, template=template)
@@ -226,7 +230,12 @@ def test_existing_files_are_kept_unless_told_otherwise(task_file: Path, tmp_path
     ("fault", "workers", "message"),
     [
         ("raise", 1, r"generate_dataset raised RuntimeError: no more ideas \(.*halves\.py:\d+\)"),
-        ("raise", 2, r"generate_dataset raised RuntimeError: no more ideas \(.*halves\.py:\d+\)"),
+        pytest.param(
+            "raise",
+            2,
+            r"generate_dataset raised RuntimeError: no more ideas \(.*halves\.py:\d+\)",
+            marks=pytest.mark.slow,
+        ),
         ("exit", 2, "died while task 'halves'"),
     ],
 )
@@ -240,7 +249,7 @@ def test_task_that_fails_leaves_no_file(
 
 
 def test_too_small_a_task_leaves_no_file(task_file: Path, tmp_path: Path) -> None:
-    task = load_task(task_file, options={"keys": 2000})
-    with pytest.raises(DataError, match="different train problems of halves, 3,000 were asked for"):
+    task = load_task(task_file, options={"keys": 1000})
+    with pytest.raises(DataError, match="different train problems of halves, 1,500 were asked for"):
         build(task, tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,5 @@
 """Every hook is in docs/hooks.md with its exact arguments, and has a test that is named after it."""
 
-import ast
 import inspect
 import re
 from pathlib import Path
@@ -37,13 +36,8 @@ def test_hook_has_a_docstring(name):
 
 @pytest.mark.parametrize("name", SPECS)
 def test_hook_has_a_test(name):
-    tests = {
-        function.name
-        for path in Path(__file__).parent.glob("test_*.py")
-        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(function, ast.FunctionDef)
-    }
-    assert f"test_hook_{name}" in tests
+    files = Path(__file__).parent.glob("test_*.py")
+    assert any(f"\ndef test_hook_{name}(" in path.read_text(encoding="utf-8") for path in files)
 
 
 @pytest.mark.parametrize("hook", ["solve", "oracle", "grammar"])

@@ -77,16 +77,16 @@ def test_lm_eval_samples_of_likelihood_cannot_be_scored(tmp_path: Path) -> None:
     assert "those by likelihood" in bad[0].problem
 
 
-@pytest.mark.parametrize("name", ["score", "correct", "reason", "answer", *Stamp._fields])
 def test_columns_of_verl_that_scoring_would_replace_are_kept_beside_it(
-    write_task: Callable[..., str], tmp_path: Path, name: str
+    write_task: Callable[..., str], tmp_path: Path
 ) -> None:
+    names = ["score", "correct", "reason", "answer", *Stamp._fields]
     source, output = tmp_path / "1.jsonl", tmp_path / "out.jsonl"
-    source.write_text(verl_line(**{name: "theirs"}) + "\n")
+    source.write_text("".join(verl_line(**{name: "theirs"}) + "\n" for name in names))
     score_file(load_task(write_task()), source, output, format="verl")
-    [row] = read_rows(output)
-    assert row[f"verl_{name}"] == "theirs"
-    assert row[name] != "theirs"
+    for name, row in zip(names, read_rows(output), strict=True):
+        assert row[f"verl_{name}"] == "theirs"
+        assert row[name] != "theirs", name
 
 
 @pytest.mark.parametrize(

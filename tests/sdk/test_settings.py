@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.records import Completion
-from tinyzero_sdk.settings import build, describe, field_docs, merge, parse_words, read_toml, to_mapping
+from tinyzero_sdk.settings import (
+    build,
+    describe,
+    field_docs,
+    get,
+    leaves,
+    merge,
+    nested,
+    parse_words,
+    read_toml,
+    to_mapping,
+)
 
 
 @dataclass(frozen=True)
@@ -103,6 +114,16 @@ def test_merge_puts_one_tree_on_another(base, over):
     assert json.dumps(base) == before
 
 
+@given(TREES)
+def test_a_tree_is_the_sum_of_its_leaves(tree):
+    again = {}
+    for key, value in leaves(tree):
+        assert get(tree, key) == value
+        again = merge(again, nested(key, value))
+    assert list(leaves(again)) == list(leaves(tree))
+    assert get(tree, "a.b.d") is None
+
+
 def test_merge_keeps_what_is_not_set():
     assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 9}}) == {"a": {"b": 9, "c": 2}, "d": 3}
 
@@ -138,11 +159,14 @@ def test_what_means_the_same_is_taken():
         ({"sise": 1}, "unknown key 'task.sise'; did you mean 'task.size'? known here: task.size, task.mode"),
         ({"inner": {"rat": 1}}, "unknown key 'task.inner.rat'; did you mean 'task.inner.rate'?"),
         ({"xyzzy": 1}, "unknown key 'task.xyzzy'; known here: "),
+        ({"rate": 1}, "unknown key 'task.rate'; did you mean 'task.inner.rate'? known here: task.size, "),
+        ({"xyzzy": {}}, "unknown key 'task.xyzzy'; known here: "),
+        ({"iner": {"rate": 1}}, "unknown key 'task.iner.rate'; did you mean 'task.inner.rate'? known here: task.size"),
         ({"size": 0}, "task.size: got 0; input should be greater than or equal to 1"),
         ({"size": "many"}, "task.size: got 'many'; input should be a valid integer"),
         ({"mode": "quick"}, "task.mode: got 'quick'; input should be 'fast' or 'slow'"),
         ({"inner": {"rate": float("nan")}}, "task.inner.rate: got nan"),
-        ({"inner": 3}, "task.inner: got 3"),
+        ({"inner": 3}, "'task.inner' is a group of keys; set one of them, such as task.inner.rate=…"),
         ({"mode": "slow", "size": 6}, "task: mode = slow needs size <= 5"),
         ({"size": True}, "task.size: got True; input should be a valid integer"),
         ({"size": "3"}, "task.size: got '3'; input should be a valid integer"),

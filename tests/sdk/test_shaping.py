@@ -138,8 +138,14 @@ def test_without_token_counts_a_length_wrapper_says_so(write_task) -> None:
         ("overlong(limit=1, buffer=2)", "buffer=2 is more than limit=1"),
         ("trace(a=1)", "has no settings"),
         ("(a)", "expected name or name"),
+        ("format(value=2)", "format.value: got 2"),
     ],
 )
 def test_a_mistake_is_one_line(write_task, spec: str, message: str) -> None:
     with pytest.raises(SettingsError, match=re.escape(message)):
         load_task(write_task(), wrappers=[spec])
+
+
+def test_a_wrapper_given_twice_is_one_line(write_task) -> None:
+    with pytest.raises(SettingsError, match=r"^the score wrapper format is given twice; give it once$"):
+        load_task(write_task(), wrappers=["format", "format"])

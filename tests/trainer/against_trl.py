@@ -16,12 +16,12 @@ from transformers import AutoModelForCausalLM
 
 from tests.trainer.samples import ragged_samples
 from tinyzero_trainer import ragged
-from tinyzero_trainer.advantages import ESTIMATORS, Outcome
+from tinyzero_trainer.advantages import ESTIMATORS, AdvantageInputs
 from tinyzero_trainer.batching import completion_lengths, micro_batches
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.forward import token_statistics
-from tinyzero_trainer.losses import Surroundings, find_policy_loss, token_weights
+from tinyzero_trainer.forward import Reference, token_statistics
+from tinyzero_trainer.losses import LossInputs, find_policy_loss, token_weights
 from tinyzero_trainer.models import from_parts, save_model
 from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.records import Sample
@@ -119,7 +119,7 @@ def compare(
     experience = Experience(samples, lengths, old, ragged.spread(advantages, lengths))
     algorithm = AlgorithmConfig(**settings, kl_coefficient=kl)
     loss, clipped, gradient = ours(start, weights, experience, algorithm, kl=kl, temperature=temperature)
-    estimated = ESTIMATORS[algorithm.advantage](Outcome(rewards, lengths, SAMPLES))[ragged.last_tokens(lengths)]
+    estimated = ESTIMATORS[algorithm.advantage](AdvantageInputs(rewards, lengths, SAMPLES))[ragged.last_tokens(lengths)]
     expected = torch.cat([parameter.grad.flatten() for _, parameter in named(trainer.model)])
     return {
         "algorithm": name,
@@ -186,13 +186,14 @@ def ours(
     temperature: float,
 ) -> tuple[float, float, torch.Tensor]:
     """The loss and the clipped share from the pure functions, and the gradient of a whole update in micro-batches."""
-    reference = AutoModelForCausalLM.from_pretrained(start).requires_grad_(False)
-    model = from_parts("ours", copy.deepcopy(reference).requires_grad_(True), build_tokenizer())
+    beginning = AutoModelForCausalLM.from_pretrained(start).requires_grad_(False)
+    model = from_parts("ours", copy.deepcopy(beginning).requires_grad_(True), build_tokenizer())
     model.model.load_state_dict(weights, strict=False)
+    reference = Reference(beginning) if kl else None
     [batch] = micro_batches(experience.samples, token_budget=10**6, pad_id=model.pad_id, device=torch.device("cpu"))
     part = experience.select(batch.rows)
-    found = token_statistics(model.model, batch, temperature=temperature, reference=reference if kl else None)
-    surroundings = Surroundings(
+    found = token_statistics(model.model, batch, temperature=temperature, reference=reference)
+    given = LossInputs(
         part.old_logprobs,
         part.advantages,
         batch.lengths,
@@ -200,7 +201,7 @@ def ours(
         algorithm.clip_high,
         algorithm.dual_clip,
     )
-    surrogate = find_policy_loss(algorithm.policy_loss)(found.logprobs, surroundings)
+    surrogate = find_policy_loss(algorithm.policy_loss)(found.logprobs, given)
     each = surrogate.loss if found.divergence is None else surrogate.loss + kl * found.divergence
     weight = token_weights(part.lengths, algorithm.aggregation, max_tokens=MAX_TOKENS)
     policy = Policy(
@@ -208,7 +209,7 @@ def ours(
         algorithm=algorithm,
         optimizer=OptimizerConfig(max_grad_norm=1e9, micro_batch_tokens=100),
         max_tokens=MAX_TOKENS,
-        reference=reference if kl else None,
+        reference=reference,
     )
     policy.update(experience, group_size=SAMPLES, now=StepSettings(1e-9, temperature, kl))
     gradient = torch.cat([parameter.grad.flatten() for _, parameter in named(model.model)])

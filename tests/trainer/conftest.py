@@ -7,10 +7,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads tha
 from pathlib import Path
 
 import pytest
+import tomli_w
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from tinyzero_sdk.settings import build
+from tests.trainer.configurations import said
+from tinyzero_sdk.settings import build, to_mapping
+from tinyzero_trainer import checkpoint, presets
+from tinyzero_trainer.configure import make_config
 from tinyzero_trainer.display import Display
 from tinyzero_trainer.interrupts import StopFlag
 from tinyzero_trainer.models import LanguageModel, from_parts, save_model
@@ -91,3 +95,22 @@ def warm_model(toy_task: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Display() as display:
         warm_start(build(WarmStartConfig, values), display=display, stop=StopFlag())
     return output
+
+
+@pytest.fixture
+def built_in_preset(monkeypatch: pytest.MonkeyPatch) -> dict:
+    """Settings that suit the tiny model; none unless a test puts some in."""
+    settings: dict = {}
+    monkeypatch.setattr(presets, "preset", lambda task, model=None: settings if model is None else {})
+    return settings
+
+
+@pytest.fixture
+def saved_run(built_in_preset: dict, tmp_path: Path) -> Path:
+    """A run directory with its configuration and a checkpoint."""
+    directory = tmp_path / "run"
+    config = make_config(said("task.numbers=[3]", "run.steps=50", "data.template=compact", task="countdown"))
+    (directory / "checkpoints").mkdir(parents=True)
+    (directory / "config.toml").write_text(tomli_w.dumps(to_mapping(config)))
+    checkpoint.save(directory / "checkpoints", 10, lambda path: (path / "weights").touch(), meta={})
+    return directory

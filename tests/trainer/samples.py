@@ -1,9 +1,10 @@
 """Made-up rollouts for tests of the update."""
 
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.models import LanguageModel, from_parts
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 
 
@@ -23,6 +24,16 @@ def ragged_samples(language_model: LanguageModel, groups: int = 3, samples: int 
             rollout = Rollout(ids, token_logprobs(language_model, prompt.token_ids, ids), True)
             made.append(Sample(prompt, rollout, "", Score(0.0, False, "wrong")))
     return made
+
+
+def with_dropout(language_model: LanguageModel) -> LanguageModel:
+    """A GPT-2, which has dropout of 0.1, with the vocabulary of this model."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(language_model.tokenizer), n_embd=32, n_layer=2, n_head=2, n_positions=64, eos_token_id=0
+    )
+    assert config.resid_pdrop > 0
+    return from_parts("with dropout", GPT2LMHeadModel(config).eval(), language_model.tokenizer)
 
 
 @torch.no_grad()

@@ -2,28 +2,29 @@
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyzero_trainer.advantages import ESTIMATORS, Outcome, gae, whiten
+from tinyzero_trainer.advantages import ESTIMATORS, AdvantageInputs, gae, whiten
 
 real = st.floats(-3, 3, width=32)
 
 
 @st.composite
-def outcomes(draw: st.DrawFn) -> Outcome:
-    groups, size = draw(st.integers(1, 4)), draw(st.integers(2, 5))
+def outcomes(draw: st.DrawFn) -> AdvantageInputs:
+    groups, size = draw(st.integers(1, 3)), draw(st.integers(2, 4))
     count = groups * size
-    lengths = draw(st.lists(st.integers(1, 6), min_size=count, max_size=count))
+    lengths = draw(st.lists(st.integers(1, 4), min_size=count, max_size=count))
     tokens = sum(lengths)
 
     def some(number: int) -> torch.Tensor:
         return torch.tensor(draw(st.lists(real, min_size=number, max_size=number)), dtype=torch.float64)
 
-    return Outcome(
+    return AdvantageInputs(
         rewards=some(count),
         lengths=torch.tensor(lengths),
         group_size=size,
@@ -35,7 +36,7 @@ def outcomes(draw: st.DrawFn) -> Outcome:
     )
 
 
-def token_rewards(outcome: Outcome) -> list[list[float]]:
+def token_rewards(outcome: AdvantageInputs) -> list[list[float]]:
     """[completions][tokens] r_t: minus the penalty, and the score at the end."""
     rows, place = [], 0
     for reward, length in zip(outcome.rewards.tolist(), outcome.lengths.tolist(), strict=True):
@@ -46,7 +47,7 @@ def token_rewards(outcome: Outcome) -> list[list[float]]:
     return rows
 
 
-def returns(outcome: Outcome) -> list[list[float]]:
+def returns(outcome: AdvantageInputs) -> list[list[float]]:
     """Σ_k γ^k r_{t+k}, the definition itself."""
     gamma = outcome.discount
     return [
@@ -55,7 +56,7 @@ def returns(outcome: Outcome) -> list[list[float]]:
     ]
 
 
-def by_group(outcome: Outcome) -> list[list[float]]:
+def by_group(outcome: AdvantageInputs) -> list[list[float]]:
     """[groups][samples] everything a completion earned."""
     earned = [sum(row) for row in token_rewards(outcome)]
     return [earned[start : start + outcome.group_size] for start in range(0, len(earned), outcome.group_size)]
@@ -68,11 +69,11 @@ def whitened(values: list[float]) -> list[float]:
     return [(value - mean) / math.sqrt(variance + 1e-8) for value in values]
 
 
-def spread(outcome: Outcome, by_completion: list[float]) -> list[float]:
+def spread(outcome: AdvantageInputs, by_completion: list[float]) -> list[float]:
     return [value for value, length in zip(by_completion, outcome.lengths.tolist(), strict=True) for _ in range(length)]
 
 
-def reference(name: str, outcome: Outcome) -> list[float]:
+def reference(name: str, outcome: AdvantageInputs) -> list[float]:
     groups, n = by_group(outcome), outcome.group_size
     if name == "grpo":
         scaled = [(r - statistics.fmean(g)) / (statistics.stdev(g) + 1e-6) for g in groups for r in g]
@@ -93,7 +94,7 @@ def reference(name: str, outcome: Outcome) -> list[float]:
     return [value for row in gae_rows(outcome) for value in row]
 
 
-def gae_rows(outcome: Outcome) -> list[list[float]]:
+def gae_rows(outcome: AdvantageInputs) -> list[list[float]]:
     """A_t = Σ_k (γλ)^k δ_{t+k}."""
     rows, place, gamma, decay = [], 0, outcome.discount, outcome.discount * outcome.trace_decay
     for rewards in token_rewards(outcome):
@@ -105,8 +106,9 @@ def gae_rows(outcome: Outcome) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
+@settings(max_examples=50)
 @given(outcome=outcomes())
-def test_an_estimator_is_its_papers_equation(name: str, outcome: Outcome) -> None:
+def test_an_estimator_is_its_papers_equation(name: str, outcome: AdvantageInputs) -> None:
     groups = by_group(outcome)
     if name != "gae" and any(0 < statistics.pstdev(group) < 1e-5 for group in groups):
         return  # division by almost nothing: both are noise
@@ -117,8 +119,8 @@ def test_an_estimator_is_its_papers_equation(name: str, outcome: Outcome) -> Non
 
 
 @given(outcomes())
-def test_gae_without_decay_is_return_minus_value(outcome: Outcome) -> None:
-    plain = Outcome(outcome.rewards, outcome.lengths, outcome.group_size, outcome.penalties, outcome.values)
+def test_gae_without_decay_is_return_minus_value(outcome: AdvantageInputs) -> None:
+    plain = AdvantageInputs(outcome.rewards, outcome.lengths, outcome.group_size, outcome.penalties, outcome.values)
     expected = [value for row in returns(plain) for value in row]
     assert (gae(plain) + outcome.values).tolist() == pytest.approx(expected, abs=1e-9)
 
@@ -126,12 +128,12 @@ def test_gae_without_decay_is_return_minus_value(outcome: Outcome) -> None:
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 1 / 3])
 def test_a_group_of_equal_rewards_has_no_advantage(name: str, reward: float) -> None:
-    outcome = Outcome(torch.full((14,), reward), torch.randint(1, 5, (14,)), group_size=7)
+    outcome = AdvantageInputs(torch.full((14,), reward), torch.randint(1, 5, (14,)), group_size=7)
     assert not ESTIMATORS[name](outcome).any()
 
 
 def test_a_group_of_one_keeps_its_reward() -> None:
-    outcome = Outcome(torch.tensor([0.5, -1.0]), torch.tensor([1, 2]), group_size=1)
+    outcome = AdvantageInputs(torch.tensor([0.5, -1.0]), torch.tensor([1, 2]), group_size=1)
     assert ESTIMATORS["grpo"](outcome).tolist() == [0.5, -1.0, -1.0]
 
 
@@ -140,10 +142,42 @@ def test_groups_do_not_see_each_other(name: str) -> None:
     def estimate(rewards: list[float], greedy: list[float]) -> list[float]:
         lengths = torch.ones(len(rewards), dtype=torch.long)
         return ESTIMATORS[name](
-            Outcome(torch.tensor(rewards), lengths, group_size=3, greedy_rewards=torch.tensor(greedy))
+            AdvantageInputs(torch.tensor(rewards), lengths, group_size=3, greedy_rewards=torch.tensor(greedy))
         ).tolist()
 
     assert estimate([5.0, -5.0, 0.0, 1.0, 0.0, 0.25], [1.0, 0.5])[3:] == estimate([1.0, 0.0, 0.25], [0.5])
+
+
+@pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline", "gae"])
+def test_what_does_not_count_shifts_no_advantage(name: str) -> None:
+    """Whitened over the tokens that count; a masked score still counts in the mean of its group."""
+    rewards, lengths = torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 1.0]), torch.tensor([2, 1, 3, 2, 1, 2])
+    counted = torch.tensor([True, True, False, True, False, True])
+    values = torch.linspace(-1, 1, 11)
+    outcome = AdvantageInputs(rewards, lengths, group_size=2, values=values, counted=counted)
+    found = ESTIMATORS[name](outcome)
+    if name == "gae":
+        found = whiten(found, outcome.counted_tokens())
+    rows = returns(outcome)
+    if name == "reinforce_pp_baseline":
+        rows = [[reward] * len(row) for reward, row in zip([0.5, -0.5, 0.25, -0.25, -0.375, 0.375], rows, strict=True)]
+    elif name == "gae":
+        rows = gae_rows(outcome)
+    kept = whitened([value for row, counts in zip(rows, counted.tolist(), strict=True) if counts for value in row])
+    chosen = counted.repeat_interleave(lengths)
+    assert found[chosen].tolist() == pytest.approx(kept, abs=1e-5)
+    assert not found[~chosen].any()
+
+
+@given(outcomes())
+def test_counting_all_is_the_same_as_not_saying_what_counts(outcome: AdvantageInputs) -> None:
+    everything = torch.ones(len(outcome.lengths), dtype=torch.bool)
+    for name in ("reinforce_pp", "reinforce_pp_baseline"):
+        assert torch.equal(ESTIMATORS[name](replace(outcome, counted=everything)), ESTIMATORS[name](outcome))
+
+
+def test_where_nothing_counts_nothing_is_whitened() -> None:
+    assert whiten(torch.tensor([1.0, 2.0]), torch.tensor([False, False])).tolist() == [0.0, 0.0]
 
 
 def test_whitening_a_constant_gives_zeros() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trainer.samples import ragged_samples
+from tests.trainer.samples import ragged_samples, with_dropout
 from tinyzero_trainer import ragged
 from tinyzero_trainer.batching import completion_lengths
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
@@ -147,8 +147,27 @@ def test_every_mini_batch_of_every_pass_is_an_update(toy_model: LanguageModel) -
     assert {int(state["step"]) for state in critic._optimizer._adamw.state.values()} == {6}
 
 
+def test_dropout_blurs_no_value(toy_model: LanguageModel) -> None:
+    """The values that an update begins with are the old ones: against them as returns the loss is nothing."""
+    model = with_dropout(toy_model)
+    critic, samples = make_critic(model), ragged_samples(model)
+    torch.nn.init.normal_(critic.model.head.weight, generator=torch.Generator().manual_seed(0))
+    lengths, values = completion_lengths(samples), critic.values(samples)
+    nothing = torch.zeros(len(values))
+    metrics = critic.update(Experience(samples, lengths, nothing, nothing, values, values), group_size=4)
+    assert metrics["critic/vf_loss"] < 1e-8
+
+
 def test_its_learning_rate_is_its_own(toy_model: LanguageModel) -> None:
     """The first step of Adam moves every weight that has a gradient by the learning rate."""
     critic, samples = make_critic(toy_model), ragged_samples(toy_model)
     critic.update(as_experience(critic, samples, [1.0] * 12), group_size=4)
     assert critic.model.head.weight.abs().max().item() == pytest.approx(3e-3, rel=1e-3)
+
+
+def test_an_update_that_is_not_finite_is_skipped_and_told(toy_model: LanguageModel) -> None:
+    critic, samples = make_critic(toy_model, mini_batches=3), ragged_samples(toy_model)
+    returns = [float("nan")] + [1.0] * 11
+    metrics = critic.update(as_experience(critic, samples, returns), group_size=4)
+    assert metrics["critic/skipped_updates"] == 1
+    assert 0 < metrics["critic/grad_norm"] < float("inf")

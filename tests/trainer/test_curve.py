@@ -91,7 +91,16 @@ def test_a_reward_that_is_not_the_accuracy_has_a_panel_of_its_own(metrics, tmp_p
     assert labels(drawn[0]) == ["accuracy (%)", "mean reward", "mean length of completions (tokens)"]
 
 
-@pytest.mark.parametrize("rows", [[], [{}], [before()], [{}, *steps(1)], [{}, {ACCURACY: float("nan"), LENGTH: 3.0}]])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        pytest.param([{}], marks=pytest.mark.slow),
+        pytest.param([before()], marks=pytest.mark.slow),
+        pytest.param([{}, *steps(1)], marks=pytest.mark.slow),
+        [{}, {ACCURACY: float("nan"), LENGTH: 3.0}],
+    ],
+)
 def test_a_run_that_hardly_began_can_be_drawn(metrics, tmp_path, rows):
     draw(metrics(rows), tmp_path)
 

@@ -148,6 +148,13 @@ def test_the_adaptive_coefficient_moves_towards_its_target_by_a_fifth_at_most() 
     assert adapt(0.0) == pytest.approx(0.1 * 0.9)
 
 
+@given(st.floats(0, 10), st.integers(1, 10**7), st.integers(1, 10**5))
+def test_the_adaptive_coefficient_stays_positive_whatever_the_batch(measured: float, count: int, horizon: int) -> None:
+    after = adapted_coefficient(0.1, measured, target=0.05, horizon=horizon, count=count)
+    assert 0.1 * 0.8 - 1e-12 <= after <= 0.1 * 1.2 + 1e-12
+    assert (after > 0.1) == (measured > 0.05) or after == 0.1
+
+
 @given(
     st.lists(st.tuples(st.floats(0, 3), st.integers(1, 4096)), max_size=20),
     st.floats(0.01, 1),

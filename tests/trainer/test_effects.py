@@ -1,14 +1,17 @@
 """A setting without effect is refused with the reason; where it only suits the model, it is left out."""
 
+from typing import get_args
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import build, describe, merge, parse_words
+from tinyzero_sdk.settings import build, describe, leaves, merge, nested, parse_words
 from tinyzero_trainer import named_losses
-from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.layers import idle_settings, leaves, nested, with_defaults, without_idle
+from tinyzero_trainer.config import Advantage, Estimator, TrainConfig
+from tinyzero_trainer.effects import COMPARES_SAMPLES, DISCOUNTS
+from tinyzero_trainer.layers import idle_settings, with_defaults, without_idle
 
 IDLE = [
     ("algorithm.policy_loss=reinforce algorithm.clip_low=0.1", "algorithm.clip_low", "clips nothing"),
@@ -60,6 +63,20 @@ IDLE = [
         "optimizer.schedule",
         "optimizer.warmup_steps=9 takes all of run.steps=9",
     ),
+    (
+        "window.mode=adaptive rollout.max_tokens=64 run.steps=9",
+        "window.mode",
+        "window.warmup_steps=10 takes all of run.steps=9",
+    ),
+    ("optimizer.schedule=cosine optimizer.final_rate_share=1", "optimizer.final_rate_share", "stays at the peak"),
+    ("algorithm.clip_high=0.3", "algorithm.clip_high", "with one update a batch nothing has moved yet"),
+    ("algorithm.dual_clip=3", "algorithm.dual_clip", "with one update a batch"),
+    (
+        "rollout.logprobs=always mismatch.weights=token algorithm.clip_low=0.1",
+        "algorithm.clip_low",
+        "with one update a batch",
+    ),
+    ("algorithm.advantage=gae critic.value_clip=0.2", "critic.value_clip", "with one update a batch"),
     ("eval.every=0 eval.during_size=64", "eval.during_size", "evaluates before and after training only"),
     ("log.project=mine", "log.project", "only the tracker wandb"),
     ("log.rollouts_every=0 log.rollouts_count=3", "log.rollouts_count", "log.rollouts_every=0 writes none"),
@@ -135,10 +152,18 @@ def test_values_of_a_wrong_type_are_left_to_the_check_of_types(values: dict) -> 
         build(TrainConfig, values)
 
 
+def stands(said: dict) -> bool:
+    try:
+        build(TrainConfig, said)
+    except SettingsError:
+        return False  # one switch leaves another without effect: the user's own mistake
+    return True
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_whatever_suits_a_model_builds_once_what_has_no_effect_is_left_out(data: st.DataObject) -> None:
-    """For any part of a preset and any switch a user may turn, the configuration stands."""
+    """For any part of a preset, and any switches that go together, the configuration stands."""
     preset = {
         "algorithm": {"kl_coefficient": 0.1, "kl_estimator": "exact", "kl_target": 0.1, "kl_horizon": 99},
         "critic": {"learning_rate": 1e-3},
@@ -160,6 +185,7 @@ def test_whatever_suits_a_model_builds_once_what_has_no_effect_is_left_out(data:
     upper: dict = {}
     for switch in data.draw(st.lists(st.sampled_from(switches), max_size=3)):
         upper = merge(upper, switch)
+    assume(stands(upper))
     kept, dropped = without_idle(lower, upper)
     build(TrainConfig, merge(kept, upper))
     assert dict(leaves(kept)).keys() | dropped.keys() == chosen
@@ -172,7 +198,13 @@ def test_rules_speak_of_settings_that_exist() -> None:
         assert {key, *(word.partition("=")[0] for word in line.split())} <= keys
 
 
-def test_the_names_of_the_policy_losses_are_those_registered() -> None:
+def test_the_names_that_settings_take_are_those_of_functions() -> None:
+    from tinyzero_trainer.advantages import ESTIMATORS
+    from tinyzero_trainer.divergences import SAMPLED
     from tinyzero_trainer.losses import POLICY_LOSSES
 
+    assert set(get_args(Advantage)) == set(ESTIMATORS)
+    assert all(name == function.__name__ for name, function in ESTIMATORS.items())  # as the setting's text has it
+    assert set(get_args(Estimator)) == {*SAMPLED, "exact"}
     assert tuple(POLICY_LOSSES) == named_losses.BUILT_IN
+    assert {*COMPARES_SAMPLES, *DISCOUNTS} <= set(ESTIMATORS)

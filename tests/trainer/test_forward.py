@@ -8,8 +8,8 @@ from tests.trainer.samples import ragged_samples
 from tests.trainer.test_batching import make_sample
 from tinyzero_trainer import forward
 from tinyzero_trainer.batching import micro_batches
-from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
-from tinyzero_trainer.forward import head_of, keeps_packed_apart, sampled_logprobs, token_statistics
+from tinyzero_trainer.config import AlgorithmConfig, Estimator, OptimizerConfig
+from tinyzero_trainer.forward import Reference, head_of, keeps_packed_apart, sampled_logprobs, token_statistics
 from tinyzero_trainer.models import LanguageModel, ModelError
 from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.tiny import TinyShape, build_model
@@ -45,9 +45,9 @@ def test_temperature_divides_the_logits(toy_model: LanguageModel) -> None:
 
 @pytest.mark.parametrize("estimator", ["exact", "k3"])
 def test_chunks_change_neither_values_nor_gradients(
-    toy_model: LanguageModel, estimator: str, monkeypatch: pytest.MonkeyPatch
+    toy_model: LanguageModel, estimator: Estimator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reference = build_model(TinyShape(32, 2, 16, 48, 256), toy_model.tokenizer, seed=1).eval()
+    reference = Reference(build_model(TinyShape(32, 2, 16, 48, 256), toy_model.tokenizer, seed=1))
     batch = one_batch(toy_model)
     results = []
     for elements in (2**26, 1252 * 7):
@@ -67,8 +67,9 @@ def test_chunks_change_neither_values_nor_gradients(
 def test_the_divergence_to_oneself_is_zero(toy_model: LanguageModel) -> None:
     batch = one_batch(toy_model)
     model = toy_model.model.eval()
-    for estimator in ("exact", "k3"):
-        statistics = token_statistics(model, batch, temperature=1.0, reference=model, estimator=estimator)
+    estimators: tuple[Estimator, ...] = ("exact", "k3")
+    for estimator in estimators:
+        statistics = token_statistics(model, batch, temperature=1.0, reference=Reference(model), estimator=estimator)
         assert statistics.divergence is not None
         assert statistics.divergence.abs().max() < 1e-6
 
@@ -76,7 +77,7 @@ def test_the_divergence_to_oneself_is_zero(toy_model: LanguageModel) -> None:
 def test_the_reference_gets_no_gradient(toy_model: LanguageModel) -> None:
     reference = build_model(TinyShape(32, 2, 16, 48, 256), toy_model.tokenizer, seed=1)
     statistics = token_statistics(
-        toy_model.model, one_batch(toy_model), temperature=1.0, reference=reference, estimator="exact"
+        toy_model.model, one_batch(toy_model), temperature=1.0, reference=Reference(reference), estimator="exact"
     )
     assert statistics.divergence is not None
     statistics.divergence.sum().backward()

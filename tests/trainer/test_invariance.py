@@ -12,10 +12,10 @@ from torch import Tensor
 from tests.trainer.samples import ragged_samples
 from tinyzero_trainer import batching, critic, policy, ragged
 from tinyzero_trainer.batching import MicroBatch, completion_lengths
-from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, OptimizerConfig
+from tinyzero_trainer.config import Aggregation, AlgorithmConfig, CriticConfig, OptimizerConfig
 from tinyzero_trainer.critic import Critic
 from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.losses import Aggregation
+from tinyzero_trainer.forward import Reference
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.records import Sample
@@ -115,12 +115,19 @@ def check(update: Callable[[Split, Experience], Tensor], samples: list[Sample], 
         assert difference < 1e-5, f"{name}: {difference:.1e}"
 
 
-@pytest.mark.parametrize("aggregation", get_args(Aggregation))
-@pytest.mark.parametrize("loss", LOSSES)
+# Each loss and each aggregation once, and the rest of the pairs in the slow suite.
+@pytest.mark.parametrize(
+    ("loss", "aggregation"),
+    [
+        pytest.param(loss, mode, marks=[] if LOSSES.index(loss) == number else [pytest.mark.slow])
+        for loss in LOSSES
+        for number, mode in enumerate(get_args(Aggregation))
+    ],
+)
 def test_the_policys_gradient_is_the_same_for_every_split(
     loss: str, aggregation: Aggregation, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reference = build_model(TinyShape(32, 2, 16, 48, 256), toy_model.tokenizer, seed=1).eval().requires_grad_(False)
+    reference = Reference(build_model(TinyShape(32, 2, 16, 48, 256), toy_model.tokenizer, seed=1).requires_grad_(False))
     algorithm = AlgorithmConfig(
         policy_loss=loss, aggregation=aggregation, kl_coefficient=0.3, kl_estimator="k2", entropy_coefficient=0.1
     )

@@ -21,9 +21,11 @@ from tests.trainer.test_loop import killed, lines
 from tests.trainer.test_policy import NOW, as_experience
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer import loop, roles, training_step
+from tinyzero_trainer.batching import MicroBatch, micro_batches
 from tinyzero_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig, TrainConfig
 from tinyzero_trainer.configure import make_config
 from tinyzero_trainer.display import Display
+from tinyzero_trainer.forward import Reference
 from tinyzero_trainer.loop import train
 from tinyzero_trainer.lora import Adapter, LoraError, merged_state
 from tinyzero_trainer.models import LanguageModel, ModelError, load_model, save_model
@@ -60,7 +62,7 @@ def frozen(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.clone() for name, parameter in model.named_parameters() if not parameter.requires_grad}
 
 
-def make_policy(language_model: LanguageModel, *, reference: PreTrainedModel | None = None) -> Policy:
+def make_policy(language_model: LanguageModel, *, reference: Reference | None = None) -> Policy:
     kl = {"kl_coefficient": 0.1, "kl_estimator": "exact"} if reference is not None else {}
     return Policy(
         language_model,
@@ -74,6 +76,13 @@ def make_policy(language_model: LanguageModel, *, reference: PreTrainedModel | N
 def make_engine(language_model: LanguageModel) -> TorchEngine:
     ends, pad = language_model.eos_ids, language_model.pad_id
     return TorchEngine(language_model.model, eos_ids=ends, pad_id=pad, max_sequences=64)
+
+
+def one_batch(language_model: LanguageModel) -> MicroBatch:
+    [batch] = micro_batches(
+        ragged_samples(language_model), token_budget=10**6, pad_id=language_model.pad_id, device=CPU
+    )
+    return batch
 
 
 def gpt2() -> PreTrainedModel:
@@ -184,7 +193,7 @@ def test_the_reference_is_the_start_and_switching_to_it_leaves_no_trace(toy_mode
     samples = ragged_samples(toy_model)
     model = adapted(toy_model)
     assert model.adapter is not None
-    shared, copied = (make_policy(model, reference=each) for each in (model.adapter.without(), start))
+    shared, copied = (make_policy(model, reference=Reference(each)) for each in (model.model, start))
     assert torch.equal(shared.reference_logprobs(samples, 1.0), copied.reference_logprobs(samples, 1.0))
     assert (shared.logprobs(samples, 1.0) - shared.reference_logprobs(samples, 1.0)).abs().max() > 0.01
     assert sum(parameter.numel() for parameter in model.model.parameters()) == model.parameters
@@ -204,12 +213,27 @@ def test_the_reference_is_the_start_and_switching_to_it_leaves_no_trace(toy_mode
 
 
 def test_an_error_in_the_reference_leaves_the_adapter_on(toy_model: LanguageModel) -> None:
-    adapter = adapt(toy_model.model)
+    adapt(toy_model.model)
     expected, names = toy_model.model(torch.tensor([PROMPTS[0]])).logits, set(trained(toy_model.model))
+    batch = one_batch(toy_model)
+    batch.tokens[0, 0] = 10**6
     with pytest.raises(IndexError):
-        adapter.without()(torch.tensor([[10**6]]))
+        Reference(toy_model.model.train()).states(batch)
+    assert toy_model.model.training
     assert torch.equal(toy_model.model(torch.tensor([PROMPTS[0]])).logits, expected)
     assert set(trained(toy_model.model)) == names
+
+
+def test_the_reference_knows_no_dropout_and_the_policy_keeps_its_own(toy_model: LanguageModel) -> None:
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=1252, n_embd=32, n_layer=2, n_head=4, n_positions=256)).eval()
+    batch = one_batch(toy_model)
+    expected = Reference(copy.deepcopy(model)).states(batch)
+    adapt(model)
+    assert torch.equal(Reference(model.train()).states(batch), expected)
+    assert torch.equal(Reference(model.train()).states(batch), expected)
+    assert all(module.training for module in model.modules())
+    assert not torch.equal(model(batch.tokens).logits, model(batch.tokens).logits)
 
 
 def test_the_export_is_a_plain_model_that_scores_as_the_adapter_does(toy_model: LanguageModel, tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def run(warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.Mon
     return make
 
 
-@pytest.mark.parametrize("mini_batches", [1, 2])
+@pytest.mark.parametrize("mini_batches", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_what_is_learnt_does_not_depend_on_which_steps_are_sampled(mini_batches: int, run: Run) -> None:
     optimizer = {"mini_batches": mini_batches}
     (never, left), (sample, right) = (

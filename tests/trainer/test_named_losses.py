@@ -13,7 +13,7 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer import roles
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.configure import make_config
-from tinyzero_trainer.losses import Surroundings, find_policy_loss
+from tinyzero_trainer.losses import find_policy_loss
 from tinyzero_trainer.named_losses import load_function
 from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.schedules import StepSettings
@@ -38,6 +38,18 @@ def number(logprobs, given):
 
 def summed(logprobs, given):
     return PolicyLoss(logprobs.sum(), logprobs.detach(), logprobs > 0)
+
+
+def raises(logprobs, given):
+    raise RuntimeError("boom")
+
+
+def detached(logprobs, given):
+    return PolicyLoss(-logprobs.detach(), logprobs.detach(), logprobs > 0)
+
+
+def infinite(logprobs, given):
+    return PolicyLoss(-logprobs / 0, logprobs.detach(), logprobs > 0)
 
 
 not_a_function = 3
@@ -104,14 +116,15 @@ def test_what_is_not_there_is_one_line(own: Path, name: str, message: str) -> No
     ("function", "message"),
     [
         ("number", "returned Tensor, expected a PolicyLoss"),
-        ("summed", "its loss has the shape (), expected one value for each of 3 tokens"),
+        ("summed", "its loss has the shape (), expected one value for each of 5 tokens"),
+        ("raises", "failed on a few made-up tokens: RuntimeError('boom')"),
+        ("detached", "has no gradient with respect to log π"),
+        ("infinite", "is not finite on a few made-up tokens"),
     ],
 )
 def test_what_is_no_loss_is_one_line(own: Path, function: str, message: str) -> None:
-    loss = find_policy_loss(f"{own}:{function}")
-    ones = torch.ones(3)
     with pytest.raises(SettingsError) as caught:
-        loss(ones, Surroundings(ones, ones, torch.tensor([3]), 0.2, 0.2))
+        find_policy_loss(f"{own}:{function}")
     assert message in str(caught.value)
 
 

@@ -1,15 +1,17 @@
 import copy
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.trainer.samples import ragged_samples, token_logprobs
+from tests.trainer.samples import ragged_samples, token_logprobs, with_dropout
 from tinyzero_trainer import ragged
 from tinyzero_trainer.batching import completion_lengths
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.experience import Experience
+from tinyzero_trainer.forward import Reference
 from tinyzero_trainer.models import LanguageModel, from_parts
 from tinyzero_trainer.optimizing import UpdateError
 from tinyzero_trainer.policy import Policy
@@ -21,7 +23,7 @@ NOW = StepSettings(learning_rate=1e-3, temperature=1.0, kl_coefficient=0.1)
 
 
 def make_policy(language_model: LanguageModel, *, kl: float = 0.0, **optimizer: float) -> Policy:
-    reference = copy.deepcopy(language_model.model).requires_grad_(False) if kl else None
+    reference = Reference(copy.deepcopy(language_model.model).requires_grad_(False)) if kl else None
     return Policy(
         language_model,
         algorithm=AlgorithmConfig(kl_coefficient=kl, kl_estimator="exact" if kl else "k3"),
@@ -199,3 +201,55 @@ def test_a_restored_optimiser_goes_on_bit_for_bit(toy_model: LanguageModel, tmp_
         each.update(as_experience(samples, advantages), group_size=4, now=NOW)
     for left, right in zip(toy_model.model.parameters(), twin.model.parameters(), strict=True):
         assert torch.equal(left, right)
+
+
+def test_dropout_blurs_no_ratio(toy_model: LanguageModel) -> None:
+    """Old log-probabilities are found without it, so the update must do without as well."""
+    model = with_dropout(toy_model)
+    experience = as_experience(ragged_samples(model), [1.0, -1.0, 0.5, -0.5] * 3)
+    policy = make_policy(model)
+    old = policy.logprobs(experience.samples, 1.0)
+    metrics = policy.update(replace(experience, old_logprobs=old), group_size=4, now=NOW)
+    assert metrics["actor/is_ratio/mean"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["actor/is_ratio/std"] < 1e-5
+
+
+def test_the_ratio_reported_is_the_one_of_the_loss(toy_model: LanguageModel) -> None:
+    """GSPO's is that of the completion: one of 24 tokens that moved by 1 is hardly outside."""
+    samples = ragged_samples(toy_model)
+    lengths = completion_lengths(samples)
+    experience = as_experience(samples, [1.0] * 12)
+    assert experience.old_logprobs is not None
+    shifts = torch.zeros(len(experience.old_logprobs))
+    shifts[ragged.last_tokens(lengths)] = 1.0
+    policy = Policy(
+        toy_model,
+        algorithm=AlgorithmConfig(policy_loss="gspo"),
+        optimizer=OptimizerConfig(),
+        max_tokens=32,
+        reference=None,
+    )
+    metrics = policy.update(replace(experience, old_logprobs=experience.old_logprobs - shifts), group_size=4, now=NOW)
+    ratios = [math.exp(1 / length) for length in lengths.tolist() for _ in range(length)]
+    assert metrics["actor/is_ratio/mean"] == pytest.approx(sum(ratios) / len(ratios), rel=1e-4)
+    assert metrics["actor/is_log_ratio/mean"] == pytest.approx(12 / len(ratios), rel=1e-3)
+
+
+def test_the_loss_reported_is_the_mean_over_mini_batches(toy_model: LanguageModel) -> None:
+    """At ratio 1 it is minus the mean advantage of the tokens of each, however many those are."""
+    samples = ragged_samples(toy_model)
+    lengths, advantages = completion_lengths(samples), [1.0] * 4 + [-0.25] * 4 + [0.5] * 4
+    policy = make_policy(toy_model, mini_batches=3, micro_batch_tokens=40)
+    metrics = policy.update(as_experience(samples, advantages), group_size=4, now=replace(NOW, learning_rate=1e-9))
+    assert len({int(lengths[start : start + 4].sum()) for start in (0, 4, 8)}) > 1
+    assert metrics["actor/pg_loss"] == pytest.approx(-(1.0 - 0.25 + 0.5) / 3, abs=1e-5)
+
+
+def test_an_outlier_leaves_the_mean_ratio_finite(toy_model: LanguageModel) -> None:
+    experience = as_experience(ragged_samples(toy_model), [0.0] * 12)
+    assert experience.old_logprobs is not None
+    old = experience.old_logprobs.clone()
+    old[0] -= 200
+    metrics = make_policy(toy_model).update(replace(experience, old_logprobs=old), group_size=4, now=NOW)
+    assert metrics["actor/is_log_ratio/mean"] == pytest.approx(200 / len(old), rel=1e-3)
+    assert metrics["actor/is_ratio/mean"] == pytest.approx(math.exp(20) / len(old), rel=1e-3)

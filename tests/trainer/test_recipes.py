@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tinyzero_sdk.cli import main
+from tests.trainer.configurations import call
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import build, describe, merge
+from tinyzero_sdk.settings import build, describe, leaves, merge
 from tinyzero_trainer import presets
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.configure import gather, make_config, resume_config
-from tinyzero_trainer.layers import get, leaves, put_together, with_defaults
+from tinyzero_trainer.configure import gather, make_config
+from tinyzero_trainer.layers import put_together, with_defaults
 from tinyzero_trainer.recipes import find_recipe, recipe_names
+from tinyzero_trainer.resuming import resume_config
 
 ROOT = Path(__file__).parents[2]
 NAMES = recipe_names()
@@ -57,11 +58,11 @@ def test_a_recipe_stands_alone_with_the_tiny_model_and_with_one_that_nothing_sui
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_sets_no_more_than_it_means(name: str) -> None:
-    recipe, defaults = find_recipe(name), with_defaults({})
+    recipe, defaults = find_recipe(name), dict(leaves(with_defaults({})))
     settings = dict(leaves(recipe.settings))
     assert settings
-    assert {key for key, value in settings.items() if value == get(defaults, key)} <= SAID_THOUGH_DEFAULT
-    assert [key for key, value in leaves(recipe.full_size) if value == get(defaults, key)] == []
+    assert {key for key, value in settings.items() if value == defaults.get(key)} <= SAID_THOUGH_DEFAULT
+    assert [key for key, value in leaves(recipe.full_size) if value == defaults.get(key)] == []
     assert settings.keys().isdisjoint(dict(leaves(recipe.full_size)))
     sizes = {"run.steps", "rollout.max_tokens", "optimizer.learning_rate", "optimizer.micro_batch_tokens"}
     assert settings.keys().isdisjoint(sizes)
@@ -82,20 +83,23 @@ def test_two_recipes_are_never_the_same() -> None:
 def test_recipes_mean_what_their_papers_say() -> None:
     dapo, gspo = (make_config(with_recipe(LARGE, name)) for name in ("dapo", "gspo"))
     assert (dapo.algorithm.clip_low, dapo.algorithm.clip_high, dapo.algorithm.aggregation) == (0.2, 0.28, "token-mean")
-    assert (dapo.wrappers, dapo.data.dynamic_rounds > 0) == (("overlong(limit=256)",), True)
+    assert (dapo.wrappers_with_limit(), dapo.data.dynamic_rounds > 0) == (("overlong(limit=256)",), True)
     assert (gspo.algorithm.clip_low, gspo.algorithm.clip_high) == (3e-4, 4e-4)
     assert gspo.algorithm.aggregation == "seq-mean-token-mean"
     for name in ("dapo", "gspo", "dr_grpo", "cispo", "ppo"):
         assert make_config(with_recipe(TINY, name)).algorithm.kl_coefficient == 0
 
 
-@pytest.mark.parametrize(("name", "samples", "kl_in"), [("tinyzero-ppo", 1, "reward"), ("tinyzero-grpo", 5, "loss")])
-def test_tinyzeros_configurations_are_its_scripts(name: str, samples: int, kl_in: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "prompts", "samples", "kl_in"), [("tinyzero-ppo", 256, 1, "reward"), ("tinyzero-grpo", 128, 5, "loss")]
+)
+def test_tinyzeros_configurations_are_its_scripts(name: str, prompts: int, samples: int, kl_in: str) -> None:
     config = make_config(with_recipe(LARGE, name))
-    assert (config.data.prompts_per_step, config.rollout.samples_per_prompt) == (256, samples)
+    assert (config.data.prompts_per_step, config.rollout.samples_per_prompt) == (prompts, samples)
     assert (config.rollout.max_tokens, config.rollout.temperature) == (1024, 1.0)
-    assert config.data.prompts_per_step // config.optimizer.mini_batches == 128
+    assert config.optimizer.mini_batches == 2
     assert (config.optimizer.learning_rate, config.optimizer.max_grad_norm) == (1e-6, 1.0)
+    assert config.optimizer.weight_decay == 0.01
     algorithm = config.algorithm
     assert (algorithm.clip_low, algorithm.clip_high, algorithm.entropy_coefficient) == (0.2, 0.2, 0.001)
     assert (algorithm.kl_coefficient, algorithm.kl_in, algorithm.aggregation) == (0.001, kl_in, "token-mean")
@@ -138,10 +142,10 @@ def test_a_setting_against_the_recipe_says_whose_it_is() -> None:
 
 def test_a_recipe_may_be_a_file_of_the_users_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text("[algorithm]\nclip_high = 0.5\n[full_size.rollout]\nmax_tokens = 999\n")
+    file.write_text("[algorithm]\nentropy_coefficient = 0.5\n[full_size.rollout]\nmax_tokens = 999\n")
     large, tiny = make_config(with_recipe(LARGE, str(file))), make_config(with_recipe(TINY, str(file)))
-    assert (large.algorithm.clip_high, large.rollout.max_tokens, large.run.recipe) == (0.5, 999, str(file))
-    assert (tiny.algorithm.clip_high, tiny.rollout.max_tokens) == (0.5, 128)
+    assert (large.algorithm.entropy_coefficient, large.rollout.max_tokens, large.run.recipe) == (0.5, 999, str(file))
+    assert (tiny.algorithm.entropy_coefficient, tiny.rollout.max_tokens) == (0.5, 128)
 
 
 @pytest.mark.parametrize(
@@ -192,13 +196,6 @@ def test_a_run_goes_on_by_its_own_recipe(tmp_path: Path) -> None:
 
 
 # ---- commands --------------------------------------------------------------------------------------------------------
-
-
-def call(capsys, *words):
-    with pytest.raises(SystemExit) as left:
-        main(words)
-    captured = capsys.readouterr()
-    return left.value.code or 0, captured.out, captured.err
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from tinyzero_trainer.rollout import SamplingParams
 )
 def test_a_limit_that_is_not_given_is_the_runs(given: str, completed: str) -> None:
     config = TrainConfig(run=RunConfig(wrappers=(given,)), rollout=RolloutConfig(max_tokens=64))
-    assert config.wrappers == (completed,)
+    assert config.wrappers_with_limit() == (completed,)
     assert config.run.wrappers == (given,)  # what the user said is what config.toml keeps
 
 

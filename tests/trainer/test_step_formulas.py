@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -44,11 +45,12 @@ def a_step(critic: object | None = None, *, warmup_steps: int = 0, **algorithm: 
     )
     step.roles = SimpleNamespace(critic=critic, policy=step.policy)  # type: ignore[assignment]
     step.carried, step.stop = Carried(), None  # type: ignore[assignment]
+    step._clock = training_step._Clock()
     return step
 
 
-def outcome_of(step: TrainingStep) -> training_step.Outcome:
-    return step.outcome(SAMPLES, KnownLogprobs(OLD, None), NOW, training_step._Clock())
+def outcome_of(step: TrainingStep) -> training_step.AdvantageInputs:
+    return step.outcome(SAMPLES, KnownLogprobs(OLD, None), NOW)
 
 
 def rows(values: list[float]) -> list[list[float]]:
@@ -104,6 +106,21 @@ def test_with_a_critic_the_returns_are_not_whitened_and_the_advantages_are() -> 
     assert experience.advantages.tolist() == pytest.approx(whitened, abs=1e-5)
 
 
+def test_with_a_critic_a_masked_completion_shifts_no_advantage() -> None:
+    """It is left out of the loss, so of the mean and the variance too."""
+    critic = SimpleNamespace(values=lambda samples: torch.linspace(-1, 1, 8))
+    step = a_step(critic, advantage="gae")
+    masked = [replace(each, score=replace(each.score, masked=place == 2)) for place, each in enumerate(SAMPLES)]
+    outcome = step.outcome(masked, KnownLogprobs(OLD, None), NOW)
+    raw = ESTIMATORS["gae"](outcome)
+    experience = as_experience(masked, outcome, raw, KnownLogprobs(OLD, None))
+    kept = [value for row in (0, 1, 3) for value in rows(raw.tolist())[row]]
+    mean, deviation = statistics.fmean(kept), statistics.stdev(kept)
+    found = rows(experience.advantages.tolist())
+    assert found[0] + found[1] + found[3] == pytest.approx([(value - mean) / deviation for value in kept], abs=1e-5)
+    assert found[2] == [0.0] * 3
+
+
 def test_the_coefficient_adapts_to_the_kl_that_was_measured() -> None:
     """In the loss to the update's own, in the reward to the penalty without its coefficient; e·n/horizon of n = 4."""
     settings = {"kl_coefficient": 0.2, "kl_target": 0.1, "kl_horizon": 40}
@@ -126,7 +143,7 @@ def test_the_coefficient_adapts_to_the_kl_that_was_measured() -> None:
 def test_while_the_critic_warms_up_the_policy_rests() -> None:
     critic = SimpleNamespace(update=lambda experience, group_size: {"critic/updated": 1.0})
     step = a_step(critic, advantage="gae", warmup_steps=2)
-    taken = [step.update(None, NOW, number, training_step._Clock()) for number in (1, 2, 3)]  # type: ignore[arg-type]
+    taken = [step.update(None, NOW, number) for number in (1, 2, 3)]  # type: ignore[arg-type]
     assert [sorted(metrics) for metrics in taken] == [["critic/updated"]] * 2 + [["actor/updated", "critic/updated"]]
 
 

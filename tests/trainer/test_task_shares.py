@@ -11,8 +11,10 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer import checkpoint, commands, presets
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.configure import check_fingerprint, evaluation_config, fingerprint, gather, make_config
-from tinyzero_trainer.configure import resume_config as resume
+from tinyzero_trainer.configure import gather, make_config
+from tinyzero_trainer.evaluating import evaluation_config
+from tinyzero_trainer.resuming import check_fingerprint, fingerprint
+from tinyzero_trainer.resuming import resume_config as resume
 from tinyzero_trainer.task_shares import TaskShare, flag_settings, load_shares
 
 TWO = ["countdown:2", "multiply:1"]

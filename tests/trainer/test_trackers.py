@@ -108,7 +108,9 @@ def test_without_a_server_wandb_is_tried_offline_once(tmp_path, stub):
     ]
 
 
-@pytest.mark.parametrize("hang", HANGS)
+@pytest.mark.parametrize(
+    "hang", [pytest.param(hang, marks=[] if hang in ("log", "finish") else [pytest.mark.slow]) for hang in HANGS]
+)
 def test_a_hang_never_blocks_a_step_and_is_ended_at_the_close(tmp_path, stub, monkeypatch, hang):
     monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.4)
     monkeypatch.setattr(trackers, "QUEUE_SIZE", 10)

@@ -1,7 +1,6 @@
 """What a step samples and trains on, and what it hands to the next."""
 
-import json
-from dataclasses import asdict
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer import training_step
 from tinyzero_trainer.config import DataConfig, RolloutConfig, TrainConfig
+from tinyzero_trainer.loop import STATE, RunState
 from tinyzero_trainer.prompts import Progress
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 from tinyzero_trainer.rollout import SamplingParams
@@ -16,12 +16,15 @@ from tinyzero_trainer.training_step import Carried, TrainingStep
 from tinyzero_trainer.window import WindowState
 
 PARAMS = SamplingParams(8, 1.0)
+NOTES: list[str] = []
+"""What the last `collect` told the user."""
 
 
-def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float]], *, prompts: int, rounds: int):
-    """A step's sampling, where the n-th problem drawn gets the n-th group of rewards."""
+def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float | Score]], *, prompts: int, rounds: int):
+    """A step's sampling, where the n-th problem drawn gets the n-th group of rewards, or of whole scores."""
     stream = iter([Prompt(Item(index), str(index), [1]) for index in range(len(groups))])
-    roles = SimpleNamespace(policy=object(), tasks={})
+    NOTES.clear()
+    roles = SimpleNamespace(policy=object(), tasks={}, display=SimpleNamespace(note=NOTES.append))
     monkeypatch.setattr(training_step, "training_stream", lambda config, tasks, progress: stream)
     seeds = []
 
@@ -32,7 +35,7 @@ def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float]], *, promp
     def score(roles, rollouts, *, max_failed_share):
         values = [value for prompt in rollouts[:: len(groups[0])] for value in groups[prompt[0].item.ground_truth]]
         return [
-            Sample(prompt, rollout, "", Score(value, value == 1.0))
+            Sample(prompt, rollout, "", value if isinstance(value, Score) else Score(value, value == 1.0))
             for (prompt, rollout), value in zip(rollouts, values, strict=True)
         ]
 
@@ -43,7 +46,7 @@ def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float]], *, promp
         rollout=RolloutConfig(samples_per_prompt=len(groups[0])),
     )
     step = TrainingStep(config, roles, Carried(), None, None)  # type: ignore[arg-type]
-    samples, kept = step.collect(PARAMS, 1, training_step._Clock())
+    samples, kept = step.collect(PARAMS, 1)
     drawn = len(groups) - len(list(stream))
     assert len(set(seeds)) == len(seeds)
     return [[sample.prompt.item.ground_truth for sample in part[:: len(groups[0])]] for part in (samples, kept)], drawn
@@ -61,16 +64,51 @@ def test_groups_of_equal_rewards_are_replaced(monkeypatch) -> None:
     assert collect(monkeypatch, groups, prompts=3, rounds=5) == ([[0, 1, 2, 3, 4, 5], [1, 3, 5]], 6)
 
 
+def shaped(value: float, unshaped: float, *, masked: bool = False) -> Score:
+    return Score(value, unshaped == 1.0, parts={"task": unshaped, "overlong": value - unshaped}, masked=masked)
+
+
+def test_what_a_wrapper_makes_of_a_score_does_not_make_a_group_worth_keeping(monkeypatch) -> None:
+    """DAPO filters by correctness: lengths, which the shaped reward tells apart, are no reason to keep a group."""
+    alike, apart = [shaped(1.0, 1.0), shaped(0.4, 1.0)], [shaped(0.5, 1.0), shaped(0.5, 0.0)]
+    assert collect(monkeypatch, [alike, apart, apart], prompts=2, rounds=2) == ([[0, 1, 2], [1, 2]], 3)
+
+
+def test_what_does_not_count_in_the_loss_does_not_make_a_group_worth_keeping(monkeypatch) -> None:
+    lone = [shaped(1.0, 1.0), shaped(0.0, 0.0, masked=True), shaped(0.0, 0.0, masked=True)]
+    enough = [shaped(1.0, 1.0), shaped(0.0, 0.0), shaped(0.0, 0.0, masked=True)]
+    none = [shaped(1.0, 1.0, masked=True), shaped(0.0, 0.0, masked=True), shaped(0.0, 0.0, masked=True)]
+    assert collect(monkeypatch, [lone, enough, none, enough], prompts=2, rounds=1) == ([[0, 1, 2], [1]], 3)
+
+
 def test_the_rounds_have_a_limit(monkeypatch) -> None:
-    groups = [EQUAL, MIXED, EQUAL, MIXED]
-    assert collect(monkeypatch, groups, prompts=2, rounds=2) == ([[0, 1, 2], [1]], 3)
+    groups = [EQUAL, MIXED, EQUAL, EQUAL, MIXED]
+    assert collect(monkeypatch, groups, prompts=2, rounds=1) == ([[0, 1, 2], [1]], 3)
+    assert collect(monkeypatch, groups, prompts=2, rounds=2) == ([[0, 1, 2, 3], [1]], 4)
+    assert collect(monkeypatch, groups, prompts=2, rounds=3) == ([[0, 1, 2, 3, 4], [1, 4]], 5)
 
 
 def test_without_any_group_to_learn_from_the_step_still_has_a_batch(monkeypatch) -> None:
-    assert collect(monkeypatch, [EQUAL] * 6, prompts=2, rounds=3) == ([[0, 1, 2, 3, 4, 5], [0, 1]], 6)
+    assert collect(monkeypatch, [EQUAL] * 6, prompts=2, rounds=2) == ([[0, 1, 2, 3, 4, 5], [0, 1]], 6)
+    assert NOTES == ["step 1: in each of 6 groups all answers are equally right"]
 
 
-def test_what_is_carried_survives_json() -> None:
+def test_a_step_of_masked_completions_alone_says_so(monkeypatch) -> None:
+    masked = [shaped(1.0, 1.0, masked=True), shaped(0.0, 0.0, masked=True)]
+    collect(monkeypatch, [masked], prompts=1, rounds=0)
+    assert NOTES == ["step 1: all completions are masked, so nothing is learnt from it"]
+
+
+@pytest.mark.parametrize("pending", [None, {"critic/score/mean": 0.1, "actor/grad_norm": float("inf")}])
+def test_what_is_carried_survives_a_checkpoint(pending: dict[str, float] | None) -> None:
     progress = {"toy": Progress(7, 1, 5, (2, 1), (0.25, None)), "other": Progress()}
-    carried = Carried(progress, 0.25, WindowState(tokens=64, success_rate=0.5))
-    assert Carried.from_json(json.loads(json.dumps(asdict(carried)))) == carried
+    carried = Carried(progress, 0.1 + 0.2, WindowState(tokens=64, success_rate=1 / 3))
+    state = RunState(step=3, pending=pending, elapsed_s=1e-7, carried=carried, cumulative_reward=-7 / 9)
+    assert STATE.validate_json(STATE.dump_json(state)) == state
+
+
+def test_a_metric_that_is_no_number_survives_a_checkpoint() -> None:
+    saved = STATE.dump_json(RunState(pending={"actor/pg_loss": float("nan")}))
+    found = STATE.validate_json(saved).pending
+    assert found is not None
+    assert math.isnan(found["actor/pg_loss"])

@@ -15,6 +15,7 @@ from tests.trainer.samples import ragged_samples
 from tinyzero_trainer.batching import completion_lengths
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.experience import Experience
+from tinyzero_trainer.forward import Reference
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.records import Sample
@@ -70,12 +71,13 @@ def divergence(name: str, policy: Tensor, reference: Tensor, token: int) -> Tens
 def written_out(
     model: torch.nn.Module, reference: torch.nn.Module, experience: Experience, algorithm: AlgorithmConfig
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss of the mini-batch, and the means over tokens that metrics report."""
+    """The loss of the mini-batch; and what metrics report: its part without KL and entropy, and means over tokens."""
     place, by_completion = 0, []
-    sums = {"pg_loss": 0.0, "kl_loss": 0.0, "entropy": 0.0, "pg_clipfrac": 0.0}
+    sums = {"kl_loss": 0.0, "entropy": 0.0, "pg_clipfrac": 0.0}
     assert experience.importance is not None
     for sample in experience.samples:
         ours, theirs, losses = distribution(model, sample), distribution(reference, sample).detach(), []
+        surrogates = []
         for position, token in enumerate(sample.rollout.token_ids):
             old, advantage, importance = (
                 column[place].item()
@@ -91,24 +93,24 @@ def written_out(
             kl = divergence(algorithm.kl_estimator, ours[position], theirs[position], token)
             entropy = -(ours[position].exp() * ours[position]).sum()
             losses.append(surrogate + KL * kl - ENTROPY * entropy)
-            for name, value in zip(sums, (surrogate, kl, entropy, outside), strict=True):
+            surrogates.append(surrogate.item())
+            for name, value in zip(sums, (kl, entropy, outside), strict=True):
                 sums[name] += value.item()
         if losses:
-            by_completion.append(losses)
-    tokens = sum(map(len, by_completion))
-    total = 0.0
-    for losses in by_completion:
-        total = (
-            total
-            + sum(losses)
-            * {
-                "token-mean": 1 / tokens,
-                "seq-mean-token-mean": 1 / len(losses) / len(by_completion),
-                "seq-mean-token-sum": 1 / len(by_completion),
-                "seq-mean-token-sum-norm": 1 / MAX_TOKENS / len(by_completion),
-            }[algorithm.aggregation]
-        )
-    return total, {f"actor/{name}": value / tokens for name, value in sums.items()}
+            by_completion.append((losses, surrogates))
+    tokens = sum(len(losses) for losses, _ in by_completion)
+    total = surrogate_alone = 0.0
+    for losses, surrogates in by_completion:
+        weight = {
+            "token-mean": 1 / tokens,
+            "seq-mean-token-mean": 1 / len(losses) / len(by_completion),
+            "seq-mean-token-sum": 1 / len(by_completion),
+            "seq-mean-token-sum-norm": 1 / MAX_TOKENS / len(by_completion),
+        }[algorithm.aggregation]
+        total = total + sum(losses) * weight
+        surrogate_alone += sum(surrogates) * weight
+    means = {f"actor/{name}": value / tokens for name, value in sums.items()}
+    return total, {"actor/pg_loss": surrogate_alone, **means}
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_the_gradient_of_an_update_is_that_of_the_written_out_sum(
     algorithm = AlgorithmConfig(
         aggregation=mode,  # type: ignore[arg-type]
         clip_high=0.28,
-        kl_coefficient=KL,
+        kl_coefficient=5 * KL,  # where a schedule began: what holds is the step's
         kl_estimator=estimator,  # type: ignore[arg-type]
         entropy_coefficient=ENTROPY,
     )
@@ -139,7 +141,7 @@ def test_the_gradient_of_an_update_is_that_of_the_written_out_sum(
         algorithm=algorithm,
         optimizer=OptimizerConfig(max_grad_norm=1e9, micro_batch_tokens=70),
         max_tokens=MAX_TOKENS,
-        reference=reference,
+        reference=Reference(reference),
     )
     metrics = policy.update(experience, group_size=4, now=StepSettings(1e-9, TEMPERATURE, KL))
     ours, expected = (
@@ -173,7 +175,7 @@ def test_a_step_on_the_kl_alone_lowers_it(toy_model: LanguageModel, estimator: s
         algorithm=AlgorithmConfig(kl_coefficient=KL, kl_estimator=estimator),  # type: ignore[arg-type]
         optimizer=OptimizerConfig(),
         max_tokens=MAX_TOKENS,
-        reference=reference,
+        reference=Reference(reference),
     )
     before, _ = visited(toy_model.model, reference, experience.samples)
     policy.update(experience, group_size=4, now=StepSettings(1e-3, TEMPERATURE, KL))

@@ -12,7 +12,7 @@ from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.presets import PRESET_FILE, other_task, preset
 from tinyzero_trainer.task_shares import load_shares
 from tinyzero_trainer.warmstart import _batches, learning_rate, warm_start
-from tinyzero_trainer.warmstart_config import WarmStartConfig
+from tinyzero_trainer.warmstart_config import WarmStartConfig, WarmStartTraining
 
 
 def test_it_leaves_a_model_that_attempts_the_task(warm_model: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_batch_has_the_tasks_in_their_shares(toy_task: str, toy_model: Languag
 
 
 def test_the_learning_rate_warms_up_and_falls_to_a_tenth() -> None:
-    rates = [learning_rate(1.0, step, warmup_steps=10, steps=100) for step in range(1, 101)]
+    rates = [learning_rate(WarmStartTraining(100, 1, 1.0, 10), step) for step in range(1, 101)]
     assert rates[:10] == pytest.approx([step / 10 for step in range(1, 11)])
     assert rates[9:] == sorted(rates[9:], reverse=True)
     assert rates[-1] == pytest.approx(0.1)

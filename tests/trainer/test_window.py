@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.config import WindowConfig
+from tinyzero_trainer.config import TrainConfig, WindowConfig
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 from tinyzero_trainer.window import Measured, WindowState, measure, observe, window_at
 
@@ -199,4 +199,4 @@ def test_a_fixed_window_is_never_longer_than_the_full_one() -> None:
 @pytest.mark.parametrize("settings", [{"least": 8}, {"mode": "fixed", "every": 2}, {"mode": "adaptive", "tokens": 9}])
 def test_a_setting_without_effect_is_refused(settings) -> None:
     with pytest.raises(ValueError, match=r"has no effect: it means nothing with window\.mode"):
-        WindowConfig(**settings)
+        TrainConfig(window=WindowConfig(**settings))

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from tinyzero_sdk.adapters.scorer import Scorer
-from tinyzero_sdk.errors import SettingsError, TaskNotFoundError
+from tinyzero_sdk.errors import SettingsError, TaskNotFoundError, did_you_mean
 from tinyzero_sdk.host import list_tasks, load_task
 from tinyzero_sdk.packages import is_path
 from tinyzero_sdk.records import Completion
@@ -115,9 +115,8 @@ def _check_others(names: Iterable[str], known: Sequence[str]) -> None:
     for name in names:
         if name in _OF_VERL:
             continue
-        near = difflib.get_close_matches(name, known, n=1)
-        if near:
-            raise SettingsError(f"no key {name!r} in reward_kwargs; did you mean {near[0]}?")
+        if hint := did_you_mean(name, known).strip():
+            raise SettingsError(f"no key {name!r} in reward_kwargs; {hint}")
         warnings.warn(f"the key {name!r} has no effect on the reward; known: {', '.join(known)}", stacklevel=3)
 
 

@@ -2,12 +2,11 @@
 `ground_truth`; what is done with them is `outputs.py`'s business.
 """
 
-import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinyzero_sdk.errors import DataError, SettingsError
+from tinyzero_sdk.errors import DataError, SettingsError, did_you_mean
 from tinyzero_sdk.files import Block, check_ending, read_blocks
 from tinyzero_sdk.readers import hf, inspect_logs, lm_eval, verl
 
@@ -56,9 +55,7 @@ def find_reader(name: str | None, source: Path) -> Reader:
         DataError: there is no such file, or its ending says nothing.
     """
     if name is not None and name not in READERS:
-        near = difflib.get_close_matches(name, READERS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise SettingsError(f"no format {name!r}; {hint}known: {', '.join(READERS)}")
+        raise SettingsError(f"no format {name!r}; {did_you_mean(name, READERS)}known: {', '.join(READERS)}")
     reader = READERS[name or OWN.name]
     if reader is OWN:
         if source.suffix == ".eval":

@@ -1,6 +1,7 @@
 """From the rewards of a batch to an advantage for each completion token. Pure functions; the loss is elsewhere.
 
-An estimator takes an `Outcome` and returns [tokens]. A new one is a function and a line in `ESTIMATORS`.
+An estimator takes `AdvantageInputs` and returns [tokens]. A new one is a function, a line in `ESTIMATORS` and its name
+in `config.Advantage`; which settings it makes use of, effects.py says.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ WHITENING_EPSILON = 1e-8
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AdvantageInputs:
     """What a batch of completions earned; groups one after another, all of one size."""
 
     rewards: Tensor
@@ -43,6 +44,13 @@ class Outcome:
     trace_decay: float = 1.0
     """λ of GAE."""
 
+    counted: Tensor | None = None
+    """[completions] bool: counts in the loss; the others' scores still count in the mean of their group. None = all."""
+
+    def counted_tokens(self) -> Tensor | None:
+        """[tokens] bool: belongs to a completion that counts in the loss; None = all."""
+        return None if self.counted is None else ragged.spread(self.counted, self.lengths)
+
     def groups(self) -> Tensor:
         """[groups, samples] what each completion earned, penalties included."""
         earned = self.rewards
@@ -57,70 +65,70 @@ class Outcome:
         return at_end if self.penalties is None else at_end - self.penalties
 
 
-def grpo(outcome: Outcome) -> Tensor:
+def grpo(given: AdvantageInputs) -> Tensor:
     """How much better a completion did than its group, in standard deviations (arXiv 2402.03300, §4.1.2).
 
     (r − mean) / (std + 1e-6), with the unbiased std; a group of one keeps its reward; 0 throughout a group whose
     rewards are all equal.
 
     Example:
-        >>> grpo(Outcome(torch.tensor([1.0, 0.0]), torch.tensor([2, 1]), group_size=2))
+        >>> grpo(AdvantageInputs(torch.tensor([1.0, 0.0]), torch.tensor([2, 1]), group_size=2))
         tensor([ 0.7071,  0.7071, -0.7071])
     """
-    groups = outcome.groups()
-    if outcome.group_size == 1:
-        return ragged.spread(groups.flatten(), outcome.lengths)
+    groups = given.groups()
+    if given.group_size == 1:
+        return ragged.spread(groups.flatten(), given.lengths)
     scaled = _centred(groups) / (groups.std(dim=1, keepdim=True) + STD_EPSILON)
-    return ragged.spread(scaled.flatten(), outcome.lengths)
+    return ragged.spread(scaled.flatten(), given.lengths)
 
 
-def centred(outcome: Outcome) -> Tensor:
+def dr_grpo(given: AdvantageInputs) -> Tensor:
     """r − mean of the group: GRPO without its std, the advantage of Dr. GRPO (arXiv 2503.20783, §3.2)."""
-    return ragged.spread(_centred(outcome.groups()).flatten(), outcome.lengths)
+    return ragged.spread(_centred(given.groups()).flatten(), given.lengths)
 
 
-def rloo(outcome: Outcome) -> Tensor:
+def rloo(given: AdvantageInputs) -> Tensor:
     """r − mean of the *others* of the group = n/(n−1)·(r − mean) (arXiv 2402.14740, eq. 8)."""
-    size = outcome.group_size
-    return centred(outcome) * (size / (size - 1))
+    size = given.group_size
+    return dr_grpo(given) * (size / (size - 1))
 
 
-def reinforce_pp(outcome: Outcome) -> Tensor:
+def reinforce_pp(given: AdvantageInputs) -> Tensor:
     """REINFORCE++: the discounted return from each token on, whitened over the batch (arXiv 2501.03262, §3)."""
-    return whiten(_discounted_returns(outcome))
+    return whiten(_discounted_returns(given), given.counted_tokens())
 
 
-def reinforce_pp_baseline(outcome: Outcome) -> Tensor:
+def reinforce_pp_baseline(given: AdvantageInputs) -> Tensor:
     """REINFORCE++ with the group's mean as baseline: r − mean, then whitened over the batch's tokens."""
-    return whiten(centred(outcome))
+    return whiten(dr_grpo(given), given.counted_tokens())
 
 
-def remax(outcome: Outcome) -> Tensor:
+def remax(given: AdvantageInputs) -> Tensor:
     """The return from each token on, minus what the likeliest completion earned (arXiv 2310.10505, eq. 5)."""
-    assert outcome.greedy_rewards is not None, "remax needs the greedy completions' rewards"
-    baseline = outcome.greedy_rewards.repeat_interleave(outcome.group_size)
-    return _discounted_returns(outcome) - ragged.spread(baseline, outcome.lengths)
+    assert given.greedy_rewards is not None, "remax needs the greedy completions' rewards"
+    baseline = given.greedy_rewards.repeat_interleave(given.group_size)
+    return _discounted_returns(given) - ragged.spread(baseline, given.lengths)
 
 
-def gae(outcome: Outcome) -> Tensor:
+def gae(given: AdvantageInputs) -> Tensor:
     """Generalised advantage estimation (arXiv 1506.02438, eq. 16), not yet whitened.
 
     δ_t = r_t + γ·V_{t+1} − V_t and A_t = δ_t + γλ·A_{t+1}; there is no value after the last token. The critic's
     target is A_t + V_t.
     """
-    assert outcome.values is not None, "GAE needs a critic's values"
-    rewards = ragged.to_matrix(outcome.token_rewards(), outcome.lengths)
-    values = ragged.to_matrix(outcome.values, outcome.lengths)
+    assert given.values is not None, "GAE needs a critic's values"
+    rewards = ragged.to_matrix(given.token_rewards(), given.lengths)
+    values = ragged.to_matrix(given.values, given.lengths)
     next_values = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=1)
-    deltas = rewards + outcome.discount * next_values - values
-    return ragged.from_matrix(_sum_back(deltas, outcome.discount * outcome.trace_decay), outcome.lengths)
+    deltas = rewards + given.discount * next_values - values
+    return ragged.from_matrix(_sum_back(deltas, given.discount * given.trace_decay), given.lengths)
 
 
-Estimator = Callable[[Outcome], Tensor]
+AdvantageFunction = Callable[[AdvantageInputs], Tensor]
 
-ESTIMATORS: Mapping[str, Estimator] = {
+ESTIMATORS: Mapping[str, AdvantageFunction] = {
     "grpo": grpo,
-    "dr_grpo": centred,
+    "dr_grpo": dr_grpo,
     "rloo": rloo,
     "reinforce_pp": reinforce_pp,
     "reinforce_pp_baseline": reinforce_pp_baseline,
@@ -129,8 +137,15 @@ ESTIMATORS: Mapping[str, Estimator] = {
 }
 
 
-def whiten(values: Tensor) -> Tensor:
-    """[tokens] shifted and scaled to mean 0 and (unbiased) variance 1; a lone token only shifted."""
+def whiten(values: Tensor, counted: Tensor | None = None) -> Tensor:
+    """[tokens] shifted and scaled to mean 0 and (unbiased) variance 1; a lone token only shifted.
+
+    Args:
+        values: [tokens]
+        counted: [tokens] bool: what the mean and the variance are of; the rest becomes 0. None = all.
+    """
+    if counted is not None:
+        return torch.zeros_like(values).masked_scatter(counted, whiten(values[counted]))
     shifted = values - values.mean()
     return shifted if len(values) < 2 else shifted * (values.var() + WHITENING_EPSILON).rsqrt()
 
@@ -141,9 +156,9 @@ def _centred(groups: Tensor) -> Tensor:
     return torch.where(varies, groups - groups.mean(dim=1, keepdim=True), 0.0)
 
 
-def _discounted_returns(outcome: Outcome) -> Tensor:
-    rewards = ragged.to_matrix(outcome.token_rewards(), outcome.lengths)
-    return ragged.from_matrix(_sum_back(rewards, outcome.discount), outcome.lengths)
+def _discounted_returns(given: AdvantageInputs) -> Tensor:
+    rewards = ragged.to_matrix(given.token_rewards(), given.lengths)
+    return ragged.from_matrix(_sum_back(rewards, given.discount), given.lengths)
 
 
 def _sum_back(values: Tensor, factor: float) -> Tensor:

@@ -1,16 +1,14 @@
 """Splitting a batch into mini-batches and micro-batches, and laying those out as tensors, padded or packed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from tinyzero_trainer.config import Layout
 from tinyzero_trainer.records import Sample
-
-Layout = Literal["padded", "packed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +72,16 @@ def micro_batches(
         chosen, rows = rows[:count], rows[count:]
         lay_out = _pack if layout == "packed" else _pad
         yield lay_out([samples[row] for row in chosen], chosen, pad_id, device)
+
+
+def in_row_order(batches: Iterable[MicroBatch], compute: Callable[[MicroBatch], Tensor], count: int) -> Tensor:
+    """[tokens] what `compute` gives for micro-batches of `count` completions, in the completions' order; on the CPU."""
+    parts: list[Tensor] = [torch.empty(0)] * count
+    for batch in batches:
+        found = compute(batch).cpu()
+        for row, part in zip(batch.rows, found.split(batch.lengths.tolist()), strict=True):
+            parts[row] = part
+    return torch.cat(parts)
 
 
 def _fitting(lengths: list[int], budget: int, layout: Layout) -> int:

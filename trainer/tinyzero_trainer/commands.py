@@ -5,9 +5,9 @@
 Whatever is slow to import (torch above all) is imported inside the functions, after the settings have been checked.
 """
 
-import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,14 +18,14 @@ from tinyzero_sdk.cli.output import stderr, stdout
 from tinyzero_sdk.cli.task_options import AllowUnsafe
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer import recipe_commands
+from tinyzero_trainer.presets import TINY_MODEL, other_task
+from tinyzero_trainer.threads import calm_threads
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.layers import Layers
-
-TINY_MODEL = "the tiny model that comes with the trainer"
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, by the keys below.")]
 TaskOptions = Annotated[
@@ -78,37 +78,16 @@ def train(
 
     Ctrl-C saves a checkpoint and says how to go on.
     """
-    from tinyzero_sdk.settings import merge
     from tinyzero_trainer.config import TrainConfig
-    from tinyzero_trainer.configure import gather, make_config, resume_config
+    from tinyzero_trainer.configure import gather
     from tinyzero_trainer.interrupts import Interrupted
-    from tinyzero_trainer.layers import put_together
-    from tinyzero_trainer.named_losses import check_place
-    from tinyzero_trainer.run_directory import RunDirectory
-    from tinyzero_trainer.task_shares import flag_settings, load_shares
+    from tinyzero_trainer.task_shares import flag_settings
 
     flags: dict[str, Any] = {**flag_settings(task or ()), "run.output": output and str(output), "model.path": model}
     flags["run.recipe"] = recipe
     flags["run.allow_unsafe_scorers"] = allow_unsafe_scorers or None
-    said = gather(TrainConfig, flags, words or (), config)
-    if resume:
-        if output is None:
-            raise SettingsError("--resume needs --output, the directory of the run to go on with")
-        resolved, layers = resume_config(output, said), None
-    else:
-        resolved, layers = make_config(said), put_together(said)
-        if not resolved.run.output:
-            resolved = make_config(merge(said, {"run": {"output": _new_directory(resolved)}}))
-    # The loop does both too, but seconds later.
-    loaded = load_shares(
-        resolved.task_shares(),
-        wrappers=resolved.wrappers,
-        allow_unsafe_scorers=resolved.run.allow_unsafe_scorers,
-    )
-    for one in loaded.values():
-        one.check_scoring_allowed()
-    check_place(resolved.algorithm.policy_loss)
-    RunDirectory(Path(resolved.run.output)).check(resume=resume)
+    resolved, layers = _settle(gather(TrainConfig, flags, words or (), config), output, resume=resume)
+    _check_early(resolved, resume=resume)
     _announce(resolved, layers)
     calm_threads()
     from tinyzero_trainer.loop import train as run_loop
@@ -168,17 +147,32 @@ class _CommandWithKeys(TyperCommand):
 class _TrainCommand(_CommandWithKeys):
     def keys(self) -> "Iterator[RenderableType]":
         from tinyzero_trainer.config import TrainConfig
-        from tinyzero_trainer.configure import key_help
+        from tinyzero_trainer.config_help import key_help
 
         return key_help(TrainConfig)
 
 
 class _WarmStartCommand(_CommandWithKeys):
     def keys(self) -> "Iterator[RenderableType]":
-        from tinyzero_trainer.configure import key_help
+        from tinyzero_trainer.config_help import key_help
         from tinyzero_trainer.warmstart_config import WarmStartConfig
 
         return key_help(WarmStartConfig)
+
+
+def _settle(said: Mapping[str, Any], output: Path | None, *, resume: bool) -> "tuple[TrainConfig, Layers | None]":
+    """The configuration, with a run directory, and the layers it is of; no layers: the run goes on."""
+    from tinyzero_trainer.configure import resolve
+    from tinyzero_trainer.resuming import resume_config
+
+    if resume:
+        if output is None:
+            raise SettingsError("--resume needs --output, the directory of the run to go on with")
+        return resume_config(output, said), None
+    config, layers = resolve(said)
+    if not config.run.output:
+        config = replace(config, run=replace(config.run, output=_new_directory(config)))
+    return config, layers
 
 
 def _new_directory(config: "TrainConfig") -> str:
@@ -186,15 +180,25 @@ def _new_directory(config: "TrainConfig") -> str:
     return f"runs/{tasks}-{time.strftime('%Y-%m-%d-%H%M%S')}"
 
 
-def calm_threads() -> None:
-    """Before torch is imported: threads that wait actively make a step ten times slower beside a busy process."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+def _check_early(config: "TrainConfig", *, resume: bool) -> None:
+    """What the loop checks too, but seconds later."""
+    from tinyzero_trainer.named_losses import check_place
+    from tinyzero_trainer.run_directory import RunDirectory
+    from tinyzero_trainer.task_shares import load_shares
+
+    tasks = load_shares(
+        config.task_shares(),
+        wrappers=config.wrappers_with_limit(),
+        allow_unsafe_scorers=config.run.allow_unsafe_scorers,
+    )
+    for task in tasks.values():
+        task.check_scoring_allowed()
+    check_place(config.algorithm.policy_loss)
+    RunDirectory(Path(config.run.output)).check(resume=resume)
 
 
 def _announce(config: "TrainConfig", layers: "Layers | None") -> None:
     """Say what is about to happen, at once: loading takes seconds. No layers: the run goes on."""
-    from tinyzero_trainer.presets import other_task
-
     resume = layers is None
     verb = "going on with the training of" if resume else "training"
     model, shares = config.model.path or TINY_MODEL, config.task_shares()
@@ -203,8 +207,8 @@ def _announce(config: "TrainConfig", layers: "Layers | None") -> None:
     stderr.print(f"{verb} {model} on {on} in {config.run.output}", soft_wrap=True, markup=False)
     for line in () if layers is None else _origins(layers):
         stderr.print(line, style="dim", soft_wrap=True, markup=False, highlight=False)
-    where = (Path(model),) if config.model.path else ()
-    strange = {share.task: warmed_on for share in shares if (warmed_on := other_task(share.task, *where))}
+    where = Path(config.model.path) if config.model.path else None
+    strange = {share.task: warmed_on for share in shares if (warmed_on := other_task(share.task, where))}
     if strange and not resume:
         flags = " ".join(f"--task {share.task}" for share in shares)
         stderr.print(
@@ -220,12 +224,11 @@ def _announce(config: "TrainConfig", layers: "Layers | None") -> None:
 
 def _origins(layers: "Layers") -> "Iterator[str]":
     """Where the settings are from that the user did not give himself."""
-    from tinyzero_trainer.configure import show
-    from tinyzero_trainer.layers import get, leaves
+    from tinyzero_sdk.settings import leaves, show
 
     if layers.recipe is not None:
-        parts = (layers.recipe.full_size, layers.recipe.settings)
-        held = {key: value for part in parts for key, value in leaves(part) if get(layers.values, key) == value}
+        parts, values = (layers.recipe.full_size, layers.recipe.settings), dict(leaves(layers.values))
+        held = {key: value for part in parts for key, value in leaves(part) if values.get(key) == value}
         yield f"by recipe {layers.recipe.name}: {' '.join(f'{key}={show(value)}' for key, value in held.items())}"
     if layers.suited:
         yield f"with settings that suit it: {' '.join(f'{key}={show(value)}' for key, value in layers.suited.items())}"

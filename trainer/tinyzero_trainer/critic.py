@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tinyzero_trainer import ragged
-from tinyzero_trainer.batching import MicroBatch, micro_batches, mini_batch_rows
+from tinyzero_trainer.batching import MicroBatch, in_row_order, micro_batches
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.experience import Experience
 from tinyzero_trainer.forward import completion_states
@@ -17,6 +17,7 @@ from tinyzero_trainer.losses import token_weights, value_loss
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.optimizing import Optimizer
 from tinyzero_trainer.records import Sample
+from tinyzero_trainer.tally import Tally
 
 WEIGHTS_FILE = "critic.safetensors"
 OPTIMIZER_FILE = "critic_optimizer.safetensors"
@@ -60,29 +61,21 @@ class Critic:
     def values(self, samples: Sequence[Sample]) -> Tensor:
         """[tokens] V(s_t) before each token of the completions, in their order."""
         self.model.eval()
-        parts: list[Tensor] = [torch.empty(0)] * len(samples)
-        for batch in self._micro_batches(samples):
-            found = self.model(batch).cpu()
-            for row, part in zip(batch.rows, found.split(batch.lengths.tolist()), strict=True):
-                parts[row] = part
-        return torch.cat(parts)
+        return in_row_order(self._micro_batches(samples), self.model, len(samples))
 
     def update(self, experience: Experience, *, group_size: int) -> dict[str, float]:
-        """As many passes and mini-batches as the policy's; returns the metrics `critic/vf_*`.
+        """As many passes and mini-batches as the policy's; returns the metrics `critic/*`.
 
         Raises:
             UpdateError: see `Optimizer.step`.
         """
-        count, tally = len(experience.samples), _ValueTally()
-        for _ in range(self._shared.epochs):
-            for rows in mini_batch_rows(count // group_size, group_size, self._shared.mini_batches):
-                counted = experience.counted(rows)
-                if counted:
-                    self._update_mini_batch(experience.select(counted), tally)
-        return {"critic/lr": self._settings.learning_rate, **tally.metrics()}
+        tally = Tally()
+        for mini_batch in experience.mini_batches(group_size, self._shared):
+            self._update_mini_batch(mini_batch, tally)
+        return {"critic/lr": self._settings.learning_rate, **_metrics(tally)}
 
-    def _update_mini_batch(self, experience: Experience, tally: "_ValueTally") -> None:
-        self.model.train()
+    def _update_mini_batch(self, experience: Experience, tally: Tally) -> None:
+        self.model.eval()  # without dropout, as the old values were found
         self._optimizer.begin()
         weights = token_weights(experience.lengths, "token-mean", max_tokens=1)
         for batch in self._micro_batches(experience.samples):
@@ -94,8 +87,8 @@ class Critic:
             loss, clipped = value_loss(values, old, returns, clip=self._settings.value_clip)
             weight = weights[torch.tensor(batch.rows)].to(loss.device)
             (ragged.spread(weight, batch.lengths) * loss).sum().backward()
-            tally.add(loss.detach(), clipped, old, returns)
-        tally.norms.append(self._optimizer.step(self._settings.learning_rate).item())
+            tally.keep(loss=loss, clipped=clipped.float(), values=old, returns=returns)
+        tally.end_mini_batch(self._optimizer.step(self._settings.learning_rate))
 
     def _micro_batches(self, samples: Sequence[Sample]) -> Iterator[MicroBatch]:
         budget, device = self._shared.micro_batch_tokens, self.model.body.device
@@ -119,39 +112,21 @@ class Critic:
         self._optimizer.load(directory / OPTIMIZER_FILE)
 
 
-class _ValueTally:
-    """Sums over the tokens of an update."""
-
-    def __init__(self) -> None:
-        self.norms: list[float] = []
-        self._loss: list[Tensor] = []
-        self._clipped: list[Tensor] = []
-        self._values: list[Tensor] = []
-        self._returns: list[Tensor] = []
-
-    def add(self, loss: Tensor, clipped: Tensor, values: Tensor, returns: Tensor) -> None:
-        """Add one value a token."""
-        columns = (self._loss, self._clipped, self._values, self._returns)
-        for column, part in zip(columns, (loss, clipped.float(), values, returns), strict=True):
-            column.append(part.cpu())
-
-    def metrics(self) -> dict[str, float]:
-        """Means over tokens; empty if nothing counted."""
-        if not self._loss:
-            return {}
-        values, returns = torch.cat(self._values), torch.cat(self._returns)
-        spread = returns.var(correction=0).item()
-        metrics = {
-            "critic/vf_loss": torch.cat(self._loss).mean().item(),
-            "critic/vf_clipfrac": torch.cat(self._clipped).mean().item(),
-            "critic/grad_norm": sum(self.norms) / len(self.norms),
-            "critic/values/mean": values.mean().item(),
-            "critic/values/max": values.max().item(),
-            "critic/values/min": values.min().item(),
-            "critic/returns/mean": returns.mean().item(),
-            "critic/returns/max": returns.max().item(),
-            "critic/returns/min": returns.min().item(),
-        }
-        if spread > 0:
-            metrics["critic/vf_explained_var"] = 1 - (returns - values).var(correction=0).item() / spread
-        return metrics
+def _metrics(tally: Tally) -> dict[str, float]:
+    """Empty if nothing counted."""
+    loss, clipped, values, returns = map(tally.column, ("loss", "clipped", "values", "returns"))
+    if loss is None or clipped is None or values is None or returns is None:
+        return {}
+    metrics = {
+        "critic/vf_loss": loss.mean().item(),
+        "critic/vf_clipfrac": clipped.mean().item(),
+        **{f"critic/{name}": value for name, value in tally.updates().items()},
+    }
+    for name, column in (("values", values), ("returns", returns)):
+        metrics[f"critic/{name}/mean"] = column.mean().item()
+        metrics[f"critic/{name}/max"] = column.max().item()
+        metrics[f"critic/{name}/min"] = column.min().item()
+    spread = returns.var(correction=0).item()
+    if spread > 0:
+        metrics["critic/vf_explained_var"] = 1 - (returns - values).var(correction=0).item() / spread
+    return metrics

@@ -10,6 +10,7 @@ from operator import itemgetter
 from statistics import fmean
 
 from tinyzero_sdk.errors import SettingsError
+from tinyzero_trainer.averages import moved
 from tinyzero_trainer.config import CurriculumConfig
 
 SAMPLE = 1024
@@ -96,13 +97,8 @@ def updated_rates(
     for bucket, correct in results:
         seen.setdefault(bucket, []).append(correct)
 
-    def moved(bucket: int, average: float | None) -> float | None:
-        if bucket not in seen:
-            return average
-        rate = fmean(seen[bucket])
-        return rate if average is None else config.decay * average + (1 - config.decay) * rate
-
-    return tuple(moved(bucket, average) for bucket, average in enumerate(pass_rates))
+    rates = {bucket: fmean(found) for bucket, found in seen.items()}
+    return tuple(moved(average, rates.get(bucket), config.decay) for bucket, average in enumerate(pass_rates))
 
 
 def choose_bucket(weights: Sequence[float], available: Sequence[int], chance: float) -> int:

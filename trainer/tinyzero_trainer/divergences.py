@@ -19,6 +19,11 @@ KL_BOUND = 10.0
 Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
+def bounded_ratio(log_ratio: Tensor) -> Tensor:
+    """exp of a log-ratio within the bound."""
+    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+
+
 def k1(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """log π − log π_ref: unbiased, of high variance, negative for half of the tokens (Schulman 2020)."""
     return logprobs - reference_logprobs
@@ -79,8 +84,9 @@ def entropy(log_distribution: Tensor) -> Tensor:
 def adapted_coefficient(coefficient: float, measured: float, *, target: float, horizon: int, count: int) -> float:
     """The adaptive KL coefficient after a batch (arXiv 1909.08593, §2.2).
 
-    β·(1 + clip(measured/target − 1, ±0.2)·count/horizon): raised while the policy is further from the reference
-    than `target`, lowered while it is nearer.
+    β·(1 + clip(measured/target − 1, ±0.2)·min(1, count/horizon)): raised while the policy is further from the
+    reference than `target`, lowered while it is nearer. The bound on count/horizon is not the paper's: beyond 5, β
+    would turn negative and push the policy away.
 
     Args:
         coefficient: β so far.
@@ -90,4 +96,4 @@ def adapted_coefficient(coefficient: float, measured: float, *, target: float, h
         count: completions of the batch.
     """
     error = min(0.2, max(-0.2, measured / target - 1))
-    return coefficient * (1 + error * count / horizon)
+    return coefficient * (1 + error * min(1.0, count / horizon))

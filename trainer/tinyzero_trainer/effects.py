@@ -1,7 +1,7 @@
 """Which settings have no effect under the others, each with the reason. Pure functions of the settings' values.
 
-config.py refuses such a setting where a user gives it; layers.py leaves it out where it only suits the model. A new
-case is a line here. What is impossible, rather than without effect, is refused in config.py itself.
+config/ refuses such a setting where a user gives it; layers.py leaves it out where it only suits the model. A new
+case is a line here. What is impossible, rather than without effect, is refused in config/ itself.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,18 +18,15 @@ DISCOUNTS = ("reinforce_pp", "remax", "gae")
 """Advantages that give each token the return from it on."""
 
 
-def idle_in(group: str, values: Group) -> Idle:
-    """What has no effect in a group, going by that group alone; `values` holds all its settings, by their own names.
-
-    Example:
-        >>> list(idle_in("log", {"trackers": (), "project": "mine", "rollouts_every": 5, "rollouts_count": 9}))
-        [('log.project', 'only the tracker wandb, which is not in log.trackers, has projects')]
-    """
-    for name, reason in _RULES[group](values) if group in _RULES else ():
-        yield f"{group}.{name}", reason
+def idle(groups: Mapping[str, Group]) -> Idle:
+    """What has no effect; `groups` holds all settings of all groups, by their own names."""
+    for group, rule in _RULES.items():
+        for name, reason in rule(groups[group]):
+            yield f"{group}.{name}", reason
+    yield from _across(groups)
 
 
-def idle_across(groups: Mapping[str, Group]) -> Idle:
+def _across(groups: Mapping[str, Group]) -> Idle:
     """What has no effect because of a setting in another group."""
     run, algorithm, rollout, window, optimizer = (
         groups[name] for name in ("run", "algorithm", "rollout", "window", "optimizer")
@@ -45,11 +42,28 @@ def idle_across(groups: Mapping[str, Group]) -> Idle:
     most = rollout["max_tokens"]
     if window["mode"] == "fixed" and window["tokens"] >= most:
         yield "window.mode", f"window.tokens={window['tokens']} is no less than rollout.max_tokens={most}"
+    if window["mode"] == "adaptive" and window["warmup_steps"] >= run["steps"]:
+        because = f"window.warmup_steps={window['warmup_steps']} takes all of run.steps={run['steps']}; lower it"
+        yield "window.mode", because
     if window["mode"] == "adaptive" and window["least"] >= most:
         yield "window.mode", f"window.least={window['least']} is no less than rollout.max_tokens={most}"
+    if optimizer["mini_batches"] == optimizer["epochs"] == 1:
+        yield from _one_update(groups)
     if optimizer["warmup_steps"] >= run["steps"]:
         because = f"optimizer.warmup_steps={optimizer['warmup_steps']} takes all of run.steps={run['steps']}"
         yield "optimizer.schedule", because
+
+
+def _one_update(groups: Mapping[str, Group]) -> Idle:
+    """With one update a batch nothing has moved from what is old, unless that is the engine's."""
+    because = "with one update a batch nothing has moved yet; set optimizer.mini_batches or epochs above 1"
+    yield "critic.value_clip", because
+    mismatch = groups["mismatch"]
+    corrected = mismatch["weights"] is not None or mismatch["mask"] is not None
+    if groups["rollout"]["logprobs"] != "always" or corrected:
+        clips = {"reinforce": (), "cispo": ("clip_low", "clip_high")}
+        names = clips.get(groups["algorithm"]["policy_loss"], ("clip_low", "clip_high", "dual_clip"))
+        yield from ((f"algorithm.{name}", because) for name in names)
 
 
 def _algorithm(values: Group) -> Idle:
@@ -105,6 +119,8 @@ def _window(values: Group) -> Idle:
 def _optimizer(values: Group) -> Idle:
     if values["schedule"] == "constant":
         yield "final_rate_share", "optimizer.schedule='constant' stays at the peak"
+    elif values["final_rate_share"] == 1:
+        yield "final_rate_share", "with 1 the rate stays at the peak, whatever optimizer.schedule"
 
 
 def _eval(values: Group) -> Idle:
@@ -152,7 +168,7 @@ def refuse(found: Iterable[tuple[str, str]], groups: Mapping[str, Any]) -> None:
     """Refuse what has no effect and yet differs from its default.
 
     Args:
-        found: from `idle_in` or `idle_across`.
+        found: from `idle`.
         groups: the settings objects by the names of their groups.
 
     Raises:

@@ -1,6 +1,6 @@
 """A scored batch as the update takes it: completions with what each of their tokens is worth."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from tinyzero_trainer import ragged
+from tinyzero_trainer.batching import mini_batch_rows
+from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.records import Sample
 
 
@@ -49,6 +51,17 @@ class Experience:
         samples = [self.samples[row] for row in rows]
         return replace(self, samples=samples, lengths=self.lengths[torch.tensor(rows)], **columns)
 
-    def counted(self, rows: Sequence[int]) -> list[int]:
-        """Those of `rows` that count in the loss."""
-        return [row for row in rows if not self.samples[row].score.masked]
+    def mini_batches(self, group_size: int, settings: OptimizerConfig) -> Iterator[Self]:
+        """`epochs` passes over what counts in the loss, each in `mini_batches` parts of whole groups; none is empty.
+
+        Args:
+            group_size: completions of a prompt.
+            settings: of the updates, one for each part.
+        """
+        count = len(self.samples)
+        assert count % group_size == 0, "a group was cut in two"
+        for _ in range(settings.epochs):
+            for rows in mini_batch_rows(count // group_size, group_size, settings.mini_batches):
+                counted = [row for row in rows if not self.samples[row].score.masked]
+                if counted:
+                    yield self.select(counted)

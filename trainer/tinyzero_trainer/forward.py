@@ -4,7 +4,8 @@ Only completion tokens go through the head, and never more of them at once than 
 with a vocabulary of 150,000 the logits of a batch are what a training step runs out of memory on.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from tinyzero_trainer.batching import MicroBatch
+from tinyzero_trainer.config import Estimator
 from tinyzero_trainer.divergences import SAMPLED, entropy, exact
+from tinyzero_trainer.lora import switched_off
 
 CHUNK_ELEMENTS = 2**26
 """Logits held at a time: 256 MiB in float32."""
@@ -40,8 +43,8 @@ def token_statistics(
     batch: MicroBatch,
     *,
     temperature: float,
-    reference: PreTrainedModel | None = None,
-    estimator: str = "k3",
+    reference: "Reference | None" = None,
+    estimator: Estimator = "k3",
     entropy_gradient: bool = False,
 ) -> TokenStatistics:
     """Run the model over a micro-batch.
@@ -50,16 +53,13 @@ def token_statistics(
         model: the policy.
         batch: see `MicroBatch`.
         temperature: logits are divided by it, as when the tokens were sampled.
-        reference: the model that `divergence` is measured to; runs without gradient.
+        reference: what `divergence` is measured to.
         estimator: how, `exact` or one of `divergences.SAMPLED`.
         entropy_gradient: whether the entropy carries a gradient, for a bonus in the loss.
     """
     states = completion_states(model, batch)  # [tokens, hidden]
-    reference_states = None
-    if reference is not None:
-        with torch.no_grad():
-            reference_states = completion_states(reference, batch)
-    head, reference_head = head_of(model), None if reference is None else head_of(reference)
+    reference_states = None if reference is None else reference.states(batch)
+    head, reference_head = head_of(model), None if reference is None else head_of(reference.model)
 
     def statistics(rows: slice) -> tuple[Tensor, ...]:
         distribution = torch.log_softmax(head(states[rows]).float() / temperature, dim=-1)  # [chunk, vocabulary]
@@ -91,6 +91,44 @@ def sampled_logprobs(model: PreTrainedModel, batch: MicroBatch, *, temperature: 
     return token_statistics(model, batch, temperature=temperature).logprobs
 
 
+class Reference:
+    """The model that a KL is measured to: one of its own, or the policy's model without its adapter."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """
+        Args:
+            model: run without gradient, in evaluation mode and with any adapter off; left as it was found.
+        """
+        self.model = model
+
+    def states(self, batch: MicroBatch) -> Tensor:
+        """[tokens, hidden] see `completion_states`; the head, which no adapter changes, is the model's."""
+        with _as_it_started(self.model):
+            return completion_states(self.model, batch)
+
+    def logprobs(self, batch: MicroBatch, *, temperature: float) -> Tensor:
+        """[tokens] log π_ref of each completion token of a micro-batch."""
+        with _as_it_started(self.model):
+            return sampled_logprobs(self.model, batch, temperature=temperature)
+
+
+@contextmanager
+def _as_it_started(model: PreTrainedModel) -> Iterator[None]:
+    with torch.no_grad(), evaluating(model), switched_off(model):
+        yield
+
+
+@contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Within, the model is in evaluation mode, without dropout; afterwards in the mode that it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
 def completion_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Last hidden states [tokens, hidden] from which the completion tokens are predicted."""
     # Not every architecture knows positions: they are given only where they are needed.
@@ -104,18 +142,15 @@ def completion_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 def keeps_packed_apart(model: PreTrainedModel) -> bool:
     """Whether a packed sequence leaves no trace in the one behind it: some architectures ignore where it ends."""
     positions = torch.tensor([[0, 1, 2, 0, 1, 2]], device=model.device)
-    was_training = model.training
-    model.eval()
     seconds = []
-    try:
-        for first in ([4, 5, 6], [6, 7, 4]):
-            tokens = torch.tensor([[*first, 1, 2, 3]], device=model.device)
-            output = model.base_model(input_ids=tokens, position_ids=positions, use_cache=False)
-            seconds.append(output.last_hidden_state[:, 3:])
-    except TypeError:  # it knows no positions at all
-        return False
-    finally:
-        model.train(was_training)
+    with evaluating(model):
+        try:
+            for first in ([4, 5, 6], [6, 7, 4]):
+                tokens = torch.tensor([[*first, 1, 2, 3]], device=model.device)
+                output = model.base_model(input_ids=tokens, position_ids=positions, use_cache=False)
+                seconds.append(output.last_hidden_state[:, 3:])
+        except TypeError:  # it knows no positions at all
+            return False
     return torch.equal(*seconds)
 
 

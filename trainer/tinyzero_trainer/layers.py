@@ -1,19 +1,19 @@
-"""What a configuration is put together from, each layer on top of the one before. What the keys mean is in config.py.
+"""What a configuration is put together from, each layer on top of the one before. What the keys mean is in config/.
 
 Defaults, a recipe's figures for a model of full size, what suits the model, the recipe itself, the user's file, the
 user's words and flags. What suits the model yields also where it would have no effect: a recipe without KL does not
 trip over the KL estimator that suits a model. What the user or the recipe says is never left out.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from tinyzero_sdk.settings import merge
+from tinyzero_sdk.settings import get, leaves, merge
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.effects import idle_across, idle_in
+from tinyzero_trainer.effects import idle
 from tinyzero_trainer.recipes import Recipe, find_recipe
 
 
@@ -40,37 +40,43 @@ def put_together(said: Mapping[str, Any]) -> Layers:
     Raises:
         SettingsError: there is no such recipe, or it sets what no configuration has.
     """
-    name = get(said, "run.recipe")
-    recipe = find_recipe(name) if isinstance(name, str) else None
+    name = text(said, "run.recipe")
+    recipe = None if name is None else find_recipe(name)
     figures, meant = (recipe.full_size, recipe.settings) if recipe else ({}, {})
     upper = merge(meant, said)
     preset = suiting(upper)
     lower = merge(figures, preset)
     kept, dropped = without_idle(lower, upper)
-    of_preset, of_upper, otherwise = dict(leaves(preset)), dict(leaves(upper)), with_defaults(figures)
-    suited = {
-        key: value
-        for key, value in of_preset.items()
-        if key not in dropped and key not in of_upper and not _equal(value, get(otherwise, key))
-    }
-    always = without_idle(lower, {})[1]
-    left_out = {key: reason for key, reason in dropped.items() if key in of_preset and key not in always}
-    return Layers(merge(kept, upper), recipe, suited, left_out)
+    of_preset, covered = dict(leaves(preset)), dropped.keys() | dict(leaves(upper)).keys()
+    return Layers(
+        values=merge(kept, upper),
+        recipe=recipe,
+        suited=_suited(of_preset, covered, dict(leaves(with_defaults(figures)))),
+        left_out=_left_out(of_preset, dropped, without_idle(lower, {})[1]),
+    )
+
+
+def _suited(preset: Mapping[str, Any], covered: Collection[str], otherwise: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in preset.items() if key not in covered and not _equal(value, otherwise.get(key))}
+
+
+def _left_out(preset: Mapping[str, Any], dropped: Mapping[str, str], always: Collection[str]) -> dict[str, str]:
+    return {key: reason for key, reason in dropped.items() if key in preset and key not in always}
 
 
 def suiting(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Settings that suit the model and the task of `values`, as a warm start recorded them; empty if none did."""
     from tinyzero_trainer.presets import preset
 
-    model = get(values, "model.path")
-    where = () if model is None else (Path(model),)
+    path = text(values, "model.path")
+    model = None if path is None else Path(path)
     entries = values.get("tasks")
     if not isinstance(entries, Mapping) or not entries:
-        return preset(get(values, "run.task") or "", *where)
+        return preset(text(values, "run.task") or "", model)
     suited: dict[str, Any] = {}
     for name, entry in entries.items():
         task = entry.get("task", name) if isinstance(entry, Mapping) else name
-        settings = dict(preset(task if isinstance(task, str) else name, *where))
+        settings = dict(preset(task if isinstance(task, str) else name, model))
         options = settings.pop("task", {})
         suited = merge(suited, settings | {"tasks": {name: {"options": options}}})
     return suited
@@ -84,13 +90,13 @@ def without_idle(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> tuple[di
         ({'eval': {}}, {'eval.during_size': 'eval.every=0 evaluates before and after training only'})
     """
     kept, dropped = dict(lower), dict[str, str]()
+    fixed, defaults = dict(leaves(upper)).keys(), dict(leaves(with_defaults({})))
     while True:
-        fixed, defaults = dict(leaves(upper)), with_defaults({})
-        idle = idle_settings(merge(kept, upper))
+        without_effect = idle_settings(merge(kept, upper))
         found = {
-            key: idle[key]
+            key: without_effect[key]
             for key, value in leaves(kept)
-            if key in idle and key not in fixed and not _equal(value, get(defaults, key))
+            if key in without_effect and key not in fixed and not _equal(value, defaults.get(key))
         }
         if not found:
             return kept, dropped
@@ -100,10 +106,8 @@ def without_idle(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> tuple[di
 
 def idle_settings(values: Mapping[str, Any]) -> dict[str, str]:
     """The settings that have no effect, going by `values` on top of the defaults, with the reasons."""
-    groups = with_defaults(values)
     try:
-        found = [pair for name, group in groups.items() for pair in idle_in(name, group)]
-        return dict([*found, *idle_across(groups)])
+        return dict(idle(with_defaults(values)))
     except (TypeError, AttributeError, KeyError):
         return {}  # something is of a wrong type, which `build` will say
 
@@ -117,25 +121,10 @@ def with_defaults(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(full name, value) of all that is set."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
-def get(values: Mapping[str, Any], key: str) -> Any:
-    """The value of a full name; None where it is not set."""
-    return dict(leaves(values)).get(key)
-
-
-def nested(key: str, value: Any) -> dict[str, Any]:
-    """A nested mapping with one value."""
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return value
+def text(values: Mapping[str, Any], key: str) -> str | None:
+    """The text that a full name stands for; None for anything else, which is for `build` to refuse."""
+    value = get(values, key)
+    return value if isinstance(value, str) else None
 
 
 def _without(values: Mapping[str, Any], key: str) -> dict[str, Any]:

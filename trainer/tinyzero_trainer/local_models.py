@@ -29,8 +29,10 @@ class LocalModels:
         Raises:
             SettingsError: a setting is unknown, has no effect here, or does not fit.
         """
-        from tinyzero_trainer.commands import TINY_MODEL, calm_threads
-        from tinyzero_trainer.configure import evaluation_config, gather
+        from tinyzero_trainer.configure import gather
+        from tinyzero_trainer.evaluating import evaluation_config
+        from tinyzero_trainer.presets import TINY_MODEL
+        from tinyzero_trainer.threads import calm_threads
 
         flags = {
             "run.task": request.task,
@@ -66,7 +68,8 @@ class LocalModels:
 
     def key_help(self) -> "Iterable[RenderableType]":
         """The keys of the configuration that bear on an evaluation."""
-        from tinyzero_trainer.configure import EVALUATION_KEYS, key_help
+        from tinyzero_trainer.config_help import key_help
+        from tinyzero_trainer.evaluating import EVALUATION_KEYS
 
         return key_help(TrainConfig, only=EVALUATION_KEYS)
 

@@ -4,13 +4,14 @@ Everything that computes is elsewhere; what is here is the order of things, and 
 Line k of `metrics.jsonl` is written before checkpoint k, so a run resumed from it cuts exactly what lies past it.
 """
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
+from typing import ClassVar
 
 import torch
+from pydantic import ConfigDict, TypeAdapter
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.records import Json
@@ -19,7 +20,6 @@ from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer import checkpoint as checkpoints
 from tinyzero_trainer import mismatch
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.configure import check_fingerprint, fingerprint
 from tinyzero_trainer.curve import draw_curve
 from tinyzero_trainer.display import Display, outcome_line
 from tinyzero_trainer.evaluation import evaluate, write_samples
@@ -28,10 +28,10 @@ from tinyzero_trainer.metrics import MetricsLog, greedy_key, held_out_key, read_
 from tinyzero_trainer.mixing import some_of_each
 from tinyzero_trainer.models import save_model
 from tinyzero_trainer.records import Prompt, Sample
+from tinyzero_trainer.resuming import check_fingerprint, fingerprint
 from tinyzero_trainer.roles import Roles, StopRequested, build_roles
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.run_directory import RunDirectory
-from tinyzero_trainer.step_metrics import timing_metrics
 from tinyzero_trainer.trackers import Trackers
 from tinyzero_trainer.training_step import Carried, TrainingStep
 
@@ -65,6 +65,8 @@ class TrainResult:
 class RunState:
     """What a checkpoint holds beside weights and optimiser."""
 
+    __pydantic_config__: ClassVar = ConfigDict(ser_json_inf_nan="constants")  # or a metric that is NaN became null
+
     step: int = 0
     """Steps done."""
 
@@ -85,6 +87,10 @@ class RunState:
 
     response_tokens: int = 0
     """Generated tokens."""
+
+
+STATE = TypeAdapter(RunState)
+"""To and from the JSON of a checkpoint."""
 
 
 def train(config: TrainConfig, *, resume: bool = False) -> TrainResult:
@@ -172,7 +178,7 @@ class _Run:
         return self.finish()
 
     def totals(self, samples: list[Sample], seconds: dict[str, float]) -> dict[str, float]:
-        """Times of the step, and sums over the run."""
+        """Sums over the run."""
         state = self.state
         prompt_tokens = sum(len(sample.prompt.token_ids) for sample in samples)
         response_tokens = sum(len(sample.rollout.token_ids) for sample in samples)
@@ -181,7 +187,6 @@ class _Run:
         state.cumulative_reward += sum(sample.score.value for sample in samples)
         state.elapsed_s += seconds["step"]
         return {
-            **timing_metrics(seconds, prompt_tokens, response_tokens),
             "tokens/prompt_total": float(state.prompt_tokens),
             "tokens/response_total": float(state.response_tokens),
             "tokens/overall_total": float(state.prompt_tokens + state.response_tokens),
@@ -249,8 +254,7 @@ class _Run:
         self.policy.load(directory)
         if self.roles.critic is not None:
             self.roles.critic.load(directory)
-        saved = json.loads((directory / STATE_FILE).read_text())
-        self.state = RunState(**{**saved, "carried": Carried.from_json(saved["carried"])})
+        self.state = STATE.validate_json((directory / STATE_FILE).read_bytes())
         self.saved_step = self.state.step
         # A step whose line is still owed has none to keep.
         self.log.cut_after(self.state.step if self.state.pending is None else self.state.step - 1)
@@ -270,7 +274,7 @@ class _Run:
             self.policy.save(state_directory)
             if self.roles.critic is not None:
                 self.roles.critic.save(state_directory)
-            (state_directory / STATE_FILE).write_text(json.dumps(asdict(self.state)))
+            (state_directory / STATE_FILE).write_bytes(STATE.dump_json(self.state))
 
         weights, trained = language_model.parameters * 4, language_model.trained_parameters * 4  # float32
         checkpoints.save(

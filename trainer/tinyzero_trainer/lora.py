@@ -6,10 +6,10 @@ never written back, so the frozen weights stay those of the start bit for bit, a
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -64,10 +64,6 @@ class Adapter:
         with torch.random.fork_rng(devices=[]):  # peft draws on the CPU
             torch.manual_seed(derive_seed("lora", seed))
             peft.inject_adapter_in_model(self._config, model, adapter_name=_NAME)
-
-    def without(self) -> PreTrainedModel:
-        """The model as it started, sharing every weight: for the reference of a KL."""
-        return cast(PreTrainedModel, _WithoutAdapter(self._model))
 
     def save(self, directory: Path) -> None:
         """Write the adapter as peft does."""
@@ -146,7 +142,8 @@ def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _switched_off(model: PreTrainedModel) -> Iterator[None]:
+def switched_off(model: PreTrainedModel) -> Iterator[None]:
+    """Within, the model acts as it started, sharing every weight; one that has no adapter acts as ever."""
     layers = [layer for _, layer in _adapted_layers(model)]
     for layer in layers:
         layer.enable_adapters(False)
@@ -155,28 +152,6 @@ def _switched_off(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
-
-
-class _WithoutAdapter:
-    """Stands for a model; every forward pass through it, or through its body, is one without the adapter."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(self._model, *args, **kwargs)
-
-    @property
-    def base_model(self) -> Callable[..., Any]:
-        """The body."""
-        return lambda *args, **kwargs: self._run(self._model.base_model, *args, **kwargs)
-
-    def _run(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with _switched_off(self._model):
-            return module(*args, **kwargs)
 
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -2,27 +2,25 @@
 
 A policy loss gives one value a completion token; `token_weights` turns the mini-batch's lengths into a weight for each
 token, and the loss is the weighted sum. The weights know the whole mini-batch, so no split into micro-batches
-changes the loss. A new loss is one function under `@policy_loss("name")` here, or one of the user's own elsewhere,
-which `algorithm.policy_loss` names by its file or module.
+changes the loss. A new loss is one function under `@policy_loss("name")` here, with its name in
+`named_losses.BUILT_IN`, or one of the user's own elsewhere, which `algorithm.policy_loss` names by its file or module.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer import ragged
-from tinyzero_trainer.divergences import LOG_RATIO_BOUND
+from tinyzero_trainer.config import Aggregation
+from tinyzero_trainer.divergences import bounded_ratio
 from tinyzero_trainer.named_losses import load_function
-
-Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class LossInputs:
     """What a policy loss is computed from, besides log π."""
 
     old_logprobs: Tensor
@@ -58,12 +56,12 @@ class PolicyLoss:
     """Bool: a clip changed the loss."""
 
 
-LossFunction = Callable[[Tensor, Surroundings], PolicyLoss]
+LossFunction = Callable[[Tensor, LossInputs], PolicyLoss]
 POLICY_LOSSES: dict[str, LossFunction] = {}
 
 
 def policy_loss(name: str) -> Callable[[LossFunction], LossFunction]:
-    """Register a policy loss: a function of log π [tokens], with gradient, and its `Surroundings`."""
+    """Register a policy loss: a function of log π [tokens], with gradient, and its `LossInputs`."""
 
     def register(function: LossFunction) -> LossFunction:
         POLICY_LOSSES[name] = function
@@ -76,13 +74,14 @@ def find_policy_loss(name: str) -> LossFunction:
     """The policy loss of this name: one registered here, or a user's own by `file.py:function` or `module:function`.
 
     Raises:
-        SettingsError: there is none, or, once it is called, what it gives is no `PolicyLoss` of the right shape.
+        SettingsError: there is none; or, on a few made-up tokens, it raises, or gives no `PolicyLoss` of the right
+            shape, or none that is finite and has a gradient.
     """
     if name in POLICY_LOSSES:
         return POLICY_LOSSES[name]
     function = load_function(name)
 
-    def checked(logprobs: Tensor, given: Surroundings) -> PolicyLoss:
+    def checked(logprobs: Tensor, given: LossInputs) -> PolicyLoss:
         result = function(logprobs, given)
         if not isinstance(result, PolicyLoss):
             raise SettingsError(f"algorithm.policy_loss={name} returned {type(result).__name__}, expected a PolicyLoss")
@@ -95,21 +94,43 @@ def find_policy_loss(name: str) -> LossFunction:
                 )
         return result
 
+    _try_out(name, checked)
     return checked
 
 
+def _try_out(name: str, loss: LossFunction) -> None:
+    """Call a user's own loss on five tokens, so that its faults are seen before a model is loaded."""
+    logprobs = torch.tensor([-1.0, -2.0, -0.5, -3.0, -0.1], requires_grad=True)
+    old_logprobs = logprobs.detach() + torch.tensor([0.0, 0.1, -0.1, 0.5, 0.0])
+    advantages = torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0])
+    try:
+        found = loss(logprobs, LossInputs(old_logprobs, advantages, torch.tensor([2, 3]), 0.2, 0.2, 3.0)).loss
+        gradient = torch.autograd.grad(found.sum(), logprobs)[0] if found.requires_grad else torch.zeros(5)
+    except SettingsError:
+        raise
+    except Exception as error:  # a user's function may raise anything
+        raise SettingsError(f"algorithm.policy_loss={name} failed on a few made-up tokens: {error!r}") from error
+    if not (found.isfinite().all() and gradient.isfinite().all()):
+        raise SettingsError(f"algorithm.policy_loss={name} is not finite on a few made-up tokens")
+    if not gradient.any():
+        raise SettingsError(
+            f"algorithm.policy_loss={name} has no gradient with respect to log π: nothing would be learnt; is there "
+            "a detach() too many?"
+        )
+
+
 @policy_loss("ppo")
-def ppo(logprobs: Tensor, given: Surroundings) -> PolicyLoss:
+def ppo(logprobs: Tensor, given: LossInputs) -> PolicyLoss:
     """PPO's clipped surrogate with separate bounds (arXiv 1707.06347 eq. 7; arXiv 2503.14476 eq. 10).
 
     With dual clip (arXiv 1912.09729, eq. 5) the loss of a bad token stays below c times its advantage, however
     much likelier it has become.
     """
-    return _clipped(_ratio(logprobs - given.old_logprobs), given)
+    return _clipped(bounded_ratio(logprobs - given.old_logprobs), given)
 
 
 @policy_loss("gspo")
-def gspo(logprobs: Tensor, given: Surroundings) -> PolicyLoss:
+def gspo(logprobs: Tensor, given: LossInputs) -> PolicyLoss:
     """GSPO: one ratio a completion, s = exp(mean over its tokens of Δ log π) (arXiv 2507.18071, eq. 7).
 
     Each token carries the same share of the gradient of s, so that with `seq-mean-token-mean` the loss is the
@@ -117,32 +138,28 @@ def gspo(logprobs: Tensor, given: Surroundings) -> PolicyLoss:
     """
     delta = logprobs - given.old_logprobs
     mean = ragged.spread(ragged.means(delta.detach(), given.lengths), given.lengths)
-    return _clipped(_ratio(mean + logprobs - logprobs.detach()), given)
+    return _clipped(bounded_ratio(mean + logprobs - logprobs.detach()), given)
 
 
 @policy_loss("cispo")
-def cispo(logprobs: Tensor, given: Surroundings) -> PolicyLoss:
+def cispo(logprobs: Tensor, given: LossInputs) -> PolicyLoss:
     """CISPO: the clipped ratio as a constant weight of REINFORCE, so that no token loses its gradient.
 
     −sg(clip(ratio))·A·log π (arXiv 2506.13585, eq. 4).
     """
-    ratio = _ratio(logprobs.detach() - given.old_logprobs)
+    ratio = bounded_ratio(logprobs.detach() - given.old_logprobs)
     weight = ratio.clamp(1 - given.clip_low, 1 + given.clip_high)
     return PolicyLoss(-weight * given.advantages * logprobs, ratio, weight != ratio)
 
 
 @policy_loss("reinforce")
-def reinforce(logprobs: Tensor, given: Surroundings) -> PolicyLoss:
+def reinforce(logprobs: Tensor, given: LossInputs) -> PolicyLoss:
     """REINFORCE: −A·log π, on-policy only (Williams 1992)."""
-    ratio = _ratio(logprobs.detach() - given.old_logprobs)
+    ratio = bounded_ratio(logprobs.detach() - given.old_logprobs)
     return PolicyLoss(-given.advantages * logprobs, ratio, torch.zeros_like(ratio, dtype=torch.bool))
 
 
-def _ratio(log_ratio: Tensor) -> Tensor:
-    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
-
-
-def _clipped(ratio: Tensor, given: Surroundings) -> PolicyLoss:
+def _clipped(ratio: Tensor, given: LossInputs) -> PolicyLoss:
     unclipped = -given.advantages * ratio
     loss = torch.maximum(unclipped, -given.advantages * ratio.clamp(1 - given.clip_low, 1 + given.clip_high))
     if given.dual_clip is not None:

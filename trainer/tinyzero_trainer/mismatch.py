@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tinyzero_trainer import ragged
 from tinyzero_trainer.config import MismatchConfig, TrainConfig
-from tinyzero_trainer.divergences import LOG_RATIO_BOUND, k1, k3
+from tinyzero_trainer.divergences import bounded_ratio, k1, k3
 from tinyzero_trainer.records import Sample
 
 SAMPLE_EVERY = 10
@@ -50,11 +50,10 @@ def asks_engine(config: TrainConfig, step: int) -> bool:
 
 def old_logprobs_source(config: TrainConfig) -> Literal["engine", "policy", "update"]:
     """Where the old log-probabilities come from: the engine, a pass of the policy's, or the update's own pass."""
-    if config.rollout.logprobs == "always" and config.mismatch == MismatchConfig():
+    if config.rollout.logprobs == "always" and not config.mismatch.corrects:
         return "engine"
     single_update = config.optimizer.mini_batches == config.optimizer.epochs == 1
-    kl_in_reward = config.algorithm.kl_coefficient > 0 and config.algorithm.kl_in == "reward"
-    needed_before = kl_in_reward or config.mismatch != MismatchConfig()
+    needed_before = config.algorithm.kl_in_reward or config.mismatch.corrects
     return "update" if single_update and not needed_before else "policy"
 
 
@@ -87,7 +86,7 @@ def importance_weights(
     log_ratio = old_logprobs - engine
     if settings.weights == "sequence":
         log_ratio = ragged.spread(ragged.sums(log_ratio, lengths), lengths)
-    ratio = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+    ratio = bounded_ratio(log_ratio)
     weights, metrics = torch.ones_like(ratio), {}
     if settings.weights is not None:
         weights = ratio.clamp(max=settings.cap)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.lora import Adapter, merged_state
-from tinyzero_trainer.presets import BUILT_IN_MODEL
+from tinyzero_trainer.presets import BUILT_IN_MODEL, TINY_MODEL
 
 
 class ModelError(TinyZeroError):
@@ -102,7 +102,7 @@ def load_model(path: str | None, device: torch.device) -> LanguageModel:
             raise ModelError(f"cannot load the model {source!r} ({reason}); {advice}") from error
     _refuse_adapter(source, getattr(model, "_hf_peft_config_loaded", False))  # transformers loads those of the Hub
     model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
-    return from_parts(path or "the built-in tiny model", model, tokenizer)
+    return from_parts(path or TINY_MODEL, model, tokenizer)
 
 
 def _refuse_adapter(source: str, is_adapter: bool) -> None:

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.packages import execute
 
 BUILT_IN = ("ppo", "gspo", "cispo", "reinforce")
 """The names under which losses.py registers its own."""
@@ -72,15 +73,4 @@ def load_function(name: str) -> Callable[..., Any]:
 def _import_file(path: Path) -> ModuleType:
     """The file as a module of its own; executed once."""
     name = f"tinyzero_losses_{path.stem}_{abs(hash(str(path.resolve())))}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None, "a name that ends in .py has a loader"
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # dataclasses look their module up there
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
+    return sys.modules.get(name) or execute(name, path)

@@ -1,23 +1,24 @@
 """The policy: the model that is trained, its optimiser, and one update from a scored batch."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from tinyzero_trainer import ragged
-from tinyzero_trainer.batching import MicroBatch, micro_batches, mini_batch_rows
+from tinyzero_trainer.batching import MicroBatch, in_row_order, micro_batches
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.forward import keeps_packed_apart, sampled_logprobs, token_statistics
-from tinyzero_trainer.losses import Surroundings, find_policy_loss, token_weights
+from tinyzero_trainer.forward import Reference, keeps_packed_apart, sampled_logprobs, token_statistics
+from tinyzero_trainer.losses import LossInputs, find_policy_loss, token_weights
 from tinyzero_trainer.mismatch import mismatch_metrics
 from tinyzero_trainer.models import LanguageModel, ModelError
 from tinyzero_trainer.optimizing import Optimizer
 from tinyzero_trainer.records import Sample
 from tinyzero_trainer.schedules import StepSettings
+from tinyzero_trainer.tally import Tally
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 
@@ -32,7 +33,7 @@ class Policy:
         algorithm: AlgorithmConfig,
         optimizer: OptimizerConfig,
         max_tokens: int,
-        reference: PreTrainedModel | None,
+        reference: Reference | None,
     ) -> None:
         """
         Args:
@@ -59,21 +60,14 @@ class Policy:
 
     def logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
         """[tokens] log π of every sampled token under the present weights."""
-        return self._sampled_logprobs(self.language_model.model, samples, temperature)
+        compute = partial(sampled_logprobs, self.language_model.model.eval(), temperature=temperature)
+        return in_row_order(self._micro_batches(samples), compute, len(samples))
 
     def reference_logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
         """[tokens] log π_ref of every sampled token."""
         assert self._reference is not None
-        return self._sampled_logprobs(self._reference, samples, temperature)
-
-    def _sampled_logprobs(self, model: PreTrainedModel, samples: Sequence[Sample], temperature: float) -> Tensor:
-        model.eval()
-        parts: list[Tensor] = [torch.empty(0)] * len(samples)
-        for batch in self._micro_batches(samples):
-            found = sampled_logprobs(model, batch, temperature=temperature).cpu()
-            for row, part in zip(batch.rows, found.split(batch.lengths.tolist()), strict=True):
-                parts[row] = part
-        return torch.cat(parts)
+        compute = partial(self._reference.logprobs, temperature=temperature)
+        return in_row_order(self._micro_batches(samples), compute, len(samples))
 
     def _micro_batches(self, samples: Sequence[Sample]) -> Iterator[MicroBatch]:
         language_model = self.language_model
@@ -99,43 +93,39 @@ class Policy:
         Raises:
             UpdateError: after `optimizer.max_bad_steps` updates in a row that were not finite. Each was skipped.
         """
-        count = len(experience.samples)
-        assert count % group_size == 0, "a group was cut in two"
         assert experience.old_logprobs is not None or self._settings.mini_batches == self._settings.epochs == 1
-        tally = _Tally()
-        for _ in range(self._settings.epochs):
-            for rows in mini_batch_rows(count // group_size, group_size, self._settings.mini_batches):
-                counted = experience.counted(rows)
-                if counted:
-                    self._update_mini_batch(experience.select(counted), now, tally)
-        return {"actor/lr": now.learning_rate, **tally.metrics()}
+        tally = Tally()
+        for mini_batch in experience.mini_batches(group_size, self._settings):
+            self._update_mini_batch(mini_batch, now, tally)
+        return {"actor/lr": now.learning_rate, **_metrics(tally)}
 
-    def _update_mini_batch(self, experience: Experience, now: StepSettings, tally: "_Tally") -> None:
-        model = self.language_model.model
-        model.train()
+    def _update_mini_batch(self, experience: Experience, now: StepSettings, tally: Tally) -> None:
+        # Not train(): dropout would blur the ratios to the old log-probabilities, which were found without.
+        self.language_model.model.eval()
         self._optimizer.begin()
         # The weights know the whole mini-batch: however it is split, the gradients add up to the same.
         weights = token_weights(experience.lengths, self._algorithm.aggregation, max_tokens=self._max_tokens)
         for batch in self._micro_batches(experience.samples):
-            part, weight = experience.select(batch.rows), weights[torch.tensor(batch.rows)]
-            loss = self._token_losses(batch, part, now, tally)
-            (ragged.spread(weight.to(loss.device), batch.lengths) * loss).sum().backward()
+            weight = ragged.spread(weights[torch.tensor(batch.rows)].to(batch.tokens.device), batch.lengths)
+            loss = self._token_losses(batch, experience.select(batch.rows), weight, now, tally)
+            (weight * loss).sum().backward()
         tally.end_mini_batch(self._optimizer.step(now.learning_rate))
 
-    def _token_losses(self, batch: MicroBatch, part: Experience, now: StepSettings, tally: "_Tally") -> Tensor:
-        """[tokens] the whole loss of each token of a micro-batch."""
+    def _token_losses(
+        self, batch: MicroBatch, part: Experience, weight: Tensor, now: StepSettings, tally: Tally
+    ) -> Tensor:
+        """[tokens] the whole loss of each token of a micro-batch; its `weight` [tokens] is for the metrics alone."""
         algorithm, device = self._algorithm, batch.tokens.device
-        in_loss = algorithm.kl_in == "loss"
         statistics = token_statistics(
             self.language_model.model,
             batch,
             temperature=now.temperature,
-            reference=self._reference if in_loss else None,
+            reference=None if algorithm.kl_in_reward else self._reference,
             estimator=algorithm.kl_estimator,
             entropy_gradient=algorithm.entropy_coefficient > 0,
         )
         current = statistics.logprobs.detach()
-        surroundings = Surroundings(
+        given = LossInputs(
             old_logprobs=current if part.old_logprobs is None else part.old_logprobs.to(device),
             advantages=part.advantages.to(device),
             lengths=batch.lengths,
@@ -143,16 +133,17 @@ class Policy:
             clip_high=algorithm.clip_high,
             dual_clip=algorithm.dual_clip,
         )
-        surrogate = self._policy_loss(statistics.logprobs, surroundings)
+        surrogate = self._policy_loss(statistics.logprobs, given)
         loss = surrogate.loss if part.importance is None else part.importance.to(device) * surrogate.loss
-        tally.add("pg_loss", loss)
-        tally.add("pg_clipfrac", surrogate.clipped.float())
-        tally.add("entropy", statistics.entropy)
         outside = (surrogate.ratio < 1 - algorithm.clip_low) | (surrogate.ratio > 1 + algorithm.clip_high)
-        tally.add("is_clip/outside_frac", outside.float())
-        tally.add_ratios(current, surroundings.old_logprobs, part.engine_logprobs)
+        tally.add_weighted(pg_loss=weight * loss)  # entropy, KL and shares are means over tokens, whatever the weights
+        tally.add(pg_clipfrac=surrogate.clipped.float(), entropy=statistics.entropy)
+        tally.add(**{"is_clip/outside_frac": outside.float()})
+        tally.keep(log_ratio=current - given.old_logprobs, ratio=surrogate.ratio)
+        if part.engine_logprobs is not None and not tally.began:  # later the policy has moved
+            tally.keep(before=current, engine=part.engine_logprobs)
         if statistics.divergence is not None:
-            tally.add("kl_loss", statistics.divergence)
+            tally.add(kl_loss=statistics.divergence)
             # Plus: minimising the loss must draw the policy towards the reference.
             loss = loss + now.kl_coefficient * statistics.divergence
         if algorithm.entropy_coefficient:
@@ -168,45 +159,19 @@ class Policy:
         self._optimizer.load(directory / OPTIMIZER_FILE)
 
 
-class _Tally:
-    """Sums over the tokens of an update, from which its metrics are made."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._log_ratios: list[Tensor] = []
-        self._before: list[tuple[Tensor, Tensor]] = []  # log π and the engine's, before any optimiser update
-        self._norms: list[float] = []
-
-    def add(self, name: str, values: Tensor) -> None:
-        """Add one value a token."""
-        self._sums[name] = self._sums.get(name, 0.0) + values.detach().sum().item()
-
-    def add_ratios(self, logprobs: Tensor, old_logprobs: Tensor, engine_logprobs: Tensor | None) -> None:
-        """Compare the policy with what it was and, if the engine was asked, with what the tokens were sampled from."""
-        self._log_ratios.append((logprobs - old_logprobs).cpu())
-        if engine_logprobs is not None and not self._norms:  # later the policy has moved
-            self._before.append((logprobs.cpu(), engine_logprobs))
-
-    def end_mini_batch(self, norm: Tensor) -> None:
-        """Take the gradient's norm before clipping."""
-        self._norms.append(norm.item())
-
-    def metrics(self) -> dict[str, float]:
-        """Means over tokens, under verl's names; empty if nothing counted in the loss."""
-        if not self._log_ratios:
-            return {}
-        log_ratios = torch.cat(self._log_ratios)
-        ratios = log_ratios.exp()
-        skipped = sum(norm != norm or norm == float("inf") for norm in self._norms)
-        return {
-            **{f"actor/{name}": total / len(log_ratios) for name, total in self._sums.items()},
-            "actor/ppo_kl": -log_ratios.mean().item(),
-            "actor/is_log_ratio/mean": log_ratios.mean().item(),
-            "actor/is_log_ratio/std": log_ratios.std(correction=0).item(),
-            "actor/is_ratio/mean": ratios.mean().item(),
-            "actor/is_ratio/std": ratios.std(correction=0).item(),
-            "actor/is_ratio/p95": ratios.kthvalue(max(1, round(0.95 * len(ratios)))).values.item(),
-            "actor/grad_norm": sum(self._norms) / len(self._norms),
-            "actor/skipped_updates": float(skipped),
-            **(mismatch_metrics(*map(torch.cat, zip(*self._before, strict=True))) if self._before else {}),
-        }
+def _metrics(tally: Tally) -> dict[str, float]:
+    """Under verl's names; empty if nothing counted in the loss."""
+    log_ratios, ratios, before, engine = map(tally.column, ("log_ratio", "ratio", "before", "engine"))
+    if log_ratios is None or ratios is None:
+        return {}
+    found = tally.aggregated() | tally.means() | tally.updates()
+    return {
+        **{f"actor/{name}": value for name, value in found.items()},
+        "actor/ppo_kl": -log_ratios.mean().item(),
+        "actor/is_log_ratio/mean": log_ratios.mean().item(),
+        "actor/is_log_ratio/std": log_ratios.std(correction=0).item(),
+        "actor/is_ratio/mean": ratios.mean().item(),
+        "actor/is_ratio/std": ratios.std(correction=0).item(),
+        "actor/is_ratio/p95": ratios.kthvalue(max(1, round(0.95 * len(ratios)))).values.item(),
+        **({} if before is None or engine is None else mismatch_metrics(before, engine)),
+    }

@@ -9,22 +9,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tinyzero_sdk.settings import read_toml
 from tinyzero_trainer.task_shares import identity
 
 BUILT_IN_MODEL = Path(__file__).parent / "tiny_model"
+TINY_MODEL = "the tiny model that comes with the trainer"
+"""What it is called where a model's name is shown."""
+
 PRESET_FILE = "tinyzero.toml"
 
 
-def preset(task: str, model: Path = BUILT_IN_MODEL) -> Mapping[str, Any]:
-    """Settings for training `model` on `task` (a name or a file); the task's own only if it was warm-started on it."""
+def preset(task: str, model: Path | None = None) -> Mapping[str, Any]:
+    """Settings for training a model on a task, the task's own only if it was warm-started on that.
+
+    Args:
+        task: a name or a file.
+        model: its directory; none = the tiny model.
+    """
     content = _read(model)
     settings = {key: value for key, value in content["settings"].items() if key != "task"}
     options = _warmed_on(content).get(identity(task))
     return settings if options is None else {"task": options, **settings}
 
 
-def other_task(task: str, model: Path = BUILT_IN_MODEL) -> str | None:
-    """What `model` was warm-started on, if that is anything but `task`."""
+def other_task(task: str, model: Path | None = None) -> str | None:
+    """What a model (none = the tiny one) was warm-started on, if that is anything but `task`."""
     warmed_on = _warmed_on(_read(model))
     return " and ".join(warmed_on) if warmed_on and identity(task) not in warmed_on else None
 
@@ -49,8 +58,6 @@ def _warmed_on(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return several or ({content["task"]: content["settings"].get("task", {})} if content.get("task") else {})
 
 
-def _read(model: Path) -> dict[str, Any]:
-    from tinyzero_sdk.settings import read_toml
-
-    path = model / PRESET_FILE
+def _read(model: Path | None) -> dict[str, Any]:
+    path = (model or BUILT_IN_MODEL) / PRESET_FILE
     return read_toml(path) if path.exists() else {"settings": {}}

@@ -1,11 +1,11 @@
 """From a task's problems to prompts: an endless stream for training, a fixed list for evaluation."""
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from random import Random
-from typing import Any, Self
+from typing import Self
 
 from transformers import PreTrainedTokenizerBase
 
@@ -48,12 +48,6 @@ class Progress:
 
     pass_rates: PassRates = (None,)
     """Of each bucket, as the curriculum measured it."""
-
-    @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> Self:
-        """What a checkpoint holds of it."""
-        tuples = {name: tuple(saved[name]) for name in ("taken_from", "pass_rates")}
-        return cls(**{**saved, **tuples})
 
 
 class PromptSource:

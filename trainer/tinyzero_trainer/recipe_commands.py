@@ -48,8 +48,7 @@ def _list(as_json: bool) -> None:
 
 
 def _one(name: str, as_json: bool) -> None:
-    from tinyzero_trainer.configure import show
-    from tinyzero_trainer.layers import leaves
+    from tinyzero_sdk.settings import leaves, show
     from tinyzero_trainer.recipes import find_recipe
 
     recipe = find_recipe(name)
@@ -75,7 +74,7 @@ def _one(name: str, as_json: bool) -> None:
 
 
 def _diff(left: str, right: str, as_json: bool) -> None:
-    from tinyzero_trainer.configure import show
+    from tinyzero_sdk.settings import show
     from tinyzero_trainer.recipes import find_recipe
 
     sides = [_resolved(find_recipe(name)) for name in (left, right)]
@@ -95,8 +94,8 @@ def _diff(left: str, right: str, as_json: bool) -> None:
 
 def _resolved(recipe: Any) -> dict[str, Any]:
     """All settings under a recipe and the defaults, by full names; lists as such, as TOML has them."""
-    from tinyzero_sdk.settings import merge
-    from tinyzero_trainer.layers import leaves, with_defaults
+    from tinyzero_sdk.settings import leaves, merge
+    from tinyzero_trainer.layers import with_defaults
 
     values: Mapping[str, Any] = with_defaults(merge(recipe.full_size, recipe.settings))
     return {key: list(value) if isinstance(value, tuple) else value for key, value in leaves(values)}
@@ -104,10 +103,10 @@ def _resolved(recipe: Any) -> dict[str, Any]:
 
 def _help() -> dict[str, str]:
     """What each key means, in the order of the configuration."""
-    from tinyzero_sdk.settings import describe
+    from tinyzero_sdk.settings import TABLE, describe
     from tinyzero_trainer.config import TrainConfig
 
-    return {field.key: field.help for field in describe(TrainConfig) if field.type != "table"}
+    return {field.key: field.help for field in describe(TrainConfig) if field.type != TABLE}
 
 
 def _table(*columns: str, no_wrap: bool = True) -> Any:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from tinyzero_sdk import Completion, Score
 from tinyzero_sdk.errors import BrokenTaskError
+from tinyzero_sdk.records import Reason
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.critic import Critic
 from tinyzero_trainer.display import Display
+from tinyzero_trainer.forward import Reference
 from tinyzero_trainer.interrupts import StopFlag
 from tinyzero_trainer.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.lora import Adapter, import_peft
@@ -21,6 +23,9 @@ from tinyzero_trainer.records import Prompt, Rollout, Sample
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams, TorchEngine
 from tinyzero_trainer.task_shares import load_shares
 from tinyzero_trainer.tasks import TaskRole, task_roles
+
+SCORER_FAILURES: tuple[Reason, ...] = ("error", "timeout")
+"""The scorer's, not the model's."""
 
 
 class StopRequested(Exception):
@@ -65,7 +70,7 @@ def build_roles(
     display.phase("loading the task and the model")
     loaded = load_shares(
         config.task_shares(),
-        wrappers=config.wrappers if training else (),
+        wrappers=config.wrappers_with_limit() if training else (),
         allow_unsafe_scorers=config.run.allow_unsafe_scorers,
     )
     if training:
@@ -93,7 +98,7 @@ def _build_models(
     source = str(checkpoint) if checkpoint and not adapted else config.model.path
     language_model = load_model(source, device)
     critic = None
-    if training and config.algorithm.advantage == "gae":  # before an adapter: all of the critic's weights are trained
+    if training and config.algorithm.needs_critic:  # before an adapter: all of the critic's weights are trained
         critic = Critic(language_model, settings=config.critic, optimizer=config.optimizer)
     if adapted:
         adapter = Adapter(language_model.model, config.lora, seed=config.run.seed, start=config.model.path)
@@ -106,12 +111,12 @@ def _build_models(
 def _build_policy(config: TrainConfig, language_model: LanguageModel, *, resumed: bool) -> Policy:
     reference = None
     if config.algorithm.kl_coefficient > 0 and language_model.adapter is not None:
-        reference = language_model.adapter.without()
+        reference = Reference(language_model.model)  # with the adapter off
     elif config.algorithm.kl_coefficient > 0:
         model = language_model.model
         # The reference is what the run started from, not what it was resumed from.
         start = load_model(config.model.path, model.device).model if resumed else copy.deepcopy(model)
-        reference = start.eval().requires_grad_(False)
+        reference = Reference(start.requires_grad_(False))
     return Policy(
         language_model,
         algorithm=config.algorithm,
@@ -159,6 +164,8 @@ def check_context(language_model: LanguageModel, prompts: Sequence[Prompt], max_
 def score(roles: Roles, rollouts: Sequence[tuple[Prompt, Rollout]], *, max_failed_share: float) -> list[Sample]:
     """Score completions, each in the reward pool of its task.
 
+    Where the scorer failed nothing is known of the completion, so it is masked: 0 may be more than a wrong answer gets.
+
     Raises:
         BrokenTaskError: more than `max_failed_share` of a task's ended in an error or a time-out of the scorer,
             so the rewards say more about the scorer than about the model.
@@ -176,12 +183,13 @@ def score(roles: Roles, rollouts: Sequence[tuple[Prompt, Rollout]], *, max_faile
         verdicts = role.pool.score(completions, truths)
         _refuse_failures(name, role, verdicts, max_failed_share)
         for place, verdict in zip(places, verdicts, strict=True):
-            samples[place] = Sample(*rollouts[place], texts[place], verdict)
+            masked = verdict.masked or verdict.reason in SCORER_FAILURES
+            samples[place] = Sample(*rollouts[place], texts[place], replace(verdict, masked=masked))
     return [samples[place] for place in range(len(rollouts))]
 
 
 def _refuse_failures(name: str, role: TaskRole, verdicts: Sequence[Score], max_failed_share: float) -> None:
-    failed = sum(verdict.reason in ("error", "timeout") for verdict in verdicts)
+    failed = sum(verdict.reason in SCORER_FAILURES for verdict in verdicts)
     if failed > max_failed_share * len(verdicts):
         cause = f" ({role.pool.first_error.splitlines()[-1]})" if role.pool.first_error else ""
         raise BrokenTaskError(

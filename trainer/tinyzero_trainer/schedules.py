@@ -2,11 +2,8 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
-from tinyzero_trainer.config import TrainConfig
-
-Shape = Literal["constant", "linear", "cosine"]
+from tinyzero_trainer.config import Decay, TrainConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +17,7 @@ class StepSettings:
     """At which completions are sampled; the policy is the distribution at that temperature."""
 
     kl_coefficient: float
-    """Weight of the KL, before it adapts."""
+    """Weight of the KL; where it adapts, as adapted so far."""
 
 
 def settings_at(config: TrainConfig, step: int) -> StepSettings:
@@ -56,7 +53,7 @@ def warmed_up(peak: float, step: int, warmup_steps: int) -> float:
     return peak * min(1.0, step / max(1, warmup_steps))
 
 
-def decayed(start: float, end: float, step: int, steps: int, shape: Shape) -> float:
+def decayed(start: float, end: float, step: int, steps: int, shape: Decay) -> float:
     """From `start` at step 1 to `end` at step `steps`, and `end` from there on; `start` before.
 
     Example:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tinyzero_sdk import Task
 from tinyzero_sdk.records import Reason
-from tinyzero_trainer.advantages import Outcome
+from tinyzero_trainer.advantages import AdvantageInputs
 from tinyzero_trainer.metrics import ACCURACY, task_accuracy_key, task_key
 from tinyzero_trainer.records import Sample
 
@@ -17,7 +17,7 @@ FAILURES: tuple[Reason, ...] = ("error", "timeout", "no_answer", "malformed")
 
 
 def batch_metrics(
-    tasks: Mapping[str, Task], samples: Sequence[Sample], group_size: int, outcome: Outcome, advantages: Tensor
+    tasks: Mapping[str, Task], samples: Sequence[Sample], group_size: int, outcome: AdvantageInputs, advantages: Tensor
 ) -> dict[str, float]:
     """What a batch of scored completions looks like.
 
@@ -25,24 +25,27 @@ def batch_metrics(
         tasks: by what the run calls them; for the difficulty of the problems, and told apart if there are several.
         samples: all that were sampled, group after group.
         group_size: completions of a prompt.
-        outcome: what those that are trained on earned, penalties included.
-        advantages: [tokens] of those that are trained on.
+        outcome: what those that are trained on earned, penalties included; `critic/rewards` is over these alone, so
+            with dynamic sampling over the groups that were kept.
+        advantages: [tokens] of those that are trained on, as the loss takes them.
     """
     lengths = [len(sample.rollout.token_ids) for sample in samples]
     prompts = [len(sample.prompt.token_ids) for sample in samples]
-    sequences = [prompt + length for prompt, length in zip(prompts, lengths, strict=True)]
     reasons = [sample.score.reason for sample in samples]
     scores = torch.tensor([sample.score.value for sample in samples]).view(-1, group_size)
     zero_std = scores.amax(dim=1) == scores.amin(dim=1)
+    counted = outcome.counted_tokens()
+    in_loss = advantages if counted is None else advantages[counted]
     return {
         **_spread("critic/score", [sample.score.value for sample in samples]),
         **_spread("critic/rewards", outcome.groups().flatten().tolist()),
-        **_spread("critic/advantages", advantages.tolist()),
+        **(_spread("critic/advantages", in_loss.tolist()) if len(in_loss) else {}),
         **_spread("response_length", lengths),
         **_spread("prompt_length", prompts),
-        **_spread("global_seqlen", sequences),
+        **_by_rank(sum(map(_length, samples))),
         "response_length/clip_ratio": fmean(not sample.rollout.finished for sample in samples),
         "group/zero_std_frac": zero_std.float().mean().item(),
+        "group/drawn": len(samples) / group_size,
         "group/trained_on": len(outcome.lengths) / group_size,
         **{f"reward/{reason}_frac": reasons.count(reason) / len(reasons) for reason in FAILURES},
         **_completions(samples),
@@ -50,19 +53,37 @@ def batch_metrics(
     }
 
 
-def timing_metrics(seconds: Mapping[str, float], prompt_tokens: int, response_tokens: int) -> dict[str, float]:
-    """Times of a step, in seconds and in milliseconds a token."""
-    tokens = prompt_tokens + response_tokens
-    divisors = {"gen": response_tokens, "update_actor": tokens, "reward": response_tokens}
+def timing_metrics(seconds: Mapping[str, float], samples: Sequence[Sample], kept: Sequence[Sample]) -> dict[str, float]:
+    """Times of a step, in seconds and in milliseconds a token.
+
+    Args:
+        seconds: of the parts of the step, and of the whole as `step`.
+        samples: all that were sampled.
+        kept: those that are trained on; what is masked among them the update does not see.
+    """
+    response_tokens = sum(len(sample.rollout.token_ids) for sample in samples)
+    tokens = sum(map(_length, samples))
+    trained = sum(_length(sample) for sample in kept if not sample.score.masked)
+    divisors = {"gen": response_tokens, "update_actor": trained, "reward": response_tokens}
     metrics = {f"timing_s/{name}": value for name, value in seconds.items()}
     for name, divisor in divisors.items():
-        if name in seconds:
+        if name in seconds and divisor:
             metrics[f"timing_per_token_ms/{name}"] = 1000 * seconds[name] / divisor
     metrics["perf/total_num_tokens"] = float(tokens)
     metrics["perf/throughput"] = tokens / seconds["step"]
     if torch.cuda.is_available():
         metrics["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated() / 2**30
     return metrics
+
+
+def _by_rank(tokens: int) -> dict[str, float]:
+    """Tokens of the batch on each data-parallel rank, before and after they are balanced; there is one rank."""
+    same = dict.fromkeys(("min", "max", "mean", "balanced_min", "balanced_max"), float(tokens))
+    return {f"global_seqlen/{name}": value for name, value in {**same, "minmax_diff": 0.0}.items()}
+
+
+def _length(sample: Sample) -> int:
+    return len(sample.prompt.token_ids) + len(sample.rollout.token_ids)
 
 
 def _completions(samples: Sequence[Sample]) -> dict[str, float]:

@@ -3,18 +3,16 @@
 The order of things is here; everything that computes is a pure function elsewhere.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
 
 import torch
 
 from tinyzero_sdk.seeds import derive_seed
-from tinyzero_trainer.advantages import ESTIMATORS, Outcome, whiten
+from tinyzero_trainer.advantages import ESTIMATORS, AdvantageInputs, whiten
 from tinyzero_trainer.batching import completion_lengths
-from tinyzero_trainer.config import MismatchConfig, TrainConfig
+from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.divergences import SAMPLED, adapted_coefficient
 from tinyzero_trainer.evaluation import write_samples
 from tinyzero_trainer.experience import Experience
@@ -32,7 +30,7 @@ from tinyzero_trainer.records import Prompt, Sample
 from tinyzero_trainer.roles import Roles, generate, score
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.schedules import StepSettings, settings_at
-from tinyzero_trainer.step_metrics import batch_metrics
+from tinyzero_trainer.step_metrics import batch_metrics, timing_metrics
 from tinyzero_trainer.tasks import training_stream
 from tinyzero_trainer.window import WindowState, measure, observe, window_at
 
@@ -49,12 +47,6 @@ class Carried:
 
     window: WindowState = field(default_factory=WindowState)
     """Of the adaptive rollout window."""
-
-    @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> Self:
-        """What a checkpoint holds of it."""
-        progress = {name: Progress.from_json(of_task) for name, of_task in saved["progress"].items()}
-        return cls(**{**saved, "progress": progress, "window": WindowState(**saved["window"])})
 
 
 class TrainingStep:
@@ -73,6 +65,7 @@ class TrainingStep:
         self.config, self.roles, self.policy, self.carried = config, roles, roles.policy, carried
         self.stop, self.rollouts = stop, rollouts
         self.stream = training_stream(config, roles.tasks, carried.progress)
+        self._clock = _Clock()  # of the present step
 
     def take(self, step: int) -> tuple[list[Sample], dict[str, float], dict[str, float]]:
         """Take a step, counted from 1.
@@ -84,65 +77,72 @@ class TrainingStep:
             StopRequested: a signal asked for the end while generating; nothing has changed.
             UpdateError: too many updates in a row were not finite.
         """
-        config, clock, now = self.config, _Clock(), self.settings_at(step)
+        config, now = self.config, self.settings_at(step)
+        self._clock = _Clock()
         window = window_at(
             self.carried.window, config.window, full=config.rollout.max_tokens, step=step, seed=config.run.seed
         )
         asked = asks_engine(config, step)
         params = SamplingParams(window, now.temperature, config.rollout.top_p, config.rollout.top_k, logprobs=asked)
-        samples, kept = self.collect(params, step, clock)
-        known, corrected = self.known_logprobs(kept, now, clock)
-        outcome = self.outcome(kept, known, now, clock)
+        samples, kept = self.collect(params, step)
+        known, corrected = self.known_logprobs(kept, now)
+        outcome = self.outcome(kept, known, now)
         advantages = ESTIMATORS[config.algorithm.advantage](outcome)
         experience = as_experience(kept, outcome, advantages, known)
-        clock.lap("adv")
+        self._clock.lap("adv")
         try:
-            updated = self.update(experience, now, step, clock)
+            updated = self.update(experience, now, step)
         except UpdateError:
             write_samples(self.rollouts / f"bad_step_{step:06d}.jsonl", samples)
             raise
         self.roles.engine.load_weights()
-        clock.lap("update_weights")
+        self._clock.lap("update_weights")
         chosen = self.stream.close_step(samples)
         self.carried.progress = self.stream.progress()
         tasks = {name: role.task for name, role in self.roles.tasks.items()}
         metrics = {
-            **batch_metrics(tasks, samples, config.rollout.samples_per_prompt, outcome, advantages),
+            **batch_metrics(tasks, samples, config.rollout.samples_per_prompt, outcome, experience.advantages),
             **chosen,
             **corrected,
             **updated,
             **self.close_kl(outcome, updated, now),
             **self.close_window(samples, window, step),
         }
-        return samples, metrics, clock.stop()
+        seconds = self._clock.stop()
+        return samples, metrics | timing_metrics(seconds, samples, kept), seconds
 
-    def collect(self, params: SamplingParams, step: int, clock: "_Clock") -> tuple[list[Sample], list[Sample]]:
+    def collect(self, params: SamplingParams, step: int) -> tuple[list[Sample], list[Sample]]:
         """All completions sampled, and those that are trained on.
 
-        With dynamic sampling (arXiv 2503.14476, §3.2) groups whose rewards are all equal are left out, and more
-        problems drawn in their place, for some rounds.
+        With dynamic sampling (arXiv 2503.14476, §3.2) groups whose answers are all equally right are left out, and
+        more problems drawn in their place, for some rounds.
         """
         config, group_size = self.config, self.config.rollout.samples_per_prompt
-        wanted, rounds = config.data.prompts_per_step, config.data.dynamic_rounds or 1
+        wanted, refills = config.data.prompts_per_step, config.data.dynamic_rounds
         samples: list[Sample] = []
         kept: list[Sample] = []
-        for attempt in range(rounds):
+        for attempt in range(1 + refills):
             batch = [next(self.stream) for _ in range(wanted - len(kept) // group_size)]
             seed = derive_seed("rollout", config.run.seed, step, *([attempt] if attempt else []))
             rollouts = generate(self.roles, batch, params, samples=group_size, seed=seed, stop=self.stop)
-            clock.lap("gen")
+            self._clock.lap("gen")
             scored = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
-            clock.lap("reward")
+            self._clock.lap("reward")
             samples += scored
-            kept += scored if not config.data.dynamic_rounds else _informative(scored, group_size)
+            kept += _informative(scored, group_size) if refills else scored
             if len(kept) == wanted * group_size:
                 break
-        # Without any group to learn from the step is made with what there is: its advantages are all zero.
-        return samples, kept or samples[: wanted * group_size]
+        if not kept:
+            # The step is made with what there is. That need not be nothing: rewards may be shaped, and not every
+            # advantage is a comparison within a group.
+            drawn = len(samples) // group_size
+            self.roles.display.note(f"step {step}: in each of {drawn} groups all answers are equally right")
+            kept = samples[: wanted * group_size]
+        if all(sample.score.masked for sample in kept):
+            self.roles.display.note(f"step {step}: all completions are masked, so nothing is learnt from it")
+        return samples, kept
 
-    def known_logprobs(
-        self, samples: list[Sample], now: StepSettings, clock: "_Clock"
-    ) -> tuple[KnownLogprobs, dict[str, float]]:
+    def known_logprobs(self, samples: list[Sample], now: StepSettings) -> tuple[KnownLogprobs, dict[str, float]]:
         """What is known of the completions' probabilities before the update, and the metrics of a correction."""
         engine, source = engine_logprobs(samples), old_logprobs_source(self.config)
         if source == "engine":
@@ -150,34 +150,34 @@ class TrainingStep:
         if source == "update":
             return KnownLogprobs(None, engine), {}
         old = self.policy.logprobs(samples, now.temperature)
-        clock.lap("old_log_prob")
-        if self.config.mismatch == MismatchConfig():
+        self._clock.lap("old_log_prob")
+        if not self.config.mismatch.corrects:
             return KnownLogprobs(old, engine), {}
         assert engine is not None
         weights, metrics = importance_weights(old, engine, completion_lengths(samples), self.config.mismatch)
         return KnownLogprobs(old, engine, weights), metrics
 
-    def outcome(self, samples: list[Sample], known: KnownLogprobs, now: StepSettings, clock: "_Clock") -> Outcome:
+    def outcome(self, samples: list[Sample], known: KnownLogprobs, now: StepSettings) -> AdvantageInputs:
         """What the completions earned, with everything that their advantages are computed from."""
         config = self.config
         penalties = greedy_rewards = values = None
         lengths = completion_lengths(samples)
-        if config.algorithm.kl_coefficient and config.algorithm.kl_in == "reward":
+        if config.algorithm.kl_in_reward:
             assert known.old is not None
             reference = self.policy.reference_logprobs(samples, now.temperature)
             divergence = SAMPLED[config.algorithm.kl_estimator](known.old, reference)
             penalties = now.kl_coefficient * divergence
-            clock.lap("ref")
+            self._clock.lap("ref")
         if config.algorithm.advantage == "remax":
             params = SamplingParams(config.rollout.max_tokens, temperature=0.0)
             rollouts = generate(self.roles, _prompts(samples, config), params, samples=1, seed=0, stop=self.stop)
             greedy = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
             greedy_rewards = torch.tensor([sample.score.value for sample in greedy])
-            clock.lap("gen_greedy")
+            self._clock.lap("gen_greedy")
         if self.roles.critic is not None:
             values = self.roles.critic.values(samples)
-            clock.lap("values")
-        return Outcome(
+            self._clock.lap("values")
+        return AdvantageInputs(
             rewards=torch.tensor([sample.score.value for sample in samples]),
             lengths=lengths,
             group_size=config.rollout.samples_per_prompt,
@@ -186,18 +186,19 @@ class TrainingStep:
             greedy_rewards=greedy_rewards,
             discount=config.algorithm.discount,
             trace_decay=config.algorithm.trace_decay,
+            counted=torch.tensor([not sample.score.masked for sample in samples]),
         )
 
-    def update(self, experience: Experience, now: StepSettings, step: int, clock: "_Clock") -> dict[str, float]:
+    def update(self, experience: Experience, now: StepSettings, step: int) -> dict[str, float]:
         """Update the critic, if there is one, and the policy, unless the critic is still warming up."""
         group_size, critic = self.config.rollout.samples_per_prompt, self.roles.critic
         metrics = {}
         if critic is not None:
             metrics = critic.update(experience, group_size=group_size)
-            clock.lap("update_critic")
+            self._clock.lap("update_critic")
         if critic is None or step > self.config.critic.warmup_steps:
             metrics |= self.policy.update(experience, group_size=group_size, now=now)
-            clock.lap("update_actor")
+            self._clock.lap("update_actor")
         return metrics
 
     def settings_at(self, step: int) -> StepSettings:
@@ -205,7 +206,7 @@ class TrainingStep:
         now = settings_at(self.config, step)
         return now if self.carried.kl_coefficient is None else replace(now, kl_coefficient=self.carried.kl_coefficient)
 
-    def close_kl(self, outcome: Outcome, updated: dict[str, float], now: StepSettings) -> dict[str, float]:
+    def close_kl(self, outcome: AdvantageInputs, updated: dict[str, float], now: StepSettings) -> dict[str, float]:
         """The KL of the step and its coefficient, which then adapts if it shall."""
         algorithm, coefficient = self.config.algorithm, now.kl_coefficient
         if not coefficient:
@@ -240,12 +241,13 @@ class TrainingStep:
 
 
 def as_experience(
-    samples: list[Sample], outcome: Outcome, advantages: torch.Tensor, known: KnownLogprobs
+    samples: list[Sample], outcome: AdvantageInputs, advantages: torch.Tensor, known: KnownLogprobs
 ) -> Experience:
     """What the update takes; with a critic the advantages are whitened, and the returns are what it shall learn."""
     values, returns = outcome.values, None
     if values is not None:
-        advantages, returns = whiten(advantages), advantages + values
+        # Not in `gae`, as the other estimators do: the returns are made of the advantages before they are whitened.
+        advantages, returns = whiten(advantages, outcome.counted_tokens()), advantages + values
     return Experience(
         samples,
         outcome.lengths,
@@ -259,9 +261,10 @@ def as_experience(
 
 
 def _informative(samples: list[Sample], group_size: int) -> list[Sample]:
-    """The groups whose rewards are not all equal."""
+    """The groups in which what counts in the loss was not all scored alike by the task, however it was shaped."""
     groups = [samples[start : start + group_size] for start in range(0, len(samples), group_size)]
-    return [sample for group in groups if len({sample.score.value for sample in group}) > 1 for sample in group]
+    scores = [{sample.score.unshaped for sample in group if not sample.score.masked} for group in groups]
+    return [sample for group, found in zip(groups, scores, strict=True) if len(found) > 1 for sample in group]
 
 
 def _prompts(samples: list[Sample], config: TrainConfig) -> list[Prompt]:

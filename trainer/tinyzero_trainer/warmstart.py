@@ -4,13 +4,12 @@ Reinforcement learning finds nothing in a model that never succeeds. A demonstra
 written and searched for, not how to be right: what it gets wrong is left for reinforcement learning to mend.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from time import perf_counter
-from typing import cast
+from typing import Any, cast
 
 import tomli_w
 import torch
@@ -30,9 +29,10 @@ from tinyzero_trainer.mixing import next_share
 from tinyzero_trainer.models import LanguageModel, choose_device, from_parts, save_model
 from tinyzero_trainer.presets import PRESET_FILE, preset_content
 from tinyzero_trainer.prompts import PromptSource
+from tinyzero_trainer.schedules import decayed, warmed_up
 from tinyzero_trainer.task_shares import load_shares
 from tinyzero_trainer.tiny import build_model, build_tokenizer
-from tinyzero_trainer.warmstart_config import WarmStartConfig
+from tinyzero_trainer.warmstart_config import WarmStartConfig, WarmStartTraining
 
 FINAL_RATE_SHARE = 0.1
 MOST_PROBLEMS = 20_000
@@ -41,7 +41,7 @@ IGNORED = -100
 """Label that cross-entropy leaves out."""
 
 CARD_FILE = "README.md"
-RECIPE_FILE = "warmstart.toml"
+SETTINGS_FILE = "warmstart.toml"
 """`tinyzero warmstart --config` takes it to make the model again."""
 
 
@@ -92,24 +92,14 @@ def warm_start(config: WarmStartConfig, *, display: Display, stop: StopFlag) -> 
     seconds = perf_counter() - started
     output.mkdir(parents=True)
     save_model(output, language_model)
-    settings = _settings(config)
-    preset = preset_content({share.task: share.options for share in shares}, settings)
+    preset = preset_content({share.task: share.options for share in shares}, _settings(config))
     (output / PRESET_FILE).write_text(tomli_w.dumps(preset), encoding="utf-8")
-    named = {"run": {"task": config.run.task}, "task": config.task, "tasks": config.tasks}
-    said = merge(named, {"model": {"path": str(output)}})
-    train_config = build(TrainConfig, merge(without_idle(settings, said)[0], said))
+    (output / SETTINGS_FILE).write_text(tomli_w.dumps(_to_make_it_again(config)), encoding="utf-8")
+    train_config = _train_config(config)
     results = evaluate_model(train_config, samples=1, temperature=1.0, display=display, stop=stop)
-    unsaid = ("settings", "tasks" if config.run.task else "task")
-    recipe = {key: value for key, value in to_mapping(config).items() if key not in unsaid}
-    recipe["run"] = {key: value for key, value in recipe["run"].items() if key in ("task", "seed") and value != ""}
-    (output / RECIPE_FILE).write_text(tomli_w.dumps({**recipe, "settings": config.settings}), encoding="utf-8")
     card = _model_card(config, language_model, tasks, trained_tokens, seconds, results)
     (output / CARD_FILE).write_text(card, encoding="utf-8")
-    found = ", ".join(
-        f"{result.accuracy:.1%} on {result.problems} problems{f' of {name}' if len(results) > 1 else ''}"
-        for name, result in results.items()
-    )
-    return WarmStartResult(output, results, f"{output}: held-out accuracy {found}, {seconds:.0f} s")
+    return WarmStartResult(output, results, f"{output}: {_found(results)}, {seconds:.0f} s")
 
 
 def _settings(config: WarmStartConfig) -> dict[str, object]:
@@ -122,6 +112,28 @@ def _settings(config: WarmStartConfig) -> dict[str, object]:
         "eval": {"size": training.eval_size, "during_size": training.eval_size},
     }
     return merge(suiting, config.settings)
+
+
+def _train_config(config: WarmStartConfig) -> TrainConfig:
+    """Of a run that trains on from this model."""
+    named = {"run": {"task": config.run.task}, "task": config.task, "tasks": config.tasks}
+    said = merge(named, {"model": {"path": config.run.output}})
+    return build(TrainConfig, merge(without_idle(_settings(config), said)[0], said))
+
+
+def _to_make_it_again(config: WarmStartConfig) -> dict[str, Any]:
+    """All settings but the directory and the device."""
+    unsaid = ("settings", "tasks" if config.run.task else "task")
+    settings = {key: value for key, value in to_mapping(config).items() if key not in unsaid}
+    settings["run"] = {key: value for key, value in settings["run"].items() if key in ("task", "seed") and value != ""}
+    return {**settings, "settings": config.settings}
+
+
+def _found(results: Mapping[str, EvaluationResult]) -> str:
+    return "held-out accuracy " + ", ".join(
+        f"{result.accuracy:.1%} on {result.problems} problems{f' of {name}' if len(results) > 1 else ''}"
+        for name, result in results.items()
+    )
 
 
 def _train(
@@ -138,7 +150,7 @@ def _train(
         if stop.requested:
             raise KeyboardInterrupt
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(training.learning_rate, step, training.warmup_steps, training.steps)
+            group["lr"] = learning_rate(training, step)
         tokens, labels = _pad(next(batches), language_model.pad_id, model.device)
         with torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type == "cuda"):
             logits = model(input_ids=tokens, use_cache=False).logits
@@ -156,12 +168,11 @@ def _train(
     return trained_tokens
 
 
-def learning_rate(peak: float, step: int, warmup_steps: int, steps: int) -> float:
-    """Linear warm-up, then a cosine down to a tenth of the peak; `step` counts from 1."""
-    if step <= warmup_steps:
-        return peak * step / warmup_steps
-    progress = (step - warmup_steps) / max(1, steps - warmup_steps)
-    return peak * (FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * 0.5 * (1 + math.cos(math.pi * progress)))
+def learning_rate(training: WarmStartTraining, step: int) -> float:
+    """Linear warm-up, then a cosine from the peak, at its end, down to a tenth; `step` counts from 1."""
+    peak, past = training.learning_rate, training.warmup_steps - 1
+    rate = decayed(peak, FINAL_RATE_SHARE * peak, step - past, training.steps - past, "cosine")
+    return min(rate, warmed_up(peak, step, training.warmup_steps))
 
 
 class Demonstrations:
@@ -257,7 +268,7 @@ a problem, often wrongly, and is meant as the start of reinforcement learning.
 
 | | |
 |---|---|
-| made by | `tinyzero warmstart --config {RECIPE_FILE}` |
+| made by | `tinyzero warmstart --config {SETTINGS_FILE}` |
 | task | {", ".join(f"{name} {task.version}" for name, task in tasks.items())} |
 | learnt from | {trained_tokens:,} tokens of {demonstrations} |
 | time | {seconds:.0f} s on {machine}, torch {torch.__version__} |

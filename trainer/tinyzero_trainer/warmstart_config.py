@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from tinyzero_trainer.config import NonNegativeInt, PositiveFloat, PositiveInt, TestShare
+from tinyzero_trainer.config.values import NonNegativeInt, PositiveFloat, PositiveInt, TestShare
 from tinyzero_trainer.task_shares import TaskShare, read_shares, whole_entries
 from tinyzero_trainer.tiny import TinyShape
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from tinyzero_sdk.seeds import derive_seed
+from tinyzero_trainer.averages import moved
 from tinyzero_trainer.config import WindowConfig
 from tinyzero_trainer.records import Sample
 
@@ -114,17 +115,12 @@ def _change(state: WindowState, config: WindowConfig) -> int:
 
 
 def _averaged(state: WindowState, measured: Measured, decay: float) -> WindowState:
-    def moved(average: float | None, value: float | None) -> float | None:
-        if average is None or value is None:
-            return average if value is None else value
-        return decay * average + (1 - decay) * value
-
     return replace(
         state,
-        success_rate=moved(state.success_rate, measured.success_rate),
-        correct_length=moved(state.correct_length, measured.correct_length),
-        length=moved(state.length, measured.length),
-        truncated=moved(state.truncated, measured.truncated),
+        success_rate=moved(state.success_rate, measured.success_rate, decay),
+        correct_length=moved(state.correct_length, measured.correct_length, decay),
+        length=moved(state.length, measured.length, decay),
+        truncated=moved(state.truncated, measured.truncated, decay),
     )
 
 

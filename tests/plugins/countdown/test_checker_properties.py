@@ -49,7 +49,7 @@ def test_another_value_or_other_numbers_are_wrong(tree, random, target):
 
 
 @given(trees(), randoms, st.data())
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_a_small_change_gets_the_oracle_s_verdict(tree, random, data):
     value, text = value_of(tree), write(tree, random)
     start = data.draw(st.integers(0, len(text)))

@@ -19,7 +19,7 @@ HASHABLE = st.recursive(
 VALUES = st.recursive(
     HASHABLE | st.sets(HASHABLE, max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(HASHABLE | st.just("!"), inner, max_size=3),
-    max_leaves=10,
+    max_leaves=6,
 )
 
 
@@ -32,7 +32,7 @@ def same(one: object, other: object) -> bool:
     return not isinstance(one, list | tuple) or all(map(same, one, other))  # type: ignore[call-overload]
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(VALUES)
 def test_what_is_written_comes_back(value: object) -> None:
     assert same(decode(json.loads(json.dumps(encode(value)))), value)

@@ -1,9 +1,8 @@
 """The laws of the conformance kit, in the order of checking. Each is documented in docs/conformance.md."""
 
-import difflib
 from collections.abc import Sequence
 
-from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.errors import SettingsError, did_you_mean
 from tinyzero_sdk.testing.law import Failure, Law, NotChecked, Problem
 from tinyzero_sdk.testing.laws import conduct, data, gold, payment, verdicts
 
@@ -61,6 +60,5 @@ def check_names(names: Sequence[str], what: str) -> None:
     known = [law.name for law in LAWS]
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "tinyzero check --list shows them"
+            hint = did_you_mean(name, known).strip() or "tinyzero check --list shows them"
             raise SettingsError(f"{what} {name!r}: there is no such law; {hint}")

@@ -4,13 +4,13 @@ A recipe's tables are those of a configuration, beside `about` (a line) and `sou
 figures for a model of the size that it was published with; they yield to what suits the model. See layers.py.
 """
 
-import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import read_toml
+from tinyzero_sdk.errors import SettingsError, did_you_mean
+from tinyzero_sdk.settings import check_keys, read_toml
+from tinyzero_trainer.config import TrainConfig
 
 FOLDER = Path(__file__).parent
 
@@ -50,23 +50,19 @@ def find_recipe(name: str) -> Recipe:
         return _read(name, Path(name))
     names = recipe_names()
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(name, names, show=repr)
         raise SettingsError(f"no recipe {name!r}; {hint}known: {', '.join(names)}, or the path of a .toml file")
     return _read(name, FOLDER / f"{name}.toml")
 
 
 def _read(name: str, path: Path) -> Recipe:
-    from tinyzero_trainer.config import TrainConfig
-    from tinyzero_trainer.configure import check_known
-
     settings = read_toml(path)
     about, source, full_size = (settings.pop(key, default) for key, default in _HEADER.items())
     if not (isinstance(about, str) and isinstance(source, str) and isinstance(full_size, dict)):
         raise SettingsError(f"{path}: expected about and source to be text and full_size to be a table of settings")
     for values in (settings, full_size):
         try:
-            check_known(TrainConfig, values)
+            check_keys(TrainConfig, values, in_help=True)
         except SettingsError as error:
             raise SettingsError(f"{path}: {error}") from error
         if "recipe" in values.get("run", {}):

@@ -1,0 +1,20 @@
+"""What the tests of configurations and of commands share."""
+
+import pytest
+
+from tinyzero_sdk.cli import main
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.configure import gather
+
+
+def said(*words, file=None, **flags):
+    """What a user said: words, a file, and flags of the group `run`."""
+    return gather(TrainConfig, {f"run.{name}": value for name, value in flags.items()}, words, file)
+
+
+def call(capsys, *words):
+    """The command line's exit code, stdout and stderr."""
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    captured = capsys.readouterr()
+    return left.value.code or 0, captured.out, captured.err

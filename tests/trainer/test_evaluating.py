@@ -1,0 +1,44 @@
+"""An evaluation takes what makes its figures comparable from the run of its model, and refuses what has no effect."""
+
+import pytest
+
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.settings import describe
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.evaluating import EVALUATION_KEYS, evaluation_config
+
+pytestmark = pytest.mark.usefixtures("built_in_preset")
+
+
+@pytest.mark.parametrize("model", [".", "checkpoints/step_10"])
+def test_a_runs_model_is_evaluated_on_the_runs_own_problems(saved_run, model):
+    config = evaluation_config({"model": {"path": str(saved_run / model)}, "eval": {"size": 64}})
+    assert config.model.path == str(saved_run / "checkpoints" / "step_10")
+    assert (config.run.task, config.task, config.data.template) == ("countdown", {"numbers": [3]}, "compact")
+    assert config.eval.size == 64
+
+
+def test_a_runs_model_can_be_evaluated_on_another_task(saved_run):
+    config = evaluation_config({"model": {"path": str(saved_run)}, "run": {"task": "multiply"}})
+    assert (config.run.task, config.task) == ("multiply", {})
+
+
+def test_a_run_without_a_checkpoint_cannot_be_evaluated(saved_run):
+    (saved_run / "checkpoints" / "step_10").rename(saved_run / "step_10")
+    with pytest.raises(SettingsError, match="has no checkpoint yet"):
+        evaluation_config({"model": {"path": str(saved_run)}})
+
+
+def test_a_setting_without_effect_on_an_evaluation_is_refused():
+    with pytest.raises(SettingsError, match=r"optimizer\.learning_rate has no effect on an evaluation"):
+        evaluation_config({"run": {"task": "countdown"}, "optimizer": {"learning_rate": 1.0}})
+
+
+@pytest.mark.parametrize("values", [{"model": {"path": 3}}, {"run": {"task": 3}}])
+def test_values_of_a_wrong_type_are_one_line(values: dict):
+    with pytest.raises(SettingsError, match=r": got .*; input should be a valid string"):
+        evaluation_config({"run": {"task": "countdown"}, **values})
+
+
+def test_what_bears_on_an_evaluation_exists():
+    assert set(EVALUATION_KEYS) <= {field.key for field in describe(TrainConfig)}

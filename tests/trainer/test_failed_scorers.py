@@ -1,0 +1,32 @@
+"""A completion whose scorer failed teaches nothing, and is counted."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tinyzero_sdk import Item, Score
+from tinyzero_trainer.records import Prompt, Rollout
+from tinyzero_trainer.roles import score
+
+SCORES = [
+    Score(0.0, False, "error"),
+    Score(0.0, False, "timeout"),
+    Score(-10.0, False, "wrong"),
+    Score(0.0, False, "no_answer"),
+    Score(1.0, True),
+    Score(-1.0, False, "wrong", masked=True),
+]
+
+
+def test_a_completion_whose_scorer_failed_is_masked_and_keeps_its_score() -> None:
+    """Where shaping makes wrong answers negative its 0 would pay."""
+    pool = SimpleNamespace(score=lambda completions, truths: SCORES, first_error=None)
+    tokenizer = SimpleNamespace(batch_decode=lambda ids, skip_special_tokens: [""] * len(ids))
+    roles = SimpleNamespace(
+        language_model=SimpleNamespace(tokenizer=tokenizer), tasks={"toy": SimpleNamespace(pool=pool)}
+    )
+    rollouts = [(Prompt(Item(None), "", [1], "toy"), Rollout([2], None, True)) for _ in SCORES]
+    samples = score(roles, rollouts, max_failed_share=1.0)  # type: ignore[arg-type]
+    assert [sample.score.masked for sample in samples] == [True, True, False, False, False, True]
+    assert [sample.score.value for sample in samples] == pytest.approx([found.value for found in SCORES])
+    assert [sample.score.reason for sample in samples] == [found.reason for found in SCORES]

@@ -1,0 +1,101 @@
+"""A run goes on by its saved configuration; only what is not learnt from may be changed."""
+
+import dataclasses
+
+import pytest
+import tomli_w
+
+from tests.trainer.configurations import said
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.settings import describe, to_mapping
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.configure import make_config
+from tinyzero_trainer.resuming import RESUMABLE, check_fingerprint, fingerprint, resume_config
+
+pytestmark = pytest.mark.usefixtures("built_in_preset")
+
+
+def test_resuming_takes_the_saved_configuration_and_may_repeat_it(saved_run):
+    config = resume_config(saved_run, said("task.numbers=[3]", task="countdown"))
+    assert (config.run.task, config.run.steps, config.run.output) == ("countdown", 50, str(saved_run))
+    assert config.task == {"numbers": [3]}
+
+
+def test_resuming_may_change_what_is_not_learnt_from(saved_run):
+    config = resume_config(saved_run, said("run.steps=80", "eval.every=5", 'log.trackers=["wandb"]'))
+    assert (config.run.steps, config.eval.every, config.log.trackers) == (80, 5, ("wandb",))
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("optimizer.learning_rate=1e-3", "--resume cannot change optimizer.learning_rate from 1e-06 to 0.001"),
+        ("task.numbers=[3, 4]", "--resume cannot change task.numbers from [3] to [3, 4]"),
+        ("task.maximum=9", "--resume cannot change task.maximum from none to 9"),
+        ("run.steps=49", "--resume can raise run.steps=50, but not lower it"),
+        ("data.template=none", "--resume cannot change data.template from compact to none"),
+    ],
+)
+def test_resuming_refuses_to_learn_something_else(saved_run, word, message):
+    with pytest.raises(SettingsError) as caught:
+        resume_config(saved_run, said(word))
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("words", "ends"),
+    [
+        (["optimizer.schedule=cosine"], "optimizer.schedule=cosine ends"),
+        (["rollout.final_temperature=0.6"], "rollout.final_temperature=0.6 ends"),
+        (["algorithm.kl_coefficient=0.1", "algorithm.final_kl_coefficient=0.0"], "algorithm.final_kl_coefficient=0.0"),
+        (["optimizer.schedule=linear", "rollout.final_temperature=0.6"], "optimizer.schedule=linear and rollout.fi"),
+        (["optimizer.warmup_steps=3"], None),
+        ([], None),
+    ],
+)  # fmt: skip
+def test_more_steps_are_refused_where_a_schedule_would_jump(tmp_path, words, ends):
+    config = make_config(said("run.steps=50", *words, task="countdown"))
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)))
+    assert resume_config(tmp_path, said("run.steps=50")) == dataclasses.replace(
+        config, run=dataclasses.replace(config.run, output=str(tmp_path))
+    )
+    if ends is None:
+        assert resume_config(tmp_path, said("run.steps=80")).run.steps == 80
+        return
+    with pytest.raises(SettingsError) as caught:
+        resume_config(tmp_path, said("run.steps=80"))
+    assert f"--resume cannot raise run.steps=50, where {ends}" in str(caught.value)
+
+
+def test_resuming_leaves_out_what_a_change_leaves_without_effect(tmp_path):
+    config = make_config(said("eval.during_size=64", "log.rollouts_count=3", task="countdown"))
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)))
+    resumed = resume_config(tmp_path, said("eval.every=0"))
+    assert (resumed.eval.every, resumed.eval.during_size, resumed.log.rollouts_count) == (0, 256, 3)
+    with pytest.raises(SettingsError, match=r"eval\.during_size=32 has no effect: eval\.every=0"):
+        resume_config(tmp_path, said("eval.every=0", "eval.during_size=32"))
+
+
+def test_resuming_names_the_change_and_not_what_it_would_leave_without_effect(tmp_path):
+    config = make_config(said("algorithm.kl_coefficient=0.1", "algorithm.kl_estimator=exact", task="countdown"))
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)))
+    with pytest.raises(SettingsError, match=r"--resume cannot change algorithm\.kl_coefficient from 0\.1 to 0\.0"):
+        resume_config(tmp_path, said("algorithm.kl_coefficient=0.0"))
+
+
+def test_resuming_where_there_is_no_run_is_one_line(tmp_path):
+    with pytest.raises(SettingsError, match="holds no run to resume"):
+        resume_config(tmp_path, {})
+
+
+def test_the_fingerprint_changes_with_what_is_learnt_and_only_with_that():
+    config = make_config(said("task.numbers=[3]", task="countdown"))
+    same = make_config(said("task.numbers=[3]", "run.steps=7", "log.rollouts_every=0", task="countdown"))
+    check_fingerprint(same, fingerprint(config))
+    for word in ("task.numbers=[4]", "run.seed=1", "optimizer.beta2=0.9"):
+        with pytest.raises(SettingsError, match=r"config\.toml has changed since the checkpoint was saved"):
+            check_fingerprint(make_config(said(word, task="countdown")), fingerprint(config))
+
+
+def test_what_may_be_changed_exists():
+    assert set(RESUMABLE) <= {field.key for field in describe(TrainConfig)}

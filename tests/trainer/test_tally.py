@@ -1,0 +1,59 @@
+"""The sums of an update: whatever the split into micro-batches, and without what was skipped."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinyzero_trainer.tally import Tally
+
+PARTS = st.lists(st.lists(st.floats(-10, 10), min_size=1), min_size=1)
+
+
+@given(PARTS)
+def test_means_and_columns_are_those_of_all_tokens(parts: list[list[float]]) -> None:
+    tally, everything = Tally(), [value for part in parts for value in part]
+    for part in parts:
+        tally.add(each=torch.tensor(part))
+        tally.keep(each=torch.tensor(part, requires_grad=True))
+    assert tally.means() == {"each": pytest.approx(sum(everything) / len(everything), abs=1e-4)}
+    column = tally.column("each")
+    assert column is not None
+    assert torch.equal(column, torch.tensor(everything))
+    assert not column.requires_grad
+
+
+@given(
+    st.lists(
+        st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=3), min_size=1, max_size=3), min_size=1, max_size=3
+    )
+)
+def test_what_is_weighted_is_summed_over_a_mini_batch_and_averaged_over_mini_batches(
+    mini_batches: list[list[list[float]]],
+) -> None:
+    tally = Tally()
+    for parts in mini_batches:
+        for part in parts:
+            tally.add_weighted(loss=torch.tensor(part, requires_grad=True))
+        tally.end_mini_batch(torch.tensor(1.0))
+    expected = sum(sum(map(sum, parts)) for parts in mini_batches) / len(mini_batches)
+    assert tally.aggregated() == {"loss": pytest.approx(expected, abs=1e-3)}
+
+
+def test_what_was_never_added_is_left_out() -> None:
+    assert Tally().means() == {}
+    assert Tally().aggregated() == {}
+    assert Tally().column("each") is None
+    assert Tally().updates() == {"skipped_updates": 0.0}
+
+
+def test_the_norm_is_that_of_the_updates_that_were_made() -> None:
+    tally = Tally()
+    assert not tally.began
+    for norm in (3.0, float("nan"), 5.0, float("inf")):
+        tally.end_mini_batch(torch.tensor(norm))
+    assert tally.began
+    assert tally.updates() == {"grad_norm": 4.0, "skipped_updates": 2.0}
+    tally = Tally()
+    tally.end_mini_batch(torch.tensor(float("nan")))
+    assert tally.updates() == {"skipped_updates": 1.0}

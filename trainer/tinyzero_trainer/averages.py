@@ -1,0 +1,18 @@
+"""The exponential average that the controllers of window and curriculum keep."""
+
+
+def moved(average: float | None, value: float | None, decay: float) -> float | None:
+    """The average after another value.
+
+    Args:
+        average: before; None = there has been no value yet.
+        value: the new one; None = none was measured, and the average stays.
+        decay: share of the old average.
+
+    Example:
+        >>> moved(None, 1.0, 0.75), moved(1.0, 0.0, 0.75), moved(0.5, None, 0.75)
+        (1.0, 0.75, 0.5)
+    """
+    if average is None or value is None:
+        return average if value is None else value
+    return decay * average + (1 - decay) * value

@@ -1,0 +1,106 @@
+"""The trainer's configuration: one typed tree, in the order in which help and `config.toml` show it.
+
+Filled from TOML and `key=value` words by `tinyzero_sdk.settings`; checks across fields are in `__post_init__`, so an
+impossible configuration stops before anything is loaded. The groups are in the files of this folder, and what has no
+effect under other settings is in effects.py. No torch in here.
+"""
+
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any
+
+from tinyzero_trainer.config.learning import AlgorithmConfig, CriticConfig, LoraConfig, OptimizerConfig
+from tinyzero_trainer.config.run import CheckpointConfig, EvalConfig, LogConfig, ModelConfig, RewardConfig, RunConfig
+from tinyzero_trainer.config.sampling import CurriculumConfig, DataConfig, MismatchConfig, RolloutConfig, WindowConfig
+from tinyzero_trainer.config.values import Advantage, Aggregation, Decay, Estimator, Layout
+from tinyzero_trainer.effects import COMPARES_SAMPLES, idle, refuse
+from tinyzero_trainer.task_shares import TaskShare, read_shares, whole_entries
+
+__all__ = [
+    "Advantage",
+    "Aggregation",
+    "AlgorithmConfig",
+    "CheckpointConfig",
+    "CriticConfig",
+    "CurriculumConfig",
+    "DataConfig",
+    "Decay",
+    "Estimator",
+    "EvalConfig",
+    "Layout",
+    "LogConfig",
+    "LoraConfig",
+    "MismatchConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "TrainConfig",
+    "WindowConfig",
+]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything a run depends on."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    task: dict[str, Any] = field(default_factory=dict)
+    """The task's own options (`tinyzero tasks NAME` lists them), e.g. task.numbers=[3,4]."""
+
+    tasks: dict[str, Any] = field(default_factory=dict)
+    """Several tasks: tasks.NAME.weight=2, tasks.NAME.options.KEY=…, and tasks.NAME.task=… if not called NAME."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    mismatch: MismatchConfig = field(default_factory=MismatchConfig)
+    window: WindowConfig = field(default_factory=WindowConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def task_shares(self) -> tuple[TaskShare, ...]:
+        """The tasks of the run, whichever way they are named; nothing else looks at `run.task`, `task` and `tasks`."""
+        return read_shares(self.run.task, self.task, self.tasks)
+
+    def wrappers_with_limit(self) -> tuple[str, ...]:
+        """`run.wrappers` as `load_task` takes them: where a limit is needed and none is given, the longest completion.
+
+        Raises:
+            SettingsError: one of them is unknown.
+        """
+        from tinyzero_sdk.wrappers import with_limit
+
+        fixed = self.window.mode == "fixed"
+        return with_limit(self.run.wrappers, self.window.tokens if fixed else self.rollout.max_tokens)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tasks", whole_entries(self.task_shares()))
+        if self.optimizer.mini_batches > self.data.prompts_per_step:
+            raise ValueError(
+                f"optimizer.mini_batches={self.optimizer.mini_batches} is more than "
+                f"data.prompts_per_step={self.data.prompts_per_step}; lower it or raise the batch"
+            )
+        groups = {name: value for name, value in vars(self).items() if is_dataclass(value)}
+        refuse(idle({name: vars(value) for name, value in groups.items()}), groups)
+        if self.critic.warmup_steps >= self.run.steps:
+            raise ValueError(
+                f"critic.warmup_steps={self.critic.warmup_steps} leaves none of run.steps={self.run.steps} to the "
+                "policy; lower it or raise run.steps"
+            )
+        if self.rollout.top_k == 1:
+            raise ValueError(
+                "rollout.top_k=1 draws the same completion each time, so nothing can be learnt; set 0 or at least 2"
+            )
+        if self.rollout.samples_per_prompt == 1 and self.algorithm.advantage in COMPARES_SAMPLES:
+            raise ValueError(
+                f"rollout.samples_per_prompt=1 leaves algorithm.advantage={self.algorithm.advantage!r} nothing to "
+                "compare; set at least 2"
+            )

@@ -1,0 +1,19 @@
+"""Types that the groups of the configuration share: numbers within limits, and names to choose among."""
+
+import math
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+PositiveInt = Annotated[int, Gt(0)]
+NonNegativeInt = Annotated[int, Ge(0)]
+PositiveFloat = Annotated[float, Gt(0), Lt(math.inf)]
+NonNegativeFloat = Annotated[float, Ge(0), Lt(math.inf)]
+TestShare = Annotated[float, Gt(0), Le(0.5)]
+Fraction = Annotated[float, Ge(0), Le(1)]
+
+Advantage = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "remax", "gae"]
+Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+Estimator = Literal["exact", "k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"]
+Decay = Literal["constant", "linear", "cosine"]
+Layout = Literal["padded", "packed"]
