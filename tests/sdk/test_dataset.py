@@ -178,6 +178,7 @@ def test_files_are_the_same_bytes_for_any_number_of_workers(task_file: Path, tmp
     assert set(one) == {"train.parquet", "test.parquet"}
 
 
+@pytest.mark.slow
 def test_all_problems_there_are(task_file: Path, tmp_path: Path) -> None:
     task = load_task(task_file, options={"keys": 500})
     sizes = {"train": None, "test": None}

@@ -214,6 +214,7 @@ def test_calls_from_many_threads_take_turns(mild: Task) -> None:
     assert found == dict.fromkeys(range(6), True)
 
 
+@pytest.mark.slow
 def test_leaking_scorer_gets_fresh_workers_before_it_fails(hostile: Task) -> None:
     with ScoringPool(hostile, memory_limit_gb=0.5) as pool:
         scores = pool.score([tagged("hoard")] * 20, [0] * 20)

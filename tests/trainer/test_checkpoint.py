@@ -328,6 +328,7 @@ def test_killed_at_any_moment_the_newest_checkpoint_is_whole(root, tmp_path):
     assert seen == {20, 30}
 
 
+@pytest.mark.slow
 def test_disk_full_at_any_moment_leaves_no_half_checkpoint(root, tmp_path):
     for code, copy in every_moment(root, tmp_path, save_on_full_disk):
         assert code == 0

@@ -51,6 +51,7 @@ def roles_and_evaluation(toy_task: str, model: Path, wrappers: list[str]):
         return role.task.wrappers, result, samples
 
 
+@pytest.mark.slow
 def test_an_evaluation_in_training_reports_what_the_task_gave(toy_task: str, toy_model_path: Path) -> None:
     none, plain, plainly = roles_and_evaluation(toy_task, toy_model_path, [])
     wrappers, shaped, rewarded = roles_and_evaluation(toy_task, toy_model_path, ["cosine", "mask_truncated"])

@@ -89,6 +89,7 @@ def test_several_tasks_share_a_model_a_preset_and_a_card(tmp_path: Path, toy_tas
     assert build(WarmStartConfig, again).tasks == build(WarmStartConfig, values).tasks
 
 
+@pytest.mark.slow
 def test_a_batch_has_the_tasks_in_their_shares(toy_task: str, toy_model: LanguageModel) -> None:
     tasks = {"one": {"task": toy_task, "weight": 2}, "two": {"task": toy_task, "options": {"limit": 9}}}
     config = build(WarmStartConfig, {"tasks": tasks, "training": {"batch_size": 4, "template": "base"}})

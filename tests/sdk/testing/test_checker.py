@@ -135,6 +135,7 @@ def pytest_in(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_pytest_plugin_needs_no_code(write_sum: WriteSum, tmp_path: Path) -> None:
     waivers = {"prompts-complete": "not needed"}
     path = write_sum(score=EMPTY_PAYS, info=WAIVED.format(waivers=waivers), oracle=None)
@@ -208,6 +209,7 @@ def test_shipped_tasks_pass(run: Callable[..., tuple], words: str) -> None:
     assert code == 0, out
 
 
+@pytest.mark.slow
 def test_nothing_is_left_where_the_user_is(write_sum: WriteSum, tmp_path: Path) -> None:
     write_sum()
     (tmp_path / "temporary").mkdir()
