@@ -60,8 +60,11 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, show: Callab
     Example:
         >>> did_you_mean("countdwn", ["countdown", "gsm8k"]) + "installed: countdown, gsm8k"
         'did you mean countdown? installed: countdown, gsm8k'
+        >>> did_you_mean("DAPO", ["dapo", "grpo"])
+        'did you mean dapo? '
     """
-    near = difflib.get_close_matches(name, list(known), n=most)
+    spelt = {other.casefold(): other for other in known}
+    near = [spelt[other] for other in difflib.get_close_matches(name.casefold(), spelt, n=most)]
     return f"did you mean {' or '.join(map(show, near))}? " if near else ""
 
 
