@@ -25,7 +25,7 @@ lint: $(READY)  ## ruff and mypy
 	@$(BIN)/python -m ruff format --check
 	@$(BIN)/python -m mypy
 
-# Beside modules without a figure, what takes an hour on two cores.
+# Beside modules without a figure, what takes much longer than a few minutes on two cores.
 NOT_IN_BENCH = common training recipes ablations two_tasks
 
 bench: $(READY)  ## measure the figures of benchmarks/README.md on this machine

@@ -2,7 +2,7 @@
 
     python benchmarks/two_tasks.py [--seeds 0] [--steps 40] [--device cpu] [--output DIR]
 
-The warm start takes five minutes on an H200 and three quarters of an hour on two cores; an --output that holds its
+The warm start takes three minutes on an H200 and much longer without a GPU; an --output that holds its
 model already does not repeat it. Held-out accuracy of each task before and after, sampled at temperature 1.
 """
 
