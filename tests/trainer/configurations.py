@@ -1,10 +1,20 @@
 """What the tests of configurations and of commands share."""
 
+from typing import Any
+
 import pytest
 
 from tinyzero_sdk.cli import main
+from tinyzero_sdk.settings import merge, nested
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.configure import gather
+from tinyzero_trainer.configure import gather, make_config
+
+
+def changed(values: dict[str, Any], changes: dict[str, Any]) -> TrainConfig:
+    """The configuration of `values`, with `group__name=value` changed."""
+    for key, value in changes.items():
+        values = merge(values, nested(key.replace("__", "."), value))
+    return make_config(values)
 
 
 def said(*words, file=None, **flags):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from tests.trainer.configurations import changed
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer import loop, roles, training_step
@@ -52,10 +53,7 @@ def configure(warm_model: Path, toy_task: str) -> Configure:
             "checkpoint": {"every": 2},
             "log": {"rollouts_every": 2, "rollouts_count": 3},
         }
-        for key, value in changes.items():
-            group, name = key.split("__")
-            values[group][name] = value
-        return make_config(values)
+        return changed(values, changes)
 
     return make
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from tests.trainer.configurations import changed
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError
 from tinyzero_trainer import loop, training_step
 from tinyzero_trainer.config import TrainConfig
@@ -39,10 +40,7 @@ def configure(warm_model: Path, toy_task: str) -> Configure:
             "checkpoint": {"every": 1},
             "log": {"rollouts_every": 2, "rollouts_count": 6},
         }
-        for key, value in changes.items():
-            group, name = key.split("__")
-            values[group][name] = value
-        return make_config(values)
+        return changed(values, changes)
 
     return make
 

@@ -147,6 +147,17 @@ def test_while_the_critic_warms_up_the_policy_rests() -> None:
     assert [sorted(metrics) for metrics in taken] == [["critic/updated"]] * 2 + [["actor/updated", "critic/updated"]]
 
 
+def test_a_masked_completion_has_no_say_in_the_kl_that_the_coefficient_adapts_to() -> None:
+    """As in the loss, where it is left out of the mean too."""
+    step = a_step(kl_coefficient=0.2, kl_in="reward", kl_estimator="k2")
+    gaps = rows([(a - b) ** 2 / 2 for a, b in zip(OLD.tolist(), REFERENCE.tolist(), strict=True)])
+    masked = [replace(each, score=replace(each.score, masked=place == 2)) for place, each in enumerate(SAMPLES)]
+    metrics = step.close_kl(step.outcome(masked, KnownLogprobs(OLD, None), NOW), {}, NOW)
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx(statistics.fmean(gaps[0] + gaps[1] + gaps[3]))
+    none = [replace(each, score=replace(each.score, masked=True)) for each in SAMPLES]
+    assert step.close_kl(step.outcome(none, KnownLogprobs(OLD, None), NOW), {}, NOW) == {"actor/kl_coef": 0.2}
+
+
 def test_remax_compares_with_the_likeliest_completion_at_full_length(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

@@ -214,8 +214,10 @@ class TrainingStep:
         if outcome.penalties is None:
             measured, metrics = updated.get("actor/kl_loss"), {}
         else:
-            measured = outcome.penalties.mean().item() / coefficient
-            metrics = {"actor/reward_kl_penalty": measured}
+            counted = outcome.counted_tokens()
+            counting = outcome.penalties if counted is None else outcome.penalties[counted]
+            measured = counting.mean().item() / coefficient if len(counting) else None
+            metrics = {} if measured is None else {"actor/reward_kl_penalty": measured}
         if algorithm.kl_target is not None and measured is not None:
             self.carried.kl_coefficient = adapted_coefficient(
                 coefficient,
