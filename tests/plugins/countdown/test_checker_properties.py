@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.plugins.countdown.expressions import leaves_of, trees, value_of, write
-from tinyzero_countdown.expression import MAX_LENGTH
+from tinyzero_countdown.expression import MAX_DIGITS, MAX_LENGTH
 from tinyzero_countdown.scoring import judge
 from tinyzero_countdown.second_opinion import is_right
 from tinyzero_sdk.records import REASONS
@@ -30,7 +30,8 @@ def test_every_right_expression_scores_full(tree, random):
     value = value_of(tree)
     assume(value is not None and value.denominator == 1)
     numbers = leaves_of(tree)
-    text = write(tree, random, claim=int(value) if value >= 0 and random.random() < 0.3 else None)
+    can_be_written = 0 <= value < 10**MAX_DIGITS  # longer numbers are malformed, by rule
+    text = write(tree, random, claim=int(value) if can_be_written and random.random() < 0.3 else None)
     assume(len(text) <= MAX_LENGTH)
     random.shuffle(numbers)
     assert judge(text, truth(int(value), numbers)).correct
