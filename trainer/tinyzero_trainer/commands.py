@@ -1,5 +1,7 @@
 """`tinyzero train` and `tinyzero warmstart`: what the user typed, turned into one Python call each.
 
+`tinyzero doctor` is in a package of its own.
+
 Whatever is slow to import (torch above all) is imported inside the functions, after the settings have been checked.
 """
 
@@ -15,6 +17,7 @@ from typer.core import TyperCommand
 from tinyzero_sdk.cli.output import stderr, stdout
 from tinyzero_sdk.cli.task_options import AllowUnsafe
 from tinyzero_sdk.errors import SettingsError
+from tinyzero_trainer.doctor.command import doctor
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,6 +35,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
     app.command("train", cls=_TrainCommand)(train)
     app.command("warmstart", cls=_WarmStartCommand)(warm_start)
+    app.command("doctor")(doctor)
 
 
 def train(

@@ -140,12 +140,16 @@ def make_config(values: Mapping[str, Any]) -> TrainConfig:
     """
     if not _get(values, "run.task"):
         raise SettingsError("no task is named; give --task, or run.task in the file")
-    _refuse_missing_directory(_get(values, "model.path"))
+    refuse_missing_directory(_get(values, "model.path"))
     return build(TrainConfig, merge(suiting(values), values))
 
 
-def _refuse_missing_directory(model: str | None) -> None:
-    """A name on the Hub has at most one slash, inside; what is written otherwise must be a directory here."""
+def refuse_missing_directory(model: str | None) -> None:
+    """A name on the Hub has at most one slash, inside; what is written otherwise must be a directory here.
+
+    Raises:
+        SettingsError: it is not.
+    """
     if model is None or not (model.startswith((".", "/", "~")) or model.count("/") > 1):
         return
     if not Path(model).is_dir():
