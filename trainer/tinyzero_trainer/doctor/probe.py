@@ -15,6 +15,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
+from http.client import HTTPException
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -307,9 +308,9 @@ def reach(address: str, timeout: float) -> str | None:
     def ask() -> None:
         try:
             urllib.request.urlopen(address, timeout=timeout).close()
-        except urllib.error.HTTPError:
-            pass  # it answered
-        except (OSError, ValueError) as error:
+        except urllib.error.HTTPError as answer:
+            answer.close()
+        except (OSError, ValueError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             outcome[0] = getattr(reason, "strerror", None) or str(reason)
             return
