@@ -1,7 +1,6 @@
 """`tinyzero train` and `tinyzero warmstart`: what the user typed, turned into one Python call each.
 
-`tinyzero recipes` is in recipe_commands.py.
-
+`tinyzero recipes` is in recipe_commands.py, `tinyzero doctor` in a package of its own.
 Whatever is slow to import (torch above all) is imported inside the functions, after the settings have been checked.
 """
 
@@ -18,6 +17,7 @@ from tinyzero_sdk.cli.output import stderr, stdout
 from tinyzero_sdk.cli.task_options import AllowUnsafe
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer import recipe_commands
+from tinyzero_trainer.doctor.command import doctor
 from tinyzero_trainer.presets import TINY_MODEL, other_task
 from tinyzero_trainer.threads import calm_threads
 
@@ -42,6 +42,7 @@ def register(app: typer.Typer) -> None:
     app.command("train", cls=_TrainCommand)(train)
     app.command("recipes")(recipe_commands.recipes)
     app.command("warmstart", cls=_WarmStartCommand)(warm_start)
+    app.command("doctor")(doctor)
 
 
 def train(

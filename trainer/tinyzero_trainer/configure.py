@@ -93,7 +93,7 @@ def resolve(values: Mapping[str, Any]) -> tuple[TrainConfig, Layers]:
     """
     if not get(values, "run.task") and not values.get("tasks"):
         raise SettingsError("no task is named; give --task, or run.task in the file")
-    _refuse_missing_directory(text(values, "model.path"))
+    refuse_missing_directory(text(values, "model.path"))
     layers = put_together(values)
     return build_layers(layers, values), layers
 
@@ -116,8 +116,12 @@ def build_layers(layers: Layers, said: Mapping[str, Any]) -> TrainConfig:
     return build(TrainConfig, layers.values)
 
 
-def _refuse_missing_directory(model: str | None) -> None:
-    """A name on the Hub has at most one slash, inside; what is written otherwise must be a directory here."""
+def refuse_missing_directory(model: str | None) -> None:
+    """A name on the Hub has at most one slash, inside; what is written otherwise must be a directory here.
+
+    Raises:
+        SettingsError: it is not.
+    """
     if model is None or not (model.startswith((".", "/", "~")) or model.count("/") > 1):
         return
     if not Path(model).is_dir():

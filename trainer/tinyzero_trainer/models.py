@@ -1,6 +1,8 @@
 """Loading a language model, its tokenizer and its end tokens, and saving them so that others can load them."""
 
 import contextlib
+import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from logging import CRITICAL, getLogger
@@ -12,6 +14,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.doctor.kernels import has_kernels, named_outside, refusal
 from tinyzero_trainer.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.lora import Adapter, merged_state
 from tinyzero_trainer.presets import BUILT_IN_MODEL, TINY_MODEL
@@ -69,15 +72,42 @@ def choose_device(name: str) -> torch.device:
     """`auto` = a GPU where there is one.
 
     Raises:
-        ModelError: a device that torch does not know or cannot see.
+        ModelError: a device that torch does not know or cannot see, or a card that it has no kernels for.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        return torch.empty(0, device=name).device
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch\.cuda")  # of a card without kernels: an error below
+            device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ModelError(f"run.device={name!r} cannot be used ({reason}); give cpu, cuda or auto") from error
+        more = " (tinyzero doctor says more)" if name.startswith("cuda") else ""
+        raise ModelError(f"run.device={name!r} cannot be used ({reason}); give cpu, cuda or auto{more}") from error
+    if device.type == "cuda":
+        _refuse_card_without_kernels(device)
+    return device
+
+
+def _refuse_card_without_kernels(device: torch.device) -> None:
+    """Say it before a model is loaded, in the words of `tinyzero doctor`; torch fails at the first kernel, in its own.
+
+    Raises:
+        ModelError: torch has no kernels for the card.
+    """
+    capability, archs = torch.cuda.get_device_capability, torch.cuda.get_arch_list()
+    fine = [index for index in range(torch.cuda.device_count()) if has_kernels(capability(index), archs)]
+    finding = refusal(
+        str(device),
+        torch.cuda.get_device_name(device),
+        capability(device),
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        archs=archs,
+        others=[named_outside(index, os.environ.get("CUDA_VISIBLE_DEVICES")) for index in fine],
+    )
+    if finding is not None:
+        raise ModelError(finding.line)
 
 
 def load_model(path: str | None, device: torch.device) -> LanguageModel:

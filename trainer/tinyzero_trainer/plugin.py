@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def register_commands(app: "typer.Typer") -> None:
-    """Add `train` and `warmstart`."""
+    """Add `train`, `warmstart` and `doctor`."""
     from tinyzero_trainer import commands
 
     commands.register(app)

@@ -1,0 +1,10 @@
+"""`tinyzero doctor`: what stands in the way of training on this machine, and what to type about each thing.
+
+facts.py     what was seen, as plain records
+probe.py     sees it (torch_probe.py in a process of its own, since what it imports may crash)
+kernels.py   whether torch has kernels for a card; `tinyzero train` asks it too
+checks.py    the machine: facts in, findings out; packages.py and gpus.py do the same for theirs
+command.py   the command
+
+Only probe.py and torch_probe.py touch the machine, so every finding can be had from made-up facts.
+"""

@@ -1,0 +1,196 @@
+"""Findings on the machine: memory, disk, limits and the network. And `examine`, which makes them all."""
+
+from collections.abc import Callable, Iterator
+
+from tinyzero_trainer.doctor.facts import Facts, Wanted
+from tinyzero_trainer.doctor.findings import Finding
+from tinyzero_trainer.doctor.gpus import check_cards, check_driver, check_visibility
+from tinyzero_trainer.doctor.packages import check_imports, check_python, check_versions
+
+GIB = 2**30
+
+WEIGHT_BYTES = 4
+"""Master weights are float32."""
+
+TRAINED_COPIES = 4
+"""Of the weights, in memory: themselves, their gradients and AdamW's two moments."""
+
+SAVED_COPIES = 3
+"""Of the weights, in a checkpoint: themselves and AdamW's two moments."""
+
+LITTLE_DISK = 2 * GIB
+"""Below it there is a warning even if the model's size is not known."""
+
+ENOUGH_SHARED = GIB
+"""What NCCL and Ray want of /dev/shm; Docker gives 64 MiB."""
+
+FEW_FILES, ENOUGH_FILES = 1024, 4096
+"""Open files: too few for anything, and enough for Ray."""
+
+MANY_CORES = 8
+
+
+def check_cores(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+    """Cores against scoring processes."""
+    cores, workers = facts.machine.cores, wanted.workers
+    what = f"{cores} CPU {'core' if cores == 1 else 'cores'}, {workers} for scoring (reward.workers)"
+    if workers > cores:
+        yield Finding("cores", "warning", what, "lower it", (f"reward.workers={max(1, cores - 1)}",))
+    elif workers == 1 and cores >= MANY_CORES:
+        yield Finding("cores", "note", what, "if scoring takes long, raise it", (f"reward.workers={cores // 2}",))
+    else:
+        yield Finding("cores", "ok", what)
+
+
+def check_memory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+    """Main memory against what the model needs there."""
+    machine, parameters = facts.machine, facts.model.parameters
+    what = f"{_gib(machine.memory_free)} of {_gib(machine.memory)} memory free"
+    if parameters is None:
+        yield Finding("memory", "ok", what)
+        return
+    on_cpu = wanted.device == "cpu" or not facts.torch.cards
+    trained = TRAINED_COPIES if on_cpu else 1  # for a card the weights are only read here
+    need = WEIGHT_BYTES * parameters * (trained * wanted.model_copies + (wanted.frozen_copies if on_cpu else 0))
+    if machine.memory_free < need:
+        what += f"; {'training' if on_cpu else 'loading'} {facts.model.name} takes at least {_gib(need)}"
+        yield Finding("memory", "warning", what, "end other programs, or take a smaller --model")
+    else:
+        yield Finding("memory", "ok", what)
+
+
+def check_disk(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+    """The run directory against the checkpoints that will be in it: those kept, and the one being written."""
+    output, parameters = facts.output, facts.model.parameters
+    if not output.writable:
+        do = "give --output a directory that you may write"
+        yield Finding("disk", "error", f"{output.path} cannot be written", do)
+        return
+    what = f"{_gib(output.free)} free for {output.path}"
+    if parameters is None:
+        low = output.free < LITTLE_DISK
+        do = "give --output a directory on a larger disk" if low else ""
+        yield Finding("disk", "warning" if low else "ok", what, do)
+        return
+    each = WEIGHT_BYTES * parameters * SAVED_COPIES * wanted.model_copies
+    need = each * (wanted.keep + 1)
+    what += f"; {wanted.keep} checkpoints and the next take {_gib(need)}"
+    if output.free < need:
+        do = f"give --output a directory on a disk with {_gib(need)} free"
+        fewer = ("checkpoint.keep=2",) if wanted.keep > 2 and output.free >= 3 * each else ()
+        yield Finding("disk", "error", what, do + (", or keep fewer" if fewer else ""), fewer)
+    else:
+        yield Finding("disk", "ok", what)
+
+
+def check_shared_memory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+    """/dev/shm, through which processes of several cards and Ray pass tensors."""
+    size = facts.machine.shared_memory
+    if size is None:
+        return
+    what = f"{_gib(size)} of shared memory (/dev/shm)"
+    if size >= ENOUGH_SHARED:
+        yield Finding("shared memory", "ok", what)
+        return
+    do, command = ("start the container with more", "docker run --shm-size=16g …")
+    if not facts.machine.container:
+        do, command = ("make it larger", "sudo mount -o remount,size=16G /dev/shm")
+    if len(facts.torch.cards) > 1:
+        what += ", too little for NCCL between several GPUs"
+        yield Finding("shared memory", "error", what, do, (command,))
+    elif any(package.name in ("ray", "vllm") for package in facts.packages):
+        yield Finding("shared memory", "warning", f"{what}, too little for Ray and vLLM", do, (command,))
+    else:
+        yield Finding(
+            "shared memory", "note", f"{what}: enough for one process, not for Ray or several GPUs", do, (command,)
+        )
+
+
+def check_open_files(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+    """The limit on open files."""
+    soft, hard = facts.machine.open_files
+    enough = ENOUGH_FILES if any(package.name == "ray" for package in facts.packages) else FEW_FILES
+    what = f"at most {soft:,} open files"
+    if soft >= enough:
+        yield Finding("open files", "ok", what)
+    elif hard >= enough:
+        yield Finding(
+            "open files", "warning", what, "raise the limit in this shell", (f"ulimit -n {min(hard, 65536)}",)
+        )
+    else:
+        do = f"the system allows {hard:,}; raise nofile in /etc/security/limits.conf, or start the container with"
+        yield Finding("open files", "warning", what, do, ("docker run --ulimit nofile=65536 …",))
+
+
+def check_model(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+    """Whether the model is here, or can come."""
+    model, cache = facts.model, facts.hub_cache
+    if model.parameters is not None:
+        yield Finding("model", "ok", f"{model.name}: {_millions(model.parameters)} parameters")
+    elif model.local:
+        do = "give --model a directory with config.json, safetensors and tokenizer"
+        yield Finding("model", "error", f"{model.name} holds no safetensors", do)
+    elif facts.offline:
+        what = f"{model.name} is not in {cache.path}, and HF_HUB_OFFLINE forbids downloads"
+        do = "allow them, or bring the cache from a machine that may"
+        yield Finding("model", "error", what, do, ("unset HF_HUB_OFFLINE", f"hf download {model.name}"))
+    elif not cache.writable:
+        do = "name a directory that you may write"
+        yield Finding("model", "error", f"{cache.path} cannot be written", do, ("export HF_HOME=DIR",))
+    else:
+        what = f"{model.name} will be downloaded into {cache.path} ({_gib(cache.free)} free)"
+        yield Finding(
+            "model", "note", what, "fetch it now to see whether the Hub can be reached", (f"hf download {model.name}",)
+        )
+
+
+def check_wandb(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+    """The way to W&B, where it is wanted."""
+    wandb = facts.wandb
+    if not wanted.wandb:
+        return
+    if not wandb.installed:
+        commands = ("pip install 'tinyzero-trainer[trackers]'",)
+        yield Finding("wandb", "error", "wandb is not installed", "install it", commands)
+    elif wandb.mode in ("offline", "disabled", "dryrun"):
+        yield Finding("wandb", "ok", f"WANDB_MODE={wandb.mode}: nothing is sent")
+    elif wandb.error:
+        what = f"{wandb.server} cannot be reached ({wandb.error})"
+        do = "record offline, and upload later with wandb sync"
+        yield Finding("wandb", "warning", what, do, ("export WANDB_MODE=offline",))
+    elif not wandb.has_key:
+        do = "log in, or record offline"
+        yield Finding("wandb", "warning", "there is no key for W&B", do, ("wandb login", "export WANDB_MODE=offline"))
+    else:
+        yield Finding("wandb", "ok", f"{wandb.server} answers" if wandb.error == "" else "there is a key for W&B")
+
+
+CHECKS: tuple[Callable[[Facts, Wanted], Iterator[Finding]], ...] = (
+    check_python,
+    check_imports,
+    check_versions,
+    check_driver,
+    check_visibility,
+    check_cards,
+    check_cores,
+    check_memory,
+    check_shared_memory,
+    check_open_files,
+    check_disk,
+    check_model,
+    check_wandb,
+)
+"""In the order in which they are shown."""
+
+
+def examine(facts: Facts, wanted: Wanted) -> tuple[Finding, ...]:
+    """Everything that there is to say about a machine, in the order of `CHECKS`."""
+    return tuple(finding for check in CHECKS for finding in check(facts, wanted))
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / 2**20:.0f} MiB"
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.1f} million"

@@ -1,0 +1,129 @@
+"""`tinyzero doctor`: looks at the machine, and says what stands in the way of training on it."""
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tinyzero_sdk.cli.output import print_json, stderr, stdout
+from tinyzero_sdk.cli.summary_view import count
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from tinyzero_trainer.config import TrainConfig
+    from tinyzero_trainer.doctor.facts import Facts, Wanted
+    from tinyzero_trainer.doctor.findings import Finding
+
+STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
+CHECK_WIDTH = 14
+
+
+def doctor(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, as `tinyzero train` takes them.")
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", metavar="DIR", help="Run directory: is there room for checkpoints?")
+    ] = Path("runs"),
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="Directory or Hub name of the model to train.",
+            show_default="the tiny model that comes with the trainer",
+        ),
+    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings from a TOML file.")] = None,
+    wandb: Annotated[bool, typer.Option("--wandb", help="Look for the way to W&B, even if no setting asks.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print findings and facts as JSON.")] = False,
+) -> None:
+    """Find what stands in the way of training on this machine: GPUs, versions, memory, disk, network.
+
+    Each finding says what to type. Exit code 1 if one of them is an error.
+    """
+    from tinyzero_trainer.doctor.checks import examine
+    from tinyzero_trainer.doctor.findings import failed
+
+    wanted, facts = _look(words or (), output, model, config, wandb)
+    findings = examine(facts, wanted)
+    if json:
+        print_json(as_json(findings, facts))
+    else:
+        show(findings)
+    raise typer.Exit(int(failed(findings)))
+
+
+def as_json(findings: "tuple[Finding, ...]", facts: "Facts") -> dict[str, object]:
+    """What `--json` prints."""
+    from tinyzero_trainer.doctor.findings import failed
+
+    return {
+        "ok": not failed(findings),
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+        "facts": dataclasses.asdict(facts),
+    }
+
+
+def show(findings: "tuple[Finding, ...]") -> None:
+    """The findings, each with its advice below it; a command has a line of its own, unbroken, to be copied."""
+    for finding in findings:
+        stdout.print(_row(finding.level, finding.check, finding.what, STYLES[finding.level]))
+        if finding.do:
+            stdout.print(_row("", "", f"{finding.do}{':' if finding.commands else ''}", ""))
+        for command in finding.commands:
+            stdout.print(f"  {command}", style="bold", markup=False, soft_wrap=True)
+    counts = Counter(finding.level for finding in findings)
+    bad = [count(counts[level], level) for level in ("error", "warning") if counts[level]]
+    stdout.print(", ".join(bad) or "nothing stands in the way")
+
+
+def wanted_by(config: "TrainConfig", *, wandb: bool) -> "Wanted":
+    """What a configuration means to do to a machine."""
+    from tinyzero_trainer.doctor.facts import Wanted
+
+    return Wanted(
+        device=config.run.device,
+        engine=config.rollout.engine,
+        model_copies=2 if config.algorithm.advantage == "gae" else 1,
+        frozen_copies=int(config.algorithm.kl_coefficient > 0),
+        keep=config.checkpoint.keep,
+        workers=config.reward.workers,
+        wandb=wandb or "wandb" in config.log.trackers,
+    )
+
+
+def _look(
+    words: "list[str] | tuple[str, ...]", output: Path, model: str | None, file: Path | None, wandb: bool
+) -> "tuple[Wanted, Facts]":
+    """What the settings ask for, and what the machine has."""
+    from tinyzero_trainer.config import TrainConfig
+    from tinyzero_trainer.configure import build_layers, gather, refuse_missing_directory
+    from tinyzero_trainer.doctor.probe import look
+    from tinyzero_trainer.layers import put_together
+    from tinyzero_trainer.presets import BUILT_IN_MODEL
+
+    said = gather(TrainConfig, {"model.path": model}, words, file)
+    config = build_layers(put_together(said), said)
+    wanted = wanted_by(config, wandb=wandb)
+    path = config.model.path
+    refuse_missing_directory(path)
+    name = path or "the tiny model"
+    with stderr.status("looking at the machine"):
+        directory = Path(config.run.output) if config.run.output else output
+        return wanted, look(wanted, output=directory, model=name, model_path=Path(path) if path else BUILT_IN_MODEL)
+
+
+def _row(level: str, check: str, text: str, style: str) -> "RenderableType":
+    from rich.table import Table
+    from rich.text import Text
+
+    row = Table.grid(padding=(0, 1, 0, 0), expand=False)
+    row.add_column(width=len("warning"), no_wrap=True)
+    row.add_column(width=CHECK_WIDTH, no_wrap=True)
+    row.add_column(overflow="fold")
+    row.add_row(Text(level, style=style), Text(check), Text(text))
+    return row

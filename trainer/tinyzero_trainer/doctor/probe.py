@@ -1,0 +1,342 @@
+"""Looks at this machine. It judges nothing: what it sees goes into the records of facts.py.
+
+Each function looks at one thing, waits for at most a few seconds, and turns what cannot be seen into "not known".
+"""
+
+import json
+import math
+import netrc
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from http.client import HTTPException
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from packaging.utils import canonicalize_name
+
+from tinyzero_trainer.doctor.facts import (
+    Card,
+    Driver,
+    Facts,
+    Folder,
+    Machine,
+    Model,
+    Package,
+    Process,
+    Torch,
+    Wandb,
+    Wanted,
+)
+from tinyzero_trainer.doctor.packages import WATCHED
+
+TORCH_SECONDS = 120.0
+"""Importing torch and transformers from a cold disk may take most of it."""
+
+SMI_SECONDS = 15.0
+WANDB_SECONDS = 3.0
+WANDB_SERVER = "https://api.wandb.ai"
+
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+"""Either forbids downloads from the Hub."""
+
+MIB = 2**20
+
+
+def look(wanted: Wanted, *, output: Path, model: str, model_path: Path) -> Facts:
+    """Everything about this machine that the checks ask for.
+
+    Args:
+        wanted: what the user means to do.
+        output: run directory, which need not exist.
+        model: its name for the user.
+        model_path: its directory, or its name on the Hub.
+    """
+    torch, driver_cuda = torch_and_driver_cuda(torch_probe())
+    driver = nvidia_driver(driver_cuda)
+    cache = hub_cache()
+    return Facts(
+        machine=machine(),
+        torch=with_use(torch, driver),
+        driver=driver,
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        packages=packages(),
+        output=folder(output),
+        hub_cache=folder(cache),
+        offline=any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in OFFLINE),
+        model=find_model(model, model_path, cache),
+        wandb=wandb(ask=wanted.wandb),
+    )
+
+
+# ---- torch and the driver --------------------------------------------------------------------------------------------
+
+
+def torch_probe(command: Iterable[str] = (), timeout: float = TORCH_SECONDS) -> dict[str, Any]:
+    """What torch_probe.py says; where it crashed or hung, the error is under the name of its stage.
+
+    Args:
+        command: another one to run, for tests.
+        timeout: seconds.
+    """
+    # -P: nothing in the working directory can stand in for a library.
+    command = tuple(command) or (sys.executable, "-P", "-m", "tinyzero_trainer.doctor.torch_probe")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        text, why = done.stdout, f"its process ended with code {done.returncode}"
+    except subprocess.TimeoutExpired as error:
+        text = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+        why = f"it takes longer than {timeout:g} s"
+    lines = [line for line in text.splitlines() if line.endswith("}")]
+    seen: dict[str, Any] = json.loads(lines[-1]) if lines else {"stage": "torch"}
+    if stage := seen.pop("stage", None):
+        seen[f"{stage}_error"] = why
+    return seen
+
+
+def torch_and_driver_cuda(seen: dict[str, Any]) -> tuple[Torch, tuple[int, int] | None]:
+    """Records from what torch_probe.py said."""
+    cards = tuple(Card(**card | {"capability": tuple(card["capability"])}) for card in seen.get("cards", ()))
+    torch = Torch(
+        version=seen.get("version", ""),
+        cuda=seen.get("cuda"),
+        hip=seen.get("hip", False),
+        archs=tuple(seen.get("archs", ())),
+        cards=cards,
+        error=seen.get("torch_error", "") or ("" if "version" in seen else "nothing is known of it"),
+        cuda_error=seen.get("cuda_error", ""),
+        transformers_error=seen.get("transformers_error", ""),
+    )
+    supported = seen.get("driver_cuda")
+    return torch, (supported[0], supported[1]) if supported else None
+
+
+def nvidia_driver(cuda: tuple[int, int] | None) -> Driver | None:
+    """The driver and its cards, by nvidia-smi; None = no trace of one.
+
+    Args:
+        cuda: what libcuda said it supports; None = there is no libcuda.
+    """
+    if shutil.which("nvidia-smi") is None:
+        if cuda is not None:
+            return Driver(cuda=cuda)
+        if Path("/proc/driver/nvidia/version").exists():
+            return Driver(error="there is an NVIDIA driver, but its cards were not given to this container")
+        return None
+    fields = "index,uuid,name,compute_cap,memory.total,memory.free,driver_version"
+    rows, error = _smi(f"--query-gpu={fields}")
+    if error:
+        return Driver(cuda=cuda, error=error)
+    apps, _ = _smi("--query-compute-apps=gpu_uuid,pid,used_memory,process_name")
+    return Driver(rows[0][6] if rows else "", cuda, cards_of(rows, apps))
+
+
+def _smi(query: str) -> tuple[list[list[str]], str]:
+    """Rows that nvidia-smi prints, or why there are none."""
+    command = ("nvidia-smi", query, "--format=csv,noheader,nounits")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [], f"nvidia-smi: {error}"
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip().splitlines()
+        return [], f"nvidia-smi: {said[0] if said else f'ended with code {done.returncode}'}"
+    return [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()], ""
+
+
+def cards_of(rows: Iterable[list[str]], apps: Iterable[list[str]]) -> tuple[Card, ...]:
+    """Cards from the rows of nvidia-smi's two queries, in which anything may be `[N/A]`."""
+    holders: dict[str, list[Process]] = {}
+    for uuid, pid, used, *path in apps:
+        holders.setdefault(uuid, []).append(Process(_int(pid) or 0, Path(",".join(path)).name, (_int(used) or 0) * MIB))
+    cards = []
+    for index, uuid, name, capability, total, free, *_ in rows:
+        major, _, minor = capability.partition(".")
+        known = major.isdigit() and minor.isdigit()
+        left = _int(free)
+        cards.append(
+            Card(
+                index=_int(index) or 0,
+                name=name,
+                capability=(int(major), int(minor)) if known else None,
+                memory=(_int(total) or 0) * MIB,
+                free=None if left is None else left * MIB,
+                processes=tuple(holders.get(uuid, ())),
+                uuid=uuid.removeprefix("GPU-"),
+            )
+        )
+    return tuple(cards)
+
+
+def with_use(torch: Torch, driver: Driver | None) -> Torch:
+    """Torch's cards, with what the driver knows of the same ones' use."""
+    known = {card.uuid: card for card in driver.cards if card.uuid} if driver else {}
+    cards = []
+    for card in torch.cards:
+        same = known.get(card.uuid)
+        use = {"free": same.free, "processes": same.processes} if same else {}
+        cards.append(Card(**vars(card) | use))
+    return Torch(**vars(torch) | {"cards": tuple(cards)})
+
+
+def packages(names: Iterable[str] = WATCHED) -> tuple[Package, ...]:
+    """Those that are installed."""
+    found = []
+    for name in names:
+        try:
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        requires = tuple(distribution.requires or ())
+        found.append(Package(canonicalize_name(name), distribution.version, requires))
+    return tuple(found)
+
+
+# ---- the machine -----------------------------------------------------------------------------------------------------
+
+
+def machine() -> Machine:
+    """CPU, memory and limits."""
+    memory, free = main_memory()
+    return Machine(
+        python=sys.version_info[:3],
+        cores=cores(),
+        memory=memory,
+        memory_free=free,
+        shared_memory=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None,
+        open_files=open_files(),
+        container=Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
+    )
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit():
+        count = min(count, max(1, int(quota) // int(period)))
+    return count
+
+
+def main_memory() -> tuple[int, int]:
+    """Bytes of main memory in all and free, within a container's limit."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free = total
+    for line in _read("/proc/meminfo").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            free = int(value.split()[0]) * 1024
+    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
+    if limit.isdigit():
+        total = min(total, int(limit))
+        free = min(free, max(0, int(limit) - (_int(used) or 0)))
+    return total, free
+
+
+def open_files() -> tuple[int, int]:
+    """Limit on open files and its own limit; a very large number stands for none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 2**31
+    return tuple(most if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard))  # type: ignore[return-value]
+
+
+def folder(path: Path) -> Folder:
+    """A directory, or the nearest one above it that exists."""
+    shown, path = str(path), path.expanduser().absolute()
+    there = next((parent for parent in (path, *path.parents) if parent.exists()), Path("/"))
+    return Folder(shown, shutil.disk_usage(there).free, there.is_dir() and os.access(there, os.W_OK | os.X_OK))
+
+
+# ---- the model, the Hub and W&B --------------------------------------------------------------------------------------
+
+
+def hub_cache() -> Path:
+    """Where huggingface_hub keeps models."""
+    if named := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(named)
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(os.environ.get("HF_HOME") or caches / "huggingface") / "hub"
+
+
+def find_model(name: str, path: Path, cache: Path) -> Model:
+    """The model's size, if it is a directory or in the Hub's cache."""
+    local = path.expanduser()
+    if local.is_dir():
+        return Model(name, True, parameters(local))
+    snapshots = cache.expanduser() / f"models--{str(path).replace('/', '--')}" / "snapshots"
+    sizes = [parameters(snapshot) for snapshot in sorted(snapshots.glob("*"))]
+    return Model(name, False, next((size for size in sizes if size), None))
+
+
+def parameters(directory: Path) -> int | None:
+    """Numbers in a directory's safetensors, by their headers (8 bytes of length, then JSON); None if there are none."""
+    count = 0
+    for file in directory.glob("*.safetensors"):
+        try:
+            with file.open("rb") as stream:
+                length = int.from_bytes(stream.read(8), "little")
+                header = json.loads(stream.read(min(length, 100 * MIB)))
+            count += sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+    return count or None
+
+
+def wandb(*, ask: bool, timeout: float = WANDB_SECONDS) -> Wandb:
+    """The way to W&B; its server is asked only if `ask`, and nobody is asked for a key."""
+    server = os.environ.get("WANDB_BASE_URL") or WANDB_SERVER
+    mode = os.environ.get("WANDB_MODE", "")
+    silent = mode in ("offline", "disabled", "dryrun")
+    has_key = "WANDB_API_KEY" in os.environ or _has_login(urlsplit(server).hostname or "")
+    error = reach(server, timeout) if ask and not silent else None
+    return Wandb(find_spec("wandb") is not None, mode, has_key, server, error)
+
+
+def reach(address: str, timeout: float) -> str | None:
+    """Why a server does not answer in time; empty if it answers anything at all."""
+    outcome = [f"no answer within {timeout:g} s"]
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(address, timeout=timeout).close()
+        except urllib.error.HTTPError as answer:
+            answer.close()
+        except (OSError, ValueError, HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            outcome[0] = getattr(reason, "strerror", None) or str(reason)
+            return
+        outcome[0] = ""
+
+    # In a thread, because a name that cannot be resolved may take longer than any time-out.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(timeout)
+    return outcome[0]
+
+
+def _has_login(host: str) -> bool:
+    """Whether `wandb login` left a key; what it is, is not kept."""
+    try:
+        return netrc.netrc().authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _int(text: str) -> int | None:
+    return int(text) if text.strip().isdigit() else None
