@@ -86,7 +86,7 @@ def in_row_order(batches: Iterable[MicroBatch], compute: Callable[[MicroBatch], 
 
 def _fitting(lengths: list[int], budget: int, layout: Layout) -> int:
     """How many of the first sequences, the longest in front, go together."""
-    if layout == "padded":
+    if layout != "packed":
         return max(1, budget // lengths[0])
     return max(1, sum(total <= budget for total in accumulate(lengths)))
 

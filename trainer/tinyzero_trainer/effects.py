@@ -37,6 +37,9 @@ def _across(groups: Mapping[str, Group]) -> Idle:
     if rollout["logprobs"] != "always":
         because = f"rollout.logprobs={rollout['logprobs']!r} leaves steps without the engine's to compare; set always"
         yield from ((f"mismatch.{name}", because) for name in groups["mismatch"])
+    if rollout["engine"] != "vllm":
+        because = f"rollout.engine={rollout['engine']!r} has no such setting; set vllm"
+        yield from ((f"vllm.{name}", because) for name in groups["vllm"])
     if rollout["samples_per_prompt"] == 1:
         yield "data.dynamic_rounds", "the rewards of rollout.samples_per_prompt=1 completion are always all equal"
     most = rollout["max_tokens"]

@@ -20,7 +20,8 @@ from tinyzero_trainer.losses import find_policy_loss
 from tinyzero_trainer.models import LanguageModel, ModelError, choose_device, load_model
 from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.records import Prompt, Rollout, Sample
-from tinyzero_trainer.rollout import RolloutEngine, SamplingParams, TorchEngine
+from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
+from tinyzero_trainer.rollout.build import build_engine
 from tinyzero_trainer.task_shares import load_shares
 from tinyzero_trainer.tasks import TaskRole, task_roles
 
@@ -77,15 +78,13 @@ def build_roles(
         find_policy_loss(config.algorithm.policy_loss)  # a user's own may be at fault, which is soon seen
     language_model, critic = _build_models(config, training=training, checkpoint=checkpoint)
     with task_roles(config, loaded, language_model.tokenizer) as tasks:
-        engine = TorchEngine(
-            language_model.model,
-            eos_ids=language_model.eos_ids,
-            pad_id=language_model.pad_id,
-            max_sequences=config.rollout.max_sequences,
-        )
         policy = _build_policy(config, language_model, resumed=checkpoint is not None) if training else None
+        engine = build_engine(config, language_model)
         display.end_phase()
-        yield Roles(tasks, language_model, engine, policy, critic, display)
+        try:
+            yield Roles(tasks, language_model, engine, policy, critic, display)
+        finally:
+            engine.close()
 
 
 def _build_models(

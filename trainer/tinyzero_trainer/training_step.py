@@ -83,8 +83,17 @@ class TrainingStep:
             self.carried.window, config.window, full=config.rollout.max_tokens, step=step, seed=config.run.seed
         )
         asked = asks_engine(config, step)
-        params = SamplingParams(window, now.temperature, config.rollout.top_p, config.rollout.top_k, logprobs=asked)
+        params = SamplingParams(
+            window,
+            now.temperature,
+            config.rollout.top_p,
+            config.rollout.top_k,
+            ignore_eos=config.rollout.ignore_eos,
+            logprobs=asked,
+        )
         samples, kept = self.collect(params, step)
+        if config.algorithm.advantage != "remax":  # which has one more completion to generate
+            self.roles.engine.sleep()
         known, corrected = self.known_logprobs(kept, now)
         outcome = self.outcome(kept, known, now)
         advantages = ESTIMATORS[config.algorithm.advantage](outcome)
@@ -173,6 +182,7 @@ class TrainingStep:
             rollouts = generate(self.roles, _prompts(samples, config), params, samples=1, seed=0, stop=self.stop)
             greedy = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
             greedy_rewards = torch.tensor([sample.score.value for sample in greedy])
+            self.roles.engine.sleep()
             self._clock.lap("gen_greedy")
         if self.roles.critic is not None:
             values = self.roles.critic.values(samples)

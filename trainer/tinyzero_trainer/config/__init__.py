@@ -9,7 +9,16 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from tinyzero_trainer.config.learning import AlgorithmConfig, CriticConfig, LoraConfig, OptimizerConfig
-from tinyzero_trainer.config.run import CheckpointConfig, EvalConfig, LogConfig, ModelConfig, RewardConfig, RunConfig
+from tinyzero_trainer.config.run import (
+    CheckpointConfig,
+    EvalConfig,
+    LogConfig,
+    MemoryConfig,
+    ModelConfig,
+    RewardConfig,
+    RunConfig,
+    VllmConfig,
+)
 from tinyzero_trainer.config.sampling import CurriculumConfig, DataConfig, MismatchConfig, RolloutConfig, WindowConfig
 from tinyzero_trainer.config.values import Advantage, Aggregation, Decay, Estimator, Layout
 from tinyzero_trainer.effects import COMPARES_SAMPLES, idle, refuse
@@ -29,6 +38,7 @@ __all__ = [
     "Layout",
     "LogConfig",
     "LoraConfig",
+    "MemoryConfig",
     "MismatchConfig",
     "ModelConfig",
     "OptimizerConfig",
@@ -36,6 +46,7 @@ __all__ = [
     "RolloutConfig",
     "RunConfig",
     "TrainConfig",
+    "VllmConfig",
     "WindowConfig",
 ]
 
@@ -52,10 +63,12 @@ class TrainConfig:
     """Several tasks: tasks.NAME.weight=2, tasks.NAME.options.KEY=…, and tasks.NAME.task=… if not called NAME."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     data: DataConfig = field(default_factory=DataConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    vllm: VllmConfig = field(default_factory=VllmConfig)
     mismatch: MismatchConfig = field(default_factory=MismatchConfig)
     window: WindowConfig = field(default_factory=WindowConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)

@@ -139,9 +139,10 @@ class OptimizerConfig:
     micro_batch_tokens: PositiveInt = 16384
     """Tokens (padding included) in one forward and backward pass; changes memory and speed, never the loss."""
 
-    layout: Layout = "padded"
+    layout: Layout = "auto"
     """`packed` = sequences one after another, without padding; changes memory and speed, never the loss. Without a
-    kernel for sequences of unequal length, its attention costs the square of micro_batch_tokens."""
+    kernel for sequences of unequal length, its attention costs the square of micro_batch_tokens. `auto` = packed where
+    there is such a kernel (on a GPU), else padded."""
 
     max_bad_steps: PositiveInt = 3
     """Updates in a row with a non-finite loss or gradient (each is skipped) before the run stops."""

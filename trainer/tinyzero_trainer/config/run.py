@@ -48,6 +48,54 @@ class ModelConfig:
     path: str | None = None
     """Directory or Hub name of a transformers causal LM; none = the tiny model that comes with the trainer."""
 
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type that the network computes in; `auto` = bfloat16 on a GPU that has it, else float32. The weights that the
+    optimiser steps are kept in float32 whatever this is."""
+
+    compile: bool | None = None
+    """Compile the network's layers with torch.compile for the update; none = on a GPU, from about 0.1B parameters."""
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """What is given up in speed to fit into a GPU's memory; none of it changes the loss."""
+
+    checkpoint_activations: bool = False
+    """Keep only each layer's input, and compute the rest again in the backward pass: about a third more work."""
+
+    offload: Literal["none", "idle", "always"] = "none"
+    """Where weights and optimiser state wait: `idle` = in the host's memory while their role does nothing, `always` =
+    there throughout, layer by layer copied to the GPU as it is needed, and stepped on the CPU."""
+
+
+@dataclass(frozen=True)
+class VllmConfig:
+    """The rollout engine `vllm`."""
+
+    gpu_memory: PositiveFloat | None = None
+    """GB of the GPU for its weights, KV cache and workspace; none = what the update leaves, at most 60 % of the GPU."""
+
+    sleep: bool | None = None
+    """Give its memory back during the update and load the weights anew after it; none = where memory needs it."""
+
+    tensor_parallel: PositiveInt = 1
+    """GPUs that the engine's model is split over."""
+
+    own_process: bool = True
+    """Run the engine in a process of its own, which can be replaced if it dies; otherwise in the trainer's."""
+
+    cuda_graphs: bool = True
+    """Capture CUDA graphs, which costs half a minute at the start and makes decoding faster."""
+
+    restarts: NonNegativeInt = 2
+    """Times that an engine that died or hangs is replaced, its batch generated anew, before the run stops."""
+
+    time_limit: PositiveFloat = 1800.0
+    """Seconds for a batch; then the engine counts as hanging."""
+
+    check_sync: bool = False
+    """After each sync compare the engine's log-probabilities of a prompt with the policy's, and stop if they differ."""
+
 
 @dataclass(frozen=True)
 class RewardConfig:

@@ -64,8 +64,9 @@ class CurriculumConfig:
 class RolloutConfig:
     """How completions are generated."""
 
-    engine: Literal["torch"] = "torch"
-    """`torch` = in this process, batched, with a KV cache."""
+    engine: Literal["torch", "vllm"] = "torch"
+    """`torch` = in this process, with a KV cache, and CUDA graphs on a GPU: the faster one for small models. `vllm` =
+    vLLM on the same GPU, for models from about 0.1B parameters."""
 
     samples_per_prompt: PositiveInt = 8
     """Completions of one prompt: the group that advantages compare."""
@@ -87,6 +88,9 @@ class RolloutConfig:
 
     max_sequences: PositiveInt = 512
     """Sequences generated at a time; bounds the memory of the KV cache."""
+
+    ignore_eos: bool = False
+    """Go on to rollout.max_tokens past every end token, to measure speed and memory; nothing useful is learnt so."""
 
     logprobs: Literal["never", "sample", "always"] = "sample"
     """Whether the engine returns log-probabilities, which cost throughput: `sample` = in one step of ten, for the

@@ -16,4 +16,4 @@ Advantage = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_bas
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 Estimator = Literal["exact", "k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"]
 Decay = Literal["constant", "linear", "cosine"]
-Layout = Literal["padded", "packed"]
+Layout = Literal["auto", "padded", "packed"]

@@ -23,6 +23,9 @@ class SamplingParams:
     top_k: int = 0
     """Draw from the k likeliest tokens; 0 = all."""
 
+    ignore_eos: bool = False
+    """Whether every completion goes on to `max_tokens`."""
+
     logprobs: bool = False
     """Whether the log-probabilities of the tokens drawn are wanted; some engines are slower with them."""
 
@@ -32,6 +35,12 @@ class RolloutEngine(Protocol):
 
     def load_weights(self) -> None:
         """Take over the policy's weights as they are now."""
+
+    def sleep(self) -> None:
+        """Nothing will be generated for a while: give back what memory can be had again; `generate` wakes it up."""
+
+    def close(self) -> None:
+        """Give back everything; the engine is not used again."""
 
     def generate(
         self,

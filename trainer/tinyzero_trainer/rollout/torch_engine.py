@@ -37,6 +37,12 @@ class TorchEngine:
         """See `RolloutEngine`."""
         self._decoder.load_weights()
 
+    def sleep(self) -> None:
+        """See `RolloutEngine`; it keeps nothing between two batches."""
+
+    def close(self) -> None:
+        """See `RolloutEngine`."""
+
     def generate(
         self,
         prompts: Sequence[list[int]],
@@ -82,7 +88,7 @@ class TorchEngine:
             drawn, drawn_logprobs = sample_tokens(logits, uniform[active], params)
             tokens[index, active] = drawn
             logprobs[index, active] = drawn_logprobs
-            ends = torch.isin(drawn, self._eos) & ~finished[active]
+            ends = torch.isin(drawn, self._eos) & ~finished[active] & (not params.ignore_eos)
             lengths[active[ends]] = index + 1
             finished[active[ends]] = True
             if index + 1 == params.max_tokens:
