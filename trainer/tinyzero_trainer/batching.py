@@ -25,6 +25,12 @@ class MicroBatch:
     """[lines, length] place of each token in its own sequence, by which a model tells packed sequences apart; None =
     each line is one sequence and begins at its left end."""
 
+    boundaries: Tensor | None
+    """[sequences + 1] int32, where each packed sequence begins, and where the last ends; None = not packed."""
+
+    longest: int
+    """Tokens of the longest sequence."""
+
     predicts: Tensor
     """[lines, length] bool: the token after this one belongs to the completion and counts in the loss."""
 
@@ -110,6 +116,8 @@ def _pad(samples: Sequence[Sample], rows: list[int], pad_id: int, device: torch.
         tokens=tokens.to(device),
         mask=mask.to(device),
         positions=None,
+        boundaries=None,
+        longest=longest,
         predicts=predicts.to(device),
         targets=torch.tensor([token for sample in samples for token in sample.rollout.token_ids], device=device),
         rows=rows,
@@ -129,6 +137,8 @@ def _pack(samples: Sequence[Sample], rows: list[int], pad_id: int, device: torch
         tokens=torch.tensor([tokens], device=device),
         mask=None,
         positions=torch.tensor([positions], device=device),
+        boundaries=torch.tensor(list(accumulate(map(_length, samples), initial=0)), dtype=torch.int32, device=device),
+        longest=max(map(_length, samples)),
         predicts=predicts[None].to(device),
         targets=torch.tensor([token for sample in samples for token in sample.rollout.token_ids], device=device),
         rows=rows,

@@ -9,13 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from tinyzero_trainer import attention
 from tinyzero_trainer.batching import MicroBatch
 from tinyzero_trainer.config import Estimator
 from tinyzero_trainer.divergences import SAMPLED, entropy, exact
+from tinyzero_trainer.head import token_logprobs
 from tinyzero_trainer.lora import switched_off
 
 CHUNK_ELEMENTS = 2**26
@@ -58,6 +60,12 @@ def token_statistics(
         entropy_gradient: whether the entropy carries a gradient, for a bonus in the loss.
     """
     states = completion_states(model, batch)  # [tokens, hidden]
+    if estimator != "exact" and (weight := plain_head(model)) is not None:
+        logprobs, entropies = token_logprobs(states, weight, batch.targets, temperature=temperature)
+        divergence = None
+        if reference is not None:
+            divergence = SAMPLED[estimator](logprobs, reference.logprobs(batch, temperature=temperature))
+        return TokenStatistics(logprobs, entropies if entropy_gradient else entropies.detach(), divergence)
     reference_states = None if reference is None else reference.states(batch)
     head, reference_head = head_of(model), None if reference is None else head_of(reference.model)
 
@@ -131,9 +139,7 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
 
 def completion_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Last hidden states [tokens, hidden] from which the completion tokens are predicted."""
-    # Not every architecture knows positions: they are given only where they are needed.
-    positions = {} if batch.positions is None else {"position_ids": batch.positions}
-    output = model.base_model(input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False, **positions)
+    output = model.base_model(input_ids=batch.tokens, use_cache=False, **attention.arguments(model, batch))
     states: Tensor = output.last_hidden_state[batch.predicts]
     return states
 
@@ -152,6 +158,15 @@ def keeps_packed_apart(model: PreTrainedModel) -> bool:
         except TypeError:  # it knows no positions at all
             return False
     return torch.equal(*seconds)
+
+
+def plain_head(model: PreTrainedModel) -> Tensor | None:
+    """The output head's matrix [vocabulary, hidden], if logits are its product with the states and nothing else."""
+    config, output = model.config.get_text_config(), model.get_output_embeddings()
+    changed = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+    if any(getattr(config, name, None) for name in changed) or getattr(output, "bias", None) is not None:
+        return None
+    return output.weight if type(output) is nn.Linear else None
 
 
 def head_of(model: PreTrainedModel) -> Head:

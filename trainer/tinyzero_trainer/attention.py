@@ -1,0 +1,108 @@
+"""Attention within packed sequences: a kernel that takes sequences of unequal length one after another.
+
+On a GPU that is flash-attention where it is installed, else PyTorch's own; both compute in half precision. Elsewhere
+the model masks a square of the whole line, which costs the square of its length.
+"""
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from tinyzero_trainer.batching import MicroBatch
+
+KERNEL = "tinyzero_varlen"
+"""Name under which transformers knows PyTorch's kernel."""
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def use_kernel(model: PreTrainedModel, dtype: torch.dtype) -> bool:
+    """Let a model attend through a kernel for packed sequences from now on; False where there is none for it.
+
+    Args:
+        model: on its device; what it does with padded lines and a cache stays as it was.
+        dtype: type that it computes in.
+    """
+    config = model.config.get_text_config()
+    if model.device.type != "cuda" or dtype not in HALF or getattr(config, "attn_logit_softcapping", None):
+        return False
+    if importlib.util.find_spec("flash_attn") is not None:
+        model.set_attn_implementation("flash_attention_2")
+        return True
+    try:
+        import torch.nn.attention.varlen  # noqa: F401  # since PyTorch 2.10
+    except ImportError:
+        return False
+    AttentionInterface.register(KERNEL, _attend)
+    AttentionMaskInterface.register(KERNEL, sdpa_mask)
+    model.set_attn_implementation(KERNEL)
+    return True
+
+
+def has_kernel(model: PreTrainedModel) -> bool:
+    """Whether `use_kernel` found one."""
+    return model.config._attn_implementation in (KERNEL, "flash_attention_2")
+
+
+def arguments(model: PreTrainedModel, batch: MicroBatch) -> Mapping[str, Any]:
+    """What the model's forward pass is given beside the tokens, so that no sequence sees another."""
+    if batch.boundaries is None:
+        return {"attention_mask": batch.mask}
+    if not has_kernel(model):
+        return {"attention_mask": None, "position_ids": batch.positions}
+    longest = -(-batch.longest // 64) * 64  # only a bound; coarse, or compiled code is specialised to each
+    lengths = {"cu_seq_lens_q": batch.boundaries, "cu_seq_lens_k": batch.boundaries}
+    # A mask of four dimensions is taken for one made by hand: transformers makes none, and the kernel looks at none.
+    mask = None if model.config._attn_implementation != KERNEL else batch.tokens.new_ones(1, 1, 1, 1, dtype=torch.bool)
+    return {
+        "attention_mask": mask,
+        "position_ids": batch.positions,
+        **lengths,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
+    sliding_window: int | None = None,
+    **more: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """As transformers calls attention: query [1, heads, tokens, head size], key and value with as many heads or fewer.
+
+    Returns:
+        [1, tokens, heads, head size], and no attention weights.
+    """
+    if cu_seq_lens_q is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
+    from torch.nn.attention.varlen import varlen_attn
+
+    assert max_length_q is not None
+    query, key, value = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))  # [tokens, heads, size]
+    attended = varlen_attn(
+        query,
+        key,
+        value,
+        cu_seq_lens_q,
+        cu_seq_lens_q,
+        max_length_q,
+        max_length_q,
+        scale=scaling,
+        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    assert isinstance(attended, Tensor)
+    return attended.unsqueeze(0), None
