@@ -6,6 +6,7 @@ the model masks a square of the whole line, which costs the square of its length
 
 import importlib.util
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 import torch
@@ -18,6 +19,17 @@ from tinyzero_trainer.batching import MicroBatch
 
 KERNEL = "tinyzero_varlen"
 """Name under which transformers knows PyTorch's kernel."""
+
+varlen_attn: Any
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # before PyTorch 2.10
+    varlen_attn = None
+
+# Heads that share keys need this word since PyTorch 2.12; before, the kernel took them without.
+_GROUPED: Mapping[str, Any] = (
+    {"enable_gqa": True} if "enable_gqa" in str(varlen_attn and signature(varlen_attn)) else {}
+)
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -35,9 +47,7 @@ def use_kernel(model: PreTrainedModel, dtype: torch.dtype) -> bool:
     if importlib.util.find_spec("flash_attn") is not None:
         model.set_attn_implementation("flash_attention_2")
         return True
-    try:
-        import torch.nn.attention.varlen  # noqa: F401  # since PyTorch 2.10
-    except ImportError:
+    if varlen_attn is None:
         return False
     AttentionInterface.register(KERNEL, _attend)
     AttentionMaskInterface.register(KERNEL, sdpa_mask)
@@ -88,9 +98,8 @@ def _attend(
     """
     if cu_seq_lens_q is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
-    from torch.nn.attention.varlen import varlen_attn
-
     assert max_length_q is not None
+    assert varlen_attn is not None
     query, key, value = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))  # [tokens, heads, size]
     attended = varlen_attn(
         query,
@@ -102,7 +111,7 @@ def _attend(
         max_length_q,
         scale=scaling,
         window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
+        **_GROUPED,
     )
     assert isinstance(attended, Tensor)
     return attended.unsqueeze(0), None

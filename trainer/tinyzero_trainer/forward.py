@@ -147,17 +147,30 @@ def completion_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 @torch.no_grad()
 def keeps_packed_apart(model: PreTrainedModel) -> bool:
     """Whether a packed sequence leaves no trace in the one behind it: some architectures ignore where it ends."""
-    positions = torch.tensor([[0, 1, 2, 0, 1, 2]], device=model.device)
     seconds = []
     with evaluating(model):
         try:
             for first in ([4, 5, 6], [6, 7, 4]):
-                tokens = torch.tensor([[*first, 1, 2, 3]], device=model.device)
-                output = model.base_model(input_ids=tokens, position_ids=positions, use_cache=False)
-                seconds.append(output.last_hidden_state[:, 3:])
+                seconds.append(completion_states(model, _two_sequences(first, [1, 2, 3], model.device)))
         except TypeError:  # it knows no positions at all
             return False
     return torch.equal(*seconds)
+
+
+def _two_sequences(first: list[int], second: list[int], device: torch.device) -> MicroBatch:
+    """Packed, and every token of the second sequence is asked for."""
+    places = [*range(len(first)), *range(len(second))]
+    return MicroBatch(
+        tokens=torch.tensor([first + second], device=device),
+        mask=None,
+        positions=torch.tensor([places], device=device),
+        boundaries=torch.tensor([0, len(first), len(places)], dtype=torch.int32, device=device),
+        longest=max(len(first), len(second)),
+        predicts=torch.tensor([[False] * len(first) + [True] * len(second)], device=device),
+        targets=torch.tensor(second, device=device),
+        rows=[0],
+        lengths=torch.tensor([len(second)], device=device),
+    )
 
 
 def plain_head(model: PreTrainedModel) -> Tensor | None:

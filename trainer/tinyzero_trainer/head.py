@@ -48,8 +48,8 @@ class _TokenLogprobs(torch.autograd.Function):
         for part in _chunks(len(states), rows):
             logits = states[part] @ weight.T  # [chunk, vocabulary]
             columns[:, part] = _measure(logits, targets[part], temperature)
-        # One chunk is kept: computing it again would save no memory that the backward pass does not need anyhow.
-        kept = logits if len(states) <= rows else None
+        # A single chunk is kept on the CPU, where computing it again would take a tenth of the update.
+        kept = logits if len(states) <= rows and not states.is_cuda else None
         ctx.save_for_backward(states, weight, targets, columns, kept)
         ctx.temperature, ctx.rows = temperature, rows
         return columns[0], columns[1]
@@ -75,18 +75,22 @@ def _chunks(count: int, rows: int) -> Iterator[slice]:
 
 def _measure(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """[3, chunk] log-probability of the target, entropy and log-sum-exp of logits [chunk, vocabulary]."""
-    compute = _compiled(_statistics) if logits.is_cuda else _statistics
-    found: Tensor = compute(logits, targets, temperature)
-    return found
+    if not logits.is_cuda:
+        return _statistics(logits, targets, temperature)
+    from tinyzero_trainer import head_kernels
+
+    return head_kernels.measure(logits, targets, temperature)
 
 
 def _to_gradient(
     logits: Tensor, targets: Tensor, columns: Tensor, of_logprob: Tensor, of_entropy: Tensor, temperature: float
 ) -> Tensor:
-    """Gradient [chunk, vocabulary] with respect to the logits, from the gradients of both results [chunk]."""
-    compute = _compiled(_gradient) if logits.is_cuda else _gradient
-    found: Tensor = compute(logits, targets, columns, of_logprob, of_entropy, temperature)
-    return found
+    """Gradient [chunk, vocabulary] with respect to the logits, given those of both results; may overwrite them."""
+    if not logits.is_cuda:
+        return _gradient(logits, targets, columns, of_logprob, of_entropy, temperature)
+    from tinyzero_trainer import head_kernels
+
+    return head_kernels.gradient(logits, targets, columns, of_logprob, of_entropy, temperature)
 
 
 def _statistics(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -114,13 +118,3 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += torch.mm(left, right, out_dtype=torch.float32)
     else:
         total += left.float() @ right.float()
-
-
-_cache: dict[Any, Any] = {}
-
-
-def _compiled(function: Any) -> Any:
-    """One pass over the logits instead of ten; the sizes may change."""
-    if function not in _cache:
-        _cache[function] = torch.compile(function, dynamic=True)
-    return _cache[function]

@@ -1,0 +1,99 @@
+"""Packed sequences through a kernel: what it is given, and that nothing changes by it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from tinyzero_sdk import Item, Score
+from tinyzero_trainer import attention
+from tinyzero_trainer.batching import in_row_order, micro_batches
+from tinyzero_trainer.forward import completion_states, keeps_packed_apart
+from tinyzero_trainer.records import Prompt, Rollout, Sample
+
+
+def one_after_another(query, key, value, starts, starts_k, most, most_k, *, scale, window_size, enable_gqa=True):
+    """What the kernel computes, sequence by sequence; [tokens, heads, size]."""
+    assert torch.equal(starts, starts_k)
+    assert starts.dtype == torch.int32
+    assert most == most_k >= int(starts.diff().max())
+    assert window_size[1] == 0
+    results = []
+    for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        parts = [states[start:end].transpose(0, 1)[None] for states in (query, key, value)]
+        distance = torch.arange(end - start)[:, None] - torch.arange(end - start)
+        seen = (distance >= 0) & ((distance <= window_size[0]) | (window_size[0] < 0))
+        results.append(F.scaled_dot_product_attention(*parts, attn_mask=seen, scale=scale, enable_gqa=True)[0])
+    return torch.cat(results, dim=1).transpose(0, 1)
+
+
+@pytest.fixture
+def with_kernel(monkeypatch):
+    """A model that attends through the stand-in, as if on a GPU."""
+    monkeypatch.setattr(attention, "varlen_attn", one_after_another)
+
+    def prepare(model):
+        attention.AttentionInterface.register(attention.KERNEL, attention._attend)
+        attention.AttentionMaskInterface.register(attention.KERNEL, attention.sdpa_mask)
+        model.set_attn_implementation(attention.KERNEL)
+        return model
+
+    return prepare
+
+
+def test_packed_through_the_kernel_is_padded_without(with_kernel, any_model):
+    model, made = any_model, samples()
+    padded = by_completion(model, made, "padded")
+    model = with_kernel(model)
+    assert keeps_packed_apart(model)
+    for layout in ("packed", "padded"):  # what is padded does not go through it
+        torch.testing.assert_close(by_completion(model, made, layout), padded, rtol=1e-4, atol=1e-5)
+
+
+def test_a_sliding_window_reaches_the_kernel(with_kernel):
+    config = Qwen2Config(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_sliding_window=True,
+        sliding_window=4,
+        max_window_layers=0,
+        layer_types=["sliding_attention", "full_attention"],
+    )
+    torch.manual_seed(0)
+    model, made = Qwen2ForCausalLM(config).eval(), samples()
+    padded = by_completion(model, made, "padded")
+    torch.testing.assert_close(by_completion(with_kernel(model), made, "packed"), padded, rtol=1e-4, atol=1e-5)
+
+
+def test_there_is_no_kernel_off_a_gpu(any_model):
+    assert not attention.use_kernel(any_model, torch.bfloat16)
+    assert not attention.has_kernel(any_model)
+
+
+@pytest.mark.gpu
+def test_the_real_kernel_agrees_in_half_precision(any_model):
+    model, made = any_model.to("cuda", torch.bfloat16), samples()
+    padded = by_completion(model, made, "padded")
+    assert attention.use_kernel(model, torch.bfloat16)
+    torch.testing.assert_close(by_completion(model, made, "packed"), padded, rtol=0.05, atol=0.05)
+
+
+def samples() -> list[Sample]:
+    """Six completions of 1 to 12 tokens behind prompts of 1 to 7."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = zip([7, 1, 4, 2, 6, 3], [5, 12, 1, 3, 9, 2], strict=True)
+    drawn = [[torch.randint(0, 97, (size,), generator=generator).tolist() for size in pair] for pair in lengths]
+    score = Score(0.0, False, "wrong")
+    return [Sample(Prompt(Item(None), "", prompt), Rollout(ids, None, True), "", score) for prompt, ids in drawn]
+
+
+def by_completion(model, made, layout) -> torch.Tensor:
+    """[tokens, hidden] states of the completions, in their order."""
+    device = next(model.parameters()).device
+    batches = micro_batches(made, token_budget=60, pad_id=0, device=device, layout=layout)
+    with torch.no_grad():
+        return in_row_order(batches, lambda batch: completion_states(model, batch).float(), len(made))
