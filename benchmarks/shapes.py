@@ -1,0 +1,44 @@
+"""Models of well-known shapes with random weights, for measuring speed and memory where none can be downloaded.
+
+Not a benchmark. The tokenizer is the tiny model's; the vocabulary, as far as it has no tokens, is never spoken.
+"""
+
+from pathlib import Path
+
+QWEN = {
+    "0.5B": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "intermediate_size": 4864},
+    "1.5B": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "intermediate_size": 8960},
+    "3B": {"hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16, "intermediate_size": 11008},
+}
+"""Of Qwen2.5, all with two key-value heads, 151,936 tokens and a tied head."""
+
+SMALL = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 1024}
+"""About ten million parameters with the tiny tokenizer's vocabulary."""
+
+
+def write_model(directory: Path, shape: str) -> int:
+    """Write a model directory as transformers, vLLM and the trainer load it; returns the number of parameters.
+
+    Args:
+        directory: must not exist yet.
+        shape: a key of `QWEN`, or `10M`.
+    """
+    import torch
+    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+    from tinyzero_trainer.tiny import build_tokenizer
+
+    tokenizer = build_tokenizer()
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    if shape in QWEN:
+        sizes = {**QWEN[shape], "num_key_value_heads": 2, "vocab_size": 151_936}
+    else:
+        sizes = {**SMALL, "num_key_value_heads": SMALL["num_attention_heads"], "vocab_size": len(tokenizer)}
+    config = Qwen2Config(**sizes, tie_word_embeddings=True, max_position_embeddings=32_768, bos_token_id=None, **ends)
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = Qwen2ForCausalLM(config)
+    model.generation_config = GenerationConfig(**ends)
+    model.to(torch.bfloat16).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return sum(parameter.numel() for parameter in model.parameters())
