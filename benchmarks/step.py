@@ -111,8 +111,8 @@ def theirs(
         *(f"--option={key}={json.dumps(value)}" for key, value in options.items()),
     ]
     output, peak = watched(command, limit, cwd=folder)
-    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    seconds = [line["step_s"] for line in lines if "step_s" in line]
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"step_s"')]
+    seconds = [line["step_s"] for line in lines]
     if not seconds:
         return {"error": output[-2000:], "peak_gb": peak}
     return {"step_s": seconds[1:] or seconds, "peak_gb": peak, "options": options, "micro_batch": micro_batch}

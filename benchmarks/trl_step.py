@@ -4,6 +4,7 @@ Not a benchmark by itself: `python benchmarks/step.py --trl …` runs it. Prints
 """
 
 import json
+import os
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +26,7 @@ def main(
     option: Annotated[list[str] | None, typer.Option(help="KEY=JSON of GRPOConfig")] = None,
 ) -> None:
     """Train for some steps, and print what each took."""
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it asks for flashinfer even where that is missing
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer

@@ -3,8 +3,6 @@
 What PyTorch compiles by itself reads them three times. Imported on a GPU only: elsewhere there may be no Triton.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -43,9 +41,7 @@ def gradient(
 
 
 @triton.jit
-def _measure(
-    logits: Any, targets: Any, columns: Any, rows: Any, vocabulary: Any, scale: Any, BLOCK: tl.constexpr
-) -> None:
+def _measure(logits, targets, columns, rows, vocabulary, scale, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0)
     line = logits + row.to(tl.int64) * vocabulary
     highest = -float("inf")
@@ -72,9 +68,7 @@ def _measure(
 
 
 @triton.jit
-def _gradient(
-    logits: Any, targets: Any, scalars: Any, rows: Any, vocabulary: Any, scale: Any, BLOCK: tl.constexpr
-) -> None:
+def _gradient(logits, targets, scalars, rows, vocabulary, scale, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0)
     places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = places < vocabulary
