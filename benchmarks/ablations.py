@@ -24,6 +24,8 @@ BASE = "base"
 COMMON = (
     "--task",
     TASK,
+    "--model",
+    "tiny",
     "--recipe",
     "tinyzero-grpo",
     "eval.size=512",

@@ -38,6 +38,12 @@ def make_prompt(item: Item, template: str) -> str:
 
 
 @hookimpl
+def item_key(item: Item) -> str:
+    text: str = item.data["text"]
+    return text
+
+
+@hookimpl
 def extract_answer(completion: str) -> str:
     return completion
 

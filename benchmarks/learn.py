@@ -74,7 +74,7 @@ class Learning:
 
 def train(seed: int, directory: Path) -> Times:
     """Run the command as `make train` does; its output is passed on to standard error."""
-    command = [*TINYZERO, "train", "--task", TASK, f"run.seed={seed}", "--output", str(directory)]
+    command = [*TINYZERO, "train", "--task", TASK, "--model", "tiny", f"run.seed={seed}", "--output", str(directory)]
     started, first_line, evaluated = time.perf_counter(), 0.0, 0.0
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None

@@ -1,12 +1,16 @@
 """The benchmarks find the faults they look for, and every one of them is documented. None is run here."""
 
+import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import common, data, learn, score_file, startup
+from benchmarks import common, data, host, learn, score_file, small_gpu, startup
 
 BENCHMARKS = Path(common.__file__).parent
 SOLVABLE, UNSOLVABLE = ((3, 5, 17), 4), ((1, 1, 1), 100)
@@ -80,3 +84,53 @@ def test_the_file_to_score_is_what_it_claims(tmp_path):
     rows = pq.read_table(tmp_path / "outputs.parquet").to_pylist()
     assert {len(row["completion"]) for row in rows} == {score_file.LENGTH}
     assert len({row["extra_info"]["key"] for row in rows}) == 64 / score_file.SAMPLES
+
+
+def test_what_a_small_model_reached_in_time_is_told_from_what_it_reached():
+    accuracy, size = learn.held_out_key("countdown"), learn.size_key("countdown")
+    rows = [{"step": 0, accuracy: 0.2, size: 100.0, "model/parameters": 9.8e6, "timing_s/testing": 9.0}]
+    for step in range(1, 101):
+        row = {"step": step, "time/elapsed_s": 3.0 * step, "tokens/response_total": 1000.0 * step}
+        rows.append(row | {"timing_s/gen": float(step), "timing_s/step": 3.0})
+        if step % 25 == 0:
+            rows[-1] |= {accuracy: 0.2 + step / 200, size: 100.0, "timing_s/testing": 9.0}
+    found = small_gpu.outcome(rows, minutes=4)
+    assert (found["before"], found["after"], found["seconds"], found["tokens"]) == (0.2, 0.7, 300.0, 1e5)
+    assert found["within"] == pytest.approx(0.575)  # step 75 was at 225 s, step 100 at 300 s
+    assert found["first_steps"] == {"timing_s/gen": 15.5, "timing_s/step": 3.0}
+    assert found["last_steps"]["timing_s/gen"] == 85.5
+    assert [point["step"] for point in found["curve"]] == [0, 25, 50, 75, 100]
+
+
+@pytest.mark.slow
+def test_the_small_model_benchmark_runs_and_keeps_to_its_limit(tmp_path):
+    few = ["data.prompts_per_step=4", "rollout.samples_per_prompt=4", "eval.size=16", "eval.every=0", "run.device=cpu"]
+    few += ["eval.greedy=false", "rollout.max_tokens=32"]
+    script = [sys.executable, str(BENCHMARKS / "small_gpu.py"), "--model", "tiny", "--output", str(tmp_path), *few]
+    whole = subprocess.run([*script, "--seeds", "0", "--steps", "2"], capture_output=True, text=True, check=True)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["seeds"]["0"]["whole"]
+    assert results["seeds"]["0"]["steps"] == 2
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+    assert "| 0 " in whole.stdout
+    started = time.monotonic()
+    limit = small_gpu.GRACE_SECONDS + 12
+    cut = subprocess.run(
+        [*script, "--seeds", "1,2", "--steps", "100000", "--limit", str(limit)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert time.monotonic() - started < limit + 5
+    assert cut.returncode == 0, cut.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert list(results["seeds"]) == ["1"]
+    assert not results["seeds"]["1"]["whole"]
+
+
+@pytest.mark.slow
+def test_the_host_benchmark_measures_every_part():
+    load = host.Load(prompts=4, samples=2, shortest=3, longest=5, step_seconds=1.0)
+    parts = host.measure(load, workers=1, repeat=1)
+    assert len(parts) == 7
+    assert all(milliseconds > 0 for milliseconds in parts.values())

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from tests.trainer.configurations import said
 from tinyzero_sdk.settings import build, to_mapping
-from tinyzero_trainer import checkpoint, presets
+from tinyzero_trainer import checkpoint, gpu_seen, presets
 from tinyzero_trainer.configure import make_config
 from tinyzero_trainer.display import Display
 from tinyzero_trainer.interrupts import StopFlag
@@ -26,6 +26,12 @@ torch.set_num_threads(1)  # the models are so small that a second thread only wa
 
 TOY_TASK = Path(__file__).with_name("toy_task.py")
 SHAPE = TinyShape(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=256)
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with a GPU, too, no model is made where a test names none."""
+    monkeypatch.setattr(gpu_seen, "sees_gpu", lambda device: False)
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ from tinyzero_trainer.configure import make_config
 from tinyzero_trainer.interrupts import Interrupted
 from tinyzero_trainer.loop import train
 from tinyzero_trainer.models import ModelError
+from tinyzero_trainer.rollout.build import TorchEngine
 
 STEPS = 5
 UNTIMED = ("timing_", "perf/", "time/")
@@ -127,6 +128,13 @@ def test_metrics_carry_verls_names(whole: list[dict[str, Any]]) -> None:
     assert any(name.startswith("difficulty/") for name in names)
 
 
+def test_the_line_after_a_checkpoint_says_how_long_it_took(whole_run: loop.TrainResult) -> None:
+    rows = [json.loads(line) for line in (whole_run.output / "metrics.jsonl").read_text().splitlines()]
+    saved = {row["step"]: row["timing_s/save_checkpoint"] for row in rows if "timing_s/save_checkpoint" in row}
+    assert list(saved) == list(range(3, STEPS + 1, 2))
+    assert all(seconds > 0 for seconds in saved.values())
+
+
 def slowly(*values: Any) -> Any:
     """A case for the slow suite; the fast one has a case of each kind."""
     return pytest.param(*values, marks=pytest.mark.slow)
@@ -176,7 +184,7 @@ def test_a_run_killed_between_any_two_acts_resumes_to_the_same_metrics(
 @pytest.mark.parametrize(
     ("owner", "name", "call", "saved"),
     [
-        slowly(roles.TorchEngine, "generate", 1, 0),  # the first evaluation
+        slowly(TorchEngine, "generate", 1, 0),  # the first evaluation
         (training_step, "generate", 3, 2),  # rollouts of step 3
         (roles.Policy, "update", 3, 3),  # an update is finished: half of one cannot be saved
         slowly(loop, "evaluate", 3, 2),  # the evaluation at step 2

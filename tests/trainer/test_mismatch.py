@@ -168,7 +168,7 @@ def run(warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.Mon
         name: str, *, resume: bool = False, **changes: dict[str, Any]
     ) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
         values: dict[str, Any] = {
-            "run": {"task": toy_task, "output": str(tmp_path / name), "steps": 2, "device": "cpu"},
+            "run": {"task": toy_task, "output": str(tmp_path / name), "steps": 2, "device": "cpu", "seed": 1},
             "task": {"limit": 5},
             "model": {"path": str(warm_model)},
             "data": {"template": "base", "test_share": 0.4, "prompts_per_step": 4},

@@ -1,8 +1,10 @@
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.sampling import sample_tokens
+from tinyzero_trainer.rollout.sampling import block_size, sample_tokens, streams, uniforms
 
 ANY = 16  # max_tokens does not matter here
 
@@ -51,3 +53,68 @@ def test_no_number_draws_an_impossible_token(uniform: float) -> None:
     logits = torch.tensor([[float("-inf"), 0.0, 0.0, float("-inf")]])
     tokens, _ = sample_tokens(logits, torch.tensor([uniform], dtype=torch.float64), SamplingParams(ANY))
     assert tokens.item() in (1, 2)
+
+
+@settings(max_examples=50)
+@given(
+    vocabulary=st.integers(1, 700),
+    seed=st.integers(0, 2**32),
+    spread=st.sampled_from([0.0, 1.0, 30.0]),
+    possible=st.floats(0.01, 1.0),
+)
+def test_a_draw_by_blocks_is_that_of_one_sum_over_the_vocabulary(
+    vocabulary: int, seed: int, spread: float, possible: float
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = spread * torch.randn(40, vocabulary, generator=generator)
+    ruled_out = torch.rand(40, vocabulary, generator=generator) > possible
+    ruled_out[torch.arange(40), torch.randint(vocabulary, (40,), generator=generator)] = False
+    logits.masked_fill_(ruled_out, -torch.inf)
+    uniform = torch.rand(40, dtype=torch.float64, generator=generator)
+    uniform[:2] = torch.tensor([0.0, 1.0 - 2**-53])
+    tokens, logprobs = sample_tokens(logits, uniform, SamplingParams(ANY))
+    expected = logits.double().softmax(dim=-1)
+    after = expected.cumsum(dim=-1).gather(1, tokens[:, None])[:, 0]
+    drawn = expected.gather(1, tokens[:, None])[:, 0]
+    assert (after >= uniform - 1e-6).all()
+    assert (after - drawn <= uniform + 1e-6).all()
+    assert not ruled_out[torch.arange(40), tokens].any()
+    assert torch.allclose(logprobs.double(), drawn.log(), atol=1e-4)
+
+
+def test_blocks_are_about_as_many_as_they_are_long() -> None:
+    assert [block_size(vocabulary) for vocabulary in (1, 256, 257, 1252, 151_936)] == [16, 16, 32, 64, 512]
+
+
+def test_knobs_on_the_device_stand_for_those_of_the_parameters() -> None:
+    logits, uniform = torch.randn(60, 30), torch.rand(60, dtype=torch.float64)
+    expected = sample_tokens(logits, uniform, SamplingParams(ANY, 0.5, top_p=0.6))
+    found = sample_tokens(logits, uniform, SamplingParams(ANY, 0.9, top_p=0.9), torch.tensor([0.5, 0.6]))
+    assert all(torch.equal(left, right) for left, right in zip(found, expected, strict=True))
+
+
+def test_random_numbers_are_splitmix64s() -> None:
+    mask = 2**64 - 1
+
+    def mix(state: int) -> int:
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
+        return state ^ (state >> 31)
+
+    weyl = 0x9E3779B97F4A7C15
+    for seed in (0, 5, -3, 2**63, 2**64 + 5):
+        starts = streams(seed, torch.arange(3))
+        for row in range(3):
+            start = mix((mix((seed + weyl) & mask) + (row + 1) * weyl) & mask)
+            for index in (0, 1, 1000):
+                expected = (mix((start + (index + 1) * weyl) & mask) >> 11) * 2.0**-53
+                assert uniforms(starts, index)[row].item() == expected
+                assert uniforms(starts, torch.full((3,), index))[row].item() == expected
+
+
+def test_random_numbers_are_uniform_along_rows_and_steps() -> None:
+    numbers = torch.stack([uniforms(streams(1, torch.arange(500)), index) for index in range(400)])
+    assert abs(numbers.mean() - 0.5) < 0.003
+    assert (torch.histc(numbers, 10, 0, 1) / numbers.numel() - 0.1).abs().max() < 0.003
+    for left, right in ((numbers[1:], numbers[:-1]), (numbers[:, 1:], numbers[:, :-1])):
+        assert abs(torch.corrcoef(torch.stack([left.flatten(), right.flatten()]))[0, 1]) < 0.01

@@ -43,7 +43,8 @@ def a_step(critic: object | None = None, *, warmup_steps: int = 0, **algorithm: 
         reference_logprobs=lambda samples, temperature: REFERENCE if temperature == NOW.temperature else None,
         update=lambda experience, group_size, now: {"actor/updated": 1.0},
     )
-    step.roles = SimpleNamespace(critic=critic, policy=step.policy)  # type: ignore[assignment]
+    engine = SimpleNamespace(sleep=lambda: None)
+    step.roles = SimpleNamespace(critic=critic, policy=step.policy, engine=engine)  # type: ignore[assignment]
     step.carried, step.stop = Carried(), None  # type: ignore[assignment]
     step._clock = training_step._Clock()
     return step

@@ -81,10 +81,16 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.params: list[SamplingParams] = []
-        self.loaded = 0
+        self.loaded = self.slept = 0
 
     def load_weights(self) -> None:
         self.loaded += 1
+
+    def sleep(self) -> None:
+        self.slept += 1
+
+    def close(self) -> None:
+        pass
 
     def generate(
         self,
@@ -121,7 +127,7 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
             policy=policy,
             engine=engine,
             critic=None,
-            tasks={"toy": SimpleNamespace(task=SimpleNamespace(difficulty=lambda item: 0.0))},
+            tasks={"toy": SimpleNamespace(task=SimpleNamespace(difficulties=lambda items: [0.0] * len(items)))},
             language_model=SimpleNamespace(context=99),
             display=SimpleNamespace(advance=lambda finished: None, note=lambda text: None),
         )

@@ -1,17 +1,20 @@
 import json
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import build
+from tinyzero_trainer.demonstrations import Example, pack
 from tinyzero_trainer.display import Display
 from tinyzero_trainer.interrupts import StopFlag
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.presets import PRESET_FILE, other_task, preset
-from tinyzero_trainer.task_shares import load_shares
-from tinyzero_trainer.warmstart import _batches, learning_rate, warm_start
+from tinyzero_trainer.warmstart import _loss, learning_rate, warm_start
 from tinyzero_trainer.warmstart_config import WarmStartConfig, WarmStartTraining
 
 
@@ -89,22 +92,51 @@ def test_several_tasks_share_a_model_a_preset_and_a_card(tmp_path: Path, toy_tas
     assert build(WarmStartConfig, again).tasks == build(WarmStartConfig, values).tasks
 
 
-@pytest.mark.slow
-def test_a_batch_has_the_tasks_in_their_shares(toy_task: str, toy_model: LanguageModel) -> None:
-    tasks = {"one": {"task": toy_task, "weight": 2}, "two": {"task": toy_task, "options": {"limit": 9}}}
-    config = build(WarmStartConfig, {"tasks": tasks, "training": {"batch_size": 4, "template": "base"}})
-    asked: list[str] = []
-    loaded = load_shares(config.task_shares())
-    for name, task in loaded.items():
-        demonstrate = task.demonstrate
-        task.demonstrate = lambda item, seed, name=name, make=demonstrate: (asked.append(name), make(item, seed))[1]
-    batches = _batches(config, loaded.values(), toy_model)
-    assert [len(next(batches)) for _ in range(3)] == [4, 4, 4]
-    assert (asked.count("one"), asked.count("two")) == (8, 4)
+def test_the_loss_of_packed_examples_is_that_of_each_by_itself(toy_model: LanguageModel) -> None:
+    examples = [Example([5, 6, 7][: 1 + row % 3], list(range(10, 13 + 2 * row))) for row in range(7)]
+    batch = pack(examples, length=24, pad_id=toy_model.pad_id, multiple=4)
+    model = toy_model.model.eval()
+    head = model.get_output_embeddings()
+    found = _loss(model.base_model, head, batch, model.device)
+    losses = []
+    for example in examples:
+        whole = torch.tensor([example.prompt + example.demonstration])
+        logits = model(input_ids=whole).logits[0, len(example.prompt) - 1 : -1]
+        losses.append(F.cross_entropy(logits, torch.tensor(example.demonstration), reduction="none"))
+    assert found.item() == pytest.approx(torch.cat(losses).mean().item(), abs=1e-5)
+
+
+def test_seconds_take_the_place_of_steps(tmp_path: Path, toy_task: str) -> None:
+    training = {"seconds": 0.5, "batch_size": 8, "max_tokens": 8, "eval_size": 5, "test_share": 0.4}
+    values = {
+        "run": {"task": toy_task, "output": str(tmp_path / "out"), "device": "cpu"},
+        "model": {"hidden_size": 32, "layers": 1, "head_size": 16, "mlp_size": 48, "context": 64},
+        "training": training | {"template": "base"},
+    }
+    with pytest.raises(TinyZeroError, match=r"steps=9 has no effect with seconds=0\.5"):
+        build(WarmStartConfig, values | {"training": training | {"steps": 9}})
+    with Display() as display:
+        made = warm_start(build(WarmStartConfig, values), display=display, stop=StopFlag())
+    again = tomllib.loads((made.output / "warmstart.toml").read_text())
+    again["run"]["output"] = "again"
+    assert build(WarmStartConfig, again).training.seconds == 0.5
+    drawn = re.search(r"of ([\d,]+) demonstrations", (made.output / "README.md").read_text())
+    assert drawn is not None
+    assert int(drawn[1].replace(",", "")) % 8 == 0
 
 
 def test_the_learning_rate_warms_up_and_falls_to_a_tenth() -> None:
-    rates = [learning_rate(WarmStartTraining(100, 1, 1.0, 10), step) for step in range(1, 101)]
+    rates = [
+        learning_rate(WarmStartTraining(steps=100, batch_size=1, learning_rate=1.0, warmup_steps=10), step)
+        for step in range(1, 101)
+    ]
     assert rates[:10] == pytest.approx([step / 10 for step in range(1, 11)])
     assert rates[9:] == sorted(rates[9:], reverse=True)
     assert rates[-1] == pytest.approx(0.1)
+
+
+def test_with_a_time_the_learning_rate_follows_its_share() -> None:
+    training = WarmStartTraining(seconds=60.0, learning_rate=1.0, warmup_steps=10)
+    rates = [learning_rate(training, 1000, share) for share in (0.0, 0.25, 0.5, 1.0)]
+    assert rates == pytest.approx([1.0, 0.868, 0.55, 0.1], abs=1e-3)
+    assert learning_rate(training, 1, 0.01) == pytest.approx(0.1)

@@ -20,6 +20,7 @@ from tinyzero_sdk.extensions import load_extensions
 TRAINER_COMMANDS = {
     "warmstart": "Make a small model from nothing that can attempt a task.",
     "train": "Train a language model on a task.",
+    "plan": "Predict a run's GPU memory and speed, and propose settings that fit a card.",
     "doctor": "Find what stands in the way of training on this machine.",
 }
 

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, islice, pairwise, takewhile
+from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from tinyzero_sdk import Item, Score
+from tinyzero_trainer import ragged
 from tinyzero_trainer.config import Layout
-from tinyzero_trainer.records import Sample
+from tinyzero_trainer.records import Prompt, Rollout, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,75 +76,130 @@ def micro_batches(
         device: where the tensors go.
         layout: see `MicroBatch`.
     """
-    rows = sorted(range(len(samples)), key=lambda row: _length(samples[row]), reverse=True)
-    while rows:
-        count = _fitting([_length(samples[row]) for row in rows], token_budget, layout)
-        chosen, rows = rows[:count], rows[count:]
-        lay_out = _pack if layout == "packed" else _pad
+    lengths = [_length(sample) for sample in samples]
+    rows = sorted(range(len(samples)), key=lengths.__getitem__, reverse=True)
+    ordered = [lengths[row] for row in rows]
+    lay_out, start = _pack if layout == "packed" else _pad, 0
+    while start < len(rows):
+        count = _fitting(ordered, start, token_budget, layout)
+        chosen, start = rows[start : start + count], start + count
         yield lay_out([samples[row] for row in chosen], chosen, pad_id, device)
+
+
+def fill_budget(token_budget: int, max_tokens: int, *, context: int) -> list[Sample]:
+    """Made-up completions, as long as can be, that fill a micro-batch: what takes most memory.
+
+    Args:
+        token_budget: of the micro-batch.
+        max_tokens: of a completion.
+        context: of the model.
+    """
+    prompt = Prompt(Item(None), "", [0])
+    length = max(1, min(max_tokens, token_budget - 1, context - 1))
+    rollout = Rollout([0] * length, None, finished=False)
+    return [Sample(prompt, rollout, "", Score(0.0, correct=False))] * max(1, token_budget // (length + 1))
 
 
 def in_row_order(batches: Iterable[MicroBatch], compute: Callable[[MicroBatch], Tensor], count: int) -> Tensor:
     """[tokens] what `compute` gives for micro-batches of `count` completions, in the completions' order; on the CPU."""
-    parts: list[Tensor] = [torch.empty(0)] * count
+    found, lengths, rows = [torch.empty(0)], [torch.empty(0, dtype=torch.long)], list[int]()
     for batch in batches:
-        found = compute(batch).cpu()
-        for row, part in zip(batch.rows, found.split(batch.lengths.tolist()), strict=True):
-            parts[row] = part
-    return torch.cat(parts)
+        found.append(compute(batch).cpu())
+        lengths.append(batch.lengths.cpu())
+        rows += batch.rows
+    assert len(rows) == count
+    order = torch.tensor(rows, dtype=torch.long).argsort()
+    return ragged.take(torch.cat(found), torch.cat(lengths), order.tolist())
 
 
-def _fitting(lengths: list[int], budget: int, layout: Layout) -> int:
-    """How many of the first sequences, the longest in front, go together."""
+def _fitting(lengths: list[int], start: int, budget: int, layout: Layout) -> int:
+    """How many sequences from `start` on, the longest in front, go together."""
     if layout != "packed":
-        return max(1, budget // lengths[0])
-    return max(1, sum(total <= budget for total in accumulate(lengths)))
+        return max(1, budget // lengths[start])
+    sums = accumulate(islice(lengths, start, None))
+    return max(1, sum(1 for _ in takewhile(budget.__ge__, sums)))
 
 
 def _length(sample: Sample) -> int:
     return len(sample.prompt.token_ids) + len(sample.rollout.token_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class _Flat:
+    """Sequences one after another, as arrays."""
+
+    tokens: np.ndarray
+    """[tokens] int64"""
+
+    starts: np.ndarray
+    """[sequences] where each begins."""
+
+    lengths: np.ndarray
+    """[sequences] of prompt and completion."""
+
+    completions: np.ndarray
+    """[sequences] of the completion alone."""
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> Self:
+        pieces = [part for sample in samples for part in (sample.prompt.token_ids, sample.rollout.token_ids)]
+        sizes = np.fromiter(map(len, pieces), np.int64, len(pieces)).reshape(-1, 2)
+        lengths = sizes.sum(axis=1)
+        tokens = np.fromiter(chain.from_iterable(pieces), np.int64, int(lengths.sum()))
+        return cls(tokens, lengths.cumsum() - lengths, lengths, sizes[:, 1])
+
+    def positions(self) -> np.ndarray:
+        """[tokens] place of each in its own sequence."""
+        return np.arange(len(self.tokens)) - self.starts.repeat(self.lengths)
+
+    def predicts(self) -> np.ndarray:
+        """[tokens] whether the next token belongs to the completion."""
+        from_end = self.lengths.repeat(self.lengths) - self.positions()  # 1 for the last token
+        return (from_end > 1) & (from_end <= self.completions.repeat(self.lengths) + 1)
+
+    def targets(self) -> np.ndarray:
+        """[completion tokens]"""
+        return self.tokens[np.flatnonzero(self.predicts()) + 1]
+
+
 def _pad(samples: Sequence[Sample], rows: list[int], pad_id: int, device: torch.device) -> MicroBatch:
-    longest = max(map(_length, samples))
-    tokens = torch.full((len(samples), longest), pad_id)
-    mask = torch.zeros((len(samples), longest), dtype=torch.long)
-    predicts = torch.zeros((len(samples), longest), dtype=torch.bool)
-    for row, sample in enumerate(samples):
-        prompt, completion = sample.prompt.token_ids, sample.rollout.token_ids
-        end = len(prompt) + len(completion)
-        tokens[row, :end] = torch.tensor(prompt + completion)
-        mask[row, :end] = 1
-        predicts[row, len(prompt) - 1 : end - 1] = True
+    flat = _Flat.of(samples)
+    longest = int(flat.lengths.max())
+    present = np.arange(longest) < flat.lengths[:, None]  # [lines, longest]
+    tokens = np.full(present.shape, pad_id)
+    tokens[present] = flat.tokens
+    predicts = np.zeros(present.shape, bool)
+    predicts[present] = flat.predicts()
     return MicroBatch(
-        tokens=tokens.to(device),
-        mask=mask.to(device),
+        tokens=_on(tokens, device),
+        mask=_on(present.astype(np.int64), device),
         positions=None,
         boundaries=None,
         longest=longest,
-        predicts=predicts.to(device),
-        targets=torch.tensor([token for sample in samples for token in sample.rollout.token_ids], device=device),
+        predicts=_on(predicts, device),
+        targets=_on(flat.targets(), device),
         rows=rows,
-        lengths=completion_lengths(samples).to(device),
+        lengths=_on(flat.completions, device),
     )
 
 
 def _pack(samples: Sequence[Sample], rows: list[int], pad_id: int, device: torch.device) -> MicroBatch:
-    tokens = [token for sample in samples for token in sample.prompt.token_ids + sample.rollout.token_ids]
-    positions = [place for sample in samples for place in range(_length(sample))]
-    predicts = torch.zeros(len(tokens), dtype=torch.bool)
-    end = 0
-    for sample in samples:
-        end += _length(sample)
-        predicts[end - 1 - len(sample.rollout.token_ids) : end - 1] = True
+    flat = _Flat.of(samples)
+    boundaries = np.concatenate((flat.starts, flat.starts[-1:] + flat.lengths[-1:]))
     return MicroBatch(
-        tokens=torch.tensor([tokens], device=device),
+        tokens=_on(flat.tokens[None], device),
         mask=None,
-        positions=torch.tensor([positions], device=device),
-        boundaries=torch.tensor(list(accumulate(map(_length, samples), initial=0)), dtype=torch.int32, device=device),
-        longest=max(map(_length, samples)),
-        predicts=predicts[None].to(device),
-        targets=torch.tensor([token for sample in samples for token in sample.rollout.token_ids], device=device),
+        positions=_on(flat.positions()[None], device),
+        boundaries=_on(boundaries.astype(np.int32), device),
+        longest=int(flat.lengths.max()),
+        predicts=_on(flat.predicts()[None], device),
+        targets=_on(flat.targets(), device),
         rows=rows,
-        lengths=completion_lengths(samples).to(device),
+        lengths=_on(flat.completions, device),
     )
+
+
+def _on(array: np.ndarray, device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    # From pinned memory a copy does not make the host wait for what the device is at.
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -1,6 +1,6 @@
 """`tinyzero train` and `tinyzero warmstart`: what the user typed, turned into one Python call each.
 
-`tinyzero recipes` is in recipe_commands.py, `tinyzero doctor` in a package of its own.
+`tinyzero recipes` is in recipe_commands.py, `tinyzero doctor` and `tinyzero plan` in packages of their own.
 Whatever is slow to import (torch above all) is imported inside the functions, after the settings have been checked.
 """
 
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from tinyzero_sdk.cli.output import stderr, stdout
+from tinyzero_sdk.cli.output import stderr, stdout, warn
 from tinyzero_sdk.cli.task_options import AllowUnsafe
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer import recipe_commands
 from tinyzero_trainer.doctor.command import doctor
-from tinyzero_trainer.presets import TINY_MODEL, other_task
+from tinyzero_trainer.plan.command import plan
+from tinyzero_trainer.presets import TINY_MODEL, directory_of, other_task
 from tinyzero_trainer.threads import calm_threads
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def register(app: typer.Typer) -> None:
     app.command("train", cls=_TrainCommand)(train)
     app.command("recipes")(recipe_commands.recipes)
     app.command("warmstart", cls=_WarmStartCommand)(warm_start)
+    app.command("plan")(plan)
     app.command("doctor")(doctor)
 
 
@@ -67,7 +69,7 @@ def train(
             "--model",
             metavar="MODEL",
             help="Directory or Hub name of a transformers causal LM.",
-            show_default=TINY_MODEL,
+            show_default=f"{TINY_MODEL}; on a GPU, one made for the task",
         ),
     ] = None,
     resume: Annotated[
@@ -87,7 +89,8 @@ def train(
     flags: dict[str, Any] = {**flag_settings(task or ()), "run.output": output and str(output), "model.path": model}
     flags["run.recipe"] = recipe
     flags["run.allow_unsafe_scorers"] = allow_unsafe_scorers or None
-    resolved, layers = _settle(gather(TrainConfig, flags, words or (), config), output, resume=resume)
+    said = gather(TrainConfig, flags, words or (), config)
+    resolved, layers = _settle(said if resume else _with_model(said), output, resume=resume)
     _check_early(resolved, resume=resume)
     _announce(resolved, layers)
     calm_threads()
@@ -176,6 +179,18 @@ def _settle(said: Mapping[str, Any], output: Path | None, *, resume: bool) -> "t
     return config, layers
 
 
+def _with_model(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the user said, and on a GPU, where he named no model, one of the trainer's making."""
+    from tinyzero_trainer.own_model import plan
+
+    planned = plan(said)
+    if planned is None:
+        return said
+    _check_early(planned.config, resume=False)
+    stderr.print(planned.about, soft_wrap=True, markup=False)
+    return planned.settle()
+
+
 def _new_directory(config: "TrainConfig") -> str:
     tasks = "+".join(share.title for share in config.task_shares())
     return f"runs/{tasks}-{time.strftime('%Y-%m-%d-%H%M%S')}"
@@ -195,20 +210,21 @@ def _check_early(config: "TrainConfig", *, resume: bool) -> None:
     for task in tasks.values():
         task.check_scoring_allowed()
     check_place(config.algorithm.policy_loss)
-    RunDirectory(Path(config.run.output)).check(resume=resume)
+    if config.run.output:
+        RunDirectory(Path(config.run.output)).check(resume=resume)
 
 
 def _announce(config: "TrainConfig", layers: "Layers | None") -> None:
     """Say what is about to happen, at once: loading takes seconds. No layers: the run goes on."""
     resume = layers is None
     verb = "going on with the training of" if resume else "training"
-    model, shares = config.model.path or TINY_MODEL, config.task_shares()
+    where, shares = directory_of(config.model.path), config.task_shares()
+    model = TINY_MODEL if where is None else config.model.path
     names = (f"{share.name} (weight {share.weight:g})" if len(shares) > 1 else share.task for share in shares)
     on = " and ".join(names)
     stderr.print(f"{verb} {model} on {on} in {config.run.output}", soft_wrap=True, markup=False)
     for line in () if layers is None else _origins(layers):
         stderr.print(line, style="dim", soft_wrap=True, markup=False, highlight=False)
-    where = Path(config.model.path) if config.model.path else None
     strange = {share.task: warmed_on for share in shares if (warmed_on := other_task(share.task, where))}
     if strange and not resume:
         flags = " ".join(f"--task {share.task}" for share in shares)
@@ -220,7 +236,16 @@ def _announce(config: "TrainConfig", layers: "Layers | None") -> None:
             markup=False,
             soft_wrap=True,
         )
+    _consult_plan(config)
     stderr.print("loading PyTorch", style="dim")
+
+
+def _consult_plan(config: "TrainConfig") -> None:
+    """Warn of a run that will not fit into the GPU's memory."""
+    from tinyzero_trainer.plan import advice
+
+    if (warning := advice.warning(config)) is not None:
+        warn(warning)
 
 
 def _origins(layers: "Layers") -> "Iterator[str]":

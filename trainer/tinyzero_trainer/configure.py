@@ -85,8 +85,12 @@ def make_config(values: Mapping[str, Any]) -> TrainConfig:
     return resolve(values)[0]
 
 
-def resolve(values: Mapping[str, Any]) -> tuple[TrainConfig, Layers]:
+def resolve(values: Mapping[str, Any], preset: Mapping[str, Any] | None = None) -> tuple[TrainConfig, Layers]:
     """As `make_config`, and the layers that the configuration is of.
+
+    Args:
+        values: a nested mapping.
+        preset: what suits a model that is yet to be made; None = what was recorded with the model.
 
     Raises:
         SettingsError: as `make_config`.
@@ -94,7 +98,7 @@ def resolve(values: Mapping[str, Any]) -> tuple[TrainConfig, Layers]:
     if not get(values, "run.task") and not values.get("tasks"):
         raise SettingsError("no task is named; give --task, or run.task in the file")
     refuse_missing_directory(text(values, "model.path"))
-    layers = put_together(values)
+    layers = put_together(values, preset)
     return build_layers(layers, values), layers
 
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,11 +13,13 @@ from tinyzero_trainer import ragged
 from tinyzero_trainer.batching import MicroBatch, in_row_order, micro_batches
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.forward import completion_states
+from tinyzero_trainer.forward import choose_layout, completion_states
 from tinyzero_trainer.losses import token_weights, value_loss
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.optimizing import Optimizer
 from tinyzero_trainer.records import Sample
+from tinyzero_trainer.sharding import Placement, call, device_of, on_device, shard
+from tinyzero_trainer.shards import assign, whole
 from tinyzero_trainer.tally import Tally
 
 WEIGHTS_FILE = "critic.safetensors"
@@ -45,23 +48,41 @@ class ValueModel(nn.Module):
 class Critic:
     """The value model with its optimiser."""
 
-    def __init__(self, language_model: LanguageModel, *, settings: CriticConfig, optimizer: OptimizerConfig) -> None:
+    def __init__(
+        self,
+        language_model: LanguageModel,
+        *,
+        settings: CriticConfig,
+        optimizer: OptimizerConfig,
+        placement: Placement | None = None,
+    ) -> None:
         """
         Args:
-            language_model: the start; its weights are copied.
+            language_model: the start, not yet sharded; its weights are copied.
             settings: learning rate and clip.
             optimizer: everything else about the updates, shared with the policy.
+            placement: how the value model is sharded; None = it is not.
+
+        Raises:
+            ModelError: see `choose_layout`.
         """
         self.model = ValueModel(language_model)
+        if placement is not None:
+            shard(self.model, placement, exact=[self.model.head])
         self._pad_id = language_model.pad_id
         self._settings, self._shared = settings, optimizer
         self._optimizer = Optimizer(self.model, optimizer)
+        self._layout = choose_layout(self.model.body, optimizer.layout, whole=self.model, name=language_model.name)
 
     @torch.no_grad()
     def values(self, samples: Sequence[Sample]) -> Tensor:
         """[tokens] V(s_t) before each token of the completions, in their order."""
         self.model.eval()
-        return in_row_order(self._micro_batches(samples), self.model, len(samples))
+        with on_device(self.model):
+            return in_row_order(self._micro_batches(samples), self._values, len(samples))
+
+    def _values(self, batch: MicroBatch) -> Tensor:
+        return call(self.model, partial(self.model.forward, batch))
 
     def update(self, experience: Experience, *, group_size: int) -> dict[str, float]:
         """As many passes and mini-batches as the policy's; returns the metrics `critic/*`.
@@ -70,8 +91,10 @@ class Critic:
             UpdateError: see `Optimizer.step`.
         """
         tally = Tally()
-        for mini_batch in experience.mini_batches(group_size, self._shared):
-            self._update_mini_batch(mini_batch, tally)
+        with on_device(self.model, changed=True), self._optimizer.on_device(changed=True):
+            for mini_batch in experience.mini_batches(group_size, self._shared):
+                self._update_mini_batch(mini_batch, tally)
+            self._optimizer.end()
         return {"critic/lr": self._settings.learning_rate, **_metrics(tally)}
 
     def _update_mini_batch(self, experience: Experience, tally: Tally) -> None:
@@ -83,7 +106,7 @@ class Critic:
             assert part.values is not None
             assert part.returns is not None
             old, returns = part.values.to(batch.tokens.device), part.returns.to(batch.tokens.device)
-            values = self.model(batch)
+            values = self._values(batch)
             loss, clipped = value_loss(values, old, returns, clip=self._settings.value_clip)
             weight = weights[torch.tensor(batch.rows)].to(loss.device)
             (ragged.spread(weight, batch.lengths) * loss).sum().backward()
@@ -91,24 +114,24 @@ class Critic:
         tally.end_mini_batch(self._optimizer.step(self._settings.learning_rate))
 
     def _micro_batches(self, samples: Sequence[Sample]) -> Iterator[MicroBatch]:
-        budget, device = self._shared.micro_batch_tokens, self.model.body.device
-        return micro_batches(
-            samples, token_budget=budget, pad_id=self._pad_id, device=device, layout=self._shared.layout
-        )
+        budget, device = self._shared.micro_batch_tokens, device_of(self.model)
+        return micro_batches(samples, token_budget=budget, pad_id=self._pad_id, device=device, layout=self._layout)
 
     def save(self, directory: Path) -> None:
         """Write weights and moments."""
         # A tied head is the embedding itself, and safetensors keeps no tensor twice.
-        tensors = {name: value.detach().cpu().contiguous() for name, value in self.model.named_parameters()}
-        save_file(tensors, directory / WEIGHTS_FILE)
+        with on_device(self.model):
+            parameters = self.model.named_parameters()
+            tensors = {name: whole(value.detach()).cpu().contiguous() for name, value in parameters}
+            save_file(tensors, directory / WEIGHTS_FILE)
         self._optimizer.save(directory / OPTIMIZER_FILE)
 
     def load(self, directory: Path) -> None:
         """Read what `save` wrote."""
         parameters = dict(self.model.named_parameters())
-        with torch.no_grad():
+        with on_device(self.model, changed=True):
             for name, value in load_file(directory / WEIGHTS_FILE).items():
-                parameters[name].copy_(value)
+                assign(parameters[name], value)
         self._optimizer.load(directory / OPTIMIZER_FILE)
 
 

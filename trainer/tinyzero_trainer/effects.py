@@ -42,6 +42,11 @@ def _across(groups: Mapping[str, Group]) -> Idle:
         yield from ((f"vllm.{name}", because) for name in groups["vllm"])
     if rollout["samples_per_prompt"] == 1:
         yield "data.dynamic_rounds", "the rewards of rollout.samples_per_prompt=1 completion are always all equal"
+    if groups["model"]["path"] is not None:
+        because = f"model.path={groups['model']['path']!r} names a model, so none is made"
+        yield from ((f"own_model.{name}", because) for name in groups["own_model"])
+    if run["device"] == "cpu":
+        yield "memory.offload", "run.device='cpu' has no GPU whose memory it would save"
     most = rollout["max_tokens"]
     if window["mode"] == "fixed" and window["tokens"] >= most:
         yield "window.mode", f"window.tokens={window['tokens']} is no less than rollout.max_tokens={most}"
@@ -143,6 +148,12 @@ def _rollout(values: Group) -> Idle:
         yield "final_temperature", "it is rollout.temperature itself"
 
 
+def _vllm(values: Group) -> Idle:
+    if not values["own_process"]:
+        because = "vllm.own_process=false leaves the trainer no way to end an engine that hangs or has died"
+        yield from _each("restarts", "time_limit", because=because)
+
+
 def _curriculum(values: Group) -> Idle:
     if values["buckets"] == 1:
         yield "buckets", "there is nothing to choose between; set at least 2, or 0 for none"
@@ -157,6 +168,7 @@ def _each(*names: str, because: str) -> Idle:
 _RULES = {
     "curriculum": _curriculum,
     "rollout": _rollout,
+    "vllm": _vllm,
     "lora": _lora,
     "mismatch": _mismatch,
     "window": _window,

@@ -9,6 +9,7 @@ from tinyzero_sdk.settings import leaves, merge, nested, read_toml
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.configure import make_config
 from tinyzero_trainer.layers import text
+from tinyzero_trainer.presets import TINY_NAME
 from tinyzero_trainer.task_shares import read_shares, same_task
 
 EVALUATION_KEYS = (
@@ -45,7 +46,7 @@ def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
         if key not in EVALUATION_KEYS and not key.startswith("task."):
             raise SettingsError(f"{key} has no effect on an evaluation; leave it out (--help lists what has)")
     model = text(values, "model.path")
-    if model and (run := _run_of(Path(model))):
+    if model and model != TINY_NAME and (run := _run_of(Path(model))):
         inherited = _inherited(run, values)
         # What a run calls its task need not be the task's own name.
         values = merge(merge(inherited, values), {"run": inherited.get("run", {})})

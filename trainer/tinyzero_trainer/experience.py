@@ -43,8 +43,9 @@ class Experience:
 
     def select(self, rows: Sequence[int]) -> Self:
         """The completions in these rows, in their order."""
+        places = ragged.places(self.lengths, rows)
         columns = {
-            field.name: ragged.take(values, self.lengths, rows)
+            field.name: torch.from_numpy(values.numpy()[places])
             for field in fields(self)
             if field.name not in ("samples", "lengths") and (values := getattr(self, field.name)) is not None
         }

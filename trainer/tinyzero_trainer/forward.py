@@ -7,6 +7,8 @@ with a vocabulary of 150,000 the logits of a batch are what a training step runs
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +17,12 @@ from transformers import PreTrainedModel
 
 from tinyzero_trainer import attention
 from tinyzero_trainer.batching import MicroBatch
-from tinyzero_trainer.config import Estimator
+from tinyzero_trainer.config import Estimator, Layout
 from tinyzero_trainer.divergences import SAMPLED, entropy, exact
 from tinyzero_trainer.head import token_logprobs
 from tinyzero_trainer.lora import switched_off
+from tinyzero_trainer.models import ModelError
+from tinyzero_trainer.sharding import call, device_of, on_device
 
 CHUNK_ELEMENTS = 2**26
 """Logits held at a time: 256 MiB in float32."""
@@ -112,12 +116,12 @@ class Reference:
     def states(self, batch: MicroBatch) -> Tensor:
         """[tokens, hidden] see `completion_states`; the head, which no adapter changes, is the model's."""
         with _as_it_started(self.model):
-            return completion_states(self.model, batch)
+            return call(self.model, partial(completion_states, self.model, batch))
 
     def logprobs(self, batch: MicroBatch, *, temperature: float) -> Tensor:
         """[tokens] log π_ref of each completion token of a micro-batch."""
         with _as_it_started(self.model):
-            return sampled_logprobs(self.model, batch, temperature=temperature)
+            return call(self.model, partial(sampled_logprobs, self.model, batch, temperature=temperature))
 
 
 @contextmanager
@@ -144,14 +148,43 @@ def completion_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     return states
 
 
+def choose_layout(
+    model: PreTrainedModel, layout: Layout, *, name: str, whole: nn.Module | None = None
+) -> Literal["padded", "packed"]:
+    """How micro-batches for a model are laid out: `auto` = packed on a GPU, where the model keeps sequences apart.
+
+    Args:
+        model: that the micro-batches go through.
+        layout: `optimizer.layout`.
+        name: of the model, for the message.
+        whole: what `model` is a part of and is sharded with; None = it is the whole itself.
+
+    Raises:
+        ModelError: `packed` with an architecture that cannot keep packed sequences apart.
+    """
+    whole = model if whole is None else whole
+    if layout == "padded" or (layout == "auto" and device_of(whole).type != "cuda"):
+        return "padded"
+    with on_device(whole), torch.no_grad():
+        apart = call(whole, partial(keeps_packed_apart, model, device_of(whole)))
+    if apart:
+        return "packed"
+    if layout == "auto":
+        return "padded"
+    raise ModelError(
+        f"{name} lets packed sequences see each other, so optimizer.layout='packed' would train it on something else; "
+        "take padded"
+    )
+
+
 @torch.no_grad()
-def keeps_packed_apart(model: PreTrainedModel) -> bool:
+def keeps_packed_apart(model: PreTrainedModel, device: torch.device | None = None) -> bool:
     """Whether a packed sequence leaves no trace in the one behind it: some architectures ignore where it ends."""
     seconds = []
     with evaluating(model):
         try:
             for first in ([4, 5, 6], [6, 7, 4]):
-                seconds.append(completion_states(model, _two_sequences(first, [1, 2, 3], model.device)))
+                seconds.append(completion_states(model, _two_sequences(first, [1, 2, 3], device or model.device)))
         except TypeError:  # it knows no positions at all
             return False
     return torch.equal(*seconds)

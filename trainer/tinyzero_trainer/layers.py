@@ -8,7 +8,6 @@ trip over the KL estimator that suits a model. What the user or the recipe says 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 from tinyzero_sdk.settings import get, leaves, merge
@@ -34,8 +33,12 @@ class Layers:
     """Of what suits the model: what has no effect any more because of what was said, with the reason."""
 
 
-def put_together(said: Mapping[str, Any]) -> Layers:
+def put_together(said: Mapping[str, Any], preset: Mapping[str, Any] | None = None) -> Layers:
     """The layers below what the user said, and that.
+
+    Args:
+        said: by the user.
+        preset: what suits the model; None = what was recorded with it.
 
     Raises:
         SettingsError: there is no such recipe, or it sets what no configuration has.
@@ -44,7 +47,7 @@ def put_together(said: Mapping[str, Any]) -> Layers:
     recipe = None if name is None else find_recipe(name)
     figures, meant = (recipe.full_size, recipe.settings) if recipe else ({}, {})
     upper = merge(meant, said)
-    preset = suiting(upper)
+    preset = suiting(upper) if preset is None else preset
     lower = merge(figures, preset)
     kept, dropped = without_idle(lower, upper)
     of_preset, covered = dict(leaves(preset)), dropped.keys() | dict(leaves(upper)).keys()
@@ -66,10 +69,9 @@ def _left_out(preset: Mapping[str, Any], dropped: Mapping[str, str], always: Col
 
 def suiting(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Settings that suit the model and the task of `values`, as a warm start recorded them; empty if none did."""
-    from tinyzero_trainer.presets import preset
+    from tinyzero_trainer.presets import directory_of, preset
 
-    path = text(values, "model.path")
-    model = None if path is None else Path(path)
+    model = directory_of(text(values, "model.path"))
     entries = values.get("tasks")
     if not isinstance(entries, Mapping) or not entries:
         return preset(text(values, "run.task") or "", model)

@@ -31,7 +31,7 @@ class LocalModels:
         """
         from tinyzero_trainer.configure import gather
         from tinyzero_trainer.evaluating import evaluation_config
-        from tinyzero_trainer.presets import TINY_MODEL
+        from tinyzero_trainer.presets import TINY_MODEL, directory_of
         from tinyzero_trainer.threads import calm_threads
 
         flags = {
@@ -51,7 +51,7 @@ class LocalModels:
         calm_threads()
         return EvaluationPlan(
             task=task,
-            model=config.model.path or TINY_MODEL,
+            model=str(directory_of(config.model.path) or TINY_MODEL),
             opener=lambda: _open(config, task, request),
             size=config.eval.size,
             test_share=config.data.test_share,
@@ -105,21 +105,17 @@ class LocalSampler:
         """
         from tinyzero_trainer.models import choose_device, load_model
         from tinyzero_trainer.prompts import PromptSource
-        from tinyzero_trainer.rollout import TorchEngine
+        from tinyzero_trainer.rollout.build import FEW_SEQUENCES, build_engine
 
         self._model = load_model(config.model.path, choose_device(config.run.device))
-        self._engine = TorchEngine(
-            self._model.model,
-            eos_ids=self._model.eos_ids,
-            pad_id=self._model.pad_id,
-            max_sequences=config.rollout.max_sequences,
-        )
+        self._engine = build_engine(config, self._model)
         self._prompts = PromptSource(task, self._model.tokenizer, config.data)
         self._params, self._samples, self._seed = params, samples, config.run.seed
-        self._at_a_time = max(1, config.rollout.max_sequences // samples)
+        most = config.rollout.max_sequences or FEW_SEQUENCES
+        self._at_a_time = max(1, most // samples)
         self.template = self._prompts.template
         # What a problem's draw depends on beside its own seed: which others are drawn with it.
-        self.settings: Mapping[str, Json] = {"max_sequences": config.rollout.max_sequences}
+        self.settings: Mapping[str, Json] = {"max_sequences": most}
 
     def sample(self, problems: Sequence[Problem], keep: Keep, advance: Callable[[int], None]) -> None:
         """See `Sampler`.

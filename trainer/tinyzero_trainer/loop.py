@@ -139,6 +139,7 @@ class _Run:
         self.policy, self.display = roles.policy, roles.display
         self.state = RunState()
         self.saved_step: int | None = None  # newest checkpoint of this state
+        self.saving: dict[str, float] = {}  # seconds of a save that no line tells of yet
         self.held_out: dict[str, list[Prompt]] = {}
 
     def execute(self, found: checkpoints.Checkpoint | None) -> TrainResult:
@@ -159,7 +160,8 @@ class _Run:
             self.display.train(config.run.steps, done=state.step)
             while state.step < config.run.steps:
                 samples, metrics, seconds = training.take(state.step + 1)
-                metrics |= self.totals(samples, seconds)
+                metrics |= self.totals(samples, seconds) | self.saving
+                self.saving = {}
                 if config.log.rollouts_every and (state.step + 1) % config.log.rollouts_every == 0:
                     shown = some_of_each(samples, len(self.roles.tasks), config.log.rollouts_count)
                     write_samples(self.run.rollouts_file(state.step + 1), shown)
@@ -265,7 +267,7 @@ class _Run:
         """Save a checkpoint of the present step, unless there is one."""
         if self.saved_step == self.state.step:
             return
-        language_model = self.roles.language_model
+        language_model, started = self.roles.language_model, perf_counter()
 
         def fill(directory: Path) -> None:
             save_model(directory, language_model)
@@ -287,6 +289,8 @@ class _Run:
             expected_bytes=weights + 2 * trained + (0 if self.roles.critic is None else 3 * weights),
         )
         self.saved_step = self.state.step
+        # The line of this step is written already, since it must be there before its checkpoint is.
+        self.saving = {"timing_s/save_checkpoint": perf_counter() - started}
 
     def checkpoint_meta(self) -> dict[str, Json]:
         """What a checkpoint's manifest says of the run."""

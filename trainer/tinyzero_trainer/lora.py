@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config import LoraConfig
+from tinyzero_trainer.shards import assign, whole
 
 DIRECTORY = "adapter"
 """Within a checkpoint; what is in it, peft and others load."""
@@ -72,7 +73,7 @@ class Adapter:
         config.inference_mode = True
         config.target_modules = sorted(config.target_modules)  # peft keeps a set, whose order changes from run to run
         config.save_pretrained(directory)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self._tensors().items()}
+        tensors = {name: whole(tensor.detach()).cpu().contiguous() for name, tensor in self._tensors().items()}
         save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt", "start": self._digest()})
 
     def load(self, directory: Path) -> None:
@@ -88,7 +89,7 @@ class Adapter:
                     f"start a run in another --output with --model {directory.parent}, which is merged"
                 )
             for name, tensor in self._tensors().items():
-                tensor.copy_(file.get_tensor(name))
+                assign(tensor, file.get_tensor(name))
 
     def _tensors(self) -> dict[str, nn.Parameter]:
         """The adapter's weights, by their names in peft's files."""
@@ -100,8 +101,8 @@ class Adapter:
         digest = hashlib.sha256()
         for name, tensor in self._model.named_parameters():
             if not tensor.requires_grad:
-                values = tensor.detach().flatten()[:: max(1, tensor.numel() // _DIGEST_VALUES)]
-                digest.update(f"{name} {tuple(tensor.shape)}".encode() + values.float().cpu().numpy().tobytes())
+                values = whole(tensor.detach()).flatten()[:: max(1, tensor.numel() // _DIGEST_VALUES)]
+                digest.update(f"{name} {tuple(tensor.shape)}".encode() + values.float().cpu().clone().numpy().tobytes())
         return digest.hexdigest()
 
 
@@ -123,21 +124,28 @@ def import_peft(settings: LoraConfig) -> Any:
 @torch.no_grad()
 def merged_weight(layer: Any) -> Tensor:
     """The weight that a linear layer acts with: its own, or a new tensor that has an adapter's part added."""
-    weight: Tensor = layer.weight
-    return weight + layer.get_delta_weight(_NAME) if _is_adapted(layer) else weight
+    weight = whole(layer.weight)
+    if not _is_adapted(layer):
+        return weight
+    # Not peft's own function for it, which knows no shards.
+    added = whole(layer.lora_B[_NAME].weight) @ whole(layer.lora_A[_NAME].weight)
+    return weight + (added.T if layer.fan_in_fan_out else added) * layer.scaling[_NAME]
 
 
 def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The state dict of the plain model that acts as `model` does; what no adapter changes is not copied."""
+    """The state dict of the plain model that acts as `model` does: shards put together, an adapter merged.
+
+    What no adapter changes, and one rank holds, is not copied.
+    """
     adapted = dict(_adapted_layers(model))
     state: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         path, _, leaf = name.rpartition(".")
         owner = path.removesuffix(".base_layer")
         if owner in adapted:
-            state[f"{owner}.{leaf}"] = merged_weight(adapted[owner]).cpu() if leaf == "weight" else tensor
+            state[f"{owner}.{leaf}"] = merged_weight(adapted[owner]).cpu() if leaf == "weight" else whole(tensor)
         elif ".lora_" not in name:
-            state[name] = tensor
+            state[name] = whole(tensor)
     return state
 
 

@@ -14,8 +14,10 @@ the forward passes they need are the policy's business. Where the old log-probab
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,10 +61,10 @@ def old_logprobs_source(config: TrainConfig) -> Literal["engine", "policy", "upd
 
 def engine_logprobs(samples: Sequence[Sample]) -> Tensor | None:
     """[tokens] of all completions; None if the engine was not asked."""
-    columns = [sample.rollout.logprobs for sample in samples]
-    if None in columns:
+    columns = [column for sample in samples if (column := sample.rollout.logprobs) is not None]
+    if len(columns) < len(samples):
         return None
-    return torch.tensor([value for column in columns if column is not None for value in column])
+    return torch.from_numpy(np.fromiter(chain.from_iterable(columns), np.float32, sum(map(len, columns))))
 
 
 def importance_weights(

@@ -17,7 +17,8 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.doctor.kernels import has_kernels, named_outside, refusal
 from tinyzero_trainer.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.lora import Adapter, merged_state
-from tinyzero_trainer.presets import BUILT_IN_MODEL, TINY_MODEL
+from tinyzero_trainer.presets import BUILT_IN_MODEL, TINY_MODEL, directory_of
+from tinyzero_trainer.sharding import on_device
 
 
 class ModelError(TinyZeroError):
@@ -114,13 +115,13 @@ def load_model(path: str | None, device: torch.device) -> LanguageModel:
     """A causal LM with float32 weights and its tokenizer; safetensors only, since a pickle can hold any code.
 
     Args:
-        path: directory or Hub name; None = the tiny model that comes with the trainer.
+        path: directory or Hub name; None or `tiny` = the tiny model that comes with the trainer.
         device: where the weights go.
 
     Raises:
         ModelError: it cannot be found or loaded, or is an adapter; the message keeps the reason.
     """
-    source = path or str(BUILT_IN_MODEL)
+    source = str(directory_of(path) or BUILT_IN_MODEL)
     _refuse_adapter(source, Path(source, "adapter_config.json").exists())
     with _quiet_transformers():
         try:
@@ -132,7 +133,7 @@ def load_model(path: str | None, device: torch.device) -> LanguageModel:
             raise ModelError(f"cannot load the model {source!r} ({reason}); {advice}") from error
     _refuse_adapter(source, getattr(model, "_hf_peft_config_loaded", False))  # transformers loads those of the Hub
     model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
-    return from_parts(path or TINY_MODEL, model, tokenizer)
+    return from_parts(TINY_MODEL if directory_of(path) is None else source, model, tokenizer)
 
 
 def _refuse_adapter(source: str, is_adapter: bool) -> None:
@@ -160,11 +161,11 @@ def from_parts(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
 
 def save_model(directory: Path, language_model: LanguageModel) -> None:
     """Write weights and tokenizer as transformers and vLLM load them: an adapter merged, and beside it by itself."""
-    with _quiet_transformers():
+    with _quiet_transformers(), on_device(language_model.model):
         language_model.model.save_pretrained(directory, state_dict=merged_state(language_model.model))
         language_model.tokenizer.save_pretrained(directory)
-    if language_model.adapter is not None:
-        language_model.adapter.save(directory / ADAPTER_DIRECTORY)
+        if language_model.adapter is not None:
+            language_model.adapter.save(directory / ADAPTER_DIRECTORY)
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]]) -> tuple[str, list[int]]:

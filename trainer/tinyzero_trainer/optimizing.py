@@ -1,13 +1,20 @@
 """One model's optimiser: AdamW, clipped gradients, and updates that are skipped because they are not finite."""
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import OptimizerConfig
+from tinyzero_trainer.offloading import Waiting
+from tinyzero_trainer.sharding import placement_of
+from tinyzero_trainer.shards import local, local_of_whole, whole_of_local
 
 
 class UpdateError(TinyZeroError):
@@ -20,23 +27,47 @@ class Optimizer:
     def __init__(self, model: nn.Module, settings: OptimizerConfig) -> None:
         """
         Args:
-            model: its parameters that require a gradient are trained.
+            model: its parameters that require a gradient are trained; sharded by now, if it ever is.
             settings: decay rates, weight decay and the gradient's bound; the learning rate comes with each step.
         """
-        self._model, self._settings = model, settings
+        self._settings = settings
         self._bad_updates = 0  # in a row
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        matrices = [parameter for parameter in trained if parameter.ndim >= 2]
-        vectors = [parameter for parameter in trained if parameter.ndim < 2]
+        self._parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        # What AdamW does to an element needs nothing but that element, so plain tensors will do: this rank's shards.
+        self._shards = {name: local(value) for name, value in self._parameters.items()}
+        matrices = [shard for shard in self._shards.values() if shard.ndim >= 2]
+        vectors = [shard for shard in self._shards.values() if shard.ndim < 2]
         self._adamw = torch.optim.AdamW(
             [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
             betas=(settings.beta1, settings.beta2),
             fused=True,
         )
+        placement = placement_of(model)
+        self._sharded = placement is not None
+        self._waiting = Waiting(self._moments) if placement is not None and placement.offload == "idle" else None
+
+    def end(self) -> None:
+        """After the last mini-batch: the gradients' memory is others' until the next update.
+
+        A model that is not sharded keeps them, for whoever wants to look.
+        """
+        if self._sharded:
+            self.begin()
 
     def begin(self) -> None:
         """Forget the gradients of the mini-batch before."""
-        self._adamw.zero_grad(set_to_none=True)
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        for shard in self._shards.values():
+            shard.grad = None
+
+    def on_device(self, *, changed: bool = False) -> AbstractContextManager[None]:
+        """Within, the moments are where the weights are, from wherever they wait.
+
+        Args:
+            changed: whether steps are made.
+        """
+        return nullcontext() if self._waiting is None else self._waiting.present(changed=changed)
 
     def step(self, rate: float) -> Tensor:
         """Update the weights, unless the gradient is not finite; returns its norm before it was clipped.
@@ -46,7 +77,8 @@ class Optimizer:
         """
         for group in self._adamw.param_groups:
             group["lr"] = rate
-        norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.max_grad_norm)
+        norm = self._gather_gradients()
+        torch.nn.utils.clip_grads_with_norm_(self._shards.values(), self._settings.max_grad_norm, norm)
         if torch.isfinite(norm):
             self._adamw.step()
             self._bad_updates = 0
@@ -60,18 +92,37 @@ class Optimizer:
             )
         return norm
 
+    def _gather_gradients(self) -> Tensor:
+        """Hand each shard its gradient; the norm of all of them, over all ranks."""
+        for name, parameter in self._parameters.items():
+            self._shards[name].grad = None if parameter.grad is None else local(parameter.grad)
+        gradients = [shard.grad for shard in self._shards.values() if shard.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        meshes = {parameter.device_mesh for parameter in self._parameters.values() if isinstance(parameter, DTensor)}
+        for mesh in meshes:  # one at most, and none without shards
+            if mesh.size() > 1:
+                squared = norm.to(mesh.device_type) ** 2
+                dist.all_reduce(squared, group=mesh.get_group())
+                norm = squared.sqrt().to(norm.device)
+        return norm
+
+    def _moments(self) -> Iterator[Tensor]:
+        for state in self._adamw.state.values():
+            yield from (value for value in state.values() if value.ndim)
+
     def save(self, path: Path) -> None:
-        """Write the moments, by parameter name, as safetensors."""
+        """Write the moments, by parameter name and whole, as safetensors."""
         tensors: dict[str, Tensor] = {}
-        for name, parameter in self._model.named_parameters():
-            for key, value in self._adamw.state.get(parameter, {}).items():
-                tensors[f"{key}/{name}"] = value.detach().cpu().contiguous()
-        save_file(tensors, path)
+        with self.on_device():
+            for name, parameter in self._parameters.items():
+                for key, value in self._adamw.state.get(self._shards[name], {}).items():
+                    tensors[f"{key}/{name}"] = whole_of_local(value.detach(), parameter).cpu().contiguous()
+            save_file(tensors, path)
 
     def load(self, path: Path) -> None:
-        """Read what `save` wrote; the weights are loaded with the model."""
-        parameters = dict(self._model.named_parameters())
-        for full_name, tensor in load_file(path).items():
-            key, name = full_name.split("/", 1)
-            # AdamW keeps its step count on the parameter's device when fused.
-            self._adamw.state[parameters[name]][key] = tensor.to(parameters[name].device)
+        """Read what `save` wrote, on any number of ranks; the weights are loaded with the model."""
+        with self.on_device(changed=True):
+            for full_name, tensor in load_file(path).items():
+                key, name = full_name.split("/", 1)
+                # AdamW keeps its step count on the parameter's device when fused.
+                self._adamw.state[self._shards[name]][key] = local_of_whole(tensor, self._parameters[name])

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def register_commands(app: "typer.Typer") -> None:
-    """Add `train`, `warmstart` and `doctor`."""
+    """Add `train`, `warmstart`, `recipes`, `plan` and `doctor`."""
     from tinyzero_trainer import commands
 
     commands.register(app)

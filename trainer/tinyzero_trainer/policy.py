@@ -1,6 +1,7 @@
 """The policy: the model that is trained, its optimiser, and one update from a scored batch."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -8,16 +9,17 @@ import torch
 from torch import Tensor
 
 from tinyzero_trainer import ragged
-from tinyzero_trainer.batching import MicroBatch, in_row_order, micro_batches
+from tinyzero_trainer.batching import MicroBatch, completion_lengths, fill_budget, in_row_order, micro_batches
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.forward import Reference, keeps_packed_apart, sampled_logprobs, token_statistics
+from tinyzero_trainer.forward import Reference, choose_layout, sampled_logprobs, token_statistics
 from tinyzero_trainer.losses import LossInputs, find_policy_loss, token_weights
 from tinyzero_trainer.mismatch import mismatch_metrics
-from tinyzero_trainer.models import LanguageModel, ModelError
+from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.optimizing import Optimizer
 from tinyzero_trainer.records import Sample
 from tinyzero_trainer.schedules import StepSettings
+from tinyzero_trainer.sharding import call, device_of, on_device
 from tinyzero_trainer.tally import Tally
 
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -52,22 +54,24 @@ class Policy:
         self._policy_loss = find_policy_loss(algorithm.policy_loss)
         self._max_tokens, self._reference = max_tokens, reference
         self._optimizer = Optimizer(language_model.model, optimizer)
-        if optimizer.layout == "packed" and not keeps_packed_apart(language_model.model):
-            raise ModelError(
-                f"{language_model.name} lets packed sequences see each other, so optimizer.layout='packed' would train "
-                "it on something else; take padded"
-            )
+        self._layout = choose_layout(language_model.model, optimizer.layout, name=language_model.name)
 
     def logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
         """[tokens] log π of every sampled token under the present weights."""
-        compute = partial(sampled_logprobs, self.language_model.model.eval(), temperature=temperature)
-        return in_row_order(self._micro_batches(samples), compute, len(samples))
+        model = self.language_model.model.eval()
+
+        def compute(batch: MicroBatch) -> Tensor:
+            return call(model, partial(sampled_logprobs, model, batch, temperature=temperature))
+
+        with on_device(model):
+            return in_row_order(self._micro_batches(samples), compute, len(samples))
 
     def reference_logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
         """[tokens] log π_ref of every sampled token."""
         assert self._reference is not None
         compute = partial(self._reference.logprobs, temperature=temperature)
-        return in_row_order(self._micro_batches(samples), compute, len(samples))
+        with on_device(self._reference.model):
+            return in_row_order(self._micro_batches(samples), compute, len(samples))
 
     def _micro_batches(self, samples: Sequence[Sample]) -> Iterator[MicroBatch]:
         language_model = self.language_model
@@ -75,8 +79,8 @@ class Policy:
             samples,
             token_budget=self._settings.micro_batch_tokens,
             pad_id=language_model.pad_id,
-            device=language_model.model.device,
-            layout=self._settings.layout,
+            device=device_of(language_model.model),
+            layout=self._layout,
         )
 
     def update(self, experience: Experience, *, group_size: int, now: StepSettings) -> dict[str, float]:
@@ -95,9 +99,38 @@ class Policy:
         """
         assert experience.old_logprobs is not None or self._settings.mini_batches == self._settings.epochs == 1
         tally = Tally()
-        for mini_batch in experience.mini_batches(group_size, self._settings):
-            self._update_mini_batch(mini_batch, now, tally)
+        with self._updating(changed=True):
+            for mini_batch in experience.mini_batches(group_size, self._settings):
+                self._update_mini_batch(mini_batch, now, tally)
+            self._optimizer.end()
         return {"actor/lr": now.learning_rate, **_metrics(tally)}
+
+    @contextmanager
+    def _updating(self, *, changed: bool) -> Iterator[None]:
+        """Within, all that an update needs is on the device."""
+        with ExitStack() as stack:
+            stack.enter_context(on_device(self.language_model.model, changed=changed))
+            stack.enter_context(self._optimizer.on_device(changed=changed))
+            if self._reference is not None and not self._algorithm.kl_in_reward:
+                stack.enter_context(on_device(self._reference.model))
+            yield
+
+    def warm_up(self, now: StepSettings) -> None:
+        """Let the allocator meet its largest micro-batch first, so that later ones find room in what it has then.
+
+        A whole forward and backward pass over made-up completions; nothing is learnt.
+        """
+        self.language_model.model.eval()
+        budget, context = self._settings.micro_batch_tokens, self.language_model.context
+        samples = fill_budget(budget, self._max_tokens, context=context)
+        lengths = completion_lengths(samples)
+        part = Experience(samples, lengths, None, torch.zeros(int(lengths.sum())))
+        with self._updating(changed=False):
+            for batch in self._micro_batches(samples):
+                weight = torch.zeros(len(batch.targets), device=batch.tokens.device)
+                loss = self._token_losses(batch, part.select(batch.rows), weight, now, Tally())
+                (weight * loss).sum().backward()
+            self._optimizer.begin()
 
     def _update_mini_batch(self, experience: Experience, now: StepSettings, tally: Tally) -> None:
         # Not train(): dropout would blur the ratios to the old log-probabilities, which were found without.
@@ -116,14 +149,17 @@ class Policy:
     ) -> Tensor:
         """[tokens] the whole loss of each token of a micro-batch; its `weight` [tokens] is for the metrics alone."""
         algorithm, device = self._algorithm, batch.tokens.device
-        statistics = token_statistics(
-            self.language_model.model,
+        model = self.language_model.model
+        compute = partial(
+            token_statistics,
+            model,
             batch,
             temperature=now.temperature,
             reference=None if algorithm.kl_in_reward else self._reference,
             estimator=algorithm.kl_estimator,
             entropy_gradient=algorithm.entropy_coefficient > 0,
         )
+        statistics = call(model, compute)
         current = statistics.logprobs.detach()
         given = LossInputs(
             old_logprobs=current if part.old_logprobs is None else part.old_logprobs.to(device),

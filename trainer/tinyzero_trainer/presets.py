@@ -16,6 +16,9 @@ BUILT_IN_MODEL = Path(__file__).parent / "tiny_model"
 TINY_MODEL = "the tiny model that comes with the trainer"
 """What it is called where a model's name is shown."""
 
+TINY_NAME = "tiny"
+"""`model.path` of it, where that must be said: on a GPU none means a model of one's own (own_model.py)."""
+
 PRESET_FILE = "tinyzero.toml"
 
 
@@ -36,6 +39,11 @@ def other_task(task: str, model: Path | None = None) -> str | None:
     """What a model (none = the tiny one) was warm-started on, if that is anything but `task`."""
     warmed_on = _warmed_on(_read(model))
     return " and ".join(warmed_on) if warmed_on and identity(task) not in warmed_on else None
+
+
+def directory_of(path: str | None) -> Path | None:
+    """The directory, or the name on the Hub, that a `model.path` stands for; None = the tiny model."""
+    return None if path in (None, TINY_NAME) else Path(path)
 
 
 def preset_content(options: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -195,7 +195,9 @@ class TrainingStream(Iterator[Prompt]):
 
     def _choose(self) -> int:
         """The bucket of the next problem, which waits there: drawn among those that have one left in this epoch."""
-        chance = Random(derive_seed("curriculum", self._seed, self._source.name, self.progress.taken)).random()
+        chance = 0.0
+        if self._edges:
+            chance = Random(derive_seed("curriculum", self._seed, self._source.name, self.progress.taken)).random()
         available = list(range(len(self._waiting)))
         while available:
             bucket = choose_bucket(self._weights, available, chance)

@@ -2,26 +2,32 @@
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from tinyzero_sdk import Completion, Score
 from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.records import Reason
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.critic import Critic
+from tinyzero_trainer.decoding import decode_texts
 from tinyzero_trainer.display import Display
 from tinyzero_trainer.forward import Reference
 from tinyzero_trainer.interrupts import StopFlag
 from tinyzero_trainer.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.lora import Adapter, import_peft
 from tinyzero_trainer.losses import find_policy_loss
+from tinyzero_trainer.memory_errors import explained
 from tinyzero_trainer.models import LanguageModel, ModelError, choose_device, load_model
 from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
-from tinyzero_trainer.rollout.build import build_engine
+from tinyzero_trainer.rollout.build import build_engine, require_engine
+from tinyzero_trainer.schedules import settings_at
+from tinyzero_trainer.sharding import Placement, offload_note, process_group, shard
 from tinyzero_trainer.task_shares import load_shares
 from tinyzero_trainer.tasks import TaskRole, task_roles
 
@@ -69,6 +75,7 @@ def build_roles(
         checkpoint: directory whose weights are taken instead of the starting model's.
     """
     display.phase("loading the task and the model")
+    require_engine(config)
     loaded = load_shares(
         config.task_shares(),
         wrappers=config.wrappers_with_limit() if training else (),
@@ -76,10 +83,20 @@ def build_roles(
     )
     if training:
         find_policy_loss(config.algorithm.policy_loss)  # a user's own may be at fault, which is soon seen
-    language_model, critic = _build_models(config, training=training, checkpoint=checkpoint)
-    with task_roles(config, loaded, language_model.tokenizer) as tasks:
-        policy = _build_policy(config, language_model, resumed=checkpoint is not None) if training else None
-        engine = build_engine(config, language_model)
+    device = choose_device(config.run.device)
+    with process_group(device) if training else nullcontext(), ExitStack() as stack:
+        with explained(config, "the models were loaded"):
+            placement = _placement(config, device, display) if training else None
+            language_model, critic = _build_models(config, device, placement, checkpoint=checkpoint)
+            tasks = stack.enter_context(task_roles(config, loaded, language_model.tokenizer))
+            policy = None
+            if placement is not None:
+                policy = _build_policy(config, language_model, placement, resumed=checkpoint is not None)
+                if device.type == "cuda":
+                    policy.warm_up(settings_at(config, 1))
+        if config.rollout.engine == "vllm":
+            display.phase("starting vLLM, about a minute")
+        engine = build_engine(config, language_model, display.note)
         display.end_phase()
         try:
             yield Roles(tasks, language_model, engine, policy, critic, display)
@@ -87,18 +104,27 @@ def build_roles(
             engine.close()
 
 
+def _placement(config: TrainConfig, device: torch.device, display: Display) -> Placement:
+    note = offload_note(config, device)
+    if note is not None:
+        display.note(note)
+    return Placement.of(config, device)
+
+
 def _build_models(
-    config: TrainConfig, *, training: bool, checkpoint: Path | None
+    config: TrainConfig, device: torch.device, placement: Placement | None, *, checkpoint: Path | None
 ) -> tuple[LanguageModel, Critic | None]:
-    adapted, device = training and config.lora.rank > 0, choose_device(config.run.device)
+    """The model and, sharded already, the critic; without a placement nothing is trained."""
+    adapted = placement is not None and config.lora.rank > 0
     if adapted:
         import_peft(config.lora)  # if it is missing, that shall not be said minutes later
     # A checkpoint holds the weights merged, and what is merged cannot be taken apart bit for bit.
     source = str(checkpoint) if checkpoint and not adapted else config.model.path
-    language_model = load_model(source, device)
+    language_model = load_model(source, device if placement is None else placement.loading_device)
     critic = None
-    if training and config.algorithm.needs_critic:  # before an adapter: all of the critic's weights are trained
-        critic = Critic(language_model, settings=config.critic, optimizer=config.optimizer)
+    # Before an adapter: all of the critic's weights are trained.
+    if placement is not None and config.algorithm.needs_critic:
+        critic = Critic(language_model, settings=config.critic, optimizer=config.optimizer, placement=placement)
     if adapted:
         adapter = Adapter(language_model.model, config.lora, seed=config.run.seed, start=config.model.path)
         if checkpoint:
@@ -107,7 +133,8 @@ def _build_models(
     return language_model, critic
 
 
-def _build_policy(config: TrainConfig, language_model: LanguageModel, *, resumed: bool) -> Policy:
+def _build_policy(config: TrainConfig, language_model: LanguageModel, placement: Placement, *, resumed: bool) -> Policy:
+    """The policy, with what its KL is measured to; from here on both are sharded."""
     reference = None
     if config.algorithm.kl_coefficient > 0 and language_model.adapter is not None:
         reference = Reference(language_model.model)  # with the adapter off
@@ -115,7 +142,11 @@ def _build_policy(config: TrainConfig, language_model: LanguageModel, *, resumed
         model = language_model.model
         # The reference is what the run started from, not what it was resumed from.
         start = load_model(config.model.path, model.device).model if resumed else copy.deepcopy(model)
-        reference = Reference(start.requires_grad_(False))
+        # Never stepped, so it needs no more precision than it computes in.
+        start.requires_grad_(False).to(placement.dtype)  # type: ignore[arg-type]  # as in `load_model`
+        shard(start, placement)
+        reference = Reference(start)
+    shard(language_model.model, placement)
     return Policy(
         language_model,
         algorithm=config.algorithm,
@@ -169,9 +200,7 @@ def score(roles: Roles, rollouts: Sequence[tuple[Prompt, Rollout]], *, max_faile
         BrokenTaskError: more than `max_failed_share` of a task's ended in an error or a time-out of the scorer,
             so the rewards say more about the scorer than about the model.
     """
-    texts = roles.language_model.tokenizer.batch_decode(
-        [rollout.token_ids for _, rollout in rollouts], skip_special_tokens=True
-    )
+    texts = decode_texts(roles.language_model.tokenizer, [rollout.token_ids for _, rollout in rollouts])
     samples: dict[int, Sample] = {}
     for name, role in roles.tasks.items():
         places = [place for place, (prompt, _) in enumerate(rollouts) if prompt.task == name]
@@ -183,7 +212,8 @@ def score(roles: Roles, rollouts: Sequence[tuple[Prompt, Rollout]], *, max_faile
         _refuse_failures(name, role, verdicts, max_failed_share)
         for place, verdict in zip(places, verdicts, strict=True):
             masked = verdict.masked or verdict.reason in SCORER_FAILURES
-            samples[place] = Sample(*rollouts[place], texts[place], replace(verdict, masked=masked))
+            final = verdict if verdict.masked == masked else replace(verdict, masked=masked)
+            samples[place] = Sample(*rollouts[place], texts[place], final)
     return [samples[place] for place in range(len(rollouts))]
 
 

@@ -7,7 +7,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from tinyzero_sdk import Task
+from tinyzero_sdk import Item, ItemColumns, Task
 from tinyzero_sdk.records import Reason
 from tinyzero_trainer.advantages import AdvantageInputs
 from tinyzero_trainer.metrics import ACCURACY, task_accuracy_key, task_key
@@ -39,7 +39,7 @@ def batch_metrics(
     return {
         **_spread("critic/score", [sample.score.value for sample in samples]),
         **_spread("critic/rewards", outcome.groups().flatten().tolist()),
-        **(_spread("critic/advantages", in_loss.tolist()) if len(in_loss) else {}),
+        **(_spread_of("critic/advantages", in_loss) if len(in_loss) else {}),
         **_spread("response_length", lengths),
         **_spread("prompt_length", prompts),
         **_by_rank(sum(map(_length, samples))),
@@ -63,8 +63,7 @@ def timing_metrics(seconds: Mapping[str, float], samples: Sequence[Sample], kept
     """
     response_tokens = sum(len(sample.rollout.token_ids) for sample in samples)
     tokens = sum(map(_length, samples))
-    trained = sum(_length(sample) for sample in kept if not sample.score.masked)
-    divisors = {"gen": response_tokens, "update_actor": trained, "reward": response_tokens}
+    divisors = {"gen": response_tokens, "update_actor": trained_tokens(kept), "reward": response_tokens}
     metrics = {f"timing_s/{name}": value for name, value in seconds.items()}
     for name, divisor in divisors.items():
         if name in seconds and divisor:
@@ -73,7 +72,13 @@ def timing_metrics(seconds: Mapping[str, float], samples: Sequence[Sample], kept
     metrics["perf/throughput"] = tokens / seconds["step"]
     if torch.cuda.is_available():
         metrics["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated() / 2**30
+        metrics["perf/max_memory_reserved_gb"] = torch.cuda.max_memory_reserved() / 2**30
     return metrics
+
+
+def trained_tokens(kept: Sequence[Sample]) -> int:
+    """Prompt and completion tokens that one pass of the update takes."""
+    return sum(_length(sample) for sample in kept if not sample.score.masked)
 
 
 def _by_rank(tokens: int) -> dict[str, float]:
@@ -123,10 +128,33 @@ def _by_task(tasks: Mapping[str, Task], samples: Sequence[Sample], group_size: i
 def _by_difficulty(task: Task, samples: Sequence[Sample]) -> dict[str, float]:
     """Accuracy of each level: the problem's difficulty, rounded down."""
     levels: dict[int, list[bool]] = defaultdict(list)
-    difficulties = {id(sample.prompt): task.difficulty(sample.prompt.item) for sample in samples}
+    prompts = {id(sample.prompt): sample.prompt for sample in samples}
+    found = dict(zip(prompts, _difficulties(task, [prompt.item for prompt in prompts.values()]), strict=True))
     for sample in samples:
-        levels[int(difficulties[id(sample.prompt)])].append(sample.score.correct)
+        levels[int(found[id(sample.prompt)])].append(sample.score.correct)
     return {f"{level}_acc": fmean(levels[level]) for level in sorted(levels)}
+
+
+def _difficulties(task: Task, items: Sequence[Item]) -> Sequence[float]:
+    """How hard each is; of all at once, where the task can tell that and the items go into columns."""
+    import pyarrow as pa
+
+    truths, data = [item.ground_truth for item in items], [item.data for item in items]
+    try:
+        columns = ItemColumns(pa.array(truths), pa.array(data))
+        whole = repr(list(columns)) == repr(list(items))  # 1 and 1.0 are equal, but not the same to every task
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        whole = False  # items of unlike form make no columns
+    return [*map(float, task.difficulties(columns if whole else items))]
+
+
+def _spread_of(name: str, values: Tensor) -> dict[str, float]:
+    numbers = values.double()
+    return {
+        f"{name}/mean": numbers.mean().item(),
+        f"{name}/max": numbers.max().item(),
+        f"{name}/min": numbers.min().item(),
+    }
 
 
 def _spread(name: str, values: Iterable[float]) -> dict[str, float]:

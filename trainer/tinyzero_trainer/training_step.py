@@ -17,6 +17,7 @@ from tinyzero_trainer.divergences import SAMPLED, adapted_coefficient
 from tinyzero_trainer.evaluation import write_samples
 from tinyzero_trainer.experience import Experience
 from tinyzero_trainer.interrupts import StopFlag
+from tinyzero_trainer.memory_errors import explained
 from tinyzero_trainer.mismatch import (
     KnownLogprobs,
     asks_engine,
@@ -30,8 +31,9 @@ from tinyzero_trainer.records import Prompt, Sample
 from tinyzero_trainer.roles import Roles, generate, score
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.schedules import StepSettings, settings_at
-from tinyzero_trainer.step_metrics import batch_metrics, timing_metrics
+from tinyzero_trainer.step_metrics import batch_metrics, timing_metrics, trained_tokens
 from tinyzero_trainer.tasks import training_stream
+from tinyzero_trainer.utilization import peak_of, utilization
 from tinyzero_trainer.window import WindowState, measure, observe, window_at
 
 
@@ -94,13 +96,15 @@ class TrainingStep:
         samples, kept = self.collect(params, step)
         if config.algorithm.advantage != "remax":  # which has one more completion to generate
             self.roles.engine.sleep()
-        known, corrected = self.known_logprobs(kept, now)
-        outcome = self.outcome(kept, known, now)
+        with explained(config, "log-probabilities and values were computed"):
+            known, corrected = self.known_logprobs(kept, now)
+            outcome = self.outcome(kept, known, now)
         advantages = ESTIMATORS[config.algorithm.advantage](outcome)
         experience = as_experience(kept, outcome, advantages, known)
         self._clock.lap("adv")
         try:
-            updated = self.update(experience, now, step)
+            with explained(config, "the weights were updated"):
+                updated = self.update(experience, now, step)
         except UpdateError:
             write_samples(self.rollouts / f"bad_step_{step:06d}.jsonl", samples)
             raise
@@ -118,7 +122,8 @@ class TrainingStep:
             **self.close_window(samples, window, step),
         }
         seconds = self._clock.stop()
-        return samples, metrics | timing_metrics(seconds, samples, kept), seconds
+        metrics |= timing_metrics(seconds, samples, kept) | self.utilization(seconds, kept)
+        return samples, metrics, seconds
 
     def collect(self, params: SamplingParams, step: int) -> tuple[list[Sample], list[Sample]]:
         """All completions sampled, and those that are trained on.
@@ -210,6 +215,20 @@ class TrainingStep:
             metrics |= self.policy.update(experience, group_size=group_size, now=now)
             self._clock.lap("update_actor")
         return metrics
+
+    def utilization(self, seconds: dict[str, float], kept: list[Sample]) -> dict[str, float]:
+        """Share of the card's peak that the updates reached; nothing on the CPU and on cards of unknown peak."""
+        if self.config.run.device == "cpu" or not torch.cuda.is_available():
+            return {}
+        peak, language_model = peak_of(torch.device("cuda")), self.roles.language_model
+        if peak is None:
+            return {}
+        # With an adapter the gradients of the other weights are not computed: 6 FLOPs a parameter would be too many.
+        parameters = {} if language_model.adapter is not None else {"actor": language_model.parameters}
+        if self.roles.critic is not None:
+            parameters["critic"] = sum(weight.numel() for weight in self.roles.critic.model.parameters())
+        tokens = self.config.optimizer.epochs * trained_tokens(kept)
+        return utilization(seconds, tokens, parameters=parameters, peak=peak)
 
     def settings_at(self, step: int) -> StepSettings:
         """What holds in a step: the schedules, and the coefficient that has adapted."""

@@ -4,13 +4,13 @@ Reinforcement learning finds nothing in a model that never succeeds. A demonstra
 written and searched for, not how to be right: what it gets wrong is left for reinforcement learning to mend.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from time import perf_counter
 from typing import Any, cast
 
+import numpy as np
 import tomli_w
 import torch
 import torch.nn.functional as F
@@ -20,25 +20,25 @@ from tinyzero_sdk import Task
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.settings import build, merge, to_mapping
-from tinyzero_trainer.config import DataConfig, TrainConfig
+from tinyzero_sdk.worker import count_cores
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.demonstrations import BatchSource, PackedBatch, batch_stream
 from tinyzero_trainer.display import Display
 from tinyzero_trainer.evaluation import EvaluationResult, evaluate_model
 from tinyzero_trainer.interrupts import StopFlag
 from tinyzero_trainer.layers import without_idle
-from tinyzero_trainer.mixing import next_share
 from tinyzero_trainer.models import LanguageModel, choose_device, from_parts, save_model
 from tinyzero_trainer.presets import PRESET_FILE, preset_content
-from tinyzero_trainer.prompts import PromptSource
 from tinyzero_trainer.schedules import decayed, warmed_up
 from tinyzero_trainer.task_shares import load_shares
 from tinyzero_trainer.tiny import build_model, build_tokenizer
 from tinyzero_trainer.warmstart_config import WarmStartConfig, WarmStartTraining
 
 FINAL_RATE_SHARE = 0.1
-MOST_PROBLEMS = 20_000
-"""Different problems that demonstrations are made for; a demonstration is hardly ever seen twice anyway."""
-IGNORED = -100
-"""Label that cross-entropy leaves out."""
+NOTE_EVERY = 200
+_GRAIN = 1_000_000  # parts that a share of the time is counted in
+_MOST_WORKERS = 12
+_LINES_COMPILED = 16  # compiled layers meet few shapes, if the number of lines is a multiple of it
 
 CARD_FILE = "README.md"
 SETTINGS_FILE = "warmstart.toml"
@@ -60,14 +60,14 @@ class WarmStartResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
-    """A prompt and a demonstration that follows it."""
+class Learnt:
+    """What a model was trained on."""
 
-    prompt: list[int]
-    """Tokens that are given."""
+    tokens: int
+    """Of demonstrations."""
 
-    demonstration: list[int]
-    """Tokens that are learnt, the end token included."""
+    demonstrations: int
+    """How many were drawn."""
 
 
 def warm_start(config: WarmStartConfig, *, display: Display, stop: StopFlag) -> WarmStartResult:
@@ -88,7 +88,7 @@ def warm_start(config: WarmStartConfig, *, display: Display, stop: StopFlag) -> 
     model = build_model(config.model, tokenizer, derive_seed("weights", config.run.seed))
     model.to(choose_device(config.run.device))  # type: ignore[arg-type]  # as in `load_model`
     language_model = from_parts(" and ".join(tasks), model, tokenizer)
-    trained_tokens = _train(config, tasks, language_model, display, stop)
+    learnt = _train(config, tasks, language_model, display, stop)
     seconds = perf_counter() - started
     output.mkdir(parents=True)
     save_model(output, language_model)
@@ -97,7 +97,7 @@ def warm_start(config: WarmStartConfig, *, display: Display, stop: StopFlag) -> 
     (output / SETTINGS_FILE).write_text(tomli_w.dumps(_to_make_it_again(config)), encoding="utf-8")
     train_config = _train_config(config)
     results = evaluate_model(train_config, samples=1, temperature=1.0, display=display, stop=stop)
-    card = _model_card(config, language_model, tasks, trained_tokens, seconds, results)
+    card = _model_card(config, language_model, tasks, learnt, seconds, results)
     (output / CARD_FILE).write_text(card, encoding="utf-8")
     return WarmStartResult(output, results, f"{output}: {_found(results)}, {seconds:.0f} s")
 
@@ -138,111 +138,128 @@ def _found(results: Mapping[str, EvaluationResult]) -> str:
 
 def _train(
     config: WarmStartConfig, tasks: Mapping[str, Task], language_model: LanguageModel, display: Display, stop: StopFlag
-) -> int:
-    """Run all optimiser steps; returns the number of tokens learnt from."""
+) -> Learnt:
+    """Take all optimiser steps."""
     training, model = config.training, language_model.model
-    batches = _batches(config, tasks.values(), language_model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
-    display.phase(f"warm start on demonstrations of {' and '.join(tasks)}", training.steps, "steps")
+    on_gpu = model.device.type == "cuda"
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=training.learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=on_gpu
+    )
+    network: Callable[..., Any] = torch.compile(model.base_model) if training.compile else model.base_model
+    source = BatchSource(config, tuple(tasks.values()), multiple=_LINES_COMPILED if training.compile else 1)
+    course = _Course(training, display, f"warm start on demonstrations of {' and '.join(tasks)}")
     model.train()
     trained_tokens = 0
-    for step in range(1, training.steps + 1):
-        if stop.requested:
-            raise KeyboardInterrupt
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(training, step)
-        tokens, labels = _pad(next(batches), language_model.pad_id, model.device)
-        with torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type == "cuda"):
-            logits = model(input_ids=tokens, use_cache=False).logits
-        # Padding is on the right and has no labels, so no attention mask is needed.
-        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        trained_tokens += int((labels != IGNORED).sum())
-        display.advance()
-        if step % 200 == 0:
-            display.note(f"step {step}: loss {loss.item():.4f}")
+    with batch_stream(source, _workers(training, on_gpu=on_gpu)) as batches:
+        while course.goes_on():
+            if stop.requested:
+                raise KeyboardInterrupt
+            batch = next(batches)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(training, course.step, course.share)
+            loss = _loss(network, cast(Callable[[Tensor], Tensor], model.get_output_embeddings()), batch, model.device)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            trained_tokens += len(batch.predicts)
+            course.end_step(loss)
     display.end_phase()
-    return trained_tokens
+    return Learnt(tokens=trained_tokens, demonstrations=course.step_count * training.batch_size)
 
 
-def learning_rate(training: WarmStartTraining, step: int) -> float:
-    """Linear warm-up, then a cosine from the peak, at its end, down to a tenth; `step` counts from 1."""
+def _loss(
+    network: Callable[..., Any], head: Callable[[Tensor], Tensor], batch: PackedBatch, device: torch.device
+) -> Tensor:
+    """Mean cross-entropy of the tokens to learn. Nothing is fetched from the device, so that it never waits."""
+    tokens, owners, positions, predicts = (
+        _to_device(array, device) for array in (batch.tokens, batch.owners, batch.positions, batch.predicts)
+    )
+    targets = _to_device(batch.tokens.ravel()[batch.predicts + 1], device)  # [learnt]
+    length = tokens.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    mask = (owners[:, None, :, None] == owners[:, None, None, :]) & causal  # [lines, 1, length, length]
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        states = network(
+            input_ids=tokens.long(), attention_mask=mask, position_ids=positions.long(), use_cache=False
+        ).last_hidden_state
+        logits = head(states.flatten(0, 1)[predicts])  # [learnt, vocabulary]
+    return F.cross_entropy(logits.float(), targets.long())
+
+
+def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def _workers(training: WarmStartTraining, *, on_gpu: bool) -> int:
+    if training.workers is not None:
+        return training.workers
+    return min(_MOST_WORKERS, max(1, count_cores() - 1)) if on_gpu else 0
+
+
+class _Course:
+    """How far the training has come, in steps or in seconds; shows it."""
+
+    def __init__(self, training: WarmStartTraining, display: Display, title: str) -> None:
+        self._training, self._display = training, display
+        total, unit = (training.steps, "steps") if training.seconds is None else (round(training.seconds), "seconds")
+        display.phase(title, total, unit)
+        self.step_count = 0  # steps done
+        self._began: float | None = None
+        self._shown = 0
+
+    @property
+    def step(self) -> int:
+        """The present step, counted from 1."""
+        return self.step_count + 1
+
+    @property
+    def seconds(self) -> float:
+        """Since the first step was done, with its waiting and compiling."""
+        return 0.0 if self._began is None else perf_counter() - self._began
+
+    @property
+    def share(self) -> float | None:
+        """Of the time; None where steps are counted."""
+        return None if self._training.seconds is None else min(1.0, self.seconds / self._training.seconds)
+
+    def goes_on(self) -> bool:
+        """Whether another step is due."""
+        return self.step_count < self._training.steps if self.share is None else self.share < 1
+
+    def end_step(self, loss: Tensor) -> None:
+        """Count a step."""
+        self.step_count += 1
+        if self._began is None:
+            loss.item()
+            self._began = perf_counter()
+        if self.step_count % NOTE_EVERY == 0:
+            self._display.note(f"step {self.step_count}: loss {loss.item():.4f}")
+        done = self.step_count if self.share is None else int(min(self.seconds, self._training.seconds or 0))
+        self._display.advance(done - self._shown)
+        self._shown = done
+
+
+def learning_rate(training: WarmStartTraining, step: int, share: float | None = None) -> float:
+    """Linear warm-up, then a cosine from the peak, at its end, down to a tenth.
+
+    Args:
+        training: the settings.
+        step: counted from 1.
+        share: of the time that has gone by, where that is given instead of steps; the cosine is over all of it.
+    """
     peak, past = training.learning_rate, training.warmup_steps - 1
-    rate = decayed(peak, FINAL_RATE_SHARE * peak, step - past, training.steps - past, "cosine")
+    at, of = (step - past, training.steps - past) if share is None else (1 + round(share * _GRAIN), 1 + _GRAIN)
+    rate = decayed(peak, FINAL_RATE_SHARE * peak, at, of, "cosine")
     return min(rate, warmed_up(peak, step, training.warmup_steps))
-
-
-class Demonstrations:
-    """Training problems of one task in random order, each time with a new demonstration."""
-
-    def __init__(self, config: WarmStartConfig, task: Task, language_model: LanguageModel) -> None:
-        self._config, self._task, self._tokenizer = config, task, language_model.tokenizer
-        training, seed = config.training, config.run.seed
-        data = DataConfig(template=training.template, test_share=training.test_share)
-        self._prompts = PromptSource(task, self._tokenizer, data).some(MOST_PROBLEMS, seed)
-        self._random = Random(derive_seed("order", seed))
-        self._drawn = 0
-
-    def draw(self, count: int) -> list[Example]:
-        """So many more, without those that are too long.
-
-        Raises:
-            TinyZeroError: the task has none.
-        """
-        chosen = self._random.choices(self._prompts, k=count)
-        texts = [
-            self._task.demonstrate(prompt.item, derive_seed("demonstration", self._config.run.seed, number))
-            for number, prompt in enumerate(chosen, start=self._drawn)
-        ]
-        self._drawn += count
-        if None in texts:
-            raise TinyZeroError(
-                f"task {self._task.name!r} gives no demonstrations to learn from; add a `demonstrate` hook, "
-                "or train a model of your own with --model"
-            )
-        # One call for the whole batch: the tokenizer's cost is a call's, not a text's.
-        encoded = self._tokenizer(cast(list[str], texts), add_special_tokens=False)["input_ids"]
-        return [
-            Example(prompt.token_ids, [*tokens, self._tokenizer.eos_token_id])
-            for prompt, tokens in zip(chosen, encoded, strict=True)
-            if len(tokens) < self._config.training.max_tokens
-        ]
-
-
-def _batches(config: WarmStartConfig, tasks: Iterable[Task], language_model: LanguageModel) -> Iterator[list[Example]]:
-    """Batches for ever, in which each task has its share."""
-    weights = [share.weight for share in config.task_shares()]
-    sources = [Demonstrations(config, task, language_model) for task in tasks]
-    drawn = [0] * len(sources)
-    while True:
-        before = list(drawn)
-        for _ in range(config.training.batch_size):
-            drawn[next_share(weights, drawn)] += 1
-        counts = [after - earlier for after, earlier in zip(drawn, before, strict=True)]
-        yield [
-            example for source, count in zip(sources, counts, strict=True) if count for example in source.draw(count)
-        ]
-
-
-def _pad(examples: list[Example], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens and labels, both [examples, longest]; the prompt and padding have no labels."""
-    longest = max(len(example.prompt) + len(example.demonstration) for example in examples)
-    tokens, labels = [], []
-    for example in examples:
-        filling = longest - len(example.prompt) - len(example.demonstration)
-        tokens.append([*example.prompt, *example.demonstration, *[pad_id] * filling])
-        labels.append([*[IGNORED] * len(example.prompt), *example.demonstration, *[IGNORED] * filling])
-    return torch.tensor(tokens, device=device), torch.tensor(labels, device=device)
 
 
 def _model_card(
     config: WarmStartConfig,
     language_model: LanguageModel,
     tasks: Mapping[str, Task],
-    trained_tokens: int,
+    learnt: Learnt,
     seconds: float,
     results: Mapping[str, EvaluationResult],
 ) -> str:
@@ -250,7 +267,7 @@ def _model_card(
     device = language_model.model.device
     threads = f"{torch.get_num_threads()} CPU threads"
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else threads
-    demonstrations = f"{config.training.steps * config.training.batch_size:,} demonstrations"
+    demonstrations = f"{learnt.demonstrations:,} demonstrations"
     weights = {name: share.weight for name, share in zip(tasks, config.task_shares(), strict=True)}
     if len(tasks) > 1:
         demonstrations += f", {' : '.join(f'{weight:g}' for weight in weights.values())}"
@@ -270,7 +287,7 @@ a problem, often wrongly, and is meant as the start of reinforcement learning.
 |---|---|
 | made by | `tinyzero warmstart --config {SETTINGS_FILE}` |
 | task | {", ".join(f"{name} {task.version}" for name, task in tasks.items())} |
-| learnt from | {trained_tokens:,} tokens of {demonstrations} |
+| learnt from | {learnt.tokens:,} tokens of {demonstrations} |
 | time | {seconds:.0f} s on {machine}, torch {torch.__version__} |
 {chr(10).join(measured)}
 """

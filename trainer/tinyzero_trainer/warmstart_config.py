@@ -32,6 +32,10 @@ class WarmStartTraining:
     steps: PositiveInt = 3000
     """Optimiser steps."""
 
+    seconds: PositiveFloat | None = None
+    """Train for so long, from the end of the first step on, instead of a number of steps; the learning rate follows the
+    share of the time, so that no two such models are equal bit for bit."""
+
     batch_size: PositiveInt = 256
     """Demonstrations a step; every one is new."""
 
@@ -52,6 +56,18 @@ class WarmStartTraining:
 
     test_share: TestShare = 1 / 16
     """Share of problems held out, as in training with reinforcement learning."""
+
+    workers: NonNegativeInt | None = None
+    """Processes that make demonstrations, the same ones for any number; 0 = the one that trains. None = that one on the
+    CPU, and on a GPU one for each other core, at most 12."""
+
+    compile: bool = False
+    """Compile the layers with torch.compile, which takes a while before the first step."""
+
+    def __post_init__(self) -> None:
+        default = type(self).__dataclass_fields__["steps"].default
+        if self.seconds is not None and self.steps != default:
+            raise ValueError(f"steps={self.steps} has no effect with seconds={self.seconds:g}; leave one of them out")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from tinyzero_trainer.config.run import (
     LogConfig,
     MemoryConfig,
     ModelConfig,
+    OwnModelConfig,
     RewardConfig,
     RunConfig,
     VllmConfig,
@@ -42,6 +43,7 @@ __all__ = [
     "MismatchConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "OwnModelConfig",
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",
@@ -63,6 +65,7 @@ class TrainConfig:
     """Several tasks: tasks.NAME.weight=2, tasks.NAME.options.KEY=…, and tasks.NAME.task=… if not called NAME."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
+    own_model: OwnModelConfig = field(default_factory=OwnModelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -46,7 +46,8 @@ class ModelConfig:
     """The language model to train."""
 
     path: str | None = None
-    """Directory or Hub name of a transformers causal LM; none = the tiny model that comes with the trainer."""
+    """Directory or Hub name of a transformers causal LM; `tiny` = the tiny model that comes with the trainer. None = on
+    the CPU that one, and on a GPU a small one that `tinyzero train` makes for the task (own_model)."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type that the network computes in; `auto` = bfloat16 on a GPU that has it, else float32. The weights that the
@@ -57,15 +58,44 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class OwnModelConfig:
+    """The model that `tinyzero train` warm-starts on a GPU where none is named; made once, then found again."""
+
+    hidden_size: PositiveInt = 384
+    """Width of the residual stream; a multiple of head_size. The default shape has 9.8 million parameters."""
+
+    layers: PositiveInt = 6
+    """Number of decoder layers."""
+
+    head_size: PositiveInt = 64
+    """Width of an attention head; vLLM has kernels for 32 and 64, among others."""
+
+    mlp_size: PositiveInt = 832
+    """Width inside the gated MLP."""
+
+    seconds: PositiveFloat = 90.0
+    """Seconds to learn from the task's demonstrations for."""
+
+    directory: str | None = None
+    """Where such models are kept; none = tinyzero/models in the user's cache."""
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.head_size:
+            raise ValueError(
+                f"own_model.hidden_size={self.hidden_size} is not a multiple of own_model.head_size={self.head_size}"
+            )
+
+
+@dataclass(frozen=True)
 class MemoryConfig:
     """What is given up in speed to fit into a GPU's memory; none of it changes the loss."""
 
     checkpoint_activations: bool = False
     """Keep only each layer's input, and compute the rest again in the backward pass: about a third more work."""
 
-    offload: Literal["none", "idle", "always"] = "none"
-    """Where weights and optimiser state wait: `idle` = in the host's memory while their role does nothing, `always` =
-    there throughout, layer by layer copied to the GPU as it is needed, and stepped on the CPU."""
+    offload: Literal["idle", "always"] | None = None
+    """Weights and optimiser state in the host's memory: `idle` = while their role does nothing, `always` = throughout,
+    copied to the GPU layer by layer as it is needed, and stepped on the CPU; none = they stay on the GPU."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +124,14 @@ class VllmConfig:
     """Seconds for a batch; then the engine counts as hanging."""
 
     check_sync: bool = False
-    """After each sync compare the engine's log-probabilities of a prompt with the policy's, and stop if they differ."""
+    """After each sync compare the engine's log-probabilities of a few tokens with the policy's; stop if they differ."""
+
+    def __post_init__(self) -> None:
+        if self.tensor_parallel > 1 and not self.own_process:
+            raise ValueError(
+                f"vllm.tensor_parallel={self.tensor_parallel} needs processes of vLLM's own; leave out "
+                "vllm.own_process=false"
+            )
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,9 @@ class RolloutConfig:
     top_k: NonNegativeInt = 0
     """Sample among the k likeliest tokens; 0 = all."""
 
-    max_sequences: PositiveInt = 512
-    """Sequences generated at a time; bounds the memory of the KV cache."""
+    max_sequences: PositiveInt | None = None
+    """Sequences generated at a time, which bounds the memory of the KV cache; none = on the CPU 512, and on a GPU as many
+    as fit. What is drawn does not depend on it."""
 
     ignore_eos: bool = False
     """Go on to rollout.max_tokens past every end token, to measure speed and memory; nothing useful is learnt so."""
@@ -95,6 +96,18 @@ class RolloutConfig:
     logprobs: Literal["never", "sample", "always"] = "sample"
     """Whether the engine returns log-probabilities, which cost throughput: `sample` = in one step of ten, for the
     metrics alone; `always` = in every step, where they are the old log-probabilities of the loss."""
+
+    def __post_init__(self) -> None:
+        if self.engine != "vllm":
+            return
+        temperatures = {self.temperature, self.final_temperature or self.temperature}
+        if max(temperatures) > 2:
+            raise ValueError(f"rollout.engine='vllm' samples at temperatures up to 2, not {max(temperatures):g}")
+        if (self.top_p < 1 or self.top_k) and temperatures != {1.0} and self.logprobs != "never":
+            raise ValueError(
+                f"rollout.logprobs={self.logprobs!r}: with rollout.top_p or top_k vLLM has the policy's "
+                "log-probabilities at temperature 1 only; set rollout.logprobs=never, or rollout.temperature=1"
+            )
 
 
 @dataclass(frozen=True)

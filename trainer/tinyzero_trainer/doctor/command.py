@@ -104,17 +104,17 @@ def _look(
     from tinyzero_trainer.configure import build_layers, gather, refuse_missing_directory
     from tinyzero_trainer.doctor.probe import look
     from tinyzero_trainer.layers import put_together
-    from tinyzero_trainer.presets import BUILT_IN_MODEL
+    from tinyzero_trainer.presets import BUILT_IN_MODEL, directory_of
 
     said = gather(TrainConfig, {"model.path": model}, words, file)
     config = build_layers(put_together(said), said)
     wanted = wanted_by(config, wandb=wandb)
-    path = config.model.path
-    refuse_missing_directory(path)
-    name = path or "the tiny model"
+    refuse_missing_directory(config.model.path)
+    path = directory_of(config.model.path)
+    name = str(path) if path else "the tiny model"
     with stderr.status("looking at the machine"):
         directory = Path(config.run.output) if config.run.output else output
-        return wanted, look(wanted, output=directory, model=name, model_path=Path(path) if path else BUILT_IN_MODEL)
+        return wanted, look(wanted, output=directory, model=name, model_path=path or BUILT_IN_MODEL)
 
 
 def _row(level: str, check: str, text: str, style: str) -> "RenderableType":

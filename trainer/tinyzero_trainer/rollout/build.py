@@ -1,16 +1,70 @@
 """Which rollout engine a run gets."""
 
+from collections.abc import Callable
+
+import torch
+
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.rollout.decoder import FusedDecoder
 from tinyzero_trainer.rollout.engine import RolloutEngine
+from tinyzero_trainer.rollout.graph_engine import GraphEngine
 from tinyzero_trainer.rollout.torch_engine import TorchEngine
+from tinyzero_trainer.sharding import compute_dtype, device_of
+from tinyzero_trainer.weights import named_weights
+
+FEW_SEQUENCES = 512
+"""Generated at a time where the configuration leaves it open and there is no GPU to ask."""
 
 
-def build_engine(config: TrainConfig, language_model: LanguageModel) -> RolloutEngine:
-    """The engine that `rollout.engine` names, with the weights that the model has now."""
+def require_engine(config: TrainConfig) -> None:
+    """Refuse an engine that is not installed, before a model is loaded for it.
+
+    Raises:
+        VllmError: vLLM is missing or too old.
+    """
+    if config.rollout.engine == "vllm":
+        from tinyzero_trainer.rollout.vllm_connection import require_vllm
+
+        require_vllm()
+
+
+def build_engine(
+    config: TrainConfig, language_model: LanguageModel, note: Callable[[str], None] = lambda _: None
+) -> RolloutEngine:
+    """The engine that `rollout.engine` names, with the weights that the model has now.
+
+    Args:
+        config: the run's.
+        language_model: the policy's.
+        note: is told of what the user should know of an engine in mid-run.
+    """
+    if config.rollout.engine == "vllm":
+        from tinyzero_trainer.rollout.vllm_build import build_vllm
+
+        return build_vllm(config, language_model, note)
+    device = device_of(language_model.model)
+    if device.type == "cuda" and FusedDecoder.fits(language_model.model):
+        return _build_graph_engine(config, language_model, device, note)
     return TorchEngine(
         language_model.model,
         eos_ids=language_model.eos_ids,
         pad_id=language_model.pad_id,
+        max_sequences=config.rollout.max_sequences or FEW_SEQUENCES,
+    )
+
+
+def _build_graph_engine(
+    config: TrainConfig, language_model: LanguageModel, device: torch.device, note: Callable[[str], None]
+) -> RolloutEngine:
+    return GraphEngine(
+        language_model.model,
+        lambda: named_weights(language_model.model),
+        eos_ids=language_model.eos_ids,
+        pad_id=language_model.pad_id,
         max_sequences=config.rollout.max_sequences,
+        dtype=compute_dtype(config.model.dtype, device),
+        device=device,
+        keep_memory=config.memory.offload is None,
+        note=note,
     )

@@ -4,6 +4,8 @@
 times as fast as `TransformersDecoder`, which runs any causal LM through transformers' own forward pass.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +14,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from tinyzero_trainer.lora import merged_weight
+from tinyzero_trainer.sharding import on_device, placement_of
+from tinyzero_trainer.shards import whole
+from tinyzero_trainer.weights import engine_weight, named_weights, plain_twin
 
 CACHE_BLOCK = 64
 """Slots by which the cache grows, so that short completions do not pay for the longest allowed."""
@@ -42,10 +47,17 @@ class TransformersDecoder:
     """Any causal LM, through its own forward pass and cache."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+        self._policy = model
+        # Generating through FSDP2 would gather and free each layer for each token.
+        self._model = model if placement_of(model) is None else plain_twin(model)
+        self.load_weights()
 
+    @torch.no_grad()
     def load_weights(self) -> None:
-        """Nothing to do: it reads the policy's own weights."""
+        """Nothing to do for a plain model, whose own weights it reads; of a sharded one, take what it has now."""
+        if self._model is not self._policy:
+            weights = ((name, engine_weight(self._policy, tensor)) for name, tensor in named_weights(self._policy))
+            self._model.load_state_dict(dict(weights), assign=True)
 
     def start(self, tokens: Tensor, mask: Tensor, copies: int) -> Tensor:
         """See `Decoder`."""
@@ -114,7 +126,11 @@ class FusedDecoder:
     @torch.no_grad()
     def load_weights(self) -> None:
         """Copy the projections into fused matrices; everything else is read where it is."""
-        self._layers = [_FusedLayer(layer) for layer in self._model.model.layers]
+        with on_device(self._model):
+            take, model = partial(engine_weight, self._model), self._model.model
+            self._layers = [_FusedLayer(layer, take) for layer in model.layers]
+            self._embedding, self._last_norm = take(whole(model.embed_tokens.weight)), take(whole(model.norm.weight))
+            self._head = take(whole(self._model.lm_head.weight))
 
     def start(self, tokens: Tensor, mask: Tensor, copies: int) -> Tensor:
         """See `Decoder`."""
@@ -131,7 +147,7 @@ class FusedDecoder:
         self._caches = [cache.repeat_interleave(copies, dim=0) for cache in self._caches]
         self._mask = mask.repeat_interleave(copies, dim=0)  # [batch, length] of real slots
         self._position = positions[:, -1].repeat_interleave(copies) + 1
-        return self._model.lm_head(hidden[:, -1]).repeat_interleave(copies, dim=0)
+        return F.linear(hidden[:, -1], self._head).repeat_interleave(copies, dim=0)
 
     def step(self, tokens: Tensor) -> Tensor:
         """See `Decoder`."""
@@ -144,7 +160,7 @@ class FusedDecoder:
             allowed = self._mask[:, None, None, :]
         hidden = self._forward(tokens[:, None], self._position[:, None], allowed, causal=False)
         self._position = self._position + 1
-        return self._model.lm_head(hidden[:, -1])
+        return F.linear(hidden[:, -1], self._head)
 
     def keep(self, rows: Tensor) -> None:
         """See `Decoder`."""
@@ -153,8 +169,7 @@ class FusedDecoder:
 
     def _new_cache(self, rows: int, slots: int) -> Tensor:
         """Keys and values of one layer: [rows, 2, kv heads, slots, head size]; rows first, for a cheap `keep`."""
-        like = self._model.lm_head.weight
-        return torch.empty((rows, 2, self._kv_heads, slots, self._head_size), dtype=like.dtype, device=like.device)
+        return self._head.new_empty((rows, 2, self._kv_heads, slots, self._head_size))
 
     def _forward(self, tokens: Tensor, positions: Tensor, allowed: Tensor | None, *, causal: bool) -> Tensor:
         """Hidden states [batch, length, hidden] after the last norm; keys and values go into the cache.
@@ -165,9 +180,9 @@ class FusedDecoder:
             allowed: bool, broadcastable to [batch, heads, length, slots], or None.
             causal: whether a query sees only slots up to its own, where `allowed` is None.
         """
-        model = self._model.model
-        hidden = model.embed_tokens(tokens)
-        cos, sin = (table[:, None] for table in model.rotary_emb(hidden, positions))  # [batch, 1, length, head size]
+        hidden = F.embedding(tokens, self._embedding)
+        tables = self._model.model.rotary_emb(hidden, positions)
+        cos, sin = (table[:, None] for table in tables)  # [batch, 1, length, head size]
         end = self._length + tokens.shape[1]
         for layer, cache in zip(self._layers, self._caches, strict=True):
             query, key, value = self._project(layer, hidden)
@@ -184,14 +199,14 @@ class FusedDecoder:
             hidden = hidden + F.linear(attended.transpose(1, 2).flatten(2), layer.output_weight, layer.output_bias)
             hidden = hidden + self._mlp(layer, hidden)
         self._length = end
-        return self._norm(hidden, model.norm)
+        return self._norm(hidden, self._last_norm)
 
     def _project(self, layer: "_FusedLayer", hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, each [batch, heads, length, head size], before rotation."""
         normed = self._norm(hidden, layer.input_norm)
         fused = F.linear(normed, layer.qkv_weight, layer.qkv_bias).unflatten(-1, (-1, self._head_size)).transpose(1, 2)
         query, key, value = fused.split([self._heads, self._kv_heads, self._kv_heads], dim=1)
-        if layer.query_norm is not None:
+        if layer.query_norm is not None and layer.key_norm is not None:
             query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
         return query, key, value
 
@@ -199,25 +214,36 @@ class FusedDecoder:
         gate, up = F.linear(self._norm(hidden, layer.mlp_norm), layer.gate_up_weight).chunk(2, dim=-1)
         return F.linear(F.silu(gate) * up, layer.down_weight)
 
-    def _norm(self, hidden: Tensor, norm: Any) -> Tensor:
-        return F.rms_norm(hidden, (hidden.shape[-1],), norm.weight, self._eps)
+    def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(hidden, (hidden.shape[-1],), weight, self._eps)
 
 
 class _FusedLayer:
     """The weights of one layer, adapters merged, with query, key and value, and gate and up, in one matrix each."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, take: Callable[[Tensor], Tensor]) -> None:
+        """
+        Args:
+            layer: of the model.
+            take: makes of a whole weight the one to keep.
+        """
+
+        def vector(module: Any, name: str) -> Tensor | None:
+            found = getattr(module, name, None)
+            return None if found is None else take(whole(found))
+
         attention, mlp = layer.self_attn, layer.mlp
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        self.qkv_weight = torch.cat([merged_weight(projection) for projection in projections])
+        self.qkv_weight = torch.cat([take(merged_weight(projection)) for projection in projections])
         has_bias = attention.q_proj.bias is not None
-        self.qkv_bias = torch.cat([projection.bias for projection in projections]) if has_bias else None
-        self.gate_up_weight = torch.cat([merged_weight(mlp.gate_proj), merged_weight(mlp.up_proj)])
-        self.output_weight, self.output_bias = merged_weight(attention.o_proj), attention.o_proj.bias
-        self.down_weight = merged_weight(mlp.down_proj)
-        self.input_norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
-        self.query_norm = getattr(attention, "q_norm", None)
-        self.key_norm = getattr(attention, "k_norm", None)
+        self.qkv_bias = torch.cat([take(whole(projection.bias)) for projection in projections]) if has_bias else None
+        self.gate_up_weight = torch.cat([take(merged_weight(mlp.gate_proj)), take(merged_weight(mlp.up_proj))])
+        self.output_weight, self.output_bias = take(merged_weight(attention.o_proj)), vector(attention.o_proj, "bias")
+        self.down_weight = take(merged_weight(mlp.down_proj))
+        self.input_norm = take(whole(layer.input_layernorm.weight))
+        self.mlp_norm = take(whole(layer.post_attention_layernorm.weight))
+        self.query_norm = vector(getattr(attention, "q_norm", None), "weight")
+        self.key_norm = vector(getattr(attention, "k_norm", None), "weight")
 
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

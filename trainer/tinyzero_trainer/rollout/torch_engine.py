@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 from tinyzero_trainer.records import Rollout
 from tinyzero_trainer.rollout.decoder import build_decoder
 from tinyzero_trainer.rollout.engine import SamplingParams
-from tinyzero_trainer.rollout.sampling import sample_tokens
+from tinyzero_trainer.rollout.results import to_rollouts
+from tinyzero_trainer.rollout.sampling import sample_tokens, streams, uniforms
 
 DROP_EVERY = 8
 """Steps between removals of finished sequences: copying the cache costs about as much as a step."""
@@ -53,8 +54,7 @@ class TorchEngine:
         on_progress: Callable[[int], None] | None = None,
     ) -> list[list[Rollout]]:
         """See `RolloutEngine`."""
-        # On the CPU, so that a seed means the same on every device.
-        generator = torch.Generator().manual_seed(seed & (2**63 - 1))
+        starts = streams(seed, torch.arange(len(prompts) * samples, device=self._device))
         was_training = self._model.training
         self._model.eval()
         groups: list[list[Rollout]] = []
@@ -62,7 +62,8 @@ class TorchEngine:
         with torch.inference_mode():
             for start in range(0, len(prompts), prompts_at_a_time):
                 batch = prompts[start : start + prompts_at_a_time]
-                rollouts = self._generate_batch(batch, samples, params, generator, on_progress)
+                rows = slice(start * samples, (start + len(batch)) * samples)
+                rollouts = self._generate_batch(batch, samples, params, starts[rows], on_progress)
                 groups += [rollouts[row : row + samples] for row in range(0, len(rollouts), samples)]
         self._model.train(was_training)
         return groups
@@ -72,7 +73,7 @@ class TorchEngine:
         prompts: Sequence[list[int]],
         samples: int,
         params: SamplingParams,
-        generator: torch.Generator,
+        starts: Tensor,
         on_progress: Callable[[int], None] | None,
     ) -> list[Rollout]:
         rows = len(prompts) * samples
@@ -83,9 +84,7 @@ class TorchEngine:
         active = torch.arange(rows, device=self._device)  # rows still in the decoder's batch
         logits = self._decoder.start(*self._pad_left(prompts), samples)
         for index in range(params.max_tokens):
-            # One number for each row, finished or not: what a row draws does not depend on the others.
-            uniform = torch.rand(rows, dtype=torch.float64, generator=generator).to(self._device)
-            drawn, drawn_logprobs = sample_tokens(logits, uniform[active], params)
+            drawn, drawn_logprobs = sample_tokens(logits, uniforms(starts, index), params)
             tokens[index, active] = drawn
             logprobs[index, active] = drawn_logprobs
             ends = torch.isin(drawn, self._eos) & ~finished[active] & (not params.ignore_eos)
@@ -98,14 +97,14 @@ class TorchEngine:
                 if on_progress is not None:
                     on_progress(len(active) - len(going_on))
                 if len(going_on) < len(active):
-                    active, drawn = active[going_on], drawn[going_on]
+                    active, drawn, starts = active[going_on], drawn[going_on], starts[going_on]
                     if not len(active):
                         break
                     self._decoder.keep(going_on)
             logits = self._decoder.step(drawn)
         if on_progress is not None:
             on_progress(len(active))
-        return _to_rollouts(tokens, logprobs if params.logprobs else None, lengths, finished)
+        return to_rollouts(tokens, logprobs if params.logprobs else None, lengths, finished)
 
     def _pad_left(self, prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
         """Tokens and mask, both [prompts, longest]."""
@@ -113,13 +112,3 @@ class TorchEngine:
         tokens = [[self._pad_id] * (longest - len(prompt)) + prompt for prompt in prompts]
         mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         return torch.tensor(tokens, device=self._device), torch.tensor(mask, device=self._device)
-
-
-def _to_rollouts(tokens: Tensor, logprobs: Tensor | None, lengths: Tensor, finished: Tensor) -> list[Rollout]:
-    """Lists from the columns of tokens and, where wanted, logprobs, both [max_tokens, rows]."""
-    ends = lengths.tolist()
-    ids = [column[:end] for column, end in zip(tokens.T.tolist(), ends, strict=True)]
-    values: list[list[float] | None] = [None] * len(ids)
-    if logprobs is not None:
-        values = [column[:end] for column, end in zip(logprobs.T.tolist(), ends, strict=True)]
-    return [Rollout(*row) for row in zip(ids, values, finished.tolist(), strict=True)]

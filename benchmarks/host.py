@@ -1,0 +1,190 @@
+"""What a training step costs the host beside generation and update: everything that is done for each completion.
+
+    python benchmarks/host.py [--workers 4] [--repeat 5]
+
+Completions are random, of a fake engine: 4,096 of about 60 tokens, as a small model on a GPU makes them, and 1,024 of
+1,024 tokens, as one of 0.5B parameters does. The network is left out; what is laid out for it is counted.
+"""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `tinyzero train` does, before torch is imported
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from benchmarks.common import print_machine, print_table
+from tinyzero_sdk.settings import build
+from tinyzero_trainer.advantages import ESTIMATORS, AdvantageInputs
+from tinyzero_trainer.batching import completion_lengths, micro_batches
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.evaluation import write_samples
+from tinyzero_trainer.experience import Experience
+from tinyzero_trainer.mismatch import engine_logprobs
+from tinyzero_trainer.records import Prompt, Rollout
+from tinyzero_trainer.roles import Roles, score
+from tinyzero_trainer.step_metrics import batch_metrics, timing_metrics
+from tinyzero_trainer.task_shares import load_shares
+from tinyzero_trainer.tasks import TaskRole, task_roles, training_stream
+from tinyzero_trainer.tiny import build_tokenizer
+
+TASK = "countdown"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A step's worth of completions."""
+
+    prompts: int
+    """Problems."""
+
+    samples: int
+    """Completions of each."""
+
+    shortest: int
+    """Tokens of the shortest completion."""
+
+    longest: int
+    """Tokens of the longest; lengths are spread evenly."""
+
+    step_seconds: float
+    """A whole step of this kind on one H200, of which the share is shown."""
+
+
+LOADS = {
+    "4,096 × 60 tokens": Load(256, 16, shortest=20, longest=100, step_seconds=0.5),
+    "1,024 × 1,024 tokens": Load(128, 8, shortest=1024, longest=1024, step_seconds=35.0),
+}
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Milliseconds of the parts, one value for each repetition."""
+
+    parts: dict[str, list[float]] = field(default_factory=dict)
+    """By the name of the part."""
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Charge what is done within to `name`."""
+        started = time.perf_counter()
+        yield
+        self.parts.setdefault(name, []).append(1000 * (time.perf_counter() - started))
+
+    def medians(self) -> dict[str, float]:
+        """Of each part; the first repetition, which warms up, is left out where there are more."""
+        return {name: statistics.median(values[1:] or values) for name, values in self.parts.items()}
+
+
+def rollouts(prompts: list[Prompt], load: Load, vocabulary: int, end: int, seed: int) -> list[tuple[Prompt, Rollout]]:
+    """Random completions, group after group."""
+    random, generator = Random(seed), torch.Generator().manual_seed(seed)
+    drawn = []
+    for prompt in prompts:
+        for _ in range(load.samples):
+            length = random.randint(load.shortest, load.longest)
+            tokens = torch.randint(vocabulary, (length,), generator=generator).tolist()
+            drawn.append((prompt, Rollout([*tokens[:-1], end], [-1.0] * length, finished=True)))
+    return drawn
+
+
+def one_step(
+    config: TrainConfig, roles: Any, stream: Iterator[Prompt], load: Load, watch: Stopwatch, folder: Path, seed: int
+) -> None:
+    """All that a step does beside generation and update."""
+    tokenizer, group_size = roles.language_model.tokenizer, load.samples
+    with watch.part("drawing prompts"):
+        prompts = [next(stream) for _ in range(load.prompts)]
+    drawn = rollouts(prompts, load, 1000, tokenizer.eos_token_id, seed)
+    with watch.part("decoding and scoring"):
+        samples = score(roles, drawn, max_failed_share=1.0)
+    with watch.part("advantages and experience"):
+        lengths, old = completion_lengths(samples), engine_logprobs(samples)
+        rewards = torch.tensor([sample.score.value for sample in samples])
+        counted = torch.tensor([not sample.score.masked for sample in samples])
+        outcome = AdvantageInputs(rewards=rewards, lengths=lengths, group_size=group_size, counted=counted)
+        advantages = ESTIMATORS["grpo"](outcome)
+        experience = Experience(samples, lengths, old, advantages)
+    for layout in ("packed", "padded"):
+        with watch.part(f"micro-batches, {layout}"):
+            lay_out_all(experience, config, group_size, layout)
+    with watch.part("metrics"):
+        tasks = {name: role.task for name, role in roles.tasks.items()}
+        batch_metrics(tasks, samples, group_size, outcome, experience.advantages)
+        timing_metrics({"gen": 1.0, "step": 1.0}, samples, samples)
+    with watch.part("writing 16 samples"):
+        write_samples(folder / "samples.jsonl", samples[:16])
+
+
+def lay_out_all(experience: Experience, config: TrainConfig, group_size: int, layout: Any) -> None:
+    """What the update does before each forward pass."""
+    for part in experience.mini_batches(group_size, config.optimizer):
+        for batch in micro_batches(
+            part.samples,
+            token_budget=config.optimizer.micro_batch_tokens,
+            pad_id=0,
+            device=torch.device("cpu"),
+            layout=layout,
+        ):
+            part.select(batch.rows)
+
+
+def measure(load: Load, *, workers: int, repeat: int) -> dict[str, float]:
+    """Milliseconds of each part."""
+    values: dict[str, Any] = {
+        "run": {"task": TASK},
+        "data": {"prompts_per_step": load.prompts, "template": "compact"},
+        "rollout": {"samples_per_prompt": load.samples, "max_tokens": load.longest},
+        "optimizer": {"mini_batches": 4, "micro_batch_tokens": 65536},
+        "reward": {"workers": workers},
+    }
+    config, tokenizer, watch = build(TrainConfig, values), build_tokenizer(), Stopwatch()
+    with task_roles(config, load_shares(config.task_shares()), tokenizer) as tasks, TemporaryDirectory() as folder:
+        stream = training_stream(config, tasks, {})
+        for number in range(repeat + 1):
+            one_step(config, _roles(tasks, tokenizer), stream, load, watch, Path(folder), number)
+    return watch.medians()
+
+
+def _roles(tasks: dict[str, TaskRole], tokenizer: Any) -> Any:
+    """What `score` needs of a run's roles."""
+
+    @dataclass
+    class Model:
+        tokenizer: Any
+
+    return Roles(tasks, Model(tokenizer), None, None, None, None)  # type: ignore[arg-type]
+
+
+def main(
+    workers: Annotated[int, typer.Option(help="scoring processes")] = 4,
+    repeat: Annotated[int, typer.Option(help="repetitions after one that warms up; medians are shown")] = 5,
+) -> None:
+    """Measure the host's work on a step's completions, part by part."""
+    print_machine("tinyzero-trainer", "torch", "transformers", "numpy")
+    found = {name: measure(load, workers=workers, repeat=repeat) for name, load in LOADS.items()}
+    parts = next(iter(found.values()))
+    rows = {part: {name: f"{found[name][part]:.1f} ms" for name in found} for part in parts}
+    totals = {
+        name: sum(value for part, value in of.items() if not part.endswith("padded")) for name, of in found.items()
+    }
+    rows["all, packed"] = {name: f"{total:.0f} ms" for name, total in totals.items()}
+    rows["share of a step on an H200"] = {
+        name: f"{total / 10 / LOADS[name].step_seconds:.1f} % of {LOADS[name].step_seconds:g} s"
+        for name, total in totals.items()
+    }
+    print_table(f"median of {repeat}, {workers} scoring processes", rows)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,278 @@
+"""GPU memory of whole training steps, phase by phase, beside what `tinyzero plan` predicts of them.
+
+    python benchmarks/memory.py [--case grpo-24gb --case ppo-24gb --case 1.5B --case 3B] [--output memory.json]
+
+Each case is planned, run for three steps by a process of its own with the settings that the plan proposes, and watched
+by NVML, over all processes. A case that fails does not stop the next one.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.common import machine, print_machine, table
+from benchmarks.shapes import write_model
+
+GIB = 2**30
+PROMPT_TOKENS, NEW_TOKENS = 256, 1024
+CHILD = "--in-a-process-of-its-own"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A run to measure."""
+
+    shape: str
+    """Of the model; see shapes.py."""
+
+    words: tuple[str, ...] = ()
+    """Words and flags for `tinyzero train`."""
+
+    gpu_memory: str | None = None
+    """What it shall fit into; none = the GPU that is here."""
+
+
+_GRPO = ("--recipe", "tinyzero-grpo", "data.prompts_per_step=32", "rollout.samples_per_prompt=8")
+_PPO = ("--recipe", "tinyzero-ppo", "data.prompts_per_step=256")
+_VLLM = ("rollout.engine=vllm",)
+
+CASES = {
+    "grpo-24gb": Case("0.5B", (*_GRPO, *_VLLM), "24GB"),
+    "ppo-24gb": Case("0.5B", (*_PPO, *_VLLM), "24GB"),
+    "grpo-24gb-torch": Case("0.5B", _GRPO, "24GB"),
+    "ppo-24gb-torch": Case("0.5B", _PPO, "24GB"),
+    "1.5B": Case("1.5B", (*_GRPO, *_VLLM)),
+    "3B": Case("3B", (*_GRPO, *_VLLM)),
+    "3B-24gb": Case("3B", (*_GRPO, *_VLLM), "24GB"),
+    "10M": Case("10M", ("data.prompts_per_step=8", "rollout.samples_per_prompt=2", "rollout.max_tokens=16"), "24GB"),
+}
+"""The first two are the run that ends without memory on a card of 24 GB; `10M` is for trying this script."""
+
+DEFAULT_CASES = ["grpo-24gb", "ppo-24gb", "1.5B", "3B"]
+
+
+@dataclass(slots=True)
+class Watch:
+    """Readings of NVML, in a thread."""
+
+    readings: list[tuple[float, int]] = field(default_factory=list)
+    """Time, and bytes in use on the first GPU by anybody."""
+
+    before: int = 0
+    """Bytes in use before the run: the driver's, and other people's."""
+
+    done: threading.Event = field(default_factory=threading.Event)
+    """Ends it."""
+
+    def run(self, every: float = 0.05) -> None:
+        """Read until `done`."""
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            card = pynvml.nvmlDeviceGetHandleByIndex(0)
+            self.before = int(pynvml.nvmlDeviceGetMemoryInfo(card).used)
+        except Exception as error:  # no NVIDIA driver: there is nothing to read
+            print(f"NVML cannot be read: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            return
+        while not self.done.wait(every):
+            self.readings.append((time.time(), int(pynvml.nvmlDeviceGetMemoryInfo(card).used)))
+
+    def most(self, start: float = 0.0, end: float = float("inf")) -> int | None:
+        """Most bytes in use between two times, without those from before."""
+        found = [used for at, used in self.readings if start <= at <= end]
+        return max(found) - self.before if found else None
+
+
+def main(
+    case: Annotated[list[str] | None, typer.Option(help=f"one of {', '.join(CASES)}")] = None,
+    word: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for every case, before it is planned")] = None,
+    steps: int = 3,
+    limit: Annotated[float, typer.Option(help="seconds for each case")] = 600,
+    output: Annotated[Path | None, typer.Option(help="JSON of the results, written after each case")] = None,
+) -> None:
+    """Measure, and print a table for each case."""
+    print_machine("torch", "transformers", "tinyzero-trainer")
+    found: dict[str, Any] = {"machine": machine("torch", "transformers", "tinyzero-trainer"), "cases": {}}
+    for name in case or DEFAULT_CASES:
+        print(f"\n## {name}\n", flush=True)
+        try:
+            found["cases"][name] = measure(CASES[name], word or [], steps=steps, limit=limit)
+            report(found["cases"][name])
+        except Exception as error:  # the next case shall be measured all the same
+            traceback.print_exc()
+            found["cases"][name] = {"error": f"{type(error).__name__}: {error}"}
+        if output is not None:
+            output.write_text(json.dumps(found, indent=2))
+
+
+def measure(case: Case, words: Sequence[str], *, steps: int, limit: float) -> dict[str, Any]:
+    """Plan a case, run it as planned, and put both together."""
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        write_model(folder / "model", case.shape)
+        asked = [*settings(folder, steps), *case.words, *words]
+        planned = plan(asked, case)
+        proposed = planned["words"].split()
+        print("planned:", planned["words"] or "as asked", "" if planned["fits"] else "(DOES NOT FIT)", flush=True)
+        kept = [word for word in asked if word.partition("=")[0] not in {one.partition("=")[0] for one in proposed}]
+        watch, marks = Watch(), folder / "marks.jsonl"
+        watcher = threading.Thread(target=watch.run)
+        watcher.start()
+        try:
+            said, code = train([*kept, *proposed, "--output", str(folder / "run")], marks, limit)
+        finally:
+            watch.done.set()
+            watcher.join()
+        lines = marks.read_text().splitlines() if marks.exists() else []
+        phases = by_phase([json.loads(line) for line in lines], watch)
+        return {
+            "planned": planned,
+            "measured": {"peak": watch.most(), "before": watch.before, "phases": phases},
+            "exit_code": code,
+            "said": said[-3000:] if code else "",
+        }
+
+
+def settings(folder: Path, steps: int) -> list[str]:
+    """What every case is run with: full-length completions of prompts of one length, and little else."""
+    return [
+        *("--task", str(Path(__file__).with_name("fixed_task.py")), "--model", str(folder / "model")),
+        *(f"task.prompt_tokens={PROMPT_TOKENS}", "data.template=base", f"run.steps={steps}"),
+        *(f"rollout.max_tokens={NEW_TOKENS}", "rollout.ignore_eos=true", "rollout.logprobs=never"),
+        *("eval.size=8", "eval.every=0", "eval.greedy=false", "log.rollouts_every=0", "checkpoint.every=0"),
+        f"reward.workers={min(8, os.cpu_count() or 1)}",
+    ]
+
+
+def plan(asked: Sequence[str], case: Case) -> dict[str, Any]:
+    """What `tinyzero plan` says of it; of a card as large as the one here, or of the one named."""
+    command = [sys.executable, "-c", "from tinyzero_sdk.cli import main; main()", "plan", *last_of_each(asked)]
+    command += ["--json", "--prompt-tokens", str(PROMPT_TOKENS)]
+    command += ["--gpu-memory", case.gpu_memory] if case.gpu_memory else []
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode > 1:
+        raise RuntimeError(f"tinyzero plan: {done.stderr.strip()}")
+    planned: dict[str, Any] = json.loads(done.stdout)
+    return planned
+
+
+def last_of_each(words: Sequence[str]) -> list[str]:
+    """Words, of which the last of a key counts; flags as they are."""
+    last = {word.partition("=")[0]: place for place, word in enumerate(words)}
+    return [
+        word
+        for place, word in enumerate(words)
+        if "=" not in word or word.startswith("-") or last[word.partition("=")[0]] == place
+    ]
+
+
+def train(words: Sequence[str], marks: Path, limit: float) -> tuple[str, int]:
+    """Run `tinyzero train` in a process that notes when its phases end; what it printed, and its exit code."""
+    command = [sys.executable, str(Path(__file__)), CHILD, str(marks), "train", *last_of_each(words)]
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    try:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=limit,
+            check=False,
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+    except subprocess.TimeoutExpired as error:
+        return (error.stdout or b"").decode(errors="replace") + f"\nstopped after {limit:g} s", 124
+    return done.stdout, done.returncode
+
+
+def child(marks: Path, arguments: Sequence[str]) -> None:
+    """`tinyzero`, noting at the end of each phase the time and the allocator's peaks within it."""
+    import torch
+
+    from tinyzero_sdk.cli import main as tinyzero
+    from tinyzero_trainer import training_step
+
+    def note(name: str) -> None:
+        cuda = torch.cuda.is_available()
+        peaks = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+        with marks.open("a") as stream:
+            stream.write(json.dumps({"name": name, "at": time.time(), **(peaks if cuda else {})}) + "\n")
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+
+    class Noted(training_step._Clock):
+        def __init__(self) -> None:
+            super().__init__()
+            note("")
+
+        def lap(self, name: str) -> None:
+            super().lap(name)
+            note(name)
+
+    training_step._Clock = Noted  # type: ignore[misc]
+    tinyzero(arguments)
+
+
+def by_phase(marks: Sequence[Mapping[str, Any]], watch: Watch) -> dict[str, dict[str, int | None]]:
+    """Most bytes of each phase, over all steps: by NVML, and by PyTorch's allocator."""
+    found: dict[str, dict[str, int | None]] = {}
+    for before, mark in pairwise(marks):
+        if not mark["name"]:
+            continue
+        sizes = {
+            "nvml": watch.most(before["at"], mark["at"]),
+            **{key: mark.get(key) for key in ("allocated", "reserved")},
+        }
+        known = found.setdefault(mark["name"], dict.fromkeys(sizes))
+        found[mark["name"]] = {key: _larger(known[key], size) for key, size in sizes.items()}
+    return found
+
+
+def _larger(left: int | None, right: int | None) -> int | None:
+    return max((size for size in (left, right) if size is not None), default=None)
+
+
+def report(result: Mapping[str, Any]) -> None:
+    """The table of a case."""
+    if result["exit_code"]:
+        print(f"exit code {result['exit_code']}:\n{result['said']}", flush=True)
+    measured, proposed = result["measured"], result["planned"]["proposed"]
+    rows = {}
+    for phase in proposed["phases"]:
+        seen = measured["phases"].get(phase["phase"], {})
+        rows[phase["phase"]] = _cells(phase["total"], seen.get("nvml"), seen.get("allocated"), seen.get("reserved"))
+    rows["peak"] = _cells(proposed["peak"], measured["peak"])
+    print(table("GiB", rows), flush=True)
+    for phase in proposed["phases"]:
+        parts = (f"{part['role']} {part['what']} {part['size'] / GIB:.2f}" for part in phase["parts"])
+        print(f"{phase['phase']}: {', '.join(parts)}", flush=True)
+    print(f"in use before the run: {measured['before'] / GIB:.2f} GiB", flush=True)
+
+
+def _cells(planned: int, nvml: int | None, allocated: int | None = None, reserved: int | None = None) -> dict[str, str]:
+    sizes = {"NVML": nvml, "allocated": allocated, "reserved": reserved}
+    return {
+        "planned": f"{planned / GIB:.2f}",
+        **{name: "" if size is None else f"{size / GIB:.2f}" for name, size in sizes.items()},
+        "error": "" if not nvml else f"{100 * (planned / nvml - 1):+.1f} %",
+    }
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [CHILD]:
+        child(Path(sys.argv[2]), sys.argv[3:])
+    else:
+        typer.run(main)

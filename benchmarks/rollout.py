@@ -1,0 +1,214 @@
+"""Tokens a second of the rollout engine `torch` beside vLLM's own offline generation: same model, same requests.
+
+python benchmarks/rollout.py                  a model of about ten million parameters, 4,096 × 256 tokens
+python benchmarks/rollout.py --shape 0.5B --prompts 128 --samples 8 --prompt-tokens 140 --new-tokens 1024
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.common import machine, print_machine, print_table
+from benchmarks.shapes import write_model
+
+ENGINES = ("torch", "vllm")
+DISTRIBUTIONS = ("torch", "transformers", "tinyzero-trainer")
+TOKENS = 1000
+"""Prompts are of the first so many tokens."""
+
+
+def main(
+    shape: Annotated[str, typer.Option(help="10M, or a key of benchmarks/shapes.py's QWEN")] = "10M",
+    prompts: Annotated[int | None, typer.Option(help="256, and 8 on the CPU")] = None,
+    samples: Annotated[int | None, typer.Option(help="completions of each: 16, and 4 on the CPU")] = None,
+    prompt_tokens: int = 24,
+    new_tokens: Annotated[int | None, typer.Option(help="of each completion: 256, and 32 on the CPU")] = None,
+    repeat: Annotated[int, typer.Option(help="repetitions after one that warms up; the median counts")] = 3,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; none = a GPU where there is one")] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="torch, vllm; none = both")] = None,
+    vllm_option: Annotated[list[str] | None, typer.Option(help="KEY=JSON for vLLM's LLM")] = None,
+    limit: Annotated[float, typer.Option(help="seconds for each engine")] = 600,
+    output: Annotated[Path | None, typer.Option(help="JSON of the results")] = None,
+    worker: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Measure each engine in a process of its own, with log-probabilities and without."""
+    if worker is not None:
+        work(json.loads(worker))
+        return
+    device = device or ("cuda" if has_gpu() else "cpu")
+    few = device == "cpu"
+    job = {
+        "prompts": prompts or (8 if few else 256),
+        "samples": samples or (4 if few else 16),
+        "prompt_tokens": prompt_tokens,
+        "new_tokens": new_tokens or (32 if few else 256),
+        "repeat": repeat,
+        "device": device,
+        "vllm": dict(read_option(word) for word in vllm_option or []),
+    }
+    print_machine(*DISTRIBUTIONS)
+    found: dict[str, Any] = {"machine": machine(*DISTRIBUTIONS), "shape": shape, "job": job, "engines": {}}
+    with TemporaryDirectory() as folder:
+        found["parameters"] = write_model(Path(folder, "model"), shape)
+        for name in engine or ENGINES:
+            found["engines"][name] = measure(name, {**job, "model": str(Path(folder, "model"))}, limit)
+            print(json.dumps({name: found["engines"][name]}), flush=True)
+            add_ratios(found)
+            if output is not None:
+                output.write_text(json.dumps(found, indent=2))
+    show(found)
+
+
+def has_gpu() -> bool:
+    """Whether torch can see one."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def read_option(word: str) -> tuple[str, Any]:
+    """`KEY=JSON`."""
+    key, _, value = word.partition("=")
+    return key, json.loads(value)
+
+
+def measure(name: str, job: dict[str, Any], limit: float) -> dict[str, Any]:
+    """What a process with this engine finds, or why it does not."""
+    if name == "vllm" and find_spec("vllm") is None:
+        return {"error": "vLLM is not installed"}
+    command = [sys.executable, __file__, "--worker", json.dumps({**job, "engine": name})]
+    path = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_WAIT_POLICY": "PASSIVE"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, env=environment)
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done after {limit:g} s"}
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"found": ')]
+    if done.returncode or not lines:
+        return {"error": (done.stderr or done.stdout)[-2000:]}
+    result: dict[str, Any] = json.loads(lines[-1])["found"]
+    return result
+
+
+def work(job: dict[str, Any]) -> None:
+    """In a process of its own: start an engine, and time it."""
+    random, started = Random(0), time.perf_counter()
+    prompts = [[random.randrange(TOKENS) for _ in range(job["prompt_tokens"])] for _ in range(job["prompts"])]
+    start = start_torch if job["engine"] == "torch" else start_vllm
+    generate, about = start(job, prompts)
+    about["start_s"] = time.perf_counter() - started
+    for logprobs in (False, True):
+        seconds, tokens = [], 0
+        for number in range(job["repeat"] + 1):
+            began = time.perf_counter()
+            tokens = generate(logprobs, number)
+            seconds.append(time.perf_counter() - began)
+        expected = job["prompts"] * job["samples"] * job["new_tokens"]
+        assert tokens == expected, f"{tokens} tokens came, expected {expected}"
+        name = "with log-probs" if logprobs else "without"
+        about[name] = {"seconds": seconds, "tokens_per_s": tokens / median(seconds[1:] or seconds)}
+    print(json.dumps({"found": about}), flush=True)
+
+
+def start_torch(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dict[str, Any]]:
+    """The engine of a run with default settings."""
+    import torch
+
+    from tinyzero_sdk.settings import build
+    from tinyzero_trainer.config import TrainConfig
+    from tinyzero_trainer.models import choose_device, load_model
+    from tinyzero_trainer.rollout import SamplingParams
+    from tinyzero_trainer.rollout.build import build_engine
+
+    device, notes = choose_device(job["device"]), []
+    config = build(TrainConfig, {"run": {"task": "countdown", "device": job["device"]}})
+    engine = build_engine(config, load_model(job["model"], device), notes.append)
+
+    def generate(logprobs: bool, seed: int) -> int:
+        params = SamplingParams(job["new_tokens"], ignore_eos=True, logprobs=logprobs)
+        groups = engine.generate(prompts, job["samples"], params, seed=seed)
+        return sum(len(rollout.token_ids) for group in groups for rollout in group)
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return generate, {"device": name, "class": type(engine).__name__, "version": version("torch"), "notes": notes}
+
+
+def start_vllm(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dict[str, Any]]:
+    """vLLM in this process, with CUDA graphs; no text is made of the tokens, as with the other engine."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it asks for flashinfer even where that is missing
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
+    from vllm import LLM, SamplingParams
+
+    on_gpu = job["device"] != "cpu"
+    settings = {
+        "dtype": "bfloat16" if on_gpu else "float32",
+        "max_model_len": job["prompt_tokens"] + job["new_tokens"],
+        "max_num_seqs": min(1024, job["prompts"] * job["samples"]),
+        "enforce_eager": False,
+        **({"gpu_memory_utilization": 0.6} if on_gpu else {}),
+        **job["vllm"],
+    }
+    engine = LLM(job["model"], **settings)
+    requests = [{"prompt_token_ids": prompt} for prompt in prompts]
+
+    def generate(logprobs: bool, seed: int) -> int:
+        params = SamplingParams(
+            n=job["samples"], max_tokens=job["new_tokens"], temperature=1.0, ignore_eos=True, detokenize=False,
+            logprobs=0 if logprobs else None,
+        )  # fmt: skip
+        results = engine.generate(requests, params, use_tqdm=False)
+        return sum(len(completion.token_ids) for result in results for completion in result.outputs)
+
+    try:
+        number = version("vllm")
+    except PackageNotFoundError:
+        number = version("vllm-cpu")
+    return generate, {"version": number, "settings": settings}
+
+
+def add_ratios(found: dict[str, Any]) -> None:
+    """How many times vLLM's rate ours is, where both are known."""
+    ours, theirs = (found["engines"].get(name, {}) for name in ENGINES)
+    found["ratio"] = {
+        name: ours[name]["tokens_per_s"] / theirs[name]["tokens_per_s"]
+        for name in ("without", "with log-probs")
+        if name in ours and name in theirs
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print a table, and what failed."""
+    rows = {}
+    for name, engine in found["engines"].items():
+        if "error" in engine:
+            print(f"{name}: {engine['error']}")
+            continue
+        rows[f"{name} {engine['version']}"] = {
+            **{kind: f"{engine[kind]['tokens_per_s']:,.0f}" for kind in ("without", "with log-probs")},
+            "starts in": f"{engine['start_s']:.1f} s",
+            "first batch": f"{engine['without']['seconds'][0]:.1f} s",
+        }
+    if not rows:
+        raise typer.Exit(1)
+    if found["ratio"]:
+        times = {kind: f"{ratio:.2f}×" for kind, ratio in found["ratio"].items()}
+        rows["torch over vllm"] = {**times, "starts in": "", "first batch": ""}
+    job = found["job"]
+    load = f"{job['prompts']} × {job['samples']} × ({job['prompt_tokens']} + {job['new_tokens']})"
+    print_table(f"tokens/s, {found['parameters'] / 1e6:.1f} M parameters, {load} tokens, {job['device']}", rows)
+
+
+if __name__ == "__main__":
+    typer.run(main)

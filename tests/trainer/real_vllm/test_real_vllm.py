@@ -1,0 +1,201 @@
+"""The engine `vllm` with the real vLLM, for the CPU. Run by `test_vllm_cpu.py` where it is not installed."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.configurations import changed
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.loop import train
+from tinyzero_trainer.models import LanguageModel, load_model
+from tinyzero_trainer.records import Rollout
+from tinyzero_trainer.rollout import SamplingParams, TorchEngine
+from tinyzero_trainer.rollout.build import build_engine
+from tinyzero_trainer.rollout.vllm_connection import VllmConnection, VllmError
+from tinyzero_trainer.rollout.vllm_engine import VllmEngine
+from tinyzero_trainer.weights import named_weights
+
+STEPS = 3
+
+
+def make_config(output: Path, **changes: object) -> TrainConfig:
+    values: dict[str, Any] = {
+        "run": {"task": "countdown", "device": "cpu", "output": str(output), "steps": STEPS},
+        "data": {"prompts_per_step": 8, "max_prompt_tokens": 64},
+        "rollout": {"engine": "vllm", "samples_per_prompt": 4, "max_tokens": 48, "max_sequences": 128}
+        | {"logprobs": "always"},
+        "eval": {"size": 8, "every": 0},
+        "checkpoint": {"every": 0},
+        "vllm": {"check_sync": True, "restarts": 1, "time_limit": 120.0},
+    }
+    return changed(values, changes)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> LanguageModel:
+    return load_model(None, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+    engine = build_engine(make_config(tmp_path_factory.mktemp("run")), tiny)
+    assert isinstance(engine, VllmEngine)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def prompts(tiny: LanguageModel) -> list[list[int]]:
+    texts = ("Numbers 3 5 7, target 15:", "Numbers 1 2 3, target 6:", "9", "Numbers 12 4, target 48:")
+    return [tiny.tokenizer(text)["input_ids"] for text in texts]
+
+
+def greedy(engine: VllmEngine, tiny: LanguageModel, prompts: list[list[int]]) -> None:
+    """Checks that the engine's likeliest completions are the policy's."""
+    params = SamplingParams(40, temperature=0.0)
+    ours = TorchEngine(tiny.model, eos_ids=tiny.eos_ids, pad_id=tiny.pad_id, max_sequences=8)
+    assert engine.generate(prompts, 1, params, seed=0) == ours.generate(prompts, 1, params, seed=0)
+
+
+def test_greedy_completions_are_the_torch_engines(
+    engine: VllmEngine, tiny: LanguageModel, prompts: list[list[int]]
+) -> None:
+    greedy(engine, tiny, prompts)
+
+
+def test_equal_seeds_give_equal_completions_and_other_seeds_others(
+    engine: VllmEngine, prompts: list[list[int]]
+) -> None:
+    params = SamplingParams(12)
+    first = engine.generate(prompts, 4, params, seed=1)
+    assert first == engine.generate(prompts, 4, params, seed=1)
+    assert first != engine.generate(prompts, 4, params, seed=2)
+    assert all(rollout.logprobs is None for group in first for rollout in group)
+    assert len({tuple(rollout.token_ids) for rollout in first[0]}) > 1
+
+
+def test_logprobs_are_the_policys_and_ends_are_ends(
+    engine: VllmEngine, tiny: LanguageModel, prompts: list[list[int]]
+) -> None:
+    groups = engine.generate(prompts, 8, SamplingParams(30, temperature=0.7, logprobs=True), seed=3)
+    rollouts: list[tuple[list[int], Rollout]] = [
+        (prompt, rollout) for prompt, group in zip(prompts, groups, strict=True) for rollout in group
+    ]
+    assert {rollout.finished for _, rollout in rollouts} == {True, False}
+    for prompt, rollout in rollouts:
+        assert rollout.finished == (rollout.token_ids[-1] in tiny.eos_ids)
+        assert not tiny.eos_ids & set(rollout.token_ids[:-1])
+        assert rollout.finished or len(rollout.token_ids) == 30
+        sequence = torch.tensor([prompt + rollout.token_ids])
+        with torch.no_grad():
+            logits = tiny.model.eval()(sequence).logits[0, len(prompt) - 1 : -1] / 0.7
+        expected = torch.log_softmax(logits, dim=-1).gather(1, sequence[0, len(prompt) :, None])[:, 0]
+        assert rollout.logprobs == pytest.approx(expected.tolist(), abs=1e-3)
+
+
+def test_nothing_ends_where_ends_are_ignored(engine: VllmEngine, prompts: list[list[int]]) -> None:
+    groups = engine.generate(prompts, 8, SamplingParams(30, ignore_eos=True), seed=3)
+    assert {(len(rollout.token_ids), rollout.finished) for group in groups for rollout in group} == {(30, False)}
+
+
+def test_more_prompt_tokens_than_go_through_at_once(engine: VllmEngine) -> None:
+    # vLLM for the CPU would die of a prompt of which one half is to wait.
+    groups = engine.generate([[5 + place] * 50 for place in range(100)], 2, SamplingParams(2), seed=0)
+    assert len(groups) == 100
+    assert engine._restarts_left == 1
+
+
+def test_a_stop_leaves_the_engine_usable(engine: VllmEngine, prompts: list[list[int]]) -> None:
+    def stop(_: int) -> None:
+        raise KeyboardInterrupt
+
+    before = engine.generate(prompts, 2, SamplingParams(9), seed=0)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(prompts * 9, 8, SamplingParams(40, ignore_eos=True), seed=0, on_progress=stop)
+    engine.load_weights()  # which the cache of an aborted prompt would not survive
+    assert engine.generate(prompts, 2, SamplingParams(9), seed=0) == before
+
+
+def test_new_weights_arrive_and_a_head_that_does_not_is_noticed(
+    engine: VllmEngine, tiny: LanguageModel, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedding = tiny.model.get_input_embeddings().weight
+    assert embedding is tiny.model.get_output_embeddings().weight  # tied, where a head is easily forgotten
+    before = embedding.detach().clone()
+
+    def change(seed: int) -> None:
+        with torch.no_grad():
+            noise = torch.randn(before.shape, generator=torch.Generator().manual_seed(seed))
+            embedding.copy_(before + 0.3 * before.std() * noise)
+
+    try:
+        change(1)
+        engine.load_weights()
+        greedy(engine, tiny, prompts)
+        change(2)
+        without = lambda: (each for each in named_weights(tiny.model) if each[0] != "lm_head.weight")  # noqa: E731
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "_weights", without)
+            with pytest.raises(VllmError, match="differ from the policy's by"):
+                engine.load_weights()
+        engine.load_weights()
+        greedy(engine, tiny, prompts)
+    finally:
+        with torch.no_grad():
+            embedding.copy_(before)
+        engine.load_weights()
+
+
+def test_why_it_does_not_start_is_said_in_one_line(toy_model: LanguageModel, tmp_path: Path) -> None:
+    with pytest.raises(VllmError, match=r"vLLM did not start: .*head_dim=16") as error:
+        build_engine(make_config(tmp_path), toy_model)  # whose heads are smaller than any that vLLM has kernels for
+    assert "\n" not in str(error.value)
+
+
+def metrics(output: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def check_run(output: Path) -> None:
+    lines = metrics(output)
+    assert [line["step"] for line in lines] == list(range(STEPS + 1))
+    for line in lines[1:]:
+        assert line["training/rollout_probs_diff_max"] < 1e-3
+        assert line["response_length/max"] <= 48
+
+
+def test_three_steps_in_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "run"
+    config = make_config(output, vllm__own_process=False, vllm__restarts=2, vllm__time_limit=1800.0)
+    train(config)
+    check_run(output)
+    assert "INFO" not in capsys.readouterr().err
+
+
+def test_a_run_whose_engine_is_killed_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, killed = VllmConnection.step, []
+
+    def step(self: VllmConnection) -> Any:
+        self.steps = getattr(self, "steps", 0) + 1  # type: ignore[attr-defined]
+        if self.steps == 120 and not killed:  # type: ignore[attr-defined]
+            (process,) = self._processes
+            killed.append(process.pid)
+            os.kill(process.pid, 9)
+        return real(self)
+
+    monkeypatch.setattr(VllmConnection, "step", step)
+    output = tmp_path / "run"
+    train(make_config(output))
+    assert len(killed) == 1
+    check_run(output)
+    said = capsys.readouterr()
+    assert "vLLM failed, since its process ended; it is started anew" in said.err
+    assert "INFO" not in said.err
+    assert (output / "vllm.log").exists()

@@ -1,0 +1,86 @@
+"""Demonstrations as packed batches: nothing is lost or mixed, whoever makes them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.settings import build
+from tinyzero_trainer.demonstrations import BatchSource, Example, batch_stream, pack
+from tinyzero_trainer.task_shares import load_shares
+from tinyzero_trainer.warmstart_config import WarmStartConfig
+
+LENGTH, PAD = 16, 999
+TOKENS = st.lists(st.integers(0, 99), min_size=1, max_size=LENGTH // 2)
+
+
+def source(tasks: dict, **training: object) -> BatchSource:
+    values = {"tasks": tasks, "training": {"batch_size": 4, "template": "base", "max_tokens": 8} | training}
+    config = build(WarmStartConfig, values)
+    return BatchSource(config, tuple(load_shares(config.task_shares()).values()))
+
+
+@given(st.lists(st.builds(Example, TOKENS, TOKENS), max_size=20), st.integers(1, 5))
+def test_every_example_is_in_some_line_whole_and_once(examples: list[Example], multiple: int) -> None:
+    batch = pack(examples, length=LENGTH, pad_id=PAD, multiple=multiple)
+    assert len(batch.tokens) % multiple == 0
+    found = []
+    for line, owners, positions in zip(batch.tokens, batch.owners, batch.positions, strict=True):
+        for owner in range(1, owners.max() + 1):
+            here = owners == owner
+            assert positions[here].tolist() == list(range(here.sum()))
+            found.append(line[here].tolist())
+        assert (line[owners == 0] == PAD).all()
+    assert sorted(found) == sorted(example.prompt + example.demonstration for example in examples)
+    learnt = batch.tokens.ravel()[batch.predicts + 1]
+    assert sorted(learnt.tolist()) == sorted(token for example in examples for token in example.demonstration)
+    assert (batch.owners.ravel()[batch.predicts] == batch.owners.ravel()[batch.predicts + 1]).all()
+
+
+def test_lines_are_filled_before_new_ones_begin() -> None:
+    examples = [Example([1] * size, [2] * size) for size in (3, 5, 4, 4, 1, 7)]
+    assert pack(examples, length=LENGTH, pad_id=PAD).tokens.shape == (3, LENGTH)
+
+
+def test_a_batch_has_the_tasks_in_their_shares(toy_task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = source({"one": {"task": toy_task, "weight": 2}, "two": {"task": toy_task, "options": {"limit": 9}}})
+    asked: list[int] = []
+    for place, task in enumerate(made.tasks):
+        demonstrate = task.demonstrate
+        task.demonstrate = lambda item, seed, place=place, make=demonstrate: (asked.append(place), make(item, seed))[1]
+    batches = made.batches()
+    assert [int(next(batches).owners.max(axis=1).sum()) for _ in range(3)] == [4, 4, 4]
+    assert (asked.count(0), asked.count(1)) == (8, 4)
+
+
+def test_demonstrations_that_are_all_too_long_are_refused(toy_task: str) -> None:
+    with pytest.raises(TinyZeroError, match=r"all of 4 demonstrations .* longer than training\.max_tokens=2 tokens"):
+        next(source({"one": {"task": toy_task}}, max_tokens=2).batches())
+
+
+@pytest.mark.slow
+def test_any_number_of_workers_makes_the_same_batches(toy_task: str) -> None:
+    made = source({"one": {"task": toy_task, "weight": 2}, "two": {"task": toy_task, "options": {"limit": 9}}})
+    streams = []
+    for workers in (0, 1, 3):
+        with batch_stream(made, workers) as batches:
+            streams.append([next(batches) for _ in range(5)])
+    for batch, one, three in zip(*streams, strict=True):
+        for name in ("tokens", "owners", "positions", "predicts"):
+            assert np.array_equal(getattr(batch, name), getattr(one, name))
+            assert np.array_equal(getattr(batch, name), getattr(three, name))
+
+
+@pytest.mark.slow
+def test_what_stops_a_worker_is_said(toy_task: str, tmp_path: Path) -> None:
+    mute = tmp_path / "mute.py"
+    text = Path(toy_task).read_text()
+    mute.write_text(text[: text.index("@hookimpl\ndef demonstrate")])
+    with (
+        batch_stream(source({"one": {"task": str(mute)}}), 1) as batches,
+        pytest.raises(TinyZeroError, match="gives no demonstrations"),
+    ):
+        next(batches)

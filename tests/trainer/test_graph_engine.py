@@ -1,0 +1,224 @@
+"""The graph engine on the CPU, its steps called rather than replayed, beside the plain engine."""
+
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.trainer.conftest import random_model
+from tinyzero_trainer.records import Rollout
+from tinyzero_trainer.rollout import SamplingParams, TorchEngine
+from tinyzero_trainer.rollout.graph_engine import GraphEngine, batch_levels
+from tinyzero_trainer.rollout.room import Memory, NoRoom
+from tinyzero_trainer.weights import named_weights
+
+ENDS = set(range(0, 97, 11))
+PROMPTS = [[5], [7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8, 9], [40, 41], [90, 3, 17, 17]]
+ALL = SamplingParams(24, logprobs=True)
+
+
+def graph(model: Any, **changes: Any) -> GraphEngine:
+    arguments: dict[str, Any] = {"eos_ids": ENDS, "pad_id": 0, "max_sequences": None, "dtype": torch.float32}
+    arguments |= {"device": torch.device("cpu")} | changes
+    return GraphEngine(model, lambda: named_weights(model), **arguments)
+
+
+def plain(model: Any, **changes: Any) -> TorchEngine:
+    return TorchEngine(model, **({"eos_ids": ENDS, "pad_id": 0, "max_sequences": 512} | changes))
+
+
+def flat(groups: list[list[Rollout]]) -> list[Rollout]:
+    return list(chain(*groups))
+
+
+def assert_same(ours: list[list[Rollout]], theirs: list[list[Rollout]]) -> None:
+    assert [len(group) for group in ours] == [len(group) for group in theirs]
+    for left, right in zip(flat(ours), flat(theirs), strict=True):
+        assert (left.token_ids, left.finished) == (right.token_ids, right.finished)
+        assert left.logprobs == (None if right.logprobs is None else pytest.approx(right.logprobs, abs=1e-4))
+
+
+def sizes_of(model: Any) -> tuple[int, int]:
+    """Bytes of a sequence with 64 slots and 24 tokens, and of reading the prompts."""
+    engine = graph(model)
+    return engine._sequence_bytes(64, 24), engine._model.prefill_bytes(max(map(len, PROMPTS)) * len(PROMPTS))
+
+
+def untied_llama_with_biases() -> Any:
+    torch.manual_seed(1)
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "attention_bias": True, "tie_word_embeddings": False}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, max_position_embeddings=256))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        ALL,
+        SamplingParams(24, 0.0, logprobs=True),
+        SamplingParams(24, 1.3, top_p=0.8, logprobs=True),
+        SamplingParams(24, top_k=5),
+        SamplingParams(24, top_k=9, top_p=0.7, logprobs=True),
+        SamplingParams(24, ignore_eos=True, logprobs=True),
+        SamplingParams(1, logprobs=True),
+        SamplingParams(2),
+    ],
+    ids=str,
+)
+def test_draws_what_the_plain_engine_draws(any_model: Any, params: SamplingParams) -> None:
+    assert_same(
+        graph(any_model).generate(PROMPTS, 4, params, seed=1), plain(any_model).generate(PROMPTS, 4, params, seed=1)
+    )
+
+
+def test_biases_everywhere_and_a_head_of_its_own() -> None:
+    model = untied_llama_with_biases()
+    assert model.model.layers[0].self_attn.o_proj.bias.abs().sum() > 0
+    assert_same(graph(model).generate(PROMPTS, 4, ALL, seed=2), plain(model).generate(PROMPTS, 4, ALL, seed=2))
+
+
+@settings(max_examples=12)
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=5),
+    samples=st.integers(1, 5),
+    max_tokens=st.integers(1, 20),
+    at_a_time=st.integers(1, 30),
+    seed=st.integers(-(2**63), 2**64),
+)
+def test_whatever_the_batch(lengths: list[int], samples: int, max_tokens: int, at_a_time: int, seed: int) -> None:
+    model = random_model("qwen2")
+    prompts = [[(7 * place + length) % 97 for place in range(length)] for length in lengths]
+    params = SamplingParams(max_tokens, logprobs=True)
+    ours = graph(model, max_sequences=at_a_time).generate(prompts, samples, params, seed=seed)
+    assert_same(ours, plain(model).generate(prompts, samples, params, seed=seed))
+
+
+def test_what_is_drawn_does_not_depend_on_how_many_are_drawn_at_a_time() -> None:
+    model = random_model("qwen2")
+    whole = graph(model).generate(PROMPTS, 6, ALL, seed=3)
+    for at_a_time in (3, 29):
+        assert_same(graph(model, max_sequences=at_a_time).generate(PROMPTS, 6, ALL, seed=3), whole)
+        assert_same(plain(model, max_sequences=at_a_time).generate(PROMPTS, 6, ALL, seed=3), whole)
+
+
+def test_buffers_serve_smaller_larger_and_other_batches() -> None:
+    model = random_model("qwen2")
+    engine, other = graph(model), plain(model)
+    for prompts, samples, params in (
+        (PROMPTS, 8, ALL),
+        (PROMPTS[:1], 1, SamplingParams(5)),
+        (PROMPTS, 3, SamplingParams(50, 0.5, logprobs=True)),
+        (PROMPTS[2:], 15, SamplingParams(9, 1.5)),
+        (PROMPTS, 8, SamplingParams(24, 0.0)),
+    ):
+        ours = engine.generate(prompts, samples, params, seed=4)
+        assert_same(ours, other.generate(prompts, samples, params, seed=4))
+
+
+def test_a_temperature_that_changes_needs_no_new_graph() -> None:
+    model = random_model("qwen2")
+    engine, other = graph(model), plain(model)
+    engine.generate(PROMPTS, 4, SamplingParams(24, 1.0, top_p=0.9), seed=0)
+    ready = set(engine._replayer._runs)
+    for temperature, top_p in ((0.6, 0.9), (1.4, 0.5)):
+        params = SamplingParams(24, temperature, top_p=top_p, logprobs=True)
+        assert_same(engine.generate(PROMPTS, 4, params, seed=0), other.generate(PROMPTS, 4, params, seed=0))
+    kinds = {key[1:] for key in engine._replayer._runs}
+    assert kinds == {key[1:] for key in ready}
+
+
+def test_an_end_in_the_first_token_and_rows_that_leave_early() -> None:
+    model = random_model("qwen2")
+    ends = set(range(0, 97, 2))
+    params = SamplingParams(60, logprobs=True)
+    seen: list[int] = []
+    ours = graph(model, eos_ids=ends).generate(PROMPTS, 16, params, seed=5, on_progress=seen.append)
+    assert any(len(rollout.token_ids) == 1 for rollout in flat(ours))
+    assert sum(seen) == len(flat(ours)) == 80
+    assert len(seen) > 1
+    assert_same(ours, plain(model, eos_ids=ends).generate(PROMPTS, 16, params, seed=5))
+
+
+def test_weights_are_taken_over_when_they_are_loaded_and_not_before(any_model: Any) -> None:
+    engine = graph(any_model)
+    before = engine.generate(PROMPTS, 4, ALL, seed=6)
+    with torch.no_grad():
+        for parameter in any_model.parameters():
+            parameter.mul_(1.1)
+    assert_same(engine.generate(PROMPTS, 4, ALL, seed=6), before)
+    engine.load_weights()
+    after = engine.generate(PROMPTS, 4, ALL, seed=6)
+    assert [rollout.token_ids for rollout in flat(after)] != [rollout.token_ids for rollout in flat(before)]
+    assert_same(after, plain(any_model).generate(PROMPTS, 4, ALL, seed=6))
+
+
+def test_weights_stay_at_their_addresses() -> None:
+    model = random_model("qwen2")
+    engine = graph(model)
+    addresses = {name: tensor.data_ptr() for name, tensor in engine._weights._tensors.items()}
+    engine.load_weights()
+    assert {name: tensor.data_ptr() for name, tensor in engine._weights._tensors.items()} == addresses
+
+
+def test_sleep_gives_everything_back_only_where_it_is_not_to_be_kept() -> None:
+    model = random_model("qwen2")
+    for keep, left in ((True, True), (False, False)):
+        engine = graph(model, keep_memory=keep)
+        before = engine.generate(PROMPTS, 2, ALL, seed=7)
+        engine.sleep()
+        assert (engine._state is not None, engine._weights.loaded) == (left, left)
+        assert_same(engine.generate(PROMPTS, 2, ALL, seed=7), before)
+
+
+def test_fewer_at_a_time_where_memory_is_short_and_the_user_is_told_once() -> None:
+    model, notes = random_model("qwen2"), []
+    size, reading = sizes_of(model)
+    engine = graph(model, memory=lambda: Memory(5 * size + reading, 15 * size), note=notes.append)
+    ours = engine.generate(PROMPTS, 10, ALL, seed=8)
+    assert engine._state is not None
+    assert engine._state.rows == 18  # of 20 that would fit to the last byte
+    assert_same(ours, plain(model).generate(PROMPTS, 10, ALL, seed=8))
+    engine.generate(PROMPTS, 10, ALL, seed=8)
+    assert notes == ["the GPU has room for 18 sequences of 64 tokens at a time; 50 are wanted"]
+    engine.sleep()  # others need what it took
+    assert engine._state is None
+
+
+def test_what_fits_beside_the_others_is_kept() -> None:
+    model = random_model("qwen2")
+    size, reading = sizes_of(model)
+    engine = graph(model, memory=lambda: Memory(60 * size + reading, 0))
+    engine.generate(PROMPTS, 10, ALL, seed=8)
+    engine.sleep()
+    assert engine._state is not None
+
+
+def test_no_room_for_a_few_is_one_line_that_says_what_to_change() -> None:
+    model = random_model("qwen2")
+    size, reading = sizes_of(model)
+    engine = graph(model, memory=lambda: Memory(4 * size + reading, 4 * size))
+    with pytest.raises(NoRoom, match=r"expected room for 8; lower rollout\.max_tokens"):
+        engine.generate(PROMPTS, 10, ALL, seed=8)
+    assert len(engine.generate(PROMPTS[:3], 2, ALL, seed=8)) == 3  # there is room for six
+
+
+def test_levels_are_few_and_hold_every_batch() -> None:
+    for most in (1, 7, 8, 9, 100, 4096, 5000):
+        levels = batch_levels(most)
+        assert levels[-1] == most
+        assert len(levels) < 24
+        assert all(
+            next(level for level in levels if level >= rows) <= max(8, 1.5 * rows) for rows in range(1, most + 1)
+        )
+
+
+def test_nothing_to_do() -> None:
+    assert graph(random_model("llama")).generate([], 4, ALL, seed=0) == []

@@ -1,0 +1,200 @@
+"""The graph engine on a GPU: captured steps and Triton kernels beside what plain torch computes."""
+
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.conftest import random_model
+from tinyzero_trainer.models import from_parts
+from tinyzero_trainer.records import Rollout
+from tinyzero_trainer.rollout import SamplingParams, TorchEngine, graph_attention
+from tinyzero_trainer.rollout.build import build_engine
+from tinyzero_trainer.rollout.graph_engine import GraphEngine, has_triton
+from tinyzero_trainer.rollout.graph_state import State, draw
+from tinyzero_trainer.tiny import TinyShape, build_model, build_tokenizer
+from tinyzero_trainer.weights import named_weights
+
+pytestmark = pytest.mark.gpu
+
+GPU = torch.device("cuda")
+ENDS = set(range(0, 97, 31))
+PROMPTS = [[(7 * place + length) % 97 for place in range(length)] for length in (1, 3, 9, 30, 2, 17)]
+SAMPLED = SamplingParams(90, logprobs=True)
+
+
+def graph(model: Any, **changes: Any) -> GraphEngine:
+    arguments: dict[str, Any] = {"eos_ids": ENDS, "pad_id": 0, "max_sequences": None, "dtype": torch.float32}
+    arguments |= {"device": GPU} | changes
+    return GraphEngine(model, lambda: named_weights(model), **arguments)
+
+
+def plain(model: Any) -> TorchEngine:
+    return TorchEngine(model, eos_ids=ENDS, pad_id=0, max_sequences=4096)
+
+
+def flat(groups: list[list[Rollout]]) -> list[Rollout]:
+    return list(chain(*groups))
+
+
+def assert_almost_all_same(ours: list[list[Rollout]], theirs: list[list[Rollout]]) -> None:
+    """Sums in another order may tip a draw; then the rest of that completion is another one."""
+    pairs = list(zip(flat(ours), flat(theirs), strict=True))
+    same = [(left, right) for left, right in pairs if left.token_ids == right.token_ids]
+    assert len(same) >= 0.97 * len(pairs)
+    for left, right in same:
+        assert left.finished == right.finished
+        assert left.logprobs == (None if right.logprobs is None else pytest.approx(right.logprobs, abs=2e-3))
+
+
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "torch"])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SAMPLED,
+        SamplingParams(90, 0.0, logprobs=True),
+        SamplingParams(60, 1.3, top_p=0.8, logprobs=True),
+        SamplingParams(60, 0.7, top_k=9),
+        SamplingParams(60, ignore_eos=True),
+        SamplingParams(1),
+    ],
+    ids=str,
+)
+def test_draws_what_the_plain_engine_draws(kind: str, params: SamplingParams, kernels: bool) -> None:
+    model = random_model(kind).to(GPU)
+    ours = graph(model, kernels=kernels).generate(PROMPTS, 32, params, seed=1)
+    assert_almost_all_same(ours, plain(model).generate(PROMPTS, 32, params, seed=1))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(6, 6, 64), (14, 2, 64), (7, 1, 128), (4, 4, 96), (4, 2, 16)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_kernel(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
+    from tinyzero_trainer.rollout import decode_kernels
+
+    torch.manual_seed(0)
+    positions, slots = [0, 1, 63, 64, 65, 130, 255], 256
+    state = State(len(positions), slots, 4, ENDS, GPU)
+    state.begin([position + 1 for position in positions], 0, SAMPLED, 0)
+    rows = len(positions)
+    state.work_on(torch.tensor([6, 1, 3, 0, 5, 4, 2]), rows)
+    fused = torch.randn(rows, (heads + 2 * kv_heads) * size, device=GPU, dtype=dtype)
+    caches = [torch.randn(rows + 1, kv_heads, slots, size, device=GPU, dtype=dtype) for _ in range(2)]
+    angles = 6 * torch.rand(slots, size // 2, device=GPU)
+    tables, copies = (angles.cos(), angles.sin()), [cache.clone() for cache in caches]
+    expected = graph_attention.attend(fused, tables, state, rows, *caches, heads)
+    found = decode_kernels.attend(fused, tables, state, rows, *copies, heads)
+    near = {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 4e-2, "rtol": 2e-2}
+    torch.testing.assert_close(found, expected, **near)
+    torch.testing.assert_close(copies, caches, **near)
+
+
+@pytest.mark.parametrize("vocabulary", [50, 1252, 151_936])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_drawing_kernel(vocabulary: int, dtype: torch.dtype) -> None:
+    from tinyzero_trainer.rollout import decode_kernels
+
+    rows, params = 512, SamplingParams(8, 0.8)
+    logits = (3 * torch.randn(rows, vocabulary, device=GPU)).to(dtype)
+    logits[0, 1:] = -torch.inf
+    logits[1, : vocabulary - 1] = -torch.inf
+    states = [State(rows, 64, 8, {1, 2, 3}, GPU) for _ in range(2)]
+    for state in states:
+        state.begin([5] * rows, 100, params, 9)
+        state.work_on(torch.arange(rows - 4), rows)
+    for _ in range(8):
+        draw(logits, states[0], rows, params)
+        decode_kernels.draw(logits, states[1], rows, ends=True)
+    expected, found = ({**vars(state)} for state in states)
+    real = rows - 4
+    same = expected["tokens"][:, :real] == found["tokens"][:, :real]
+    assert same.float().mean() > 0.9999
+    error = (expected["logprobs"] - found["logprobs"])[:, :real][same].abs()
+    assert error.max() < 1e-4
+    for name in ("counts", "positions"):
+        assert torch.equal(expected[name], found[name])
+    assert (found["tokens"][:, 0] == 0).all()
+    assert (found["tokens"][:, 1] == vocabulary - 1).all()
+
+
+def test_tokens_come_as_often_as_their_probability_says() -> None:
+    from tinyzero_trainer.rollout import decode_kernels
+
+    rows = 100_000
+    logits = torch.tensor([2.0, 0.0, -1.0, 1.0, -20.0], device=GPU)
+    state = State(rows, 64, 1, {1}, GPU)
+    state.begin([5] * rows, 0, SamplingParams(1), 3)
+    state.work_on(torch.arange(rows), rows)
+    decode_kernels.draw(logits.expand(rows, -1).contiguous(), state, rows, ends=True)
+    found = torch.bincount(state.tokens[0, :rows], minlength=5) / rows
+    torch.testing.assert_close(found, logits.softmax(dim=0), atol=0.006, rtol=0)
+
+
+def test_logprobs_in_bfloat16_are_nearly_the_policys() -> None:
+    tokenizer = build_tokenizer()
+    model = build_model(TinyShape(hidden_size=128, layers=3, head_size=32, mlp_size=256), tokenizer, 0).to(GPU)
+    rollouts = graph(model, dtype=torch.bfloat16, eos_ids={1}).generate(
+        [[5, 6, 7]], 64, SamplingParams(64, logprobs=True), seed=0
+    )
+    errors = []
+    for rollout in flat(rollouts):
+        sequence = torch.tensor([[5, 6, 7, *rollout.token_ids]], device=GPU)
+        with torch.no_grad():
+            logprobs = model(sequence).logits[0, 2:-1].log_softmax(dim=-1)
+        errors.append(logprobs.gather(1, sequence[0, 3:, None])[:, 0].cpu() - torch.tensor(rollout.logprobs))
+    error = torch.cat(errors)
+    assert error.abs().mean() < 0.02
+    assert abs(error.mean()) < 0.005
+
+
+def test_weights_are_taken_over_without_new_graphs() -> None:
+    model = random_model("qwen2").to(GPU)
+    engine = graph(model)
+    before = engine.generate(PROMPTS, 32, SAMPLED, seed=2)
+    keys = set(engine._replayer._runs)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    engine.load_weights()
+    after = engine.generate(PROMPTS, 32, SAMPLED, seed=2)
+    assert [rollout.token_ids for rollout in flat(after)] != [rollout.token_ids for rollout in flat(before)]
+    assert_almost_all_same(after, plain(model).generate(PROMPTS, 32, SAMPLED, seed=2))
+    assert keys <= set(engine._replayer._runs)
+
+
+def test_the_same_again_in_larger_and_smaller_batches_and_after_sleep() -> None:
+    model = random_model("qwen3").to(GPU)
+    engine = graph(model, keep_memory=False)
+    first = engine.generate(PROMPTS, 32, SAMPLED, seed=3)
+    engine.generate(PROMPTS, 2, SamplingParams(5), seed=3)
+    engine.generate(PROMPTS, 100, SamplingParams(120), seed=3)
+    assert_almost_all_same(engine.generate(PROMPTS, 32, SAMPLED, seed=3), first)
+    used = torch.cuda.memory_reserved()
+    engine.sleep()
+    assert torch.cuda.memory_reserved() < used
+    assert_almost_all_same(engine.generate(PROMPTS, 32, SAMPLED, seed=3), first)
+
+
+def test_memory_is_what_was_reckoned_with() -> None:
+    tokenizer = build_tokenizer()
+    model = build_model(TinyShape(hidden_size=256, layers=4, head_size=64, mlp_size=512), tokenizer, 0).to(GPU)
+    engine = graph(model, dtype=torch.bfloat16)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    engine.generate([[1, 2, 3]] * 64, 32, SamplingParams(200), seed=0)
+    expected = 2048 * engine._sequence_bytes(256, 200) + engine._model.prefill_bytes(192)
+    assert torch.cuda.max_memory_allocated() - before < 1.1 * expected
+
+
+def test_this_is_the_engine_of_a_run_on_a_gpu() -> None:
+    from tinyzero_sdk.settings import build
+    from tinyzero_trainer.config import TrainConfig
+
+    tokenizer = build_tokenizer()
+    model = build_model(TinyShape(), tokenizer, 0).to(GPU)
+    engine = build_engine(build(TrainConfig, {"run": {"task": "countdown"}}), from_parts("toy", model, tokenizer))
+    assert isinstance(engine, GraphEngine)
+    assert has_triton()
+    assert len(engine.generate([[5, 6]], 4, SamplingParams(20), seed=0)[0]) == 4

@@ -1,0 +1,160 @@
+"""On a GPU where no model is named, one is made for the task, once. The GPU is pretended; what is made is real."""
+
+import os
+import types
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.configurations import call, said
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.settings import build, read_toml
+from tinyzero_trainer import gpu_seen, own_model
+from tinyzero_trainer.config import OwnModelConfig, TrainConfig
+from tinyzero_trainer.configure import resolve
+from tinyzero_trainer.gpu_seen import sees_gpu
+from tinyzero_trainer.own_model import plan
+from tinyzero_trainer.tiny import TinyShape, build_model, build_tokenizer
+
+SMALL = ("own_model.hidden_size=32", "own_model.layers=1", "own_model.head_size=16", "own_model.mlp_size=48")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that is the CPU."""
+    monkeypatch.setattr(gpu_seen, "sees_gpu", lambda device: device != "cpu")
+    monkeypatch.setattr(own_model, "on_gpu", lambda device, display: True)
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("words", [("model.path=gpt2",), ("model.path=tiny",), ("run.device=cpu",)])
+def test_none_is_made_where_one_is_named_or_the_run_is_on_the_cpu(words: tuple[str, ...], toy_task: str) -> None:
+    assert plan(said(*words, task=toy_task)) is None
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_tiny_model_can_be_had_by_name(toy_task: str) -> None:
+    tiny, layers = resolve(said("model.path=tiny", task="countdown"))
+    assert tiny.model.path == "tiny"
+    assert layers.suited == resolve(said(task="countdown"))[1].suited != {}
+
+
+def test_settings_of_a_model_that_is_not_made_are_refused(monkeypatch: pytest.MonkeyPatch, toy_task: str) -> None:
+    monkeypatch.setattr(gpu_seen, "sees_gpu", lambda device: False)
+    with pytest.raises(SettingsError, match=r"own_model has no effect: run\.device=auto finds no GPU"):
+        plan(said("own_model.seconds=3", task=toy_task))
+    assert plan(said(task=toy_task)) is None
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_task_without_demonstrations_needs_a_model(toy_task: str, tmp_path: Path) -> None:
+    mute = tmp_path / "mute.py"
+    text = Path(toy_task).read_text()
+    mute.write_text(text[: text.index("@hookimpl\ndef demonstrate")])
+    with pytest.raises(SettingsError, match=r"no demonstrations .* give --model DIR, or model\.path=tiny"):
+        plan(said(task=str(mute)))
+
+
+@pytest.mark.usefixtures("gpu", "cache")
+def test_another_recipe_another_model(toy_task: str) -> None:
+    ways = [(), ("own_model.seconds=3",), ("own_model.layers=2",), ("task.limit=7",), ("data.test_share=0.3",)]
+    planned = [plan(said(*words, task=toy_task)) for words in (*ways, ("data.template=base",), ("run.seed=3",))]
+    directories = [made.directory for made in planned if made is not None]
+    assert len(directories) == len(ways) + 2
+    assert len(set(directories[:-1])) == len(ways) + 1
+    assert directories[-1] == directories[0]  # a run's seed is not the model's
+
+
+@pytest.mark.usefixtures("gpu", "cache")
+def test_the_users_settings_stand_above_what_suits_it(toy_task: str) -> None:
+    planned = plan(said("optimizer.learning_rate=1e-3", "data.template=base", task=toy_task))
+    assert planned is not None
+    assert planned.recipe.training.template == "base"
+    assert (planned.config.optimizer.learning_rate, planned.config.data.prompts_per_step) == (1e-3, 256)
+    with pytest.raises(SettingsError, match=r"optimizer\.lr"):
+        plan({"run": {"task": toy_task}, "optimizer": {"lr": 1}})
+
+
+def test_an_impossible_shape_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"own_model.hidden_size=100 is not a multiple of own_model.head_size=64"):
+        build(TrainConfig, {"own_model": {"hidden_size": 100}})
+
+
+def test_by_default_it_has_at_most_ten_million_parameters() -> None:
+    own = OwnModelConfig()
+    model = build_model(TinyShape(own.hidden_size, own.layers, own.head_size, own.mlp_size), build_tokenizer(), 0)
+    assert 9.5e6 < sum(parameter.numel() for parameter in model.parameters()) <= 10e6
+
+
+@pytest.mark.usefixtures("gpu", "cache")
+def test_a_cache_that_cannot_be_written_is_one_line(
+    capsys: pytest.CaptureFixture, tmp_path: Path, toy_task: str
+) -> None:
+    (tmp_path / "file").touch()
+    words = (f"own_model.directory={tmp_path / 'file' / 'in'}", "--output", str(tmp_path / "run"))
+    code, _, told = call(capsys, "train", "--task", toy_task, *words)
+    assert code == 2
+    assert "cannot keep a model in" in told
+    assert told.rstrip().endswith("give own_model.directory")
+
+
+def test_the_gpu_is_looked_for_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    version = tmp_path / "version.py"
+    monkeypatch.setattr(gpu_seen, "find_spec", lambda name: types.SimpleNamespace(origin=str(tmp_path / "__init__.py")))
+    monkeypatch.setattr(gpu_seen, "count_cards", lambda: 1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    version.write_text("__version__ = '2.9'\ncuda: Optional[str] = None\n")
+    assert not sees_gpu("auto")
+    version.write_text("__version__ = '2.9'\ncuda: Optional[str] = '12.8'\nhip = None\n")
+    assert sees_gpu("auto")
+    for hidden in ("", "-1", "-1,0"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert not sees_gpu("auto")
+    assert sees_gpu("cuda:1")
+    assert not sees_gpu("cpu")
+
+
+def test_without_a_driver_there_are_no_cards() -> None:
+    assert gpu_seen.count_cards("libthere-is-none.so") == 0
+    assert gpu_seen.count_cards("libc.so.6") == 0  # some other library
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpu")
+def test_it_is_made_trained_resumed_and_found_again(
+    capsys: pytest.CaptureFixture, cache: Path, tmp_path: Path, toy_task: str
+) -> None:
+    few = (
+        "run.steps=2",
+        "data.prompts_per_step=4",
+        "rollout.samples_per_prompt=2",
+        "eval.size=4",
+        "eval.during_size=4",
+    )
+    few += ("optimizer.micro_batch_tokens=256", "rollout.max_tokens=8", "eval.every=0", "reward.workers=1")
+    few = tuple(word for word in few if not word.startswith("eval.during"))
+    words = ("train", "--task", toy_task, "task.limit=5", "data.test_share=0.4", *SMALL, "own_model.seconds=5", *few)
+    code, _, told = call(capsys, *words, "--output", str(tmp_path / "first"))
+    assert code == 0, told
+    assert told.startswith("no --model: warm-starting a small model on toy_task first, for 5 s on the GPU")
+    (made,) = [path for path in (cache / "tinyzero" / "models").iterdir() if path.is_dir()]
+    saved = read_toml(tmp_path / "first" / "config.toml")
+    assert saved["model"]["path"] == str(made)
+    assert saved["own_model"] == {"hidden_size": 384, "layers": 6, "head_size": 64, "mlp_size": 832, "seconds": 90.0}
+    assert (saved["optimizer"]["mini_batches"], saved["optimizer"]["micro_batch_tokens"]) == (4, 256)
+    before = os.stat(made / "model.safetensors").st_mtime_ns
+    code, _, told = call(capsys, *words, "--output", str(tmp_path / "second"))
+    assert code == 0, told
+    assert told.startswith(f"no --model: taking the small model made here before, {made}")
+    assert os.stat(made / "model.safetensors").st_mtime_ns == before
+    code, _, told = call(capsys, "train", "--output", str(tmp_path / "second"), "--resume", "run.steps=3")
+    assert code == 0, told
+    code, _, told = call(capsys, "eval", "--model", str(tmp_path / "second"), "--samples", "1")
+    assert code == 0, told

@@ -1,0 +1,88 @@
+"""The engine `vllm` on a GPU: its weights through CUDA IPC, and its sleep. Needs a CUDA device and vLLM."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from tests.trainer.configurations import changed
+from tinyzero_trainer.models import LanguageModel, from_parts
+from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.rollout.build import build_engine
+from tinyzero_trainer.rollout.vllm_engine import VllmEngine
+from tinyzero_trainer.tiny import build_tokenizer
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+PROMPTS = [[20 + place, 5, 6, 7] for place in range(16)]
+FREED = 2e9
+"""Bytes that sleeping gives back, of the 4 GB that it has."""
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    tokenizer = build_tokenizer()
+    torch.manual_seed(0)
+    shape = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = Qwen2Config(
+        **shape,
+        vocab_size=len(tokenizer),
+        intermediate_size=512,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return from_parts("small", Qwen2ForCausalLM(config).cuda(), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def engine(model: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+    values = {
+        "run": {"task": "countdown", "device": "cuda", "output": str(tmp_path_factory.mktemp("run"))},
+        "data": {"max_prompt_tokens": 64},
+        "rollout": {"engine": "vllm", "max_tokens": 512, "max_sequences": 64},
+        "vllm": {"gpu_memory": 4.0, "sleep": True, "check_sync": True, "cuda_graphs": False},
+    }
+    engine = build_engine(changed(values, {}), model)
+    assert isinstance(engine, VllmEngine)
+    yield engine
+    engine.close()
+
+
+def perturb(model: LanguageModel) -> None:
+    with torch.no_grad():
+        weight = model.model.get_input_embeddings().weight
+        weight.add_(weight.std() * torch.randn_like(weight))
+
+
+def test_new_weights_arrive_each_time(engine: VllmEngine, model: LanguageModel) -> None:
+    params = SamplingParams(8, temperature=0.0, ignore_eos=True)
+    seen = []
+    for _ in range(3):
+        perturb(model)
+        engine.load_weights()  # and are compared with the policy's
+        seen.append(str(engine.generate(PROMPTS, 1, params, seed=0)))
+    assert len(set(seen)) == 3
+
+
+def test_asleep_it_gives_its_memory_back_and_awake_it_is_as_before(engine: VllmEngine) -> None:
+    params = SamplingParams(16, ignore_eos=True)
+    before = engine.generate(PROMPTS, 2, params, seed=1)
+    awake = torch.cuda.mem_get_info()[0]
+    engine.sleep()
+    assert torch.cuda.mem_get_info()[0] - awake > FREED
+    after = engine.generate(PROMPTS, 2, params, seed=1)
+    pairs = [(a, b) for first, second in zip(before, after, strict=True) for a, b in zip(first, second, strict=True)]
+    assert sum(a.token_ids == b.token_ids for a, b in pairs) > len(pairs) // 2  # but for rounding
+
+
+def test_a_killed_engine_is_replaced(engine: VllmEngine) -> None:
+    (process,) = engine._connection._processes  # type: ignore[union-attr]
+    threading.Timer(0.3, os.kill, (process.pid, 9)).start()
+    groups = engine.generate(PROMPTS * 64, 4, SamplingParams(500, ignore_eos=True), seed=1)
+    assert {len(rollout.token_ids) for group in groups for rollout in group} == {500}
+    assert engine._restarts_left == 1
+    assert Path(f"/proc/{process.pid}/fd").exists() is False

@@ -1,0 +1,74 @@
+"""Tensors that wait in the host's memory while nobody needs them.
+
+Their storage is given back and filled again; the tensors themselves stay the same objects, so whatever refers to them
+(FSDP2, the optimiser) need not know. Which tensors these are, and when they are needed, is the roles' affair.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+class Waiting:
+    """Tensors that are on their device only inside `present`."""
+
+    def __init__(self, tensors: Callable[[], Iterable[Tensor]], *, leave: Callable[[], None] | None = None) -> None:
+        """
+        Args:
+            tensors: gives them, each with a storage of its own; new ones may be among them from one time to the next.
+            leave: called before they go.
+        """
+        self._tensors, self._leave = tensors, leave
+        self._hosts: dict[int, tuple[Tensor, Tensor]] = {}  # by the tensor's id: the tensor, and its copy
+        self._users = 0
+        self._changed = True
+        self._out()
+
+    @contextmanager
+    def present(self, *, changed: bool) -> Iterator[None]:
+        """Within, the tensors are there; it may be entered again within itself.
+
+        Args:
+            changed: whether they are written to; otherwise they need not be copied back.
+        """
+        if not self._users:
+            self._back()
+        self._users += 1
+        self._changed |= changed
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._out()
+
+    @torch.no_grad()
+    def _out(self) -> None:
+        if self._leave is not None:
+            self._leave()
+        here = [tensor for tensor in self._tensors() if tensor.untyped_storage().size()]
+        for tensor in here:
+            known = self._hosts.get(id(tensor))
+            if known is None:
+                host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                self._hosts[id(tensor)] = known = (tensor, host)
+                known[1].copy_(tensor, non_blocking=True)
+            elif self._changed:
+                known[1].copy_(tensor, non_blocking=True)
+        on_gpu = any(tensor.is_cuda for tensor in here)
+        if on_gpu:
+            torch.cuda.synchronize()  # what is given back must not be in use
+        for tensor in here:
+            tensor.untyped_storage().resize_(0)
+        if on_gpu:
+            torch.cuda.empty_cache()  # for others on this GPU, a rollout engine above all
+        self._changed = False
+
+    @torch.no_grad()
+    def _back(self) -> None:
+        for tensor, host in self._hosts.values():
+            # The offset is 0: each tensor has a storage of its own.
+            tensor.untyped_storage().resize_(host.numel() * host.element_size())
+            tensor.copy_(host, non_blocking=True)

@@ -1,0 +1,225 @@
+"""A small model of one's own: what a GPU trains where no model is named, since nothing may be downloadable.
+
+It is made once by a warm start, kept in the user's cache under everything that it depends on, and trained as if
+`--model` had named it. On the CPU the tiny model of the wheel is trained instead. No torch before it is made.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tinyzero_sdk.errors import SettingsError, TinyZeroError
+from tinyzero_sdk.settings import build, get, merge, nested, to_mapping
+from tinyzero_trainer import gpu_seen
+from tinyzero_trainer.config import OwnModelConfig, TrainConfig
+from tinyzero_trainer.configure import resolve
+from tinyzero_trainer.presets import TINY_NAME
+from tinyzero_trainer.task_shares import load_shares
+from tinyzero_trainer.warmstart_config import WarmStartConfig
+
+if TYPE_CHECKING:
+    from tinyzero_sdk import Task
+    from tinyzero_trainer.display import Display
+
+SETTINGS: Mapping[str, Any] = {
+    "run": {"steps": 250},
+    "data": {"prompts_per_step": 256},
+    "rollout": {"samples_per_prompt": 16, "logprobs": "always", "max_tokens": 256},
+    "algorithm": {"kl_coefficient": 0.1, "kl_estimator": "exact"},
+    "optimizer": {"learning_rate": 2e-4, "beta2": 0.99, "mini_batches": 4, "micro_batch_tokens": 65536},
+    "reward": {"workers": 4},
+    "eval": {"size": 1024, "during_size": 1024, "every": 25},
+    "checkpoint": {"every": 125},
+}
+"""What suits a model of this size on a GPU, where a step takes a second."""
+
+TRAINING: Mapping[str, Any] = {"batch_size": 512, "learning_rate": 1.5e-3, "max_tokens": 256}
+TEMPLATES = ("compact", "base")
+"""The first that the task has is taken where the user names none."""
+
+FINISHED = "config.json"
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """A model to make, or made before."""
+
+    said: Mapping[str, Any]
+    """What the user said of the run."""
+
+    config: TrainConfig
+    """Of the run, as far as it is known without the model."""
+
+    recipe: WarmStartConfig
+    """Of the model; its directory is where the model will be."""
+
+    @property
+    def directory(self) -> Path:
+        """Where the model is kept."""
+        return Path(self.recipe.run.output)
+
+    @property
+    def is_made(self) -> bool:
+        """Whether it is there."""
+        return (self.directory / FINISHED).exists()
+
+    @property
+    def about(self) -> str:
+        """One line for the user."""
+        if self.is_made:
+            return f"no --model: taking the small model made here before, {self.directory}"
+        tasks = " and ".join(share.title for share in self.recipe.task_shares())
+        return (
+            f"no --model: warm-starting a small model on {tasks} first, for {self.recipe.training.seconds:g} s on the "
+            f"GPU (own_model.seconds); it is kept in {self.directory}"
+        )
+
+    def settle(self) -> dict[str, Any]:
+        """What the user said, with the model, which is made if need be, in place of the words on how to make it.
+
+        Raises:
+            TinyZeroError: it cannot be made or kept.
+        """
+        self._make()
+        named = nested("model.path", str(self.directory) if self.is_made else TINY_NAME)
+        return merge({key: value for key, value in self.said.items() if key != "own_model"}, named)
+
+    def _make(self) -> None:
+        from filelock import FileLock
+
+        if self.is_made:
+            return
+        try:
+            self.directory.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.directory.with_name(f"{self.directory.name}.lock")):
+                if not self.is_made:  # another process may have made it while this one waited
+                    self._warm_start(self.directory.with_name(f"{self.directory.name}.tmp"))
+        except OSError as error:
+            raise TinyZeroError(
+                f"cannot keep a model in {self.directory.parent}: {error.strerror or error}; give own_model.directory"
+            ) from error
+
+    def _warm_start(self, aside: Path) -> None:
+        from tinyzero_trainer.display import Display
+        from tinyzero_trainer.interrupts import StopFlag
+        from tinyzero_trainer.threads import calm_threads
+
+        calm_threads()
+        shutil.rmtree(aside, ignore_errors=True)  # of one that was killed
+        with Display() as display:
+            if not on_gpu(self.recipe.run.device, display):
+                display.note("torch cannot use the GPU: taking the tiny model that comes with the trainer")
+                return
+            from tinyzero_trainer.warmstart import warm_start
+
+            made = warm_start(
+                replace(self.recipe, run=replace(self.recipe.run, output=str(aside))), display=display, stop=StopFlag()
+            )
+            os.replace(made.output, self.directory)
+            display.done(made.summary.replace(str(aside), str(self.directory)))
+
+
+def plan(said: Mapping[str, Any]) -> OwnModel | None:
+    """The model to train where the user named none and a GPU is there; None where that is not so.
+
+    Args:
+        said: what the user said of a new run, as a nested mapping.
+
+    Raises:
+        SettingsError: a setting is unknown or impossible, or `own_model` has no effect; a task has no demonstrations.
+    """
+    device = get(said, "run.device") or "auto"
+    if get(said, "model.path") is not None or not isinstance(device, str):
+        return None  # the former is for effects.py, the latter for `build`
+    if not gpu_seen.sees_gpu(device):
+        if said.get("own_model"):
+            raise SettingsError(
+                f"own_model has no effect: run.device={device} finds no GPU, and on the CPU the tiny model that comes "
+                "with the trainer is trained; leave it out"
+            )
+        return None
+    config, _ = resolve(said, preset=merge(SETTINGS, {"data": {"template": TEMPLATES[0]}}))
+    tasks = load_shares(config.task_shares(), allow_unsafe_scorers=config.run.allow_unsafe_scorers)
+    given = get(said, "data.template")
+    templates = {_check_task(name, task, given) for name, task in tasks.items()}
+    if len(templates) > 1:
+        raise SettingsError(f"the tasks share no template of {' and '.join(TEMPLATES)}; give data.template or --model")
+    recipe = _recipe(config, templates.pop())
+    versions = {name: task.version for name, task in tasks.items()}
+    return OwnModel(
+        said, config, replace(recipe, run=replace(recipe.run, output=str(_directory(config, recipe, versions))))
+    )
+
+
+def on_gpu(device: str, display: "Display") -> bool:
+    """Whether torch, too, would take a GPU."""
+    display.phase("loading PyTorch")
+    from tinyzero_trainer.models import choose_device
+
+    return choose_device(device).type == "cuda"
+
+
+def _check_task(name: str, task: "Task", template: str | None) -> str:
+    """The template to word the task's problems with.
+
+    Raises:
+        SettingsError: it has no demonstrations.
+    """
+    item = next(task.dataset("train", 1))
+    if task.demonstrate(item, 0) is None:
+        raise SettingsError(
+            f"task {name!r} has no demonstrations to make a small model from; give --model DIR, or model.path="
+            f"{TINY_NAME} for the tiny one that comes with the trainer"
+        )
+    if template is not None:
+        return template
+    for candidate in TEMPLATES[:-1]:
+        try:
+            if isinstance(task.make_prompt(item, candidate), str):
+                return candidate
+        except TinyZeroError:
+            continue  # it has no such template
+    return TEMPLATES[-1]
+
+
+def _recipe(config: TrainConfig, template: str) -> WarmStartConfig:
+    """How to make the model of a run."""
+    own = config.own_model
+    tasks = {"tasks": config.tasks} if config.tasks else {"task": config.task}
+    values = {
+        "run": {"task": config.run.task, "device": config.run.device},
+        "model": {name: getattr(own, name) for name in ("hidden_size", "layers", "head_size", "mlp_size")},
+        "training": {
+            **TRAINING,
+            "seconds": own.seconds,
+            "template": template,
+            "test_share": config.data.test_share,
+            "eval_size": SETTINGS["eval"]["size"],
+        },
+        "settings": SETTINGS,
+    }
+    return build(WarmStartConfig, values | tasks)
+
+
+def _directory(config: TrainConfig, recipe: WarmStartConfig, versions: Mapping[str, str]) -> Path:
+    """Where the model is kept: named by all that it depends on, but for chance and the card."""
+    content = to_mapping(recipe)
+    content["run"] = {name: value for name, value in content["run"].items() if name not in ("output", "device")}
+    depends = {"recipe": content, "tasks": dict(versions), "trainer": version("tinyzero-trainer")}
+    key = hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    titles = "+".join(share.title for share in config.task_shares())
+    return _cache(config.own_model) / f"{re.sub(r'[^A-Za-z0-9+_-]', '_', titles)}-{key}"
+
+
+def _cache(own: OwnModelConfig) -> Path:
+    if own.directory is not None:
+        return Path(own.directory).expanduser().absolute()
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(caches).expanduser().absolute() / "tinyzero" / "models"

@@ -1,0 +1,14 @@
+"""`tinyzero plan`: how much of a GPU's memory a run takes, how fast it goes, and which settings make it fit.
+
+    shape.py      a model's shape and its exact number of parameters
+    find_shape.py the shape behind a directory or a name
+    constants.py  what was measured: the only numbers that a new measurement changes
+    rollout.py    what the rollout engine takes of a GPU
+    memory.py     what each role holds in each phase of a step
+    speed.py      seconds of each phase
+    proposals.py  settings that make a run fit, the cheapest first
+    advice.py     what `train` says before it loads anything, and where it ran out of memory
+    command.py    the command
+
+Pure functions over a model's shape and a configuration; no torch, unless an architecture is not known.
+"""

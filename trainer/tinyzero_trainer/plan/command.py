@@ -1,0 +1,110 @@
+"""`tinyzero plan`: what a run takes of a GPU, and the settings with which it fits. What is shown is in view.py."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tinyzero_sdk.cli.output import print_json
+
+if TYPE_CHECKING:
+    from tinyzero_trainer.plan.view import Planned
+
+
+def plan(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, as `tinyzero train` takes them.")
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option("--task", metavar="TASK[:WEIGHT]", help="As for train; what suits a model may depend on it."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="Directory or Hub name of a transformers causal LM; no weights are read.",
+            show_default="the tiny model that comes with the trainer",
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", metavar="NAME", help="A name out of `tinyzero recipes`, or a .toml file.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings from a TOML file.")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", metavar="NAME", help="Kind of GPU, such as 'RTX 4090'.", show_default="the one here"),
+    ] = None,
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option("--gpu-memory", metavar="SIZE", help="Its memory, such as 24GB.", show_default="what the GPU has"),
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None,
+        typer.Option("--prompt-tokens", metavar="N", min=1, help="Tokens of a prompt.", show_default="256"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Predict a run's GPU memory and speed, and propose settings that fit a card.
+
+    Takes what `tinyzero train` takes, and loads nothing. Exit code 1 if no settings are found that fit.
+    """
+    from tinyzero_trainer.config import TrainConfig
+    from tinyzero_trainer.configure import build_layers, gather, refuse_missing_directory
+    from tinyzero_trainer.layers import put_together
+    from tinyzero_trainer.plan.find_shape import find_shape
+    from tinyzero_trainer.plan.target import choose_target
+    from tinyzero_trainer.plan.view import plan_for, show
+    from tinyzero_trainer.task_shares import flag_settings
+
+    flags: dict[str, Any] = {**flag_settings(task or ()), "model.path": model, "run.recipe": recipe}
+    said = gather(TrainConfig, flags, words or (), config)
+    resolved = build_layers(put_together(said), said)
+    refuse_missing_directory(resolved.model.path)
+    target = choose_target(gpu, gpu_memory, resolved.run.device)
+    planned = plan_for(find_shape(resolved.model.path), resolved, target, prompt_tokens)
+    if json:
+        print_json(as_json(planned))
+    else:
+        changed = {change.key for change in planned.plan.changes}
+        kept = [word for word in words or () if word.partition("=")[0] not in changed]
+        show(planned, typed=_typed(task, model, recipe, config, kept))
+    raise typer.Exit(int(not planned.plan.fits))
+
+
+def as_json(planned: "Planned") -> dict[str, Any]:
+    """What `--json` prints; bytes, and seconds."""
+    from tinyzero_trainer.plan.advice import words
+
+    found, speed = planned.plan, planned.speed
+
+    def phases(memory: Any) -> list[dict[str, Any]]:
+        return [{"phase": one.name, "total": one.total, "parts": list(map(asdict, one.parts))} for one in memory.phases]
+
+    return {
+        "model": asdict(planned.shape),
+        "card": {"name": planned.target.name, "memory": planned.target.memory, "usable": found.limit},
+        "work": asdict(planned.work),
+        "asked": {"peak": found.wanted.peak, "phases": phases(found.wanted)},
+        "proposed": {"peak": found.memory.peak, "phases": phases(found.memory)},
+        "fits": found.fits,
+        "changes": [{**asdict(change), "costs": change.costs} for change in found.changes],
+        "words": words(found.changes),
+        "smallest_gib": planned.smallest,
+        "speed": None
+        if speed is None
+        else {"seconds": dict(speed.seconds), "step": speed.step, "tokens_per_s": speed.throughput}
+        | {"generated_per_s": speed.rollout},
+    }
+
+
+def _typed(task: list[str] | None, model: str | None, recipe: str | None, config: Path | None, words: list[str]) -> str:
+    """What the user typed, as `tinyzero train` takes it."""
+    import shlex
+
+    flags = {"--model": model, "--recipe": recipe, "--config": config}
+    tasks = task or ([] if config else ["TASK"])
+    given = [*(("--task", one) for one in tasks), *((flag, str(value)) for flag, value in flags.items() if value)]
+    return shlex.join([*(part for pair in given for part in pair), *words])

@@ -1,0 +1,108 @@
+"""What planning takes from measurements rather than from the configuration; `benchmarks/memory.py` checks it.
+
+Bytes are bytes, and a share is of something named. Nothing else in this package is a number that was fitted.
+"""
+
+GIB = 2**30
+MIB = 2**20
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+CONTEXT = 560 * MIB
+"""A process's CUDA context with the kernels that it has loaded, cuBLAS' workspace included."""
+
+SLACK = 0.04
+"""Of what a process has allocated: what its allocator holds beyond it, in blocks that fit nothing."""
+
+MARGIN = 0.07
+"""Of a card: what a plan leaves free, for the error of the prediction and for a desktop."""
+
+MASTER_BYTES = 4
+"""Of a weight that is trained, of its gradient, and of each of AdamW's two moments: float32."""
+
+FROZEN_BYTES = 4
+"""Of a weight below an adapter, or of a head that is not trained; the reference's are what it computes with."""
+
+LAYERS_GATHERED = 2
+"""Layers whose weights lie whole in the type that is computed in, at a time: one is computed, the next prefetched."""
+
+HIDDEN_EAGER, MLP_EAGER = 16, 8
+"""Bytes kept for the backward pass, a layer and token, per unit of the hidden size and of the MLP's, uncompiled: each
+norm keeps its input in float32 and twice in bfloat16; the MLP gate, its activation, up and their product."""
+
+HIDDEN_COMPILED, MLP_COMPILED = 10, 6
+"""The same where a layer is compiled, which computes the cheap parts again."""
+
+LAYER_BACKWARD = 1.0
+"""Gradients of a layer's activations that exist at a time, as a share of what the layer keeps."""
+
+HIDDEN_FORWARD, MLP_FORWARD = 14, 6
+"""Bytes a token that a layer needs while it is computed without gradient, as above; one layer at a time."""
+
+COMPILE_FROM = 100_000_000
+"""Parameters from which `model.compile` is on where it is not set."""
+
+HEAD_ELEMENTS = {2: 2**28, 4: 2**26}
+"""Logits of a chunk, by the bytes of a number; see head.CHUNK_ELEMENTS."""
+
+EXACT_ELEMENTS, EXACT_COPIES = 2**26, 7
+"""Logits of a chunk and float32 copies of it where the KL is over the whole vocabulary; see forward.CHUNK_ELEMENTS."""
+
+VLLM_BESIDE = 700 * MIB
+"""What vLLM takes beyond vllm.gpu_memory: CUDA graphs, and workspaces that its own profile does not see."""
+
+VLLM_WORKSPACE = 900 * MIB
+"""Within vllm.gpu_memory: activations of a prefill of 8,192 tokens."""
+
+VLLM_SAMPLER_BYTES = 12
+"""Within vllm.gpu_memory: bytes a logit of the sequences decoded at a time."""
+
+VLLM_ASLEEP = 900 * MIB
+"""What vLLM keeps while it sleeps, beside its process's context: CUDA graphs and workspaces."""
+
+VLLM_SHARE = 0.6
+"""Of the card: the most that vllm.gpu_memory is where it is not set."""
+
+SAMPLER_BYTES = 4
+"""Bytes a logit while the engine `torch` draws, with its kernels."""
+
+STEP_BYTES = 16
+"""Bytes a sequence per unit of the MLP's width, that a decoding step of the engine `torch` computes on the way."""
+
+PREFILL_TOKENS = 32768
+"""Tokens of prompts that the engine `torch` reads at a time; see rollout/graph_engine.py."""
+
+SLOTS = 64
+"""Grid of the engine `torch`'s cache lengths; see rollout/graph_engine.py."""
+
+PROMPT_TOKENS = 256
+"""Tokens of a prompt where nobody says how long they are."""
+
+# ---- time ------------------------------------------------------------------------------------------------------------
+
+UPDATE_SHARE = 0.42
+"""Of a card's peak FLOP/s: what the update of a large model reaches, by 6 · parameters · tokens."""
+
+HALF_SHARE_AT = 40e6
+"""Parameters of a model that reaches half of that share."""
+
+BANDWIDTH_SHARE = 0.4
+"""Of a card's memory bandwidth, while decoding."""
+
+VLLM_STEP, VLLM_SEQUENCE = 2e-3, 13e-6
+"""Seconds of vLLM's host for a decoding step, and for each sequence in it."""
+
+TORCH_STEP, TORCH_LAYER = 0.2e-3, 60e-6
+"""Seconds of a replayed CUDA graph for a decoding step, and for each layer in it."""
+
+PCIE = 20e9
+"""Bytes a second between the host and the card."""
+
+HOST_STEP = 15e9
+"""Bytes a second that AdamW steps on the host."""
+
+VLLM_WAKE = 0.6
+"""Seconds to put vLLM to sleep without its weights, and to wake it up."""
+
+SCORING_RATE = 20_000
+"""Completions scored a second."""

@@ -1,0 +1,218 @@
+"""What each role holds of a GPU in each phase of a step, in bytes, and the phase that needs most.
+
+The phases bear the names of their times in the metrics (`timing_s/*`). A phase's figure is that of its worst moment.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.plan import constants
+from tinyzero_trainer.plan.rollout import Engine, engine_of
+from tinyzero_trainer.plan.shape import ModelShape
+from tinyzero_trainer.plan.work import Work, work_of
+
+Role = Literal["policy", "critic", "reference", "rollout", "process"]
+ROLES: tuple[Role, ...] = ("policy", "critic", "reference", "rollout", "process")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of what is held."""
+
+    role: Role
+    """Whose it is; `process` = nobody's: the CUDA context, and what the allocator wastes."""
+
+    what: str
+    """The reason for it."""
+
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A phase of a step."""
+
+    name: str
+    """As in `timing_s/*`."""
+
+    parts: tuple[Part, ...]
+    """What is held at its worst moment."""
+
+    @property
+    def total(self) -> int:
+        """Bytes."""
+        return sum(part.size for part in self.parts)
+
+    def of(self, role: Role) -> int:
+        """Bytes of a role."""
+        return sum(part.size for part in self.parts if part.role == role)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A step."""
+
+    phases: tuple[Phase, ...]
+    """In their order."""
+
+    @property
+    def worst(self) -> Phase:
+        """The phase that needs most."""
+        return max(self.phases, key=lambda phase: phase.total)
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the card in use, all processes together."""
+        return self.worst.total
+
+
+def predict_memory(
+    shape: ModelShape, config: TrainConfig, prompt_tokens: int | None = None, *, keeps: bool = False
+) -> Memory:
+    """Memory of every phase, with all completions at full length.
+
+    Args:
+        shape: the model's.
+        config: of the run; one process on one card.
+        prompt_tokens: see `work_of`.
+        keeps: see `rollout.engine_of`.
+    """
+    work = work_of(config, prompt_tokens)
+    return Memory(tuple(_Step(shape, config, work, engine_of(shape, config, work, keeps=keeps)).phases()))
+
+
+def old_logprobs_pass(config: TrainConfig) -> bool:
+    """Whether the policy goes over the batch before it is updated; see mismatch.old_logprobs_source."""
+    if config.rollout.logprobs == "always" and not config.mismatch.corrects:
+        return False
+    single = config.optimizer.mini_batches == config.optimizer.epochs == 1
+    return not single or config.algorithm.kl_in_reward or config.mismatch.corrects
+
+
+def compiles(shape: ModelShape, config: TrainConfig) -> bool:
+    """Whether the update's layers are compiled."""
+    wanted = config.model.compile
+    return shape.parameters >= constants.COMPILE_FROM if wanted is None else wanted
+
+
+class _Step:
+    """The parts of each phase of a step."""
+
+    def __init__(self, shape: ModelShape, config: TrainConfig, work: Work, engine: Engine) -> None:
+        self.shape, self.config, self.work, self.engine = shape, config, work, engine
+        self.number = 4 if config.model.dtype == "float32" else 2  # bytes of a number that is computed with
+        self.adapter = shape.adapter(config.lora.rank, config.lora.targets)
+        self.kl = config.algorithm.kl_coefficient > 0
+        self.in_loss = self.kl and config.algorithm.kl_in == "loss"
+
+    def phases(self) -> Iterator[Phase]:
+        """In the order in which they happen."""
+        yield self._phase("gen", [], awake=True)
+        if old_logprobs_pass(self.config):
+            yield self._phase("old_log_prob", self._forward("policy"), "policy")
+        if self.kl and not self.in_loss:
+            frozen: Role = "policy" if self.adapter else "reference"
+            yield self._phase("ref", self._forward(frozen), frozen)
+        if self.config.algorithm.needs_critic:
+            yield self._phase("values", self._forward("critic"), "critic")
+            yield self._worst("update_critic", self._update("critic"), "critic")
+        active: tuple[Role, ...] = ("policy", "reference") if self.in_loss else ("policy",)
+        yield self._worst("update_actor", self._update("policy"), *active)
+        sent = Part("policy", "a tensor on its way", self.number * self.shape.embedding)
+        yield self._phase("update_weights", [sent], "policy", awake=True)
+
+    # ---- what is held --------------------------------------------------------------------------------------------
+
+    def _phase(self, name: str, moment: list[Part], *active: Role, awake: bool = False) -> Phase:
+        parts = [*self._weights(name, active), *moment]
+        engine = self.engine.awake if awake else self.engine.asleep
+        of_engine = [Part("rollout", what, size) for what, size in engine.items()]
+        here = parts if self.engine.own_process else [*parts, *of_engine]
+        slack = int(constants.SLACK * sum(part.size for part in here))
+        process = [Part("process", "CUDA context", constants.CONTEXT), Part("process", "allocator", slack)]
+        return Phase(name, tuple(part for part in (*parts, *of_engine, *process) if part.size))
+
+    def _worst(self, name: str, moments: list[list[Part]], *active: Role) -> Phase:
+        return max((self._phase(name, moment, *active) for moment in moments), key=lambda phase: phase.total)
+
+    def _weights(self, phase: str, active: tuple[Role, ...]) -> Iterator[Part]:
+        """Weights and optimiser states that are on the card."""
+        offload, shape, algorithm = self.config.memory.offload, self.shape, self.config.algorithm
+        if offload == "always":
+            return
+        everyone = offload is None
+        if everyone or "policy" in active:
+            yield from self._trained("policy", self.adapter or shape.parameters, everyone or phase == "update_actor")
+            yield Part("policy", "frozen weights", constants.FROZEN_BYTES * shape.parameters if self.adapter else 0)
+        if algorithm.needs_critic and (everyone or "critic" in active):
+            head = 0 if shape.tied else shape.embedding  # which the critic does not train
+            trained = shape.parameters - head
+            yield from self._trained("critic", trained, everyone or phase == "update_critic")
+            yield Part("critic", "frozen weights", constants.FROZEN_BYTES * head)
+        if self.kl and not self.adapter and (everyone or "reference" in active):
+            yield Part("reference", "weights", self.number * shape.parameters)
+
+    def _trained(self, role: Role, count: int, moments: bool) -> Iterator[Part]:
+        yield Part(role, "weights in float32", constants.MASTER_BYTES * count)
+        if moments:
+            yield Part(role, "AdamW's moments", 2 * constants.MASTER_BYTES * count)
+
+    # ---- passes over a micro-batch -------------------------------------------------------------------------------
+
+    def _gathered(self, role: Role) -> Part:
+        """Weights in the type they are used in: of embedding and head, and of the layers at work."""
+        size = self.shape.embeddings + constants.LAYERS_GATHERED * self.shape.layer
+        staged = constants.MASTER_BYTES * self.shape.layer if self.config.memory.offload == "always" else 0
+        return Part(role, "weights at work", self.number * size + staged)
+
+    def _forward(self, role: Role) -> list[Part]:
+        """A pass without gradient."""
+        shape, tokens = self.shape, self.work.micro_batch
+        layer = constants.HIDDEN_FORWARD * shape.hidden + constants.MLP_FORWARD * shape.mlp
+        parts = [self._gathered(role), Part(role, "a layer's activations", tokens * layer * self.number // 2)]
+        return parts if role == "critic" else [*parts, Part(role, "logits", self._logits())]
+
+    def _logits(self) -> int:
+        """A chunk of them; a gradient takes their place."""
+        tokens = max(1, int(self.work.micro_batch * self.work.share))
+        if self.config.algorithm.kl_estimator == "exact" and self.kl:
+            most, number = constants.EXACT_ELEMENTS, 4 * constants.EXACT_COPIES
+        else:
+            most, number = constants.HEAD_ELEMENTS[self.number], self.number
+        return number * min(most, tokens * self.shape.vocabulary)
+
+    def _update(self, role: Role) -> list[list[Part]]:
+        """The moments of an update that may be its worst."""
+        shape, trained = self.shape, self.adapter if role == "policy" and self.adapter else self.shape.parameters
+        whole = 0 if self.config.memory.offload == "always" else constants.MASTER_BYTES * trained
+        gradients = Part(role, "gradients in float32", whole if self.work.accumulates else 0)
+        kept, layer = self._activations()
+        held = [self._gathered(role), Part(role, "activations", kept), gradients]
+        of_head = 0 if role == "critic" or self.adapter else shape.embedding
+        backward = Part(role, "gradients on their way", layer + self.number * of_head)
+        moments = [[*held, backward]]
+        if role == "policy":
+            logits, in_float32 = Part(role, "logits", self._logits()), Part(role, "gradient of the head", 8 * of_head)
+            moments.append([*held, logits, in_float32])
+            if self.in_loss:
+                moments.append([*held, *self._forward("reference" if not self.adapter else role)])
+        root = (self.number + 8) * (0 if self.adapter and role == "policy" else shape.embedding)
+        moments.append([self._gathered(role), Part(role, "gradients in float32", whole), Part(role, "reducing", root)])
+        return moments
+
+    def _activations(self) -> tuple[int, int]:
+        """Bytes kept for the backward pass of all layers, and bytes that exist within the one that is at work."""
+        shape, tokens = self.shape, self.work.micro_batch
+        hidden, mlp = constants.HIDDEN_EAGER, constants.MLP_EAGER
+        if compiles(shape, self.config):
+            hidden, mlp = constants.HIDDEN_COMPILED, constants.MLP_COMPILED
+        attention = 2 * (2 * shape.attention + 2 * shape.kv) + 4 * shape.heads
+        layer = tokens * (hidden * shape.hidden + mlp * shape.mlp + attention) * self.number // 2
+        adapted = 2 * tokens * self.config.lora.rank * len(shape.matrices) * 2
+        working = int(constants.LAYER_BACKWARD * layer)
+        if self.config.memory.checkpoint_activations:
+            return shape.layers * tokens * shape.hidden * self.number, layer + adapted + working
+        return shape.layers * (layer + adapted), working

@@ -1,0 +1,100 @@
+"""Seconds of each phase of a step, from a card's data sheet and a few measured shares of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tinyzero_trainer.cards import Card
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.plan import constants
+from tinyzero_trainer.plan.memory import old_logprobs_pass
+from tinyzero_trainer.plan.rollout import sequences_in_vllm
+from tinyzero_trainer.plan.shape import ModelShape
+from tinyzero_trainer.plan.work import Work, work_of
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A step's time."""
+
+    seconds: Mapping[str, float]
+    """Of each phase, by its name in `timing_s/*`."""
+
+    tokens: int
+    """Of the step, prompts included."""
+
+    generated: int
+    """Of them, those that the model generates."""
+
+    @property
+    def step(self) -> float:
+        """Seconds of the whole."""
+        return sum(self.seconds.values())
+
+    @property
+    def throughput(self) -> float:
+        """Tokens a second, prompts included, as `perf/throughput` counts them."""
+        return self.tokens / self.step
+
+    @property
+    def rollout(self) -> float:
+        """Tokens generated a second while generating."""
+        return self.generated / self.seconds["gen"]
+
+
+def predict_speed(shape: ModelShape, config: TrainConfig, card: Card, prompt_tokens: int | None = None) -> Speed:
+    """Time of a step on a card, with all completions at full length.
+
+    Args:
+        shape: the model's.
+        config: of the run.
+        card: a kind of GPU.
+        prompt_tokens: see `work_of`.
+    """
+    work, algorithm = work_of(config, prompt_tokens), config.algorithm
+    forward, whole = _passes(shape, config, card, work)
+    seconds = {"gen": _generation(shape, config, card, work), "reward": work.completions / constants.SCORING_RATE}
+    if old_logprobs_pass(config):
+        seconds["old_log_prob"] = forward
+    if algorithm.kl_in_reward:
+        seconds["ref"] = forward
+    if algorithm.needs_critic:
+        seconds |= {"values": forward, "update_critic": whole}
+    seconds["update_actor"] = whole + (0 if algorithm.kl_in_reward or not algorithm.kl_coefficient else forward)
+    sleeps = constants.VLLM_WAKE if config.rollout.engine == "vllm" and config.vllm.sleep else 0.0
+    seconds["update_weights"] = sleeps + 10 * shape.parameters / (card.bandwidth * 1e9)
+    return Speed(seconds, work.tokens, work.completions * work.completion)
+
+
+def _passes(shape: ModelShape, config: TrainConfig, card: Card, work: Work) -> tuple[float, float]:
+    """Seconds of a pass over the batch without gradient, and of a critic's or the policy's whole update."""
+    size = shape.parameters
+    share = constants.UPDATE_SHARE * size / (size + constants.HALF_SHARE_AT)
+    unit = size * work.tokens / (card.flops * share)
+    update = (8 if config.memory.checkpoint_activations else 6) * unit * config.optimizer.epochs
+    forward, trained = 2 * unit, 0 if config.lora.rank else size
+    if config.memory.offload == "idle":  # weights and moments there and back
+        update += 2 * 12 * trained / constants.PCIE
+        forward += 4 * size / constants.PCIE
+    if config.memory.offload == "always":
+        micro_batches = -(-work.per_mini_batch // work.micro_batch) * work.mini_batches
+        travels = 12 * size * micro_batches / constants.PCIE  # weights in both passes, and gradients
+        update += travels + 28 * trained * work.mini_batches / constants.HOST_STEP
+        forward += micro_batches * 4 * size / constants.PCIE
+    return forward, update
+
+
+def _generation(shape: ModelShape, config: TrainConfig, card: Card, work: Work) -> float:
+    """Seconds to generate the batch, as many sequences at a time as the engine takes."""
+    at_a_time = work.trained_at_a_time
+    if config.rollout.engine == "vllm":
+        at_a_time = min(at_a_time, sequences_in_vllm(shape, config, work))
+    rounds = work.completions / at_a_time
+    cache = at_a_time * (work.prompt + work.completion / 2) * shape.cache_bytes
+    drawing = 4 * at_a_time * shape.vocabulary * 4
+    read = (2 * shape.parameters + cache + drawing) / (card.bandwidth * 1e9 * constants.BANDWIDTH_SHARE)
+    computed = 2 * shape.parameters * at_a_time / (card.flops * constants.UPDATE_SHARE)
+    if config.rollout.engine == "vllm":
+        host = constants.VLLM_STEP + at_a_time * constants.VLLM_SEQUENCE
+        return rounds * work.completion * (host + max(read, computed))
+    host = constants.TORCH_STEP + shape.layers * constants.TORCH_LAYER
+    return rounds * work.completion * max(host, read, computed)

@@ -1,0 +1,133 @@
+"""A plan with everything that is said of it, and how it looks."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tinyzero_sdk.cli.output import stdout
+from tinyzero_sdk.settings import show as as_word
+from tinyzero_trainer.cards import known_cards
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.plan.advice import words
+from tinyzero_trainer.plan.constants import GIB
+from tinyzero_trainer.plan.memory import ROLES
+from tinyzero_trainer.plan.proposals import Plan, make_plan
+from tinyzero_trainer.plan.shape import ModelShape
+from tinyzero_trainer.plan.speed import Speed, predict_speed
+from tinyzero_trainer.plan.target import Target
+from tinyzero_trainer.plan.work import Work, work_of
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan for a model and a card."""
+
+    shape: ModelShape
+    """The model's."""
+
+    target: Target
+    """The card."""
+
+    plan: Plan
+    """What was found."""
+
+    work: Work
+    """Of a step, as proposed."""
+
+    speed: Speed | None
+    """As proposed; None = the kind of card is not known."""
+
+    smallest: float | None
+    """GiB of the smallest well-known card that would do; None = the plan fits, or no card would do."""
+
+
+def plan_for(shape: ModelShape, config: TrainConfig, target: Target, prompt_tokens: int | None = None) -> Planned:
+    """Plan a configuration for a card; see `proposals.make_plan`."""
+    found = make_plan(shape, config, target.memory, prompt_tokens)
+    smallest = None
+    if not found.fits:
+        sizes = sorted({card.memory for card in known_cards() if card.memory * GIB > target.memory})
+        fitting = (size for size in sizes if make_plan(shape, config, int(size * GIB), prompt_tokens).fits)
+        smallest = next(fitting, None)
+    speed = None if target.card is None else predict_speed(shape, found.config, target.card, prompt_tokens)
+    return Planned(shape, target, found, work_of(found.config, prompt_tokens), speed, smallest)
+
+
+def show(planned: Planned, *, typed: str) -> None:
+    """Print it.
+
+    Args:
+        planned: what was found.
+        typed: the words after `tinyzero train` that stand for what was asked.
+    """
+    shape, work, found = planned.shape, planned.work, planned.plan
+    _line(f"{shape.name}: {shape.parameters:,} parameters")
+    _line(
+        f"{work.completions:,} completions a step, of {work.prompt:,} + {work.completion:,} tokens; "
+        f"{work.micro_batch:,} tokens in a pass"
+    )
+    stdout.print("", _phases(planned), "")
+    _line(_peak(planned))
+    if planned.speed is not None:
+        speed, name = planned.speed, planned.target.card.name if planned.target.card else ""
+        _line(
+            f"on {_article(name)} about {speed.step:,.3g} s a step, {speed.throughput:,.0f} tokens/s "
+            f"({speed.rollout:,.0f} while generating)"
+        )
+    if found.changes:
+        asked = f"as asked it would take {found.wanted.peak / GIB:.1f} GiB"
+        asked = asked if found.wanted.peak > found.limit else "what was asked fits"
+        then = "; proposed:" if found.fits else "; the least that was found is with:"
+        stdout.print(f"\n{asked}{then}", markup=False)
+        stdout.print(_changes(found))
+    if found.fits and found.changes:
+        stdout.print("\nto type:", style="dim")
+        stdout.print(f"tinyzero train {typed} {words(found.changes)}", markup=False, soft_wrap=True)
+
+
+def _peak(planned: Planned) -> str:
+    found, size = planned.plan, planned.target.memory
+    peak = f"peak {found.memory.peak / GIB:.1f} GiB in {found.memory.worst.name}"
+    if found.fits:
+        return f"{peak}, of {size / GIB:.1f} GiB; {(size - found.memory.peak) / GIB:.1f} GiB stay free"
+    larger = "no single card" if planned.smallest is None else f"a card of {planned.smallest:g} GiB"
+    return (
+        f"{peak}: too much for {size / GIB:.1f} GiB, of which {found.limit / GIB:.1f} may be used; {larger} would do, "
+        "or a smaller model"
+    )
+
+
+def _phases(planned: Planned) -> "RenderableType":
+    from tinyzero_sdk.cli.summary_view import table
+
+    memory, speed = planned.plan.memory, planned.speed
+    roles = [role for role in ROLES if any(phase.of(role) for phase in memory.phases)]
+    names = ["GiB in phase", *roles, "all", *(["seconds"] if speed else [])]
+    shown = table(*names)
+    for phase in memory.phases:
+        cells = [*(f"{phase.of(role) / GIB:.1f}" for role in roles), f"{phase.total / GIB:.1f}"]
+        cells += [] if speed is None else [f"{speed.seconds[phase.name]:.3g}"]
+        shown.add_row(phase.name, *cells, style="bold" if phase is memory.worst else "")
+    return shown
+
+
+def _changes(found: Plan) -> "RenderableType":
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    shown.add_column(no_wrap=True)
+    shown.add_column()
+    for change in found.changes:
+        before = f"instead of {as_word(change.before)}" if change.before is not None else ""
+        shown.add_row(f"{change.key}={as_word(change.value)}", "; ".join(filter(None, (before, change.costs))))
+    return shown
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[:1] in 'AHL' or name.startswith('RTX') else 'a'} {name}"
+
+
+def _line(text: str) -> None:
+    stdout.print(text, markup=False)

@@ -1,0 +1,42 @@
+"""Running the same step again and again: on a CUDA device as a graph, elsewhere by calling it."""
+
+from collections.abc import Callable, Hashable
+
+import torch
+
+
+class Replayer:
+    """Steps by a key. What a step reads and writes must stay where it is."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._runs: dict[Hashable, Callable[[], None]] = {}
+        if device.type == "cuda":
+            # One stream for all: memory that was used on one is not used again on another.
+            self._stream, self._pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._runs
+
+    def prepare(self, key: Hashable, step: Callable[[], None]) -> None:
+        """Make a step ready. It runs once: libraries choose their kernels and workspaces before it is captured."""
+        if self._device.type != "cuda":
+            step()
+            self._runs[key] = step
+            return
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            step()
+            # Not torch.cuda.graph, which empties the allocator's cache each time. Other threads may go on allocating.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                step()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        self._runs[key] = graph.replay
+
+    def run(self, key: Hashable) -> None:
+        """Run the step of this key."""
+        self._runs[key]()

@@ -1,0 +1,75 @@
+"""Whether an engine has the policy's weights: both are asked for the probabilities of the same few tokens."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tinyzero_sdk import Item, Score
+from tinyzero_trainer.batching import MicroBatch, in_row_order, micro_batches
+from tinyzero_trainer.forward import evaluating, sampled_logprobs
+from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.records import Prompt, Rollout, Sample
+from tinyzero_trainer.rollout.engine import SamplingParams
+from tinyzero_trainer.rollout.vllm_connection import VllmError
+from tinyzero_trainer.sharding import call, device_of, on_device
+
+if TYPE_CHECKING:
+    from tinyzero_trainer.rollout.vllm_engine import VllmEngine
+
+PROBES, PROBE_TOKENS, ANSWER_TOKENS = 4, 4, 8
+"""Prompts, of tokens spread over the vocabulary, and what is generated after each."""
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""Nats a token, on average, by which kernels of one type may differ; a weight that did not arrive makes it more."""
+
+
+def make_check(language_model: LanguageModel, dtype: torch.dtype) -> Callable[["VllmEngine"], None]:
+    """A check for `VllmEngine`: raises a VllmError if its log-probabilities are not the policy's.
+
+    Args:
+        language_model: the policy's.
+        dtype: that both compute in.
+    """
+    prompts = probes(len(language_model.tokenizer))
+
+    def check(engine: "VllmEngine") -> None:
+        rollouts = engine.probe(prompts, SamplingParams(ANSWER_TOKENS, temperature=1.0, ignore_eos=True, logprobs=True))
+        theirs = torch.tensor([value for rollout in rollouts for value in rollout.logprobs or ()])
+        gap = (theirs - completion_logprobs(language_model, list(zip(prompts, rollouts, strict=True)))).abs().mean()
+        if not gap <= TOLERANCE[dtype]:  # also if it is NaN
+            raise VllmError(
+                f"vLLM's log-probabilities differ from the policy's by {gap:.3g} a token after its weights were sent, "
+                f"expected at most {TOLERANCE[dtype]:g}: this vLLM does not take over all weights of "
+                f"{type(language_model.model).__name__}; take rollout.engine=torch, or another version of vLLM"
+            )
+
+    return check
+
+
+def probes(vocabulary: int) -> list[list[int]]:
+    """Prompts whose tokens are spread evenly over the vocabulary.
+
+    Example:
+        >>> probes(170)[:2]
+        [[10, 50, 90, 130], [20, 60, 100, 140]]
+    """
+    step = max(1, vocabulary // (PROBES * PROBE_TOKENS + 1))
+    return [[step * (1 + row + PROBES * place) for place in range(PROBE_TOKENS)] for row in range(PROBES)]
+
+
+def completion_logprobs(language_model: LanguageModel, rows: Sequence[tuple[list[int], Rollout]]) -> Tensor:
+    """[tokens] log π of every token of some completions under the present weights, at temperature 1; on the CPU."""
+    samples = [
+        Sample(Prompt(Item(None), "", prompt), rollout, "", Score(0.0, correct=False)) for prompt, rollout in rows
+    ]
+    model = language_model.model
+
+    def compute(batch: MicroBatch) -> Tensor:
+        return call(model, partial(sampled_logprobs, model, batch, temperature=1.0))
+
+    batches = micro_batches(samples, token_budget=2**12, pad_id=language_model.pad_id, device=device_of(model))
+    with torch.no_grad(), on_device(model), evaluating(model):
+        return in_row_order(batches, compute, len(samples)).float()

@@ -1,0 +1,71 @@
+"""Builds the rollout engine `vllm` from a run's configuration and its model."""
+
+import atexit
+import copy
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.rollout.sync_check import make_check
+from tinyzero_trainer.rollout.vllm_connection import VllmConnection, require_vllm
+from tinyzero_trainer.rollout.vllm_engine import Limits, VllmEngine
+from tinyzero_trainer.rollout.vllm_log import EngineLog
+from tinyzero_trainer.rollout.vllm_settings import engine_arguments, environment, refuse_impossible, settled
+from tinyzero_trainer.sharding import compute_dtype, device_of
+from tinyzero_trainer.weights import named_weights
+
+LOG_FILE = "vllm.log"
+
+
+def build_vllm(config: TrainConfig, language_model: LanguageModel, note: Callable[[str], None]) -> VllmEngine:
+    """Start vLLM with the weights that the model has now.
+
+    Args:
+        config: the run's; what vLLM's process writes goes to a file in its directory, if that exists.
+        language_model: the policy's; how its weights come to vLLM does not depend on where they were read from.
+        note: is told when the engine had to be replaced.
+
+    Raises:
+        VllmError: vLLM is missing, too old, does not start, or cannot do what is asked of it on this machine.
+    """
+    require_vllm()
+    device = device_of(language_model.model)
+    refuse_impossible(config, device)
+    vllm = settled(config, language_model, device)
+    dtype = compute_dtype(config.model.dtype, device)
+    folder = Path(tempfile.mkdtemp(prefix="tinyzero-vllm-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    write_config(language_model.model, folder / "model")
+    run = Path(config.run.output)
+    log = EngineLog((run if config.run.output and run.is_dir() else folder) / LOG_FILE)
+    arguments = engine_arguments(
+        config,
+        vllm,
+        language_model,
+        directory=str(folder / "model"),
+        device=device,
+        dtype=str(dtype).removeprefix("torch."),
+    )
+    variables = environment(config, vllm, language_model, device)
+    return VllmEngine(
+        lambda: VllmConnection(arguments, variables, own_process=vllm.own_process, log=log),
+        lambda: named_weights(language_model.model),
+        eos_ids=language_model.eos_ids,
+        limits=Limits(vllm.own_process, bool(vllm.sleep), vllm.restarts, vllm.time_limit),
+        note=note,
+        reason=log.reason,
+        check=make_check(language_model, dtype) if vllm.check_sync else None,
+    )
+
+
+def write_config(model: PreTrainedModel, directory: Path) -> None:
+    """Write a model's config.json for vLLM, which chooses its own implementation by the class that it names."""
+    config = copy.deepcopy(model.config)
+    # Sharding puts a class of its own in front.
+    config.architectures = [next(kind.__name__ for kind in type(model).__mro__ if not kind.__name__.startswith("FSDP"))]
+    config.save_pretrained(directory)

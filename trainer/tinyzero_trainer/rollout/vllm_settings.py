@@ -1,0 +1,187 @@
+"""With which arguments and environment vLLM is started. Functions of the configuration; vLLM is not imported."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from tinyzero_trainer.config import TrainConfig, VllmConfig
+from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.plan import constants
+from tinyzero_trainer.plan.proposals import settle, usable
+from tinyzero_trainer.plan.rollout import GB
+from tinyzero_trainer.plan.shape import shape_of
+from tinyzero_trainer.rollout.vllm_connection import VllmError
+from tinyzero_trainer.rollout.vllm_log import LEVEL
+
+GRAPHS_UP_TO = 512
+"""Sequences for which vLLM captures CUDA graphs by itself."""
+
+MOST_SEQUENCES = {"cpu": 512, "cuda": 1024}
+"""At a time, where rollout.max_sequences is not set: a batch of vLLM's gains little above that."""
+
+BATCHED_TOKENS = 4096
+"""Of prompts that go through a CPU at once."""
+
+GIB = 2**30
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def refuse_impossible(config: TrainConfig, device: torch.device) -> None:
+    """Refuse settings that vLLM cannot follow on a device.
+
+    Raises:
+        VllmError: names the setting and the reason.
+    """
+    vllm = config.vllm
+    if device.type == "cuda" and device.index:
+        raise VllmError(
+            f"vLLM takes the first GPU that it sees, not run.device={config.run.device}; set "
+            f"CUDA_VISIBLE_DEVICES={device.index} and run.device=cuda"
+        )
+    if device.type == "cpu":
+        reasons = {
+            "sleep": "vLLM for the CPU has no sleep mode; leave it out",
+            "gpu_memory": "there is no GPU; leave it out",
+        }
+        for name, reason in reasons.items():
+            if getattr(vllm, name):
+                raise VllmError(f"vllm.{name}={getattr(vllm, name)} is not possible with run.device=cpu: {reason}")
+        if vllm.tensor_parallel > 1:
+            raise VllmError(f"vllm.tensor_parallel={vllm.tensor_parallel} needs as many GPUs; leave it out on a CPU")
+    elif vllm.tensor_parallel > torch.cuda.device_count():
+        raise VllmError(f"vllm.tensor_parallel={vllm.tensor_parallel}, but there are {torch.cuda.device_count()} GPUs")
+    if vllm.sleep and not vllm.own_process and any(_expands(os.environ.get(name)) for name in ALLOCATOR_VARIABLES):
+        raise VllmError(
+            "vllm.sleep=true in the trainer's process does not go with expandable segments; set vllm.own_process=true, "
+            f"or unset {' and '.join(ALLOCATOR_VARIABLES)}"
+        )
+
+
+def settled(config: TrainConfig, language_model: LanguageModel, device: torch.device) -> VllmConfig:
+    """`vllm.*` with what was left open decided: whether it sleeps, and on a GPU how much memory it has."""
+    if device.type == "cpu":
+        return replace(config.vllm, sleep=False)
+    total = torch.cuda.get_device_properties(device).total_memory
+    model = language_model.model.config
+    shape = shape_of(language_model.name, model.to_dict(), language_model.parameters)
+    found = settle(shape, config, usable(total)).vllm
+    assert found.gpu_memory is not None
+    if config.vllm.gpu_memory is None:
+        found = replace(found, gpu_memory=min(found.gpu_memory, constants.VLLM_SHARE * total / GB))
+    return found
+
+
+def longest_sequence(config: TrainConfig, language_model: LanguageModel) -> int:
+    """Tokens of the longest sequence that may be asked for."""
+    return min(language_model.context, config.data.max_prompt_tokens + config.rollout.max_tokens)
+
+
+def sequences_at_a_time(config: TrainConfig, device: torch.device) -> int:
+    """How many vLLM may have under way; it takes fewer by itself where the cache has no room for more."""
+    if config.rollout.max_sequences is not None:
+        return config.rollout.max_sequences
+    wanted = max(config.data.prompts_per_step * config.rollout.samples_per_prompt, config.eval.size)
+    return min(wanted, MOST_SEQUENCES[device.type])
+
+
+def engine_arguments(
+    config: TrainConfig,
+    vllm: VllmConfig,
+    language_model: LanguageModel,
+    *,
+    directory: str,
+    device: torch.device,
+    dtype: str,
+) -> dict[str, Any]:
+    """Of vLLM's EngineArgs.
+
+    Args:
+        config: the run's.
+        vllm: see `settled`.
+        language_model: the policy's.
+        directory: holds the model's config.json, and no weights.
+        device: where vLLM runs.
+        dtype: that it computes in.
+    """
+    longest = longest_sequence(config, language_model)
+    arguments: dict[str, Any] = {
+        "model": directory,
+        "skip_tokenizer_init": True,  # it takes tokens and gives tokens
+        "generation_config": "vllm",  # no sampling settings but ours
+        "load_format": "dummy",
+        "use_tqdm_on_load": False,
+        "dtype": dtype,
+        "seed": 0,
+        "max_model_len": longest,
+        "max_num_seqs": sequences_at_a_time(config, device),
+        "tensor_parallel_size": vllm.tensor_parallel,
+        "enable_prefix_caching": True,  # a prompt's completions share its cache
+        "logprobs_mode": logprobs_mode(config),
+        "disable_log_stats": True,
+        "worker_extension_cls": "tinyzero_trainer.rollout.vllm_worker.WeightReceiver",
+        "enforce_eager": device.type == "cpu" or not vllm.cuda_graphs,
+    }
+    if device.type == "cpu":
+        # A prompt cut in two turns the random generator of its completion back, which those of a CPU cannot.
+        whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(BATCHED_TOKENS, longest)}
+        return arguments | whole
+    assert vllm.gpu_memory is not None
+    total = torch.cuda.get_device_properties(device).total_memory
+    arguments |= {
+        "enable_sleep_mode": bool(vllm.sleep),
+        "gpu_memory_utilization": min(0.98, vllm.gpu_memory * GB / total),
+    }
+    if vllm.cuda_graphs and arguments["max_num_seqs"] > GRAPHS_UP_TO:
+        arguments["max_cudagraph_capture_size"] = arguments["max_num_seqs"]
+    return arguments
+
+
+def logprobs_mode(config: TrainConfig) -> str:
+    """Which log-probabilities vLLM is to return, so that they are as `Rollout` has them.
+
+    Its processed ones have the temperature applied, and top-p and top-k as well; its raw ones nothing at all. So where
+    top-p or top-k restrict, the raw ones are ours at temperature 1, and at others config/ refuses to have any.
+    """
+    return "raw_logprobs" if config.rollout.top_p < 1 or config.rollout.top_k else "processed_logprobs"
+
+
+def environment(
+    config: TrainConfig, vllm: VllmConfig, language_model: LanguageModel, device: torch.device
+) -> Mapping[str, str | None]:
+    """Variables with which vLLM is started; None = it is not to see them. What the user has set of vLLM's own stays."""
+    wanted = {LEVEL: "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    if find_spec("flashinfer") is None:
+        wanted["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+    if device.type == "cpu":
+        wanted["VLLM_CPU_KVCACHE_SPACE"] = str(_cache_gib(config, language_model, device))
+        wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # the trainer takes turns with it on the same cores
+    found: dict[str, str | None] = {name: value for name, value in wanted.items() if name not in os.environ}
+    found["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(vllm.own_process))
+    found["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork would inherit the trainer's CUDA
+    for name in ALLOCATOR_VARIABLES:
+        if _expands(os.environ.get(name)):
+            found[name] = _without_expansion(os.environ[name])
+    return found
+
+
+def _expands(allocator: str | None) -> bool:
+    return "expandable_segments:true" in (allocator or "").lower().replace(" ", "")
+
+
+def _without_expansion(allocator: str) -> str | None:
+    kept = [part for part in allocator.split(",") if not part.strip().lower().startswith("expandable_segments")]
+    return ",".join(kept) or None
+
+
+def _cache_gib(config: TrainConfig, language_model: LanguageModel, device: torch.device) -> int:
+    """Whole GiB of host memory for the KV cache: for all sequences at a time, but at most 4."""
+    shape = shape_of(language_model.name, language_model.model.config.to_dict(), language_model.parameters)
+    longest = longest_sequence(config, language_model)
+    need = sequences_at_a_time(config, device) * longest * shape.cache_bytes * 2  # in float32
+    return max(1, min(4, math.ceil(need / GIB)))

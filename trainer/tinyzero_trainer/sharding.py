@@ -1,0 +1,287 @@
+"""Where the models of the training roles live: FSDP2 over all ranks, one or many, on a CPU or on GPUs.
+
+Wraps a model in place, once its modules and parameters are final: activations checkpointed, layers compiled, weights
+sharded. Whoever computes with such a model goes through `call`; whoever reads its weights, through `weights.py` within
+`on_device`. What is computed is not in here.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.utils.checkpoint import checkpoint
+
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.offloading import Waiting
+from tinyzero_trainer.shards import local
+
+COMPILED_FROM = 100_000_000
+"""Parameters from which compiling pays, where the configuration leaves it open."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How a run's models are placed."""
+
+    device: torch.device
+    """What this rank computes on."""
+
+    dtype: torch.dtype
+    """What the networks compute in; the weights that an optimiser steps are in float32."""
+
+    checkpoint_activations: bool = False
+    """Keep only each layer's input for the backward pass."""
+
+    compile: bool | None = None
+    """Compile each layer; None = on a GPU, from `COMPILED_FROM` parameters."""
+
+    offload: Literal["idle", "always"] | None = None
+    """See `memory.offload`."""
+
+    @classmethod
+    def of(cls, config: TrainConfig, device: torch.device) -> "Placement":
+        """What the configuration says for this device; on a CPU nothing can be offloaded."""
+        return cls(
+            device,
+            compute_dtype(config.model.dtype, device),
+            config.memory.checkpoint_activations,
+            config.model.compile,
+            config.memory.offload if device.type == "cuda" else None,
+        )
+
+    @property
+    def loading_device(self) -> torch.device:
+        """Where a model is to be until it is sharded."""
+        return torch.device("cpu") if self.offload == "always" else self.device
+
+
+def compute_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` = bfloat16 on a GPU that computes in it, else float32."""
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "float32"
+    return cast(torch.dtype, getattr(torch, name))
+
+
+def offload_note(config: TrainConfig, device: torch.device) -> str | None:
+    """What is to be said of a setting that has no effect on this device."""
+    if config.memory.offload is None or device.type == "cuda":
+        return None
+    return f"memory.offload={config.memory.offload} has no effect: there is no GPU whose memory it would save"
+
+
+@contextmanager
+def process_group(device: torch.device) -> Iterator[None]:
+    """Within, there is a process group: the one that was there already, or one of this process alone (no network).
+
+    Args:
+        device: of this rank; on a GPU it becomes the current one.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if dist.is_initialized():
+        yield
+        return
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        if dist.is_initialized():  # vLLM in this process ends it with itself
+            dist.destroy_process_group()
+
+
+class _Placed:
+    """What is remembered of a sharded model, on it."""
+
+    def __init__(self, placement: Placement, *, trained: bool) -> None:
+        self.placement, self.trained = placement, trained
+        self.inside = False  # of `call`
+        self.waiting: Waiting | None = None
+
+
+def shard(model: nn.Module, placement: Placement, *, exact: Iterable[nn.Module] = ()) -> None:
+    """Shard a model in place: each layer is gathered by itself, and all the rest (embeddings, head) together.
+
+    Needs a process group. After it, no module or parameter may be added or replaced.
+
+    Args:
+        model: in float32; one that is not trained may be in the type that it computes in.
+        placement: of the run.
+        exact: parts of the model that compute in float32 whatever the others do.
+    """
+    mesh = init_device_mesh(placement.device.type, (dist.get_world_size(),))
+    trained = any(parameter.requires_grad for parameter in model.parameters())
+    layers = layers_of(model)
+    for layer in layers:
+        if placement.checkpoint_activations and trained:
+            _checkpoint(layer)
+        if _compiles(model, placement):
+            _compile(layer)
+    for part in exact:
+        _fully_shard(part, mesh, placement, torch.float32, reshard=True)
+    for layer in layers:
+        _fully_shard(layer, mesh, placement, placement.dtype, reshard=True)
+    _fully_shard(model, mesh, placement, placement.dtype, reshard=False)
+    model._placed = _Placed(placement, trained=trained)  # type: ignore[assignment]
+    model._run = lambda function: function()  # type: ignore[assignment]
+    register_fsdp_forward_method(model, "_run")
+    if placement.offload == "idle":
+        _placed(model).waiting = Waiting(partial(_shards, model), leave=partial(reshard, model))
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a network: those that transformers says not to split, else the largest list of modules."""
+    named = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    found: list[nn.Module] = []
+    for module in model.modules():
+        if type(module).__name__ in named and not any(module is inner for outer in found for inner in outer.modules()):
+            found.append(module)
+    if found:
+        return found
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return list(max(lists, key=_size, default=[]))
+
+
+def call(model: nn.Module, function: Callable[[], Result]) -> Result:
+    """Run a function that uses the parts of a model outside of its `forward`; a model that is not sharded is as ever.
+
+    Args:
+        model: the whole that was given to `shard`; within `function` its weights can be used.
+        function: gives a tensor, or a tuple or dataclass of tensors, from which a backward pass may start.
+    """
+    placed = _find_placed(model)
+    if placed is None or placed.inside:
+        return function()
+    results: list[Result] = []
+
+    def run() -> list[Tensor]:
+        results.append(_without_views(function()))
+        return _tensors(results[0])  # FSDP2 hangs its hooks for the backward pass on these
+
+    placed.inside = True
+    try:
+        cast(Any, model)._run(run)
+    finally:
+        placed.inside = False
+    if placed.trained and not any(tensor.requires_grad for tensor in _tensors(results[0])):
+        # Only a backward pass would give the gathered weights back, so the next call, after a step of the optimiser,
+        # would find the old ones.
+        cast(FSDPModule, model).reshard()
+    return results[0]
+
+
+def on_device(model: nn.Module, *, changed: bool = False) -> Any:
+    """Context within which a model's shards are on its device, from wherever they wait.
+
+    Args:
+        model: sharded or not.
+        changed: whether its weights are written to.
+    """
+    placed = _find_placed(model)
+    if placed is None or placed.waiting is None:
+        return nullcontext()
+    return placed.waiting.present(changed=changed)
+
+
+def placement_of(model: nn.Module) -> Placement | None:
+    """How a model was sharded; None = it was not."""
+    placed = _find_placed(model)
+    return None if placed is None else placed.placement
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """What a model computes on, which need not be where its shards are."""
+    placement = placement_of(model)
+    return next(model.parameters()).device if placement is None else placement.device
+
+
+def reshard(model: nn.Module) -> None:
+    """Give back every gathered weight of a model."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def _fully_shard(
+    module: nn.Module, mesh: DeviceMesh, placement: Placement, dtype: torch.dtype, *, reshard: bool
+) -> None:
+    mixed = MixedPrecisionPolicy()
+    if dtype != torch.float32:
+        mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    offload = OffloadPolicy()
+    if placement.offload == "always":
+        offload = CPUOffloadPolicy(pin_memory=placement.device.type == "cuda")
+    fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=mixed, offload_policy=offload)
+    if mesh.size() > 1:
+        # A rank's loss is its part of the whole mini-batch's, so gradients are added and not averaged.
+        cast(FSDPModule, module).set_gradient_divide_factor(1.0)
+        cast(FSDPModule, module).set_force_sum_reduction_for_comms(True)  # gloo has no other kind
+
+
+def _checkpoint(layer: nn.Module) -> None:
+    """In place and without a module around it, which would change the parameters' names."""
+    layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def _compile(layer: nn.Module) -> None:
+    """Only its forward, so that FSDP2's hooks stay outside of what is compiled."""
+    layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
+def _compiles(model: nn.Module, placement: Placement) -> bool:
+    if placement.compile is not None:
+        return placement.compile
+    return placement.device.type == "cuda" and _size(model) >= COMPILED_FROM
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _shards(model: nn.Module) -> list[Tensor]:
+    return [local(parameter) for parameter in model.parameters()]
+
+
+def _find_placed(model: nn.Module) -> _Placed | None:
+    return cast("_Placed | None", getattr(model, "_placed", None))
+
+
+def _placed(model: nn.Module) -> _Placed:
+    found = _find_placed(model)
+    assert found is not None
+    return found
+
+
+def _without_views(result: Any) -> Any:
+    """The same with a copy of each view: an operation in place on one would drop FSDP2's hook."""
+    if isinstance(result, Tensor):
+        return result.clone() if result._base is not None else result
+    if isinstance(result, tuple):
+        return tuple(map(_without_views, result))
+    if is_dataclass(result) and not isinstance(result, type):
+        return replace(result, **{field.name: _without_views(getattr(result, field.name)) for field in fields(result)})
+    return result
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
+    if is_dataclass(result):
+        result = tuple(getattr(result, field.name) for field in fields(result))
+    return [part for part in result if isinstance(part, Tensor)] if isinstance(result, tuple) else []
