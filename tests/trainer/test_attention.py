@@ -70,7 +70,7 @@ def test_a_sliding_window_reaches_the_kernel(with_kernel):
 
 
 def test_there_is_no_kernel_off_a_gpu(any_model):
-    assert not attention.use_kernel(any_model, torch.bfloat16)
+    assert not attention.use_kernel(any_model, torch.bfloat16, torch.device("cpu"))
     assert not attention.has_kernel(any_model)
 
 
@@ -78,7 +78,7 @@ def test_there_is_no_kernel_off_a_gpu(any_model):
 def test_the_real_kernel_agrees_in_half_precision(any_model):
     model, made = any_model.to("cuda", torch.bfloat16), samples()
     padded = by_completion(model, made, "padded")
-    assert attention.use_kernel(model, torch.bfloat16)
+    assert attention.use_kernel(model, torch.bfloat16, model.device)
     torch.testing.assert_close(by_completion(model, made, "packed"), padded, rtol=0.05, atol=0.05)
 
 

@@ -4,7 +4,7 @@ On a GPU that is flash-attention where it is installed, else PyTorch's own; both
 the model masks a square of the whole line, which costs the square of its length.
 """
 
-import importlib.util
+import importlib
 from collections.abc import Mapping
 from inspect import signature
 from typing import Any
@@ -18,13 +18,18 @@ from transformers.masking_utils import sdpa_mask
 from tinyzero_trainer.batching import MicroBatch
 
 KERNEL = "tinyzero_varlen"
-"""Name under which transformers knows PyTorch's kernel."""
+"""Name under which transformers knows it."""
 
-varlen_attn: Any
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # before PyTorch 2.10
-    varlen_attn = None
+
+def _if_installed(module: str, name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError:
+        return None
+
+
+flash_attn = _if_installed("flash_attn", "flash_attn_varlen_func")
+varlen_attn = _if_installed("torch.nn.attention.varlen", "varlen_attn")  # since PyTorch 2.10
 
 # Heads that share keys need this word since PyTorch 2.12; before, the kernel took them without.
 _GROUPED: Mapping[str, Any] = (
@@ -34,20 +39,18 @@ _GROUPED: Mapping[str, Any] = (
 HALF = (torch.bfloat16, torch.float16)
 
 
-def use_kernel(model: PreTrainedModel, dtype: torch.dtype) -> bool:
+def use_kernel(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> bool:
     """Let a model attend through a kernel for packed sequences from now on; False where there is none for it.
 
     Args:
-        model: on its device; what it does with padded lines and a cache stays as it was.
+        model: what it does with padded lines and a cache stays as it was.
         dtype: type that it computes in.
+        device: where it computes, which need not be where it is now.
     """
     config = model.config.get_text_config()
-    if model.device.type != "cuda" or dtype not in HALF or getattr(config, "attn_logit_softcapping", None):
+    if device.type != "cuda" or dtype not in HALF or getattr(config, "attn_logit_softcapping", None):
         return False
-    if importlib.util.find_spec("flash_attn") is not None:
-        model.set_attn_implementation("flash_attention_2")
-        return True
-    if varlen_attn is None:
+    if varlen_attn is None and flash_attn is None:
         return False
     AttentionInterface.register(KERNEL, _attend)
     AttentionMaskInterface.register(KERNEL, sdpa_mask)
@@ -57,7 +60,7 @@ def use_kernel(model: PreTrainedModel, dtype: torch.dtype) -> bool:
 
 def has_kernel(model: PreTrainedModel) -> bool:
     """Whether `use_kernel` found one."""
-    return model.config._attn_implementation in (KERNEL, "flash_attention_2")
+    return bool(model.config._attn_implementation == KERNEL)
 
 
 def arguments(model: PreTrainedModel, batch: MicroBatch) -> Mapping[str, Any]:
@@ -67,15 +70,12 @@ def arguments(model: PreTrainedModel, batch: MicroBatch) -> Mapping[str, Any]:
     if not has_kernel(model):
         return {"attention_mask": None, "position_ids": batch.positions}
     longest = -(-batch.longest // 64) * 64  # only a bound; coarse, or compiled code is specialised to each
-    lengths = {"cu_seq_lens_q": batch.boundaries, "cu_seq_lens_k": batch.boundaries}
-    # A mask of four dimensions is taken for one made by hand: transformers makes none, and the kernel looks at none.
-    mask = None if model.config._attn_implementation != KERNEL else batch.tokens.new_ones(1, 1, 1, 1, dtype=torch.bool)
     return {
-        "attention_mask": mask,
+        # With a mask of four dimensions, as if made by hand, transformers makes none; the kernel looks at none.
+        "attention_mask": batch.tokens.new_ones(1, 1, 1, 1, dtype=torch.bool),
         "position_ids": batch.positions,
-        **lengths,
+        "cu_seq_lens_q": batch.boundaries,
         "max_length_q": longest,
-        "max_length_k": longest,
     }
 
 
@@ -99,19 +99,11 @@ def _attend(
     if cu_seq_lens_q is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
     assert max_length_q is not None
-    assert varlen_attn is not None
     query, key, value = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))  # [tokens, heads, size]
-    attended = varlen_attn(
-        query,
-        key,
-        value,
-        cu_seq_lens_q,
-        cu_seq_lens_q,
-        max_length_q,
-        max_length_q,
-        scale=scaling,
-        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-        **_GROUPED,
-    )
-    assert isinstance(attended, Tensor)
+    window = (-1 if sliding_window is None else sliding_window - 1, 0)
+    bounds = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
+    if flash_attn is not None:
+        attended = flash_attn(query, key, value, *bounds, softmax_scale=scaling, causal=True, window_size=window)
+    else:
+        attended = varlen_attn(query, key, value, *bounds, scale=scaling, window_size=window, **_GROUPED)
     return attended.unsqueeze(0), None

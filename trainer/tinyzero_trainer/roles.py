@@ -11,6 +11,7 @@ import torch
 from tinyzero_sdk import Completion, Score
 from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.records import Reason
+from tinyzero_trainer.attention import use_kernel
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.critic import Critic
 from tinyzero_trainer.decoding import decode_texts
@@ -120,7 +121,7 @@ def _build_models(
         import_peft(config.lora)  # if it is missing, that shall not be said minutes later
     # A checkpoint holds the weights merged, and what is merged cannot be taken apart bit for bit.
     source = str(checkpoint) if checkpoint and not adapted else config.model.path
-    language_model = load_model(source, device if placement is None else placement.loading_device)
+    language_model = _load(source, device, placement)
     critic = None
     # Before an adapter: all of the critic's weights are trained.
     if placement is not None and config.algorithm.needs_critic:
@@ -133,6 +134,15 @@ def _build_models(
     return language_model, critic
 
 
+def _load(source: str | None, device: torch.device, placement: Placement | None) -> LanguageModel:
+    """A model that is not sharded yet; where it is to be, it attends through a kernel for packed sequences."""
+    if placement is None:
+        return load_model(source, device)
+    language_model = load_model(source, placement.loading_device)
+    use_kernel(language_model.model, placement.dtype, placement.device)
+    return language_model
+
+
 def _build_policy(config: TrainConfig, language_model: LanguageModel, placement: Placement, *, resumed: bool) -> Policy:
     """The policy, with what its KL is measured to; from here on both are sharded."""
     reference = None
@@ -141,7 +151,7 @@ def _build_policy(config: TrainConfig, language_model: LanguageModel, placement:
     elif config.algorithm.kl_coefficient > 0:
         model = language_model.model
         # The reference is what the run started from, not what it was resumed from.
-        start = load_model(config.model.path, model.device).model if resumed else copy.deepcopy(model)
+        start = _load(config.model.path, placement.device, placement).model if resumed else copy.deepcopy(model)
         # Never stepped, so it needs no more precision than it computes in.
         start.requires_grad_(False).to(placement.dtype)  # type: ignore[arg-type]  # as in `load_model`
         shard(start, placement)
