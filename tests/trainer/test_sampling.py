@@ -82,6 +82,14 @@ def test_a_draw_by_blocks_is_that_of_one_sum_over_the_vocabulary(
     assert torch.allclose(logprobs.double(), drawn.log(), atol=1e-4)
 
 
+@pytest.mark.parametrize("vocabulary", [16, 500])
+def test_sums_that_differ_in_their_last_bit_draw_no_token_that_is_not_there(vocabulary: int) -> None:
+    logits = 12 * torch.randn(4000, vocabulary, generator=torch.Generator().manual_seed(1))
+    logits[:, 14:] = -torch.inf  # what is possible is in one block
+    tokens, _ = sample_tokens(logits, torch.full((4000,), 1.0 - 2**-53, dtype=torch.float64), SamplingParams(ANY))
+    assert tokens.max() <= 13
+
+
 def test_blocks_are_about_as_many_as_they_are_long() -> None:
     assert [block_size(vocabulary) for vocabulary in (1, 256, 257, 1252, 151_936)] == [16, 16, 32, 64, 512]
 

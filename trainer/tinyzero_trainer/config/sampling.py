@@ -87,8 +87,8 @@ class RolloutConfig:
     """Sample among the k likeliest tokens; 0 = all."""
 
     max_sequences: PositiveInt | None = None
-    """Sequences generated at a time, which bounds the memory of the KV cache; none = on the CPU 512, and on a GPU as many
-    as fit. What is drawn does not depend on it."""
+    """Sequences generated at a time, which bounds the memory of the KV cache; none = 512 on the CPU, and on a GPU as
+    many as fit. The random numbers do not depend on it."""
 
     ignore_eos: bool = False
     """Go on to rollout.max_tokens past every end token, to measure speed and memory; nothing useful is learnt so."""

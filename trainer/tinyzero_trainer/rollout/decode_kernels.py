@@ -117,9 +117,9 @@ def _attend_one(  # type: ignore[no-untyped-def]
         inside = t < position
         place = begin + t[:, None] * (2 * HALF)
         seen = inside[:, None] & half[None, :]
-        left = tl.load(keys + place + d[None, :], mask=seen, other=0.0).to(tl.float32)
-        right = tl.load(keys + place + HALF + d[None, :], mask=seen, other=0.0).to(tl.float32)
-        score = tl.sum(left * query_left[None, :] + right * query_right[None, :], axis=1) * scale
+        past_left = tl.load(keys + place + d[None, :], mask=seen, other=0.0).to(tl.float32)
+        past_right = tl.load(keys + place + HALF + d[None, :], mask=seen, other=0.0).to(tl.float32)
+        score = tl.sum(past_left * query_left[None, :] + past_right * query_right[None, :], axis=1) * scale
         score = tl.where(inside, score, -float("inf"))
         higher = tl.maximum(highest, tl.max(score, axis=0))
         shrink, weight = tl.exp(highest - higher), tl.exp(score - higher)
@@ -173,10 +173,10 @@ def _attend_group(  # type: ignore[no-untyped-def]
         inside = t < position
         place = begin + t * (2 * HALF)
         seen = half[:, None] & inside[None, :]
-        left = tl.load(keys + place[None, :] + d[:, None], mask=seen, other=0.0)
-        right = tl.load(keys + place[None, :] + HALF + d[:, None], mask=seen, other=0.0)
-        score = tl.dot(query_left, left, input_precision="ieee")
-        score = tl.dot(query_right, right, score, input_precision="ieee") * scale
+        past_left = tl.load(keys + place[None, :] + d[:, None], mask=seen, other=0.0)
+        past_right = tl.load(keys + place[None, :] + HALF + d[:, None], mask=seen, other=0.0)
+        score = tl.dot(query_left, past_left, input_precision="ieee")
+        score = tl.dot(query_right, past_right, score, input_precision="ieee") * scale
         score = tl.where(inside[None, :], score, -float("inf"))
         higher = tl.maximum(highest, tl.max(score, axis=1))
         shrink, weight = tl.exp(highest - higher), tl.exp(score - higher[:, None])
