@@ -109,7 +109,8 @@ def test_drawing_kernel(vocabulary: int, dtype: torch.dtype) -> None:
     expected, found = ({**vars(state)} for state in states)
     real = rows - 4
     same = expected["tokens"][:, :real] == found["tokens"][:, :real]
-    assert same.float().mean() > 0.9999
+    # Sums in float32 differ by 1e-8, and so do the places where one token ends and the next begins.
+    assert same.float().mean() > 1 - max(1e-4, 2e-8 * vocabulary)
     error = (expected["logprobs"] - found["logprobs"])[:, :real][same].abs()
     assert error.max() < 1e-4
     for name in ("counts", "positions"):
