@@ -25,8 +25,9 @@ lint: $(READY)  ## ruff and mypy
 	@$(BIN)/python -m ruff format --check
 	@$(BIN)/python -m mypy
 
-# Beside modules without a figure, what takes much longer than a few minutes on two cores.
-NOT_IN_BENCH = common training recipes ablations two_tasks
+# Beside modules without a figure, what takes much longer than a few minutes on two cores, or a GPU.
+NOT_IN_BENCH = common training watching fixed_task shapes trl_step recipes ablations two_tasks \
+  step memory rollout small_gpu
 
 bench: $(READY)  ## measure the figures of benchmarks/README.md on this machine
 	@for script in $(filter-out $(NOT_IN_BENCH:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done

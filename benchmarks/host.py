@@ -62,8 +62,8 @@ class Load:
 
 
 LOADS = {
-    "4,096 × 60 tokens": Load(256, 16, shortest=20, longest=100, step_seconds=0.5),
-    "1,024 × 1,024 tokens": Load(128, 8, shortest=1024, longest=1024, step_seconds=35.0),
+    "4,096 × 60 tokens": Load(256, 16, shortest=20, longest=100, step_seconds=1.3),
+    "1,024 × 1,024 tokens": Load(128, 8, shortest=1024, longest=1024, step_seconds=14.7),
 }
 
 

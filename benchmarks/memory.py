@@ -3,18 +3,18 @@
     python benchmarks/memory.py [--case grpo-24gb --case ppo-24gb --case 1.5B --case 3B] [--output memory.json]
 
 Each case is planned, run for three steps by a process of its own with the settings that the plan proposes, and watched
-by NVML, over all processes. A case that fails does not stop the next one.
+by NVML, over all processes. A case that is planned for a smaller card than this one shows the trainer no more memory
+than that card has. A case that fails does not stop the next one.
 """
 
 import json
 import os
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,8 +22,10 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.common import machine, print_machine, table
+from benchmarks.common import TINYZERO, machine, print_machine, table
 from benchmarks.shapes import write_model
+from benchmarks.watching import Watch, run_watched
+from tinyzero_trainer.plan import constants
 
 GIB = 2**30
 PROMPT_TOKENS, NEW_TOKENS = 256, 1024
@@ -63,39 +65,6 @@ CASES = {
 DEFAULT_CASES = ["grpo-24gb", "ppo-24gb", "1.5B", "3B"]
 
 
-@dataclass(slots=True)
-class Watch:
-    """Readings of NVML, in a thread."""
-
-    readings: list[tuple[float, int]] = field(default_factory=list)
-    """Time, and bytes in use on the first GPU by anybody."""
-
-    before: int = 0
-    """Bytes in use before the run: the driver's, and other people's."""
-
-    done: threading.Event = field(default_factory=threading.Event)
-    """Ends it."""
-
-    def run(self, every: float = 0.05) -> None:
-        """Read until `done`."""
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            card = pynvml.nvmlDeviceGetHandleByIndex(0)
-            self.before = int(pynvml.nvmlDeviceGetMemoryInfo(card).used)
-        except Exception as error:  # no NVIDIA driver: there is nothing to read
-            print(f"NVML cannot be read: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            return
-        while not self.done.wait(every):
-            self.readings.append((time.time(), int(pynvml.nvmlDeviceGetMemoryInfo(card).used)))
-
-    def most(self, start: float = 0.0, end: float = float("inf")) -> int | None:
-        """Most bytes in use between two times, without those from before."""
-        found = [used for at, used in self.readings if start <= at <= end]
-        return max(found) - self.before if found else None
-
-
 def main(
     case: Annotated[list[str] | None, typer.Option(help=f"one of {', '.join(CASES)}")] = None,
     word: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for every case, before it is planned")] = None,
@@ -128,21 +97,17 @@ def measure(case: Case, words: Sequence[str], *, steps: int, limit: float) -> di
         proposed = planned["words"].split()
         print("planned:", planned["words"] or "as asked", "" if planned["fits"] else "(DOES NOT FIT)", flush=True)
         kept = [word for word in asked if word.partition("=")[0] not in {one.partition("=")[0] for one in proposed}]
-        watch, marks = Watch(), folder / "marks.jsonl"
-        watcher = threading.Thread(target=watch.run)
-        watcher.start()
-        try:
-            said, code = train([*kept, *proposed, "--output", str(folder / "run")], marks, limit)
-        finally:
-            watch.done.set()
-            watcher.join()
+        marks = folder / "marks.jsonl"
+        words = last_of_each([*kept, *proposed, "--output", str(folder / "run")])
+        card = str(planned["card"]["memory"] if case.gpu_memory else 0)
+        ran = run_watched([sys.executable, str(Path(__file__)), CHILD, str(marks), card, "train", *words], limit)
         lines = marks.read_text().splitlines() if marks.exists() else []
-        phases = by_phase([json.loads(line) for line in lines], watch)
+        phases = by_phase([json.loads(line) for line in lines], ran.watch)
         return {
             "planned": planned,
-            "measured": {"peak": watch.most(), "before": watch.before, "phases": phases},
-            "exit_code": code,
-            "said": said[-3000:] if code else "",
+            "measured": {"peak": ran.watch.most(), "before": ran.watch.before, "phases": phases},
+            "exit_code": ran.code,
+            "said": ran.output[-3000:] if ran.code else "",
         }
 
 
@@ -159,7 +124,7 @@ def settings(folder: Path, steps: int) -> list[str]:
 
 def plan(asked: Sequence[str], case: Case) -> dict[str, Any]:
     """What `tinyzero plan` says of it; of a card as large as the one here, or of the one named."""
-    command = [sys.executable, "-c", "from tinyzero_sdk.cli import main; main()", "plan", *last_of_each(asked)]
+    command = [*TINYZERO, "plan", *last_of_each(asked)]
     command += ["--json", "--prompt-tokens", str(PROMPT_TOKENS)]
     command += ["--gpu-memory", case.gpu_memory] if case.gpu_memory else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -179,31 +144,35 @@ def last_of_each(words: Sequence[str]) -> list[str]:
     ]
 
 
-def train(words: Sequence[str], marks: Path, limit: float) -> tuple[str, int]:
-    """Run `tinyzero train` in a process that notes when its phases end; what it printed, and its exit code."""
-    command = [sys.executable, str(Path(__file__)), CHILD, str(marks), "train", *last_of_each(words)]
-    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    try:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=limit,
-            check=False,
-            env={**os.environ, "PYTHONPATH": paths},
-        )
-    except subprocess.TimeoutExpired as error:
-        return (error.stdout or b"").decode(errors="replace") + f"\nstopped after {limit:g} s", 124
-    return done.stdout, done.returncode
+def on_a_smaller_card(memory: int) -> None:
+    """Let this process see a GPU of so many bytes only: as free memory, and where its allocator must make room."""
+    import torch
+
+    whole, ask = torch.cuda.get_device_properties(0).total_memory, torch.cuda.mem_get_info
+
+    def info(*device: Any) -> tuple[int, int]:
+        free, total = ask(*device)
+        return max(0, free - (total - memory)), memory
+
+    torch.cuda.mem_get_info = info
+    torch.cuda.set_per_process_memory_fraction((memory - constants.CONTEXT) / whole)
 
 
-def child(marks: Path, arguments: Sequence[str]) -> None:
-    """`tinyzero`, noting at the end of each phase the time and the allocator's peaks within it."""
+def child(marks: Path, memory: int, arguments: Sequence[str]) -> None:
+    """`tinyzero`, noting at the end of each phase the time and the allocator's peaks within it.
+
+    Args:
+        marks: file for the notes.
+        memory: bytes of the card that the run is made for; 0 = the one that is here.
+        arguments: of `tinyzero`.
+    """
     import torch
 
     from tinyzero_sdk.cli import main as tinyzero
     from tinyzero_trainer import training_step
+
+    if memory and torch.cuda.is_available() and memory < torch.cuda.get_device_properties(0).total_memory:
+        on_a_smaller_card(memory)
 
     def note(name: str) -> None:
         cuda = torch.cuda.is_available()
@@ -273,6 +242,6 @@ def _cells(planned: int, nvml: int | None, allocated: int | None = None, reserve
 
 if __name__ == "__main__":
     if sys.argv[1:2] == [CHILD]:
-        child(Path(sys.argv[2]), sys.argv[3:])
+        child(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
     else:
         typer.run(main)

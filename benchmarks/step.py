@@ -5,10 +5,7 @@ python benchmarks/step.py --engine torch --engine vllm --trl measured --trl best
 
 import json
 import os
-import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -18,6 +15,7 @@ import typer
 
 from benchmarks.common import TINYZERO, machine, print_machine, table
 from benchmarks.shapes import write_model
+from benchmarks.watching import Watched, run_watched
 from tinyzero_trainer.metrics import read_metrics
 
 CEILING = 790e12
@@ -47,9 +45,8 @@ def main(
     """Measure, and print a table."""
     print_machine("torch", "transformers", "tinyzero-trainer")
     found: dict[str, Any] = {"machine": machine("torch", "transformers", "tinyzero-trainer"), "runs": {}}
-    job = {
-        "prompts": prompts, "samples": samples, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "steps": steps,
-    }  # fmt: skip
+    names = ("prompts", "samples", "prompt_tokens", "new_tokens", "steps")
+    job = dict(zip(names, (prompts, samples, prompt_tokens, new_tokens, steps), strict=True))
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
         parameters = write_model(folder / "model", shape)
@@ -83,10 +80,10 @@ def ours(folder: Path, job: dict[str, int], words: list[str], parameters: int, l
         "checkpoint.every=0", "optimizer.micro_batch_tokens=32768", f"reward.workers={min(8, os.cpu_count() or 1)}",
         *words,
     ]  # fmt: skip
-    output, peak = watched(command, limit)
+    ran = run_watched(command, limit)
     rows = read_metrics(run / "metrics.jsonl")[2:] if (run / "metrics.jsonl").exists() else []
     if not rows:
-        return {"error": output[-2000:], "peak_gb": peak}
+        return {"error": ran.output[-2000:], "peak_gb": peak_gb(ran)}
     seconds = {name: fmean(row[name] for row in rows) for name in rows[0] if name.startswith("timing_s/")}
     tokens = job["prompts"] * job["samples"] * (job["prompt_tokens"] + job["new_tokens"])
     update = seconds["timing_s/update_actor"]
@@ -95,7 +92,7 @@ def ours(folder: Path, job: dict[str, int], words: list[str], parameters: int, l
         "timing_s": seconds,
         "mfu": 6 * parameters * tokens / update / CEILING,
         "rollout_tokens_per_s": job["prompts"] * job["samples"] * job["new_tokens"] / seconds["timing_s/gen"],
-        "peak_gb": peak,
+        "peak_gb": peak_gb(ran),
         "words": words,
     }
 
@@ -110,65 +107,32 @@ def theirs(
         f"--micro-batch={micro_batch}",
         *(f"--option={key}={json.dumps(value)}" for key, value in options.items()),
     ]
-    output, peak = watched(command, limit, cwd=folder)
-    lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"step_s"')]
+    ran = run_watched(command, limit, cwd=folder)
+    lines = [json.loads(line) for line in ran.output.splitlines() if line.startswith('{"step_s"')]
     seconds = [line["step_s"] for line in lines]
     if not seconds:
-        return {"error": output[-2000:], "peak_gb": peak}
-    return {"step_s": seconds[1:] or seconds, "peak_gb": peak, "options": options, "micro_batch": micro_batch}
+        return {"error": ran.output[-2000:], "peak_gb": peak_gb(ran)}
+    return {"step_s": seconds[1:] or seconds, "peak_gb": peak_gb(ran), "options": options, "micro_batch": micro_batch}
 
 
-def watched(command: list[str], limit: float, cwd: Path | None = None) -> tuple[str, float]:
-    """What a command prints, and the most memory in use on the GPU meanwhile, in GB; it is killed at the limit."""
-    peak, done = [0.0], threading.Event()
-    watcher = threading.Thread(target=watch_memory, args=(peak, done))
-    watcher.start()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])}
-    try:
-        result = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit, cwd=cwd,
-            env=environment, check=False,
-        )  # fmt: skip
-        output = result.stdout
-    except subprocess.TimeoutExpired as error:
-        output = (error.stdout or b"").decode(errors="replace") + f"\nstopped after {limit:g} s"
-    finally:
-        done.set()
-        watcher.join()
-    return output, peak[0]
-
-
-def watch_memory(peak: list[float], done: threading.Event) -> None:
-    """Keep the highest reading of NVML, over all processes."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        card = pynvml.nvmlDeviceGetHandleByIndex(0)
-    except Exception:  # no NVIDIA driver: there is nothing to read
-        return
-    while not done.is_set():
-        peak[0] = max(peak[0], pynvml.nvmlDeviceGetMemoryInfo(card).used / 1e9)
-        time.sleep(0.05)
+def peak_gb(ran: Watched) -> float | None:
+    """Most memory that the run had on the GPU, in GB; None = nobody could be asked."""
+    most = ran.watch.most()
+    return None if most is None else most / 1e9
 
 
 def cells(run: dict[str, Any], job: dict[str, int]) -> dict[str, str]:
     """A row of the table."""
     tokens = job["prompts"] * job["samples"] * (job["prompt_tokens"] + job["new_tokens"])
+    step, parts = fmean(run["step_s"]) if "step_s" in run else None, run.get("timing_s", {})
     names = ("gen", "update_actor", "update_weights", "reward")
-    if "error" in run:
-        return {
-            "step": "failed",
-            "tokens/s": "",
-            **dict.fromkeys(names, ""),
-            "MFU": "",
-            "peak": f"{run['peak_gb']:.0f} GB",
-        }
-    step, parts = fmean(run["step_s"]), run.get("timing_s", {})
-    seconds = {name: f"{parts[f'timing_s/{name}']:.2f} s" if parts else "" for name in names}
-    mfu = f"{100 * run['mfu']:.1f} %" if "mfu" in run else ""
-    return {"step": f"{step:.1f} s", "tokens/s": f"{tokens / step:,.0f}", **seconds, "MFU": mfu,
-            "peak": f"{run['peak_gb']:.0f} GB"}  # fmt: skip
+    return {
+        "step": "failed" if step is None else f"{step:.1f} s",
+        "tokens/s": "" if step is None else f"{tokens / step:,.0f}",
+        **{name: f"{parts[f'timing_s/{name}']:.2f} s" if parts else "" for name in names},
+        "MFU": f"{100 * run['mfu']:.1f} %" if "mfu" in run else "",
+        "peak": "" if run["peak_gb"] is None else f"{run['peak_gb']:.0f} GB",
+    }
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ from typing import Annotated, Any
 
 import typer
 
-PROMPTS = 100_000
-
 
 def main(
     model: Path,

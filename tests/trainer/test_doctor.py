@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from tinyzero_sdk.cli import main
-from tinyzero_trainer.config import AlgorithmConfig, LogConfig, TrainConfig
+from tinyzero_trainer.config import AlgorithmConfig, LogConfig, ModelConfig, TrainConfig
 from tinyzero_trainer.doctor import checks, command, gpus, packages, probe, torch_probe
 from tinyzero_trainer.doctor.checks import examine
 from tinyzero_trainer.doctor.facts import (
@@ -489,8 +489,18 @@ def test_what_a_configuration_wants() -> None:
     config = TrainConfig(
         algorithm=AlgorithmConfig(advantage="gae", kl_coefficient=0.001), log=LogConfig(trackers=("wandb",))
     )
-    assert command.wanted_by(config, wandb=False) == Wanted(model_copies=2, frozen_copies=1, wandb=True)
-    assert command.wanted_by(TrainConfig(), wandb=False) == Wanted()
+    assert command.wanted_by(config, wandb=False) == Wanted(
+        model_copies=2, frozen_copies=1, wandb=True, names_model=False
+    )
+    named = TrainConfig(model=ModelConfig(path="tiny"))
+    assert command.wanted_by(named, wandb=False) == Wanted()
+
+
+def test_on_a_gpu_without_a_model_it_says_what_train_does() -> None:
+    unnamed = Wanted(names_model=False)
+    assert "train makes a small one" in seen(facts_of(H200), "model", unnamed).what
+    for facts, wanted in ((facts_of(), unnamed), (facts_of(H200), Wanted(device="cpu", names_model=False))):
+        assert "the tiny model" in seen(facts, "model", wanted).what
 
 
 def test_every_check_is_in_the_list() -> None:

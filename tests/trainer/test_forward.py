@@ -1,3 +1,4 @@
+import copy
 from dataclasses import replace
 
 import pytest
@@ -6,7 +7,7 @@ import transformers
 
 from tests.trainer.samples import ragged_samples
 from tests.trainer.test_batching import make_sample
-from tinyzero_trainer import forward
+from tinyzero_trainer import forward, head
 from tinyzero_trainer.batching import micro_batches
 from tinyzero_trainer.config import AlgorithmConfig, Estimator, OptimizerConfig
 from tinyzero_trainer.forward import Reference, head_of, keeps_packed_apart, sampled_logprobs, token_statistics
@@ -62,6 +63,34 @@ def test_chunks_change_neither_values_nor_gradients(
         results.append((statistics.logprobs, statistics.entropy, statistics.divergence, gradient))
     for whole, chunked in zip(*results, strict=True):
         torch.testing.assert_close(whole, chunked, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("chunk", [2**26, 1252 * 7])
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_a_gpu_finds_the_exact_divergence_and_the_gradient_that_a_cpu_finds(
+    entropy_gradient: bool, chunk: int, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(head.CHUNK_ELEMENTS, torch.float32, chunk)
+    other, results = build_model(TinyShape(32, 2, 16, 48, 256), toy_model.tokenizer, seed=1), []
+    for device in (CPU, torch.device("cuda")):
+        model, reference = copy.deepcopy(toy_model.model).to(device), Reference(copy.deepcopy(other).to(device))
+        (batch,) = micro_batches(ragged_samples(toy_model), token_budget=10**6, pad_id=toy_model.pad_id, device=device)
+        found = token_statistics(
+            model.eval(),
+            batch,
+            temperature=0.8,
+            reference=reference,
+            estimator="exact",
+            entropy_gradient=entropy_gradient,
+        )
+        assert found.divergence is not None
+        loss = found.logprobs.sum() + found.divergence.sum() - (0.5 * found.entropy.sum() if entropy_gradient else 0)
+        loss.backward()
+        gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        results.append([part.detach().cpu() for part in (found.logprobs, found.entropy, found.divergence, gradient)])
+    for on_cpu, on_gpu in zip(*results, strict=True):
+        torch.testing.assert_close(on_gpu, on_cpu, atol=1e-4, rtol=1e-4)
 
 
 def test_the_divergence_to_oneself_is_zero(toy_model: LanguageModel) -> None:

@@ -1,6 +1,8 @@
 """The graph engine on the CPU, its steps called rather than replayed, beside the plain engine."""
 
+from contextlib import nullcontext
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.trainer.conftest import random_model
 from tinyzero_trainer.records import Rollout
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
-from tinyzero_trainer.rollout.graph_engine import GraphEngine, batch_levels
-from tinyzero_trainer.rollout.room import Memory, NoRoom
+from tinyzero_trainer.rollout import graph as graph_package
+from tinyzero_trainer.rollout.graph.engine import GraphEngine, batch_levels, kernels_run
+from tinyzero_trainer.rollout.graph.replaying import Replayer
+from tinyzero_trainer.rollout.graph.room import Memory, NoRoom
 from tinyzero_trainer.weights import named_weights
 
 ENDS = set(range(0, 97, 11))
@@ -186,7 +190,9 @@ def test_fewer_at_a_time_where_memory_is_short_and_the_user_is_told_once() -> No
     assert engine._state is not None
     assert engine._state.rows == 18  # of 20 that would fit to the last byte
     assert_same(ours, plain(model).generate(PROMPTS, 10, ALL, seed=8))
+    present = engine._state
     engine.generate(PROMPTS, 10, ALL, seed=8)
+    assert engine._state is present  # rather than to capture every graph anew for as few
     assert notes == ["the GPU has room for 18 sequences of 64 tokens at a time; 50 are wanted"]
     engine.sleep()  # others need what it took
     assert engine._state is None
@@ -208,6 +214,59 @@ def test_no_room_for_a_few_is_one_line_that_says_what_to_change() -> None:
     with pytest.raises(NoRoom, match=r"expected room for 8; lower rollout\.max_tokens"):
         engine.generate(PROMPTS, 10, ALL, seed=8)
     assert len(engine.generate(PROMPTS[:3], 2, ALL, seed=8)) == 3  # there is room for six
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (ModuleNotFoundError("No module named 'triton'"), "ModuleNotFoundError: No module named 'triton'"),
+        (RuntimeError("Failed to find C compiler.\nSet CC."), "RuntimeError: Failed to find C compiler."),
+        (KeyError(), "KeyError: "),
+    ],
+)
+def test_kernels_that_do_not_run_are_told_of_and_done_without(
+    error: Exception, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def try_out(model: Any, eos_ids: Any) -> None:
+        raise error
+
+    notes: list[str] = []
+    monkeypatch.setattr(graph_package, "step_kernels", SimpleNamespace(try_out=try_out), raising=False)
+    assert not kernels_run(graph(random_model("llama"))._model, ENDS, notes.append)
+    assert not notes
+    on_a_gpu: Any = SimpleNamespace(device=torch.device("cuda"))
+    assert not kernels_run(on_a_gpu, ENDS, notes.append)
+    assert notes == [f"Triton's kernels do not run here ({why}); generation is slower without, and takes more memory"]
+
+
+def test_a_step_that_fails_while_it_is_captured_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph:
+        def capture_begin(self, **options: Any) -> None:
+            self.capturing = True
+
+        def capture_end(self) -> None:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    calls: list[str] = []
+
+    def step() -> None:
+        calls.append("step")
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0")
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    for name, fake in (
+        ("CUDAGraph", Graph),
+        ("Stream", lambda device: stream),
+        ("graph_pool_handle", lambda: (0, 1)),
+        ("current_stream", lambda: stream),
+        ("stream", lambda which: nullcontext()),
+    ):
+        monkeypatch.setattr(torch.cuda, name, fake)
+    replayer = Replayer(torch.device("cuda"))
+    with pytest.raises(torch.OutOfMemoryError, match=r"2\.00 GiB"):
+        replayer.prepare("key", step)
+    assert "key" not in replayer
 
 
 def test_levels_are_few_and_hold_every_batch() -> None:

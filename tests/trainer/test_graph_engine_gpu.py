@@ -9,10 +9,11 @@ import torch
 from tests.trainer.conftest import random_model
 from tinyzero_trainer.models import from_parts
 from tinyzero_trainer.records import Rollout
-from tinyzero_trainer.rollout import SamplingParams, TorchEngine, graph_attention
+from tinyzero_trainer.rollout import SamplingParams, TorchEngine
 from tinyzero_trainer.rollout.build import build_engine
-from tinyzero_trainer.rollout.graph_engine import GraphEngine, has_triton
-from tinyzero_trainer.rollout.graph_state import State, draw
+from tinyzero_trainer.rollout.graph import attention
+from tinyzero_trainer.rollout.graph.engine import GraphEngine
+from tinyzero_trainer.rollout.graph.state import State, draw
 from tinyzero_trainer.tiny import TinyShape, build_model, build_tokenizer
 from tinyzero_trainer.weights import named_weights
 
@@ -71,7 +72,7 @@ def test_draws_what_the_plain_engine_draws(kind: str, params: SamplingParams, ke
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(6, 6, 64), (14, 2, 64), (7, 1, 128), (4, 4, 96), (4, 2, 16)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention_kernel(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
-    from tinyzero_trainer.rollout import decode_kernels
+    from tinyzero_trainer.rollout.graph import step_kernels
 
     torch.manual_seed(0)
     positions, slots = [0, 1, 63, 64, 65, 130, 255], 256
@@ -83,8 +84,8 @@ def test_attention_kernel(heads: int, kv_heads: int, size: int, dtype: torch.dty
     caches = [torch.randn(rows + 1, kv_heads, slots, size, device=GPU, dtype=dtype) for _ in range(2)]
     angles = 6 * torch.rand(slots, size // 2, device=GPU)
     tables, copies = (angles.cos(), angles.sin()), [cache.clone() for cache in caches]
-    expected = graph_attention.attend(fused, tables, state, rows, *caches, heads)
-    found = decode_kernels.attend(fused, tables, state, rows, *copies, heads)
+    expected = attention.attend(fused, tables, state, rows, *caches, heads)
+    found = step_kernels.attend(fused, tables, state, rows, *copies, heads)
     near = {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 4e-2, "rtol": 2e-2}
     torch.testing.assert_close(found, expected, **near)
     torch.testing.assert_close(copies, caches, **near)
@@ -93,7 +94,7 @@ def test_attention_kernel(heads: int, kv_heads: int, size: int, dtype: torch.dty
 @pytest.mark.parametrize("vocabulary", [50, 1252, 151_936])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_drawing_kernel(vocabulary: int, dtype: torch.dtype) -> None:
-    from tinyzero_trainer.rollout import decode_kernels
+    from tinyzero_trainer.rollout.graph import step_kernels
 
     rows, params = 512, SamplingParams(8, 0.8)
     logits = (3 * torch.randn(rows, vocabulary, device=GPU)).to(dtype)
@@ -105,7 +106,7 @@ def test_drawing_kernel(vocabulary: int, dtype: torch.dtype) -> None:
         state.work_on(torch.arange(rows - 4), rows)
     for _ in range(8):
         draw(logits, states[0], rows, params)
-        decode_kernels.draw(logits, states[1], rows, ends=True)
+        step_kernels.draw(logits, states[1], rows, ends=True)
     expected, found = ({**vars(state)} for state in states)
     real = rows - 4
     same = expected["tokens"][:, :real] == found["tokens"][:, :real]
@@ -120,14 +121,14 @@ def test_drawing_kernel(vocabulary: int, dtype: torch.dtype) -> None:
 
 
 def test_tokens_come_as_often_as_their_probability_says() -> None:
-    from tinyzero_trainer.rollout import decode_kernels
+    from tinyzero_trainer.rollout.graph import step_kernels
 
     rows = 100_000
     logits = torch.tensor([2.0, 0.0, -1.0, 1.0, -20.0], device=GPU)
     state = State(rows, 64, 1, {1}, GPU)
     state.begin([5] * rows, 0, SamplingParams(1), 3)
     state.work_on(torch.arange(rows), rows)
-    decode_kernels.draw(logits.expand(rows, -1).contiguous(), state, rows, ends=True)
+    step_kernels.draw(logits.expand(rows, -1).contiguous(), state, rows, ends=True)
     found = torch.bincount(state.tokens[0, :rows], minlength=5) / rows
     torch.testing.assert_close(found, logits.softmax(dim=0), atol=0.006, rtol=0)
 
@@ -197,5 +198,5 @@ def test_this_is_the_engine_of_a_run_on_a_gpu() -> None:
     model = build_model(TinyShape(), tokenizer, 0).to(GPU)
     engine = build_engine(build(TrainConfig, {"run": {"task": "countdown"}}), from_parts("toy", model, tokenizer))
     assert isinstance(engine, GraphEngine)
-    assert has_triton()
+    assert engine._kernels
     assert len(engine.generate([[5, 6]], 4, SamplingParams(20), seed=0)[0]) == 4

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tinyzero_trainer.head import _gradient, _statistics, token_logprobs
+from tinyzero_trainer.divergences import exact
+from tinyzero_trainer.head import _gradient, _statistics, token_divergences, token_logprobs
 
 
 def written_out(states: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -56,6 +57,45 @@ def test_no_more_logits_than_a_chunk_are_held(monkeypatch):
     assert len(largest) == 2 * 100
 
 
+@settings(max_examples=40)
+@given(
+    tokens=st.integers(1, 12),
+    vocabulary=st.integers(2, 9),
+    temperature=st.sampled_from([0.3, 1.0, 2.0]),
+    chunk=st.integers(1, 60),
+    seed=st.integers(0, 999),
+)
+def test_divergences_and_gradients_are_those_written_out_whatever_the_chunk(
+    tokens, vocabulary, temperature, chunk, seed
+):
+    generator = torch.Generator().manual_seed(seed)
+    states, anchors = (torch.randn(tokens, width, generator=generator) for width in (5, 3))
+    weight, anchor_weight = (torch.randn(vocabulary, width, generator=generator) for width in (5, 3))
+    targets = torch.randint(0, vocabulary, (tokens,), generator=generator)
+    upstream = torch.randn(3, tokens, generator=generator)
+    inputs = (states.requires_grad_(), weight.requires_grad_())
+    found = token_divergences(*inputs, targets, anchors, anchor_weight, temperature=temperature, chunk_elements=chunk)
+    policy, reference = (
+        torch.log_softmax(left.double() @ right.double().T / temperature, dim=-1)
+        for left, right in ((states, weight), (anchors, anchor_weight))
+    )
+    expected = (*written_out(states.double(), weight.double(), targets, temperature), exact(policy, reference))
+    torch.testing.assert_close(torch.stack(found), torch.stack(expected).float(), rtol=1e-5, atol=1e-5)
+    gradients = torch.autograd.grad((torch.stack(found) * upstream).sum(), inputs)
+    wanted = torch.autograd.grad((torch.stack(expected) * upstream).sum(), inputs)
+    for ours, theirs in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_the_divergence_to_equal_logits_is_exactly_zero_and_pulls_nowhere():
+    states, weight = torch.randn(9, 4, requires_grad=True), torch.randn(50, 4)
+    targets = torch.zeros(9, dtype=torch.long)
+    *_, divergence = token_divergences(states, weight, targets, states.detach(), weight, temperature=0.7)
+    divergence.sum().backward()
+    assert divergence.tolist() == [0.0] * 9
+    assert not states.grad.any()
+
+
 def test_a_frozen_head_gets_no_gradient_and_large_logits_stay_finite():
     states = torch.tensor([[1e4, -1e4]], requires_grad=True)
     logprob, entropy = token_logprobs(states, torch.eye(2), torch.tensor([1]), temperature=1.0)
@@ -67,15 +107,30 @@ def test_a_frozen_head_gets_no_gradient_and_large_logits_stay_finite():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("vocabulary", [7, 4096, 10_001])
-def test_the_kernels_compute_what_is_written_out(dtype, vocabulary):
+@pytest.mark.parametrize("anchored", [False, True])
+@pytest.mark.parametrize("vocabulary", [7, 1252, 4096, 10_001])
+def test_the_kernels_compute_what_is_written_out(vocabulary, anchored, dtype):
     from tinyzero_trainer import head_kernels
 
     logits = (3 * torch.randn(33, vocabulary, device="cuda")).to(dtype)
+    anchors = (logits + torch.randn_like(logits)).to(dtype) if anchored else None
     targets = torch.randint(0, vocabulary, (33,), device="cuda")
-    of_logprob, of_entropy = torch.randn(2, 33, device="cuda")
-    columns = head_kernels.measure(logits, targets, 0.7)
-    torch.testing.assert_close(columns, _statistics(logits, targets, 0.7), rtol=1e-4, atol=1e-4)
-    expected = _gradient(logits, targets, columns, of_logprob, of_entropy, 0.7)
-    found = head_kernels.gradient(logits, targets, columns, of_logprob, of_entropy, 0.7)
+    upstream = torch.randn(3 if anchored else 2, 33, device="cuda")
+    columns = head_kernels.measure(logits, anchors, targets, 0.7)
+    torch.testing.assert_close(columns, _statistics(logits, anchors, targets, 0.7), rtol=1e-4, atol=1e-4)
+    expected = _gradient(logits, anchors, targets, columns, upstream, 0.7)
+    found = head_kernels.gradient(logits, anchors, targets, columns, upstream, 0.7)
     torch.testing.assert_close(found, expected, rtol=2e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocabulary", [1252, 10_001])
+def test_the_kernels_find_no_divergence_where_there_is_none(vocabulary):
+    from tinyzero_trainer import head_kernels
+
+    logits = (3 * torch.randn(33, vocabulary, device="cuda")).bfloat16()
+    columns = head_kernels.measure(logits, logits.clone(), torch.zeros(33, dtype=torch.long, device="cuda"), 0.7)
+    assert columns[3].tolist() == [0.0] * 33
+    upstream = [torch.zeros(33, device="cuda"), torch.zeros(33, device="cuda"), torch.ones(33, device="cuda")]
+    targets = torch.zeros(33, dtype=torch.long, device="cuda")
+    assert not head_kernels.gradient(logits, logits.clone(), targets, columns, upstream, 0.7).any()

@@ -90,9 +90,8 @@ def on_the_left(samples: Sequence[Sample], **arguments: Any) -> Iterator[MicroBa
 
         mask = shifted(batch.mask)
         positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-        yield replace(
-            batch, tokens=shifted(batch.tokens), mask=mask, predicts=shifted(batch.predicts), positions=positions
-        )
+        predicts = batch.predicts + torch.tensor(shifts)[batch.predicts // batch.tokens.shape[1]]
+        yield replace(batch, tokens=shifted(batch.tokens), mask=mask, predicts=predicts, positions=positions)
 
 
 def gradient(model: torch.nn.Module) -> Tensor:

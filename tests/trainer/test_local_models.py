@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from tinyzero_sdk import load_task
 from tinyzero_sdk.cli import main
@@ -11,7 +12,9 @@ from tinyzero_sdk.sample_file import SampleFile
 from tinyzero_trainer import prompts
 from tinyzero_trainer.config import DataConfig
 from tinyzero_trainer.local_models import LocalModels
+from tinyzero_trainer.memory_errors import OutOfMemory
 from tinyzero_trainer.prompts import PromptSource
+from tinyzero_trainer.rollout import TorchEngine
 
 WORDS = ("rollout.max_tokens=12", "rollout.max_sequences=8", "data.test_share=0.4", "run.device=cpu")
 
@@ -104,3 +107,14 @@ def test_a_prompt_that_leaves_no_room_is_one_line(toy_task, toy_model_path, caps
     assert left.value.code == 2
     assert "exceed the 256 tokens" in told
     assert told.count("error:") == 1
+
+
+def test_without_memory_it_says_what_to_change(plan, tmp_path, monkeypatch):
+    def short(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0 has")
+
+    monkeypatch.setattr(TorchEngine, "generate", short)
+    for samples, advice in ((2, "give rollout.max_sequences=4 and another --output"), (8, "ask for fewer samples, or")):
+        with pytest.raises(OutOfMemory) as error:
+            evaluate(plan(samples=samples), tmp_path / f"{samples}.jsonl", Quiet())
+        assert f"ran out while completions were generated (Tried to allocate 4.64 GiB); {advice}" in str(error.value)

@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from tests.trainer.configurations import changed
-from tinyzero_sdk.settings import parse_words
-from tinyzero_trainer import policy, sharding
+from tinyzero_sdk.settings import build, merge, parse_words, to_mapping
+from tinyzero_trainer import policy, roles, sharding
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.critic import Critic
 from tinyzero_trainer.loop import train
-from tinyzero_trainer.memory_errors import OutOfMemory, explained
+from tinyzero_trainer.memory_errors import OutOfMemory, explained, out_of_memory
 from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.resuming import resume_config
+from tinyzero_trainer.rollout import TorchEngine
 
 ALLOCATOR = "CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0 has a total capacity of 23.65 GiB of which 2.39 GiB"
 
@@ -40,6 +41,8 @@ def run_config(warm_model: Path, toy_task: str, tmp_path: Path, **changes: Any) 
         (Critic, "values", "log-probabilities and values were computed"),
         (policy, "token_statistics", "the weights were updated"),
         (Critic, "update", "the weights were updated"),
+        (TorchEngine, "generate", "completions were generated"),
+        (TorchEngine, "load_weights", "the rollout engine took over the weights"),
     ],
 )
 def test_a_step_without_memory_says_what_to_change_and_the_run_goes_on_with_it(
@@ -77,12 +80,51 @@ def test_a_model_that_does_not_fit_is_told_apart(
     def short(*args: Any, **kwargs: Any) -> None:
         raise torch.OutOfMemoryError(ALLOCATOR)
 
-    monkeypatch.setattr(sharding, "fully_shard", short)
-    with pytest.raises(OutOfMemory, match="while the models were loaded"):
+    config = run_config(warm_model, toy_task, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(sharding, "fully_shard", short)
+        with pytest.raises(OutOfMemory, match="while the models were loaded") as error:
+            train(config)
+    assert "--resume" not in str(error.value)  # there is no checkpoint to go on from
+    advice = str(error.value).partition("; start again with ")[2]
+    assert train(build(TrainConfig, merge(to_mapping(config), parse_words(advice.split())))).accuracy
+
+
+def test_a_micro_batch_that_is_tried_out_is_advised_on_as_an_update(
+    warm_model: Path, toy_task: str, tmp_path: Path
+) -> None:
+    config = run_config(warm_model, toy_task, tmp_path, memory__checkpoint_activations=True)
+    tried, updated = (
+        out_of_memory(config, phase).partition("; ")[2]
+        for phase in ("the largest micro-batch was tried out", "the weights were updated")
+    )
+    assert tried == updated == "start again with optimizer.micro_batch_tokens=8192"
+
+
+def test_an_engine_without_memory_is_told_apart(
+    warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(*args: Any, **kwargs: Any) -> None:
+        raise torch.OutOfMemoryError(ALLOCATOR)
+
+    monkeypatch.setattr(roles, "build_engine", short)
+    with pytest.raises(OutOfMemory, match="while the rollout engine took over the weights"):
         train(run_config(warm_model, toy_task, tmp_path))
 
 
-def test_other_errors_stay_what_they_are() -> None:
+@pytest.mark.parametrize(
+    "words", ["CUDA error: out of memory\nCompile with", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `c`"]
+)
+def test_memory_may_run_out_beside_the_allocator(words: str) -> None:
     config = changed({"run": {"task": "countdown", "output": "out"}}, {})
-    with pytest.raises(ZeroDivisionError), explained(config, "nothing happened"):
-        raise ZeroDivisionError
+    with pytest.raises(OutOfMemory) as error, explained(config, "completions were generated", "sit down"):
+        raise RuntimeError(words)
+    told = words.partition("\n")[0]
+    assert str(error.value) == f"the GPU's memory ran out while completions were generated ({told}); sit down"
+
+
+@pytest.mark.parametrize("kind", [ZeroDivisionError, RuntimeError])
+def test_other_errors_stay_what_they_are(kind: type[Exception]) -> None:
+    config = changed({"run": {"task": "countdown", "output": "out"}}, {})
+    with pytest.raises(kind, match="an illegal memory access"), explained(config, "nothing happened"):
+        raise kind("CUDA error: an illegal memory access was encountered")

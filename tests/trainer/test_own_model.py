@@ -77,7 +77,7 @@ def test_the_users_settings_stand_above_what_suits_it(toy_task: str) -> None:
     planned = plan(said("optimizer.learning_rate=1e-3", "data.template=base", task=toy_task))
     assert planned is not None
     assert planned.recipe.training.template == "base"
-    assert (planned.config.optimizer.learning_rate, planned.config.data.prompts_per_step) == (1e-3, 256)
+    assert (planned.config.optimizer.learning_rate, planned.config.data.prompts_per_step) == (1e-3, 128)
     with pytest.raises(SettingsError, match=r"optimizer\.lr"):
         plan({"run": {"task": toy_task}, "optimizer": {"lr": 1}})
 

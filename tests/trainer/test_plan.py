@@ -26,8 +26,8 @@ from transformers import (
 from benchmarks import memory as memory_benchmark
 from tests.trainer.configurations import call, said
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import show
-from tinyzero_trainer import forward, head, memory_errors, mismatch, sharding
+from tinyzero_sdk.settings import leaves, show
+from tinyzero_trainer import forward, head, memory_errors, mismatch, own_model, sharding
 from tinyzero_trainer.cards import find_card, known_cards
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.configure import make_config
@@ -41,7 +41,7 @@ from tinyzero_trainer.plan.shape import ModelShape
 from tinyzero_trainer.plan.speed import predict_speed
 from tinyzero_trainer.plan.target import Target, present_card, read_size
 from tinyzero_trainer.plan.work import work_of
-from tinyzero_trainer.rollout import graph_engine
+from tinyzero_trainer.rollout.graph import engine as graph_engine
 
 HALF_B = "Qwen/Qwen2.5-0.5B"
 SHAPES = {name: shape for name in WELL_KNOWN if (shape := well_known(name)) is not None}
@@ -169,10 +169,12 @@ def test_when_the_policy_goes_over_the_batch_before_its_update(words: tuple[str,
     assert old_logprobs_pass(config) == (mismatch.old_logprobs_source(config) == "policy")
 
 
-def kept_for_backward(layers: int, tokens: int) -> int:
+def kept_for_backward(layers: int, tokens: int, *, compiled: bool) -> int:
     """Bytes that autograd keeps of a model's forward pass."""
     config = Qwen2Config(**COMMON | {"num_hidden_layers": layers}, num_key_value_heads=2)
     model = Qwen2ForCausalLM(config).to(torch.bfloat16)
+    for layer in model.model.layers if compiled else ():
+        layer.forward = torch.compile(layer.forward, dynamic=True, backend="aot_eager_decomp_partition")
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -188,13 +190,19 @@ def kept_for_backward(layers: int, tokens: int) -> int:
     return sum(kept.values())
 
 
-def test_activations_of_a_layer_are_what_autograd_keeps() -> None:
+@pytest.mark.filterwarnings("ignore")  # the compiler has many for itself
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_activations_of_a_layer_are_what_autograd_keeps(compiled: bool) -> None:
     tokens = 256
-    measured = (kept_for_backward(5, tokens) - kept_for_backward(3, tokens)) / 2
+    measured = (kept_for_backward(5, tokens, compiled=compiled) - kept_for_backward(3, tokens, compiled=compiled)) / 2
     shape = ModelShape(
         "m", 0, hidden=64, layers=1, heads=4, kv_heads=2, head_size=16, mlp=96, vocabulary=100, tied=False
     )
-    words = ("model.compile=false", f"optimizer.micro_batch_tokens={tokens}", "rollout.max_tokens=64")
+    words = (
+        f"model.compile={str(compiled).lower()}",
+        f"optimizer.micro_batch_tokens={tokens}",
+        "rollout.max_tokens=64",
+    )
     memory = predict_memory(shape, config_of(*words), prompt_tokens=64)
     phase = next(phase for phase in memory.phases if phase.name == "update_actor")
     [planned] = [part.size for part in phase.parts if part.what == "activations"]
@@ -298,6 +306,7 @@ def test_what_is_proposed_fits_and_is_a_configuration(name: str, values: dict[st
     assert predict_within(SHAPES[name], changed, found.limit).peak == found.memory.peak
     assert found.fits == (found.memory.peak <= usable(gib * GIB))
     assert all(change.value != change.before and change.costs for change in found.changes)
+    assert config.rollout.engine == "vllm" or not any(change.key.startswith("vllm.") for change in found.changes)
     if found.wanted.peak <= found.limit:
         assert {change.key for change in found.changes} <= {"vllm.gpu_memory", "vllm.sleep", "rollout.max_sequences"}
 
@@ -402,6 +411,51 @@ def test_speed_of_what_was_measured() -> None:
     assert speed.throughput == pytest.approx(speed.tokens / sum(speed.seconds.values()))
 
 
+TEN_MILLION = ModelShape(
+    "m", 9_782_400, hidden=384, layers=6, heads=6, kv_heads=6, head_size=64, mlp=832, vocabulary=1252, tied=True
+)
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "prompt", "new", "rate"),
+    [
+        (SHAPES[HALF_B], 128, 140, 1024, 215_762),
+        (SHAPES[HALF_B], 128, 11, 256, 283_899),
+        (TEN_MILLION, 1024, 11, 256, 1_460_000),
+        (TEN_MILLION, 128, 11, 256, 1_240_000),
+    ],
+)
+def test_tokens_a_second_of_the_torch_engine_as_measured_on_an_h200(
+    shape: ModelShape, groups: int, prompt: int, new: int, rate: int
+) -> None:
+    card = find_card("NVIDIA H200")
+    assert card is not None
+    config = config_of(f"data.prompts_per_step={groups}", f"rollout.max_tokens={new}")
+    assert predict_speed(shape, config, card, prompt).rollout == pytest.approx(rate, rel=0.1)
+
+
+def test_seconds_of_the_update_as_measured_on_an_h200() -> None:
+    card = find_card("NVIDIA H200")
+    assert card is not None
+    config = config_of("data.prompts_per_step=128", "rollout.max_tokens=1024")
+    assert predict_speed(SHAPES[HALF_B], config, card, 140).seconds["update_actor"] == pytest.approx(9.73, rel=0.1)
+
+
+def test_memory_of_a_small_models_run_as_measured_on_an_h200() -> None:
+    measured = {
+        "model.compile": None,
+        "data.prompts_per_step": 256,
+        "rollout.max_tokens": 256,
+        "optimizer.micro_batch_tokens": 65_536,
+    }
+    config = with_settings(TrainConfig(), dict(leaves(own_model.SETTINGS)) | measured)
+    memory = predict_within(TEN_MILLION, config, 130 * GIB, 24)
+    in_its_process = memory.peak - constants.CONTEXT
+    assert in_its_process == pytest.approx(22.8 * GIB, rel=0.1)  # perf/max_memory_reserved_gb
+    [wasted] = [part.size for part in memory.worst.parts if part.what == "allocator"]
+    assert in_its_process - wasted == pytest.approx(18.97 * GIB, rel=0.1)  # perf/max_memory_allocated_gb
+
+
 # ---- cards -----------------------------------------------------------------------------------------------------------
 
 
@@ -499,6 +553,17 @@ def test_eighty_columns(words: tuple[str, ...], capsys: pytest.CaptureFixture[st
     assert max(len(line) for line in out.splitlines() if not line.startswith("tinyzero train")) <= 80
     assert code == (1 if "8GB" in words else 0)
     assert ("to type:" in out) == (code == 0)
+
+
+def test_without_a_model_it_plans_the_one_that_train_makes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--task", "countdown", "--gpu", "H200", "--json")
+    found = json.loads(call(capsys, "plan", *words)[1])
+    assert found["model"]["parameters"] == 9_782_400
+    assert found["work"]["completions"] == 128 * 16
+    smaller = json.loads(call(capsys, "plan", *words, "own_model.layers=4", "data.prompts_per_step=8")[1])
+    assert smaller["model"]["layers"] == 4
+    assert smaller["work"]["completions"] == 8 * 16
+    assert json.loads(call(capsys, "plan", *words, "--model", "tiny")[1])["model"]["parameters"] == 653_824
 
 
 def test_what_to_type_is_what_was_typed_and_what_is_proposed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -629,7 +694,7 @@ def test_out_of_memory_names_the_next_setting_of_that_phase(small_card: SimpleNa
         key, _, value = words.partition("=")
         named.append(words)
         values[key] = {"true": True}.get(value, value)
-    assert named == ["memory.checkpoint_activations=true", "memory.offload=always"]
+    assert named == ["memory.offload=idle", "memory.checkpoint_activations=true", "memory.offload=always"]
 
 
 def test_out_of_memory_where_the_plan_did_not_fit_names_the_whole_plan(small_card: SimpleNamespace) -> None:
@@ -674,6 +739,16 @@ def test_the_benchmark_tells_the_phases_apart() -> None:
     assert found["update_actor"] == {"nvml": 70, "allocated": 3, "reserved": None}
     assert watch.most() == 80
     assert memory_benchmark.Watch().most() is None
+
+
+def test_the_benchmark_can_show_a_smaller_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, shares = 140 * GIB, []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=whole))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (whole - 30 * GIB, whole))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
+    memory_benchmark.on_a_smaller_card(24 * GIB)
+    assert torch.cuda.mem_get_info(0) == (0, 24 * GIB)
+    assert shares[0] * whole == pytest.approx(24 * GIB - constants.CONTEXT)
 
 
 def test_the_benchmark_gives_each_key_once() -> None:

@@ -12,6 +12,7 @@ import torch
 
 from tests.trainer.configurations import changed
 from tests.trainer.test_sharding import NOW, Case, generated, made_up, make_policy
+from tinyzero_trainer.attention import use_kernel
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.critic import Critic
 from tinyzero_trainer.loop import train
@@ -20,6 +21,7 @@ from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.rollout.decoder import FusedDecoder, TransformersDecoder
 from tinyzero_trainer.sharding import Placement, on_device, process_group
 from tinyzero_trainer.shards import local
+from tinyzero_trainer.tally import Tally
 from tinyzero_trainer.tiny import TinyShape, build_model, build_tokenizer
 from tinyzero_trainer.weights import named_weights
 
@@ -62,9 +64,12 @@ def make(language_model: LanguageModel, placement: Placement | None, case: Case 
     return make_policy(on_gpu(language_model, placement), case or Case(), placement)
 
 
-def update(policy: Policy, language_model: LanguageModel) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+def update(
+    policy: Policy, language_model: LanguageModel, rate: float = 1e-2
+) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """Metrics of an update, and the weights after it."""
-    metrics = policy.update(made_up(language_model), group_size=4, now=NOW)
+    now = replace(NOW, learning_rate=rate)
+    metrics = policy.update(made_up(language_model), group_size=4, now=now)
     return metrics, {name: value.float().cpu() for name, value in named_weights(policy.language_model.model)}
 
 
@@ -74,13 +79,18 @@ def allocated() -> int:
     return torch.cuda.memory_allocated()
 
 
+LOOSE_RATE = 1e-3
+"""Of what is compared in half precision: a step of 1e-2 on every weight makes another model of each one's noise, so
+that the gradients of the second mini-batch lie 20 % apart."""
+
+
 def assert_alike(found: tuple[Any, Any], expected: tuple[Any, Any], *, loose: bool = False) -> None:
-    """Metrics, and weights a step of 1e-2 of Adam later, which turns noise of small gradients into steps."""
-    rel = 0.05 if loose else 1e-3
+    """Metrics, and weights some steps of Adam later, which turns noise of small gradients into steps."""
+    rel, step = (0.05, LOOSE_RATE) if loose else (1e-3, 1e-2)
     for name in ("actor/grad_norm", "actor/entropy"):
         assert found[0][name] == pytest.approx(expected[0][name], rel=rel), name
     for name, value in expected[1].items():
-        share = ((found[1][name] - value).abs() > 4e-3).float().mean().item()
+        share = ((found[1][name] - value).abs() > 0.4 * step).float().mean().item()
         assert share < (0.5 if loose else 0.02), (name, share)
 
 
@@ -95,9 +105,9 @@ def test_float32_is_that_of_the_plain_model(case: str, exact: Placement, languag
 
 @pytest.mark.parametrize("case", CASES)
 def test_half_precision_is_near(case: str, exact: Placement, half: Placement, language_model: LanguageModel) -> None:
-    expected = update(make(language_model, exact, CASES[case]), language_model)
+    expected = update(make(language_model, exact, CASES[case]), language_model, LOOSE_RATE)
     policy = make(language_model, half, CASES[case])
-    assert_alike(update(policy, language_model), expected, loose=True)
+    assert_alike(update(policy, language_model, LOOSE_RATE), expected, loose=True)
     assert {parameter.dtype for parameter in policy.language_model.model.parameters()} == {torch.float32}
 
 
@@ -118,9 +128,34 @@ def test_nothing_that_saves_memory_or_time_changes_the_update(
     saving: str, precision: str, language_model: LanguageModel, request: pytest.FixtureRequest
 ) -> None:
     placement: Placement = request.getfixturevalue(precision)
-    expected = update(make(language_model, placement), language_model)
-    found = update(make(language_model, replace(placement, **SAVINGS[saving])), language_model)
+    rate = LOOSE_RATE if precision == "half" else 1e-2
+    expected = update(make(language_model, placement), language_model, rate)
+    found = update(make(language_model, replace(placement, **SAVINGS[saving])), language_model, rate)
     assert_alike(found, expected, loose=precision == "half")
+
+
+@pytest.mark.filterwarnings("ignore")  # that this is a prototype
+@pytest.mark.parametrize("case", ["all weights", "KL", "exact KL"])
+def test_no_micro_batch_makes_the_host_wait(case: str, half: Placement, language_model: LanguageModel) -> None:
+    use_kernel(language_model.model, half.dtype, half.device)
+    policy, experience = make(language_model, half, CASES[case]), made_up(language_model)
+    policy.warm_up(NOW)
+    for batch in policy._micro_batches(experience.samples):
+        weight, part = torch.ones(len(batch.targets), device=half.device), experience.select(batch.rows)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            (weight * policy._token_losses(batch, part, weight, NOW, Tally())).sum().backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("estimator", ["exact", "k3"])
+def test_the_policy_starts_at_no_distance_from_its_reference(
+    estimator: str, half: Placement, language_model: LanguageModel
+) -> None:
+    policy = make(language_model, half, Case(kl=estimator))
+    policy._settings = replace(policy._settings, mini_batches=1)
+    assert update(policy, language_model)[0]["actor/kl_loss"] == 0.0
 
 
 def test_idle_roles_leave_the_gpu(half: Placement, language_model: LanguageModel) -> None:

@@ -3,8 +3,10 @@ from itertools import chain
 import pytest
 import torch
 
+from tests.trainer.configurations import changed
 from tinyzero_trainer.models import LanguageModel
-from tinyzero_trainer.rollout import SamplingParams, TorchEngine
+from tinyzero_trainer.rollout import SamplingParams, TorchEngine, build
+from tinyzero_trainer.rollout.decoder import FusedDecoder, TransformersDecoder
 
 
 def make_engine(toy: LanguageModel, **changes: object) -> TorchEngine:
@@ -92,3 +94,44 @@ def test_generation_leaves_the_model_in_the_mode_it_was_in(toy_model: LanguageMo
         toy_model.model.train(training)
         engine.generate(prompts, 1, SamplingParams(2), seed=0)
         assert toy_model.model.training is training
+
+
+@pytest.mark.parametrize("decoder", [FusedDecoder, TransformersDecoder])
+def test_nothing_is_kept_between_two_batches_nor_after_a_stop(
+    decoder: type[FusedDecoder | TransformersDecoder],
+    toy_model: LanguageModel,
+    prompts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FusedDecoder, "fits", lambda model: decoder is FusedDecoder)
+    engine, keeps = make_engine(toy_model), []
+    cache = "_caches" if decoder is FusedDecoder else "_cache"
+
+    def stop(_: int) -> None:
+        keeps.append(bool(getattr(engine._decoder, cache)))
+        raise KeyboardInterrupt
+
+    toy_model.model.train()
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(prompts, 2, SamplingParams(40, ignore_eos=True), seed=0, on_progress=stop)
+    assert keeps == [True]
+    assert toy_model.model.training
+    assert not getattr(engine._decoder, cache)
+    engine.generate(prompts, 2, SamplingParams(3), seed=0)
+    assert not getattr(engine._decoder, cache)
+
+
+def test_a_gpu_without_cuda_graphs_for_a_model_is_told_of(
+    toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    config = changed({"run": {"task": "countdown"}}, {})
+    monkeypatch.setattr(FusedDecoder, "fits", lambda model: False)
+    build.build_engine(config, toy_model, notes.append)
+    assert not notes  # on the CPU nothing is slower than it need be
+    monkeypatch.setattr(build, "device_of", lambda model: torch.device("cuda"))
+    build.build_engine(config, toy_model, notes.append)
+    (note,) = notes
+    assert type(toy_model.model).__name__ in note
+    assert "rollout.engine=vllm" in note
+    assert "\n" not in note

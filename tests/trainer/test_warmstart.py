@@ -107,19 +107,19 @@ def test_the_loss_of_packed_examples_is_that_of_each_by_itself(toy_model: Langua
 
 
 def test_seconds_take_the_place_of_steps(tmp_path: Path, toy_task: str) -> None:
-    training = {"seconds": 0.5, "batch_size": 8, "max_tokens": 8, "eval_size": 5, "test_share": 0.4}
+    training = {"seconds": 0.2, "batch_size": 8, "max_tokens": 8, "eval_size": 5, "test_share": 0.4}
     values = {
         "run": {"task": toy_task, "output": str(tmp_path / "out"), "device": "cpu"},
         "model": {"hidden_size": 32, "layers": 1, "head_size": 16, "mlp_size": 48, "context": 64},
         "training": training | {"template": "base"},
     }
-    with pytest.raises(TinyZeroError, match=r"steps=9 has no effect with seconds=0\.5"):
+    with pytest.raises(TinyZeroError, match=r"steps=9 has no effect with seconds=0\.2"):
         build(WarmStartConfig, values | {"training": training | {"steps": 9}})
     with Display() as display:
         made = warm_start(build(WarmStartConfig, values), display=display, stop=StopFlag())
     again = tomllib.loads((made.output / "warmstart.toml").read_text())
     again["run"]["output"] = "again"
-    assert build(WarmStartConfig, again).training.seconds == 0.5
+    assert build(WarmStartConfig, again).training.seconds == 0.2
     drawn = re.search(r"of ([\d,]+) demonstrations", (made.output / "README.md").read_text())
     assert drawn is not None
     assert int(drawn[1].replace(",", "")) % 8 == 0

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tinyzero_trainer import ragged
+from tinyzero_trainer import batching, ragged
 from tinyzero_trainer.batching import MicroBatch, in_row_order, micro_batches
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.experience import Experience
@@ -100,16 +100,17 @@ class Critic:
     def _update_mini_batch(self, experience: Experience, tally: Tally) -> None:
         self.model.eval()  # without dropout, as the old values were found
         self._optimizer.begin()
-        weights = token_weights(experience.lengths, "token-mean", max_tokens=1)
+        of_completions = token_weights(experience.lengths, "token-mean", max_tokens=1)
+        weights = ragged.spread(of_completions, experience.lengths)  # [tokens]
         for batch in self._micro_batches(experience.samples):
             part = experience.select(batch.rows)
             assert part.values is not None
             assert part.returns is not None
-            old, returns = part.values.to(batch.tokens.device), part.returns.to(batch.tokens.device)
+            given = (part.values, part.returns, ragged.take(weights, experience.lengths, batch.rows))
+            old, returns, weight = (batching.to_device(column, batch.tokens.device) for column in given)
             values = self._values(batch)
             loss, clipped = value_loss(values, old, returns, clip=self._settings.value_clip)
-            weight = weights[torch.tensor(batch.rows)].to(loss.device)
-            (ragged.spread(weight, batch.lengths) * loss).sum().backward()
+            (weight * loss).sum().backward()
             tally.keep(loss=loss, clipped=clipped.float(), values=old, returns=returns)
         tally.end_mini_batch(self._optimizer.step(self._settings.learning_rate))
 

@@ -19,7 +19,7 @@ from tinyzero_trainer import attention
 from tinyzero_trainer.batching import MicroBatch
 from tinyzero_trainer.config import Estimator, Layout
 from tinyzero_trainer.divergences import SAMPLED, entropy, exact
-from tinyzero_trainer.head import token_logprobs
+from tinyzero_trainer.head import token_divergences, token_logprobs
 from tinyzero_trainer.lora import switched_off
 from tinyzero_trainer.models import ModelError
 from tinyzero_trainer.sharding import call, device_of, on_device
@@ -64,13 +64,20 @@ def token_statistics(
         entropy_gradient: whether the entropy carries a gradient, for a bonus in the loss.
     """
     states = completion_states(model, batch)  # [tokens, hidden]
-    if estimator != "exact" and (weight := plain_head(model)) is not None:
+    weight = plain_head(model)
+    if estimator != "exact" and weight is not None:
         logprobs, entropies = token_logprobs(states, weight, batch.targets, temperature=temperature)
         divergence = None
         if reference is not None:
             divergence = SAMPLED[estimator](logprobs, reference.logprobs(batch, temperature=temperature))
         return TokenStatistics(logprobs, entropies if entropy_gradient else entropies.detach(), divergence)
     reference_states = None if reference is None else reference.states(batch)
+    anchor = None if reference is None else plain_head(reference.model)
+    # On a CPU autograd keeps what this would compute again.
+    if weight is not None and anchor is not None and reference_states is not None and states.is_cuda:
+        given = (states, weight, batch.targets, reference_states, anchor)
+        logprobs, entropies, divergence = token_divergences(*given, temperature=temperature)
+        return TokenStatistics(logprobs, entropies if entropy_gradient else entropies.detach(), divergence)
     head, reference_head = head_of(model), None if reference is None else head_of(reference.model)
 
     def statistics(rows: slice) -> tuple[Tensor, ...]:
@@ -144,7 +151,7 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
 def completion_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Last hidden states [tokens, hidden] from which the completion tokens are predicted."""
     output = model.base_model(input_ids=batch.tokens, use_cache=False, **attention.arguments(model, batch))
-    states: Tensor = output.last_hidden_state[batch.predicts]
+    states: Tensor = output.last_hidden_state.flatten(0, 1).index_select(0, batch.predicts)
     return states
 
 
@@ -199,7 +206,7 @@ def _two_sequences(first: list[int], second: list[int], device: torch.device) ->
         positions=torch.tensor([places], device=device),
         boundaries=torch.tensor([0, len(first), len(places)], dtype=torch.int32, device=device),
         longest=max(len(first), len(second)),
-        predicts=torch.tensor([[False] * len(first) + [True] * len(second)], device=device),
+        predicts=torch.arange(len(first), len(places), device=device),
         targets=torch.tensor(second, device=device),
         rows=[0],
         lengths=torch.tensor([len(second)], device=device),

@@ -84,7 +84,7 @@ def _open(config: TrainConfig, task: Task, request: EvaluationRequest) -> Iterat
 
         display.phase("loading the model")
         params = SamplingParams(config.rollout.max_tokens, request.temperature, request.top_p)
-        sampler = LocalSampler(config, task, params, samples=request.samples)
+        sampler = LocalSampler(config, task, params, samples=request.samples, note=display.note)
     yield sampler
 
 
@@ -95,20 +95,29 @@ class LocalSampler:
     was never stopped gives.
     """
 
-    def __init__(self, config: TrainConfig, task: Task, params: "SamplingParams", *, samples: int) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        task: Task,
+        params: "SamplingParams",
+        *,
+        samples: int,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
         """
         Args:
             config: names the model and its device; of `run.seed` the sampling derives.
             task: whose prompts are worded.
             params: how to draw.
             samples: completions of each problem.
+            note: is told of what the user should know.
         """
         from tinyzero_trainer.models import choose_device, load_model
         from tinyzero_trainer.prompts import PromptSource
         from tinyzero_trainer.rollout.build import FEW_SEQUENCES, build_engine
 
         self._model = load_model(config.model.path, choose_device(config.run.device))
-        self._engine = build_engine(config, self._model)
+        self._config, self._engine = config, build_engine(config, self._model, note)
         self._prompts = PromptSource(task, self._model.tokenizer, config.data)
         self._params, self._samples, self._seed = params, samples, config.run.seed
         most = config.rollout.max_sequences or FEW_SEQUENCES
@@ -129,13 +138,16 @@ class LocalSampler:
                 self._sample_group(group, derive_seed("evaluation", self._seed, start), keep, advance)
 
     def _sample_group(self, group: Sequence[Problem], seed: int, keep: Keep, advance: Callable[[int], None]) -> None:
+        from tinyzero_trainer.memory_errors import explained
         from tinyzero_trainer.roles import check_context
 
         prompts = [self._prompts.word(problem.item) for problem in group]
         check_context(self._model, prompts, self._params.max_tokens)
-        rollouts = self._engine.generate(
-            [prompt.token_ids for prompt in prompts], self._samples, self._params, seed=seed, on_progress=advance
-        )
+        token_ids = [prompt.token_ids for prompt in prompts]
+        fewer = f"give rollout.max_sequences={self._at_a_time * self._samples // 2} and another --output"
+        advice = fewer if self._at_a_time > 1 else "ask for fewer samples, or take a smaller model"
+        with explained(self._config, "completions were generated", advice):
+            rollouts = self._engine.generate(token_ids, self._samples, self._params, seed=seed, on_progress=advance)
         for problem, drawn in zip(group, rollouts, strict=True):
             texts = self._model.tokenizer.batch_decode(
                 [rollout.token_ids for rollout in drawn], skip_special_tokens=True

@@ -24,6 +24,7 @@ from tinyzero_trainer.curve import draw_curve
 from tinyzero_trainer.display import Display, outcome_line
 from tinyzero_trainer.evaluation import evaluate, write_samples
 from tinyzero_trainer.interrupts import Interrupted, StopFlag, catch_signals
+from tinyzero_trainer.memory_errors import explained
 from tinyzero_trainer.metrics import MetricsLog, greedy_key, held_out_key, read_metrics, size_key
 from tinyzero_trainer.mixing import some_of_each
 from tinyzero_trainer.models import save_model
@@ -237,7 +238,8 @@ class _Run:
             params = SamplingParams(self.config.rollout.max_tokens, temperature)
             # The same seed each time: two evaluations differ by the policy, not by the draw.
             seed = derive_seed("evaluation", self.config.run.seed)
-            result, _ = evaluate(self.roles, prompts, params, samples=1, seed=seed, stop=self.stop)
+            with explained(self.config, "completions were generated"):
+                result, _ = evaluate(self.roles, prompts, params, samples=1, seed=seed, stop=self.stop)
             metrics[key] = result.accuracy
         return metrics
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tinyzero_trainer import ragged
+from tinyzero_trainer import batching, ragged
 from tinyzero_trainer.batching import MicroBatch, completion_lengths, fill_budget, in_row_order, micro_batches
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.experience import Experience
@@ -137,9 +137,11 @@ class Policy:
         self.language_model.model.eval()
         self._optimizer.begin()
         # The weights know the whole mini-batch: however it is split, the gradients add up to the same.
-        weights = token_weights(experience.lengths, self._algorithm.aggregation, max_tokens=self._max_tokens)
+        of_completions = token_weights(experience.lengths, self._algorithm.aggregation, max_tokens=self._max_tokens)
+        weights = ragged.spread(of_completions, experience.lengths)  # [tokens]
         for batch in self._micro_batches(experience.samples):
-            weight = ragged.spread(weights[torch.tensor(batch.rows)].to(batch.tokens.device), batch.lengths)
+            weight = ragged.take(weights, experience.lengths, batch.rows)
+            weight = batching.to_device(weight, batch.tokens.device)
             loss = self._token_losses(batch, experience.select(batch.rows), weight, now, tally)
             (weight * loss).sum().backward()
         tally.end_mini_batch(self._optimizer.step(now.learning_rate))
@@ -148,8 +150,8 @@ class Policy:
         self, batch: MicroBatch, part: Experience, weight: Tensor, now: StepSettings, tally: Tally
     ) -> Tensor:
         """[tokens] the whole loss of each token of a micro-batch; its `weight` [tokens] is for the metrics alone."""
-        algorithm, device = self._algorithm, batch.tokens.device
-        model = self.language_model.model
+        algorithm, model = self._algorithm, self.language_model.model
+        there = partial(batching.to_device, device=batch.tokens.device)
         compute = partial(
             token_statistics,
             model,
@@ -162,15 +164,15 @@ class Policy:
         statistics = call(model, compute)
         current = statistics.logprobs.detach()
         given = LossInputs(
-            old_logprobs=current if part.old_logprobs is None else part.old_logprobs.to(device),
-            advantages=part.advantages.to(device),
+            old_logprobs=current if part.old_logprobs is None else there(part.old_logprobs),
+            advantages=there(part.advantages),
             lengths=batch.lengths,
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
             dual_clip=algorithm.dual_clip,
         )
         surrogate = self._policy_loss(statistics.logprobs, given)
-        loss = surrogate.loss if part.importance is None else part.importance.to(device) * surrogate.loss
+        loss = surrogate.loss if part.importance is None else there(part.importance) * surrogate.loss
         outside = (surrogate.ratio < 1 - algorithm.clip_low) | (surrogate.ratio > 1 + algorithm.clip_high)
         tally.add_weighted(pg_loss=weight * loss)  # entropy, KL and shares are means over tokens, whatever the weights
         tally.add(pg_clipfrac=surrogate.clipped.float(), entropy=statistics.entropy)

@@ -7,14 +7,20 @@ import torch
 from torch import Tensor
 
 
-def spread(values: Tensor, lengths: Tensor) -> Tensor:
-    """[tokens] the value of its completion at each token, from [completions]."""
-    return values.repeat_interleave(lengths)
+def spread(values: Tensor, lengths: Tensor, total: int | None = None) -> Tensor:
+    """[tokens] the value of its completion at each token, from [completions].
+
+    Args:
+        values: [completions]
+        lengths: [completions] tokens of each.
+        total: how many tokens that makes, where it is known: a GPU need not be asked for it then.
+    """
+    return values.repeat_interleave(lengths, output_size=total)
 
 
 def sums(values: Tensor, lengths: Tensor) -> Tensor:
     """[completions] the sum over each completion's tokens, from [tokens]."""
-    owners = torch.arange(len(lengths), device=values.device).repeat_interleave(lengths)
+    owners = spread(torch.arange(len(lengths), device=values.device), lengths, len(values))
     return torch.zeros(len(lengths), dtype=values.dtype, device=values.device).index_add(0, owners, values)
 
 

@@ -28,7 +28,7 @@ from tinyzero_trainer.records import Prompt, Rollout, Sample
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
 from tinyzero_trainer.rollout.build import build_engine, require_engine
 from tinyzero_trainer.schedules import settings_at
-from tinyzero_trainer.sharding import Placement, offload_note, process_group, shard
+from tinyzero_trainer.sharding import Placement, cast_weights, offload_note, process_group, shard
 from tinyzero_trainer.task_shares import load_shares
 from tinyzero_trainer.tasks import TaskRole, task_roles
 
@@ -76,7 +76,8 @@ def build_roles(
         checkpoint: directory whose weights are taken instead of the starting model's.
     """
     display.phase("loading the task and the model")
-    require_engine(config)
+    device = choose_device(config.run.device)
+    require_engine(config, device)
     loaded = load_shares(
         config.task_shares(),
         wrappers=config.wrappers_with_limit() if training else (),
@@ -84,7 +85,6 @@ def build_roles(
     )
     if training:
         find_policy_loss(config.algorithm.policy_loss)  # a user's own may be at fault, which is soon seen
-    device = choose_device(config.run.device)
     with process_group(device) if training else nullcontext(), ExitStack() as stack:
         with explained(config, "the models were loaded"):
             placement = _placement(config, device, display) if training else None
@@ -93,11 +93,13 @@ def build_roles(
             policy = None
             if placement is not None:
                 policy = _build_policy(config, language_model, placement, resumed=checkpoint is not None)
-                if device.type == "cuda":
-                    policy.warm_up(settings_at(config, 1))
+        if policy is not None and device.type == "cuda":
+            with explained(config, "the largest micro-batch was tried out"):
+                policy.warm_up(settings_at(config, 1))
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
-        engine = build_engine(config, language_model, display.note)
+        with explained(config, "the rollout engine took over the weights"):
+            engine = build_engine(config, language_model, display.note)
         display.end_phase()
         try:
             yield Roles(tasks, language_model, engine, policy, critic, display)
@@ -153,7 +155,7 @@ def _build_policy(config: TrainConfig, language_model: LanguageModel, placement:
         # The reference is what the run started from, not what it was resumed from.
         start = _load(config.model.path, placement.device, placement).model if resumed else copy.deepcopy(model)
         # Never stepped, so it needs no more precision than it computes in.
-        start.requires_grad_(False).to(placement.dtype)  # type: ignore[arg-type]  # as in `load_model`
+        cast_weights(start.requires_grad_(False), placement.dtype)
         shard(start, placement)
         reference = Reference(start)
     shard(language_model.model, placement)

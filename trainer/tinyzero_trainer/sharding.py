@@ -66,6 +66,11 @@ class Placement:
         )
 
     @property
+    def saves_memory(self) -> bool:
+        """Whether speed is to be given up for memory."""
+        return self.checkpoint_activations or self.offload is not None
+
+    @property
     def loading_device(self) -> torch.device:
         """Where a model is to be until it is sharded."""
         return torch.device("cpu") if self.offload == "always" else self.device
@@ -127,6 +132,9 @@ def shard(model: nn.Module, placement: Placement, *, exact: Iterable[nn.Module] 
     """
     mesh = init_device_mesh(placement.device.type, (dist.get_world_size(),))
     trained = any(parameter.requires_grad for parameter in model.parameters())
+    # With one rank, what is gathered is a copy in the type that is computed in. The backward pass need not make it
+    # again if there is room for that of all layers; where there is no backward pass it would only be in the way.
+    again = placement.saves_memory or mesh.size() > 1 or not trained
     layers = layers_of(model)
     for layer in layers:
         if placement.checkpoint_activations and trained:
@@ -134,15 +142,24 @@ def shard(model: nn.Module, placement: Placement, *, exact: Iterable[nn.Module] 
         if _compiles(model, placement):
             _compile(layer)
     for part in exact:
-        _fully_shard(part, mesh, placement, torch.float32, reshard=True)
+        _fully_shard(part, mesh, placement, torch.float32, reshard=again)
     for layer in layers:
-        _fully_shard(layer, mesh, placement, placement.dtype, reshard=True)
+        _fully_shard(layer, mesh, placement, placement.dtype, reshard=again)
     _fully_shard(model, mesh, placement, placement.dtype, reshard=False)
     model._placed = _Placed(placement, trained=trained)  # type: ignore[assignment]
     model._run = lambda function: function()  # type: ignore[assignment]
     register_fsdp_forward_method(model, "_run")
     if placement.offload == "idle":
         _placed(model).waiting = Waiting(partial(_shards, model), leave=partial(reshard, model))
+
+
+def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Keep a model's weights in another type, in place; its buffers, frequencies of positions above all, stay exact.
+
+    `Module.to` would round those too, and a token's place would be another than for the policy.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
@@ -182,7 +199,7 @@ def call(model: nn.Module, function: Callable[[], Result]) -> Result:
     if placed.trained and not any(tensor.requires_grad for tensor in _tensors(results[0])):
         # Only a backward pass would give the gathered weights back, so the next call, after a step of the optimiser,
         # would find the old ones.
-        cast(FSDPModule, model).reshard()
+        reshard(model)
     return results[0]
 
 
@@ -194,9 +211,20 @@ def on_device(model: nn.Module, *, changed: bool = False) -> Any:
         changed: whether its weights are written to.
     """
     placed = _find_placed(model)
-    if placed is None or placed.waiting is None:
+    if placed is None:
         return nullcontext()
-    return placed.waiting.present(changed=changed)
+    if placed.waiting is not None:
+        return placed.waiting.present(changed=changed)
+    return nullcontext() if placed.trained else _given_back(model)
+
+
+@contextmanager
+def _given_back(model: nn.Module) -> Iterator[None]:
+    """Afterwards nothing of a model stays gathered that has no backward pass to give it back."""
+    try:
+        yield
+    finally:
+        reshard(model)
 
 
 def placement_of(model: nn.Module) -> Placement | None:

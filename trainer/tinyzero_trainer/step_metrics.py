@@ -137,15 +137,7 @@ def _by_difficulty(task: Task, samples: Sequence[Sample]) -> dict[str, float]:
 
 def _difficulties(task: Task, items: Sequence[Item]) -> Sequence[float]:
     """How hard each is; of all at once, where the task can tell that and the items go into columns."""
-    import pyarrow as pa
-
-    truths, data = [item.ground_truth for item in items], [item.data for item in items]
-    try:
-        columns = ItemColumns(pa.array(truths), pa.array(data))
-        whole = repr(list(columns)) == repr(list(items))  # 1 and 1.0 are equal, but not the same to every task
-    except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        whole = False  # items of unlike form make no columns
-    return [*map(float, task.difficulties(columns if whole else items))]
+    return [*map(float, task.difficulties(ItemColumns.of(items) or items))]
 
 
 def _spread_of(name: str, values: Tensor) -> dict[str, float]:

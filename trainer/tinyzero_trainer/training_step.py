@@ -27,7 +27,7 @@ from tinyzero_trainer.mismatch import (
 )
 from tinyzero_trainer.optimizing import UpdateError
 from tinyzero_trainer.prompts import Progress
-from tinyzero_trainer.records import Prompt, Sample
+from tinyzero_trainer.records import Prompt, Rollout, Sample
 from tinyzero_trainer.roles import Roles, generate, score
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.schedules import StepSettings, settings_at
@@ -108,7 +108,8 @@ class TrainingStep:
         except UpdateError:
             write_samples(self.rollouts / f"bad_step_{step:06d}.jsonl", samples)
             raise
-        self.roles.engine.load_weights()
+        with explained(config, "the rollout engine took over the weights"):
+            self.roles.engine.load_weights()
         self._clock.lap("update_weights")
         chosen = self.stream.close_step(samples)
         self.carried.progress = self.stream.progress()
@@ -138,7 +139,7 @@ class TrainingStep:
         for attempt in range(1 + refills):
             batch = [next(self.stream) for _ in range(wanted - len(kept) // group_size)]
             seed = derive_seed("rollout", config.run.seed, step, *([attempt] if attempt else []))
-            rollouts = generate(self.roles, batch, params, samples=group_size, seed=seed, stop=self.stop)
+            rollouts = self.generate(batch, params, samples=group_size, seed=seed)
             self._clock.lap("gen")
             scored = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
             self._clock.lap("reward")
@@ -155,6 +156,13 @@ class TrainingStep:
         if all(sample.score.masked for sample in kept):
             self.roles.display.note(f"step {step}: all completions are masked, so nothing is learnt from it")
         return samples, kept
+
+    def generate(
+        self, prompts: list[Prompt], params: SamplingParams, *, samples: int, seed: int
+    ) -> list[tuple[Prompt, Rollout]]:
+        """Completions under the present weights; see `roles.generate`."""
+        with explained(self.config, "completions were generated"):
+            return generate(self.roles, prompts, params, samples=samples, seed=seed, stop=self.stop)
 
     def known_logprobs(self, samples: list[Sample], now: StepSettings) -> tuple[KnownLogprobs, dict[str, float]]:
         """What is known of the completions' probabilities before the update, and the metrics of a correction."""
@@ -184,7 +192,7 @@ class TrainingStep:
             self._clock.lap("ref")
         if config.algorithm.advantage == "remax":
             params = SamplingParams(config.rollout.max_tokens, temperature=0.0)
-            rollouts = generate(self.roles, _prompts(samples, config), params, samples=1, seed=0, stop=self.stop)
+            rollouts = self.generate(_prompts(samples, config), params, samples=1, seed=0)
             greedy = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
             greedy_rewards = torch.tensor([sample.score.value for sample in greedy])
             self.roles.engine.sleep()

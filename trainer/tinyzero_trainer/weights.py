@@ -42,11 +42,17 @@ def engine_weight(model: PreTrainedModel, tensor: Tensor) -> Tensor:
     return torch.clone(kept) if kept is tensor and placement.offload == "idle" else kept
 
 
+def plain_class(model: PreTrainedModel) -> type[PreTrainedModel]:
+    """The class of transformers: sharding puts one of its own in front."""
+    plain: Any = next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
+    return plain
+
+
 def plain_twin(model: PreTrainedModel) -> PreTrainedModel:
     """A model of the same architecture that is not sharded and has no adapter; its weights are still to be loaded."""
-    plain: Any = next(cls for cls in type(model).__mro__ if not issubclass(cls, FSDPModule))
+    plain = plain_class(model)
     with torch.device("meta"):
-        twin: PreTrainedModel = plain(copy.deepcopy(model.config))
+        twin = plain(copy.deepcopy(model.config))
     for name, buffer in model.named_buffers():
         path, _, leaf = name.rpartition(".")
         twin.get_submodule(path)._buffers[leaf] = buffer

@@ -16,8 +16,8 @@ from tinyzero_trainer.models import LanguageModel, load_model
 from tinyzero_trainer.records import Rollout
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
 from tinyzero_trainer.rollout.build import build_engine
-from tinyzero_trainer.rollout.vllm_connection import VllmConnection, VllmError
-from tinyzero_trainer.rollout.vllm_engine import VllmEngine
+from tinyzero_trainer.rollout.vllm.connection import VllmConnection, VllmError
+from tinyzero_trainer.rollout.vllm.engine import VllmEngine
 from tinyzero_trainer.weights import named_weights
 
 STEPS = 3

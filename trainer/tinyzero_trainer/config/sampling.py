@@ -65,8 +65,9 @@ class RolloutConfig:
     """How completions are generated."""
 
     engine: Literal["torch", "vllm"] = "torch"
-    """`torch` = in this process, with a KV cache, and CUDA graphs on a GPU: the faster one for small models. `vllm` =
-    vLLM on the same GPU, for models from about 0.1B parameters."""
+    """`torch` = in this process, for Llama-like models (Llama, Mistral, Qwen2, Qwen3) on a GPU with CUDA graphs: the
+    fastest at every size measured on one GPU. `vllm` = vLLM on the same GPU: for other architectures, tensor
+    parallelism, very long contexts, and prompts that share long beginnings."""
 
     samples_per_prompt: PositiveInt = 8
     """Completions of one prompt: the group that advantages compare."""
@@ -87,8 +88,8 @@ class RolloutConfig:
     """Sample among the k likeliest tokens; 0 = all."""
 
     max_sequences: PositiveInt | None = None
-    """Sequences generated at a time, which bounds the memory of the KV cache; none = 512 on the CPU, and on a GPU as
-    many as fit. The random numbers do not depend on it."""
+    """Sequences generated at a time, which bounds the memory of the KV cache; none = on a GPU as many as fit, elsewhere
+    and for models without CUDA graphs 512. The random numbers do not depend on it."""
 
     ignore_eos: bool = False
     """Go on to rollout.max_tokens past every end token, to measure speed and memory; nothing useful is learnt so."""

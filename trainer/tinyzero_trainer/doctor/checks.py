@@ -3,11 +3,9 @@
 from collections.abc import Callable, Iterator
 
 from tinyzero_trainer.doctor.facts import Facts, Wanted
-from tinyzero_trainer.doctor.findings import Finding
+from tinyzero_trainer.doctor.findings import GIB, Finding, as_size
 from tinyzero_trainer.doctor.gpus import check_cards, check_driver, check_visibility
 from tinyzero_trainer.doctor.packages import check_imports, check_python, check_versions
-
-GIB = 2**30
 
 WEIGHT_BYTES = 4
 """Master weights are float32."""
@@ -45,7 +43,7 @@ def check_cores(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
 def check_memory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     """Main memory against what the model needs there."""
     machine, parameters = facts.machine, facts.model.parameters
-    what = f"{_gib(machine.memory_free)} of {_gib(machine.memory)} memory free"
+    what = f"{as_size(machine.memory_free)} of {as_size(machine.memory)} memory free"
     if parameters is None:
         yield Finding("memory", "ok", what)
         return
@@ -53,7 +51,7 @@ def check_memory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     trained = TRAINED_COPIES if on_cpu else 1  # for a card the weights are only read here
     need = WEIGHT_BYTES * parameters * (trained * wanted.model_copies + (wanted.frozen_copies if on_cpu else 0))
     if machine.memory_free < need:
-        what += f"; {'training' if on_cpu else 'loading'} {facts.model.name} takes at least {_gib(need)}"
+        what += f"; {'training' if on_cpu else 'loading'} {facts.model.name} takes at least {as_size(need)}"
         yield Finding("memory", "warning", what, "end other programs, or take a smaller --model")
     else:
         yield Finding("memory", "ok", what)
@@ -66,7 +64,7 @@ def check_disk(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         do = "give --output a directory that you may write"
         yield Finding("disk", "error", f"{output.path} cannot be written", do)
         return
-    what = f"{_gib(output.free)} free for {output.path}"
+    what = f"{as_size(output.free)} free for {output.path}"
     if parameters is None:
         low = output.free < LITTLE_DISK
         do = "give --output a directory on a larger disk" if low else ""
@@ -74,9 +72,9 @@ def check_disk(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         return
     each = WEIGHT_BYTES * parameters * SAVED_COPIES * wanted.model_copies
     need = each * (wanted.keep + 1)
-    what += f"; {wanted.keep} checkpoints and the next take {_gib(need)}"
+    what += f"; {wanted.keep} checkpoints and the next take {as_size(need)}"
     if output.free < need:
-        do = f"give --output a directory on a disk with {_gib(need)} free"
+        do = f"give --output a directory on a disk with {as_size(need)} free"
         fewer = ("checkpoint.keep=2",) if wanted.keep > 2 and output.free >= 3 * each else ()
         yield Finding("disk", "error", what, do + (", or keep fewer" if fewer else ""), fewer)
     else:
@@ -88,7 +86,7 @@ def check_shared_memory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     size = facts.machine.shared_memory
     if size is None:
         return
-    what = f"{_gib(size)} of shared memory (/dev/shm)"
+    what = f"{as_size(size)} of shared memory (/dev/shm)"
     if size >= ENOUGH_SHARED:
         yield Finding("shared memory", "ok", what)
         return
@@ -125,7 +123,10 @@ def check_open_files(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
 def check_model(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     """Whether the model is here, or can come."""
     model, cache = facts.model, facts.hub_cache
-    if model.parameters is not None:
+    if not wanted.names_model and wanted.device != "cpu" and facts.torch.cards:
+        what = "no --model: train makes a small one for the task first, in about two minutes"
+        yield Finding("model", "note", what, "give --model to train another; --model tiny is the one that comes along")
+    elif model.parameters is not None:
         yield Finding("model", "ok", f"{model.name}: {_millions(model.parameters)} parameters")
     elif model.local:
         do = "give --model a directory with config.json, safetensors and tokenizer"
@@ -138,7 +139,7 @@ def check_model(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         do = "name a directory that you may write"
         yield Finding("model", "error", f"{cache.path} cannot be written", do, ("export HF_HOME=DIR",))
     else:
-        what = f"{model.name} will be downloaded into {cache.path} ({_gib(cache.free)} free)"
+        what = f"{model.name} will be downloaded into {cache.path} ({as_size(cache.free)} free)"
         yield Finding(
             "model", "note", what, "fetch it now to see whether the Hub can be reached", (f"hf download {model.name}",)
         )
@@ -186,10 +187,6 @@ CHECKS: tuple[Callable[[Facts, Wanted], Iterator[Finding]], ...] = (
 def examine(facts: Facts, wanted: Wanted) -> tuple[Finding, ...]:
     """Everything that there is to say about a machine, in the order of `CHECKS`."""
     return tuple(finding for check in CHECKS for finding in check(facts, wanted))
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / 2**20:.0f} MiB"
 
 
 def _millions(count: int) -> str:

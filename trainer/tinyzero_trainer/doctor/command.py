@@ -34,7 +34,7 @@ def doctor(
             "--model",
             metavar="MODEL",
             help="Directory or Hub name of the model to train.",
-            show_default="the tiny model that comes with the trainer",
+            show_default="the tiny model that comes with the trainer; on a GPU, one made for the task",
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings from a TOML file.")] = None,
@@ -93,6 +93,7 @@ def wanted_by(config: "TrainConfig", *, wandb: bool) -> "Wanted":
         keep=config.checkpoint.keep,
         workers=config.reward.workers,
         wandb=wandb or "wandb" in config.log.trackers,
+        names_model=config.model.path is not None,
     )
 
 

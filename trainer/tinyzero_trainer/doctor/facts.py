@@ -209,6 +209,9 @@ class Wanted:
     wandb: bool = False
     """Whether W&B is to be told."""
 
+    names_model: bool = True
+    """Whether a model is named; otherwise `train` makes one of its own on a GPU."""
+
 
 @dataclass(frozen=True)
 class Facts:

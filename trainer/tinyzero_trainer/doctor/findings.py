@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+GIB = 2**30
+
 Level = Literal["ok", "note", "warning", "error"]
 """`note`: good to know. `warning`: training works, but slowly or not in every setting. `error`: it will fail."""
 
@@ -32,6 +34,11 @@ class Finding:
         """All of it in one line, for an error message."""
         advice = self.do + (f": {' or: '.join(self.commands)}" if self.commands else "")
         return f"{self.what}; {advice}" if advice else self.what
+
+
+def as_size(count: int) -> str:
+    """Bytes as a person reads them."""
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"
 
 
 def failed(findings: Iterable[Finding]) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tinyzero_trainer.doctor.facts import Capability, Card, CudaVersion, Driver, Facts, Wanted
-from tinyzero_trainer.doctor.findings import Finding
+from tinyzero_trainer.doctor.findings import Finding, as_size
 from tinyzero_trainer.doctor.kernels import (
     MIN_DRIVER,
     build_for,
@@ -14,8 +14,6 @@ from tinyzero_trainer.doctor.kernels import (
     parse_cuda,
     refusal,
 )
-
-GIB = 2**30
 
 TAKEN_SHARE = 0.1
 """Of a card's memory: what others may hold before it is worth a word."""
@@ -131,25 +129,21 @@ def _emptier(other: Card, card: Card) -> bool:
 def _state(check: str, card: Card, emptier: list[str]) -> Finding:
     """A card that torch can use: what it is, and what is free."""
     capability = "" if card.capability is None else f", sm_{card.capability[0]}{card.capability[1]}"
-    what = f"{card.name}{capability}, {_gib(card.memory)}"
+    what = f"{card.name}{capability}, {as_size(card.memory)}"
     if card.free is not None and card.memory - card.free > TAKEN_SHARE * card.memory:
-        taken = f"{_gib(card.memory - card.free)} of it in use"
-        by = ", ".join(f"{process.name} ({process.pid}): {_gib(process.used)}" for process in card.processes)
+        taken = f"{as_size(card.memory - card.free)} of it in use"
+        by = ", ".join(f"{process.name} ({process.pid}): {as_size(process.used)}" for process in card.processes)
         do = "end what holds it" + (f", or take CUDA_VISIBLE_DEVICES={emptier[0]}" if emptier else "")
         return Finding(check, "warning", f"{what}, {taken}{f' by {by}' if by else ''}", do, ("nvidia-smi",))
     if card.capability and card.capability < (8, 0):
         return Finding(check, "note", f"{what}; it has no bfloat16 units, so expect it to be slow")
-    return Finding(check, "ok", what + ("" if card.free is None else f", {_gib(card.free)} free"))
+    return Finding(check, "ok", what + ("" if card.free is None else f", {as_size(card.free)} free"))
 
 
 _CONTAINER = ("docker run --gpus all …",)
 
 _NAMES = (*"0123456789", "GPU-", "MIG-")
 """How CUDA_VISIBLE_DEVICES begins where it names a card."""
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB"
 
 
 def _dotted(version: CudaVersion) -> str:

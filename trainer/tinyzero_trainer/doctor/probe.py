@@ -267,13 +267,17 @@ def hub_cache() -> Path:
     return Path(os.environ.get("HF_HOME") or caches / "huggingface") / "hub"
 
 
+def snapshots(model: str, cache: Path) -> list[Path]:
+    """Directories of the Hub's cache that hold a model, or parts of it."""
+    return sorted((cache.expanduser() / f"models--{model.replace('/', '--')}" / "snapshots").glob("*"))
+
+
 def find_model(name: str, path: Path, cache: Path) -> Model:
     """The model's size, if it is a directory or in the Hub's cache."""
     local = path.expanduser()
     if local.is_dir():
         return Model(name, True, parameters(local))
-    snapshots = cache.expanduser() / f"models--{str(path).replace('/', '--')}" / "snapshots"
-    sizes = [parameters(snapshot) for snapshot in sorted(snapshots.glob("*"))]
+    sizes = map(parameters, snapshots(str(path), cache))
     return Model(name, False, next((size for size in sizes if size), None))
 
 

@@ -26,7 +26,7 @@ def plan(
             "--model",
             metavar="MODEL",
             help="Directory or Hub name of a transformers causal LM; no weights are read.",
-            show_default="the tiny model that comes with the trainer",
+            show_default="the small one that train makes on a GPU",
         ),
     ] = None,
     recipe: Annotated[
@@ -51,20 +51,24 @@ def plan(
 
     Takes what `tinyzero train` takes, and loads nothing. Exit code 1 if no settings are found that fit.
     """
+    from tinyzero_sdk.settings import get
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.configure import build_layers, gather, refuse_missing_directory
     from tinyzero_trainer.layers import put_together
-    from tinyzero_trainer.plan.find_shape import find_shape
+    from tinyzero_trainer.own_model import SETTINGS as SUIT_OWN_MODEL
+    from tinyzero_trainer.plan.find_shape import find_shape, shape_of_own
     from tinyzero_trainer.plan.target import choose_target
     from tinyzero_trainer.plan.view import plan_for, show
     from tinyzero_trainer.task_shares import flag_settings
 
     flags: dict[str, Any] = {**flag_settings(task or ()), "model.path": model, "run.recipe": recipe}
     said = gather(TrainConfig, flags, words or (), config)
-    resolved = build_layers(put_together(said), said)
+    owned = get(said, "model.path") is None
+    resolved = build_layers(put_together(said, SUIT_OWN_MODEL if owned else None), said)
     refuse_missing_directory(resolved.model.path)
     target = choose_target(gpu, gpu_memory, resolved.run.device)
-    planned = plan_for(find_shape(resolved.model.path), resolved, target, prompt_tokens)
+    shape = shape_of_own(resolved.own_model) if owned else find_shape(resolved.model.path)
+    planned = plan_for(shape, resolved, target, prompt_tokens)
     if json:
         print_json(as_json(planned))
     else:

@@ -11,7 +11,7 @@ MIB = 2**20
 CONTEXT = 560 * MIB
 """A process's CUDA context with the kernels that it has loaded, cuBLAS' workspace included."""
 
-SLACK = 0.04
+SLACK = 0.08
 """Of what a process has allocated: what its allocator holds beyond it, in blocks that fit nothing."""
 
 MARGIN = 0.07
@@ -30,7 +30,7 @@ HIDDEN_EAGER, MLP_EAGER = 16, 8
 """Bytes kept for the backward pass, a layer and token, per unit of the hidden size and of the MLP's, uncompiled: each
 norm keeps its input in float32 and twice in bfloat16; the MLP gate, its activation, up and their product."""
 
-HIDDEN_COMPILED, MLP_COMPILED = 10, 6
+HIDDEN_COMPILED, MLP_COMPILED = 8, 6
 """The same where a layer is compiled, which computes the cheap parts again."""
 
 LAYER_BACKWARD = 1.0
@@ -70,30 +70,36 @@ STEP_BYTES = 16
 """Bytes a sequence per unit of the MLP's width, that a decoding step of the engine `torch` computes on the way."""
 
 PREFILL_TOKENS = 32768
-"""Tokens of prompts that the engine `torch` reads at a time; see rollout/graph_engine.py."""
+"""Tokens of prompts that the engine `torch` reads at a time; see rollout/graph/engine.py."""
 
 SLOTS = 64
-"""Grid of the engine `torch`'s cache lengths; see rollout/graph_engine.py."""
+"""Grid of the engine `torch`'s cache lengths; see rollout/graph/engine.py."""
 
 PROMPT_TOKENS = 256
 """Tokens of a prompt where nobody says how long they are."""
 
 # ---- time ------------------------------------------------------------------------------------------------------------
 
-UPDATE_SHARE = 0.42
+UPDATE_SHARE = 0.41
 """Of a card's peak FLOP/s: what the update of a large model reaches, by 6 · parameters · tokens."""
 
-HALF_SHARE_AT = 40e6
+HALF_SHARE_AT = 55e6
 """Parameters of a model that reaches half of that share."""
 
-BANDWIDTH_SHARE = 0.4
-"""Of a card's memory bandwidth, while decoding."""
+VLLM_BANDWIDTH_SHARE = 0.4
+"""Of a card's memory bandwidth, while vLLM decodes."""
 
 VLLM_STEP, VLLM_SEQUENCE = 2e-3, 13e-6
 """Seconds of vLLM's host for a decoding step, and for each sequence in it."""
 
-TORCH_STEP, TORCH_LAYER = 0.2e-3, 60e-6
-"""Seconds of a replayed CUDA graph for a decoding step, and for each layer in it."""
+TORCH_STEP, TORCH_LAYER = 60e-6, 15e-6
+"""Seconds of a replayed CUDA graph for a decoding step of the engine `torch`, and for each layer in it."""
+
+TORCH_BANDWIDTH_SHARE, TORCH_SHARE = 0.85, 0.6
+"""Of a card's memory bandwidth and of its peak FLOP/s, while the engine `torch` decodes."""
+
+TORCH_LEAST_TOKENS = 128
+"""By so many tokens a sequence seems longer when the engine `torch` reads its cache: what starting to read costs."""
 
 PCIE = 20e9
 """Bytes a second between the host and the card."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyzero_sdk.errors import SettingsError
+from tinyzero_trainer.config import OwnModelConfig
 from tinyzero_trainer.plan.shape import COUNTED, ModelShape, shape_of
 from tinyzero_trainer.presets import BUILT_IN_MODEL, TINY_MODEL, directory_of
 
@@ -27,6 +28,21 @@ def find_shape(model: str | None, *, download: bool = True) -> ModelShape:
         return _of_directory(TINY_MODEL, BUILT_IN_MODEL)
     directory = named.expanduser() if named.expanduser().is_dir() else _in_cache(model)
     return _by_name(model, download=download) if directory is None else _of_directory(model, directory)
+
+
+def shape_of_own(own: OwnModelConfig) -> ModelShape:
+    """The shape of the small model that `train` makes on a GPU where none is named, with the tiny one's vocabulary."""
+    config = {
+        "model_type": "qwen2",
+        "hidden_size": own.hidden_size,
+        "num_hidden_layers": own.layers,
+        "num_attention_heads": own.hidden_size // own.head_size,
+        "num_key_value_heads": own.hidden_size // own.head_size,
+        "intermediate_size": own.mlp_size,
+        "vocab_size": find_shape(None).vocabulary,
+        "tie_word_embeddings": True,
+    }
+    return shape_of("the small model that train makes (own_model)", config)
 
 
 def well_known(model: str) -> ModelShape | None:
@@ -91,10 +107,9 @@ _KEYS = (
 
 
 def _in_cache(model: str) -> Path | None:
-    from tinyzero_trainer.doctor.probe import hub_cache
+    from tinyzero_trainer.doctor.probe import hub_cache, snapshots
 
-    snapshots = hub_cache().expanduser() / f"models--{model.replace('/', '--')}" / "snapshots"
-    return next((folder for folder in sorted(snapshots.glob("*")) if (folder / CONFIG_FILE).is_file()), None)
+    return next((folder for folder in snapshots(model, hub_cache()) if (folder / CONFIG_FILE).is_file()), None)
 
 
 _SIZES = (

@@ -163,8 +163,9 @@ class _Step:
     # ---- passes over a micro-batch -------------------------------------------------------------------------------
 
     def _gathered(self, role: Role) -> Part:
-        """Weights in the type they are used in: of embedding and head, and of the layers at work."""
-        size = self.shape.embeddings + constants.LAYERS_GATHERED * self.shape.layer
+        """Weights in the type they are used in: of embedding, head, and the layers at work; see sharding.shard."""
+        again = role == "reference" or self.config.memory.checkpoint_activations or self.config.memory.offload
+        size = self.shape.embeddings + (constants.LAYERS_GATHERED if again else self.shape.layers) * self.shape.layer
         staged = constants.MASTER_BYTES * self.shape.layer if self.config.memory.offload == "always" else 0
         return Part(role, "weights at work", self.number * size + staged)
 

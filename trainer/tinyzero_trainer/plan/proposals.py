@@ -239,7 +239,7 @@ class _Search:
                 work = work_of(config, self.prompt_tokens)
                 wanted = work.trained_at_a_time
                 room = min(wanted, sequences_in_vllm(self.shape, config, work))
-                costs = f"GB; room for {room:,} of {wanted:,} whole sequences at a time"
+                costs = f"GB: room for {room:,} of {wanted:,} whole sequences at a time"
             yield Change(key, value, before, COSTS_OF_VALUE.get((key, value), costs))
 
     def smallest(self) -> dict[str, Any]:

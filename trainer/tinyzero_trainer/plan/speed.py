@@ -89,12 +89,18 @@ def _generation(shape: ModelShape, config: TrainConfig, card: Card, work: Work) 
     if config.rollout.engine == "vllm":
         at_a_time = min(at_a_time, sequences_in_vllm(shape, config, work))
     rounds = work.completions / at_a_time
-    cache = at_a_time * (work.prompt + work.completion / 2) * shape.cache_bytes
-    drawing = 4 * at_a_time * shape.vocabulary * 4
-    read = (2 * shape.parameters + cache + drawing) / (card.bandwidth * 1e9 * constants.BANDWIDTH_SHARE)
-    computed = 2 * shape.parameters * at_a_time / (card.flops * constants.UPDATE_SHARE)
+    length, token = work.prompt + work.completion / 2, 2 * shape.parameters / card.flops
     if config.rollout.engine == "vllm":
+        touched = 2 * shape.parameters + at_a_time * (length * shape.cache_bytes + 16 * shape.vocabulary)
+        read = touched / (card.bandwidth * 1e9 * constants.VLLM_BANDWIDTH_SHARE)
         host = constants.VLLM_STEP + at_a_time * constants.VLLM_SEQUENCE
-        return rounds * work.completion * (host + max(read, computed))
+        return rounds * work.completion * (host + max(read, at_a_time * token / constants.UPDATE_SHARE))
+    length += constants.TORCH_LEAST_TOKENS
+    # Logits in two bytes each are written once and read twice.
+    touched = 2 * shape.parameters + at_a_time * (length * shape.cache_bytes + 6 * shape.vocabulary)
+    read = touched / (card.bandwidth * 1e9 * constants.TORCH_BANDWIDTH_SHARE)
     host = constants.TORCH_STEP + shape.layers * constants.TORCH_LAYER
-    return rounds * work.completion * max(host, read, computed)
+    # Kernels follow each other, so that what computes and what reads add up; prompts are read once for their samples.
+    step = host + read + at_a_time * token / constants.TORCH_SHARE
+    prompts = config.data.prompts_per_step * work.prompt * token / constants.TORCH_SHARE
+    return rounds * work.completion * step + prompts

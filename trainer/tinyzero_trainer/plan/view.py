@@ -73,14 +73,15 @@ def show(planned: Planned, *, typed: str) -> None:
     if planned.speed is not None:
         speed, name = planned.speed, planned.target.card.name if planned.target.card else ""
         _line(
-            f"on {_article(name)} about {speed.step:,.3g} s a step, {speed.throughput:,.0f} tokens/s "
+            f"on {_article(name)} about {_seconds(speed.step)} s a step, {speed.throughput:,.0f} tokens/s "
             f"({speed.rollout:,.0f} while generating)"
         )
     if found.changes:
         asked = f"as asked it would take {found.wanted.peak / GIB:.1f} GiB"
-        asked = asked if found.wanted.peak > found.limit else "what was asked fits"
-        then = "; proposed:" if found.fits else "; the least that was found is with:"
-        stdout.print(f"\n{asked}{then}", markup=False)
+        then = "proposed:" if found.fits else "the least that was found is with:"
+        if found.wanted.peak <= found.limit:
+            asked, then = "what was asked fits", "what train finds out by itself:"
+        stdout.print(f"\n{asked}; {then}", markup=False)
         stdout.print(_changes(found))
     if found.fits and found.changes:
         stdout.print("\nto type:", style="dim")
@@ -108,7 +109,7 @@ def _phases(planned: Planned) -> "RenderableType":
     shown = table(*names)
     for phase in memory.phases:
         cells = [*(f"{phase.of(role) / GIB:.1f}" for role in roles), f"{phase.total / GIB:.1f}"]
-        cells += [] if speed is None else [f"{speed.seconds[phase.name]:.3g}"]
+        cells += [] if speed is None else [_seconds(speed.seconds[phase.name])]
         shown.add_row(phase.name, *cells, style="bold" if phase is memory.worst else "")
     return shown
 
@@ -123,6 +124,10 @@ def _changes(found: Plan) -> "RenderableType":
         before = f"instead of {as_word(change.before)}" if change.before is not None else ""
         shown.add_row(f"{change.key}={as_word(change.value)}", "; ".join(filter(None, (before, change.costs))))
     return shown
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def _article(name: str) -> str:

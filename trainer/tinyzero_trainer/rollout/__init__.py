@@ -1,4 +1,11 @@
-"""Generating completions: the engine protocol and the engine that runs in this process."""
+"""Generating completions. Every engine is behind the protocol in engine.py; build.py says which one a run gets.
+
+- torch_engine.py with decoder.py: any model on any device, in plain torch.
+- graph/: Llama-like models on a GPU, every step a CUDA graph.
+- vllm/: vLLM, beside the trainer.
+
+The first two are `rollout.engine=torch`, and share sampling.py and results.py.
+"""
 
 from tinyzero_trainer.rollout.engine import RolloutEngine, SamplingParams
 from tinyzero_trainer.rollout.torch_engine import TorchEngine

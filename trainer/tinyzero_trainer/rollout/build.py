@@ -8,25 +8,27 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.rollout.decoder import FusedDecoder
 from tinyzero_trainer.rollout.engine import RolloutEngine
-from tinyzero_trainer.rollout.graph_engine import GraphEngine
+from tinyzero_trainer.rollout.graph.engine import GraphEngine
 from tinyzero_trainer.rollout.torch_engine import TorchEngine
 from tinyzero_trainer.sharding import compute_dtype, device_of
-from tinyzero_trainer.weights import named_weights
+from tinyzero_trainer.weights import named_weights, plain_class
 
 FEW_SEQUENCES = 512
 """Generated at a time where the configuration leaves it open and there is no GPU to ask."""
 
 
-def require_engine(config: TrainConfig) -> None:
-    """Refuse an engine that is not installed, before a model is loaded for it.
+def require_engine(config: TrainConfig, device: torch.device) -> None:
+    """Refuse an engine that is not there, or cannot do what is asked of it, before a model is loaded for it.
 
     Raises:
-        VllmError: vLLM is missing or too old.
+        VllmError: vLLM is missing or too old, or a setting is none for this device.
     """
     if config.rollout.engine == "vllm":
-        from tinyzero_trainer.rollout.vllm_connection import require_vllm
+        from tinyzero_trainer.rollout.vllm.connection import require_vllm
+        from tinyzero_trainer.rollout.vllm.settings import refuse_impossible
 
         require_vllm()
+        refuse_impossible(config, device)
 
 
 def build_engine(
@@ -37,15 +39,24 @@ def build_engine(
     Args:
         config: the run's.
         language_model: the policy's.
-        note: is told of what the user should know of an engine in mid-run.
+        note: is told of what the user should know.
+
+    Raises:
+        VllmError: see `require_engine`; or vLLM does not start.
     """
+    device = device_of(language_model.model)
+    require_engine(config, device)
     if config.rollout.engine == "vllm":
-        from tinyzero_trainer.rollout.vllm_build import build_vllm
+        from tinyzero_trainer.rollout.vllm.build import build_vllm
 
         return build_vllm(config, language_model, note)
-    device = device_of(language_model.model)
-    if device.type == "cuda" and FusedDecoder.fits(language_model.model):
-        return _build_graph_engine(config, language_model, device, note)
+    if device.type == "cuda":
+        if FusedDecoder.fits(language_model.model):
+            return _build_graph_engine(config, language_model, device, note)
+        note(
+            f"rollout.engine=torch has no CUDA graphs for {plain_class(language_model.model).__name__} as this model "
+            "is set up, so completions are generated slowly; rollout.engine=vllm is the faster one for it"
+        )
     return TorchEngine(
         language_model.model,
         eos_ids=language_model.eos_ids,

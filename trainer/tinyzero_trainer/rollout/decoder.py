@@ -37,6 +37,9 @@ class Decoder(Protocol):
     def keep(self, rows: Tensor) -> None:
         """Drop all sequences but those at `rows` [kept]."""
 
+    def end(self) -> None:
+        """Give back the batch's memory."""
+
 
 def build_decoder(model: PreTrainedModel) -> Decoder:
     """The fastest decoder that gives this model's logits."""
@@ -50,6 +53,7 @@ class TransformersDecoder:
         self._policy = model
         # Generating through FSDP2 would gather and free each layer for each token.
         self._model = model if placement_of(model) is None else plain_twin(model)
+        self._cache: DynamicCache | None = None
         self.load_weights()
 
     @torch.no_grad()
@@ -61,11 +65,11 @@ class TransformersDecoder:
 
     def start(self, tokens: Tensor, mask: Tensor, copies: int) -> Tensor:
         """See `Decoder`."""
-        self._cache = DynamicCache(config=self._model.config)
+        self._cache = cache = DynamicCache(config=self._model.config)
         self._mask = mask.long()
         positions = (self._mask.cumsum(dim=1) - 1).clamp(min=0)
         logits = self._forward(tokens, positions)
-        self._cache.batch_repeat_interleave(copies)
+        cache.batch_repeat_interleave(copies)
         self._mask = self._mask.repeat_interleave(copies, dim=0)
         self._position = self._mask.sum(dim=1)
         return logits.repeat_interleave(copies, dim=0)
@@ -79,8 +83,13 @@ class TransformersDecoder:
 
     def keep(self, rows: Tensor) -> None:
         """See `Decoder`."""
+        assert self._cache is not None
         self._cache.batch_select_indices(rows)
         self._mask, self._position = self._mask[rows], self._position[rows]
+
+    def end(self) -> None:
+        """See `Decoder`."""
+        self._cache = None
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         out = self._model(
@@ -166,6 +175,10 @@ class FusedDecoder:
         """See `Decoder`."""
         self._caches = [cache.index_select(0, rows) for cache in self._caches]
         self._mask, self._position = self._mask[rows], self._position[rows]
+
+    def end(self) -> None:
+        """See `Decoder`."""
+        self._caches = []
 
     def _new_cache(self, rows: int, slots: int) -> Tensor:
         """Keys and values of one layer: [rows, 2, kv heads, slots, head size]; rows first, for a cheap `keep`."""

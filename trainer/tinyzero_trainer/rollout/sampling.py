@@ -1,6 +1,6 @@
 """Drawing the next token: which number decides, and which token it decides for.
 
-decode_kernels.py has the same two laws for a GPU, in one pass over the logits.
+step_kernels.py has the same two laws for a GPU, in one pass over the logits.
 """
 
 import torch

@@ -59,13 +59,16 @@ class TorchEngine:
         self._model.eval()
         groups: list[list[Rollout]] = []
         prompts_at_a_time = max(1, self._max_sequences // samples)
-        with torch.inference_mode():
-            for start in range(0, len(prompts), prompts_at_a_time):
-                batch = prompts[start : start + prompts_at_a_time]
-                rows = slice(start * samples, (start + len(batch)) * samples)
-                rollouts = self._generate_batch(batch, samples, params, starts[rows], on_progress)
-                groups += [rollouts[row : row + samples] for row in range(0, len(rollouts), samples)]
-        self._model.train(was_training)
+        try:
+            with torch.inference_mode():
+                for start in range(0, len(prompts), prompts_at_a_time):
+                    batch = prompts[start : start + prompts_at_a_time]
+                    rows = slice(start * samples, (start + len(batch)) * samples)
+                    rollouts = self._generate_batch(batch, samples, params, starts[rows], on_progress)
+                    groups += [rollouts[row : row + samples] for row in range(0, len(rollouts), samples)]
+        finally:
+            self._decoder.end()
+            self._model.train(was_training)
         return groups
 
     def _generate_batch(

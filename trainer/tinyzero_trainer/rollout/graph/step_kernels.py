@@ -1,16 +1,23 @@
 """Kernels of one decoding step on a GPU: attention over each sequence's own length, and drawing its next token.
 
 Imported on a GPU only: elsewhere there may be no Triton. What they compute is written for any device in
-graph_attention.py and, of the drawing, in sampling.py and graph_state.py.
+attention.py and, of the drawing, in ../sampling.py and state.py.
 """
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from tinyzero_trainer.rollout.graph_state import State
+from tinyzero_trainer.rollout.engine import SamplingParams
+from tinyzero_trainer.rollout.graph.state import State
 from tinyzero_trainer.rollout.sampling import FACTORS, JUST_BELOW, WEYL, block_size
+
+if TYPE_CHECKING:
+    from tinyzero_trainer.rollout.graph.model import GraphModel
 
 BLOCK = 64
 """Slots that are read at a time."""
@@ -26,10 +33,26 @@ _UNIT = tl.constexpr(2.0**-53)
 _LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 
 
+def try_out(model: "GraphModel", eos_ids: Collection[int]) -> None:
+    """Run each of them once, for a model's sizes; raises whatever is in the way."""
+    state = State(1, BLOCK, 1, eos_ids, model.device)
+    state.begin([1], 0, SamplingParams(1), 0)
+    state.work_on(torch.zeros(1, dtype=torch.long), 1)
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=model.dtype, device=model.device)
+
+    keys, values = (zeros(2, model.kv_heads, BLOCK, model.head_size) for _ in range(2))
+    fused = zeros(1, (model.heads + 2 * model.kv_heads) * model.head_size)
+    attend(fused, model.tables(BLOCK), state, 1, keys, values, model.heads)
+    gated(zeros(1, 2 * model.mlp_size))
+    draw(zeros(1, model.vocabulary), state, 1, ends=True)
+
+
 def attend(
     fused: Tensor, tables: tuple[Tensor, Tensor], state: State, rows: int, keys: Tensor, values: Tensor, heads: int
 ) -> Tensor:
-    """See `graph_attention.attend`."""
+    """See `attention.attend`."""
     _, kv_heads, slots, size = keys.shape
     group, half = heads // kv_heads, size // 2
     out = torch.empty((rows, heads * size), dtype=fused.dtype, device=fused.device)
@@ -53,7 +76,7 @@ def gated(gate_up: Tensor) -> Tensor:
 
 
 def draw(logits: Tensor, state: State, rows: int, *, ends: bool) -> None:
-    """See `graph_state.draw`; for a temperature above 0 without top-p and top-k.
+    """See `state.draw`; for a temperature above 0 without top-p and top-k.
 
     Args:
         logits: [rows, vocabulary].

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tinyzero_trainer.rollout import graph_attention
-from tinyzero_trainer.rollout.graph_attention import Tables
-from tinyzero_trainer.rollout.graph_state import State
-from tinyzero_trainer.rollout.graph_weights import GraphWeights
+from tinyzero_trainer.rollout.graph import attention
+from tinyzero_trainer.rollout.graph.attention import Tables
+from tinyzero_trainer.rollout.graph.state import State
+from tinyzero_trainer.rollout.graph.weights import GraphWeights
 
 
 class Cache:
@@ -32,7 +32,7 @@ class GraphModel:
     """The network."""
 
     def __init__(
-        self, model: PreTrainedModel, weights: GraphWeights, *, dtype: torch.dtype, device: torch.device, kernels: bool
+        self, model: PreTrainedModel, weights: GraphWeights, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         """
         Args:
@@ -40,7 +40,6 @@ class GraphModel:
             weights: of it.
             dtype: what it computes in.
             device: what it computes on.
-            kernels: whether Triton's are used.
         """
         config: Any = model.config
         inner: Any = model
@@ -54,11 +53,13 @@ class GraphModel:
         self.hidden_size: int = config.hidden_size
         self._eps: float = config.rms_norm_eps
         self._rotary = copy.deepcopy(inner.model.rotary_emb).to(device)
-        self._parts: Any = graph_attention
-        if kernels:
-            from tinyzero_trainer.rollout import decode_kernels
+        self._parts: Any = attention
 
-            self._parts = decode_kernels
+    def use_kernels(self) -> None:
+        """Take Triton's kernels for what attention.py does."""
+        from tinyzero_trainer.rollout.graph import step_kernels
+
+        self._parts = step_kernels
 
     def cache_bytes(self, slots: int) -> int:
         """What a sequence takes of a cache."""
@@ -99,7 +100,7 @@ class GraphModel:
         for layer in range(self.layers):
             fused = self._project(layer, hidden).view(prompts, longest, -1, self.head_size)
             query, key, value = fused.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
-            query, key = (graph_attention.rotate(part, cos, sin).transpose(1, 2) for part in (query, key))
+            query, key = (attention.rotate(part, cos, sin).transpose(1, 2) for part in (query, key))
             value = value.transpose(1, 2)
             cache.keys[layer][columns, :, :longest] = key[repeats]
             cache.values[layer][columns, :, :longest] = value[repeats]

@@ -13,11 +13,12 @@ from tinyzero_trainer.forward import evaluating, sampled_logprobs
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 from tinyzero_trainer.rollout.engine import SamplingParams
-from tinyzero_trainer.rollout.vllm_connection import VllmError
+from tinyzero_trainer.rollout.vllm.connection import VllmError
 from tinyzero_trainer.sharding import call, device_of, on_device
+from tinyzero_trainer.weights import plain_class
 
 if TYPE_CHECKING:
-    from tinyzero_trainer.rollout.vllm_engine import VllmEngine
+    from tinyzero_trainer.rollout.vllm.engine import VllmEngine
 
 PROBES, PROBE_TOKENS, ANSWER_TOKENS = 4, 4, 8
 """Prompts, of tokens spread over the vocabulary, and what is generated after each."""
@@ -43,7 +44,7 @@ def make_check(language_model: LanguageModel, dtype: torch.dtype) -> Callable[["
             raise VllmError(
                 f"vLLM's log-probabilities differ from the policy's by {gap:.3g} a token after its weights were sent, "
                 f"expected at most {TOLERANCE[dtype]:g}: this vLLM does not take over all weights of "
-                f"{type(language_model.model).__name__}; take rollout.engine=torch, or another version of vLLM"
+                f"{plain_class(language_model.model).__name__}; take rollout.engine=torch, or another version of vLLM"
             )
 
     return check

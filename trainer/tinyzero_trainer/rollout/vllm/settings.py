@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
+from tinyzero_sdk.settings import show
 from tinyzero_trainer.config import TrainConfig, VllmConfig
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.plan import constants
 from tinyzero_trainer.plan.proposals import settle, usable
 from tinyzero_trainer.plan.rollout import GB
 from tinyzero_trainer.plan.shape import shape_of
-from tinyzero_trainer.rollout.vllm_connection import VllmError
-from tinyzero_trainer.rollout.vllm_log import LEVEL
+from tinyzero_trainer.rollout.vllm.connection import VllmError
+from tinyzero_trainer.rollout.vllm.log import LEVEL
 
 GRAPHS_UP_TO = 512
 """Sequences for which vLLM captures CUDA graphs by itself."""
@@ -46,14 +47,15 @@ def refuse_impossible(config: TrainConfig, device: torch.device) -> None:
         )
     if device.type == "cpu":
         reasons = {
-            "sleep": "vLLM for the CPU has no sleep mode; leave it out",
-            "gpu_memory": "there is no GPU; leave it out",
+            "sleep": "vLLM for the CPU has no sleep mode",
+            "gpu_memory": "there is no GPU",
+            "tensor_parallel": "there are no GPUs",
+            "cuda_graphs": "there are none without a GPU",
         }
         for name, reason in reasons.items():
-            if getattr(vllm, name):
-                raise VllmError(f"vllm.{name}={getattr(vllm, name)} is not possible with run.device=cpu: {reason}")
-        if vllm.tensor_parallel > 1:
-            raise VllmError(f"vllm.tensor_parallel={vllm.tensor_parallel} needs as many GPUs; leave it out on a CPU")
+            given = getattr(vllm, name)
+            if given != getattr(VllmConfig(), name) and not (name == "sleep" and given is False):
+                raise VllmError(f"vllm.{name}={show(given)} means nothing on the CPU: {reason}; leave it out")
     elif vllm.tensor_parallel > torch.cuda.device_count():
         raise VllmError(f"vllm.tensor_parallel={vllm.tensor_parallel}, but there are {torch.cuda.device_count()} GPUs")
     if vllm.sleep and not vllm.own_process and any(_expands(os.environ.get(name)) for name in ALLOCATOR_VARIABLES):
@@ -124,7 +126,7 @@ def engine_arguments(
         "enable_prefix_caching": True,  # a prompt's completions share its cache
         "logprobs_mode": logprobs_mode(config),
         "disable_log_stats": True,
-        "worker_extension_cls": "tinyzero_trainer.rollout.vllm_worker.WeightReceiver",
+        "worker_extension_cls": "tinyzero_trainer.rollout.vllm.worker.WeightReceiver",
         "enforce_eager": device.type == "cpu" or not vllm.cuda_graphs,
     }
     if device.type == "cpu":

@@ -1,6 +1,6 @@
 """Within vLLM's worker: takes new weights. Imported by the engine's process, and by no other module here.
 
-What sends them is vllm_transfer.py. vLLM mixes the class into its own worker, so its methods' names begin with ours.
+What sends them is transfer.py. vLLM mixes the class into its own worker, so its methods' names begin with ours.
 """
 
 from typing import Any
@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinyzero_trainer.rollout.vllm_transfer import opened
+from tinyzero_trainer.rollout.vllm.transfer import opened
 
 
 class WeightReceiver:
     """What `collective_rpc` may call beside vLLM's own methods."""
 
     def tinyzero_receive(self, parcel: bytes) -> None:
-        """Load the weights of a parcel that `vllm_transfer.wrapped` made in another process of this machine."""
+        """Load the weights of a parcel that `transfer.wrapped` made in another process of this machine."""
         with opened(parcel) as weights:
             self.tinyzero_load(weights)
 

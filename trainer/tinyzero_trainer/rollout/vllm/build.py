@@ -11,13 +11,13 @@ from transformers import PreTrainedModel
 
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.models import LanguageModel
-from tinyzero_trainer.rollout.sync_check import make_check
-from tinyzero_trainer.rollout.vllm_connection import VllmConnection, require_vllm
-from tinyzero_trainer.rollout.vllm_engine import Limits, VllmEngine
-from tinyzero_trainer.rollout.vllm_log import EngineLog
-from tinyzero_trainer.rollout.vllm_settings import engine_arguments, environment, refuse_impossible, settled
+from tinyzero_trainer.rollout.vllm.connection import VllmConnection
+from tinyzero_trainer.rollout.vllm.engine import Limits, VllmEngine
+from tinyzero_trainer.rollout.vllm.log import EngineLog
+from tinyzero_trainer.rollout.vllm.settings import engine_arguments, environment, settled
+from tinyzero_trainer.rollout.vllm.sync_check import make_check
 from tinyzero_trainer.sharding import compute_dtype, device_of
-from tinyzero_trainer.weights import named_weights
+from tinyzero_trainer.weights import named_weights, plain_class
 
 LOG_FILE = "vllm.log"
 
@@ -31,11 +31,9 @@ def build_vllm(config: TrainConfig, language_model: LanguageModel, note: Callabl
         note: is told when the engine had to be replaced.
 
     Raises:
-        VllmError: vLLM is missing, too old, does not start, or cannot do what is asked of it on this machine.
+        VllmError: it does not start.
     """
-    require_vllm()
     device = device_of(language_model.model)
-    refuse_impossible(config, device)
     vllm = settled(config, language_model, device)
     dtype = compute_dtype(config.model.dtype, device)
     folder = Path(tempfile.mkdtemp(prefix="tinyzero-vllm-"))
@@ -66,6 +64,5 @@ def build_vllm(config: TrainConfig, language_model: LanguageModel, note: Callabl
 def write_config(model: PreTrainedModel, directory: Path) -> None:
     """Write a model's config.json for vLLM, which chooses its own implementation by the class that it names."""
     config = copy.deepcopy(model.config)
-    # Sharding puts a class of its own in front.
-    config.architectures = [next(kind.__name__ for kind in type(model).__mro__ if not kind.__name__.startswith("FSDP"))]
+    config.architectures = [plain_class(model).__name__]
     config.save_pretrained(directory)

@@ -1,6 +1,6 @@
 """The seam to vLLM: what the engine asks of it, and the only module that imports it.
 
-Speaks to vLLM's LLMEngine, one step at a time; what is done when it fails is in vllm_engine.py.
+Speaks to vLLM's LLMEngine, one step at a time; what is done when it fails is in engine.py.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.rollout.engine import SamplingParams
-from tinyzero_trainer.rollout.vllm_log import EngineLog, hush
-from tinyzero_trainer.rollout.vllm_transfer import PARCEL_BYTES, Weights, parcels, wrapped
+from tinyzero_trainer.rollout.vllm.log import EngineLog, hush
+from tinyzero_trainer.rollout.vllm.transfer import PARCEL_BYTES, Weights, parcels, wrapped
 
 OLDEST = "0.22"
 """The first vLLM that this works with."""

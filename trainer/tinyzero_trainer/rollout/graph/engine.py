@@ -1,9 +1,8 @@
-"""The rollout engine for small models on a GPU: every decoding step is one replay of a CUDA graph.
+"""The rollout engine for Llama-like models on a GPU: every decoding step is one replay of a CUDA graph.
 
-A small model's step is over before Python has launched its kernels one by one. Here one graph holds the whole step:
-layers, head, sampling and bookkeeping; the host looks in only every few steps, to drop sequences that have ended.
-Graphs are captured when first needed, one for each batch size of a coarse grid. Without a GPU the same steps are
-called.
+A step is often over before Python has launched its kernels one by one. Here one graph holds the whole step: layers,
+head, sampling and bookkeeping; the host looks in only every few steps, to drop sequences that have ended. Graphs are
+captured when first needed, one for each batch size of a coarse grid. Without a GPU the same steps are called.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -15,12 +14,12 @@ from transformers import PreTrainedModel
 
 from tinyzero_trainer.records import Rollout
 from tinyzero_trainer.rollout.engine import SamplingParams
-from tinyzero_trainer.rollout.graph_model import Cache, GraphModel
-from tinyzero_trainer.rollout.graph_state import State, draw
-from tinyzero_trainer.rollout.graph_weights import GraphWeights
-from tinyzero_trainer.rollout.replaying import Replayer
+from tinyzero_trainer.rollout.graph.model import Cache, GraphModel
+from tinyzero_trainer.rollout.graph.replaying import Replayer
+from tinyzero_trainer.rollout.graph.room import Memory, present_memory, sequences
+from tinyzero_trainer.rollout.graph.state import State, draw
+from tinyzero_trainer.rollout.graph.weights import GraphWeights
 from tinyzero_trainer.rollout.results import to_rollouts
-from tinyzero_trainer.rollout.room import Memory, present_memory, sequences
 from tinyzero_trainer.weights import WeightSource
 
 LOOK_EVERY = 4
@@ -54,11 +53,17 @@ def batch_levels(most: int) -> list[int]:
     return sorted(levels)
 
 
-def has_triton() -> bool:
-    """Whether this machine can compile Triton's kernels."""
+def kernels_run(model: GraphModel, eos_ids: Collection[int], note: Callable[[str], None]) -> bool:
+    """Whether Triton's kernels run for a model; where they do not on a GPU, the user is told why."""
+    if model.device.type != "cuda":
+        return False
     try:
-        import triton  # noqa: F401
-    except ImportError:
+        from tinyzero_trainer.rollout.graph import step_kernels
+
+        step_kernels.try_out(model, eos_ids)
+    except Exception as error:  # of many types: no Triton, no C compiler, a card too old, too little shared memory
+        why = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        note(f"Triton's kernels do not run here ({why}); generation is slower without, and takes more memory")
         return False
     return True
 
@@ -91,17 +96,20 @@ class GraphEngine:
             dtype: what to compute in.
             device: what to compute on.
             keep_memory: whether `sleep` keeps what is not scarce, so that no graph has to be captured again.
-            kernels: whether Triton's are used; None = on a GPU, where it is installed.
+            kernels: whether Triton's are used; None = on a GPU, if they run there.
             memory: what there is for the caches; None = asks the GPU, and on the CPU nobody.
             note: is told of what the user should know.
         """
-        use_kernels = kernels if kernels is not None else device.type == "cuda" and has_triton()
         self._weights = GraphWeights(model.config, source, dtype=dtype, device=device)
-        self._model = GraphModel(model, self._weights, dtype=dtype, device=device, kernels=use_kernels)
-        self._device, self._kernels = device, use_kernels
+        self._model = GraphModel(model, self._weights, dtype=dtype, device=device)
+        self._device = device
+        self._kernels = kernels_run(self._model, eos_ids, note) if kernels is None else kernels
+        if self._kernels:
+            self._model.use_kernels()
         self._eos_ids, self._pad_id, self._max_sequences = eos_ids, pad_id, max_sequences
         self._keep_memory, self._kept, self._noted = keep_memory, keep_memory, False
         self._own = 0  # bytes that the buffers take
+        self._full = False  # whether there is no room for larger ones
         if memory is None and device.type == "cuda":
             memory = lambda: present_memory(device)  # noqa: E731
         self._memory, self._note = memory, note
@@ -193,8 +201,9 @@ class GraphEngine:
         """Make the buffers large enough; returns how many sequences may be generated at a time."""
         longest, state = max(map(len, prompts)), self._state
         wanted, slots = min(len(prompts) * samples, self._max_sequences or 2**62), longest + steps
-        if state is not None and wanted <= state.rows and slots <= state.slots and steps <= state.steps:
-            return wanted
+        large_enough = state is not None and slots <= state.slots and steps <= state.steps
+        if state is not None and large_enough and (wanted <= state.rows or self._full):
+            return min(wanted, state.rows)
         if state is not None:
             slots, steps = max(slots, state.slots), max(steps, state.steps)
         slots = -(-slots // SLOTS) * SLOTS
@@ -216,7 +225,7 @@ class GraphEngine:
         # What the last buffers took still counts as this process's.
         found = Memory(found.free + self._own - reading, max(0, found.reusable - self._own))
         fitting, self._kept = sequences(wanted, size, found, keep=self._keep_memory)
-        self._own = fitting * size
+        self._own, self._full = fitting * size, fitting < wanted
         if fitting < wanted and not self._noted:
             self._noted = True
             self._note(
@@ -228,7 +237,7 @@ class GraphEngine:
         """What each sequence takes while it is generated: cache, tokens, and what a step computes on the way."""
         model, cache = self._model, self._model.cache_bytes(slots)
         drawing = model.vocabulary * (model.dtype.itemsize * 2 if self._kernels else 24)
-        gathered = 0 if self._kernels else cache // model.layers * model.heads // model.kv_heads
+        gathered = 0 if self._kernels else cache // model.layers * (1 + model.heads // model.kv_heads)
         return cache + 12 * steps + 16 * model.mlp_size + max(drawing, gathered)
 
     def _drop_buffers(self) -> None:
@@ -277,9 +286,9 @@ class GraphEngine:
 
     def _draw(self, logits: Tensor, rows: int, params: SamplingParams) -> None:
         if self._kernels and params.temperature and params.top_p >= 1 and not params.top_k:
-            from tinyzero_trainer.rollout import decode_kernels
+            from tinyzero_trainer.rollout.graph import step_kernels
 
-            decode_kernels.draw(logits, self._buffers(), rows, ends=not params.ignore_eos)
+            step_kernels.draw(logits, self._buffers(), rows, ends=not params.ignore_eos)
         else:
             draw(logits, self._buffers(), rows, params)
 

@@ -1,5 +1,6 @@
 """Running the same step again and again: on a CUDA device as a graph, elsewhere by calling it."""
 
+import contextlib
 from collections.abc import Callable, Hashable
 
 import torch
@@ -32,8 +33,11 @@ class Replayer:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 step()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # it complains as well, and would hide the reason
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
         self._runs[key] = graph.replay
 

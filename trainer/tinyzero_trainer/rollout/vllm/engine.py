@@ -1,13 +1,12 @@
 """The rollout engine `vllm`: generates with vLLM, and replaces it when it fails.
 
-What speaks to vLLM is vllm_connection.py, how long a call may take is in vllm_calls.py, and with which arguments vLLM
-is started is in vllm_settings.py.
+What speaks to vLLM is connection.py, how long a call may take is in calls.py, and with which arguments vLLM
+is started is in settings.py.
 """
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from threading import Event
 from time import monotonic
 from typing import TypeVar
 
@@ -17,8 +16,9 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.records import Rollout
 from tinyzero_trainer.rollout.engine import SamplingParams
-from tinyzero_trainer.rollout.vllm_calls import POLL, Caller, Cancelled, EngineFault
-from tinyzero_trainer.rollout.vllm_connection import Answer, Connection, Request, VllmError
+from tinyzero_trainer.rollout.vllm.calls import Caller, Cancelled, EngineFault
+from tinyzero_trainer.rollout.vllm.connection import Answer, Connection, Request, VllmError
+from tinyzero_trainer.rollout.vllm.progress import Progress
 from tinyzero_trainer.weights import WeightSource
 
 START_LIMIT = 1200.0
@@ -93,6 +93,9 @@ class VllmEngine:
             why = self._why(fault)
             self._discard()
             raise VllmError(f"vLLM did not start: {why}") from fault
+        except BaseException:
+            self._discard()  # nobody gets to know it, who could close it
+            raise
 
     # ---- what the loop asks ------------------------------------------------------------------------------------------
 
@@ -129,7 +132,7 @@ class VllmEngine:
         """
         if params.temperature > HIGHEST_TEMPERATURE:
             raise VllmError(f"vLLM samples at temperatures up to {HIGHEST_TEMPERATURE:g}, not {params.temperature:g}")
-        progress = _Progress(on_progress)
+        progress = Progress(on_progress)
 
         def run() -> list[list[Rollout]]:
             if self._asleep:
@@ -147,7 +150,7 @@ class VllmEngine:
 
     def probe(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[Rollout]:
         """One completion of each prompt, for a check: faults are the caller's."""
-        return [group[0] for group in self._run(self._requests(prompts, 1, params, seed=0), _Progress(None))]
+        return [group[0] for group in self._run(self._requests(prompts, 1, params, seed=0), Progress(None))]
 
     def _requests(self, prompts: Sequence[list[int]], samples: int, params: SamplingParams, seed: int) -> list[Request]:
         self._batches += 1  # an engine may still have something to say of an earlier one
@@ -170,6 +173,7 @@ class VllmEngine:
         """Start an engine, with the present weights."""
         if self._limits.own_process:
             self._caller = Caller(lambda: self._connection is None or self._connection.alive())
+        free_cached_memory()  # vLLM refuses to start where it does not find what it may take
         self._connection = self._call(self._start, limit=START_LIMIT)
         self._asleep = False
         self._sync()
@@ -178,10 +182,12 @@ class VllmEngine:
         """Send the policy's weights; wakes the engine up, the cache last, for which there is room only then."""
         connection = self._present()
         if self._asleep:
+            free_cached_memory()
             self._call(lambda: connection.wake("weights"))
         for parcel in connection.parcels(self._weights()):
             self._call(lambda: connection.send(parcel))  # noqa: B023  # called at once
         if self._asleep:
+            free_cached_memory()  # what the weights took on their way
             self._call(lambda: connection.wake("kv_cache"))
         self._asleep = False
         self._forget_prompts()
@@ -204,7 +210,7 @@ class VllmEngine:
         self._call(self._present().sleep)
         self._asleep = True
 
-    def _run(self, requests: list[Request], progress: "_Progress") -> list[list[Rollout]]:
+    def _run(self, requests: list[Request], progress: "Progress") -> list[list[Rollout]]:
         connection = self._present()
         if self._caller is None:
             answers = self._call(lambda: drive(connection, requests, progress.count_and_show))
@@ -260,8 +266,6 @@ class VllmEngine:
             connection.kill()
         if caller is not None:
             caller.end()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # the next one wants to find the memory free
 
     def _why(self, fault: EngineFault) -> str:
         reason = self._reason()
@@ -293,6 +297,12 @@ class VllmEngine:
             return guarded()
         limit = self._limits.time_limit if limit is None else limit
         return self._caller.call(guarded, limit=limit, meanwhile=meanwhile, cancel=cancel)
+
+
+def free_cached_memory() -> None:
+    """Give the GPU what this process's allocator only keeps: vLLM's cannot have it otherwise."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _in_short(error: Exception) -> str:
@@ -345,46 +355,3 @@ def _rollouts(request: Request, answer: Answer) -> list[Rollout]:
         Rollout(tokens, found if wanted else None, finished=tokens[-1] in ends)
         for tokens, found in zip(answer.tokens, logprobs, strict=True)
     ]
-
-
-class _Progress:
-    """Completions finished, counted in the thread of the engine and shown in that of the loop; none of them twice."""
-
-    def __init__(self, on_progress: Callable[[int], None] | None) -> None:
-        self._on_progress = on_progress
-        self._counted = self._shown = 0
-        self._cancelled = Event()
-        self._last = monotonic()
-        self.raised: BaseException | None = None
-
-    def begin(self) -> None:
-        """A batch begins, perhaps once more."""
-        self._counted = 0
-
-    def count(self, finished: int) -> None:
-        """Raises: Cancelled: nobody wants the rest."""
-        self._counted += finished
-        if self._cancelled.is_set():
-            raise Cancelled
-
-    def cancel(self) -> None:
-        """Let `count` end the batch."""
-        self._cancelled.set()
-
-    def show(self) -> None:
-        """Pass on what was counted; may raise, as `on_progress` may."""
-        new, self._shown = max(0, self._counted - self._shown), max(self._counted, self._shown)
-        if self._on_progress is not None:
-            self._on_progress(new)
-
-    def count_and_show(self, finished: int) -> None:
-        """Both, in one thread, and not at every step; what `on_progress` raises is kept in `raised`."""
-        self.count(finished)
-        if monotonic() - self._last < POLL:
-            return
-        self._last = monotonic()
-        try:
-            self.show()
-        except BaseException as error:
-            self.raised = error
-            raise Cancelled from None

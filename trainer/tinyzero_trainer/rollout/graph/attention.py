@@ -1,10 +1,10 @@
-"""Attention of one decoding step in plain torch: what decode_kernels.py does in one pass, for where it cannot run."""
+"""Attention of one decoding step in plain torch: what step_kernels.py does in one pass, for where it cannot run."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tinyzero_trainer.rollout.graph_state import State
+from tinyzero_trainer.rollout.graph.state import State
 
 Tables = tuple[Tensor, Tensor]
 """Cosine and sine of the rotary embedding, each [slots, head size / 2] float32."""

@@ -1,0 +1,86 @@
+"""Runs a command under a limit of time, and watches the GPU's memory meanwhile: NVML, over all processes.
+
+Not a benchmark: `step.py` and `memory.py` use it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+KILLED = 124
+"""Exit code of a command that reached its limit."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """Readings of NVML, in a thread."""
+
+    readings: list[tuple[float, int]] = field(default_factory=list)
+    """Time, and bytes in use on the first GPU by anybody."""
+
+    before: int = 0
+    """Bytes in use before the command: the driver's, and other people's."""
+
+    done: threading.Event = field(default_factory=threading.Event)
+    """Ends it."""
+
+    def run(self, every: float = 0.05) -> None:
+        """Read until `done`."""
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            card = pynvml.nvmlDeviceGetHandleByIndex(0)
+            self.before = int(pynvml.nvmlDeviceGetMemoryInfo(card).used)
+        except Exception as error:  # no NVIDIA driver: there is nothing to read
+            print(f"NVML cannot be read: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            return
+        while not self.done.wait(every):
+            self.readings.append((time.time(), int(pynvml.nvmlDeviceGetMemoryInfo(card).used)))
+
+    def most(self, start: float = 0.0, end: float = float("inf")) -> int | None:
+        """Most bytes in use between two times, without those from before; None = nothing was read."""
+        found = [used for at, used in self.readings if start <= at <= end]
+        return max(found) - self.before if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What came of a command."""
+
+    output: str
+    """What it printed, to either stream."""
+
+    code: int
+    """Its exit code."""
+
+    watch: Watch
+    """The GPU's memory meanwhile."""
+
+
+def run_watched(command: Sequence[str], limit: float, *, cwd: Path | None = None) -> Watched:
+    """Run a command; at its limit, in seconds, it is killed with all processes that it started."""
+    watch = Watch()
+    watcher = threading.Thread(target=watch.run)
+    watcher.start()
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", cwd=cwd,
+        stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, code = process.communicate(timeout=limit)[0], process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # an engine left behind would take memory from what comes next
+        output, code = f"{process.communicate()[0]}\nstopped after {limit:g} s", KILLED
+    finally:
+        watch.done.set()
+        watcher.join()
+    return Watched(output, code, watch)
