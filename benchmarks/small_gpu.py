@@ -1,11 +1,12 @@
 """What a small model of one's own learns on one GPU: warm-started once, then trained by GRPO for several seeds.
 
-    python benchmarks/small_gpu.py [--seeds 0,1,2] [--steps N] [--limit SECONDS] [--output DIR] [KEY=VALUE …]
+    python benchmarks/small_gpu.py [--seeds 0,1,2] [--gpus N] [--limit SECONDS] [--output DIR] [KEY=VALUE …]
 
-Does what `tinyzero train --task countdown` does on a GPU, one seed after another. Held-out accuracy on 1,024 puzzles,
-sampled at temperature 1. Targets, for every seed, on one H200: from 10 to 40 % to at least 82 % within 4 minutes of
-GRPO. Words are settings of the runs: `algorithm.kl_coefficient=0`, `own_model.seconds=60`. `--model DIR` takes a model
-of `tinyzero warmstart` instead. What is done is written to DIR after each seed.
+Does what `tinyzero train --task countdown` does on a GPU, one seed after another, or with --gpus several at a time.
+Held-out accuracy on 1,024 puzzles, sampled at temperature 1. Targets, for every seed, on one H200: from 10 to 40 % to at
+least 82 % within 4 minutes of GRPO. Words are settings of the runs: `algorithm.kl_coefficient=0`,
+`own_model.seconds=60`. `--model DIR` takes a model of `tinyzero warmstart` instead. What is done is written to DIR
+after each seed.
 """
 
 import json
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
 from tempfile import mkdtemp
@@ -37,17 +39,18 @@ GRACE_SECONDS = 30.0
 """For a run that was told to stop; then it is killed."""
 
 
-def train(words: list[str], deadline: float, label: str) -> bool:
+def train(words: list[str], deadline: float, label: str, card: str | None = None) -> bool:
     """Run `tinyzero train`, its output with the time in front; False if it failed or the deadline ended it.
 
     Args:
         words: after `train`.
         deadline: by `time.monotonic`.
         label: in front of each line.
+        card: the GPU that it sees; None = all.
     """
     started = time.monotonic()
     command = [*TINYZERO, "train", *words]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **({} if card is None else {"CUDA_VISIBLE_DEVICES": card})}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     ) as process:
@@ -199,6 +202,7 @@ def main(
     model: Annotated[
         Path | None, typer.Option(help="model to train", show_default="one that is warm-started first")
     ] = None,
+    gpus: Annotated[int, typer.Option(help="seeds at a time, each on a GPU of its own")] = 1,
     output: Annotated[
         Path | None, typer.Option(help="directory for model, runs, results.json, curves.png", show_default="a new one")
     ] = None,
@@ -213,13 +217,19 @@ def main(
     found: dict[int, dict[str, Any]] = {}
     metrics: dict[int, list[dict[str, Any]]] = {}
     about = {**machine(*VERSIONS), "device": device_name(), "words": common}
-    for seed in map(int, seeds.split(",")):
-        run = directory / f"seed_{seed}"
+    numbers = [int(seed) for seed in seeds.split(",")]
+    cards = [str(place % gpus) if gpus > 1 else None for place in range(len(numbers))]
+
+    def run_seed(seed: int, card: str | None) -> tuple[int, bool, list[dict[str, Any]]]:
         if time.monotonic() >= deadline:
             print(f"seed {seed}: no time left", file=sys.stderr, flush=True)
-            continue
-        whole = train([*common, f"run.seed={seed}", "--output", str(run)], deadline, f"seed {seed}")
-        rows = read_metrics(run / "metrics.jsonl") if (run / "metrics.jsonl").exists() else []
+            return seed, False, []
+        run = directory / f"seed_{seed}"
+        # Of several that find no model the first makes it, and the others wait.
+        whole = train([*common, f"run.seed={seed}", "--output", str(run)], deadline, f"seed {seed}", card)
+        return seed, whole, read_metrics(run / "metrics.jsonl") if (run / "metrics.jsonl").exists() else []
+
+    for seed, whole, rows in ThreadPoolExecutor(gpus).map(run_seed, numbers, cards):
         if not rows:
             continue
         metrics[seed], found[seed] = rows, outcome(rows, minutes) | {"whole": whole}
