@@ -1,7 +1,8 @@
 """The documentation holds: its code runs, its links lead somewhere.
 
 In a document's order, Python blocks are run in one namespace (saved first where they begin with a file's
-name), and console blocks in bash, all in one empty directory. Lines that install or train are left out.
+name), and console blocks in bash, all in one empty directory. Lines that install, train or judge the machine are left
+out.
 """
 
 import json
@@ -19,7 +20,7 @@ TRANSCRIPT = ROOT / "docs/tutorial.md"  # test_tutorial.py runs it, and reads it
 DOCUMENTS = sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern))
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-NOT_RUN = re.compile(r"(make|pip|tinyzero (train|warmstart|eval))\b")
+NOT_RUN = re.compile(r"(make|pip|tinyzero (train|warmstart|eval|doctor))\b")
 
 
 def each(documents: list) -> pytest.MarkDecorator:

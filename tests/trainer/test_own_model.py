@@ -138,7 +138,13 @@ def test_it_is_made_trained_resumed_and_found_again(
         "eval.size=4",
         "eval.during_size=4",
     )
-    few += ("optimizer.micro_batch_tokens=256", "rollout.max_tokens=8", "eval.every=0", "reward.workers=1")
+    few += (
+        "model.compile=false",
+        "optimizer.micro_batch_tokens=256",
+        "rollout.max_tokens=8",
+        "eval.every=0",
+        "reward.workers=1",
+    )
     few = tuple(word for word in few if not word.startswith("eval.during"))
     words = ("train", "--task", toy_task, "task.limit=5", "data.test_share=0.4", *SMALL, "own_model.seconds=5", *few)
     code, _, told = call(capsys, *words, "--output", str(tmp_path / "first"))
