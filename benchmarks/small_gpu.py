@@ -3,8 +3,8 @@
     python benchmarks/small_gpu.py [--seeds 0,1,2] [--gpus N] [--limit SECONDS] [--output DIR] [KEY=VALUE …]
 
 Does what `tinyzero train --task countdown` does on a GPU, one seed after another, or with --gpus several at a time.
-Held-out accuracy on 1,024 puzzles, sampled at temperature 1. Targets, for every seed, on one H200: from 10 to 40 % to at
-least 82 % within 4 minutes of GRPO. Words are settings of the runs: `algorithm.kl_coefficient=0`,
+Held-out accuracy on 1,024 puzzles, sampled at temperature 1. Targets, for every seed, on one H200: from 10 to 40 % to
+at least 82 % within 4 minutes of GRPO. Words are settings of the runs: `algorithm.kl_coefficient=0`,
 `own_model.seconds=60`. `--model DIR` takes a model of `tinyzero warmstart` instead. What is done is written to DIR
 after each seed.
 """

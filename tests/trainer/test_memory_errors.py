@@ -37,12 +37,12 @@ def run_config(warm_model: Path, toy_task: str, tmp_path: Path, **changes: Any) 
 @pytest.mark.parametrize(
     ("owner", "name", "what"),
     [
-        (Policy, "logprobs", "log-probabilities and values were computed"),
-        (Critic, "values", "log-probabilities and values were computed"),
+        pytest.param(Policy, "logprobs", "log-probabilities and values were computed", marks=pytest.mark.slow),
+        pytest.param(Critic, "values", "log-probabilities and values were computed", marks=pytest.mark.slow),
         (policy, "token_statistics", "the weights were updated"),
-        (Critic, "update", "the weights were updated"),
-        (TorchEngine, "generate", "completions were generated"),
-        (TorchEngine, "load_weights", "the rollout engine took over the weights"),
+        pytest.param(Critic, "update", "the weights were updated", marks=pytest.mark.slow),
+        pytest.param(TorchEngine, "generate", "completions were generated", marks=pytest.mark.slow),
+        pytest.param(TorchEngine, "load_weights", "the rollout engine took over the weights", marks=pytest.mark.slow),
     ],
 )
 def test_a_step_without_memory_says_what_to_change_and_the_run_goes_on_with_it(
