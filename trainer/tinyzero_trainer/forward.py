@@ -65,19 +65,34 @@ def token_statistics(
     """
     states = completion_states(model, batch)  # [tokens, hidden]
     weight = plain_head(model)
-    if estimator != "exact" and weight is not None:
+    # On a CPU autograd keeps what the fused exact divergence would compute again.
+    if weight is None or (estimator == "exact" and not states.is_cuda):
+        return _written_out(model, states, batch, temperature, reference, estimator, entropy_gradient)
+    divergence = None
+    if reference is None or estimator != "exact":
         logprobs, entropies = token_logprobs(states, weight, batch.targets, temperature=temperature)
-        divergence = None
         if reference is not None:
+            assert estimator != "exact"
             divergence = SAMPLED[estimator](logprobs, reference.logprobs(batch, temperature=temperature))
-        return TokenStatistics(logprobs, entropies if entropy_gradient else entropies.detach(), divergence)
-    reference_states = None if reference is None else reference.states(batch)
-    anchor = None if reference is None else plain_head(reference.model)
-    # On a CPU autograd keeps what this would compute again.
-    if weight is not None and anchor is not None and reference_states is not None and states.is_cuda:
-        given = (states, weight, batch.targets, reference_states, anchor)
+    else:
+        anchor = plain_head(reference.model)
+        assert anchor is not None, "the reference is of the policy's architecture"
+        given = (states, weight, batch.targets, reference.states(batch), anchor)
         logprobs, entropies, divergence = token_divergences(*given, temperature=temperature)
-        return TokenStatistics(logprobs, entropies if entropy_gradient else entropies.detach(), divergence)
+    return TokenStatistics(logprobs, entropies if entropy_gradient else entropies.detach(), divergence)
+
+
+def _written_out(
+    model: PreTrainedModel,
+    states: Tensor,
+    batch: MicroBatch,
+    temperature: float,
+    reference: "Reference | None",
+    estimator: Estimator,
+    entropy_gradient: bool,
+) -> TokenStatistics:
+    """`token_statistics` from last hidden states [tokens, hidden] in plain PyTorch, for heads of any kind."""
+    reference_states = None if reference is None else reference.states(batch)
     head, reference_head = head_of(model), None if reference is None else head_of(reference.model)
 
     def statistics(rows: slice) -> tuple[Tensor, ...]:
