@@ -1,0 +1,58 @@
+"""Machines that are made up, for the tests of the doctor."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from tinyzero_trainer.doctor.checks import examine
+from tinyzero_trainer.doctor.facts import (
+    Card,
+    Driver,
+    Facts,
+    Folder,
+    Machine,
+    Model,
+    Package,
+    Torch,
+    Wandb,
+    Wanted,
+)
+from tinyzero_trainer.doctor.findings import Finding
+
+GIB = 2**30
+CU124 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
+CU130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
+
+H200 = Card(0, "NVIDIA H200", (9, 0), 140 * GIB, 139 * GIB, uuid="a")
+RTX_5090 = Card(0, "NVIDIA GeForce RTX 5090", (12, 0), 32 * GIB, 31 * GIB, uuid="b")
+GTX_1080 = Card(0, "NVIDIA GeForce GTX 1080", (6, 1), 8 * GIB, 8 * GIB, uuid="c")
+T4 = Card(0, "Tesla T4", (7, 5), 15 * GIB, 15 * GIB, uuid="d")
+
+
+def facts_of(*cards: Card, archs: Sequence[str] = CU130, **changes: object) -> Facts:
+    """A machine on which nothing is wrong, with cards or without."""
+    parts: dict[str, object] = {
+        "machine": Machine((3, 12, 3), 4, 64 * GIB, 60 * GIB, 8 * GIB, (65536, 65536)),
+        "torch": Torch("2.13.0+cu130", "13.0", archs=tuple(archs), cards=cards) if cards else Torch("2.13.0+cpu"),
+        "driver": Driver("580.82.07", (13, 0), cards) if cards else None,
+        "visible": None,
+        "packages": (Package("transformers", "5.23.0"),),
+        "output": Folder("runs", 100 * GIB),
+        "hub_cache": Folder("~/.cache/huggingface/hub", 100 * GIB),
+        "offline": False,
+        "model": Model("the tiny model", True, 820_000),
+        "wandb": Wandb(True, "", True, "https://api.wandb.ai", ""),
+    }
+    return Facts(**(parts | changes))
+
+
+def machine(**changes: object) -> Machine:
+    return dataclasses.replace(facts_of().machine, **changes)
+
+
+def seen(facts: Facts, check: str, wanted: Wanted = Wanted()) -> Finding:  # noqa: B008  # frozen
+    """The one finding of a check, complete enough to be shown."""
+    [finding] = [finding for finding in examine(facts, wanted) if finding.check == check]
+    assert finding.level == "ok" or finding.do or finding.level == "note"
+    assert not finding.commands or finding.do
+    assert "\n" not in finding.line
+    return finding
