@@ -23,7 +23,7 @@ class Watch:
     """Readings of NVML, in a thread."""
 
     readings: list[tuple[float, int]] = field(default_factory=list)
-    """Time, and bytes in use on the first GPU by anybody."""
+    """Time, and bytes in use on the first GPU that is visible, by anybody."""
 
     before: int = 0
     """Bytes in use before the command: the driver's, and other people's."""
@@ -37,7 +37,13 @@ class Watch:
             import pynvml
 
             pynvml.nvmlInit()
-            card = pynvml.nvmlDeviceGetHandleByIndex(0)
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+            by_name = not visible.isdecimal()
+            card = (
+                pynvml.nvmlDeviceGetHandleByUUID(visible)
+                if by_name
+                else pynvml.nvmlDeviceGetHandleByIndex(int(visible))
+            )
             self.before = int(pynvml.nvmlDeviceGetMemoryInfo(card).used)
         except Exception as error:  # no NVIDIA driver: there is nothing to read
             print(f"NVML cannot be read: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

@@ -43,7 +43,7 @@ SETTINGS: Mapping[str, Any] = {
 }
 """What suits a model of this size on a GPU, where a step takes a second."""
 
-TRAINING: Mapping[str, Any] = {"batch_size": 512, "learning_rate": 1.5e-3, "max_tokens": 256}
+TRAINING: Mapping[str, Any] = {"batch_size": 512, "learning_rate": 1.5e-3, "max_tokens": 768}
 TEMPLATES = ("compact", "base")
 """The first that the task has is taken where the user names none."""
 

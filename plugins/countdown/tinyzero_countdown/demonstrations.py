@@ -8,11 +8,16 @@ where it is going: a model learns the format and the arithmetic from it, and has
 import random
 from collections.abc import Callable, Sequence
 
-LOOK_AHEAD = 0.1
+LOOK_AHEAD = 0.3
 """How often the last step of an attempt looks for the target; all other steps are random."""
 
 GIVE_UP = 0.35
-"""The chance of giving up after a miss. It is the same each time, or searching longer could not be learnt."""
+PATIENT_GIVE_UP = 0.03
+"""The chance of giving up after a miss, of most traces and of patient ones. It is the same each time, or searching
+longer could not be learnt."""
+
+PATIENT = 0.25
+"""The share of patient traces: without long ones a model's arithmetic breaks where none of its traces ever went."""
 
 LARGEST = 999
 """No sum or product is larger; no step leaves the whole numbers from 0."""
@@ -28,18 +33,18 @@ def demonstrate(numbers: Sequence[int], target: int, seed: int) -> str:
     """One trace: what follows the `compact` prompt.
 
     Example:
-        >>> demonstrate([17, 5, 3], 15, seed=4)
+        >>> demonstrate([17, 5, 3], 15, seed=3)
         '17+5=22,22*3=66;17+3=20,20-5=15!<answer>17+3-5</answer>'
     """
     chance = random.Random(seed).random
-    trace = ""
+    trace, give_up = "", PATIENT_GIVE_UP if chance() < PATIENT else GIVE_UP
     while True:
         steps, value, expression = _attempt(numbers, target, chance)
         trace += steps
         if value == target:
             return f"{trace}!<answer>{expression}</answer>"
         trace += ";"
-        if chance() < GIVE_UP:
+        if chance() < give_up:
             return f"{trace}<answer>{expression}</answer>"
 
 

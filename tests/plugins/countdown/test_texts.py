@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_countdown.demonstrations import GIVE_UP, LARGEST, demonstrate
+from tinyzero_countdown.demonstrations import GIVE_UP, LARGEST, PATIENT, PATIENT_GIVE_UP, demonstrate
 from tinyzero_countdown.scoring import RULE
 from tinyzero_sdk import Item, TinyZeroError, load_task
 
@@ -80,11 +80,17 @@ def test_traces_have_no_brackets_they_could_do_without():
             assert not task.score(bare, ground_truth).correct
 
 
-def test_traces_depend_on_the_seed_and_give_up_at_a_constant_rate():
+def test_traces_depend_on_the_seed():
     traces = [task.demonstrate(item, seed) for seed in range(4000)]
     assert task.demonstrate(item, 7) == traces[7]
     assert len(set(traces)) > 1500
-    misses = sum(trace.count(";") for trace in traces)
-    given_up = sum(trace[trace.index("<") - 1] == ";" for trace in traces)
-    assert given_up / misses == pytest.approx(GIVE_UP, abs=0.03)
-    assert 0.05 < sum("!" in trace for trace in traces) / len(traces) < 0.5
+    assert 0.1 < sum("!" in trace for trace in traces) / len(traces) < 0.6
+
+
+def test_traces_give_up_at_a_constant_rate_of_which_there_are_two():
+    """After k misses a trace goes on with the share of those that are left; patient ones are what is left at last."""
+    unsolvable = [demonstrate([2, 4, 6], 997, seed) for seed in range(4000)]
+    misses = [trace.count(";") for trace in unsolvable]
+    for count in (1, 2, 5, 20, 50):
+        left = PATIENT * (1 - PATIENT_GIVE_UP) ** count + (1 - PATIENT) * (1 - GIVE_UP) ** count
+        assert sum(miss > count for miss in misses) / len(misses) == pytest.approx(left, abs=0.03)
