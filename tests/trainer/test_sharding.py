@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tests.trainer.samples import ragged_samples, with_dropout
+from tinyzero_trainer import forward
 from tinyzero_trainer.batching import completion_lengths
 from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, LoraConfig, OptimizerConfig
 from tinyzero_trainer.configure import make_config
@@ -166,6 +167,20 @@ def test_a_sharded_critic_learns_the_same_bits(saving: str, toy_model: LanguageM
         assert torch.equal(again.values(experience.samples), values)
         shown.append((metrics, files, values.tolist(), again.update(experience, group_size=4)))
     assert shown[0] == shown[1]
+
+
+@pytest.mark.parametrize("case", ["exact KL", "LoRA, exact KL to itself"])
+def test_the_fused_exact_divergence_of_a_gpu_teaches_the_same(
+    case: str, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = []
+    for fused in (False, True):
+        monkeypatch.setattr(forward, "fuses_exact", lambda states, fused=fused: fused)
+        policy = make_policy(toy_model, CASES[case], PLAIN)
+        shown.append([policy.update(made_up(toy_model), group_size=4, now=NOW) for _ in range(2)])
+    for written_out, fused_too in zip(*shown, strict=True):
+        assert fused_too == pytest.approx(written_out, rel=1e-3, abs=1e-5)
+    assert shown[0] != shown[1]  # by two ways
 
 
 def test_weights_that_were_gathered_without_a_gradient_are_gathered_anew_after_a_step(toy_model: LanguageModel) -> None:

@@ -59,7 +59,7 @@ def perturb(model: LanguageModel) -> None:
 
 
 def test_new_weights_arrive_each_time(engine: VllmEngine, model: LanguageModel) -> None:
-    params = SamplingParams(8, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(8, ignore_eos=True)  # drawn: the likeliest token of random weights hardly changes
     seen = []
     for _ in range(3):
         perturb(model)

@@ -65,8 +65,7 @@ def token_statistics(
     """
     states = completion_states(model, batch)  # [tokens, hidden]
     weight = plain_head(model)
-    # On a CPU autograd keeps what the fused exact divergence would compute again.
-    if weight is None or (estimator == "exact" and not states.is_cuda):
+    if weight is None or (estimator == "exact" and not fuses_exact(states)):
         return _written_out(model, states, batch, temperature, reference, estimator, entropy_gradient)
     divergence = None
     if reference is None or estimator != "exact":
@@ -75,11 +74,17 @@ def token_statistics(
             assert estimator != "exact"
             divergence = SAMPLED[estimator](logprobs, reference.logprobs(batch, temperature=temperature))
     else:
-        anchor = plain_head(reference.model)
+        anchor_states = reference.states(batch)
+        anchor = plain_head(reference.model)  # after the pass, which has gathered it
         assert anchor is not None, "the reference is of the policy's architecture"
-        given = (states, weight, batch.targets, reference.states(batch), anchor)
+        given = (states, weight, batch.targets, anchor_states, anchor)
         logprobs, entropies, divergence = token_divergences(*given, temperature=temperature)
     return TokenStatistics(logprobs, entropies if entropy_gradient else entropies.detach(), divergence)
+
+
+def fuses_exact(states: Tensor) -> bool:
+    """Whether the exact divergence is fused too: on a CPU autograd keeps what that would compute again."""
+    return states.is_cuda
 
 
 def _written_out(

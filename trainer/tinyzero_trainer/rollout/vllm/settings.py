@@ -17,6 +17,7 @@ from tinyzero_trainer.plan.proposals import settle, usable
 from tinyzero_trainer.plan.rollout import GB
 from tinyzero_trainer.plan.shape import shape_of
 from tinyzero_trainer.rollout.vllm.connection import VllmError
+from tinyzero_trainer.rollout.vllm.lifeline import TRAINER
 from tinyzero_trainer.rollout.vllm.log import LEVEL
 
 GRAPHS_UP_TO = 512
@@ -164,6 +165,7 @@ def environment(
         wanted["VLLM_CPU_KVCACHE_SPACE"] = str(_cache_gib(config, language_model, device))
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # the trainer takes turns with it on the same cores
     found: dict[str, str | None] = {name: value for name, value in wanted.items() if name not in os.environ}
+    found[TRAINER] = str(os.getpid())
     found["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(vllm.own_process))
     found["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork would inherit the trainer's CUDA
     for name in ALLOCATOR_VARIABLES:

@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tinyzero_trainer.rollout.vllm.lifeline import end_with_the_trainer
 from tinyzero_trainer.rollout.vllm.transfer import opened
+
+end_with_the_trainer()  # the import is the first of ours that the process comes to, long before it has anything to do
 
 
 class WeightReceiver:

@@ -1,0 +1,68 @@
+"""vLLM's processes end with the trainer's."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tinyzero_trainer.rollout.vllm import lifeline
+
+ENGINE = """
+import runpy, sys, time
+{}
+runpy.run_path(sys.argv[1])["end_with_the_trainer"]()
+print("ready", flush=True)
+time.sleep(60)
+"""
+WITHOUT_PIDFD = "import os; del os.pidfd_open"
+TRAINER = """
+import os, subprocess, sys, time
+engine = subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], env={**os.environ, "%s": str(os.getpid())})
+print(engine.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("before", ["", pytest.param(WITHOUT_PIDFD, marks=pytest.mark.slow)], ids=["pidfd", "polling"])
+def test_an_engine_ends_when_the_trainer_is_killed(before: str) -> None:
+    command = [sys.executable, "-c", TRAINER % lifeline.TRAINER, ENGINE.format(before), lifeline.__file__]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        engine = int(trainer.stdout.readline())
+        assert trainer.stdout.readline() == "ready\n"
+        assert is_running(engine)
+        trainer.send_signal(signal.SIGKILL)
+        trainer.wait()
+        until = time.monotonic() + 10
+        while is_running(engine):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+def test_a_trainer_that_was_gone_before_ends_it_at_once() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    environment = {**os.environ, lifeline.TRAINER: str(gone.pid)}
+    command = [sys.executable, "-c", ENGINE.format(""), lifeline.__file__]
+    engine = subprocess.run(command, env=environment, timeout=30, check=False)
+    assert engine.returncode == 1
+
+
+def test_in_the_trainers_own_process_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(lifeline.TRAINER, str(os.getpid()))
+    monkeypatch.setattr(lifeline.threading, "Thread", None)
+    lifeline.end_with_the_trainer()
+    monkeypatch.delenv(lifeline.TRAINER)
+    lifeline.end_with_the_trainer()
+
+
+def is_running(pid: int) -> bool:
+    """Nobody may reap it here, so it may be left as a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat") as stream:
+            return stream.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
