@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tinyzero_trainer import batching, ragged
-from tinyzero_trainer.batching import MicroBatch, in_row_order, micro_batches
+from tinyzero_trainer.batching import MicroBatch, completion_lengths, in_row_order, micro_batches
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.experience import Experience
 from tinyzero_trainer.forward import choose_layout, completion_states
@@ -18,7 +18,7 @@ from tinyzero_trainer.losses import token_weights, value_loss
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.optimizing import Optimizer
 from tinyzero_trainer.records import Sample
-from tinyzero_trainer.sharding import Placement, call, device_of, on_device, shard
+from tinyzero_trainer.sharding import Placement, call, device_of, on_device, ranks_of, shard
 from tinyzero_trainer.shards import assign, whole
 from tinyzero_trainer.tally import Tally
 
@@ -46,7 +46,7 @@ class ValueModel(nn.Module):
 
 
 class Critic:
-    """The value model with its optimiser."""
+    """The value model with its optimiser; over several ranks as the policy is."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Critic:
         self.model = ValueModel(language_model)
         if placement is not None:
             shard(self.model, placement, exact=[self.model.head])
-        self._pad_id = language_model.pad_id
+        self._ranks, self._pad_id = ranks_of(self.model), language_model.pad_id
         self._settings, self._shared = settings, optimizer
         self._optimizer = Optimizer(self.model, optimizer)
         self._layout = choose_layout(self.model.body, optimizer.layout, whole=self.model, name=language_model.name)
@@ -79,7 +79,8 @@ class Critic:
         """[tokens] V(s_t) before each token of the completions, in their order."""
         self.model.eval()
         with on_device(self.model):
-            return in_row_order(self._micro_batches(samples), self._values, len(samples))
+            lengths = completion_lengths(samples)
+            return in_row_order(self._micro_batches(samples), self._values, lengths, self._ranks)
 
     def _values(self, batch: MicroBatch) -> Tensor:
         return call(self.model, partial(self.model.forward, batch))
@@ -95,6 +96,7 @@ class Critic:
             for mini_batch in experience.mini_batches(group_size, self._shared):
                 self._update_mini_batch(mini_batch, tally)
             self._optimizer.end()
+        tally.gather(self._ranks)
         return {"critic/lr": self._settings.learning_rate, **_metrics(tally)}
 
     def _update_mini_batch(self, experience: Experience, tally: Tally) -> None:
@@ -110,13 +112,21 @@ class Critic:
             old, returns, weight = (batching.to_device(column, batch.tokens.device) for column in given)
             values = self._values(batch)
             loss, clipped = value_loss(values, old, returns, clip=self._settings.value_clip)
-            (weight * loss).sum().backward()
-            tally.keep(loss=loss, clipped=clipped.float(), values=old, returns=returns)
+            ((torch.zeros_like(weight) if batch.filler else weight) * loss).sum().backward()
+            if not batch.filler:
+                tally.keep(loss=loss, clipped=clipped.float(), values=old, returns=returns)
         tally.end_mini_batch(self._optimizer.step(self._settings.learning_rate))
 
     def _micro_batches(self, samples: Sequence[Sample]) -> Iterator[MicroBatch]:
         budget, device = self._shared.micro_batch_tokens, device_of(self.model)
-        return micro_batches(samples, token_budget=budget, pad_id=self._pad_id, device=device, layout=self._layout)
+        return micro_batches(
+            samples,
+            token_budget=budget,
+            pad_id=self._pad_id,
+            device=device,
+            layout=self._layout,
+            ranks=self._ranks,
+        )
 
     def save(self, directory: Path) -> None:
         """Write weights and moments."""

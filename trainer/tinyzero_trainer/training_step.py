@@ -115,7 +115,14 @@ class TrainingStep:
         self.carried.progress = self.stream.progress()
         tasks = {name: role.task for name, role in self.roles.tasks.items()}
         metrics = {
-            **batch_metrics(tasks, samples, config.rollout.samples_per_prompt, outcome, experience.advantages),
+            **batch_metrics(
+                tasks,
+                samples,
+                config.rollout.samples_per_prompt,
+                outcome,
+                experience.advantages,
+                self.policy.ranks,
+            ),
             **chosen,
             **corrected,
             **updated,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.batching import MicroBatch, in_row_order, micro_batches
+from tinyzero_trainer.batching import MicroBatch, completion_lengths, in_row_order, micro_batches
 from tinyzero_trainer.forward import evaluating, sampled_logprobs
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.records import Prompt, Rollout, Sample
@@ -73,4 +73,4 @@ def completion_logprobs(language_model: LanguageModel, rows: Sequence[tuple[list
 
     batches = micro_batches(samples, token_budget=2**12, pad_id=language_model.pad_id, device=device_of(model))
     with torch.no_grad(), on_device(model), evaluating(model):
-        return in_row_order(batches, compute, len(samples)).float()
+        return in_row_order(batches, compute, completion_lengths(samples)).float()
