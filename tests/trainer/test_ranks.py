@@ -64,7 +64,11 @@ def test_the_gradients_of_the_ranks_add_up_to_those_of_one(
         torch.testing.assert_close(total[name], value, rtol=0, atol=float(TOLERANCE * norm))
 
 
-def test_what_the_ranks_measured_is_put_together() -> None:
+def told(shares: list[Tally], name: str) -> list[Any]:
+    return [getattr(share, name) for share in shares]
+
+
+def test_what_the_ranks_measured_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = []
     for values in ([1.0, 2.0], [], [6.0]):
         tally = Tally()
@@ -75,15 +79,11 @@ def test_what_the_ranks_measured_is_put_together() -> None:
         tally.end_mini_batch(torch.tensor(1.0))
         shares.append(tally)
 
-    class Met(Ranks):
-        """Has heard from the others already."""
-
-        def gather(self, found: Any) -> Any:
-            (name,) = (name for name, value in vars(tally).items() if value == found)
-            return [getattr(each, name) for each in shares]
-
-    for tally in copy.deepcopy(shares):
-        tally.gather(Met(3))
+    for index in range(3):
+        tally, asked = copy.deepcopy(shares[index]), iter(["_sums", "_totals", "_columns", "_counts"])
+        with monkeypatch.context() as patch:
+            patch.setattr(Ranks, "gather", lambda ranks, own, asked=asked: told(shares, next(asked)))
+            tally.gather(Ranks(3, index))
         assert tally.means() == {"each": 3.0}
         assert tally.aggregated() == {"loss": 9.0}
         column = tally.column("column")

@@ -17,13 +17,14 @@ from tinyzero_trainer.forward import choose_layout, completion_states
 from tinyzero_trainer.losses import token_weights, value_loss
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.optimizing import Optimizer
+from tinyzero_trainer.parts import load_parts, save_parts
 from tinyzero_trainer.records import Sample
 from tinyzero_trainer.sharding import Placement, call, device_of, on_device, ranks_of, shard
 from tinyzero_trainer.shards import assign, whole
 from tinyzero_trainer.tally import Tally
 
-WEIGHTS_FILE = "critic.safetensors"
-OPTIMIZER_FILE = "critic_optimizer.safetensors"
+WEIGHTS, OPTIMIZER = "critic", "critic_optimizer"
+"""Of a checkpoint: files of one rank's, or directories with the parts of several."""
 
 
 class ValueModel(nn.Module):
@@ -131,19 +132,25 @@ class Critic:
     def save(self, directory: Path) -> None:
         """Write weights and moments."""
         # A tied head is the embedding itself, and safetensors keeps no tensor twice.
+        tensors = {name: value.detach() for name, value in self.model.named_parameters()}
         with on_device(self.model):
-            parameters = self.model.named_parameters()
-            tensors = {name: whole(value.detach()).cpu().contiguous() for name, value in parameters}
-            save_file(tensors, directory / WEIGHTS_FILE)
-        self._optimizer.save(directory / OPTIMIZER_FILE)
+            if self._ranks.count > 1:
+                save_parts(directory / WEIGHTS, tensors)
+            else:
+                found = {name: whole(tensor).cpu().contiguous() for name, tensor in tensors.items()}
+                save_file(found, directory / f"{WEIGHTS}.safetensors")
+        self._optimizer.save(directory, OPTIMIZER)
 
     def load(self, directory: Path) -> None:
-        """Read what `save` wrote."""
-        parameters = dict(self.model.named_parameters())
+        """Read what `save` wrote, on any number of ranks."""
+        parameters, file = dict(self.model.named_parameters()), directory / f"{WEIGHTS}.safetensors"
         with on_device(self.model, changed=True):
-            for name, value in load_file(directory / WEIGHTS_FILE).items():
-                assign(parameters[name], value)
-        self._optimizer.load(directory / OPTIMIZER_FILE)
+            if file.exists():
+                for name, value in load_file(file).items():
+                    assign(parameters[name], value)
+            else:
+                load_parts(directory / WEIGHTS, {name: value.detach() for name, value in parameters.items()})
+        self._optimizer.load(directory, OPTIMIZER)
 
 
 def _metrics(tally: Tally) -> dict[str, float]:

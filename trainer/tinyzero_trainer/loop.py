@@ -300,7 +300,7 @@ class _Run:
             "config": fingerprint(self.config),
             "tasks": {name: role.task.version for name, role in self.roles.tasks.items()},
             "torch": torch.__version__,
-            "world_size": 1,
+            "world_size": self.policy.ranks,
         }
 
     def finish(self) -> TrainResult:

@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config import LoraConfig
+from tinyzero_trainer.sharding import ranks_of
 from tinyzero_trainer.shards import assign, whole
 
 DIRECTORY = "adapter"
@@ -67,14 +68,20 @@ class Adapter:
             peft.inject_adapter_in_model(self._config, model, adapter_name=_NAME)
 
     def save(self, directory: Path) -> None:
-        """Write the adapter as peft does."""
+        """Write the adapter as peft does; of several ranks the first, with the help of all."""
+        tensors, digest = {}, self._digest()
+        for name, tensor in self._tensors().items():
+            found = whole(tensor.detach())
+            if ranks_of(self._model).first:
+                tensors[name] = found.cpu().contiguous()
+        if not ranks_of(self._model).first:
+            return
         directory.mkdir()
         config = copy.copy(self._config)
         config.inference_mode = True
         config.target_modules = sorted(config.target_modules)  # peft keeps a set, whose order changes from run to run
         config.save_pretrained(directory)
-        tensors = {name: whole(tensor.detach()).cpu().contiguous() for name, tensor in self._tensors().items()}
-        save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt", "start": self._digest()})
+        save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt", "start": digest})
 
     def load(self, directory: Path) -> None:
         """Read what `save` wrote.
@@ -132,21 +139,25 @@ def merged_weight(layer: Any) -> Tensor:
     return weight + (added.T if layer.fan_in_fan_out else added) * layer.scaling[_NAME]
 
 
-def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
+def merged_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """The state dict of the plain model that acts as `model` does: shards put together, an adapter merged.
 
-    What no adapter changes, and one rank holds, is not copied.
+    One tensor after another: where several ranks hold the model, none need have more than one of them whole, and all
+    must go through them. What no adapter changes, and one rank holds, is not copied.
     """
     adapted = dict(_adapted_layers(model))
-    state: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         path, _, leaf = name.rpartition(".")
         owner = path.removesuffix(".base_layer")
         if owner in adapted:
-            state[f"{owner}.{leaf}"] = merged_weight(adapted[owner]).cpu() if leaf == "weight" else whole(tensor)
+            yield f"{owner}.{leaf}", merged_weight(adapted[owner]).cpu() if leaf == "weight" else whole(tensor)
         elif ".lora_" not in name:
-            state[name] = whole(tensor)
-    return state
+            yield name, whole(tensor)
+
+
+def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """All of `merged_tensors`."""
+    return dict(merged_tensors(model))
 
 
 @contextmanager

@@ -23,7 +23,8 @@ from tinyzero_trainer.schedules import StepSettings
 from tinyzero_trainer.sharding import call, device_of, on_device, ranks_of
 from tinyzero_trainer.tally import Tally
 
-OPTIMIZER_FILE = "optimizer.safetensors"
+OPTIMIZER = "optimizer"
+"""Of a checkpoint: a file of one rank's, or a directory with the parts of several."""
 
 
 class Policy:
@@ -209,11 +210,11 @@ class Policy:
 
     def save(self, directory: Path) -> None:
         """Write the optimiser's moments."""
-        self._optimizer.save(directory / OPTIMIZER_FILE)
+        self._optimizer.save(directory, OPTIMIZER)
 
     def load(self, directory: Path) -> None:
         """Read what `save` wrote; the weights are loaded with the model."""
-        self._optimizer.load(directory / OPTIMIZER_FILE)
+        self._optimizer.load(directory, OPTIMIZER)
 
 
 def _metrics(tally: Tally) -> dict[str, float]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from tinyzero_trainer.lora import merged_state
+from tinyzero_trainer.lora import merged_tensors
 from tinyzero_trainer.sharding import device_of, on_device, placement_of
 
 WeightSource = Callable[[], Iterator[tuple[str, Tensor]]]
@@ -25,7 +25,7 @@ def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     device, placement = device_of(model), placement_of(model)
     leaves = placement is not None and placement.offload == "idle"
     with on_device(model):
-        for name, tensor in merged_state(model).items():
+        for name, tensor in merged_tensors(model):
             # A tensor that is kept beyond this must not lose its memory with the model's.
             yield name, tensor.clone() if leaves else tensor.to(device)
 
