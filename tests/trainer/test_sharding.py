@@ -22,11 +22,11 @@ from tinyzero_trainer.configure import make_config
 from tinyzero_trainer.critic import Critic
 from tinyzero_trainer.experience import Experience
 from tinyzero_trainer.forward import Reference, sampled_logprobs
+from tinyzero_trainer.learners import _build_policy
 from tinyzero_trainer.lora import Adapter
 from tinyzero_trainer.models import LanguageModel, load_model, save_model
 from tinyzero_trainer.optimizing import Optimizer
 from tinyzero_trainer.policy import Policy
-from tinyzero_trainer.roles import _build_policy
 from tinyzero_trainer.rollout.decoder import Decoder, FusedDecoder, TransformersDecoder, build_decoder
 from tinyzero_trainer.schedules import StepSettings
 from tinyzero_trainer.sharding import Placement, call, layers_of, on_device, process_group, reshard, shard

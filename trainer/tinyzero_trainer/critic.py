@@ -75,6 +75,11 @@ class Critic:
         self._optimizer = Optimizer(self.model, optimizer)
         self._layout = choose_layout(self.model.body, optimizer.layout, whole=self.model, name=language_model.name)
 
+    @property
+    def parameters(self) -> int:
+        """How many the value model has."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
     @torch.no_grad()
     def values(self, samples: Sequence[Sample]) -> Tensor:
         """[tokens] V(s_t) before each token of the completions, in their order."""

@@ -27,7 +27,6 @@ from tinyzero_trainer.interrupts import Interrupted, StopFlag, catch_signals
 from tinyzero_trainer.memory_errors import explained
 from tinyzero_trainer.metrics import MetricsLog, greedy_key, held_out_key, read_metrics, size_key
 from tinyzero_trainer.mixing import some_of_each
-from tinyzero_trainer.models import save_model
 from tinyzero_trainer.records import Prompt, Sample
 from tinyzero_trainer.resuming import check_fingerprint, fingerprint
 from tinyzero_trainer.roles import Roles, StopRequested, build_roles
@@ -272,7 +271,7 @@ class _Run:
         language_model, started = self.roles.language_model, perf_counter()
 
         def fill(directory: Path) -> None:
-            save_model(directory, language_model)
+            self.policy.export(directory)
             state_directory = directory / STATE_DIRECTORY
             state_directory.mkdir()
             self.policy.save(state_directory)

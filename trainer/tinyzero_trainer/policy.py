@@ -15,7 +15,7 @@ from tinyzero_trainer.experience import Experience
 from tinyzero_trainer.forward import Reference, choose_layout, sampled_logprobs, token_statistics
 from tinyzero_trainer.losses import LossInputs, find_policy_loss, token_weights
 from tinyzero_trainer.mismatch import mismatch_metrics
-from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.models import LanguageModel, save_model
 from tinyzero_trainer.optimizing import Optimizer
 from tinyzero_trainer.ranks import ALONE, Ranks
 from tinyzero_trainer.records import Sample
@@ -207,6 +207,10 @@ class Policy:
         if algorithm.entropy_coefficient:
             loss = loss - algorithm.entropy_coefficient * statistics.entropy
         return loss
+
+    def export(self, directory: Path) -> None:
+        """Write the model as others load it; see `save_model`."""
+        save_model(directory, self.language_model)
 
     def save(self, directory: Path) -> None:
         """Write the optimiser's moments."""

@@ -241,7 +241,7 @@ class TrainingStep:
         # With an adapter the gradients of the other weights are not computed: 6 FLOPs a parameter would be too many.
         parameters = {} if language_model.adapter is not None else {"actor": language_model.parameters}
         if self.roles.critic is not None:
-            parameters["critic"] = sum(weight.numel() for weight in self.roles.critic.model.parameters())
+            parameters["critic"] = self.roles.critic.parameters
         tokens = self.config.optimizer.epochs * trained_tokens(kept)
         return utilization(seconds, tokens, parameters=parameters, peak=peak)
 
