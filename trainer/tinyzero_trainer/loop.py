@@ -24,6 +24,7 @@ from tinyzero_trainer.curve import draw_curve
 from tinyzero_trainer.display import Display, outcome_line
 from tinyzero_trainer.evaluation import evaluate, write_samples
 from tinyzero_trainer.interrupts import Interrupted, StopFlag, catch_signals
+from tinyzero_trainer.lost import WorkerLost
 from tinyzero_trainer.memory_errors import explained
 from tinyzero_trainer.metrics import MetricsLog, greedy_key, held_out_key, read_metrics, size_key
 from tinyzero_trainer.mixing import some_of_each
@@ -177,6 +178,11 @@ class _Run:
             self.save()
             assert self.stop.signal is not None
             raise Interrupted(self.stop.signal, state.step, config.run.output) from None
+        except WorkerLost as lost:
+            if lost.policy_is_whole:
+                self.save()
+            newest = checkpoints.latest(self.run.checkpoints)
+            raise lost.told(None if newest is None else newest.step, config.run.output) from None
         return self.finish()
 
     def totals(self, samples: list[Sample], seconds: dict[str, float]) -> dict[str, float]:

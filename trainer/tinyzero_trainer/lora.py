@@ -98,6 +98,10 @@ class Adapter:
             for name, tensor in self._tensors().items():
                 assign(tensor, file.get_tensor(name))
 
+    def forget_model(self) -> None:
+        """What is left says only that there is an adapter, and of which kind."""
+        del self._model
+
     def _tensors(self) -> dict[str, nn.Parameter]:
         """The adapter's weights, by their names in peft's files."""
         trained = ((name, tensor) for name, tensor in self._model.named_parameters() if tensor.requires_grad)

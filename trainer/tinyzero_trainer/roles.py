@@ -79,6 +79,12 @@ def build_roles(
     )
     if training:
         find_policy_loss(config.algorithm.policy_loss)  # a user's own may be at fault, which is soon seen
+    if training and config.run.executor == "ray":
+        from tinyzero_trainer.ray.build import build_ray_roles
+
+        with build_ray_roles(config, loaded, display=display, checkpoint=checkpoint) as roles:
+            yield roles
+        return
     with process_group(device) if training else nullcontext(), ExitStack() as stack:
         policy = critic = None
         with explained(config, "the models were loaded"):

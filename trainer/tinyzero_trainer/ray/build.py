@@ -1,0 +1,129 @@
+"""The roles of a run as actors: who they are, what each may take of the machines, and how they come together."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tinyzero_sdk import Task
+from tinyzero_trainer.config import RewardConfig, TrainConfig
+from tinyzero_trainer.display import Display
+from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.ray import actors
+from tinyzero_trainer.ray.asking import Member, answers
+from tinyzero_trainer.ray.cluster import Resources, import_ray, room
+from tinyzero_trainer.ray.stand_ins import Ranks, RemoteCritic, RemoteEngine, RemotePolicy, RemotePool
+from tinyzero_trainer.roles import Roles
+from tinyzero_trainer.tasks import task_roles
+
+ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Of the actors; see threads.py."""
+
+
+@contextmanager
+def build_ray_roles(
+    config: TrainConfig, tasks: dict[str, Task], *, display: Display, checkpoint: Path | None
+) -> Iterator[Roles]:
+    """Start Ray and all actors; leaving the context ends them.
+
+    Args:
+        config: the run's.
+        tasks: from `load_shares`.
+        display: is told of the phases.
+        checkpoint: directory whose weights are taken instead of the starting model's.
+
+    Raises:
+        RayError: Ray is missing, or has no room.
+        WorkerLost: an actor died while it started.
+    """
+    display.phase("starting Ray and its workers")
+    one_each: Resources = {"CPU": 1}
+    with room(config.ray, [one_each] * (config.ray.ranks + 1 + len(tasks))) as group, Crew(group) as crew:
+        count, device = config.ray.ranks, "cpu"
+        learners = Ranks(
+            [
+                crew.hire(f"policy rank {index} of {count}", actors.LearnerRank, config, index, count, device)
+                for index in range(count)
+            ]
+        )
+        engine = crew.hire("the rollout engine", actors.EngineWorker, config, device, at_a_time=2)
+        scorers = {name: crew.hire(f"the scorer of {name}", actors.Scorer) for name in tasks}
+        display.phase("loading the models")
+        language_model = _build(config, learners, engine, checkpoint)
+        critic = None
+        if config.algorithm.needs_critic:
+            first = learners.members[0]
+            critic = RemoteCritic(learners, answers([(first, first.actor.count_of_critic.remote())])[0])
+        stand_in = RemoteEngine(learners, engine)
+        stand_in.load_weights()
+        names = iter(scorers)  # in which the tasks are
+        make_pool = partial(_start_pool, lambda: scorers[next(names)])
+        with ExitStack() as stack:
+            roles = stack.enter_context(task_roles(config, tasks, language_model.tokenizer, make_pool))
+            display.end_phase()
+            try:
+                yield Roles(roles, language_model, stand_in, RemotePolicy(learners), critic, display)
+            finally:
+                stand_in.close()
+
+
+class Crew:
+    """All actors of a run, each in a bundle of its own; at the end none is left."""
+
+    def __init__(self, group: Any) -> None:
+        """
+        Args:
+            group: Ray's placement group, with a bundle for each.
+        """
+        self._group, self._members = group, list[Member]()
+
+    def __enter__(self) -> "Crew":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in self._members:
+            with suppress(Exception):  # Ray itself may be what has ended
+                import_ray().kill(member.actor)
+
+    def hire(self, name: str, kind: type, *args: Any, at_a_time: int = 1) -> Member:
+        """Start an actor in the next bundle.
+
+        Args:
+            name: for messages.
+            kind: its class.
+            args: of the class.
+            at_a_time: calls that it works on.
+        """
+        ray = import_ray()
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=len(self._members))
+        made = ray.remote(kind).options(
+            num_cpus=1,
+            max_concurrency=at_a_time,
+            max_restarts=0,  # one that came back would have forgotten everything, and not say so
+            scheduling_strategy=place,
+            runtime_env={"env_vars": ENVIRONMENT},
+        )
+        self._members.append(Member(name, made.remote(*args), learns=kind is actors.LearnerRank))
+        return self._members[-1]
+
+
+def _build(config: TrainConfig, learners: Ranks, engine: Member, checkpoint: Path | None) -> LanguageModel:
+    """Everyone loads what he needs, at the same time."""
+    path = None if checkpoint is None else checkpoint.absolute()
+    loading = (engine, engine.actor.build.remote(str(path) if path else config.model.path))
+    first = learners.members[0]
+    (host,) = answers([(first, first.actor.host.remote())])
+    (port,) = answers([(first, first.actor.open_store.remote(host))])
+    answers([(member, member.actor.join.remote(host, port)) for member in learners.members])
+    building = [(member, member.actor.build.remote(path)) for member in learners.members]
+    found: LanguageModel = answers([*building, loading])[0]
+    return found
+
+
+def _start_pool(next_scorer: Any, config: RewardConfig, task: Task) -> RemotePool:
+    member = next_scorer()
+    answers([(member, member.actor.start.remote(config, task))])
+    return RemotePool(member)

@@ -1,0 +1,160 @@
+"""What the loop has in the actors' place: policy, critic, rollout engine and reward pool, each a line to them."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from torch import Tensor
+
+from tinyzero_sdk import Completion, Score
+from tinyzero_sdk.records import Json
+from tinyzero_trainer.experience import Experience
+from tinyzero_trainer.ray.asking import Member, answers
+from tinyzero_trainer.ray.cluster import import_ray
+from tinyzero_trainer.records import Rollout, Sample
+from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.schedules import StepSettings
+
+
+class Ranks:
+    """Those that learn: each is called with the whole batch, and the first says what all have found."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.members = members
+
+    def do(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of every rank's policy or critic."""
+        given = import_ray().put((args, kwargs))  # once for each machine
+        return answers([(member, member.actor.do.remote(role, method, given)) for member in self.members])[0]
+
+    def send_weights(self, engines: Sequence[Member]) -> None:
+        """Bring the policy's weights to engines, a parcel at a time."""
+        first, *others = self.members
+        helping = [(member, member.actor.help_with_weights.remote()) for member in others]
+        sending = first.actor.weights.options(num_returns="streaming", _generator_backpressure_num_objects=2).remote()
+        try:
+            for parcel in sending:
+                answers([(engine, engine.actor.take.remote(parcel)) for engine in engines])
+        finally:
+            # If the stream broke, what broke it is told by one of these.
+            answers([(first, sending.completed()), *helping])
+        answers([(engine, engine.actor.load_weights.remote()) for engine in engines])
+
+
+class RemotePolicy:
+    """See `PolicyRole`."""
+
+    def __init__(self, group: Ranks) -> None:
+        self._group = group
+
+    @property
+    def ranks(self) -> int:
+        return len(self._group.members)
+
+    def logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
+        found: Tensor = self._group.do("policy", "logprobs", samples, temperature)
+        return found
+
+    def reference_logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
+        found: Tensor = self._group.do("policy", "reference_logprobs", samples, temperature)
+        return found
+
+    def update(self, experience: Experience, *, group_size: int, now: StepSettings) -> dict[str, float]:
+        metrics: dict[str, float] = self._group.do("policy", "update", experience, group_size=group_size, now=now)
+        return metrics
+
+    def export(self, directory: Path) -> None:
+        self._group.do("policy", "export", directory.absolute())
+
+    def save(self, directory: Path) -> None:
+        self._group.do("policy", "save", directory.absolute())
+
+    def load(self, directory: Path) -> None:
+        self._group.do("policy", "load", directory.absolute())
+
+
+class RemoteCritic:
+    """See `CriticRole`."""
+
+    def __init__(self, group: Ranks, parameters: int) -> None:
+        self._group, self._parameters = group, parameters
+
+    @property
+    def parameters(self) -> int:
+        return self._parameters
+
+    def values(self, samples: Sequence[Sample]) -> Tensor:
+        found: Tensor = self._group.do("critic", "values", samples)
+        return found
+
+    def update(self, experience: Experience, *, group_size: int) -> dict[str, float]:
+        metrics: dict[str, float] = self._group.do("critic", "update", experience, group_size=group_size)
+        return metrics
+
+    def save(self, directory: Path) -> None:
+        self._group.do("critic", "save", directory.absolute())
+
+    def load(self, directory: Path) -> None:
+        self._group.do("critic", "load", directory.absolute())
+
+
+class RemoteEngine:
+    """See `RolloutEngine`."""
+
+    def __init__(self, group: Ranks, member: Member) -> None:
+        self._group, self._member = group, member
+
+    def load_weights(self) -> None:
+        self._group.send_weights([self._member])
+
+    def sleep(self) -> None:
+        answers([(self._member, self._member.actor.sleep.remote())])
+
+    def close(self) -> None:
+        with suppress(Exception):  # it may be what has died
+            answers([(self._member, self._member.actor.close.remote())])
+
+    def generate(
+        self,
+        prompts: Sequence[list[int]],
+        samples: int,
+        params: SamplingParams,
+        *,
+        seed: int,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> list[list[Rollout]]:
+        actor, told = self._member.actor, 0
+
+        def meanwhile() -> None:
+            nonlocal told
+            (finished,) = answers([(self._member, actor.finished.remote())], whole=True)
+            if on_progress is not None:
+                on_progress(finished - told)
+            told = finished
+
+        call = (self._member, actor.generate.remote(prompts, samples, params, seed))
+        groups: list[list[Rollout]]
+        (groups,) = answers([call], meanwhile=meanwhile, whole=True)
+        return groups
+
+
+class RemotePool:
+    """See `RewardPool`; a context manager as `ScoringPool` is."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self.first_error: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(Exception):  # it may be what has died
+            answers([(self._member, self._member.actor.close.remote())])
+
+    def score(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
+        call = (self._member, self._member.actor.score.remote(list(completions), list(ground_truths)))
+        verdicts: list[Score]
+        ((verdicts, self.first_error),) = answers([call], whole=True)
+        return verdicts
