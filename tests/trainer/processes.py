@@ -16,6 +16,17 @@ def on_ranks(count: int, function: Callable[..., Any], directory: Path, *argumen
     return [pickle.loads(Path(f"{store}_{rank}").read_bytes()) for rank in range(count)]
 
 
+def apart(function: Callable[..., Any], directory: Path, *arguments: Any) -> Any:
+    """What a function of a module gives in a process of its own; `directory` is an existing one for its result."""
+    file = directory / "result"
+    torch.multiprocessing.spawn(_run_apart, (function, str(file), arguments), nprocs=1)
+    return pickle.loads(file.read_bytes())
+
+
+def _run_apart(_: int, function: Callable[..., Any], file: str, arguments: tuple[Any, ...]) -> None:
+    Path(file).write_bytes(pickle.dumps(function(*arguments)))
+
+
 def _run(rank: int, count: int, function: Callable[..., Any], store: str, arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, count), rank=rank, world_size=count)

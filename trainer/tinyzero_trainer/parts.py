@@ -2,7 +2,7 @@
 
 Through torch.distributed.checkpoint, but as safetensors throughout, its record of what is where included: its usual
 format keeps that as a pickle, which may hold any code. What one rank alone writes is one plain safetensors file, and
-not in here.
+not in here. It takes torch 2.9, which the extra `ray` asks for: imported late, for one rank does without.
 """
 
 import warnings
@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -30,6 +29,8 @@ def save_parts(directory: Path, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         OSError: one of the ranks cannot write.
     """
+    from torch.distributed.checkpoint import HuggingFaceStorageWriter
+
     with _errors_of_any_rank():
         save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(directory), save_distributed=True))
 
@@ -41,6 +42,8 @@ def load_parts(directory: Path, tensors: Mapping[str, Tensor]) -> None:
         directory: of `save_parts`.
         tensors: written to in place; each must be there.
     """
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+
     with _errors_of_any_rank(), torch.no_grad():
         load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(directory)), no_dist=not dist.is_initialized())
 
@@ -49,6 +52,8 @@ def shapes(directory: Path) -> dict[str, torch.Size]:
     """The tensors that `save_parts` wrote, by name; none if it was given none."""
     if not any(directory.glob("*.safetensors")):
         return {}
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+
     found = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
     return {name: tensor.size for name, tensor in found.items() if isinstance(tensor, TensorStorageMetadata)}
 

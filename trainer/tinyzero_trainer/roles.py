@@ -70,7 +70,8 @@ def build_roles(
         checkpoint: directory whose weights are taken instead of the starting model's.
     """
     display.phase("loading the task and the model")
-    device = choose_device(config.run.device)
+    elsewhere = training and config.run.executor == "ray"
+    device = choose_device("cpu" if elsewhere and not config.ray.gpus else config.run.device)
     require_engine(config, device)
     loaded = load_shares(
         config.task_shares(),
@@ -79,7 +80,7 @@ def build_roles(
     )
     if training:
         find_policy_loss(config.algorithm.policy_loss)  # a user's own may be at fault, which is soon seen
-    if training and config.run.executor == "ray":
+    if elsewhere:
         from tinyzero_trainer.ray.build import build_ray_roles
 
         with build_ray_roles(config, loaded, display=display, checkpoint=checkpoint) as roles:

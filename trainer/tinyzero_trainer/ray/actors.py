@@ -117,11 +117,16 @@ class EngineWorker(Worker):
         self._engine: RolloutEngine | None = None
         self._finished = 0
 
-    def build(self, source: str | None) -> None:
-        """Load a model of the policy's architecture; its weights are sent before anything is generated."""
-        language_model = load_model(source, self._device)
+    def build(self, source: str | None) -> list[str]:
+        """Load a model of the policy's architecture; its weights are sent before anything is generated.
+
+        Returns:
+            What the user should know.
+        """
+        language_model, notes = load_model(source, self._device), list[str]()
         self._state = language_model.model.state_dict()
-        self._engine = build_engine(self._config, language_model)
+        self._engine = build_engine(self._config, language_model, notes.append)
+        return notes
 
     @torch.no_grad()
     def take(self, parcel: Weights) -> None:

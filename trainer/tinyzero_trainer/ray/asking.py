@@ -1,5 +1,6 @@
 """Calls to actors: all at once, answers in order, and one line about the one that has died."""
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ from tinyzero_trainer.ray.cluster import import_ray
 
 GRACE_SECONDS = 15.0
 """After an error to look for the death that is behind it: what a rank's neighbours notice first is a broken line."""
+
+_TOLD = {"process": r"\bpid: (\d+)", "machine": r"\bip: (\S+)", "kind": r"Worker exit type: (\w+)"}
+"""Where Ray's message tells what."""
 
 TICK_SECONDS = 0.2
 """Between two looks at whatever else is to be done while actors work."""
@@ -79,10 +83,10 @@ def _error_of(ray: Any, answer: Any, member: Member, whole: bool) -> BaseExcepti
 
 
 def _end_of(error: Exception) -> str:
-    """How an actor ended, in a few words out of Ray's many."""
+    """Which process an actor was and how it ended, in a few words out of Ray's many."""
     text = str(error)
-    if "OOM" in text or "memory pressure" in text:
-        return "was ended by Ray, since its machine's memory had run out"
-    if "node" in text and "died" in text and "its node has died" in text:
-        return "died with its machine"
-    return "died"
+    found = {key: re.search(pattern, text) for key, pattern in _TOLD.items()}
+    process, machine, kind = ((found[key] or [None, None])[1] for key in _TOLD)
+    where = f" on {machine}" if machine else ""
+    ended = "was ended, since its machine's memory had run out" if kind == "NODE_OUT_OF_MEMORY" else "has died"
+    return f"(process {process}{where}) {ended}" if process else ended

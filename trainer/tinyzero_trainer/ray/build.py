@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,9 @@ def build_ray_roles(
         RayError: Ray is missing, or has no room.
         WorkerLost: an actor died while it started.
     """
+    # Relative to this process's directory, which need not be that of the others.
+    output = str(Path(config.run.output).expanduser().absolute())
+    config = replace(config, run=replace(config.run, output=output))
     display.phase("starting Ray and its workers")
     one_each: Resources = {"CPU": 1}
     with room(config.ray, [one_each] * (config.ray.ranks + 1 + len(tasks))) as group, Crew(group) as crew:
@@ -50,7 +54,9 @@ def build_ray_roles(
         engine = crew.hire("the rollout engine", actors.EngineWorker, config, device, at_a_time=2)
         scorers = {name: crew.hire(f"the scorer of {name}", actors.Scorer) for name in tasks}
         display.phase("loading the models")
-        language_model = _build(config, learners, engine, checkpoint)
+        language_model, notes = _build(config, learners, engine, checkpoint)
+        for note in notes:
+            display.note(note)
         critic = None
         if config.algorithm.needs_critic:
             first = learners.members[0]
@@ -110,8 +116,10 @@ class Crew:
         return self._members[-1]
 
 
-def _build(config: TrainConfig, learners: Ranks, engine: Member, checkpoint: Path | None) -> LanguageModel:
-    """Everyone loads what he needs, at the same time."""
+def _build(
+    config: TrainConfig, learners: Ranks, engine: Member, checkpoint: Path | None
+) -> tuple[LanguageModel, list[str]]:
+    """Everyone loads what he needs, at the same time; the policy's model in outline, and what the user should know."""
     path = None if checkpoint is None else checkpoint.absolute()
     loading = (engine, engine.actor.build.remote(str(path) if path else config.model.path))
     first = learners.members[0]
@@ -119,8 +127,8 @@ def _build(config: TrainConfig, learners: Ranks, engine: Member, checkpoint: Pat
     (port,) = answers([(first, first.actor.open_store.remote(host))])
     answers([(member, member.actor.join.remote(host, port)) for member in learners.members])
     building = [(member, member.actor.build.remote(path)) for member in learners.members]
-    found: LanguageModel = answers([*building, loading])[0]
-    return found
+    language_model, *_, notes = answers([*building, loading])
+    return language_model, notes
 
 
 def _start_pool(next_scorer: Any, config: RewardConfig, task: Task) -> RemotePool:

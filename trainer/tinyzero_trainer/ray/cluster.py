@@ -71,10 +71,16 @@ def room(config: RayConfig, bundles: Sequence[Resources]) -> Iterator[Any]:
 
 def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    # For each worker that dies Ray prints a paragraph on standard output, and has no setting for that; what is to be
+    # said of it is in asking.py.
+    ray._private.worker.print_to_stdstream = lambda *args, **kwargs: None
     try:
         if config.address is not None:
             ray.init(config.address, **quiet)
             return
+        # Helpers of Ray's look for their dead cluster so long before they end, where the trainer was killed.
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
         ray.init(
             "local",
             num_cpus=int(_total(bundles).get("CPU", 0)),  # a count of actors, and not of cores
