@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from tests.trainer.configurations import changed
 from tests.trainer.processes import apart
 from tests.trainer.test_sharding import NOW, make_up
 from tinyzero_sdk.settings import to_mapping
-from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config import RayConfig, TrainConfig
 from tinyzero_trainer.display import Display
 from tinyzero_trainer.experience import Experience
 from tinyzero_trainer.loop import train
 from tinyzero_trainer.models import LanguageModel, load_model
+from tinyzero_trainer.ray.cluster import RayError
 from tinyzero_trainer.roles import build_roles
 from tinyzero_trainer.rollout import SamplingParams
 
@@ -124,6 +126,30 @@ def test_on_recorded_rollouts_gradients_weights_and_completions_are_those_of_loc
         if name.startswith("exp_avg/"):
             shards = [part[name] for part in parts if name in part]
             torch.testing.assert_close(torch.cat(shards) / 0.1, moment / 0.1, rtol=0, atol=1e-5)
+
+
+def over_two_nodes(run: TrainConfig, output: str) -> list[dict[str, Any]]:
+    """A run on two machines that are made up, neither of which has room for it alone; its metrics."""
+    from ray.cluster_utils import Cluster
+
+    given: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 2**28}
+    cluster = Cluster(initialize_head=True, head_node_args=given | {"include_dashboard": False})
+    try:
+        cluster.add_node(**given)
+        train(replace(run, ray=replace(run.ray, address=cluster.address)))
+        with pytest.raises(RayError, match=r"needs 11 CPU, and 4 CPU are free"):
+            train(replace(run, run=replace(run.run, output=output), ray=RayConfig(address=cluster.address, ranks=9)))
+    finally:
+        cluster.shutdown()
+    return lines(run.run.output)
+
+
+def test_a_run_over_two_nodes_is_that_of_one(config: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    alone = train(config("local"))
+    run = config("nodes", run__executor="ray", ray__ranks=2)
+    found = apart(over_two_nodes, tmp_path, run, str(tmp_path / "too large"))
+    for ours, theirs in zip(found, lines(alone.output), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
 
 
 # ---- deaths ----------------------------------------------------------------------------------------------------------

@@ -50,27 +50,34 @@ class RemotePolicy:
 
     @property
     def ranks(self) -> int:
+        """See `PolicyRole`."""
         return len(self._group.members)
 
     def logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
+        """See `PolicyRole`."""
         found: Tensor = self._group.do("policy", "logprobs", samples, temperature)
         return found
 
     def reference_logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
+        """See `PolicyRole`."""
         found: Tensor = self._group.do("policy", "reference_logprobs", samples, temperature)
         return found
 
     def update(self, experience: Experience, *, group_size: int, now: StepSettings) -> dict[str, float]:
+        """See `PolicyRole`."""
         metrics: dict[str, float] = self._group.do("policy", "update", experience, group_size=group_size, now=now)
         return metrics
 
     def export(self, directory: Path) -> None:
+        """See `PolicyRole`."""
         self._group.do("policy", "export", directory.absolute())
 
     def save(self, directory: Path) -> None:
+        """See `PolicyRole`."""
         self._group.do("policy", "save", directory.absolute())
 
     def load(self, directory: Path) -> None:
+        """See `PolicyRole`."""
         self._group.do("policy", "load", directory.absolute())
 
 
@@ -82,20 +89,25 @@ class RemoteCritic:
 
     @property
     def parameters(self) -> int:
+        """See `CriticRole`."""
         return self._parameters
 
     def values(self, samples: Sequence[Sample]) -> Tensor:
+        """See `CriticRole`."""
         found: Tensor = self._group.do("critic", "values", samples)
         return found
 
     def update(self, experience: Experience, *, group_size: int) -> dict[str, float]:
+        """See `CriticRole`."""
         metrics: dict[str, float] = self._group.do("critic", "update", experience, group_size=group_size)
         return metrics
 
     def save(self, directory: Path) -> None:
+        """See `CriticRole`."""
         self._group.do("critic", "save", directory.absolute())
 
     def load(self, directory: Path) -> None:
+        """See `CriticRole`."""
         self._group.do("critic", "load", directory.absolute())
 
 
@@ -106,12 +118,15 @@ class RemoteEngine:
         self._group, self._member = group, member
 
     def load_weights(self) -> None:
+        """See `RolloutEngine`."""
         self._group.send_weights([self._member])
 
     def sleep(self) -> None:
+        """See `RolloutEngine`."""
         answers([(self._member, self._member.actor.sleep.remote())])
 
     def close(self) -> None:
+        """See `RolloutEngine`."""
         with suppress(Exception):  # it may be what has died
             answers([(self._member, self._member.actor.close.remote())])
 
@@ -124,6 +139,7 @@ class RemoteEngine:
         seed: int,
         on_progress: Callable[[int], None] | None = None,
     ) -> list[list[Rollout]]:
+        """See `RolloutEngine`."""
         actor, told = self._member.actor, 0
 
         def meanwhile() -> None:
@@ -154,6 +170,7 @@ class RemotePool:
             answers([(self._member, self._member.actor.close.remote())])
 
     def score(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
+        """See `RewardPool`."""
         call = (self._member, self._member.actor.score.remote(list(completions), list(ground_truths)))
         verdicts: list[Score]
         ((verdicts, self.first_error),) = answers([call], whole=True)
