@@ -13,9 +13,10 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.configure import make_config
 from tinyzero_trainer.lost import WorkerLost
 from tinyzero_trainer.models import LanguageModel
-from tinyzero_trainer.ray import asking
+from tinyzero_trainer.ray import asking, stand_ins
 from tinyzero_trainer.ray.actors import outline
 from tinyzero_trainer.ray.asking import Member, answers
+from tinyzero_trainer.ray.stand_ins import Replaceable
 
 DIED = (
     "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n\tpid: 2869\n\tip: 10.0.0.2\n"
@@ -121,12 +122,79 @@ def test_waiting_can_be_stopped(ask: Callable[..., list[Any]]) -> None:
 
 
 def test_the_user_is_told_how_to_go_on() -> None:
-    lost = WorkerLost("rank 1 has died", policy_is_whole=False)
+    lost = WorkerLost("rank 1", "has died", policy_is_whole=False)
     assert str(lost.told(4, "my runs/a")) == (
         "rank 1 has died; step 4 is saved; go on with: tinyzero train --output 'my runs/a' --resume"
     )
     assert str(lost.told(None, "a")).endswith("start again, with a smaller checkpoint.every")
     assert isinstance(lost.told(None, "a"), TinyZeroError)
+
+
+def test_who_died_is_replaced_so_often_and_nobody_else_is() -> None:
+    replaced, names = [], ["engine", "engine", "rank 0"]
+
+    def replace(dead: Member, told: str) -> Member:
+        replaced.append((dead.actor, told))
+        return Member(dead.name, dead.actor + 1, learns=False)
+
+    def work() -> int:
+        if names:
+            raise WorkerLost(names.pop(0), "has died", policy_is_whole=True)
+        return 7
+
+    engine = Replaceable(Member("engine", 0, learns=False), replace, restarts=2)
+    with pytest.raises(WorkerLost, match="rank 0 has died"):
+        engine.do(work)
+    assert replaced == [(0, "engine has died"), (1, "engine has died")]
+    assert engine.do(work) == 7
+    names += ["engine"]
+    with pytest.raises(WorkerLost, match="engine has died"):  # for the third time
+        engine.do(work)
+    assert len(replaced) == 2
+
+
+class Stream:
+    """What a rank sends: parcels, of which it waits for each to be taken."""
+
+    def __init__(self, parcels: list[Any]) -> None:
+        self.left = parcels
+
+    def __iter__(self) -> "Stream":
+        return self
+
+    def __next__(self) -> Any:
+        if not self.left:
+            raise StopIteration
+        return self.left.pop(0)
+
+    def completed(self) -> str:
+        assert not self.left, "the rank would wait for ever"
+        return "sent"
+
+
+@pytest.mark.parametrize("rank_died", [False, True])
+def test_an_engine_that_dies_while_it_takes_weights_leaves_no_rank_waiting(
+    rank_died: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def answer(calls: Any, **_: Any) -> list[Any]:
+        asked.append([member.name for member, _ in calls])
+        if asked[-1] == ["engine"]:
+            raise WorkerLost("engine", "has died", policy_is_whole=False)
+        if rank_died:
+            raise WorkerLost("rank 1", "has died", policy_is_whole=False)
+        return [found for _, found in calls]
+
+    monkeypatch.setattr(stand_ins, "answers", answer)
+    remote = SimpleNamespace(remote=lambda *_: "asked")
+    stream = Stream(["a", "b", "c"])
+    sending = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: stream))
+    ranks = [Member(f"rank {n}", SimpleNamespace(help_with_weights=remote, weights=sending), True) for n in range(2)]
+    engine = Member("engine", SimpleNamespace(take=remote, load_weights=remote), False)
+    with pytest.raises(WorkerLost, match="rank 1" if rank_died else "engine"):
+        stand_ins.Ranks(ranks).send_weights([engine])
+    assert asked == [["engine"], ["rank 0", "rank 1"]]
 
 
 def test_a_model_without_its_weights_can_be_sent(toy_model: LanguageModel) -> None:

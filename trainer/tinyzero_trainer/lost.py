@@ -8,14 +8,15 @@ from tinyzero_sdk.errors import TinyZeroError
 class WorkerLost(TinyZeroError):
     """A process that the run needs has died."""
 
-    def __init__(self, which: str, *, policy_is_whole: bool) -> None:
+    def __init__(self, which: str, end: str, *, policy_is_whole: bool) -> None:
         """
         Args:
-            which: the worker and how it ended, as the beginning of a sentence.
+            which: the worker's name.
+            end: how it ended: "has died".
             policy_is_whole: whether those that learn are there, and as they were before the step.
         """
-        super().__init__(which)
-        self.policy_is_whole = policy_is_whole
+        super().__init__(f"{which} {end}")
+        self.which, self.policy_is_whole = which, policy_is_whole
 
     def told(self, saved: int | None, output: str) -> TinyZeroError:
         """The same for the user.

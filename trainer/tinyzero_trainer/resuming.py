@@ -20,6 +20,7 @@ RESUMABLE = (
     "ray.address",
     "ray.gpus",
     "ray.ranks",
+    "ray.restarts",
     "model.compile",
     "memory.checkpoint_activations",
     "memory.offload",

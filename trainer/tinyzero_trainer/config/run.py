@@ -147,6 +147,9 @@ class RayConfig:
     ranks: PositiveInt = 1
     """Processes that policy, reference and critic are sharded over; the batch is shared out among them by tokens."""
 
+    restarts: NonNegativeInt = 2
+    """Times that a rollout engine or a scorer that died is replaced, its batch done anew, before the run stops."""
+
 
 @dataclass(frozen=True)
 class RewardConfig:

@@ -76,7 +76,7 @@ def _error_of(ray: Any, answer: Any, member: Member, whole: bool) -> BaseExcepti
         # Ray's own error is of the cause's type too, but has a message of many lines.
         return error.cause if isinstance(error.cause, TinyZeroError) else error
     except ray.exceptions.RayError as error:
-        lost = WorkerLost(f"{member.name} {_end_of(error)}", policy_is_whole=whole and not member.learns)
+        lost = WorkerLost(member.name, _end_of(error), policy_is_whole=whole and not member.learns)
         lost.__cause__ = error
         return lost
     return None

@@ -1,6 +1,6 @@
 """The roles of a run as actors: who they are, what each may take of the machines, and how they come together."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.ray import actors
 from tinyzero_trainer.ray.asking import Member, answers
 from tinyzero_trainer.ray.cluster import Resources, import_ray, room
-from tinyzero_trainer.ray.stand_ins import Ranks, RemoteCritic, RemoteEngine, RemotePolicy, RemotePool
+from tinyzero_trainer.ray.stand_ins import Ranks, RemoteCritic, RemoteEngine, RemotePolicy, RemotePool, Replaceable
 from tinyzero_trainer.roles import Roles
 from tinyzero_trainer.tasks import task_roles
 
@@ -52,7 +52,7 @@ def build_ray_roles(
             ]
         )
         engine = crew.hire("the rollout engine", actors.EngineWorker, config, device, at_a_time=2)
-        scorers = {name: crew.hire(f"the scorer of {name}", actors.Scorer) for name in tasks}
+        scorers = [crew.hire(f"the scorer of {name}", actors.Scorer) for name in tasks]
         display.phase("loading the models")
         language_model, notes = _build(config, learners, engine, checkpoint)
         for note in notes:
@@ -61,11 +61,11 @@ def build_ray_roles(
         if config.algorithm.needs_critic:
             first = learners.members[0]
             critic = RemoteCritic(learners, answers([(first, first.actor.count_of_critic.remote())])[0])
-        stand_in = RemoteEngine(learners, engine)
+        replace_engine = partial(_replace_engine, config, crew, learners, display)
+        stand_in = RemoteEngine(learners, Replaceable(engine, replace_engine, config.ray.restarts))
         stand_in.load_weights()
-        names = iter(scorers)  # in which the tasks are
-        make_pool = partial(_start_pool, lambda: scorers[next(names)])
         with ExitStack() as stack:
+            make_pool = partial(_make_pool, config, crew, display, iter(scorers))
             roles = stack.enter_context(task_roles(config, tasks, language_model.tokenizer, make_pool))
             display.end_phase()
             try:
@@ -82,7 +82,7 @@ class Crew:
         Args:
             group: Ray's placement group, with a bundle for each.
         """
-        self._group, self._members = group, list[Member]()
+        self._group, self._members, self._starts = group, list[Member](), list[Callable[[], Any]]()
 
     def __enter__(self) -> "Crew":
         return self
@@ -101,19 +101,29 @@ class Crew:
             args: of the class.
             at_a_time: calls that it works on.
         """
+        start = partial(self._start, len(self._members), kind, args, at_a_time)
+        self._members.append(Member(name, start(), learns=kind is actors.LearnerRank))
+        self._starts.append(start)
+        return self._members[-1]
+
+    def replace(self, dead: Member) -> Member:
+        """Start the same again, in the room that one had which has died."""
+        place = self._members.index(dead)
+        self._members[place] = replace(dead, actor=self._starts[place]())
+        return self._members[place]
+
+    def _start(self, bundle: int, kind: type, args: tuple[Any, ...], at_a_time: int) -> Any:
         ray = import_ray()
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=len(self._members))
         made = ray.remote(kind).options(
             num_cpus=1,
             max_concurrency=at_a_time,
             max_restarts=0,  # one that came back would have forgotten everything, and not say so
-            scheduling_strategy=place,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
             runtime_env={"env_vars": ENVIRONMENT},
         )
-        self._members.append(Member(name, made.remote(*args), learns=kind is actors.LearnerRank))
-        return self._members[-1]
+        return made.remote(*args)
 
 
 def _build(
@@ -121,7 +131,7 @@ def _build(
 ) -> tuple[LanguageModel, list[str]]:
     """Everyone loads what he needs, at the same time; the policy's model in outline, and what the user should know."""
     path = None if checkpoint is None else checkpoint.absolute()
-    loading = (engine, engine.actor.build.remote(str(path) if path else config.model.path))
+    loading = (engine, engine.actor.build.remote(config.model.path))
     first = learners.members[0]
     (host,) = answers([(first, first.actor.host.remote())])
     (port,) = answers([(first, first.actor.open_store.remote(host))])
@@ -131,7 +141,27 @@ def _build(
     return language_model, notes
 
 
-def _start_pool(next_scorer: Any, config: RewardConfig, task: Task) -> RemotePool:
-    member = next_scorer()
-    answers([(member, member.actor.start.remote(config, task))])
-    return RemotePool(member)
+def _replace_engine(
+    config: TrainConfig, crew: Crew, learners: Ranks, display: Display, dead: Member, told: str
+) -> Member:
+    display.note(f"{told}; it is replaced, and its batch generated anew")
+    engine = crew.replace(dead)
+    answers([(engine, engine.actor.build.remote(config.model.path))], whole=True)
+    learners.send_weights([engine])
+    return engine
+
+
+def _make_pool(
+    config: TrainConfig, crew: Crew, display: Display, scorers: Iterator[Member], reward: RewardConfig, task: Task
+) -> RemotePool:
+    """A task's; the scorers are in the order in which they are asked for."""
+
+    def start(scorer: Member) -> Member:
+        answers([(scorer, scorer.actor.start.remote(reward, task))], whole=True)
+        return scorer
+
+    def start_anew(dead: Member, told: str) -> Member:
+        display.note(f"{told}; it is replaced, and its batch scored anew")
+        return start(crew.replace(dead))
+
+    return RemotePool(Replaceable(start(next(scorers)), start_anew, config.ray.restarts))
