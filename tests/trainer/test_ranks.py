@@ -22,7 +22,7 @@ from tinyzero_trainer.optimizing import Optimizer
 from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.ranks import Ranks
 from tinyzero_trainer.sharding import process_group
-from tinyzero_trainer.shards import local, whole, whole_of_local
+from tinyzero_trainer.shards import as_shard, local, whole
 from tinyzero_trainer.tally import Tally
 from tinyzero_trainer.weights import named_weights
 
@@ -123,7 +123,7 @@ def watched(optimizer: Optimizer) -> dict[str, Tensor]:
             for name, parameter in optimizer._parameters.items():
                 gradient = optimizer._shards[name].grad
                 if gradient is not None or parameter.grad is not None:
-                    found[name] = whole_of_local(local(parameter.grad), parameter).clone()
+                    found[name] = whole(as_shard(local(parameter.grad), parameter)).clone()
             found["norm"] = norm.clone()
         return norm
 

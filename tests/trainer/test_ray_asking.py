@@ -193,7 +193,7 @@ def test_an_engine_that_dies_while_it_takes_weights_leaves_no_rank_waiting(
     ranks = [Member(f"rank {n}", SimpleNamespace(help_with_weights=remote, weights=sending), True) for n in range(2)]
     engine = Member("engine", SimpleNamespace(take=remote, load_weights=remote), False)
     with pytest.raises(WorkerLost, match="rank 1" if rank_died else "engine"):
-        stand_ins.Ranks(ranks).send_weights([engine])
+        stand_ins.LearnerRanks(ranks).send_weights([engine])
     assert asked == [["engine"], ["rank 0", "rank 1"]]
 
 

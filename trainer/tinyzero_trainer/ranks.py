@@ -44,11 +44,6 @@ class Ranks:
         dist.all_gather_object(everything, found, group=self.group)
         return everything  # type: ignore[return-value]
 
-    def wait(self) -> None:
-        """Until all of them are here."""
-        if self.count > 1:
-            dist.barrier(group=self.group)
-
 
 ALONE = Ranks()
 """A model that no other process has a part of."""

@@ -4,7 +4,6 @@ Each is made at once and does what takes time in a method, so that its errors re
 """
 
 import copy
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -37,10 +36,6 @@ JOIN_SECONDS = 300
 
 class Worker:
     """What every actor can tell."""
-
-    def process(self) -> int:
-        """Its number on its machine."""
-        return os.getpid()
 
     def host(self) -> str:
         """Its machine's address, as others of the cluster reach it."""

@@ -14,7 +14,14 @@ from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.ray import actors
 from tinyzero_trainer.ray.asking import Member, answers
 from tinyzero_trainer.ray.cluster import Resources, import_ray, room
-from tinyzero_trainer.ray.stand_ins import Ranks, RemoteCritic, RemoteEngine, RemotePolicy, RemotePool, Replaceable
+from tinyzero_trainer.ray.stand_ins import (
+    LearnerRanks,
+    RemoteCritic,
+    RemoteEngine,
+    RemotePolicy,
+    RemotePool,
+    Replaceable,
+)
 from tinyzero_trainer.roles import Roles
 from tinyzero_trainer.tasks import task_roles
 
@@ -45,7 +52,7 @@ def build_ray_roles(
     one_each: Resources = {"CPU": 1}
     with room(config.ray, [one_each] * (config.ray.ranks + 1 + len(tasks))) as group, Crew(group) as crew:
         count, device = config.ray.ranks, "cpu"
-        learners = Ranks(
+        learners = LearnerRanks(
             [
                 crew.hire(f"policy rank {index} of {count}", actors.LearnerRank, config, index, count, device)
                 for index in range(count)
@@ -127,7 +134,7 @@ class Crew:
 
 
 def _build(
-    config: TrainConfig, learners: Ranks, engine: Member, checkpoint: Path | None
+    config: TrainConfig, learners: LearnerRanks, engine: Member, checkpoint: Path | None
 ) -> tuple[LanguageModel, list[str]]:
     """Everyone loads what he needs, at the same time; the policy's model in outline, and what the user should know."""
     path = None if checkpoint is None else checkpoint.absolute()
@@ -142,7 +149,7 @@ def _build(
 
 
 def _replace_engine(
-    config: TrainConfig, crew: Crew, learners: Ranks, display: Display, dead: Member, told: str
+    config: TrainConfig, crew: Crew, learners: LearnerRanks, display: Display, dead: Member, told: str
 ) -> Member:
     display.note(f"{told}; it is replaced, and its batch generated anew")
     engine = crew.replace(dead)

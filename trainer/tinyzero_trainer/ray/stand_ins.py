@@ -20,7 +20,7 @@ from tinyzero_trainer.schedules import StepSettings
 Result = TypeVar("Result")
 
 
-class Ranks:
+class LearnerRanks:
     """Those that learn: each is called with the whole batch, and the first says what all have found."""
 
     def __init__(self, members: Sequence[Member]) -> None:
@@ -58,7 +58,7 @@ class Ranks:
 class RemotePolicy:
     """See `PolicyRole`."""
 
-    def __init__(self, group: Ranks) -> None:
+    def __init__(self, group: LearnerRanks) -> None:
         self._group = group
 
     @property
@@ -97,7 +97,7 @@ class RemotePolicy:
 class RemoteCritic:
     """See `CriticRole`."""
 
-    def __init__(self, group: Ranks, parameters: int) -> None:
+    def __init__(self, group: LearnerRanks, parameters: int) -> None:
         self._group, self._parameters = group, parameters
 
     @property
@@ -157,7 +157,7 @@ class Replaceable:
 class RemoteEngine:
     """See `RolloutEngine`."""
 
-    def __init__(self, group: Ranks, engine: Replaceable) -> None:
+    def __init__(self, group: LearnerRanks, engine: Replaceable) -> None:
         """
         Args:
             group: those whose weights it takes.
