@@ -28,6 +28,8 @@ from benchmarks.watching import Watch, run_watched
 from tinyzero_trainer.plan import constants
 
 GIB = 2**30
+BUSY = GIB
+"""More than what a driver takes for itself."""
 PROMPT_TOKENS, NEW_TOKENS = 256, 1024
 CHILD = "--in-a-process-of-its-own"
 
@@ -229,6 +231,8 @@ def report(result: Mapping[str, Any]) -> None:
         parts = (f"{part['role']} {part['what']} {part['size'] / GIB:.2f}" for part in phase["parts"])
         print(f"{phase['phase']}: {', '.join(parts)}", flush=True)
     print(f"in use before the run: {measured['before'] / GIB:.2f} GiB", flush=True)
+    if measured["before"] > BUSY:
+        print("somebody else used this GPU: what they gave back meanwhile is missing from the peak", flush=True)
 
 
 def _cells(planned: int, nvml: int | None, allocated: int | None = None, reserved: int | None = None) -> dict[str, str]:

@@ -126,10 +126,12 @@ def cells(run: dict[str, Any], job: dict[str, int]) -> dict[str, str]:
     tokens = job["prompts"] * job["samples"] * (job["prompt_tokens"] + job["new_tokens"])
     step, parts = fmean(run["step_s"]) if "step_s" in run else None, run.get("timing_s", {})
     names = ("gen", "update_actor", "update_weights", "reward")
+    rest = 1 - (parts["timing_s/gen"] + parts["timing_s/update_actor"]) / parts["timing_s/step"] if parts else None
     return {
         "step": "failed" if step is None else f"{step:.1f} s",
         "tokens/s": "" if step is None else f"{tokens / step:,.0f}",
         **{name: f"{parts[f'timing_s/{name}']:.2f} s" if parts else "" for name in names},
+        "all else": "" if rest is None else f"{100 * rest:.1f} %",
         "MFU": f"{100 * run['mfu']:.1f} %" if "mfu" in run else "",
         "peak": "" if run["peak_gb"] is None else f"{run['peak_gb']:.0f} GB",
     }

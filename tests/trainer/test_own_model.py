@@ -87,9 +87,16 @@ def test_an_impossible_shape_is_refused() -> None:
         build(TrainConfig, {"own_model": {"hidden_size": 100}})
 
 
+def test_heads_that_cannot_be_shared_out_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"own_model.kv_heads=2 does not divide the 3 heads; 1 always does"):
+        build(TrainConfig, {"own_model": {"hidden_size": 192}})
+
+
 def test_by_default_it_has_at_most_ten_million_parameters() -> None:
     own = OwnModelConfig()
-    model = build_model(TinyShape(own.hidden_size, own.layers, own.head_size, own.mlp_size), build_tokenizer(), 0)
+    model = build_model(
+        TinyShape(own.hidden_size, own.layers, own.head_size, own.kv_heads, own.mlp_size), build_tokenizer(), 0
+    )
     assert 9.5e6 < sum(parameter.numel() for parameter in model.parameters()) <= 10e6
 
 
@@ -153,7 +160,10 @@ def test_it_is_made_trained_resumed_and_found_again(
     (made,) = [path for path in (cache / "tinyzero" / "models").iterdir() if path.is_dir()]
     saved = read_toml(tmp_path / "first" / "config.toml")
     assert saved["model"]["path"] == str(made)
-    assert saved["own_model"] == {"hidden_size": 384, "layers": 6, "head_size": 64, "mlp_size": 832, "seconds": 90.0}
+    assert saved["own_model"] == {"hidden_size": 384, "layers": 6, "head_size": 64, "kv_heads": 2} | {
+        "mlp_size": 1024,
+        "seconds": 90.0,
+    }
     assert (saved["optimizer"]["mini_batches"], saved["optimizer"]["micro_batch_tokens"]) == (4, 256)
     before = os.stat(made / "model.safetensors").st_mtime_ns
     code, _, told = call(capsys, *words, "--output", str(tmp_path / "second"))

@@ -62,7 +62,7 @@ class OwnModelConfig:
     """The model that `tinyzero train` warm-starts on a GPU where none is named; made once, then found again."""
 
     hidden_size: PositiveInt = 384
-    """Width of the residual stream; a multiple of head_size. The default shape has 9.8 million parameters."""
+    """Width of the residual stream; a multiple of head_size. The default shape has 9.9 million parameters."""
 
     layers: PositiveInt = 6
     """Number of decoder layers."""
@@ -70,7 +70,10 @@ class OwnModelConfig:
     head_size: PositiveInt = 64
     """Width of an attention head; vLLM has kernels for 32 and 64, among others."""
 
-    mlp_size: PositiveInt = 832
+    kv_heads: PositiveInt = 2
+    """Heads of keys and values, each for as many of the others: reading them is what long completions take."""
+
+    mlp_size: PositiveInt = 1024
     """Width inside the gated MLP."""
 
     seconds: PositiveFloat = 90.0
@@ -84,6 +87,9 @@ class OwnModelConfig:
             raise ValueError(
                 f"own_model.hidden_size={self.hidden_size} is not a multiple of own_model.head_size={self.head_size}"
             )
+        heads = self.hidden_size // self.head_size
+        if heads % self.kv_heads:
+            raise ValueError(f"own_model.kv_heads={self.kv_heads} does not divide the {heads} heads; 1 always does")
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def shape_of_own(own: OwnModelConfig) -> ModelShape:
         "hidden_size": own.hidden_size,
         "num_hidden_layers": own.layers,
         "num_attention_heads": own.hidden_size // own.head_size,
-        "num_key_value_heads": own.hidden_size // own.head_size,
+        "num_key_value_heads": own.kv_heads,
         "intermediate_size": own.mlp_size,
         "vocab_size": find_shape(None).vocabulary,
         "tie_word_embeddings": True,
