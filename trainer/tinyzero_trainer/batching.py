@@ -108,14 +108,17 @@ def fill_budget(token_budget: int, max_tokens: int, *, context: int) -> list[Sam
 
 def in_row_order(batches: Iterable[MicroBatch], compute: Callable[[MicroBatch], Tensor], count: int) -> Tensor:
     """[tokens] what `compute` gives for micro-batches of `count` completions, in the completions' order; on the CPU."""
-    found, lengths, rows = [torch.empty(0)], [torch.empty(0, dtype=torch.long)], list[int]()
+    found, lengths, rows = list[Tensor](), list[Tensor](), list[int]()
     for batch in batches:
-        found.append(compute(batch).cpu())
-        lengths.append(batch.lengths.cpu())
+        found.append(compute(batch))
+        lengths.append(batch.lengths)
         rows += batch.rows
     assert len(rows) == count
+    if not rows:
+        return torch.empty(0)
     order = torch.tensor(rows, dtype=torch.long).argsort()
-    return ragged.take(torch.cat(found), torch.cat(lengths), order.tolist())
+    # Fetched together: to wait for each would leave a GPU idle while the next is laid out.
+    return ragged.take(torch.cat(found).cpu(), torch.cat(lengths).cpu(), order.tolist())
 
 
 def _fitting(lengths: list[int], start: int, budget: int, layout: Layout) -> int:

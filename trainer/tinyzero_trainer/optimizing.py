@@ -42,6 +42,9 @@ class Optimizer:
             betas=(settings.beta1, settings.beta2),
             fused=True,
         )
+        for shard in self._shards.values():  # now, and not at the first step: until then others would take the room
+            moments = {"exp_avg": torch.zeros_like(shard), "exp_avg_sq": torch.zeros_like(shard)}
+            self._adamw.state[shard] = {"step": torch.zeros((), device=shard.device), **moments}
         placement = placement_of(model)
         self._sharded = placement is not None
         self._waiting = Waiting(self._moments) if placement is not None and placement.offload == "idle" else None
@@ -115,7 +118,7 @@ class Optimizer:
         tensors: dict[str, Tensor] = {}
         with self.on_device():
             for name, parameter in self._parameters.items():
-                for key, value in self._adamw.state.get(self._shards[name], {}).items():
+                for key, value in self._adamw.state[self._shards[name]].items():
                     tensors[f"{key}/{name}"] = whole_of_local(value.detach(), parameter).cpu().contiguous()
             save_file(tensors, path)
 
@@ -124,5 +127,4 @@ class Optimizer:
         with self.on_device(changed=True):
             for full_name, tensor in load_file(path).items():
                 key, name = full_name.split("/", 1)
-                # AdamW keeps its step count on the parameter's device when fused.
-                self._adamw.state[self._shards[name]][key] = local_of_whole(tensor, self._parameters[name])
+                self._adamw.state[self._shards[name]][key].copy_(local_of_whole(tensor, self._parameters[name]))

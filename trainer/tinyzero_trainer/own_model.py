@@ -9,18 +9,19 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
-from tinyzero_sdk.settings import build, get, merge, nested, to_mapping
+from tinyzero_sdk.settings import build, get, merge, nested, read_toml, to_mapping
 from tinyzero_trainer import gpu_seen
 from tinyzero_trainer.config import OwnModelConfig, TrainConfig
 from tinyzero_trainer.configure import resolve
-from tinyzero_trainer.presets import TINY_NAME
+from tinyzero_trainer.presets import PRESET_FILE, TINY_NAME
 from tinyzero_trainer.task_shares import load_shares
 from tinyzero_trainer.warmstart_config import WarmStartConfig
 
@@ -49,6 +50,15 @@ TEMPLATES = ("compact", "base")
 """The first that the task has is taken where the user names none."""
 
 FINISHED = "config.json"
+WEIGHTS = "model.safetensors"
+_SEALED = (FINISHED, "tokenizer.json", PRESET_FILE, WEIGHTS)
+"""Files without which it is none."""
+
+_WRITTEN = re.compile(
+    r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|model\.safetensors\.index)\.json"
+    r"|model(-\d+-of-\d+)?\.safetensors|chat_template\.jinja|README\.md|(tinyzero|warmstart)\.toml"
+)
+"""Names of what a warm start leaves: a directory with nothing else in it is ours to make anew."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +81,8 @@ class OwnModel:
 
     @property
     def is_made(self) -> bool:
-        """Whether it is there."""
-        return (self.directory / FINISHED).exists()
+        """Whether it is there, and whole as far as can be told without loading it."""
+        return self.directory.is_dir() and find_fault(self.directory) is None
 
     @property
     def about(self) -> str:
@@ -80,9 +90,12 @@ class OwnModel:
         if self.is_made:
             return f"no --model: taking the small model made here before, {self.directory}"
         tasks = " and ".join(share.title for share in self.recipe.task_shares())
+        broken = ""
+        if self.directory.is_dir():
+            broken = f"the small model made here before is broken ({find_fault(self.directory)}) and is made anew; "
         return (
-            f"no --model: warm-starting a small model on {tasks} first, for {self.recipe.training.seconds:g} s on the "
-            f"GPU (own_model.seconds); it is kept in {self.directory}"
+            f"{broken}no --model: warm-starting a small model on {tasks} first, for "
+            f"{self.recipe.training.seconds:g} s on the GPU (own_model.seconds); it is kept in {self.directory}"
         )
 
     def settle(self) -> dict[str, Any]:
@@ -96,19 +109,55 @@ class OwnModel:
         return merge({key: value for key, value in self.said.items() if key != "own_model"}, named)
 
     def _make(self) -> None:
-        from filelock import FileLock
+        from tinyzero_trainer.interrupts import left_at_once
 
         if self.is_made:
             return
         try:
             self.directory.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(self.directory.with_name(f"{self.directory.name}.lock")):
+            with left_at_once("before the small model was made; nothing is left of it"), self._alone():
                 if not self.is_made:  # another process may have made it while this one waited
+                    self._remove_broken()
                     self._warm_start(self.directory.with_name(f"{self.directory.name}.tmp"))
         except OSError as error:
             raise TinyZeroError(
                 f"cannot keep a model in {self.directory.parent}: {error.strerror or error}; give own_model.directory"
             ) from error
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the lock of this model, and say so where another process has it."""
+        from filelock import FileLock, Timeout
+
+        from tinyzero_sdk.cli.output import stderr
+
+        lock = FileLock(self.directory.with_name(f"{self.directory.name}.lock"))
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            waiting = f"another process is making the same model; waiting for it (it holds {lock.lock_file})"
+            stderr.print(waiting, soft_wrap=True, markup=False)
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _remove_broken(self) -> None:
+        """Clear away what is there and is no model, for one to take its place.
+
+        Raises:
+            TinyZeroError: it holds what no warm start writes, so that it may be the user's.
+        """
+        if not self.directory.exists():
+            return
+        strange = sorted(entry.name for entry in self.directory.iterdir() if not _WRITTEN.fullmatch(entry.name))
+        if strange:
+            raise TinyZeroError(
+                f"{self.directory} holds no whole model ({find_fault(self.directory)}), but {strange[0]}, which no "
+                "warm start writes; delete the directory, or give own_model.directory"
+            )
+        shutil.rmtree(self.directory)
 
     def _warm_start(self, aside: Path) -> None:
         from tinyzero_trainer.display import Display
@@ -121,13 +170,55 @@ class OwnModel:
             if not on_gpu(self.recipe.run.device, display):
                 display.note("torch cannot use the GPU: taking the tiny model that comes with the trainer")
                 return
+            from tinyzero_trainer.memory_errors import explained
             from tinyzero_trainer.warmstart import warm_start
 
-            made = warm_start(
-                replace(self.recipe, run=replace(self.recipe.run, output=str(aside))), display=display, stop=StopFlag()
-            )
-            os.replace(made.output, self.directory)
+            recipe = replace(self.recipe, run=replace(self.recipe.run, output=str(aside)))
+            try:
+                with explained(None, "a small model was made", self._smaller()):
+                    made = warm_start(recipe, display=display, stop=StopFlag())
+                os.replace(made.output, self.directory)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
             display.done(made.summary.replace(str(aside), str(self.directory)))
+
+    def _smaller(self) -> str:
+        """What to type where memory is too small to make it in."""
+        own = self.config.own_model
+        if own.layers > 1:
+            return f"give own_model.layers={own.layers // 2}, or --model tiny"
+        return f"give own_model.mlp_size={max(1, own.mlp_size // 2)}, or --model tiny"
+
+
+def find_fault(directory: Path) -> str | None:
+    """What is missing or cut short in a model that was kept, in words; None = nothing that shows. Loads no weights."""
+    for name in _SEALED:
+        if not (directory / name).is_file() and not (name == WEIGHTS and any(directory.glob("model-*.safetensors"))):
+            return f"{name} is missing"
+    for path in sorted(directory.iterdir()):
+        try:
+            if path.suffix == ".json":
+                json.loads(path.read_bytes())
+            elif path.suffix == ".toml":
+                read_toml(path)
+            elif path.suffix == ".safetensors" and not _is_whole(path):
+                return f"{path.name} is cut short"
+        except (OSError, ValueError, TinyZeroError):
+            return f"{path.name} cannot be read"
+    return None
+
+
+def _is_whole(weights: Path) -> bool:
+    """Whether a file of safetensors is as long as its header says: its length, itself, and the tensors one by one."""
+    size = weights.stat().st_size
+    with weights.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if 8 + length > size:
+            return False
+        header = json.loads(file.read(length))
+    return size == 8 + length + max(
+        (entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0
+    )
 
 
 def plan(said: Mapping[str, Any]) -> OwnModel | None:

@@ -23,6 +23,7 @@ from tinyzero_trainer.lora import Adapter, import_peft
 from tinyzero_trainer.losses import find_policy_loss
 from tinyzero_trainer.memory_errors import explained
 from tinyzero_trainer.models import LanguageModel, ModelError, choose_device, load_model
+from tinyzero_trainer.plan.work import work_of
 from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
@@ -95,7 +96,7 @@ def build_roles(
                 policy = _build_policy(config, language_model, placement, resumed=checkpoint is not None)
         if policy is not None and device.type == "cuda":
             with explained(config, "the largest micro-batch was tried out"):
-                policy.warm_up(settings_at(config, 1))
+                policy.warm_up(settings_at(config, 1), work_of(config, config.data.max_prompt_tokens).micro_batch)
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
         with explained(config, "the rollout engine took over the weights"):

@@ -5,7 +5,14 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge
 
-from tinyzero_trainer.config.values import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
+from tinyzero_trainer.config.values import (
+    DEVICES,
+    Fraction,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    is_device,
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,7 @@ class RunConfig:
     """Where the roles run: `local` = in this process."""
 
     device: str = "auto"
-    """`cpu`, `cuda`, or `auto` = a GPU where there is one."""
+    """`cpu`, `cuda`, `cuda:N` = one of several GPUs, or `auto` = a GPU where there is one."""
 
     recipe: str | None = None
     """Recipe whose settings stand below the user's own: its name (`tinyzero recipes` lists them), or a TOML file."""
@@ -39,6 +46,10 @@ class RunConfig:
 
     allow_unsafe_scorers: bool = False
     """Run a scorer that its task says must not be trusted with a model's text, in the worker processes."""
+
+    def __post_init__(self) -> None:
+        if not is_device(self.device):
+            raise ValueError(f"run.device={self.device!r} is no device to train on; give {DEVICES}")
 
 
 @dataclass(frozen=True)
