@@ -1,6 +1,7 @@
 """On a GPU where no model is named, one is made for the task, once. The GPU is pretended; what is made is real."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -180,12 +181,12 @@ def copy_instead(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         ("config.json", None, "config.json is missing"),
         ("tokenizer.json", None, "tokenizer.json is missing"),
         ("tinyzero.toml", None, "tinyzero.toml is missing"),
-        ("model.safetensors", None, "model.safetensors is missing"),
-        ("model.safetensors", 0, "model.safetensors is cut short"),
-        ("model.safetensors", 4, "model.safetensors is cut short"),
-        ("model.safetensors", 1000, "model.safetensors is cut short"),
-        ("model.safetensors", -1, "model.safetensors is cut short"),
-        ("config.json", 100, "config.json cannot be read"),
+        ("model.safetensors", None, "holds no safetensors"),
+        ("model.safetensors", 0, "model.safetensors is cut off"),
+        ("model.safetensors", 4, "model.safetensors is cut off"),
+        ("model.safetensors", 1000, "model.safetensors is cut off"),
+        ("model.safetensors", -1, "model.safetensors is cut off"),
+        ("config.json", 100, "config.json is not valid JSON"),
         ("tokenizer_config.json", 0, "tokenizer_config.json cannot be read"),
     ],
 )
@@ -200,7 +201,8 @@ def test_a_model_that_is_not_whole_is_made_anew(
     else:
         os.truncate(file, size if size >= 0 else file.stat().st_size + size)
     assert not planned.is_made
-    assert planned.about.startswith(f"the small model made here before is broken ({why}) and is made anew; no --model:")
+    beginning, _, _ = planned.about.partition(") and is made anew; no --model: warm-starting")
+    assert re.fullmatch(rf"the small model made here before is broken \(.*{re.escape(why)}.*", beginning)
     assert planned.settle()["model"]["path"] == str(planned.directory)
     assert len(made) == 1
     assert find_fault(planned.directory) is None

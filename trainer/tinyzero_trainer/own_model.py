@@ -49,11 +49,6 @@ TRAINING: Mapping[str, Any] = {"batch_size": 512, "learning_rate": 1.5e-3, "max_
 TEMPLATES = ("compact", "base")
 """The first that the task has is taken where the user names none."""
 
-FINISHED = "config.json"
-WEIGHTS = "model.safetensors"
-_SEALED = (FINISHED, "tokenizer.json", PRESET_FILE, WEIGHTS)
-"""Files without which it is none."""
-
 _WRITTEN = re.compile(
     r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|model\.safetensors\.index)\.json"
     r"|model(-\d+-of-\d+)?\.safetensors|chat_template\.jinja|README\.md|(tinyzero|warmstart)\.toml"
@@ -192,33 +187,19 @@ class OwnModel:
 
 def find_fault(directory: Path) -> str | None:
     """What is missing or cut short in a model that was kept, in words; None = nothing that shows. Loads no weights."""
-    for name in _SEALED:
-        if not (directory / name).is_file() and not (name == WEIGHTS and any(directory.glob("model-*.safetensors"))):
+    from tinyzero_trainer.doctor import model_files
+
+    if (fault := model_files.find_fault(directory)) is not None:
+        return fault.what.removeprefix(f"{directory}{os.sep}")
+    for name in ("tokenizer.json", PRESET_FILE):
+        if not (directory / name).is_file():
             return f"{name} is missing"
-    for path in sorted(directory.iterdir()):
+    for path in [*sorted(directory.glob("*.json")), directory / PRESET_FILE]:
         try:
-            if path.suffix == ".json":
-                json.loads(path.read_bytes())
-            elif path.suffix == ".toml":
-                read_toml(path)
-            elif path.suffix == ".safetensors" and not _is_whole(path):
-                return f"{path.name} is cut short"
+            json.loads(path.read_bytes()) if path.suffix == ".json" else read_toml(path)
         except (OSError, ValueError, TinyZeroError):
             return f"{path.name} cannot be read"
     return None
-
-
-def _is_whole(weights: Path) -> bool:
-    """Whether a file of safetensors is as long as its header says: its length, itself, and the tensors one by one."""
-    size = weights.stat().st_size
-    with weights.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if 8 + length > size:
-            return False
-        header = json.loads(file.read(length))
-    return size == 8 + length + max(
-        (entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0
-    )
 
 
 def plan(said: Mapping[str, Any]) -> OwnModel | None:
