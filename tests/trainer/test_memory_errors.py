@@ -97,12 +97,12 @@ def test_a_model_that_does_not_fit_is_told_apart(
     assert train(build(TrainConfig, merge(to_mapping(config), parse_words(advice.split())))).accuracy
 
 
-def test_a_micro_batch_that_is_tried_out_is_as_large_as_may_be(warm_model: Path, toy_task: str, tmp_path: Path) -> None:
+def test_a_batch_that_is_smaller_than_a_micro_batch_is_not_cured_by_smaller_ones(
+    warm_model: Path, toy_task: str, tmp_path: Path
+) -> None:
     config = run_config(warm_model, toy_task, tmp_path, memory__checkpoint_activations=True)
-    tried = out_of_memory(config, "the largest micro-batch was tried out").partition("; ")[2]
-    assert tried == "start again with optimizer.micro_batch_tokens=8192"
-    updated = out_of_memory(config, "the weights were updated").partition("; ")[2]
-    assert "micro_batch_tokens" not in updated  # the batch has less than that
+    for phase in ("the largest micro-batch was tried out", "the weights were updated"):
+        assert "micro_batch_tokens" not in out_of_memory(config, phase)
 
 
 def test_an_engine_without_memory_is_told_apart(

@@ -16,7 +16,6 @@ from tinyzero_trainer.plan.advice import (
     FEW_SEQUENCES,
     LAST_RESORT,
     LOADING,
-    TRYING,
     after_out_of_memory,
     fits_without_offload,
     without_advice,
@@ -27,7 +26,7 @@ from tinyzero_trainer.run_directory import RunDirectory
 PHASES = {
     "the models were loaded": (LOADING,),
     "the checkpoint was loaded": (LOADING,),
-    "the largest micro-batch was tried out": (TRYING,),
+    "the largest micro-batch was tried out": ("update_actor",),
     "the rollout engine took over the weights": ("update_weights",),
     "completions were generated": ("gen",),
     "log-probabilities and values were computed": ("old_log_prob", "ref", "values"),

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import show
@@ -28,9 +27,9 @@ from tinyzero_trainer.resuming import RESUMABLE
 
 LAST_RESORT = "take a smaller model or a card with more memory"
 
-LOADING, TRYING, FEW_SEQUENCES = "loading", "trying", "few sequences"
+LOADING, FEW_SEQUENCES = "loading", "few sequences"
 """Where memory may run out too, beside the phases of a step: while weights and optimiser states are put on the card,
-while a micro-batch as large as may be is tried out, and before a few sequences are generated."""
+and before a few sequences are generated."""
 
 _LESS = 0.8
 """What is left of vllm.gpu_memory when it is made smaller."""
@@ -85,10 +84,10 @@ def after_out_of_memory(
     found = _shape(config)
     shape = found or shape_of(*next(iter(WELL_KNOWN.items())))  # what lowers what is much the same for all
     target = None if found is None else target or present_card(config.run.device)
-    present = _as_tried_out(config) if TRYING in phases else config
+    present = config
     if target is not None:
         plan = make_plan(shape, config, target.memory, card=target.card, host=target.host)
-        present = settle(shape, present, plan.limit)
+        present = settle(shape, config, plan.limit)
         if plan.wanted.peak > plan.limit:  # so that it was to be expected
             changes = {change.key: change.value for change in plan.changes}
             if plan.fits and _may(changes, resumed=resumed) and _lowers(shape, present, changes, phases):
@@ -165,15 +164,9 @@ def _held(shape: ModelShape, config: TrainConfig, phases: Collection[str]) -> in
     by_name = {phase.name: phase for phase in memory.phases}
     if LOADING in phases:
         return sum(part.size for part in by_name["gen"].parts if part.role not in ("rollout", "process"))
-    meant = {*phases, *({"gen"} if FEW_SEQUENCES in phases else ()), *({"update_actor"} if TRYING in phases else ())}
+    meant = {*phases, *({"gen"} if FEW_SEQUENCES in phases else ())}
     otherwise = by_name["update_actor"].total if meant else memory.peak
     return max((phase.total for name, phase in by_name.items() if name in meant), default=otherwise)
-
-
-def _as_tried_out(config: TrainConfig) -> TrainConfig:
-    """With a batch that fills the largest micro-batch, as does the one that is tried out."""
-    prompts = config.optimizer.mini_batches * config.optimizer.micro_batch_tokens
-    return replace(config, data=replace(config.data, prompts_per_step=max(config.data.prompts_per_step, prompts)))
 
 
 def _shape(config: TrainConfig) -> ModelShape | None:
