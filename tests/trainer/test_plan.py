@@ -13,7 +13,8 @@ from tests.trainer.planned import HALF_B, PUBLISHED, SHAPES, config_of
 from tinyzero_trainer.cards import known_cards
 from tinyzero_trainer.plan import target
 from tinyzero_trainer.plan.constants import GIB
-from tinyzero_trainer.plan.proposals import make_plan, usable
+from tinyzero_trainer.plan.proposals import usable
+from tinyzero_trainer.plan.search import make_plan
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.plan import advice
 from tinyzero_trainer.plan.constants import GIB
 from tinyzero_trainer.plan.memory import predict_memory
-from tinyzero_trainer.plan.proposals import make_plan, setting, settle, usable, with_settings
+from tinyzero_trainer.plan.proposals import setting, settle, usable, with_settings
+from tinyzero_trainer.plan.search import make_plan
 from tinyzero_trainer.plan.target import Target
 
 RTX_4090 = Target("NVIDIA GeForce RTX 4090", 24 * GIB, find_card("RTX 4090"))

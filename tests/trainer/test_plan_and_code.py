@@ -24,8 +24,9 @@ from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.plan import constants
 from tinyzero_trainer.plan.constants import GIB
 from tinyzero_trainer.plan.memory import Memory, Part, Phase, _Step, predict_memory
-from tinyzero_trainer.plan.proposals import make_plan, predict_within, settle, usable, with_settings
+from tinyzero_trainer.plan.proposals import predict_within, settle, usable, with_settings
 from tinyzero_trainer.plan.rollout import engine_of, needed_by_vllm
+from tinyzero_trainer.plan.search import make_plan
 from tinyzero_trainer.plan.shape import ModelShape, shape_of
 from tinyzero_trainer.plan.speed import predict_speed
 from tinyzero_trainer.plan.work import work_of

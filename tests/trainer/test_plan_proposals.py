@@ -14,7 +14,8 @@ from tinyzero_trainer.cards import find_card
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.plan.constants import COMMON_CARD, GIB
 from tinyzero_trainer.plan.memory import predict_memory
-from tinyzero_trainer.plan.proposals import make_plan, moves, predict_within, settle, usable, with_settings
+from tinyzero_trainer.plan.proposals import moves, predict_within, settle, usable, with_settings
+from tinyzero_trainer.plan.search import make_plan
 from tinyzero_trainer.plan.speed import predict_speed
 
 

@@ -14,8 +14,8 @@ from tinyzero_trainer.cards import Card, find_card
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.plan.constants import GIB
 from tinyzero_trainer.plan.memory import host_bytes
-from tinyzero_trainer.plan.proposals import Plan, make_plan, predict_within, settle, with_settings
-from tinyzero_trainer.plan.search import WORTH
+from tinyzero_trainer.plan.proposals import Plan, predict_within, settle, with_settings
+from tinyzero_trainer.plan.search import WORTH, make_plan
 from tinyzero_trainer.plan.shape import ModelShape
 from tinyzero_trainer.plan.speed import predict_speed
 

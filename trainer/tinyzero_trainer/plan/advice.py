@@ -13,13 +13,13 @@ from tinyzero_trainer.plan.proposals import (
     LEAST_SEQUENCES,
     Change,
     Settings,
-    make_plan,
     moves,
     setting,
     settle,
     with_settings,
 )
 from tinyzero_trainer.plan.rollout import GB, needed_by_vllm
+from tinyzero_trainer.plan.search import make_plan
 from tinyzero_trainer.plan.shape import ModelShape, shape_of
 from tinyzero_trainer.plan.target import Target, present_card
 from tinyzero_trainer.plan.work import work_of

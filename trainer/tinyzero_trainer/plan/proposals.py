@@ -5,12 +5,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Any
 
-from tinyzero_trainer.cards import Card
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.engine_sizes import FEW_SEQUENCES
 from tinyzero_trainer.plan import constants
 from tinyzero_trainer.plan.memory import Memory, predict_memory
-from tinyzero_trainer.plan.rollout import GB, needed_by_vllm, sequences_in_vllm
+from tinyzero_trainer.plan.rollout import GB, needed_by_vllm
 from tinyzero_trainer.plan.shape import ModelShape
 from tinyzero_trainer.plan.work import Work, work_of
 
@@ -97,53 +96,6 @@ class Plan:
         return self.memory.peak <= self.limit
 
 
-def make_plan(
-    shape: ModelShape,
-    config: TrainConfig,
-    memory: int,
-    prompt_tokens: int | None = None,
-    *,
-    card: Card | None = None,
-    host: int | None = None,
-) -> Plan:
-    """Make a configuration fit a card, if it does not already.
-
-    Args:
-        shape: the model's.
-        config: what the user wants.
-        memory: bytes of the card.
-        prompt_tokens: see `work_of`.
-        card: what it can do; None = not known, so that a common one's proportions count.
-        host: bytes of the machine's own memory, in which `memory.offload` must have room; None = not known.
-
-    Returns:
-        A plan that `fits`, if one was found: what was asked, or the one with the shortest step; else the one that takes
-        least.
-    """
-    from tinyzero_trainer.plan.search import Search
-
-    search = Search(shape, config, usable(memory), prompt_tokens, card, host)
-    found = search.find()
-    changes = tuple(_changes(shape, config, found.config, prompt_tokens))
-    return Plan(search.asked.memory, found.config, found.memory, changes, search.limit)
-
-
-def _changes(shape: ModelShape, asked: TrainConfig, config: TrainConfig, prompt_tokens: int | None) -> Iterator[Change]:
-    """What is other than the user wanted it."""
-    for key, costs in COSTS.items():
-        value, before = setting(config, key), setting(asked, key)
-        if value == before:
-            continue
-        work = work_of(config, prompt_tokens)
-        if key == "rollout.max_sequences" and value >= work.completions:
-            costs = "evaluations are generated in more rounds"
-        if key == "vllm.gpu_memory":
-            wanted = work.trained_at_a_time
-            room = min(wanted, sequences_in_vllm(shape, config, work))
-            costs = f"GB: room for {room:,} of {wanted:,} whole sequences at a time"
-        yield Change(key, value, before, COSTS_OF_VALUE.get((key, value), costs))
-
-
 def usable(memory: int) -> int:
     """Bytes of a card that a plan may take."""
     return int(memory * (1 - constants.MARGIN))
@@ -152,10 +104,9 @@ def usable(memory: int) -> int:
 def settle(shape: ModelShape, config: TrainConfig, limit: int, prompt_tokens: int | None = None) -> TrainConfig:
     """Decide what the configuration leaves to the rollout engine.
 
-    The engine `torch` takes as many sequences at a time as have room; without CUDA graphs
-    `FEW_SEQUENCES`, room or not. vLLM stays awake during the update where all
-    its sequences have room beside it; else it sleeps, and has what is left beside the weights. Where even that does not
-    hold a few, it asks for more than there is.
+    The engine `torch` takes as many sequences at a time as have room; without CUDA graphs `FEW_SEQUENCES`, room or not.
+    vLLM stays awake during the update where all its sequences have room beside it; else it sleeps, and has what is left
+    beside the weights. Where even that does not hold a few, it asks for more than there is.
     """
     if config.rollout.engine == "vllm":
         return _settle_vllm(shape, config, limit, prompt_tokens)

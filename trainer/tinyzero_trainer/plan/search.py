@@ -10,15 +10,22 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.plan import constants
 from tinyzero_trainer.plan.memory import Memory, host_bytes, predict_memory
 from tinyzero_trainer.plan.proposals import (
+    COSTS,
+    COSTS_OF_VALUE,
+    Change,
+    Plan,
     Settings,
     fewer_sequences,
     moves,
     predict_within,
+    setting,
     settle,
     smaller_micro_batches,
+    usable,
     while_awake,
     with_settings,
 )
+from tinyzero_trainer.plan.rollout import sequences_in_vllm
 from tinyzero_trainer.plan.shape import ModelShape
 from tinyzero_trainer.plan.speed import predict_speed
 from tinyzero_trainer.plan.work import work_of
@@ -31,6 +38,51 @@ OFFLOADS = (None, "idle", "always")
 
 _SAME = 1e-9
 """Relative difference of two times that are one."""
+
+
+def make_plan(
+    shape: ModelShape,
+    config: TrainConfig,
+    memory: int,
+    prompt_tokens: int | None = None,
+    *,
+    card: Card | None = None,
+    host: int | None = None,
+) -> Plan:
+    """Make a configuration fit a card, if it does not already.
+
+    Args:
+        shape: the model's.
+        config: what the user wants.
+        memory: bytes of the card.
+        prompt_tokens: see `work_of`.
+        card: what it can do; None = not known, so that a common one's proportions count.
+        host: bytes of the machine's own memory, in which `memory.offload` must have room; None = not known.
+
+    Returns:
+        A plan that `fits`, if one was found: what was asked, or the one with the shortest step; else the one that takes
+        least.
+    """
+    search = Search(shape, config, usable(memory), prompt_tokens, card, host)
+    found = search.find()
+    changes = tuple(_changes(shape, config, found.config, prompt_tokens))
+    return Plan(search.asked.memory, found.config, found.memory, changes, search.limit)
+
+
+def _changes(shape: ModelShape, asked: TrainConfig, config: TrainConfig, prompt_tokens: int | None) -> Iterator[Change]:
+    """What is other than the user wanted it."""
+    for key, costs in COSTS.items():
+        value, before = setting(config, key), setting(asked, key)
+        if value == before:
+            continue
+        work = work_of(config, prompt_tokens)
+        if key == "rollout.max_sequences" and value >= work.completions:
+            costs = "evaluations are generated in more rounds"
+        if key == "vllm.gpu_memory":
+            wanted = work.trained_at_a_time
+            room = min(wanted, sequences_in_vllm(shape, config, work))
+            costs = f"GB: room for {room:,} of {wanted:,} whole sequences at a time"
+        yield Change(key, value, before, COSTS_OF_VALUE.get((key, value), costs))
 
 
 @dataclass(frozen=True, slots=True)

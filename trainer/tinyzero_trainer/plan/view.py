@@ -11,7 +11,8 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.plan.advice import words
 from tinyzero_trainer.plan.constants import GIB
 from tinyzero_trainer.plan.memory import ROLES, host_bytes
-from tinyzero_trainer.plan.proposals import SETTLED, Plan, make_plan
+from tinyzero_trainer.plan.proposals import SETTLED, Plan
+from tinyzero_trainer.plan.search import make_plan
 from tinyzero_trainer.plan.shape import ModelShape
 from tinyzero_trainer.plan.speed import Speed, predict_speed
 from tinyzero_trainer.plan.target import Target
