@@ -9,13 +9,36 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 KILLED = 124
 """Exit code of a command that reached its limit."""
+
+
+def reader() -> Callable[[], int]:
+    """A function for the bytes in use on the first GPU that is visible, by anybody.
+
+    Raises:
+        Exception: there is no NVIDIA driver, or no `pynvml`.
+    """
+    import pynvml
+
+    pynvml.nvmlInit()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    number = visible.isdecimal()
+    card = pynvml.nvmlDeviceGetHandleByIndex(int(visible)) if number else pynvml.nvmlDeviceGetHandleByUUID(visible)
+    return lambda: int(pynvml.nvmlDeviceGetMemoryInfo(card).used)
+
+
+def bytes_in_use() -> int:
+    """On the first GPU that is visible; 0 where there is none."""
+    try:
+        return reader()()
+    except Exception:
+        return 0
 
 
 @dataclass(slots=True)
@@ -34,22 +57,13 @@ class Watch:
     def run(self, every: float = 0.05) -> None:
         """Read until `done`."""
         try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
-            by_name = not visible.isdecimal()
-            card = (
-                pynvml.nvmlDeviceGetHandleByUUID(visible)
-                if by_name
-                else pynvml.nvmlDeviceGetHandleByIndex(int(visible))
-            )
-            self.before = int(pynvml.nvmlDeviceGetMemoryInfo(card).used)
+            read = reader()
+            self.before = read()
         except Exception as error:  # no NVIDIA driver: there is nothing to read
             print(f"NVML cannot be read: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             return
         while not self.done.wait(every):
-            self.readings.append((time.time(), int(pynvml.nvmlDeviceGetMemoryInfo(card).used)))
+            self.readings.append((time.time(), read()))
 
     def most(self, start: float = 0.0, end: float = float("inf")) -> int | None:
         """Most bytes in use between two times, without those from before; None = nothing was read."""

@@ -38,7 +38,14 @@ SETTINGS: Mapping[str, Any] = {
     "rollout": {"samples_per_prompt": 16, "logprobs": "always", "max_tokens": 1024},
     # Of 0.1, 0.01, 0.003 and 0 the second did best: 0.1 holds the search back too, with 0 the arithmetic drifts.
     "algorithm": {"kl_coefficient": 0.01, "kl_estimator": "exact"},
-    "optimizer": {"learning_rate": 2e-4, "beta2": 0.99, "mini_batches": 4, "micro_batch_tokens": 131_072},
+    # At a constant rate held-out accuracy wavers around 81 %; as the rate falls it goes on to 86 %.
+    "optimizer": {
+        "learning_rate": 2e-4,
+        "schedule": "cosine",
+        "beta2": 0.99,
+        "mini_batches": 4,
+        "micro_batch_tokens": 131_072,
+    },
     "reward": {"workers": 4},
     "eval": {"size": 1024, "during_size": 1024, "every": 15},
     "checkpoint": {"every": 75},
