@@ -114,7 +114,7 @@ def measure(case: Case, words: Sequence[str], *, steps: int, limit: float) -> di
             "measured": {"peak": ran.watch.most(), "before": ran.watch.before, "phases": phases},
             "steps": [row["timing_s/step"] for row in rows[1:]],
             "exit_code": ran.code,
-            "said": ran.output[-3000:] if ran.code else "",
+            "said": ran.timed_output[-6000:],
         }
 
 

@@ -3,6 +3,8 @@
 Not a benchmark. The tokenizer is the tiny model's; the vocabulary, as far as it has no tokens, is never spoken.
 """
 
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 QWEN = {
@@ -19,10 +21,17 @@ SMALL = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "
 def write_model(directory: Path, shape: str) -> int:
     """Write a model directory as transformers, vLLM and the trainer load it; returns the number of parameters.
 
+    By a process of its own, whose end gives the GPU's memory back.
+
     Args:
         directory: must not exist yet.
         shape: a key of `QWEN`, or `10M`.
     """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
+        return apart.submit(_write, directory, shape).result()
+
+
+def _write(directory: Path, shape: str) -> int:
     import torch
     from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 

@@ -83,7 +83,7 @@ def ours(folder: Path, job: dict[str, int], words: list[str], parameters: int, l
     ran = run_watched(command, limit)
     rows = read_metrics(run / "metrics.jsonl")[2:] if (run / "metrics.jsonl").exists() else []
     if not rows:
-        return {"error": ran.output[-2000:], "peak_gb": peak_gb(ran)}
+        return {"error": ran.timed_output[-2000:], "peak_gb": peak_gb(ran)}
     seconds = {name: fmean(row[name] for row in rows) for name in rows[0] if name.startswith("timing_s/")}
     tokens = job["prompts"] * job["samples"] * (job["prompt_tokens"] + job["new_tokens"])
     update = seconds["timing_s/update_actor"]
@@ -111,7 +111,7 @@ def theirs(
     lines = [json.loads(line) for line in ran.output.splitlines() if line.startswith('{"step_s"')]
     seconds = [line["step_s"] for line in lines]
     if not seconds:
-        return {"error": ran.output[-2000:], "peak_gb": peak_gb(ran)}
+        return {"error": ran.timed_output[-2000:], "peak_gb": peak_gb(ran)}
     return {"step_s": seconds[1:] or seconds, "peak_gb": peak_gb(ran), "options": options, "micro_batch": micro_batch}
 
 

@@ -75,14 +75,24 @@ class Watch:
 class Watched:
     """What came of a command."""
 
-    output: str
-    """What it printed, to either stream."""
+    lines: list[tuple[float, str]]
+    """What it printed, to either stream, and when: seconds after its start."""
 
     code: int
     """Its exit code."""
 
     watch: Watch
     """The GPU's memory meanwhile."""
+
+    @property
+    def output(self) -> str:
+        """What it printed."""
+        return "\n".join(line for _, line in self.lines)
+
+    @property
+    def timed_output(self) -> str:
+        """The same, with the seconds in front of each line."""
+        return "\n".join(f"{at:6.1f} s  {line}" for at, line in self.lines)
 
 
 def run_watched(command: Sequence[str], limit: float, *, cwd: Path | None = None) -> Watched:
@@ -91,16 +101,25 @@ def run_watched(command: Sequence[str], limit: float, *, cwd: Path | None = None
     watcher = threading.Thread(target=watch.run)
     watcher.start()
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    started = time.monotonic()
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", cwd=cwd,
-        stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
+        stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
     )  # fmt: skip
+    lines: list[tuple[float, str]] = []
+    # An engine left behind would hold memory from what comes next.
+    killer = threading.Timer(limit, os.killpg, (process.pid, signal.SIGKILL))
+    killer.start()
     try:
-        output, code = process.communicate(timeout=limit)[0], process.returncode
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # an engine left behind would take memory from what comes next
-        output, code = f"{process.communicate()[0]}\nstopped after {limit:g} s", KILLED
+        assert process.stdout is not None
+        lines.extend((time.monotonic() - started, line.rstrip()) for line in process.stdout)
+        code = process.wait()
     finally:
+        killer.cancel()
         watch.done.set()
         watcher.join()
-    return Watched(output, code, watch)
+    if code == -signal.SIGKILL:
+        lines.append((time.monotonic() - started, f"stopped after {limit:g} s"))
+        code = KILLED
+    return Watched(lines, code, watch)

@@ -325,10 +325,17 @@ LARGE = ("data.prompts_per_step=128", "rollout.max_tokens=1024", "optimizer.micr
             "tinyzero-grpo",
             "Qwen/Qwen2.5-1.5B",
             256,
-            79.3 * GIB,
+            80.0 * GIB,
+        ),
+        (
+            ("rollout.engine=vllm", "vllm.gpu_memory=19.82", "vllm.sleep=true", "rollout.max_tokens=1024", *GRPO),
+            "tinyzero-grpo",
+            "Qwen/Qwen2.5-3B",
+            256,
+            113.57 * GIB,
         ),
     ],
-    ids=["torch, 0.5B", "vllm, 0.5B", "vllm, 1.5B"],
+    ids=["torch, 0.5B", "vllm, 0.5B", "vllm, 1.5B", "vllm, 3B"],
 )
 def test_peaks_as_the_driver_counted_them(
     words: tuple[str, ...], recipe: str | None, model: str, prompt: int, measured: float

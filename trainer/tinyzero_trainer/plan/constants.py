@@ -83,13 +83,13 @@ VLLM_BANDWIDTH_SHARE = 0.4
 VLLM_STEP, VLLM_SEQUENCE = 2e-3, 13e-6
 """Seconds of vLLM's host for a decoding step, and for each sequence in it."""
 
-TORCH_STEP, TORCH_LAYER = 60e-6, 15e-6
+TORCH_STEP, TORCH_LAYER = 120e-6, 15e-6
 """Seconds of a replayed CUDA graph for a decoding step of the engine `torch`, and for each layer in it."""
 
-TORCH_BANDWIDTH_SHARE, TORCH_SHARE = 0.85, 0.6
+TORCH_BANDWIDTH_SHARE, TORCH_SHARE = 0.95, 0.6
 """Of a card's memory bandwidth and of its peak FLOP/s, while the engine `torch` decodes."""
 
-TORCH_LEAST_TOKENS = 128
+TORCH_LEAST_TOKENS = 160
 """By so many tokens a sequence seems longer when the engine `torch` reads its cache: what starting to read costs."""
 
 PCIE = 20e9
