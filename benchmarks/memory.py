@@ -24,10 +24,13 @@ import typer
 
 from benchmarks.common import TINYZERO, machine, print_machine, table
 from benchmarks.shapes import write_model
-from benchmarks.watching import Watch, run_watched
+from benchmarks.watching import Watch, bytes_in_use, run_watched
+from tinyzero_trainer.metrics import read_metrics
 from tinyzero_trainer.plan import constants
 
 GIB = 2**30
+BUSY = GIB
+"""More than what a driver takes for itself."""
 PROMPT_TOKENS, NEW_TOKENS = 256, 1024
 CHILD = "--in-a-process-of-its-own"
 
@@ -100,15 +103,27 @@ def measure(case: Case, words: Sequence[str], *, steps: int, limit: float) -> di
         marks = folder / "marks.jsonl"
         words = last_of_each([*kept, *proposed, "--output", str(folder / "run")])
         card = str(planned["card"]["memory"] if case.gpu_memory else 0)
+        until_idle()
         ran = run_watched([sys.executable, str(Path(__file__)), CHILD, str(marks), card, "train", *words], limit)
         lines = marks.read_text().splitlines() if marks.exists() else []
         phases = by_phase([json.loads(line) for line in lines], ran.watch)
+        metrics = folder / "run" / "metrics.jsonl"
+        rows = read_metrics(metrics) if metrics.exists() else []
         return {
             "planned": planned,
             "measured": {"peak": ran.watch.most(), "before": ran.watch.before, "phases": phases},
+            "steps": [row["timing_s/step"] for row in rows[1:]],
             "exit_code": ran.code,
-            "said": ran.output[-3000:] if ran.code else "",
+            "said": ran.timed_output[-6000:],
         }
+
+
+def until_idle() -> None:
+    """Wait a minute at most for a process that ended just now: its memory comes back some seconds later."""
+    for _ in range(60):
+        if bytes_in_use() <= BUSY:
+            return
+        time.sleep(1)
 
 
 def settings(folder: Path, steps: int) -> list[str]:
@@ -228,7 +243,10 @@ def report(result: Mapping[str, Any]) -> None:
     for phase in proposed["phases"]:
         parts = (f"{part['role']} {part['what']} {part['size'] / GIB:.2f}" for part in phase["parts"])
         print(f"{phase['phase']}: {', '.join(parts)}", flush=True)
+    print("steps:", ", ".join(f"{seconds:.1f} s" for seconds in result["steps"]) or "none", flush=True)
     print(f"in use before the run: {measured['before'] / GIB:.2f} GiB", flush=True)
+    if measured["before"] > BUSY:
+        print("somebody else used this GPU: what they gave back meanwhile is missing from the peak", flush=True)
 
 
 def _cells(planned: int, nvml: int | None, allocated: int | None = None, reserved: int | None = None) -> dict[str, str]:

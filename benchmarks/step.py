@@ -83,7 +83,7 @@ def ours(folder: Path, job: dict[str, int], words: list[str], parameters: int, l
     ran = run_watched(command, limit)
     rows = read_metrics(run / "metrics.jsonl")[2:] if (run / "metrics.jsonl").exists() else []
     if not rows:
-        return {"error": ran.output[-2000:], "peak_gb": peak_gb(ran)}
+        return {"error": ran.timed_output[-2000:], "peak_gb": peak_gb(ran)}
     seconds = {name: fmean(row[name] for row in rows) for name in rows[0] if name.startswith("timing_s/")}
     tokens = job["prompts"] * job["samples"] * (job["prompt_tokens"] + job["new_tokens"])
     update = seconds["timing_s/update_actor"]
@@ -111,7 +111,7 @@ def theirs(
     lines = [json.loads(line) for line in ran.output.splitlines() if line.startswith('{"step_s"')]
     seconds = [line["step_s"] for line in lines]
     if not seconds:
-        return {"error": ran.output[-2000:], "peak_gb": peak_gb(ran)}
+        return {"error": ran.timed_output[-2000:], "peak_gb": peak_gb(ran)}
     return {"step_s": seconds[1:] or seconds, "peak_gb": peak_gb(ran), "options": options, "micro_batch": micro_batch}
 
 
@@ -126,10 +126,12 @@ def cells(run: dict[str, Any], job: dict[str, int]) -> dict[str, str]:
     tokens = job["prompts"] * job["samples"] * (job["prompt_tokens"] + job["new_tokens"])
     step, parts = fmean(run["step_s"]) if "step_s" in run else None, run.get("timing_s", {})
     names = ("gen", "update_actor", "update_weights", "reward")
+    rest = 1 - (parts["timing_s/gen"] + parts["timing_s/update_actor"]) / parts["timing_s/step"] if parts else None
     return {
         "step": "failed" if step is None else f"{step:.1f} s",
         "tokens/s": "" if step is None else f"{tokens / step:,.0f}",
         **{name: f"{parts[f'timing_s/{name}']:.2f} s" if parts else "" for name in names},
+        "all else": "" if rest is None else f"{100 * rest:.1f} %",
         "MFU": f"{100 * run['mfu']:.1f} %" if "mfu" in run else "",
         "peak": "" if run["peak_gb"] is None else f"{run['peak_gb']:.0f} GB",
     }

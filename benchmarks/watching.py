@@ -9,13 +9,36 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 KILLED = 124
 """Exit code of a command that reached its limit."""
+
+
+def reader() -> Callable[[], int]:
+    """A function for the bytes in use on the first GPU that is visible, by anybody.
+
+    Raises:
+        Exception: there is no NVIDIA driver, or no `pynvml`.
+    """
+    import pynvml
+
+    pynvml.nvmlInit()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    number = visible.isdecimal()
+    card = pynvml.nvmlDeviceGetHandleByIndex(int(visible)) if number else pynvml.nvmlDeviceGetHandleByUUID(visible)
+    return lambda: int(pynvml.nvmlDeviceGetMemoryInfo(card).used)
+
+
+def bytes_in_use() -> int:
+    """On the first GPU that is visible; 0 where there is none."""
+    try:
+        return reader()()
+    except Exception:
+        return 0
 
 
 @dataclass(slots=True)
@@ -34,22 +57,13 @@ class Watch:
     def run(self, every: float = 0.05) -> None:
         """Read until `done`."""
         try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
-            by_name = not visible.isdecimal()
-            card = (
-                pynvml.nvmlDeviceGetHandleByUUID(visible)
-                if by_name
-                else pynvml.nvmlDeviceGetHandleByIndex(int(visible))
-            )
-            self.before = int(pynvml.nvmlDeviceGetMemoryInfo(card).used)
+            read = reader()
+            self.before = read()
         except Exception as error:  # no NVIDIA driver: there is nothing to read
             print(f"NVML cannot be read: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             return
         while not self.done.wait(every):
-            self.readings.append((time.time(), int(pynvml.nvmlDeviceGetMemoryInfo(card).used)))
+            self.readings.append((time.time(), read()))
 
     def most(self, start: float = 0.0, end: float = float("inf")) -> int | None:
         """Most bytes in use between two times, without those from before; None = nothing was read."""
@@ -61,14 +75,24 @@ class Watch:
 class Watched:
     """What came of a command."""
 
-    output: str
-    """What it printed, to either stream."""
+    lines: list[tuple[float, str]]
+    """What it printed, to either stream, and when: seconds after its start."""
 
     code: int
     """Its exit code."""
 
     watch: Watch
     """The GPU's memory meanwhile."""
+
+    @property
+    def output(self) -> str:
+        """What it printed."""
+        return "\n".join(line for _, line in self.lines)
+
+    @property
+    def timed_output(self) -> str:
+        """The same, with the seconds in front of each line."""
+        return "\n".join(f"{at:6.1f} s  {line}" for at, line in self.lines)
 
 
 def run_watched(command: Sequence[str], limit: float, *, cwd: Path | None = None) -> Watched:
@@ -77,16 +101,25 @@ def run_watched(command: Sequence[str], limit: float, *, cwd: Path | None = None
     watcher = threading.Thread(target=watch.run)
     watcher.start()
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    started = time.monotonic()
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", cwd=cwd,
-        stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
+        stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
     )  # fmt: skip
+    lines: list[tuple[float, str]] = []
+    # An engine left behind would hold memory from what comes next.
+    killer = threading.Timer(limit, os.killpg, (process.pid, signal.SIGKILL))
+    killer.start()
     try:
-        output, code = process.communicate(timeout=limit)[0], process.returncode
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # an engine left behind would take memory from what comes next
-        output, code = f"{process.communicate()[0]}\nstopped after {limit:g} s", KILLED
+        assert process.stdout is not None
+        lines.extend((time.monotonic() - started, line.rstrip()) for line in process.stdout)
+        code = process.wait()
     finally:
+        killer.cancel()
         watch.done.set()
         watcher.join()
-    return Watched(output, code, watch)
+    if code == -signal.SIGKILL:
+        lines.append((time.monotonic() - started, f"stopped after {limit:g} s"))
+        code = KILLED
+    return Watched(lines, code, watch)

@@ -43,8 +43,9 @@ class ScoringPool:
 
     Example:
         >>> from tinyzero_sdk import Completion, load_task
-        >>> with ScoringPool(load_task("countdown"), workers=2) as pool:  # doctest: +SKIP
-        ...     pool.score([Completion("<answer>3 + 4</answer>")], [{"target": 7, "numbers": [3, 4]}])
+        >>> with ScoringPool(load_task("countdown"), workers=2) as pool:
+        ...     pool.score([Completion("<answer>3 + 4</answer>")], [{"target": 7, "numbers": [3, 4]}])[0].value
+        1.0
     """
 
     def __init__(self, task: Task, *, workers: int = 1, time_limit: float = 5.0, memory_limit_gb: float = 4.0) -> None:

@@ -15,11 +15,14 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tinyzero_sdk.errors import SettingsError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 
@@ -121,12 +124,12 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         ...
         tinyzero_sdk.errors.SettingsError: unknown key 'dat'; did you mean 'data'? known here: ground_truth, data
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     check_keys(cls, values, prefix)
     try:
         # As JSON, since pydantic is strict there (no "3" or true for 3) and yet takes lists for tuples, 1 for 1.0.
-        return TypeAdapter(cls).validate_json(json.dumps(values, default=str), strict=True)
+        return cast(T, _validator(cast(type, cls)).validate_json(json.dumps(values, default=str), strict=True))
     except ValidationError as error:
         first = error.errors()[0]
         key = prefix + ".".join(str(part) for part in first["loc"])
@@ -135,6 +138,14 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         if first["type"] == "value_error":
             raise SettingsError(f"{prefix.removesuffix('.')}: {message}" if prefix else message) from error
         raise SettingsError(f"{key}: got {first['input']!r}; {message[0].lower()}{message[1:]}") from error
+
+
+@lru_cache(maxsize=64)
+def _validator(cls: type) -> "TypeAdapter[Any]":
+    """Takes milliseconds to make. Of a task's options too, whose class may come and go with its file: hence a limit."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
 
 
 def check_keys(cls: type, values: Mapping[str, Any], prefix: str = "", *, in_help: bool = False) -> None:

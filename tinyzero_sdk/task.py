@@ -34,8 +34,8 @@ class Task:
 
     Example:
         >>> from tinyzero_sdk import load_task
-        >>> task = load_task("countdown")  # doctest: +SKIP
-        >>> task.score_completion("<answer>3 + 4</answer>", {"target": 7, "numbers": [3, 4]}).value  # doctest: +SKIP
+        >>> task = load_task("countdown")
+        >>> task.score_completion("<answer>3 + 4</answer>", {"target": 7, "numbers": [3, 4]}).value
         1.0
     """
 

@@ -77,6 +77,7 @@ def test_single_errors_do_not_end_a_run_that_had_verdicts() -> None:
     assert len(told) == 1
 
 
+@pytest.mark.usefixtures("scored_here")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_response_that_is_no_text_is_refused(workers: int) -> None:
     with ComputeScore("countdown", workers=workers) as compute, pytest.raises(DataError, match="of type NoneType"):
@@ -142,8 +143,8 @@ def test_a_reward_travels_to_other_processes_with_its_workers() -> None:
 
 def test_workers_survive_a_scorer_that_hangs(write_task: Callable[..., str]) -> None:
     score = "@hookimpl\ndef score(answer, ground_truth):\n    while answer == 'hang':\n        pass\n    return 1.0\n"
-    with ComputeScore(load_task(write_task(score=score)), workers=1, time_limit=1.0) as compute:
-        with pytest.warns(UserWarning, match=r"task 'say' failed .*timeout: it took more than 1 s"):
+    with ComputeScore(load_task(write_task(score=score)), workers=1, time_limit=0.3) as compute:
+        with pytest.warns(UserWarning, match=r"task 'say' failed .*timeout: it took more than 0.3 s"):
             assert compute("", "<answer>hang</answer>", 1) == 0.0
         assert compute("", "<answer>1</answer>", 1) == 1.0
 

@@ -127,11 +127,13 @@ def _runs(pid):
 def test_a_step_that_failed_has_a_row_like_the_others():
     job = {"prompts": 128, "samples": 8, "prompt_tokens": 140, "new_tokens": 1024}
     parts = dict.fromkeys(("gen", "update_actor", "update_weights", "reward"), 2.0)
-    ours = {"step_s": [14.0, 16.0], "timing_s": {f"timing_s/{name}": 2.0 for name in parts}, "mfu": 0.46}
+    seconds = {f"timing_s/{name}": value for name, value in (parts | {"step": 16.0}).items()}
+    ours = {"step_s": [14.0, 16.0], "timing_s": seconds, "mfu": 0.46}
     rows = [step_benchmark.cells(run, job) for run in (ours | {"peak_gb": 84.7}, {"error": "…", "peak_gb": None})]
     assert rows[0].keys() == rows[1].keys()
     assert rows[0]["tokens/s"] == "79,462"
     assert (rows[0]["MFU"], rows[0]["peak"], rows[0]["gen"]) == ("46.0 %", "85 GB", "2.00 s")
+    assert rows[0]["all else"] == "75.0 %"
     assert rows[1] == dict.fromkeys(rows[0], "") | {"step": "failed"}
 
 

@@ -4,6 +4,7 @@ import ast
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,7 @@ def test_one_version_licence_and_python_for_all() -> None:
     assert len({(folder / "LICENSE").read_text() for folder in FOLDERS.values()}) == 1
 
 
+@cache
 def imported(file: Path) -> set[str]:
     """Top-level packages that a file imports, anywhere in it."""
     found = set()

@@ -8,6 +8,8 @@ import pytest
 
 from tinyzero_sdk.cli import main
 
+pytestmark = pytest.mark.usefixtures("scored_here")
+
 GOOD = {"completion": "<answer>1</answer>", "ground_truth": 1}
 
 
@@ -27,6 +29,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]
 Run = Callable[..., tuple[int, str, str]]
 
 
+@pytest.mark.usefixtures("real_workers")
 def test_clean_file_ends_with_zero_and_a_summary(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD | {"ground_truth": 2}))
     code, out, err = run("score", tmp_path / "in.jsonl", "--task", write_task(), "--output", tmp_path / "out.parquet")
@@ -50,6 +53,7 @@ def test_bad_rows_are_told_with_their_lines_and_end_with_one(
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.usefixtures("real_workers")
 def test_json_stays_json_whatever_the_task_prints(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
     noisy = "@hookimpl\ndef score(answer):\n    print('noise', flush=True)\n    return 1 / (int(answer) - 1)\n"
     (tmp_path / "in.jsonl").write_text(f"{json.dumps(GOOD)}\nnull\n")
@@ -63,6 +67,7 @@ def test_json_stays_json_whatever_the_task_prints(run: Run, write_task: Callable
     assert summary["bad"] == [{"number": 2, "problem": "null; expected a JSON object"}]
 
 
+@pytest.mark.usefixtures("real_workers")
 def test_limits_are_taken(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
     slow = "import time\n@hookimpl\ndef score(answer):\n    time.sleep(30)\n"
     (tmp_path / "in.jsonl").write_text(json.dumps(GOOD))

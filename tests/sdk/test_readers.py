@@ -21,6 +21,8 @@ from tinyzero_sdk.outputs import Stamp
 from tinyzero_sdk.readers import READERS, find_reader
 from tinyzero_sdk.scoring import score_file
 
+pytestmark = pytest.mark.usefixtures("scored_here")
+
 FILES = Path(__file__).parent / "readers"
 
 

@@ -16,6 +16,8 @@ from tinyzero_sdk.outputs import Origin, stamp_of
 from tinyzero_sdk.rescoring import RescoreReport, judge_for_rescoring, rescore_file
 from tinyzero_sdk.scoring import score_file
 
+pytestmark = pytest.mark.usefixtures("scored_here")
+
 LENIENT = """
 @hookimpl
 def extract_answer(completion):

@@ -16,6 +16,8 @@ from tinyzero_sdk.files import read_blocks, read_rows
 from tinyzero_sdk.outputs import RESULT_COLUMNS, anything_goes, judge_for_scoring, read_outputs
 from tinyzero_sdk.scoring import METADATA_KEY, ScoreReport, score_file
 
+pytestmark = pytest.mark.usefixtures("scored_here")
+
 FORMATS = ("jsonl", "parquet")
 
 OUTPUTS: list[dict[str, Any]] = [
@@ -62,6 +64,7 @@ def bad_numbers(report: ScoreReport) -> list[int]:
 
 @pytest.mark.parametrize("into", FORMATS)
 @pytest.mark.parametrize("source", FORMATS)
+@pytest.mark.usefixtures("real_workers")
 def test_rows_keep_their_columns_and_order_and_get_their_verdict(
     task: Task, tmp_path: Path, source: str, into: str
 ) -> None:
@@ -245,6 +248,7 @@ def test_progress_goes_up_to_one(task: Task, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", FORMATS)
+@pytest.mark.usefixtures("real_workers")
 def test_many_blocks_come_out_in_order_though_their_jobs_do_not(
     write_task: Callable[..., str], tmp_path: Path, source: str
 ) -> None:
@@ -265,6 +269,7 @@ def score(answer, ground_truth):
     assert report.correct == 4000
 
 
+@pytest.mark.usefixtures("real_workers")
 def test_answers_that_hang_cost_themselves_in_a_file_too(write_task: Callable[..., str], tmp_path: Path) -> None:
     code = """
 import os, time

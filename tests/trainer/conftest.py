@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 import torch
+from filelock import FileLock
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from tests.trainer.configurations import said
@@ -32,6 +33,11 @@ SHAPE = TinyShape(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=2
 def _no_gpu_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with a GPU, too, no model is made where a test names none."""
     monkeypatch.setattr(gpu_seen, "sees_gpu", lambda device: False)
+
+
+@pytest.fixture(autouse=True)
+def _scored_here(scored_here: None) -> None:
+    """Runs start no process, but where a test asks for `real_workers`."""
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +95,17 @@ def any_model(request: pytest.FixtureRequest) -> torch.nn.Module:
 @pytest.fixture(scope="session")
 def warm_model(toy_task: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that adds one-digit numbers, badly: the start of runs that have something to learn."""
-    output = tmp_path_factory.mktemp("warm") / "model"
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of all workers: the first that needs it makes it for all
+    with FileLock(folder / "warm.lock"):
+        if not (folder / "warm").is_dir():
+            make_warm_model(toy_task, folder / "warm")
+    return folder / "warm"
+
+
+def make_warm_model(toy_task: str, output: Path) -> None:
+    """Train it: a second, in which all its tests wait."""
     values = {
         "run": {"task": toy_task, "output": str(output), "device": "cpu"},
         "task": {"limit": 5},
@@ -100,7 +116,6 @@ def warm_model(toy_task: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     with Display() as display:
         warm_start(build(WarmStartConfig, values), display=display, stop=StopFlag())
-    return output
 
 
 @pytest.fixture

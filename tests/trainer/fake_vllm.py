@@ -41,6 +41,9 @@ class FakeVllm:
             raise RuntimeError("CUDA error: unspecified launch failure")
         return kind
 
+    def start(self) -> None:
+        self._enter("start")
+
     def add(self, request: Request) -> None:
         self._enter("add")
         assert not self.asleep

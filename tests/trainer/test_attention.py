@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import GptOssConfig, GptOssForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer import attention
 from tinyzero_trainer.batching import completion_lengths, in_row_order, micro_batches
-from tinyzero_trainer.forward import completion_states, keeps_packed_apart
+from tinyzero_trainer.forward import choose_layout, completion_states, keeps_packed_apart
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 
 
@@ -72,6 +72,27 @@ def test_a_sliding_window_reaches_the_kernel(with_kernel):
 def test_there_is_no_kernel_off_a_gpu(any_model):
     assert not attention.use_kernel(any_model, torch.bfloat16, torch.device("cpu"))
     assert not attention.has_kernel(any_model)
+
+
+@pytest.mark.parametrize(("config", "kernel"), [("qwen2", True), ("sinks", False), ("chunks", False)])
+def test_what_the_kernel_does_not_compute_is_left_alone(config, kernel, monkeypatch):
+    monkeypatch.setattr(attention, "varlen_attn", one_after_another)
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    if config == "sinks":
+        experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}
+        model = GptOssForCausalLM(GptOssConfig(**sizes, **heads, **experts))
+    else:
+        model = Qwen2ForCausalLM(Qwen2Config(**sizes, **heads))
+        model.config.layer_types = ["chunked_attention" if config == "chunks" else "full_attention"] * 2
+    implementation = model.config._attn_implementation
+    assert attention.use_kernel(model, torch.bfloat16, torch.device("cuda")) == kernel
+    assert model.config._attn_implementation == (attention.KERNEL if kernel else implementation)
+
+
+def test_without_a_kernel_a_gpu_pads(any_model, monkeypatch):
+    monkeypatch.setattr("tinyzero_trainer.forward.device_of", lambda model: torch.device("cuda"))
+    assert choose_layout(any_model, "auto", name="any") == "padded"
 
 
 @pytest.mark.gpu

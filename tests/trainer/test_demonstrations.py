@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import build
+from tinyzero_trainer import demonstrations
 from tinyzero_trainer.demonstrations import BatchSource, Example, batch_stream, pack
 from tinyzero_trainer.task_shares import load_shares
 from tinyzero_trainer.warmstart_config import WarmStartConfig
@@ -56,9 +57,33 @@ def test_a_batch_has_the_tasks_in_their_shares(toy_task: str, monkeypatch: pytes
     assert (asked.count(0), asked.count(1)) == (8, 4)
 
 
-def test_demonstrations_that_are_all_too_long_are_refused(toy_task: str) -> None:
-    with pytest.raises(TinyZeroError, match=r"all of 4 demonstrations .* longer than training\.max_tokens=2 tokens"):
-        next(source({"one": {"task": toy_task}}, max_tokens=2).batches())
+def test_demonstrations_that_are_all_too_long_are_refused(toy_task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demonstrations, "MOST_PROBLEMS", 50)
+    for size, tried in [(4, 64), (100, 100)]:
+        made = source({"one": {"task": toy_task}}, max_tokens=2, batch_size=size)
+        message = rf"all of {tried} demonstrations .* longer than training\.max_tokens=2 tokens"
+        with pytest.raises(TinyZeroError, match=message):
+            next(made.batches())
+
+
+def test_a_task_whose_only_demonstration_is_too_long_has_another_in_its_place(
+    toy_task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demonstrations, "MOST_PROBLEMS", 50)
+
+    def made() -> BatchSource:
+        shares = {"one": {"task": toy_task, "weight": 3}, "rare": {"task": toy_task}}
+        found = source(shares, max_tokens=12)
+        demonstrate = found.tasks[1].demonstrate
+        found.tasks[1].demonstrate = lambda item, seed: demonstrate(item, seed) + "9" * (30 if seed % 4 else 0)
+        return found
+
+    here = made().batches()
+    batches = [next(here) for _ in range(12)]
+    assert {int(batch.owners.max(axis=1).sum()) for batch in batches} == {4}
+    places = [made().batches(place, 3) for place in range(3)]  # whoever draws the others
+    for number, batch in enumerate(batches):
+        assert np.array_equal(next(places[number % 3]).tokens, batch.tokens)
 
 
 @pytest.mark.slow

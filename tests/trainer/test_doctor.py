@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.trainer.machines import CU124, GIB, H200, RTX_5090, facts_of, machine, seen
+from tests.trainer.planned import config_of
 from tinyzero_sdk.cli import main
 from tinyzero_trainer.config import AlgorithmConfig, LogConfig, ModelConfig, TrainConfig
 from tinyzero_trainer.doctor import checks, command, gpus, packages, probe
@@ -23,6 +24,8 @@ from tinyzero_trainer.doctor.facts import (
     Torch,
     Wanted,
 )
+from tinyzero_trainer.plan.find_shape import find_shape
+from tinyzero_trainer.plan.memory import host_bytes
 
 
 @pytest.mark.parametrize("cards", [(), (H200,), (RTX_5090,), (H200, dataclasses.replace(H200, index=1, uuid="e"))])
@@ -138,6 +141,58 @@ def test_memory_is_for_all_copies_on_the_cpu_and_for_the_weights_beside_a_card()
     assert "training seven takes at least 104.3 GiB" in finding.what
     both = seen(facts_of(model=SEVEN_B), "memory", Wanted(model_copies=2, frozen_copies=1))
     assert "234.7 GiB" in both.what
+
+
+OFFLOADED = ("memory.offload=always", "model.path=Qwen/Qwen2.5-7B")
+
+
+@pytest.mark.parametrize(
+    ("words", "bytes_each"),
+    [
+        ((), 0),
+        (("memory.offload=always",), 16),
+        (("memory.offload=idle",), 12),
+        (("memory.offload=always", "algorithm.kl_coefficient=0.01"), 18),
+        (("memory.offload=idle", "algorithm.kl_coefficient=0.01"), 14),
+        (("memory.offload=idle", "algorithm.kl_coefficient=0.01", "model.dtype=float32"), 16),
+    ],
+)
+def test_what_offloading_keeps_in_main_memory(words: tuple[str, ...], bytes_each: int) -> None:
+    shape = find_shape("Qwen/Qwen2.5-7B")
+    assert host_bytes(shape, config_of(*words)) == bytes_each * shape.parameters
+
+
+def test_offloading_keeps_two_models_with_a_critic_and_little_with_an_adapter() -> None:
+    shape, words = find_shape("Qwen/Qwen2.5-7B"), ("memory.offload=always", "algorithm.advantage=gae")
+    head = shape.embedding  # which no critic trains
+    assert host_bytes(shape, config_of(*words)) == 32 * shape.parameters - 12 * head
+    adapter = host_bytes(shape, config_of("memory.offload=always", "lora.rank=8", "algorithm.kl_coefficient=0.01"))
+    assert adapter == 4 * shape.parameters + 16 * shape.adapter(8)
+
+
+def test_main_memory_is_compared_with_what_offloading_keeps_there() -> None:
+    shape = find_shape("Qwen/Qwen2.5-7B")
+    seven = Model("Qwen/Qwen2.5-7B", False, None, shape=shape)
+    wanted = Wanted(offload="always", host_bytes=16 * shape.parameters)
+    small = machine(memory=24 * GIB, memory_free=22 * GIB)
+    finding = seen(facts_of(H200, model=seven, machine=small), "memory", wanted)
+    assert finding.level == "error"
+    assert "memory.offload=always for Qwen/Qwen2.5-7B takes at least 113.5 GiB" in finding.what
+    taken = machine(memory=128 * GIB, memory_free=22 * GIB)
+    finding = seen(facts_of(H200, model=seven, machine=taken), "memory", wanted)
+    assert (finding.level, "end other programs" in finding.do) == ("warning", True)
+    roomy = machine(memory=128 * GIB, memory_free=120 * GIB)
+    assert seen(facts_of(H200, model=seven, machine=roomy), "memory", wanted).level == "ok"
+    assert seen(facts_of(model=seven, machine=small), "memory", wanted).level == "warning"  # on the CPU, all of it
+
+
+def test_the_doctor_counts_what_a_configuration_offloads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seven = Model("Qwen/Qwen2.5-7B", False, None, shape=find_shape("Qwen/Qwen2.5-7B"))
+    small = facts_of(H200, model=seven, machine=machine(memory=24 * GIB, memory_free=22 * GIB))
+    assert run(small, monkeypatch, *OFFLOADED) == 1
+    assert "113.5 GiB" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_full_disk() -> None:
@@ -284,6 +339,9 @@ def test_what_train_would_refuse_is_refused(
 ) -> None:
     assert run(BAD, monkeypatch, "reward.wrokers=9") == 2
     assert "reward.workers" in capsys.readouterr().err
+    for device in ("gpu", "mps", "cuda:x", "cuda:-1", "", "cpu:0", "CUDA"):
+        assert run(BAD, monkeypatch, f"run.device={device}") == 2
+        assert "give auto, cpu, cuda or cuda:N" in " ".join(capsys.readouterr().err.split())
     assert run(BAD, monkeypatch, "--model", "./nowhere") == 2
     assert "there is no directory ./nowhere" in capsys.readouterr().err
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.machines import CU124, CU130, GIB, GTX_1080, H200, RTX_5090, T4, facts_of, machine, seen
 from tinyzero_sdk.cli import main
+from tinyzero_trainer.doctor.checks import examine
 from tinyzero_trainer.doctor.facts import (
     Card,
     Driver,
@@ -221,6 +222,79 @@ def test_cards_that_torch_does_not_see(visible: str | None) -> None:
         assert finding.commands == ("unset CUDA_VISIBLE_DEVICES",)
 
 
+@pytest.mark.parametrize("visible", ["1", "1,0", "GPU-x", "all", " 7 ", ""])
+@pytest.mark.parametrize("cards", [(H200,), ()])
+def test_a_variable_that_names_no_card_hides_all(visible: str, cards: tuple[Card, ...]) -> None:
+    blind = Torch("2.13.0+cu130", "13.0", archs=CU130, cuda_error="No CUDA GPUs are available")
+    facts = facts_of(torch=blind, driver=Driver("580.1", (13, 0), cards), visible=visible)
+    finding = seen(facts, "gpu")
+    assert (finding.level, finding.commands) == ("error", ("unset CUDA_VISIBLE_DEVICES",))
+    assert f"CUDA_VISIBLE_DEVICES={visible!r} hides" in finding.what
+
+
+@pytest.mark.parametrize("visible", ["0", "0,1", "GPU-a", "MIG-x", None])
+def test_a_variable_that_names_a_card_is_not_blamed(visible: str | None) -> None:
+    blind = Torch("2.13.0+cu130", "13.0", archs=CU130, cuda_error="CUDA unknown error")
+    finding = seen(facts_of(torch=blind, driver=Driver("580.1", (13, 0), (H200,)), visible=visible), "gpu")
+    assert (finding.level, finding.commands) == ("error", ("nvidia-smi",))
+    assert "CUDA unknown error" in finding.what
+
+
+def test_a_device_that_torch_does_not_see() -> None:
+    second = dataclasses.replace(H200, index=1, uuid="e")
+
+    def findings(device: str, *cards: Card, visible: str | None = None) -> list[str]:
+        found = examine(facts_of(*cards, visible=visible), Wanted(device=device))
+        return [finding.what for finding in found if finding.check == "gpu"]
+
+    assert findings("cuda:1", H200) == ["run.device=cuda:1, but torch sees cuda:0 only"]
+    assert "(CUDA_VISIBLE_DEVICES='4')" in findings("cuda:1", H200, visible="4")[0]
+    assert not findings("cuda:1", H200, second)
+    assert not findings("cuda", H200)
+    unknown = facts_of(driver=Driver(cuda=(13, 0)))  # libcuda alone, and a torch for the CPU
+    assert seen(unknown, "gpu", Wanted(device="cuda")).level == "error"
+    assert not [finding for finding in examine(unknown, Wanted()) if finding.check == "gpu"]
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "visible", "said"),
+    [
+        ("cuda:1", 1, None, "(CUDA error: invalid device ordinal); torch sees cuda:0 only; give one it sees, or cuda"),
+        ("cuda:7", 2, None, "torch sees cuda:0 to cuda:1; give"),
+        (
+            "cuda",
+            0,
+            "1",
+            "CUDA_VISIBLE_DEVICES='1' may hide the cards: unset CUDA_VISIBLE_DEVICES, or give cpu or auto",
+        ),
+        ("cuda", 0, None, "give cpu or auto (tinyzero doctor says more)"),
+    ],
+)
+def test_train_says_why_a_device_cannot_be_used(
+    name: str, count: int, visible: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeCuda(monkeypatch, H200, CU130, "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: invalid device ordinal\n" + "a line of advice\n" * 20)
+
+    monkeypatch.setattr(torch, "empty", fail)
+    with pytest.raises(ModelError) as refused:
+        choose_device(name)
+    assert said in str(refused.value)
+    assert len(str(refused.value)) < 250
+
+
+@pytest.mark.parametrize("name", ["mps", "gpu", "meta", "", "cuda:x"])
+def test_train_knows_the_devices_that_it_can_use(name: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        choose_device(name)
+    assert str(refused.value) == f"run.device={name!r} cannot be used; give auto, cpu, cuda or cuda:N"
+
+
 def test_a_card_that_others_use() -> None:
     busy = dataclasses.replace(H200, free=20 * GIB, processes=(Process(4711, "python3", 119 * GIB),))
     finding = seen(facts_of(busy), "gpu 0")
@@ -240,3 +314,4 @@ def test_an_old_card_and_one_of_which_little_is_known() -> None:
 def test_a_torch_for_other_cards_is_not_judged() -> None:
     amd = Torch("2.13.0+rocm7", hip=True, archs=("gfx942",), cards=(dataclasses.replace(H200, name="MI300X"),))
     assert seen(facts_of(torch=amd, driver=None), "gpu").level == "note"
+    assert not [finding for finding in examine(facts_of(torch=amd, driver=None), Wanted()) if finding.check == "driver"]

@@ -5,6 +5,7 @@ import pytest
 import torch
 import transformers
 
+from tests.trainer.conftest import SHAPE
 from tests.trainer.samples import ragged_samples
 from tests.trainer.test_batching import make_sample
 from tinyzero_trainer import forward, head
@@ -13,7 +14,7 @@ from tinyzero_trainer.config import AlgorithmConfig, Estimator, OptimizerConfig
 from tinyzero_trainer.forward import Reference, head_of, keeps_packed_apart, sampled_logprobs, token_statistics
 from tinyzero_trainer.models import LanguageModel, ModelError
 from tinyzero_trainer.policy import Policy
-from tinyzero_trainer.tiny import TinyShape, build_model
+from tinyzero_trainer.tiny import build_model
 
 CPU = torch.device("cpu")
 
@@ -48,7 +49,7 @@ def test_temperature_divides_the_logits(toy_model: LanguageModel) -> None:
 def test_chunks_change_neither_values_nor_gradients(
     toy_model: LanguageModel, estimator: Estimator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reference = Reference(build_model(TinyShape(32, 2, 16, 48, 256), toy_model.tokenizer, seed=1))
+    reference = Reference(build_model(SHAPE, toy_model.tokenizer, seed=1))
     batch = one_batch(toy_model)
     results = []
     for elements in (2**26, 1252 * 7):
@@ -72,7 +73,7 @@ def test_a_gpu_finds_the_exact_divergence_and_the_gradient_that_a_cpu_finds(
     entropy_gradient: bool, chunk: int, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(head.CHUNK_ELEMENTS, torch.float32, chunk)
-    other, results = build_model(TinyShape(32, 2, 16, 48, 256), toy_model.tokenizer, seed=1), []
+    other, results = build_model(SHAPE, toy_model.tokenizer, seed=1), []
     for device in (CPU, torch.device("cuda")):
         model, reference = copy.deepcopy(toy_model.model).to(device), Reference(copy.deepcopy(other).to(device))
         (batch,) = micro_batches(ragged_samples(toy_model), token_budget=10**6, pad_id=toy_model.pad_id, device=device)
@@ -104,7 +105,7 @@ def test_the_divergence_to_oneself_is_zero(toy_model: LanguageModel) -> None:
 
 
 def test_the_reference_gets_no_gradient(toy_model: LanguageModel) -> None:
-    reference = build_model(TinyShape(32, 2, 16, 48, 256), toy_model.tokenizer, seed=1)
+    reference = build_model(SHAPE, toy_model.tokenizer, seed=1)
     statistics = token_statistics(
         toy_model.model, one_batch(toy_model), temperature=1.0, reference=Reference(reference), estimator="exact"
     )

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainer.conftest import SHAPE
 from tests.trainer.samples import ragged_samples
 from tinyzero_trainer import batching, critic, policy, ragged
 from tinyzero_trainer.batching import MicroBatch, completion_lengths
@@ -20,7 +21,7 @@ from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.records import Sample
 from tinyzero_trainer.schedules import StepSettings
-from tinyzero_trainer.tiny import TinyShape, build_model
+from tinyzero_trainer.tiny import build_model
 
 NOW = StepSettings(learning_rate=1e-3, temperature=0.8, kl_coefficient=0.3)
 WHOLE = 10**6
@@ -126,7 +127,7 @@ def check(update: Callable[[Split, Experience], Tensor], samples: list[Sample], 
 def test_the_policys_gradient_is_the_same_for_every_split(
     loss: str, aggregation: Aggregation, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reference = Reference(build_model(TinyShape(32, 2, 16, 48, 256), toy_model.tokenizer, seed=1).requires_grad_(False))
+    reference = Reference(build_model(SHAPE, toy_model.tokenizer, seed=1).requires_grad_(False))
     algorithm = AlgorithmConfig(
         policy_loss=loss, aggregation=aggregation, kl_coefficient=0.3, kl_estimator="k2", entropy_coefficient=0.1
     )

@@ -186,7 +186,7 @@ def test_a_run_killed_between_any_two_acts_resumes_to_the_same_metrics(
     ("owner", "name", "call", "saved"),
     [
         slowly(TorchEngine, "generate", 1, 0),  # the first evaluation
-        (training_step, "generate", 3, 2),  # rollouts of step 3
+        slowly(training_step, "generate", 3, 2),  # rollouts of step 3
         (Policy, "update", 3, 3),  # an update is finished: half of one cannot be saved
         slowly(loop, "evaluate", 3, 2),  # the evaluation at step 2
         slowly(loop.checkpoints, "save", 1, 2),
@@ -254,6 +254,7 @@ def test_equal_seeds_give_equal_runs_and_other_seeds_others(config: Configure, w
     assert lines(other.run.output) != whole[:2]
 
 
+@pytest.mark.usefixtures("real_workers")
 def test_micro_batches_and_workers_do_not_change_what_is_learnt(config: Configure, whole: list[dict[str, Any]]) -> None:
     run = config("other", optimizer__micro_batch_tokens=10_000, run__steps=2)
     train(run)

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from tinyzero_trainer.models import LanguageModel, ModelError, load_model, save_
 from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
 from tinyzero_trainer.rollout.decoder import build_decoder
+from tinyzero_trainer.weights import named_weights
 
 CPU = torch.device("cpu")
 ADVANTAGES = [1.0, -1.0, 0.5, -0.5] * 3
@@ -405,3 +407,23 @@ def test_an_evaluation_is_not_told_of_adapters(configure: Configure, monkeypatch
     with roles.build_roles(configure("run"), display=Display(), training=False) as built:
         assert built.language_model.adapter is None
         assert len(built.engine.generate(PROMPTS, 2, SamplingParams(8), seed=0)) == len(PROMPTS)
+
+
+def test_merged_weights_are_made_one_at_a_time_where_the_model_is(toy_model: LanguageModel) -> None:
+    adapt(toy_model.model)
+    own = {tensor.data_ptr() for tensor in toy_model.model.state_dict().values()}
+    made: list[weakref.ref[torch.Tensor]] = []
+    for _, tensor in named_weights(toy_model.model):
+        if tensor.data_ptr() not in own:
+            made.append(weakref.ref(tensor))
+        assert sum(each() is not None for each in made) <= 1
+    assert len(made) > 9
+    elsewhere = toy_model.model.to("meta")  # from which nothing can come to the host
+    assert all(tensor.is_meta for _, tensor in named_weights(elsewhere))
+
+
+def test_the_weights_for_an_engine_are_those_for_a_file_bit_for_bit(architecture: PreTrainedModel) -> None:
+    adapt(architecture)
+    given, written = dict(named_weights(architecture)), merged_state(architecture)
+    assert list(given) == list(written)
+    assert all(torch.equal(tensor, written[name]) for name, tensor in given.items())

@@ -24,7 +24,6 @@ from tinyzero_trainer.mismatch import (
     engine_logprobs,
     importance_weights,
     mismatch_metrics,
-    old_logprobs_source,
 )
 from tinyzero_trainer.models import LanguageModel
 
@@ -54,7 +53,7 @@ def test_the_engine_is_asked_in_no_step_in_one_of_ten_or_in_all(mode: Any, steps
     ],
 )
 def test_old_logprobs_cost_a_pass_only_where_nothing_else_gives_them(source: str, changes: dict[str, Any]) -> None:
-    assert old_logprobs_source(TrainConfig(**changes)) == source
+    assert TrainConfig(**changes).old_logprobs_source == source
 
 
 def test_one_completion_without_them_leaves_the_batch_without_them(toy_model: LanguageModel) -> None:

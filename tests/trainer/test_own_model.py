@@ -1,20 +1,36 @@
 """On a GPU where no model is named, one is made for the task, once. The GPU is pretended; what is made is real."""
 
 import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
 import types
 from pathlib import Path
 
 import pytest
+import tomli_w
+import torch
 
 from tests.trainer.configurations import call, said
-from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.cli import output
+from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import build, read_toml
-from tinyzero_trainer import gpu_seen, own_model
+from tinyzero_trainer import gpu_seen, loop, own_model, warmstart
 from tinyzero_trainer.config import OwnModelConfig, TrainConfig
 from tinyzero_trainer.configure import resolve
 from tinyzero_trainer.gpu_seen import sees_gpu
-from tinyzero_trainer.own_model import plan
+from tinyzero_trainer.memory_errors import OutOfMemory
+from tinyzero_trainer.own_model import OwnModel, find_fault, plan
+from tinyzero_trainer.plan import advice
+from tinyzero_trainer.plan.constants import GIB
+from tinyzero_trainer.plan.proposals import setting
+from tinyzero_trainer.plan.target import Target
+from tinyzero_trainer.presets import BUILT_IN_MODEL, PRESET_FILE, preset_content
 from tinyzero_trainer.tiny import TinyShape, build_model, build_tokenizer
+from tinyzero_trainer.warmstart import WarmStartResult
+from tinyzero_trainer.warmstart_config import WarmStartConfig
 
 SMALL = ("own_model.hidden_size=32", "own_model.layers=1", "own_model.head_size=16", "own_model.mlp_size=48")
 
@@ -87,9 +103,16 @@ def test_an_impossible_shape_is_refused() -> None:
         build(TrainConfig, {"own_model": {"hidden_size": 100}})
 
 
+def test_heads_that_cannot_be_shared_out_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"own_model.kv_heads=2 does not divide the 3 heads; 1 always does"):
+        build(TrainConfig, {"own_model": {"hidden_size": 192}})
+
+
 def test_by_default_it_has_at_most_ten_million_parameters() -> None:
     own = OwnModelConfig()
-    model = build_model(TinyShape(own.hidden_size, own.layers, own.head_size, own.mlp_size), build_tokenizer(), 0)
+    model = build_model(
+        TinyShape(own.hidden_size, own.layers, own.head_size, own.kv_heads, own.mlp_size), build_tokenizer(), 0
+    )
     assert 9.5e6 < sum(parameter.numel() for parameter in model.parameters()) <= 10e6
 
 
@@ -126,6 +149,189 @@ def test_without_a_driver_there_are_no_cards() -> None:
     assert gpu_seen.count_cards("libc.so.6") == 0  # some other library
 
 
+def own(toy_task: str, *words: str) -> OwnModel:
+    planned = plan(said(*words, task=toy_task))
+    assert planned is not None
+    return planned
+
+
+def keep(tiny: Path, planned: OwnModel) -> Path:
+    """Put a whole model where this one is kept."""
+    shutil.copytree(tiny, planned.directory)
+    return planned.directory
+
+
+def copy_instead(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Let warm starts copy the tiny model, in no time; returns where to."""
+    made = []
+
+    def warm_start(config: WarmStartConfig, **_: object) -> WarmStartResult:
+        made.append(Path(config.run.output))
+        shutil.copytree(BUILT_IN_MODEL, config.run.output)
+        return WarmStartResult(Path(config.run.output), {}, f"{config.run.output}: made")
+
+    monkeypatch.setattr(warmstart, "warm_start", warm_start)
+    return made
+
+
+@pytest.mark.usefixtures("gpu", "cache")
+@pytest.mark.parametrize(
+    ("name", "size", "why"),
+    [
+        ("config.json", None, "config.json is missing"),
+        ("tokenizer.json", None, "tokenizer.json is missing"),
+        ("tinyzero.toml", None, "tinyzero.toml is missing"),
+        ("model.safetensors", None, "holds no safetensors"),
+        ("model.safetensors", 0, "model.safetensors is cut off"),
+        ("model.safetensors", 4, "model.safetensors is cut off"),
+        ("model.safetensors", 1000, "model.safetensors is cut off"),
+        ("model.safetensors", -1, "model.safetensors is cut off"),
+        ("config.json", 100, "config.json is not valid JSON"),
+        ("tokenizer_config.json", 0, "tokenizer_config.json cannot be read"),
+    ],
+)
+def test_a_model_that_is_not_whole_is_made_anew(
+    name: str, size: int | None, why: str, toy_task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned, made = own(toy_task), copy_instead(monkeypatch)
+    file = keep(BUILT_IN_MODEL, planned) / name
+    assert planned.is_made
+    if size is None:
+        file.unlink()
+    else:
+        os.truncate(file, size if size >= 0 else file.stat().st_size + size)
+    assert not planned.is_made
+    beginning, _, _ = planned.about.partition(") and is made anew; no --model: warm-starting")
+    assert re.fullmatch(rf"the small model made here before is broken \(.*{re.escape(why)}.*", beginning)
+    assert planned.settle()["model"]["path"] == str(planned.directory)
+    assert len(made) == 1
+    assert find_fault(planned.directory) is None
+    assert planned.settle()["model"]["path"] == str(planned.directory)
+    assert len(made) == 1
+
+
+@pytest.mark.usefixtures("gpu", "cache")
+def test_what_may_be_the_users_is_not_deleted(toy_task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned, made = own(toy_task), copy_instead(monkeypatch)
+    planned.directory.mkdir(parents=True)
+    (planned.directory / "thesis.tex").touch()
+    with pytest.raises(
+        TinyZeroError, match=r"holds no whole model \(config.json is missing\), but thesis.tex, .*delete"
+    ):
+        planned.settle()
+    assert made == []  # it is said before the time is spent
+    assert (planned.directory / "thesis.tex").exists()
+
+
+@pytest.mark.usefixtures("gpu", "cache")
+def test_who_waits_for_another_process_is_told(toy_task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned, made = own(toy_task), copy_instead(monkeypatch)
+    lock = planned.directory.with_name(f"{planned.directory.name}.lock")
+    lock.parent.mkdir(parents=True)
+    command = [sys.executable, "-c", HOLD, str(lock), str(BUILT_IN_MODEL), str(planned.directory)]
+    told: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == "held\n"
+        monkeypatch.setattr(output.stderr, "print", lambda line, **_: (told.append(line), release(holder)))
+        assert planned.settle()["model"]["path"] == str(planned.directory)
+    assert told == [f"another process is making the same model; waiting for it (it holds {lock})"]
+    assert made == []
+    assert holder.returncode == 0
+
+
+HOLD = """
+import shutil, sys
+from filelock import FileLock
+with FileLock(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.readline()
+    shutil.copytree(sys.argv[2], sys.argv[3])
+"""
+
+
+def release(holder: subprocess.Popen[str]) -> None:
+    assert holder.stdin
+    holder.stdin.write("\n")
+    holder.stdin.flush()
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_it_is_made_is_one_line_and_leaves_nothing(
+    number: signal.Signals, code: int, toy_task: str, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def warm_start(config: WarmStartConfig, **_: object) -> None:
+        Path(config.run.output).mkdir()
+        os.kill(os.getpid(), number)
+        raise AssertionError("a signal ends it at once")
+
+    monkeypatch.setattr(warmstart, "warm_start", warm_start)
+    left, _, told = call(capsys, "train", "--task", toy_task, "--output", str(tmp_path / "run"))
+    assert left == code
+    assert told.splitlines()[-1] == (f"stopped by {number.name} before the small model was made; nothing is left of it")
+    assert [path.suffix for path in (cache / "tinyzero" / "models").iterdir()] == [".lock"]
+
+
+@pytest.mark.usefixtures("gpu", "cache")
+def test_no_memory_to_make_it_in_names_its_own_settings(toy_task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0")
+
+    monkeypatch.setattr(warmstart, "_train", short)
+    with pytest.raises(OutOfMemory) as error:
+        own(toy_task, "task.limit=5", "data.test_share=0.4", "run.device=auto").settle()
+    assert str(error.value) == (
+        "the GPU's memory ran out while the model learnt from demonstrations (Tried to allocate 4.64 GiB); give "
+        "own_model.layers=3, or --model tiny"
+    )
+
+
+@pytest.mark.usefixtures("gpu", "cache")
+@pytest.mark.parametrize(
+    ("words", "key", "left"),
+    [
+        (("data.prompts_per_step=2",), "optimizer.mini_batches", 1),
+        (("data.prompts_per_step=3", "algorithm.kl_coefficient=0"), "optimizer.mini_batches", 1),
+        (("optimizer.epochs=2", "data.prompts_per_step=1"), "optimizer.mini_batches", 1),
+    ],
+)
+def test_what_suits_it_yields_where_the_users_settings_contradict_it(
+    words: tuple[str, ...], key: str, left: int, toy_task: str
+) -> None:
+    planned = own(toy_task, *words)
+    keep(BUILT_IN_MODEL, planned)
+    file = planned.directory / PRESET_FILE
+    file.write_text(tomli_w.dumps(preset_content({toy_task: {}}, own_model.SETTINGS)))
+    config, layers = resolve(planned.settle())
+    for one in (planned.config, config):
+        assert setting(one, key) == left
+        assert one.data.prompts_per_step < own_model.SETTINGS["optimizer"]["mini_batches"]
+        assert one.optimizer.beta2 == 0.99  # the rest holds
+    assert layers.left_out[key].startswith("optimizer.mini_batches=4 is more than data.prompts_per_step=")
+
+
+@pytest.mark.usefixtures("gpu", "cache")
+def test_what_the_user_contradicts_himself_is_his_to_mend(toy_task: str) -> None:
+    with pytest.raises(SettingsError, match=r"optimizer.mini_batches=8 is more than data.prompts_per_step=2"):
+        own(toy_task, "data.prompts_per_step=2", "optimizer.mini_batches=8")
+
+
+@pytest.mark.usefixtures("gpu", "cache")
+def test_the_plan_is_asked_before_the_model_is_made(
+    toy_task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advice, "present_card", lambda device: Target("a small card", GIB, None))
+    monkeypatch.setattr(loop, "train", lambda config, **_: None)
+    copy_instead(monkeypatch)
+    _, out, told = call(capsys, "train", "--task", toy_task, "--output", str(tmp_path / "run"))
+    lines = (told + out).splitlines()
+    (warned,) = [place for place, line in enumerate(lines) if line.startswith("warning: ")]
+    assert "a small card has 1.0 GiB" in lines[warned]
+    assert warned < next(place for place, line in enumerate(lines) if line.startswith("loading PyTorch"))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpu")
 def test_it_is_made_trained_resumed_and_found_again(
@@ -153,7 +359,10 @@ def test_it_is_made_trained_resumed_and_found_again(
     (made,) = [path for path in (cache / "tinyzero" / "models").iterdir() if path.is_dir()]
     saved = read_toml(tmp_path / "first" / "config.toml")
     assert saved["model"]["path"] == str(made)
-    assert saved["own_model"] == {"hidden_size": 384, "layers": 6, "head_size": 64, "mlp_size": 832, "seconds": 90.0}
+    assert saved["own_model"] == {"hidden_size": 384, "layers": 6, "head_size": 64, "kv_heads": 2} | {
+        "mlp_size": 1024,
+        "seconds": 90.0,
+    }
     assert (saved["optimizer"]["mini_batches"], saved["optimizer"]["micro_batch_tokens"]) == (4, 256)
     before = os.stat(made / "model.safetensors").st_mtime_ns
     code, _, told = call(capsys, *words, "--output", str(tmp_path / "second"))

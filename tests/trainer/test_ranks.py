@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.trainer.processes import on_ranks
 from tests.trainer.samples import ragged_samples
-from tests.trainer.test_sharding import CASES, CPU, NOW, PLAIN, make_policy, make_up
+from tests.trainer.sharded import CASES, CPU, NOW, PLAIN, make_policy, make_up
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.critic import Critic
 from tinyzero_trainer.experience import Experience

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from tests.trainer.configurations import changed
 from tests.trainer.processes import apart
-from tests.trainer.test_sharding import NOW, make_up
+from tests.trainer.sharded import NOW, make_up
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.config import RayConfig, TrainConfig
 from tinyzero_trainer.display import Display

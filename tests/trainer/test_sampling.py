@@ -55,6 +55,15 @@ def test_no_number_draws_an_impossible_token(uniform: float) -> None:
     assert tokens.item() in (1, 2)
 
 
+@pytest.mark.parametrize("params", [SamplingParams(ANY), SamplingParams(ANY, top_p=0.9), SamplingParams(ANY, top_k=3)])
+def test_logits_that_are_not_numbers_give_some_token_and_a_logprob_that_tells(params: SamplingParams) -> None:
+    logits = torch.full((3, 70), float("nan"))
+    logits[1] = torch.randn(70, generator=torch.Generator().manual_seed(0))
+    tokens, logprobs = sample_tokens(logits, torch.rand(3, dtype=torch.float64), params)
+    assert ((tokens >= 0) & (tokens < 70)).all()
+    assert logprobs.isnan().tolist() == [True, False, True]
+
+
 @settings(max_examples=50)
 @given(
     vocabulary=st.integers(1, 700),

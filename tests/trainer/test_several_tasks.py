@@ -1,7 +1,7 @@
 """A run on two tasks, mixed and chosen by difficulty: what it leaves, and that an interruption changes nothing."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from tests.trainer.configurations import changed
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError
-from tinyzero_trainer import loop, training_step
+from tinyzero_trainer import loop, prompts, training_step
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.configure import make_config
 from tinyzero_trainer.loop import train
@@ -49,6 +49,14 @@ def rows(output: Path) -> list[dict[str, Any]]:
     """The metrics of a run, without what the clock decides."""
     found = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in row.items() if not key.startswith(UNTIMED)} for row in found]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_are_looked_at() -> Iterator[None]:
+    """The difficulties of that many problems, which each run looks at before it starts, take longer than its steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompts, "SAMPLE", 200)
+        yield
 
 
 @pytest.fixture(scope="module")

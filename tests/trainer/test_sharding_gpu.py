@@ -1,4 +1,4 @@
-"""What test_sharding.py shows on the CPU, on a GPU: only what differs there, memory above all."""
+"""What the test_shard*.py show on the CPU, on a GPU: only what differs there, memory above all."""
 
 import copy
 import gc
@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests.trainer.configurations import changed
-from tests.trainer.test_sharding import NOW, Case, generated, made_up, make_policy
+from tests.trainer.sharded import NOW, Case, made_up, make_policy
+from tests.trainer.test_sharded_weights import generated
 from tinyzero_trainer.attention import use_kernel
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.critic import Critic

@@ -31,6 +31,7 @@ def test_it_is_refused_before_anything_is_written(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("real_workers")
 def test_by_leave_it_trains_and_the_run_keeps_the_leave(words: list[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*words, "--allow-unsafe-scorers"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.trainer.test_sharding import NOW, made_up
+from tests.trainer.sharded import NOW, made_up
 from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, OptimizerConfig
 from tinyzero_trainer.critic import Critic
 from tinyzero_trainer.forward import Reference

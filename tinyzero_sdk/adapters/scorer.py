@@ -25,8 +25,9 @@ class Scorer:
     """Scores the completions of one task; pickles as the task and the number of workers.
 
     Example:
-        >>> scorer = Scorer("countdown")  # doctest: +SKIP
-        >>> scorer.score([Completion("<answer>3 + 4</answer>")], [{"target": 7, "numbers": [3, 4]}])  # doctest: +SKIP
+        >>> scorer = Scorer("countdown")
+        >>> scorer.score([Completion("<answer>3 + 4</answer>")], [{"target": 7, "numbers": [3, 4]}])[0].value
+        1.0
     """
 
     def __init__(self, task: Task | str, *, workers: int = 0, time_limit: float = 5.0) -> None:

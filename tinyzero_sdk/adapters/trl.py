@@ -23,9 +23,9 @@ class RewardFunction(Scorer):
     The data set needs a column `ground_truth`; `make_dataset` makes one.
 
     Example:
-        >>> reward = RewardFunction("countdown")  # doctest: +SKIP
+        >>> reward = RewardFunction("countdown")
         >>> truths = [{"target": 7, "numbers": [3, 4]}]
-        >>> reward(completions=["<answer>3 + 4</answer>"], ground_truth=truths)  # doctest: +SKIP
+        >>> reward(completions=["<answer>3 + 4</answer>"], ground_truth=truths)
         [1.0]
     """
 

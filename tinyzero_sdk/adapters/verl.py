@@ -34,8 +34,8 @@ class ComputeScore(Scorer):
     """One task as a callable of verl's signature, for any `data_source`; it pickles.
 
     Example:
-        >>> compute_score = ComputeScore("countdown")  # doctest: +SKIP
-        >>> compute_score("any", "<answer>3 + 4</answer>", {"target": 7, "numbers": [3, 4]})  # doctest: +SKIP
+        >>> compute_score = ComputeScore("countdown")
+        >>> compute_score("any", "<answer>3 + 4</answer>", {"target": 7, "numbers": [3, 4]})
         1.0
     """
 

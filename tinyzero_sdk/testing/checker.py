@@ -44,7 +44,7 @@ def check_task(
 
     Example:
         >>> from tinyzero_sdk import load_task
-        >>> check_task(load_task("countdown")).passed  # doctest: +SKIP
+        >>> check_task(load_task("countdown"), laws=["gold-scores-full"], examples=20).passed
         True
     """
     results = []

@@ -47,15 +47,23 @@ def use_kernel(model: PreTrainedModel, dtype: torch.dtype, device: torch.device)
         dtype: type that it computes in.
         device: where it computes, which need not be where it is now.
     """
-    config = model.config.get_text_config()
-    if device.type != "cuda" or dtype not in HALF or getattr(config, "attn_logit_softcapping", None):
+    if device.type != "cuda" or dtype not in HALF or (varlen_attn is None and flash_attn is None):
         return False
-    if varlen_attn is None and flash_attn is None:
+    if not _is_plain(model):
         return False
     AttentionInterface.register(KERNEL, _attend)
     AttentionMaskInterface.register(KERNEL, sdpa_mask)
     model.set_attn_implementation(KERNEL)
     return True
+
+
+def _is_plain(model: PreTrainedModel) -> bool:
+    """Whether a model attends as the kernel does: no sinks, no capped scores, no chunks."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    known = kinds <= {"full_attention", "sliding_attention"} and not getattr(config, "attn_logit_softcapping", None)
+    # Where scaled_dot_product_attention will not do, transformers has chosen an implementation of its own.
+    return known and bool(model.config._attn_implementation == "sdpa")
 
 
 def has_kernel(model: PreTrainedModel) -> bool:

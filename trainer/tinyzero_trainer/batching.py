@@ -140,14 +140,15 @@ def in_row_order(
         lengths: [completions] tokens of each.
         ranks: which put together what each has computed.
     """
-    found, rows = [torch.empty(0)], list[int]()
+    found, rows = list[Tensor](), list[int]()
     for batch in batches:
-        computed = compute(batch).cpu()
+        computed = compute(batch)
         if not batch.filler:
             found.append(computed)
             rows += batch.rows
     assert ranks.count > 1 or len(rows) == len(lengths)
-    values = torch.cat(found)
+    # Fetched together: to wait for each would leave a GPU idle while the next is laid out.
+    values = torch.cat(found).float().cpu() if found else torch.empty(0)
     together = values.new_zeros((int(lengths.sum()), *values.shape[1:]))
     together.numpy()[ragged.places(lengths, rows)] = values.numpy()
     return ranks.add(together)  # each token is zero on all ranks but one

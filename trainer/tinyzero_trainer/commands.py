@@ -6,6 +6,7 @@ Whatever is slow to import (torch above all) is imported inside the functions, a
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.layers import Layers
+    from tinyzero_trainer.plan.shape import ModelShape
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, by the keys below.")]
 TaskOptions = Annotated[
@@ -93,7 +95,6 @@ def train(
     """
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.configure import gather
-    from tinyzero_trainer.interrupts import Interrupted
     from tinyzero_trainer.task_shares import flag_settings
 
     flags: dict[str, Any] = {**flag_settings(task or ()), "run.output": output and str(output), "model.path": model}
@@ -102,17 +103,15 @@ def train(
     flags["run.recipe"] = recipe
     flags["run.allow_unsafe_scorers"] = allow_unsafe_scorers or None
     said = gather(TrainConfig, flags, words or (), config)
-    resolved, layers = _settle(said if resume else _with_model(said), output, resume=resume)
-    _check_early(resolved, resume=resume)
-    _announce(resolved, layers)
-    calm_threads()
-    from tinyzero_trainer.loop import train as run_loop
+    with _stops_in_one_line():
+        said, planned = (said, False) if resume else _with_model(said)
+        resolved, layers = _settle(said, output, resume=resume)
+        _check_early(resolved, resume=resume)
+        _announce(resolved, layers, planned=planned)
+        calm_threads()
+        from tinyzero_trainer.loop import train as run_loop
 
-    try:
         run_loop(resolved, resume=resume)
-    except Interrupted as stopped:
-        stderr.print(str(stopped), soft_wrap=True, markup=False)
-        raise typer.Exit(stopped.exit_code) from None
 
 
 def warm_start(
@@ -127,7 +126,7 @@ def warm_start(
     from tinyzero_sdk.settings import build
     from tinyzero_trainer.configure import gather
     from tinyzero_trainer.display import Display
-    from tinyzero_trainer.interrupts import StopFlag
+    from tinyzero_trainer.interrupts import StopFlag, left_at_once
     from tinyzero_trainer.task_shares import flag_settings
     from tinyzero_trainer.warmstart_config import WarmStartConfig
 
@@ -137,11 +136,24 @@ def warm_start(
         if not value:
             raise SettingsError(f"a warm start needs {flag}")
     calm_threads()
-    with Display() as display:
+    stopped = "before the model was made; nothing is left of it"
+    with _stops_in_one_line(), left_at_once(stopped), Display() as display:
         display.phase("loading PyTorch")
         from tinyzero_trainer.warmstart import warm_start as make_model
 
         display.done(make_model(resolved, display=display, stop=StopFlag()).summary)
+
+
+@contextmanager
+def _stops_in_one_line() -> "Iterator[None]":
+    """Within, a signal that ended the work is told of, and is in the exit code."""
+    from tinyzero_trainer.interrupts import Stopped
+
+    try:
+        yield
+    except Stopped as stopped:
+        stderr.print(str(stopped), soft_wrap=True, markup=False)
+        raise typer.Exit(stopped.exit_code) from None
 
 
 class _CommandWithKeys(TyperCommand):
@@ -191,16 +203,21 @@ def _settle(said: Mapping[str, Any], output: Path | None, *, resume: bool) -> "t
     return config, layers
 
 
-def _with_model(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the user said, and on a GPU, where he named no model, one of the trainer's making."""
-    from tinyzero_trainer.own_model import plan
+def _with_model(said: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """What the user said, and on a GPU, where he named no model, one of the trainer's making.
 
-    planned = plan(said)
-    if planned is None:
-        return said
-    _check_early(planned.config, resume=False)
-    stderr.print(planned.about, soft_wrap=True, markup=False)
-    return planned.settle()
+    Also whether the plan was asked: before a model is made for minutes, not after.
+    """
+    from tinyzero_trainer.own_model import plan
+    from tinyzero_trainer.plan.find_shape import shape_of_own
+
+    own = plan(said)
+    if own is None:
+        return said, False
+    _check_early(own.config, resume=False)
+    stderr.print(own.about, soft_wrap=True, markup=False)
+    _consult_plan(own.config, shape_of_own(own.config.own_model))
+    return own.settle(), True
 
 
 def _new_directory(config: "TrainConfig") -> str:
@@ -226,7 +243,7 @@ def _check_early(config: "TrainConfig", *, resume: bool) -> None:
         RunDirectory(Path(config.run.output)).check(resume=resume)
 
 
-def _announce(config: "TrainConfig", layers: "Layers | None") -> None:
+def _announce(config: "TrainConfig", layers: "Layers | None", *, planned: bool = False) -> None:
     """Say what is about to happen, at once: loading takes seconds. No layers: the run goes on."""
     resume = layers is None
     verb = "going on with the training of" if resume else "training"
@@ -248,15 +265,16 @@ def _announce(config: "TrainConfig", layers: "Layers | None") -> None:
             markup=False,
             soft_wrap=True,
         )
-    _consult_plan(config)
+    if not planned:
+        _consult_plan(config)
     stderr.print("loading PyTorch", style="dim")
 
 
-def _consult_plan(config: "TrainConfig") -> None:
-    """Warn of a run that will not fit into the GPU's memory."""
+def _consult_plan(config: "TrainConfig", shape: "ModelShape | None" = None) -> None:
+    """Warn of a run that will not fit into the GPU's memory; the shape is of a model that is yet to be made."""
     from tinyzero_trainer.plan import advice
 
-    if (warning := advice.warning(config)) is not None:
+    if (warning := advice.warning(config, shape)) is not None:
         warn(warning)
 
 

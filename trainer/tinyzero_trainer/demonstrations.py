@@ -24,6 +24,7 @@ from tinyzero_sdk.worker import Clock, WorkerProcess, as_sendable
 from tinyzero_trainer.config import DataConfig
 from tinyzero_trainer.mixing import next_share
 from tinyzero_trainer.prompts import PromptSource
+from tinyzero_trainer.records import Prompt
 from tinyzero_trainer.tiny import build_tokenizer
 from tinyzero_trainer.warmstart_config import WarmStartConfig
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 MOST_PROBLEMS = 20_000
 """Different problems that demonstrations are made for; a demonstration is hardly ever seen twice anyway."""
+
+_ENOUGH = 64
+"""Demonstrations of which one has to be short enough, or the settings are at fault and not chance."""
 
 _LENGTH_STEP = 64  # lines are a multiple of it long, which attention kernels like
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false"}  # one process a core is the plan
@@ -121,17 +125,31 @@ class Demonstrations:
         self._drawn += count
 
     def draw(self, count: int) -> list[Example]:
-        """So many more, without those that are too long.
+        """So many more, without those that are too long; one at least.
 
         Raises:
             TinyZeroError: the task has none, or all are too long.
         """
-        chosen = self._random.choices(self._prompts, k=count)
-        texts = [
-            self._task.demonstrate(prompt.item, derive_seed("demonstration", self._config.run.seed, number))
-            for number, prompt in enumerate(chosen, start=self._drawn)
-        ]
+        first, seed = self._drawn, self._config.run.seed
         self._drawn += count
+        seeds = [derive_seed("demonstration", seed, number) for number in range(first, self._drawn)]
+        examples = self._examples(self._random.choices(self._prompts, k=count), seeds)
+        # In their place others are tried, drawn apart, so that those to come are the same whoever draws them.
+        others = Random(derive_seed("others", seed, first))
+        for tried in range(count, _ENOUGH):
+            if examples:
+                break
+            examples = self._examples([others.choice(self._prompts)], [derive_seed("other", seed, first, tried)])
+        if not examples:
+            raise TinyZeroError(
+                f"all of {max(count, _ENOUGH)} demonstrations of task {self._task.name!r} are longer than "
+                f"training.max_tokens={self._config.training.max_tokens} tokens; raise it"
+            )
+        return examples
+
+    def _examples(self, prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Example]:
+        """Demonstrations of problems, without those that are too long."""
+        texts = [self._task.demonstrate(prompt.item, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
         if None in texts:
             raise TinyZeroError(
                 f"task {self._task.name!r} gives no demonstrations to learn from; add a `demonstrate` hook, "
@@ -141,17 +159,11 @@ class Demonstrations:
         encoded = self._tokenizer(cast(list[str], texts), add_special_tokens=False)["input_ids"]
         most = self._config.training.max_tokens
         end = cast(int, self._tokenizer.eos_token_id)
-        examples = [
+        return [
             Example(prompt.token_ids, [*tokens, end])
-            for prompt, tokens in zip(chosen, encoded, strict=True)
+            for prompt, tokens in zip(prompts, encoded, strict=True)
             if len(tokens) < most
         ]
-        if not examples:
-            raise TinyZeroError(
-                f"all of {count} demonstrations of task {self._task.name!r} are longer than "
-                f"training.max_tokens={most} tokens; raise it"
-            )
-        return examples
 
 
 @dataclass(frozen=True)

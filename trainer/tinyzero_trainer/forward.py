@@ -1,6 +1,6 @@
 """What a model thinks of given completions: log-probability, entropy and divergence of each token.
 
-Only completion tokens go through the head, and never more of them at once than `CHUNK_ELEMENTS` logits:
+Only completion tokens go through the head, and never more of them at once than a chunk of logits, here or in head.py:
 with a vocabulary of 150,000 the logits of a batch are what a training step runs out of memory on.
 """
 
@@ -126,8 +126,8 @@ def _written_out(
 
 @torch.no_grad()
 def sampled_logprobs(model: PreTrainedModel, batch: MicroBatch, *, temperature: float) -> Tensor:
-    """[tokens] log π of each completion token of a micro-batch, without gradient."""
-    return token_statistics(model, batch, temperature=temperature).logprobs
+    """[tokens] log π of each completion token of a micro-batch, without gradient; the model may be sharded."""
+    return call(model, lambda: token_statistics(model, batch, temperature=temperature).logprobs)
 
 
 class Reference:
@@ -148,7 +148,7 @@ class Reference:
     def logprobs(self, batch: MicroBatch, *, temperature: float) -> Tensor:
         """[tokens] log π_ref of each completion token of a micro-batch."""
         with _as_it_started(self.model):
-            return call(self.model, partial(sampled_logprobs, self.model, batch, temperature=temperature))
+            return sampled_logprobs(self.model, batch, temperature=temperature)
 
 
 @contextmanager
@@ -178,7 +178,7 @@ def completion_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 def choose_layout(
     model: PreTrainedModel, layout: Layout, *, name: str, whole: nn.Module | None = None
 ) -> Literal["padded", "packed"]:
-    """How micro-batches for a model are laid out: `auto` = packed on a GPU, where the model keeps sequences apart.
+    """How micro-batches for a model are laid out: `auto` = packed, where a kernel for it keeps the sequences apart.
 
     Args:
         model: that the micro-batches go through.
@@ -190,8 +190,8 @@ def choose_layout(
         ModelError: `packed` with an architecture that cannot keep packed sequences apart.
     """
     whole = model if whole is None else whole
-    if layout == "padded" or (layout == "auto" and device_of(whole).type != "cuda"):
-        return "padded"
+    if layout == "padded" or (layout == "auto" and not attention.has_kernel(model)):
+        return "padded"  # without a kernel a packed line would be masked as the square of its length
     with on_device(whole), torch.no_grad():
         apart = call(whole, partial(keeps_packed_apart, model, device_of(whole)))
     if apart:

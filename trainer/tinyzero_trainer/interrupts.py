@@ -1,13 +1,14 @@
 """Ctrl-C and SIGTERM as a flag that the loop polls, so that a run saves before it ends.
 
 What is saved, and when, is the loop's affair; this file only turns signals into a flag and the flag into an exit code.
+Work of which nothing can be saved is left at once.
 """
 
 import shlex
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -19,7 +20,20 @@ _ECHO_SECONDS = 0.5
 """A repeat within this time is the same request: `timeout` and service managers signal a process and then its group."""
 
 
-class Interrupted(TinyZeroError):
+class Stopped(TinyZeroError):
+    """A signal ended the work."""
+
+    def __init__(self, stopped_by: signal.Signals, outcome: str) -> None:
+        """
+        Args:
+            stopped_by: the signal.
+            outcome: what is left of the work, and how to go on.
+        """
+        self.exit_code = exit_code(stopped_by)
+        super().__init__(f"stopped by {stopped_by.name} {outcome}")
+
+
+class Interrupted(Stopped):
     """A signal ended the run, after its state was saved."""
 
     def __init__(self, stopped_by: signal.Signals, step: int, output: str) -> None:
@@ -29,9 +43,8 @@ class Interrupted(TinyZeroError):
             step: the last step that is in the checkpoint.
             output: the run directory.
         """
-        self.exit_code = exit_code(stopped_by)
         how_to_go_on = f"go on with: tinyzero train --output {shlex.quote(output)} --resume"
-        super().__init__(f"stopped by {stopped_by.name} after step {step}, which is saved; {how_to_go_on}")
+        super().__init__(stopped_by, f"after step {step}, which is saved; {how_to_go_on}")
 
 
 def exit_code(stopped_by: signal.Signals) -> int:
@@ -72,13 +85,47 @@ def catch_signals() -> Iterator[StopFlag]:
     install handlers of their own (Ray does) must be started first.
     """
     stop = StopFlag()
+    with _handled_by(stop.handle):
+        yield stop
+
+
+@contextmanager
+def left_at_once(outcome: str) -> Iterator[None]:
+    """Within, SIGINT and SIGTERM end the work there and then: for work of which nothing can be saved.
+
+    Args:
+        outcome: see `Stopped`.
+
+    Raises:
+        Stopped: a signal came; whoever began something has cleared it away.
+    """
+    stop = StopFlag()
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        again = stop.requested
+        stop.handle(number, frame)
+        if not again:
+            raise KeyboardInterrupt  # not SystemExit, which the guards around a task's code take for the task's
+
+    with _handled_by(leave):
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            if stop.signal is None:
+                raise
+            raise Stopped(stop.signal, outcome) from None
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Within, a handler has the signals; but in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
-        yield stop
+        yield
         return
-    former = {number: signal.signal(number, stop.handle) for number in SIGNALS}
+    former = {number: signal.signal(number, handler) for number in SIGNALS}
     try:
-        yield stop
+        yield
     finally:
-        for number, handler in former.items():
+        for number, before in former.items():
             # None: a handler that C code installed, which Python cannot put back.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            signal.signal(number, signal.SIG_DFL if before is None else before)

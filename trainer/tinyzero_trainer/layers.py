@@ -1,8 +1,9 @@
 """What a configuration is put together from, each layer on top of the one before. What the keys mean is in config/.
 
 Defaults, a recipe's figures for a model of full size, what suits the model, the recipe itself, the user's file, the
-user's words and flags. What suits the model yields also where it would have no effect: a recipe without KL does not
-trip over the KL estimator that suits a model. What the user or the recipe says is never left out.
+user's words and flags. What suits the model yields also where it would have no effect, or contradicts what stands above
+it: a recipe without KL does not trip over the KL estimator that suits a model, nor a batch of two problems over its
+four mini-batches. What the user or the recipe says is never left out.
 """
 
 from collections.abc import Collection, Mapping
@@ -10,7 +11,8 @@ from dataclasses import dataclass, is_dataclass
 from functools import reduce
 from typing import Any
 
-from tinyzero_sdk.settings import get, leaves, merge
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.settings import build, get, leaves, merge
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.effects import idle
 from tinyzero_trainer.recipes import Recipe, find_recipe
@@ -49,7 +51,7 @@ def put_together(said: Mapping[str, Any], preset: Mapping[str, Any] | None = Non
     upper = merge(meant, said)
     preset = suiting(upper) if preset is None else preset
     lower = merge(figures, preset)
-    kept, dropped = without_idle(lower, upper)
+    kept, dropped = without_contradictions(*without_idle(lower, upper), upper)
     of_preset, covered = dict(leaves(preset)), dropped.keys() | dict(leaves(upper)).keys()
     return Layers(
         values=merge(kept, upper),
@@ -104,6 +106,44 @@ def without_idle(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> tuple[di
             return kept, dropped
         dropped |= found
         kept = reduce(_without, found, kept)  # one less may make another one idle
+
+
+def without_contradictions(
+    lower: Mapping[str, Any], dropped: Mapping[str, str], upper: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """`lower` without the setting, if it is a single one, that makes an impossible configuration of it and `upper`.
+
+    Args:
+        lower: what yields.
+        dropped: what has yielded already, with the reasons.
+        upper: what does not.
+
+    Returns:
+        What is left of `lower`, and all that has yielded.
+
+    Example:
+        >>> kept = {"optimizer": {"mini_batches": 4, "beta2": 0.99}}
+        >>> without_contradictions(kept, {}, {"data": {"prompts_per_step": 2}})[0]
+        {'optimizer': {'beta2': 0.99}}
+    """
+    reason = _refusal(merge(lower, upper))
+    fixed = dict(leaves(upper)).keys()
+    for key, _ in () if reason is None else leaves(lower):
+        if key in fixed:
+            continue
+        kept, idle_then = without_idle(_without(lower, key), upper)
+        if _refusal(merge(kept, upper)) is None:
+            return kept, {**dropped, key: str(reason).partition("; ")[0], **idle_then}
+    return dict(lower), dict(dropped)
+
+
+def _refusal(values: Mapping[str, Any]) -> str | None:
+    """Why there is no such configuration; None = there is."""
+    try:
+        build(TrainConfig, values)
+    except SettingsError as error:
+        return str(error)
+    return None
 
 
 def idle_settings(values: Mapping[str, Any]) -> dict[str, str]:

@@ -80,11 +80,14 @@ def _open(config: TrainConfig, task: Task, request: EvaluationRequest) -> Iterat
 
     with Display() as display:
         display.phase("loading PyTorch")
+        from tinyzero_trainer.memory_errors import explained
+        from tinyzero_trainer.plan.advice import LAST_RESORT
         from tinyzero_trainer.rollout import SamplingParams
 
         display.phase("loading the model")
         params = SamplingParams(config.rollout.max_tokens, request.temperature, request.top_p)
-        sampler = LocalSampler(config, task, params, samples=request.samples, note=display.note)
+        with explained(config, "the model was loaded", LAST_RESORT):
+            sampler = LocalSampler(config, task, params, samples=request.samples, note=display.note)
     yield sampler
 
 

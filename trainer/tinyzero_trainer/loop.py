@@ -260,9 +260,10 @@ class _Run:
             self.log.cut_after(-1)
             return self.state
         directory = found.path / STATE_DIRECTORY
-        self.policy.load(directory)
-        if self.roles.critic is not None:
-            self.roles.critic.load(directory)
+        with explained(self.config, "the checkpoint was loaded"):
+            self.policy.load(directory)
+            if self.roles.critic is not None:
+                self.roles.critic.load(directory)
         self.state = STATE.validate_json((directory / STATE_FILE).read_bytes())
         self.saved_step = self.state.step
         # A step whose line is still owed has none to keep.
@@ -277,12 +278,13 @@ class _Run:
         language_model, started = self.roles.language_model, perf_counter()
 
         def fill(directory: Path) -> None:
-            self.policy.export(directory)
             state_directory = directory / STATE_DIRECTORY
-            state_directory.mkdir()
-            self.policy.save(state_directory)
-            if self.roles.critic is not None:
-                self.roles.critic.save(state_directory)
+            with explained(self.config, "a checkpoint was saved"):
+                self.policy.export(directory)
+                state_directory.mkdir()
+                self.policy.save(state_directory)
+                if self.roles.critic is not None:
+                    self.roles.critic.save(state_directory)
             (state_directory / STATE_FILE).write_bytes(STATE.dump_json(self.state))
 
         weights, trained = language_model.parameters * 4, language_model.trained_parameters * 4  # float32

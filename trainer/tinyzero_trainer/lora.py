@@ -143,25 +143,26 @@ def merged_weight(layer: Any) -> Tensor:
     return weight + (added.T if layer.fan_in_fan_out else added) * layer.scaling[_NAME]
 
 
-def merged_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """The state dict of the plain model that acts as `model` does: shards put together, an adapter merged.
+def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The weights of the plain model that acts as `model` does: shards put together, an adapter merged.
 
-    One tensor after another: where several ranks hold the model, none need have more than one of them whole, and all
-    must go through them. What no adapter changes, and one rank holds, is not copied.
+    One after another, each made when it is asked for, where the model is: of several ranks none need have more than
+    one of them whole, and all must go through them. What no adapter changes, and one rank holds, is not copied.
     """
     adapted = dict(_adapted_layers(model))
     for name, tensor in model.state_dict().items():
         path, _, leaf = name.rpartition(".")
         owner = path.removesuffix(".base_layer")
         if owner in adapted:
-            yield f"{owner}.{leaf}", merged_weight(adapted[owner]).cpu() if leaf == "weight" else whole(tensor)
+            yield f"{owner}.{leaf}", merged_weight(adapted[owner]) if leaf == "weight" else whole(tensor)
         elif ".lora_" not in name:
             yield name, whole(tensor)
 
 
 def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """All of `merged_tensors`."""
-    return dict(merged_tensors(model))
+    """The same as a state dict for a file: what an adapter changes is in the host's memory, not twice in a GPU's."""
+    changed = {f"{path}.weight" for path, _ in _adapted_layers(model)}
+    return {name: tensor.cpu() if name in changed else tensor for name, tensor in merged_weights(model)}
 
 
 @contextmanager

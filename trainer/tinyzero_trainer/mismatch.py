@@ -1,7 +1,8 @@
 """What the engine says it sampled from, against what the policy says: old log-probabilities, weights, metrics.
 
 An engine with kernels or a precision of its own samples from π_engine, not quite from the policy π. Pure functions;
-the forward passes they need are the policy's business. Where the old log-probabilities of the loss come from:
+the forward passes they need are the policy's business. Where the old log-probabilities of the loss come from
+(`TrainConfig.old_logprobs_source`):
 
 - `rollout.logprobs=always`, no correction: from the engine. No pass is needed, and the ratio π/π_old covers the
   mismatch too.
@@ -15,7 +16,6 @@ the forward passes they need are the policy's business. Where the old log-probab
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
 
 import numpy as np
 import torch
@@ -48,15 +48,6 @@ def asks_engine(config: TrainConfig, step: int) -> bool:
     """Whether the engine shall return log-probabilities in a step, counted from 1."""
     mode = config.rollout.logprobs
     return mode == "always" or (mode == "sample" and step % SAMPLE_EVERY == 1)
-
-
-def old_logprobs_source(config: TrainConfig) -> Literal["engine", "policy", "update"]:
-    """Where the old log-probabilities come from: the engine, a pass of the policy's, or the update's own pass."""
-    if config.rollout.logprobs == "always" and not config.mismatch.corrects:
-        return "engine"
-    single_update = config.optimizer.mini_batches == config.optimizer.epochs == 1
-    needed_before = config.algorithm.kl_in_reward or config.mismatch.corrects
-    return "update" if single_update and not needed_before else "policy"
 
 
 def engine_logprobs(samples: Sequence[Sample]) -> Tensor | None:

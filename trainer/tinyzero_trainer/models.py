@@ -2,8 +2,9 @@
 
 import contextlib
 import os
+import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from logging import CRITICAL, getLogger
 from pathlib import Path
@@ -14,9 +15,11 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.config.values import DEVICES, is_device
 from tinyzero_trainer.doctor.kernels import has_kernels, named_outside, refusal
+from tinyzero_trainer.doctor.model_files import find_model, hub_cache
 from tinyzero_trainer.lora import DIRECTORY as ADAPTER_DIRECTORY
-from tinyzero_trainer.lora import Adapter, merged_state, merged_tensors
+from tinyzero_trainer.lora import Adapter, merged_state, merged_weights
 from tinyzero_trainer.presets import BUILT_IN_MODEL, TINY_MODEL, directory_of
 from tinyzero_trainer.sharding import on_device, ranks_of
 
@@ -77,17 +80,29 @@ def choose_device(name: str) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not is_device(name):
+        raise ModelError(f"run.device={name!r} cannot be used; give {DEVICES}")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"torch\.cuda")  # of a card without kernels: an error below
             device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        more = " (tinyzero doctor says more)" if name.startswith("cuda") else ""
-        raise ModelError(f"run.device={name!r} cannot be used ({reason}); give cpu, cuda or auto{more}") from error
+        advice = f"{_device_advice(name)} (tinyzero doctor says more)"
+        raise ModelError(f"run.device={name!r} cannot be used ({_first_line(error)}); {advice}") from error
     if device.type == "cuda":
         _refuse_card_without_kernels(device)
     return device
+
+
+def _device_advice(name: str) -> str:
+    """What to give in place of a device of CUDA's that torch cannot use."""
+    count, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    index = name.removeprefix("cuda").removeprefix(":")
+    if count and index and int(index) >= count:
+        return f"torch sees cuda:0{f' to cuda:{count - 1}' if count > 1 else ' only'}; give one it sees, or cuda"
+    if not count and visible is not None and torch.version.cuda is not None:
+        return f"CUDA_VISIBLE_DEVICES={visible!r} may hide the cards: unset CUDA_VISIBLE_DEVICES, or give cpu or auto"
+    return "give cpu or auto"
 
 
 def _refuse_card_without_kernels(device: torch.device) -> None:
@@ -119,21 +134,56 @@ def load_model(path: str | None, device: torch.device) -> LanguageModel:
         device: where the weights go.
 
     Raises:
-        ModelError: it cannot be found or loaded, or is an adapter; the message keeps the reason.
+        ModelError: it cannot be found or loaded, is an adapter, or lacks some of its weights; the message says which
+            file is at fault, or keeps the reason.
     """
     source = str(directory_of(path) or BUILT_IN_MODEL)
     _refuse_adapter(source, Path(source, "adapter_config.json").exists())
-    with _quiet_transformers():
-        try:
+    try:
+        with _quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(source)
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, use_safetensors=True)
-        except (OSError, ValueError, KeyError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            advice = "give a directory with config.json, safetensors and tokenizer, or a model name on the Hub"
-            raise ModelError(f"cannot load the model {source!r} ({reason}); {advice}") from error
+            model, report = _with_report(source)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # the border to transformers: on broken files its libraries raise what they like
+        raise ModelError(_loading_error(source, _first_line(error))) from error
     _refuse_adapter(source, getattr(model, "_hf_peft_config_loaded", False))  # transformers loads those of the Hub
+    if misfit := _misfit(report):
+        raise ModelError(_loading_error(source, misfit))
     model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
     return from_parts(TINY_MODEL if directory_of(path) is None else source, model, tokenizer)
+
+
+def _with_report(source: str) -> tuple[PreTrainedModel, Mapping[str, Any]]:
+    """A model, and what transformers says of its weights: those that are missing, or do not fit, are random numbers."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        source, dtype=torch.float32, use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True
+    )
+    model, report = loaded
+    return model, report
+
+
+def _misfit(report: Mapping[str, Any]) -> str:
+    """Which of the weights are missing or of another size than config.json asks for; empty = none."""
+    wrong = [f"{name} is of {tuple(held)} and not of {tuple(asked)}" for name, held, asked in report["mismatched_keys"]]
+    wrong += [f"{name} is missing" for name in report["missing_keys"]]
+    more = f", and {len(wrong) - 1} more like that" if len(wrong) > 1 else ""
+    return f"its weights do not fit its config.json: {min(wrong)}{more}" if wrong else ""
+
+
+def _loading_error(source: str, reason: str) -> str:
+    """One line: which file is at fault, what is wrong with it, and what to do; by its files, or else by a reason."""
+    fault = find_model(source, Path(source), hub_cache()).fault
+    if fault is not None:
+        return f"cannot load the model {source!r}: {fault.line}"
+    advice = "give a directory with config.json, safetensors and tokenizer, or a model name on the Hub"
+    return f"cannot load the model {source!r} ({reason}); {advice}"
+
+
+def _first_line(error: Exception) -> str:
+    """The first line of an error, with the next where it ends with a colon; short enough to be read."""
+    lines = " ".join(str(error).replace(":\n", ": ").strip().splitlines()[:1]).split()
+    return textwrap.shorten(" ".join(lines), 200, placeholder=" …") or type(error).__name__
 
 
 def _refuse_adapter(source: str, is_adapter: bool) -> None:
@@ -179,7 +229,7 @@ def _gathered(model: PreTrainedModel, *, keep: bool) -> dict[str, torch.Tensor]:
     tied = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
     state: dict[str, torch.Tensor] = {}
     once: dict[int | str, torch.Tensor] = {}
-    for name, tensor in merged_tensors(model):
+    for name, tensor in merged_weights(model):
         if keep:
             state[name] = once.setdefault(tied.get(name, name), tensor.cpu())
     return state

@@ -21,7 +21,7 @@ class Waiting:
             leave: called before they go.
         """
         self._tensors, self._leave = tensors, leave
-        self._hosts: dict[int, tuple[Tensor, Tensor]] = {}  # by the tensor's id: the tensor, and its copy
+        self._hosts: dict[int, tuple[Tensor, Tensor, int]] = {}  # by id: the tensor, its copy, its storage's bytes
         self._users = 0
         self._changed = True
         self._out()
@@ -53,7 +53,7 @@ class Waiting:
             known = self._hosts.get(id(tensor))
             if known is None:
                 host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-                self._hosts[id(tensor)] = known = (tensor, host)
+                self._hosts[id(tensor)] = known = (tensor, host, tensor.untyped_storage().size())
                 known[1].copy_(tensor, non_blocking=True)
             elif self._changed:
                 known[1].copy_(tensor, non_blocking=True)
@@ -68,7 +68,6 @@ class Waiting:
 
     @torch.no_grad()
     def _back(self) -> None:
-        for tensor, host in self._hosts.values():
-            # The offset is 0: each tensor has a storage of its own.
-            tensor.untyped_storage().resize_(host.numel() * host.element_size())
+        for tensor, host, size in self._hosts.values():
+            tensor.untyped_storage().resize_(size)  # which may be more than the tensor shows: FSDP2 pads its shards
             tensor.copy_(host, non_blocking=True)

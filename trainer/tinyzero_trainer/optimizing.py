@@ -43,6 +43,9 @@ class Optimizer:
             betas=(settings.beta1, settings.beta2),
             fused=True,
         )
+        for shard in self._shards.values():  # now, and not at the first step: until then others would take the room
+            moments = {"exp_avg": torch.zeros_like(shard), "exp_avg_sq": torch.zeros_like(shard)}
+            self._adamw.state[shard] = {"step": torch.zeros((), device=shard.device), **moments}
         self._ranks, placement = ranks_of(model), placement_of(model)
         self._sharded = placement is not None
         self._waiting = Waiting(self._moments) if placement is not None and placement.offload == "idle" else None
@@ -121,7 +124,7 @@ class Optimizer:
         tensors: dict[str, Tensor] = {}
         with self.on_device():
             for parameter_name, parameter in self._parameters.items():
-                for key, value in self._adamw.state.get(self._shards[parameter_name], {}).items():
+                for key, value in self._adamw.state[self._shards[parameter_name]].items():
                     tensors[f"{key}/{parameter_name}"] = as_shard(value.detach(), parameter)
             if self._ranks.count > 1:
                 save_parts(directory / name, tensors)
@@ -148,5 +151,4 @@ class Optimizer:
 
     def _take(self, full_name: str, value: Tensor) -> None:
         key, _, name = full_name.partition("/")
-        # AdamW keeps its step count on the parameter's device when fused.
-        self._adamw.state[self._shards[name]][key] = value
+        self._adamw.state[self._shards[name]][key].copy_(value)

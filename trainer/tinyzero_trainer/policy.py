@@ -71,10 +71,7 @@ class Policy:
     def logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
         """[tokens] log π of every sampled token under the present weights."""
         model = self.language_model.model.eval()
-
-        def compute(batch: MicroBatch) -> Tensor:
-            return call(model, partial(sampled_logprobs, model, batch, temperature=temperature))
-
+        compute = partial(sampled_logprobs, model, temperature=temperature)
         with on_device(model):
             return self._in_row_order(samples, compute)
 
@@ -134,13 +131,18 @@ class Policy:
                 stack.enter_context(on_device(self._reference.model))
             yield
 
-    def warm_up(self, now: StepSettings) -> None:
+    def warm_up(self, now: StepSettings, most: int | None = None) -> None:
         """Let the allocator meet its largest micro-batch first, so that later ones find room in what it has then.
 
         A whole forward and backward pass over made-up completions; nothing is learnt.
+
+        Args:
+            now: of the first step.
+            most: tokens that a micro-batch can have, where a mini-batch does not fill the budget; None = it does.
         """
         self.language_model.model.eval()
         budget, context = self._settings.micro_batch_tokens, self.language_model.context
+        budget = budget if most is None else min(budget, most)
         samples = fill_budget(budget, self._max_tokens, context=context)
         lengths = completion_lengths(samples)
         part = Experience(samples, lengths, None, torch.zeros(int(lengths.sum())))

@@ -18,6 +18,7 @@ from tinyzero_trainer.learners import CriticRole, PolicyRole, build_learners
 from tinyzero_trainer.losses import find_policy_loss
 from tinyzero_trainer.memory_errors import explained
 from tinyzero_trainer.models import LanguageModel, ModelError, choose_device, load_model
+from tinyzero_trainer.plan.work import work_of
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
 from tinyzero_trainer.rollout.build import build_engine, require_engine
@@ -97,7 +98,7 @@ def build_roles(
             tasks = stack.enter_context(task_roles(config, loaded, language_model.tokenizer))
         if policy is not None and device.type == "cuda":
             with explained(config, "the largest micro-batch was tried out"):
-                policy.warm_up(settings_at(config, 1))
+                policy.warm_up(settings_at(config, 1), work_of(config, config.data.max_prompt_tokens).micro_batch)
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
         with explained(config, "the rollout engine took over the weights"):

@@ -25,13 +25,11 @@ from torch.distributed.fsdp import (
 )
 from torch.utils.checkpoint import checkpoint
 
+from tinyzero_trainer.compiling import compiles
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.offloading import Waiting
 from tinyzero_trainer.ranks import ALONE, Ranks
 from tinyzero_trainer.shards import local
-
-COMPILED_FROM = 100_000_000
-"""Parameters from which compiling pays, where the configuration leaves it open."""
 
 Result = TypeVar("Result")
 
@@ -50,7 +48,7 @@ class Placement:
     """Keep only each layer's input for the backward pass."""
 
     compile: bool | None = None
-    """Compile each layer; None = on a GPU, from `COMPILED_FROM` parameters."""
+    """Compile each layer; None = see `compiling.compiles`."""
 
     offload: Literal["idle", "always"] | None = None
     """See `memory.offload`."""
@@ -140,7 +138,7 @@ def shard(model: nn.Module, placement: Placement, *, exact: Iterable[nn.Module] 
     for layer in layers:
         if placement.checkpoint_activations and trained:
             _checkpoint(layer)
-        if _compiles(model, placement):
+        if compiles(placement.compile, _size(model), gpu=placement.device.type == "cuda"):
             _compile(layer)
     for part in exact:
         _fully_shard(part, mesh, placement, torch.float32, reshard=again)
@@ -278,12 +276,6 @@ def _checkpoint(layer: nn.Module) -> None:
 def _compile(layer: nn.Module) -> None:
     """Only its forward, so that FSDP2's hooks stay outside of what is compiled."""
     layer.forward = torch.compile(layer.forward, dynamic=True)
-
-
-def _compiles(model: nn.Module, placement: Placement) -> bool:
-    if placement.compile is not None:
-        return placement.compile
-    return placement.device.type == "cuda" and _size(model) >= COMPILED_FROM
 
 
 def _size(module: nn.Module) -> int:

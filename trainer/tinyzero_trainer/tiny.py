@@ -30,6 +30,9 @@ class TinyShape:
     head_size: Annotated[int, Gt(0)] = 32
     """Width of an attention head; vLLM has kernels for 32 and 64, among others."""
 
+    kv_heads: Annotated[int, Gt(0)] | None = None
+    """Heads of keys and values, each for as many of the others; none = one for each. Fewer make long texts cheaper."""
+
     mlp_size: Annotated[int, Gt(0)] = 256
     """Width inside the gated MLP."""
 
@@ -39,6 +42,13 @@ class TinyShape:
     def __post_init__(self) -> None:
         if self.hidden_size % self.head_size:
             raise ValueError(f"hidden_size={self.hidden_size} is not a multiple of head_size={self.head_size}")
+        if self.kv_heads and self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads={self.kv_heads} does not divide the {self.heads} heads")
+
+    @property
+    def heads(self) -> int:
+        """Heads of attention."""
+        return self.hidden_size // self.head_size
 
 
 def build_tokenizer() -> "Qwen2Tokenizer":
@@ -69,14 +79,13 @@ def build_model(shape: TinyShape, tokenizer: "Qwen2Tokenizer", seed: int) -> "Qw
     import torch
     from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-    heads = shape.hidden_size // shape.head_size
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden_size,
         intermediate_size=shape.mlp_size,
         num_hidden_layers=shape.layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads or shape.heads,
         max_position_embeddings=shape.context,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=True,

@@ -23,7 +23,6 @@ from tinyzero_trainer.mismatch import (
     asks_engine,
     engine_logprobs,
     importance_weights,
-    old_logprobs_source,
 )
 from tinyzero_trainer.optimizing import UpdateError
 from tinyzero_trainer.prompts import Progress
@@ -173,7 +172,7 @@ class TrainingStep:
 
     def known_logprobs(self, samples: list[Sample], now: StepSettings) -> tuple[KnownLogprobs, dict[str, float]]:
         """What is known of the completions' probabilities before the update, and the metrics of a correction."""
-        engine, source = engine_logprobs(samples), old_logprobs_source(self.config)
+        engine, source = engine_logprobs(samples), self.config.old_logprobs_source
         if source == "engine":
             return KnownLogprobs(engine, engine), {}
         if source == "update":

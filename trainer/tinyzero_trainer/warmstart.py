@@ -4,6 +4,8 @@ Reinforcement learning finds nothing in a model that never succeeds. A demonstra
 written and searched for, not how to be right: what it gets wrong is left for reinforcement learning to mend.
 """
 
+import shlex
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ from tinyzero_trainer.display import Display
 from tinyzero_trainer.evaluation import EvaluationResult, evaluate_model
 from tinyzero_trainer.interrupts import StopFlag
 from tinyzero_trainer.layers import without_idle
+from tinyzero_trainer.memory_errors import explained
 from tinyzero_trainer.models import LanguageModel, choose_device, from_parts, save_model
 from tinyzero_trainer.presets import PRESET_FILE, preset_content
 from tinyzero_trainer.schedules import decayed, warmed_up
@@ -86,20 +89,50 @@ def warm_start(config: WarmStartConfig, *, display: Display, stop: StopFlag) -> 
     tasks = load_shares(shares)
     tokenizer = build_tokenizer()
     model = build_model(config.model, tokenizer, derive_seed("weights", config.run.seed))
-    model.to(choose_device(config.run.device))  # type: ignore[arg-type]  # as in `load_model`
     language_model = from_parts(" and ".join(tasks), model, tokenizer)
-    learnt = _train(config, tasks, language_model, display, stop)
+    with explained(None, "the model learnt from demonstrations", _smaller(config)):
+        model.to(choose_device(config.run.device))  # type: ignore[arg-type]  # as in `load_model`
+        learnt = _train(config, tasks, language_model, display, stop)
     seconds = perf_counter() - started
     output.mkdir(parents=True)
+    try:
+        return _finish(config, language_model, tasks, learnt, seconds, display=display, stop=stop)
+    except (KeyboardInterrupt, SystemExit):
+        shutil.rmtree(output, ignore_errors=True)
+        raise
+
+
+def _finish(
+    config: WarmStartConfig,
+    language_model: LanguageModel,
+    tasks: Mapping[str, Task],
+    learnt: Learnt,
+    seconds: float,
+    *,
+    display: Display,
+    stop: StopFlag,
+) -> WarmStartResult:
+    """Save what was learnt, see what it can do, and say so on the card."""
+    output = Path(config.run.output)
     save_model(output, language_model)
-    preset = preset_content({share.task: share.options for share in shares}, _settings(config))
+    preset = preset_content({share.task: share.options for share in config.task_shares()}, _settings(config))
     (output / PRESET_FILE).write_text(tomli_w.dumps(preset), encoding="utf-8")
     (output / SETTINGS_FILE).write_text(tomli_w.dumps(_to_make_it_again(config)), encoding="utf-8")
     train_config = _train_config(config)
-    results = evaluate_model(train_config, samples=1, temperature=1.0, display=display, stop=stop)
+    advice = f"the model is made all the same: tinyzero train --model {shlex.quote(str(output))}"
+    with explained(train_config, "held-out problems were tried", advice):
+        results = evaluate_model(train_config, samples=1, temperature=1.0, display=display, stop=stop)
     card = _model_card(config, language_model, tasks, learnt, seconds, results)
     (output / CARD_FILE).write_text(card, encoding="utf-8")
     return WarmStartResult(output, results, f"{output}: {_found(results)}, {seconds:.0f} s")
+
+
+def _smaller(config: WarmStartConfig) -> str:
+    """What to type where memory is too small to learn in."""
+    size, layers = config.training.batch_size, config.model.layers
+    if size > 1:
+        return f"give training.batch_size={size // 2}"
+    return f"give model.layers={layers // 2}" if layers > 1 else "give a smaller model.hidden_size"
 
 
 def _settings(config: WarmStartConfig) -> dict[str, object]:

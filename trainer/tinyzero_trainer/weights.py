@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from tinyzero_trainer.lora import merged_tensors
+from tinyzero_trainer.lora import merged_weights
 from tinyzero_trainer.sharding import device_of, on_device, placement_of
 
 WeightSource = Callable[[], Iterator[tuple[str, Tensor]]]
@@ -17,7 +17,7 @@ WeightSource = Callable[[], Iterator[tuple[str, Tensor]]]
 
 
 def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """All weights of the plain model that acts as `model` does: shards put together, an adapter merged.
+    """All weights of the plain model that acts as `model` does: shards put together, an adapter merged, one by one.
 
     A head that is tied to the embedding is given too: an engine that has it as a tensor of its own keeps the old one
     otherwise, and says nothing.
@@ -25,7 +25,7 @@ def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     device, placement = device_of(model), placement_of(model)
     leaves = placement is not None and placement.offload == "idle"
     with on_device(model):
-        for name, tensor in merged_tensors(model):
+        for name, tensor in merged_weights(model):
             # A tensor that is kept beyond this must not lose its memory with the model's.
             yield name, tensor.clone() if leaves else tensor.to(device)
 

@@ -58,7 +58,7 @@ def test_a_hole_is_found_shrunk_and_replayed(make):
 
 
 def test_nothing_is_found_where_nothing_is_wrong(make):
-    report = fuzz(make(), seconds=0.6)
+    report = fuzz(make(), seconds=0.4)
     assert report.findings == []
     assert report.tried > 0
     assert report.lines > 0

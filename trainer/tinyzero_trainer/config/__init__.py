@@ -6,7 +6,7 @@ effect under other settings is in effects.py. No torch in here.
 """
 
 from dataclasses import dataclass, field, is_dataclass
-from typing import Any
+from typing import Any, Literal
 
 from tinyzero_trainer.config.learning import AlgorithmConfig, CriticConfig, LoraConfig, OptimizerConfig
 from tinyzero_trainer.config.run import (
@@ -88,6 +88,16 @@ class TrainConfig:
     def task_shares(self) -> tuple[TaskShare, ...]:
         """The tasks of the run, whichever way they are named; nothing else looks at `run.task`, `task` and `tasks`."""
         return read_shares(self.run.task, self.task, self.tasks)
+
+    @property
+    def old_logprobs_source(self) -> Literal["engine", "policy", "update"]:
+        """Where the loss has its old log-probabilities from: the engine, a pass of the policy's, or the update's own
+        pass; see mismatch.py."""
+        if self.rollout.logprobs == "always" and not self.mismatch.corrects:
+            return "engine"
+        single_update = self.optimizer.mini_batches == self.optimizer.epochs == 1
+        needed_before = self.algorithm.kl_in_reward or self.mismatch.corrects
+        return "update" if single_update and not needed_before else "policy"
 
     def wrappers_with_limit(self) -> tuple[str, ...]:
         """`run.wrappers` as `load_task` takes them: where a limit is needed and none is given, the longest completion.

@@ -5,7 +5,14 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge
 
-from tinyzero_trainer.config.values import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
+from tinyzero_trainer.config.values import (
+    DEVICES,
+    Fraction,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    is_device,
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,7 @@ class RunConfig:
     """Where the roles run: `local` = in this process, `ray` = in processes of their own, as actors of Ray."""
 
     device: str = "auto"
-    """`cpu`, `cuda`, or `auto` = a GPU where there is one."""
+    """`cpu`, `cuda`, `cuda:N` = one of several GPUs, or `auto` = a GPU where there is one."""
 
     recipe: str | None = None
     """Recipe whose settings stand below the user's own: its name (`tinyzero recipes` lists them), or a TOML file."""
@@ -39,6 +46,10 @@ class RunConfig:
 
     allow_unsafe_scorers: bool = False
     """Run a scorer that its task says must not be trusted with a model's text, in the worker processes."""
+
+    def __post_init__(self) -> None:
+        if not is_device(self.device):
+            raise ValueError(f"run.device={self.device!r} is no device to train on; give {DEVICES}")
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,7 @@ class OwnModelConfig:
     """The model that `tinyzero train` warm-starts on a GPU where none is named; made once, then found again."""
 
     hidden_size: PositiveInt = 384
-    """Width of the residual stream; a multiple of head_size. The default shape has 9.8 million parameters."""
+    """Width of the residual stream; a multiple of head_size. The default shape has 9.9 million parameters."""
 
     layers: PositiveInt = 6
     """Number of decoder layers."""
@@ -70,7 +81,10 @@ class OwnModelConfig:
     head_size: PositiveInt = 64
     """Width of an attention head; vLLM has kernels for 32 and 64, among others."""
 
-    mlp_size: PositiveInt = 832
+    kv_heads: PositiveInt = 2
+    """Heads of keys and values, each for as many of the others: reading them is what long completions take."""
+
+    mlp_size: PositiveInt = 1024
     """Width inside the gated MLP."""
 
     seconds: PositiveFloat = 90.0
@@ -84,6 +98,9 @@ class OwnModelConfig:
             raise ValueError(
                 f"own_model.hidden_size={self.hidden_size} is not a multiple of own_model.head_size={self.head_size}"
             )
+        heads = self.hidden_size // self.head_size
+        if heads % self.kv_heads:
+            raise ValueError(f"own_model.kv_heads={self.kv_heads} does not divide the {heads} heads; 1 always does")
 
 
 @dataclass(frozen=True)

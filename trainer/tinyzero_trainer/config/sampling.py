@@ -66,7 +66,7 @@ class RolloutConfig:
 
     engine: Literal["torch", "vllm"] = "torch"
     """`torch` = in this process, for Llama-like models (Llama, Mistral, Qwen2, Qwen3) on a GPU with CUDA graphs: the
-    fastest at every size measured on one GPU. `vllm` = vLLM on the same GPU: for other architectures, tensor
+    fastest at the sizes measured on one GPU. `vllm` = vLLM on the same GPU: for other architectures, tensor
     parallelism, very long contexts, and prompts that share long beginnings."""
 
     samples_per_prompt: PositiveInt = 8

@@ -2,9 +2,10 @@
 
 facts.py     what was seen, as plain records
 probe.py     sees it (torch_probe.py in a process of its own, since what it imports may crash)
+nvidia_smi.py, model_files.py   parts of it: the driver's cards, and a model's files (models.py asks it too)
 kernels.py   whether torch has kernels for a card; `tinyzero train` asks it too
 checks.py    the machine: facts in, findings out; packages.py and gpus.py do the same for theirs
 command.py   the command
 
-Only probe.py and torch_probe.py touch the machine, so every finding can be had from made-up facts.
+Only these four touch the machine, so every finding can be had from made-up facts.
 """

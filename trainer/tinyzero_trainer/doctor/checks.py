@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from tinyzero_trainer.doctor.facts import Facts, Wanted
-from tinyzero_trainer.doctor.findings import GIB, Finding, as_size
+from tinyzero_trainer.doctor.findings import GIB, Finding, Level, as_size
 from tinyzero_trainer.doctor.gpus import check_cards, check_driver, check_visibility
 from tinyzero_trainer.doctor.packages import check_imports, check_python, check_versions
 
@@ -42,24 +42,43 @@ def check_cores(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
 
 def check_memory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     """Main memory against what the model needs there."""
-    machine, parameters = facts.machine, facts.model.parameters
+    machine, size = facts.machine, facts.model.size
     what = f"{as_size(machine.memory_free)} of {as_size(machine.memory)} memory free"
-    if parameters is None:
+    if size is None or _makes_own(facts, wanted):
         yield Finding("memory", "ok", what)
         return
-    on_cpu = wanted.device == "cpu" or not facts.torch.cards
-    trained = TRAINED_COPIES if on_cpu else 1  # for a card the weights are only read here
-    need = WEIGHT_BYTES * parameters * (trained * wanted.model_copies + (wanted.frozen_copies if on_cpu else 0))
-    if machine.memory_free < need:
-        what += f"; {'training' if on_cpu else 'loading'} {facts.model.name} takes at least {as_size(need)}"
-        yield Finding("memory", "warning", what, "end other programs, or take a smaller --model")
-    else:
+    need, doing = _main_memory(facts, wanted, size)
+    if machine.memory_free >= need:
         yield Finding("memory", "ok", what)
+        return
+    what += f"; {doing} {facts.model.name} takes at least {as_size(need)}"
+    others = "end other programs, or " if machine.memory >= need else ""
+    if doing.startswith("memory.offload"):
+        level: Level = "warning" if machine.memory >= need else "error"  # such memory cannot be swapped out
+        do = f"{others}train an adapter (lora.rank=16), leave memory.offload out, or take a smaller --model"
+        yield Finding("memory", level, what, do)
+    else:
+        yield Finding("memory", "warning", what, f"{others}take a smaller --model")
+
+
+def _main_memory(facts: Facts, wanted: Wanted, size: int) -> tuple[int, str]:
+    """Bytes that a model needs in main memory, and what for."""
+    loading = WEIGHT_BYTES * size
+    if wanted.device == "cpu" or not facts.torch.cards:
+        return loading * (TRAINED_COPIES * wanted.model_copies + wanted.frozen_copies), "training"
+    if wanted.host_bytes > loading:
+        return wanted.host_bytes, f"memory.offload={wanted.offload} for"
+    return loading, "loading"  # for a card the weights are only read here
+
+
+def _makes_own(facts: Facts, wanted: Wanted) -> bool:
+    """Whether `train` makes a model for the task, a small one, in place of the tiny one."""
+    return not wanted.names_model and wanted.device != "cpu" and bool(facts.torch.cards)
 
 
 def check_disk(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     """The run directory against the checkpoints that will be in it: those kept, and the one being written."""
-    output, parameters = facts.output, facts.model.parameters
+    output, parameters = facts.output, facts.model.size
     if not output.writable:
         do = "give --output a directory that you may write"
         yield Finding("disk", "error", f"{output.path} cannot be written", do)
@@ -123,9 +142,12 @@ def check_open_files(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
 def check_model(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     """Whether the model is here, or can come."""
     model, cache = facts.model, facts.hub_cache
-    if not wanted.names_model and wanted.device != "cpu" and facts.torch.cards:
+    if _makes_own(facts, wanted):
         what = "no --model: train makes a small one for the task first, in about two minutes"
         yield Finding("model", "note", what, "give --model to train another; --model tiny is the one that comes along")
+    elif model.fault is not None:
+        commands = (model.fault.command,) if model.fault.command else ()
+        yield Finding("model", "error", model.fault.what, model.fault.do, commands)
     elif model.parameters is not None:
         yield Finding("model", "ok", f"{model.name}: {_millions(model.parameters)} parameters")
     elif model.local:

@@ -92,6 +92,7 @@ def wanted_by(config: "TrainConfig", *, wandb: bool) -> "Wanted":
         frozen_copies=int(config.algorithm.kl_coefficient > 0),
         keep=config.checkpoint.keep,
         workers=config.reward.workers,
+        offload=config.memory.offload,
         wandb=wandb or "wandb" in config.log.trackers,
         names_model=config.model.path is not None,
     )
@@ -105,6 +106,7 @@ def _look(
     from tinyzero_trainer.configure import build_layers, gather, refuse_missing_directory
     from tinyzero_trainer.doctor.probe import look
     from tinyzero_trainer.layers import put_together
+    from tinyzero_trainer.plan.memory import host_bytes
     from tinyzero_trainer.presets import BUILT_IN_MODEL, directory_of
 
     said = gather(TrainConfig, {"model.path": model}, words, file)
@@ -115,7 +117,9 @@ def _look(
     name = str(path) if path else "the tiny model"
     with stderr.status("looking at the machine"):
         directory = Path(config.run.output) if config.run.output else output
-        return wanted, look(wanted, output=directory, model=name, model_path=path or BUILT_IN_MODEL)
+        facts = look(wanted, output=directory, model=name, model_path=path or BUILT_IN_MODEL)
+    shape = facts.model.shape
+    return dataclasses.replace(wanted, host_bytes=host_bytes(shape, config) if shape else 0), facts
 
 
 def _row(level: str, check: str, text: str, style: str) -> "RenderableType":

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from tinyzero_trainer.plan.shape import ModelShape
+
 Capability: TypeAlias = tuple[int, int]
 """Compute capability of a card, such as (9, 0)."""
 
@@ -65,6 +67,12 @@ class Driver:
 
     error: str = ""
     """Why it cannot be asked; empty = it can."""
+
+    unread: tuple[str, ...] = ()
+    """What nvidia-smi said beside the cards: of those that have failed there is nothing else."""
+
+    unread_uses: tuple[str, ...] = ()
+    """What it said beside the processes on them."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +159,25 @@ class Folder:
 
 
 @dataclass(frozen=True)
+class Fault:
+    """What is wrong with a model's files."""
+
+    what: str
+    """The file, and what is wrong with it."""
+
+    do: str
+    """What to do about it."""
+
+    command: str = ""
+    """What to type for that; empty = nothing."""
+
+    @property
+    def line(self) -> str:
+        """All of it in one line."""
+        return f"{self.what}; {self.do}{f': {self.command}' if self.command else ''}"
+
+
+@dataclass(frozen=True)
 class Model:
     """The model to train, as far as it is on this disk."""
 
@@ -161,7 +188,18 @@ class Model:
     """Whether it is a directory; otherwise a name on the Hub."""
 
     parameters: int | None
-    """From the headers of its safetensors; None = there are none here."""
+    """From the headers of its safetensors; None = there are none here, or they are broken."""
+
+    fault: Fault | None = None
+    """What is wrong with its files; None = nothing that can be seen without loading it."""
+
+    shape: ModelShape | None = None
+    """What memory depends on; None = not known."""
+
+    @property
+    def size(self) -> int | None:
+        """Parameters, of a model that is not here too; None = not known."""
+        return self.parameters or (self.shape.parameters if self.shape else None)
 
 
 @dataclass(frozen=True)
@@ -208,6 +246,12 @@ class Wanted:
 
     wandb: bool = False
     """Whether W&B is to be told."""
+
+    offload: str | None = None
+    """memory.offload."""
+
+    host_bytes: int = 0
+    """What that keeps in main memory; 0 = nothing, or the model's shape is not known."""
 
     names_model: bool = True
     """Whether a model is named; otherwise `train` makes one of its own on a GPU."""

@@ -1,10 +1,12 @@
 """Findings on the driver and the cards."""
 
-from collections.abc import Iterator
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tinyzero_trainer.doctor.facts import Capability, Card, CudaVersion, Driver, Facts, Wanted
-from tinyzero_trainer.doctor.findings import Finding, as_size
+from tinyzero_trainer.doctor.findings import Finding, Level, as_size
 from tinyzero_trainer.doctor.kernels import (
     MIN_DRIVER,
     build_for,
@@ -23,6 +25,8 @@ def check_driver(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     """Whether there is a driver, and whether it is new enough for the CUDA that torch was built for."""
     driver = facts.driver
     if driver is None:
+        if facts.torch.hip and facts.torch.cards:
+            return
         if wanted.device.startswith("cuda"):
             do = "set run.device=auto, or start the container with the cards"
             yield Finding("driver", "error", f"run.device={wanted.device}, but no NVIDIA driver", do, _CONTAINER)
@@ -30,11 +34,20 @@ def check_driver(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
             yield Finding("driver", "note", "no NVIDIA GPU: training runs on the CPU, which suits the tiny model")
     elif driver.error:
         do, commands = "see what it says; after an update, reboot", ("nvidia-smi",)
-        if facts.machine.container:
+        if _FAILED.search(driver.error):
+            do = _OF_FAILED
+        elif facts.machine.container:
             do, commands = "start the container with the cards", _CONTAINER
         yield _if_used(Finding("driver", "error", driver.error, do, commands), wanted)
     else:
         yield _if_used(_fit_of_driver(facts, driver), wanted)
+        if driver.unread:
+            level: Level = "warning" if facts.torch.cards else "error"
+            what = f"beside the healthy cards, nvidia-smi says: {_short(driver.unread)}"
+            yield _if_used(Finding("driver", level, what, _OF_FAILED, ("nvidia-smi",)), wanted)
+        if driver.unread_uses:
+            what = f"of who uses the cards, nvidia-smi says: {_short(driver.unread_uses)}"
+            yield Finding("driver", "note", what, "look", ("nvidia-smi",))
 
 
 def _if_used(finding: Finding, wanted: Wanted, *devices: str) -> Finding:
@@ -76,11 +89,21 @@ def _first_capability(driver: Driver) -> Capability | None:
 
 
 def check_visibility(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    """Whether torch sees the cards that the driver knows."""
+    """Whether torch sees the cards that the driver knows, and the one that is asked for."""
     torch, driver = facts.torch, facts.driver
-    if torch.cards or not torch.version or torch.hip or driver is None or not driver.cards:
+    if torch.cards:
+        yield from _asked_for(facts, wanted)
         return
-    cards = f"the {driver.cards[0].name}" if len(driver.cards) == 1 else f"any of the {len(driver.cards)} GPUs"
+    if not torch.version or driver is None or driver.error:
+        return
+    if torch.hip or not (driver.cards or torch.cuda_error):  # whether there is a card is not known
+        if wanted.device.startswith("cuda"):
+            what = f"run.device={wanted.device}, but torch {torch.version} sees no GPU"
+            yield Finding("gpu", "error", what, "set run.device=auto, or install a torch built for the card")
+        return
+    cards = f"any of the {len(driver.cards)} GPUs" if driver.cards else "a GPU"
+    if len(driver.cards) == 1:
+        cards = f"the {driver.cards[0].name}"
     what = f"torch {torch.version} does not see {cards}"
     commands: tuple[str, ...] = ("nvidia-smi",)
     if torch.cuda is None:
@@ -88,13 +111,47 @@ def check_visibility(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         build = build_for(_first_capability(driver), driver.cuda)
         do = "install a torch built for CUDA" if build else "train on the CPU: no torch is built for such a card"
         commands = (install(build),) if build else ()
-    elif facts.visible is not None and not facts.visible.strip().startswith(_NAMES):
-        what += f": CUDA_VISIBLE_DEVICES={facts.visible!r} hides them"
+    elif hidden := _hidden(facts.visible, driver):
+        what += f": {hidden}"
         do, commands = "show them", ("unset CUDA_VISIBLE_DEVICES",)
     else:
         what += f": {torch.cuda_error or 'it gives no reason'}"
         do = "cure that, or train on the CPU with run.device=cpu"
     yield _if_used(Finding("gpu", "error", what, do, commands), wanted)
+
+
+def _hidden(visible: str | None, driver: Driver) -> str:
+    """How CUDA_VISIBLE_DEVICES hides all cards; empty if it does not.
+
+    Cards are seen up to the first name that is none (CUDA C++ Programming Guide, "CUDA environment variables").
+    """
+    if visible is None:
+        return ""
+    said, first = f"CUDA_VISIBLE_DEVICES={visible!r}", visible.partition(",")[0].strip()
+    if first.startswith("MIG-"):
+        return ""  # parts of a card, which are not asked for here
+    if first.startswith("GPU-"):
+        unknown = not any(f"GPU-{card.uuid}".startswith(first) for card in driver.cards)
+    else:
+        number = int(first) if first.isascii() and first.isdigit() else None
+        unknown = number is None or number >= len(driver.cards)
+    if not unknown:
+        return ""
+    if not first or first == "-1" or not driver.cards or driver.unread:  # of a card that failed the number is not known
+        return f"{said} hides them"
+    names = "only GPU 0" if len(driver.cards) == 1 else f"GPUs 0 to {len(driver.cards) - 1}"
+    return f"{said} hides all, since there is no GPU {first} ({names})"
+
+
+def _asked_for(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+    """Whether torch sees the card that run.device names."""
+    seen = [f"cuda:{card.index}" for card in facts.torch.cards]
+    if not wanted.device.startswith("cuda:") or wanted.device in seen:
+        return
+    what = f"run.device={wanted.device}, but torch sees {' '.join(seen)} only"
+    if facts.visible is not None:
+        what += f" (CUDA_VISIBLE_DEVICES={facts.visible!r})"
+    yield Finding("gpu", "error", what, "give one that it sees, or run.device=auto")
 
 
 def check_cards(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
@@ -140,10 +197,16 @@ def _state(check: str, card: Card, emptier: list[str]) -> Finding:
     return Finding(check, "ok", what + ("" if card.free is None else f", {as_size(card.free)} free"))
 
 
-_CONTAINER = ("docker run --gpus all …",)
+def _short(lines: Sequence[str]) -> str:
+    return textwrap.shorten(" / ".join(lines), 300, placeholder=" …")
 
-_NAMES = (*"0123456789", "GPU-", "MIG-")
-"""How CUDA_VISIBLE_DEVICES begins where it names a card."""
+
+_FAILED = re.compile(r"unable to determine the device handle|\blost\b|unknown error", re.IGNORECASE)
+"""What nvidia-smi says of a card that is there and does not answer."""
+
+_OF_FAILED = "a card may have failed: look, and reboot if it stays so"
+
+_CONTAINER = ("docker run --gpus all …",)
 
 
 def _dotted(version: CudaVersion) -> str:

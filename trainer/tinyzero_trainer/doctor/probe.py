@@ -4,9 +4,9 @@ Each function looks at one thing, waits for at most a few seconds, and turns wha
 """
 
 import json
-import math
 import netrc
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -24,25 +24,14 @@ from urllib.parse import urlsplit
 
 from packaging.utils import canonicalize_name
 
-from tinyzero_trainer.doctor.facts import (
-    Card,
-    Driver,
-    Facts,
-    Folder,
-    Machine,
-    Model,
-    Package,
-    Process,
-    Torch,
-    Wandb,
-    Wanted,
-)
+from tinyzero_trainer.doctor.facts import Card, Driver, Facts, Folder, Machine, Package, Torch, Wandb, Wanted
+from tinyzero_trainer.doctor.model_files import find_model, hub_cache
+from tinyzero_trainer.doctor.nvidia_smi import nvidia_driver
 from tinyzero_trainer.doctor.packages import WATCHED
 
 TORCH_SECONDS = 120.0
 """Importing torch and transformers from a cold disk may take most of it."""
 
-SMI_SECONDS = 15.0
 WANDB_SECONDS = 3.0
 WANDB_SERVER = "https://api.wandb.ai"
 
@@ -91,10 +80,10 @@ def torch_probe(command: Iterable[str] = (), timeout: float = TORCH_SECONDS) -> 
     # -P: nothing in the working directory can stand in for a library.
     command = tuple(command) or (sys.executable, "-P", "-m", "tinyzero_trainer.doctor.torch_probe")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout, check=False)
         text, why = done.stdout, f"its process ended with code {done.returncode}"
     except subprocess.TimeoutExpired as error:
-        text = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+        text = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout or ""
         why = f"it takes longer than {timeout:g} s"
     lines = [line for line in text.splitlines() if line.endswith("}")]
     seen: dict[str, Any] = json.loads(lines[-1]) if lines else {"stage": "torch"}
@@ -118,63 +107,6 @@ def torch_and_driver_cuda(seen: dict[str, Any]) -> tuple[Torch, tuple[int, int] 
     )
     supported = seen.get("driver_cuda")
     return torch, (supported[0], supported[1]) if supported else None
-
-
-def nvidia_driver(cuda: tuple[int, int] | None) -> Driver | None:
-    """The driver and its cards, by nvidia-smi; None = no trace of one.
-
-    Args:
-        cuda: what libcuda said it supports; None = there is no libcuda.
-    """
-    if shutil.which("nvidia-smi") is None:
-        if cuda is not None:
-            return Driver(cuda=cuda)
-        if Path("/proc/driver/nvidia/version").exists():
-            return Driver(error="there is an NVIDIA driver, but its cards were not given to this container")
-        return None
-    fields = "index,uuid,name,compute_cap,memory.total,memory.free,driver_version"
-    rows, error = _smi(f"--query-gpu={fields}")
-    if error:
-        return Driver(cuda=cuda, error=error)
-    apps, _ = _smi("--query-compute-apps=gpu_uuid,pid,used_memory,process_name")
-    return Driver(rows[0][6] if rows else "", cuda, cards_of(rows, apps))
-
-
-def _smi(query: str) -> tuple[list[list[str]], str]:
-    """Rows that nvidia-smi prints, or why there are none."""
-    command = ("nvidia-smi", query, "--format=csv,noheader,nounits")
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return [], f"nvidia-smi: {error}"
-    if done.returncode:
-        said = (done.stdout + done.stderr).strip().splitlines()
-        return [], f"nvidia-smi: {said[0] if said else f'ended with code {done.returncode}'}"
-    return [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()], ""
-
-
-def cards_of(rows: Iterable[list[str]], apps: Iterable[list[str]]) -> tuple[Card, ...]:
-    """Cards from the rows of nvidia-smi's two queries, in which anything may be `[N/A]`."""
-    holders: dict[str, list[Process]] = {}
-    for uuid, pid, used, *path in apps:
-        holders.setdefault(uuid, []).append(Process(_int(pid) or 0, Path(",".join(path)).name, (_int(used) or 0) * MIB))
-    cards = []
-    for index, uuid, name, capability, total, free, *_ in rows:
-        major, _, minor = capability.partition(".")
-        known = major.isdigit() and minor.isdigit()
-        left = _int(free)
-        cards.append(
-            Card(
-                index=_int(index) or 0,
-                name=name,
-                capability=(int(major), int(minor)) if known else None,
-                memory=(_int(total) or 0) * MIB,
-                free=None if left is None else left * MIB,
-                processes=tuple(holders.get(uuid, ())),
-                uuid=uuid.removeprefix("GPU-"),
-            )
-        )
-    return tuple(cards)
 
 
 def with_use(torch: Torch, driver: Driver | None) -> Torch:
@@ -256,53 +188,32 @@ def folder(path: Path) -> Folder:
     return Folder(shown, shutil.disk_usage(there).free, there.is_dir() and os.access(there, os.W_OK | os.X_OK))
 
 
-# ---- the model, the Hub and W&B --------------------------------------------------------------------------------------
-
-
-def hub_cache() -> Path:
-    """Where huggingface_hub keeps models."""
-    if named := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
-        return Path(named)
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return Path(os.environ.get("HF_HOME") or caches / "huggingface") / "hub"
-
-
-def snapshots(model: str, cache: Path) -> list[Path]:
-    """Directories of the Hub's cache that hold a model, or parts of it."""
-    return sorted((cache.expanduser() / f"models--{model.replace('/', '--')}" / "snapshots").glob("*"))
-
-
-def find_model(name: str, path: Path, cache: Path) -> Model:
-    """The model's size, if it is a directory or in the Hub's cache."""
-    local = path.expanduser()
-    if local.is_dir():
-        return Model(name, True, parameters(local))
-    sizes = map(parameters, snapshots(str(path), cache))
-    return Model(name, False, next((size for size in sizes if size), None))
-
-
-def parameters(directory: Path) -> int | None:
-    """Numbers in a directory's safetensors, by their headers (8 bytes of length, then JSON); None if there are none."""
-    count = 0
-    for file in directory.glob("*.safetensors"):
-        try:
-            with file.open("rb") as stream:
-                length = int.from_bytes(stream.read(8), "little")
-                header = json.loads(stream.read(min(length, 100 * MIB)))
-            count += sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
-    return count or None
+# ---- W&B -------------------------------------------------------------------------------------------------------------
 
 
 def wandb(*, ask: bool, timeout: float = WANDB_SECONDS) -> Wandb:
     """The way to W&B; its server is asked only if `ask`, and nobody is asked for a key."""
-    server = os.environ.get("WANDB_BASE_URL") or WANDB_SERVER
+    server = without_user(os.environ.get("WANDB_BASE_URL") or WANDB_SERVER)
     mode = os.environ.get("WANDB_MODE", "")
     silent = mode in ("offline", "disabled", "dryrun")
-    has_key = "WANDB_API_KEY" in os.environ or _has_login(urlsplit(server).hostname or "")
+    has_key = "WANDB_API_KEY" in os.environ or _has_login(server)
     error = reach(server, timeout) if ask and not silent else None
     return Wandb(find_spec("wandb") is not None, mode, has_key, server, error)
+
+
+def without_user(address: str) -> str:
+    """An address without a user's name and password, and without a query, in which there may be a key.
+
+    Whatever stands before the last `@` goes, since a password that was not quoted may hold any character.
+
+    Example:
+        >>> without_user("https://user:s3/cret@wandb.example:8443/api?key=s3cret")
+        'https://wandb.example:8443/api'
+    """
+    found = re.match(r"[a-z][a-z0-9+.-]*://", address.strip(), re.IGNORECASE)
+    scheme = found[0] if found else ""
+    host = address.strip()[len(scheme) :].rpartition("@")[2]
+    return scheme + re.split(r"[?#]", host)[0]
 
 
 def reach(address: str, timeout: float) -> str | None:
@@ -327,11 +238,11 @@ def reach(address: str, timeout: float) -> str | None:
     return outcome[0]
 
 
-def _has_login(host: str) -> bool:
+def _has_login(server: str) -> bool:
     """Whether `wandb login` left a key; what it is, is not kept."""
     try:
-        return netrc.netrc().authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
+        return netrc.netrc().authenticators(urlsplit(server).hostname or "") is not None
+    except (OSError, ValueError, netrc.NetrcParseError):  # ValueError: no address, or a netrc that is no text
         return False
 
 

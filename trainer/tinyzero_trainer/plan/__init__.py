@@ -6,7 +6,8 @@
     rollout.py    what the rollout engine takes of a GPU
     memory.py     what each role holds in each phase of a step
     speed.py      seconds of each phase
-    proposals.py  settings that make a run fit, the cheapest first
+    proposals.py  settings that make a run fit, and what they cost
+    search.py     which of them make the shortest step
     advice.py     what `train` says before it loads anything, and where it ran out of memory
     command.py    the command
 

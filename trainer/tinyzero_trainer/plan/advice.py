@@ -1,37 +1,67 @@
 """What planning has to say in `train`: before anything is loaded, and where memory ran out."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import show
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.plan.constants import GIB
-from tinyzero_trainer.plan.find_shape import find_shape
-from tinyzero_trainer.plan.memory import Memory, predict_memory
-from tinyzero_trainer.plan.proposals import LEAST_TOKENS, Change, Settings, make_plan, moves, settle, with_settings
-from tinyzero_trainer.plan.shape import ModelShape
+from tinyzero_trainer.plan.find_shape import WELL_KNOWN, find_shape
+from tinyzero_trainer.plan.memory import host_bytes, predict_memory
+from tinyzero_trainer.plan.proposals import (
+    LEAST_SEQUENCES,
+    Change,
+    Settings,
+    moves,
+    setting,
+    settle,
+    with_settings,
+)
+from tinyzero_trainer.plan.rollout import GB, needed_by_vllm
+from tinyzero_trainer.plan.search import make_plan
+from tinyzero_trainer.plan.shape import ModelShape, shape_of
 from tinyzero_trainer.plan.target import Target, present_card
+from tinyzero_trainer.plan.work import work_of
 from tinyzero_trainer.resuming import RESUMABLE
 
 LAST_RESORT = "take a smaller model or a card with more memory"
 
+LOADING, FEW_SEQUENCES = "loading", "few sequences"
+"""Where memory may run out too, beside the phases of a step: while weights and optimiser states are put on the card,
+and before a few sequences are generated."""
 
-def warning(config: TrainConfig) -> str | None:
+_LESS = 0.8
+"""What is left of vllm.gpu_memory when it is made smaller."""
+
+
+def warning(config: TrainConfig, shape: ModelShape | None = None) -> str | None:
     """What is to be said before a run that will not fit into this machine's card; None = nothing.
 
     Never stops a run: where the model or the card cannot be found, others will say so.
+
+    Args:
+        config: of the run.
+        shape: of a model that is yet to be made; None = find that of `model.path`.
     """
-    target = present_card(config.run.device)
-    shape = None if target is None else _shape(config)
-    return None if target is None or shape is None else warning_for(shape, config, target)
+    with suppress(Exception):  # it asks a driver and reads files that may be broken in any way
+        target = present_card(config.run.device)
+        shape = shape if shape is not None or target is None else _shape(config)
+        return None if target is None or shape is None else warning_for(shape, config, target)
+    return None
 
 
 def warning_for(shape: ModelShape, config: TrainConfig, target: Target) -> str | None:
     """See `warning`."""
-    found = make_plan(shape, config, target.memory)
+    found = make_plan(shape, config, target.memory, card=target.card, host=target.host)
     if found.wanted.peak <= target.memory:
-        return None
+        held = host_bytes(shape, config)
+        if target.host is None or held <= target.host:
+            return None
+        return (
+            f"memory.offload={config.memory.offload} is predicted to keep {held / GIB:.1f} GiB in the machine's own "
+            f"memory, which has {target.host / GIB:.1f} GiB; train an adapter (lora.rank), or take a smaller model"
+        )
     needs = (
         f"{found.wanted.worst.name} is predicted to take {found.wanted.peak / GIB:.1f} GiB, and {target.name} has "
         f"{target.memory / GIB:.1f} GiB"
@@ -40,34 +70,59 @@ def warning_for(shape: ModelShape, config: TrainConfig, target: Target) -> str |
     return f"{needs}; {cure} (tinyzero plan says more)"
 
 
-def after_out_of_memory(config: TrainConfig, phases: Collection[str] = (), target: Target | None = None) -> str:
-    """Which settings to change to what, after memory ran out; empty if nothing is left to change.
-
-    Only what may be changed with `--resume`, since a run is to go on.
+def after_out_of_memory(
+    config: TrainConfig, phases: Collection[str] = (), target: Target | None = None, *, resumed: bool = True
+) -> str:
+    """Which settings to change to what, after memory ran out; empty if none of them lowers what was held there.
 
     Args:
         config: of the run.
-        phases: where that may have been, as in `timing_s/*`; none = anywhere.
+        phases: where that may have been: as in `timing_s/*`, or a name above; none = anywhere.
         target: the card; None = the one that is here.
+        resumed: whether only what may be changed with `--resume` counts, since the run is to go on.
     """
-    target, shape = target or present_card(config.run.device), _shape(config)
-    possible = [move for move in moves(config) if move.keys() <= set(RESUMABLE)]
-    if shape is None:
-        return _settings(possible[0]) if possible else ""
+    found = _shape(config)
+    shape = found or shape_of(*next(iter(WELL_KNOWN.items())))  # what lowers what is much the same for all
+    target = None if found is None else target or present_card(config.run.device)
+    present = config
     if target is not None:
-        found = make_plan(shape, config, target.memory)
-        keys = {change.key for change in found.changes}
-        if found.fits and found.wanted.peak > found.limit and keys <= set(RESUMABLE):
-            return words(found.changes)
-        config = settle(shape, config, found.limit)
-    present = _most(predict_memory(shape, config), phases)
-    for move in possible:
-        with suppress(ValueError):  # settings that do not go together are no advice
-            if _most(predict_memory(shape, with_settings(config, move)), phases) < present:
-                return _settings(move)
-    # By the prediction nothing helps; but it was wrong.
-    half = config.optimizer.micro_batch_tokens // 2
-    return _settings({"optimizer.micro_batch_tokens": half}) if half >= LEAST_TOKENS else ""
+        plan = make_plan(shape, config, target.memory, card=target.card, host=target.host)
+        present = settle(shape, config, plan.limit)
+        if plan.wanted.peak > plan.limit:  # so that it was to be expected
+            changes = {change.key: change.value for change in plan.changes}
+            if plan.fits and _may(changes, resumed=resumed) and _lowers(shape, present, changes, phases):
+                return words(plan.changes)
+            if not plan.fits and not resumed:
+                return ""
+    for move in _moves(shape, present):
+        changes_something = any(setting(config, key) != value for key, value in move.items())
+        if changes_something and _may(move, resumed=resumed) and _lowers(shape, present, move, phases):
+            return _settings(move)
+    return ""
+
+
+def without_advice(config: TrainConfig, phases: Collection[str] = (), *, resumed: bool) -> str:
+    """What to do where `after_out_of_memory` is empty.
+
+    Args:
+        config: of the run.
+        phases: where memory ran out.
+        resumed: whether there is a checkpoint to go on from.
+    """
+    if not resumed:
+        return f"no settings were found that help: {LAST_RESORT}"
+    anew = after_out_of_memory(config, phases, resumed=False)
+    anew = f"start a run in another --output with {anew}, or " if anew else ""
+    return f"nothing that --resume may change helps: {anew}{LAST_RESORT}"
+
+
+def fits_without_offload(config: TrainConfig) -> bool:
+    """Whether the present card has room for what waits in the host's memory, as far as is known."""
+    target, shape = present_card(config.run.device), _shape(config)
+    if target is None or shape is None:
+        return True
+    plan = make_plan(shape, with_settings(config, {"memory.offload": None}), target.memory)
+    return plan.wanted.peak <= plan.limit
 
 
 def words(changes: Iterable[Change]) -> str:
@@ -79,9 +134,39 @@ def _settings(settings: Settings) -> str:
     return " ".join(f"{key}={show(value)}" for key, value in settings.items())
 
 
-def _most(memory: Memory, phases: Collection[str]) -> int:
-    """Bytes of the worst of some phases; of all, if the step has none of them."""
-    return max((phase.total for phase in memory.phases if phase.name in phases), default=memory.peak)
+def _may(settings: Settings, *, resumed: bool) -> bool:
+    return not resumed or settings.keys() <= set(RESUMABLE)
+
+
+def _moves(shape: ModelShape, config: TrainConfig) -> Iterator[Settings]:
+    """As `moves`; and vLLM, whose memory is settled by now, may take less."""
+    size = config.vllm.gpu_memory
+    if config.rollout.engine == "vllm" and size is not None:
+        less = int(100 * _LESS * size) / 100
+        if less * GB >= needed_by_vllm(shape, config, work_of(config), sequences=LEAST_SEQUENCES):
+            yield {"vllm.gpu_memory": less}
+    yield from moves(config)
+
+
+def _lowers(shape: ModelShape, config: TrainConfig, settings: Settings, phases: Collection[str]) -> bool:
+    """Whether some settings lower what is held in the worst of some phases."""
+    with suppress(ValueError):  # settings that do not go together are no advice
+        return _held(shape, with_settings(config, settings), phases) < _held(shape, config, phases)
+    return False
+
+
+def _held(shape: ModelShape, config: TrainConfig, phases: Collection[str]) -> int:
+    """Bytes of the worst of some phases; of the update if the step has none of them, and of all if none is named."""
+    if FEW_SEQUENCES in phases or ("update_weights" in phases and config.rollout.engine == "torch"):
+        # Weights are taken over before there is a cache, and where not even a few fit, fewer are no help.
+        config = with_settings(config, {"rollout.max_sequences": LEAST_SEQUENCES})
+    memory = predict_memory(shape, config)
+    by_name = {phase.name: phase for phase in memory.phases}
+    if LOADING in phases:
+        return sum(part.size for part in by_name["gen"].parts if part.role not in ("rollout", "process"))
+    meant = {*phases, *({"gen"} if FEW_SEQUENCES in phases else ())}
+    otherwise = by_name["update_actor"].total if meant else memory.peak
+    return max((phase.total for name, phase in by_name.items() if name in meant), default=otherwise)
 
 
 def _shape(config: TrainConfig) -> ModelShape | None:

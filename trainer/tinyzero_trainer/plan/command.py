@@ -39,7 +39,12 @@ def plan(
     ] = None,
     gpu_memory: Annotated[
         str | None,
-        typer.Option("--gpu-memory", metavar="SIZE", help="Its memory, such as 24GB.", show_default="what the GPU has"),
+        typer.Option(
+            "--gpu-memory",
+            metavar="SIZE",
+            help="Its memory, such as 24GB on the box (10^9 bytes), or 22.5GiB as nvidia-smi has it.",
+            show_default="what the GPU has",
+        ),
     ] = None,
     prompt_tokens: Annotated[
         int | None,
@@ -94,6 +99,7 @@ def as_json(planned: "Planned") -> dict[str, Any]:
         "asked": {"peak": found.wanted.peak, "phases": phases(found.wanted)},
         "proposed": {"peak": found.memory.peak, "phases": phases(found.memory)},
         "fits": found.fits,
+        "host_bytes": planned.host,
         "changes": [{**asdict(change), "costs": change.costs} for change in found.changes],
         "words": words(found.changes),
         "smallest_gib": planned.smallest,

@@ -14,8 +14,8 @@ CONTEXT = 560 * MIB
 SLACK = 0.08
 """Of what a process has allocated: what its allocator holds beyond it, in blocks that fit nothing."""
 
-MARGIN = 0.07
-"""Of a card: what a plan leaves free, for the error of the prediction and for a desktop."""
+MARGIN = 0.1
+"""Of a card: what a plan leaves free, which is the error that a prediction may have."""
 
 MASTER_BYTES = 4
 """Of a weight that is trained, of its gradient, and of each of AdamW's two moments: float32."""
@@ -39,14 +39,8 @@ LAYER_BACKWARD = 1.0
 HIDDEN_FORWARD, MLP_FORWARD = 14, 6
 """Bytes a token that a layer needs while it is computed without gradient, as above; one layer at a time."""
 
-COMPILE_FROM = 100_000_000
-"""Parameters from which `model.compile` is on where it is not set."""
-
 HEAD_ELEMENTS = {2: 2**28, 4: 2**26}
 """Logits of a chunk, by the bytes of a number; see head.CHUNK_ELEMENTS."""
-
-EXACT_ELEMENTS, EXACT_COPIES = 2**26, 7
-"""Logits of a chunk and float32 copies of it where the KL is over the whole vocabulary; see forward.CHUNK_ELEMENTS."""
 
 VLLM_BESIDE = 700 * MIB
 """What vLLM takes beyond vllm.gpu_memory: CUDA graphs, and workspaces that its own profile does not see."""
@@ -63,20 +57,17 @@ VLLM_ASLEEP = 900 * MIB
 VLLM_SHARE = 0.6
 """Of the card: the most that vllm.gpu_memory is where it is not set."""
 
-SAMPLER_BYTES = 4
-"""Bytes a logit while the engine `torch` draws, with its kernels."""
+VLLM_SEQUENCES = 1024
+"""At a time, where rollout.max_sequences is not set: a batch of vLLM's gains little above that."""
 
-STEP_BYTES = 16
-"""Bytes a sequence per unit of the MLP's width, that a decoding step of the engine `torch` computes on the way."""
-
-PREFILL_TOKENS = 32768
-"""Tokens of prompts that the engine `torch` reads at a time; see rollout/graph/engine.py."""
-
-SLOTS = 64
-"""Grid of the engine `torch`'s cache lengths; see rollout/graph/engine.py."""
+STEP_NUMBERS = 8
+"""Numbers a sequence per unit of the MLP's width, that a decoding step of the engine `torch` computes on the way."""
 
 PROMPT_TOKENS = 256
 """Tokens of a prompt where nobody says how long they are."""
+
+COMMON_CARD = "RTX 4090"
+"""By whose speed settings are compared where the card's own is not known."""
 
 # ---- time ------------------------------------------------------------------------------------------------------------
 
@@ -92,13 +83,13 @@ VLLM_BANDWIDTH_SHARE = 0.4
 VLLM_STEP, VLLM_SEQUENCE = 2e-3, 13e-6
 """Seconds of vLLM's host for a decoding step, and for each sequence in it."""
 
-TORCH_STEP, TORCH_LAYER = 60e-6, 15e-6
+TORCH_STEP, TORCH_LAYER = 120e-6, 15e-6
 """Seconds of a replayed CUDA graph for a decoding step of the engine `torch`, and for each layer in it."""
 
-TORCH_BANDWIDTH_SHARE, TORCH_SHARE = 0.85, 0.6
+TORCH_BANDWIDTH_SHARE, TORCH_SHARE = 0.95, 0.6
 """Of a card's memory bandwidth and of its peak FLOP/s, while the engine `torch` decodes."""
 
-TORCH_LEAST_TOKENS = 128
+TORCH_LEAST_TOKENS = 160
 """By so many tokens a sequence seems longer when the engine `torch` reads its cache: what starting to read costs."""
 
 PCIE = 20e9

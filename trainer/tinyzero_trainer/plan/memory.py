@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from tinyzero_trainer.compiling import compiles
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.plan import constants
 from tinyzero_trainer.plan.rollout import Engine, engine_of
 from tinyzero_trainer.plan.shape import ModelShape
-from tinyzero_trainer.plan.work import Work, work_of
+from tinyzero_trainer.plan.work import Work, number_bytes, work_of
 
 Role = Literal["policy", "critic", "reference", "rollout", "process"]
 ROLES: tuple[Role, ...] = ("policy", "critic", "reference", "rollout", "process")
@@ -84,18 +85,23 @@ def predict_memory(
     return Memory(tuple(_Step(shape, config, work, engine_of(shape, config, work, keeps=keeps)).phases()))
 
 
-def old_logprobs_pass(config: TrainConfig) -> bool:
-    """Whether the policy goes over the batch before it is updated; see mismatch.old_logprobs_source."""
-    if config.rollout.logprobs == "always" and not config.mismatch.corrects:
-        return False
-    single = config.optimizer.mini_batches == config.optimizer.epochs == 1
-    return not single or config.algorithm.kl_in_reward or config.mismatch.corrects
+def host_bytes(shape: ModelShape, config: TrainConfig) -> int:
+    """Bytes that `memory.offload` keeps in main memory on a machine with a card; 0 without it.
 
-
-def compiles(shape: ModelShape, config: TrainConfig) -> bool:
-    """Whether the update's layers are compiled."""
-    wanted = config.model.compile
-    return shape.parameters >= constants.COMPILE_FROM if wanted is None else wanted
+    Of what is trained the float32 weights and AdamW's two moments, with `always` its gradients too; and what is frozen.
+    """
+    offload, algorithm = config.memory.offload, config.algorithm
+    if offload is None:
+        return 0
+    each = (4 if offload == "always" else 3) * constants.MASTER_BYTES
+    adapter = shape.adapter(config.lora.rank, config.lora.targets)
+    held = each * (adapter or shape.parameters) + (constants.FROZEN_BYTES * shape.parameters if adapter else 0)
+    if algorithm.needs_critic:
+        head = 0 if shape.tied else shape.embedding  # which the critic does not train
+        held += each * (shape.parameters - head) + constants.FROZEN_BYTES * head
+    if algorithm.kl_coefficient > 0 and not adapter:
+        held += number_bytes(config) * shape.parameters
+    return held
 
 
 class _Step:
@@ -103,19 +109,22 @@ class _Step:
 
     def __init__(self, shape: ModelShape, config: TrainConfig, work: Work, engine: Engine) -> None:
         self.shape, self.config, self.work, self.engine = shape, config, work, engine
-        self.number = 4 if config.model.dtype == "float32" else 2  # bytes of a number that is computed with
+        self.number = number_bytes(config)
         self.adapter = shape.adapter(config.lora.rank, config.lora.targets)
+        self.frozen: Role = "policy" if self.adapter else "reference"  # whose weights the KL is measured to
         self.kl = config.algorithm.kl_coefficient > 0
         self.in_loss = self.kl and config.algorithm.kl_in == "loss"
+        self.exact = self.in_loss and config.algorithm.kl_estimator == "exact"
 
     def phases(self) -> Iterator[Phase]:
         """In the order in which they happen."""
         yield self._phase("gen", [], awake=True)
-        if old_logprobs_pass(self.config):
+        if self.config.old_logprobs_source == "policy":
             yield self._phase("old_log_prob", self._forward("policy"), "policy")
         if self.kl and not self.in_loss:
-            frozen: Role = "policy" if self.adapter else "reference"
-            yield self._phase("ref", self._forward(frozen), frozen)
+            yield self._phase("ref", self._forward(self.frozen), self.frozen)
+        if self.config.algorithm.advantage == "remax":
+            yield self._phase("gen_greedy", [], awake=True)
         if self.config.algorithm.needs_critic:
             yield self._phase("values", self._forward("critic"), "critic")
             yield self._worst("update_critic", self._update("critic"), "critic")
@@ -171,19 +180,18 @@ class _Step:
 
     def _forward(self, role: Role) -> list[Part]:
         """A pass without gradient."""
-        shape, tokens = self.shape, self.work.micro_batch
-        layer = constants.HIDDEN_FORWARD * shape.hidden + constants.MLP_FORWARD * shape.mlp
-        parts = [self._gathered(role), Part(role, "a layer's activations", tokens * layer * self.number // 2)]
-        return parts if role == "critic" else [*parts, Part(role, "logits", self._logits())]
+        return [self._gathered(role), self._layer(role), self._logits(role, models=int(role != "critic"))]
 
-    def _logits(self) -> int:
-        """A chunk of them; a gradient takes their place."""
+    def _layer(self, role: Role) -> Part:
+        """What a layer takes while it is computed without gradient."""
+        layer = constants.HIDDEN_FORWARD * self.shape.hidden + constants.MLP_FORWARD * self.shape.mlp
+        return Part(role, "a layer's activations", self.work.micro_batch * layer * self.number // 2)
+
+    def _logits(self, role: Role, models: int = 1) -> Part:
+        """A chunk of those of so many models together; a gradient takes the place of its logits. See head.py."""
         tokens = max(1, int(self.work.micro_batch * self.work.share))
-        if self.config.algorithm.kl_estimator == "exact" and self.kl:
-            most, number = constants.EXACT_ELEMENTS, 4 * constants.EXACT_COPIES
-        else:
-            most, number = constants.HEAD_ELEMENTS[self.number], self.number
-        return number * min(most, tokens * self.shape.vocabulary)
+        count = min(constants.HEAD_ELEMENTS[self.number], tokens * models * self.shape.vocabulary)
+        return Part(role, "logits", self.number * count)
 
     def _update(self, role: Role) -> list[list[Part]]:
         """The moments of an update that may be its worst."""
@@ -194,25 +202,33 @@ class _Step:
         held = [self._gathered(role), Part(role, "activations", kept), gradients]
         of_head = 0 if role == "critic" or self.adapter else shape.embedding
         backward = Part(role, "gradients on their way", layer + self.number * of_head)
-        moments = [[*held, backward]]
-        if role == "policy":
-            logits, in_float32 = Part(role, "logits", self._logits()), Part(role, "gradient of the head", 8 * of_head)
-            moments.append([*held, logits, in_float32])
-            if self.in_loss:
-                moments.append([*held, *self._forward("reference" if not self.adapter else role)])
         root = (self.number + 8) * (0 if self.adapter and role == "policy" else shape.embedding)
-        moments.append([self._gathered(role), Part(role, "gradients in float32", whole), Part(role, "reducing", root)])
-        return moments
+        reduced = [self._gathered(role), Part(role, "gradients in float32", whole), Part(role, "reducing", root)]
+        if role == "critic":
+            return [[*held, backward], reduced]
+        head = [self._logits(role, models=2 if self.exact else 1), Part(role, "gradient of the head", 8 * of_head)]
+        moments = [[*held, backward], [*held, *head], reduced]
+        return self._beside_reference(held, moments) if self.in_loss else moments
+
+    def _beside_reference(self, held: list[Part], moments: list[list[Part]]) -> list[list[Part]]:
+        """The moments of the policy's update with what the reference takes in them, and the moment of its own pass."""
+        # With `exact` its logits are only computed beside the policy's.
+        passing = [*held, self._layer(self.frozen), self._logits(self.frozen, models=0 if self.exact else 1)]
+        if self.adapter:  # it is the policy's model, whose weights are there
+            return [*moments, passing]
+        # Its layers are gathered in its pass only; the rest of it stays, for there is no backward pass to give it back.
+        rest = Part("reference", "weights at work", self.number * self.shape.embeddings)
+        return [*([*moment, rest] for moment in moments), [*passing, self._gathered("reference")]]
 
     def _activations(self) -> tuple[int, int]:
         """Bytes kept for the backward pass of all layers, and bytes that exist within the one that is at work."""
         shape, tokens = self.shape, self.work.micro_batch
         hidden, mlp = constants.HIDDEN_EAGER, constants.MLP_EAGER
-        if compiles(shape, self.config):
+        if compiles(self.config.model.compile, shape.parameters):
             hidden, mlp = constants.HIDDEN_COMPILED, constants.MLP_COMPILED
         attention = 2 * (2 * shape.attention + 2 * shape.kv) + 4 * shape.heads
         layer = tokens * (hidden * shape.hidden + mlp * shape.mlp + attention) * self.number // 2
-        adapted = 2 * tokens * self.config.lora.rank * len(shape.matrices) * 2
+        adapted = 2 * tokens * self.config.lora.rank * len(shape.matrices) * self.number
         working = int(constants.LAYER_BACKWARD * layer)
         if self.config.memory.checkpoint_activations:
             return shape.layers * tokens * shape.hidden * self.number, layer + adapted + working

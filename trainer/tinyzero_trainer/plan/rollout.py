@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.engine_sizes import PREFILL_TOKENS, SLOTS, drawing_bytes
 from tinyzero_trainer.plan import constants
 from tinyzero_trainer.plan.shape import ModelShape
-from tinyzero_trainer.plan.work import Work
+from tinyzero_trainer.plan.work import Work, number_bytes
 
 GB = 1e9
 """What vllm.gpu_memory is given in."""
@@ -35,21 +36,57 @@ def engine_of(shape: ModelShape, config: TrainConfig, work: Work, *, keeps: bool
         work: of a step.
         keeps: whether the engine `torch` keeps its memory during the update, as it does where there is room.
     """
-    return _vllm(shape, config, work) if config.rollout.engine == "vllm" else _torch(shape, work, keeps)
+    if config.rollout.engine == "vllm":
+        return _vllm(shape, config, work)
+    return _torch(shape, config, work, keeps) if shape.graphs else _without_graphs(shape, config, work)
 
 
-def _torch(shape: ModelShape, work: Work, keeps: bool) -> Engine:
-    slots = -(-(work.sequence + 1) // constants.SLOTS) * constants.SLOTS
-    prompts = min(work.trained_at_a_time * work.prompt, max(constants.PREFILL_TOKENS, work.prompt))
+def _without_graphs(shape: ModelShape, config: TrainConfig, work: Work) -> Engine:
+    """As rollout/torch_engine.py has it with transformers' own forward pass, whose cache grows by being copied."""
+    number = number_bytes(config)
+    prompts = max(-(-work.trained_at_a_time // config.rollout.samples_per_prompt), work.evaluated_at_a_time)
     layer = constants.HIDDEN_FORWARD * shape.hidden + constants.MLP_FORWARD * shape.mlp
-    step = shape.vocabulary * constants.SAMPLER_BYTES + shape.mlp * constants.STEP_BYTES
+    cache = work.at_a_time * work.sequence * shape.cache_numbers * number
+    drawing = drawing_bytes(number, by_kernel=False, greedy=False)
+    weights = {"weights": number * shape.parameters}
     awake = {
-        "weights in bfloat16": 2 * shape.parameters,
-        "KV cache": (work.at_a_time + 1) * slots * shape.cache_bytes,
-        "a step": work.at_a_time * step,
-        "reading prompts": prompts * layer,
+        **weights,
+        "KV cache": cache + cache // max(1, shape.layers),
+        "a step": work.at_a_time * shape.vocabulary * drawing,
+        "reading prompts": prompts * work.prompt * layer * number // 2,
     }
-    return Engine(awake=awake, asleep=awake if keeps else {}, own_process=False)
+    return Engine(awake=awake, asleep=weights, own_process=False)
+
+
+def _torch(shape: ModelShape, config: TrainConfig, work: Work, keeps: bool) -> Engine:
+    """As rollout/graph/engine.py has it, with its kernels."""
+    number, slots = number_bytes(config), -(-work.sequence // SLOTS) * SLOTS
+    prompts = max(-(-work.trained_at_a_time // config.rollout.samples_per_prompt), work.evaluated_at_a_time)
+    read = min(prompts * work.prompt, max(PREFILL_TOKENS, work.prompt))
+    layer = constants.HIDDEN_FORWARD * shape.hidden + constants.MLP_FORWARD * shape.mlp
+    mlp = work.at_a_time * constants.STEP_NUMBERS * shape.mlp * number
+    kept = {
+        "weights": number * shape.parameters,
+        "KV cache": (work.at_a_time + 1) * slots * shape.cache_numbers * number,
+        "a step": shape.vocabulary * _drawing(config, work) + mlp,
+    }
+    awake = {**kept, "reading prompts": read * layer * number // 2}
+    # What reading took, the trainer can take again.
+    return Engine(awake=awake, asleep=kept if keeps else {}, own_process=False)
+
+
+def _drawing(config: TrainConfig, work: Work) -> int:
+    """Bytes that drawing takes for each token of the vocabulary: in training, or in evaluations, which cut nothing."""
+    number, rollout = number_bytes(config), config.rollout
+    cuts = rollout.top_p < 1 or rollout.top_k > 0
+    greedy = work.evaluated_at_a_time if config.eval.greedy else 0
+    if config.algorithm.advantage == "remax":
+        greedy = max(greedy, min(work.trained_at_a_time, config.data.prompts_per_step))
+    return max(
+        work.trained_at_a_time * drawing_bytes(number, by_kernel=not cuts, greedy=False),
+        work.evaluated_at_a_time * drawing_bytes(number, by_kernel=True, greedy=False),
+        greedy * drawing_bytes(number, by_kernel=False, greedy=True),
+    )
 
 
 def _vllm(shape: ModelShape, config: TrainConfig, work: Work) -> Engine:
@@ -66,7 +103,7 @@ def needed_by_vllm(shape: ModelShape, config: TrainConfig, work: Work, sequences
     """vllm.gpu_memory, in bytes, with room for so many whole sequences at a time; none = all of a step."""
     count = work.trained_at_a_time if sequences is None else min(sequences, work.trained_at_a_time)
     drawing = work.at_a_time * shape.vocabulary * constants.VLLM_SAMPLER_BYTES
-    split = 2 * shape.parameters + count * (work.sequence + 16) * shape.cache_bytes
+    split = number_bytes(config) * (shape.parameters + count * _cached(shape, work))
     return constants.VLLM_WORKSPACE + drawing + split // config.vllm.tensor_parallel
 
 
@@ -75,4 +112,9 @@ def sequences_in_vllm(shape: ModelShape, config: TrainConfig, work: Work) -> int
     if config.vllm.gpu_memory is None:
         return work.trained_at_a_time
     left = config.vllm.gpu_memory * GB - needed_by_vllm(shape, config, work, sequences=0)
-    return max(1, int(left * config.vllm.tensor_parallel // ((work.sequence + 16) * shape.cache_bytes)))
+    return max(1, int(left * config.vllm.tensor_parallel // (number_bytes(config) * _cached(shape, work))))
+
+
+def _cached(shape: ModelShape, work: Work) -> int:
+    """Numbers of a whole sequence in vLLM's KV cache, whose last block is not full."""
+    return (work.sequence + 16) * shape.cache_numbers

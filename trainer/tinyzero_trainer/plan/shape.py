@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tinyzero_trainer.engine_sizes import has_graphs
+
 COUNTED = ("llama", "mistral", "qwen2", "qwen3")
 """Architectures (`model_type`) whose parameters are counted here; those of others are counted by transformers."""
 
@@ -42,6 +44,9 @@ class ModelShape:
     tied: bool
     """Whether the output head is the embedding."""
 
+    graphs: bool = True
+    """Whether `rollout.engine=torch` generates with CUDA graphs, which asks for room; see `engine_sizes.has_graphs`."""
+
     @property
     def embedding(self) -> int:
         """Parameters of the embedding; those of the head are as many."""
@@ -68,9 +73,9 @@ class ModelShape:
         return self.kv_heads * self.head_size
 
     @property
-    def cache_bytes(self) -> int:
-        """Bytes of keys and values that a token needs in a cache of two-byte numbers."""
-        return 2 * 2 * self.layers * self.kv
+    def cache_numbers(self) -> int:
+        """Numbers that a token's keys and values are in a cache."""
+        return 2 * self.layers * self.kv
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
@@ -109,19 +114,20 @@ def shape_of(name: str, config: Mapping[str, Any], parameters: int | None = None
     """
     kind = str(config.get("model_type"))
     hidden, layers, heads = _first(config, _HIDDEN), _first(config, _LAYERS), _first(config, _HEADS)
-    kv_heads = config.get("num_key_value_heads") or (32 if kind in ("qwen2", "qwen3") else heads)
-    head_size = config.get("head_dim") or (128 if kind == "qwen3" else hidden // heads)
+    config = {**_DEFAULTS.get(kind, {}), **config}
+    kv_heads, head_size = config.get("num_key_value_heads") or heads, config.get("head_dim") or hidden // heads
     shape = ModelShape(
         name=name,
         parameters=parameters or 0,
         hidden=hidden,
         layers=layers,
         heads=heads,
-        kv_heads=min(int(kv_heads), heads),
-        head_size=int(head_size),
-        mlp=int(config.get("intermediate_size") or config.get("n_inner") or 4 * hidden),
-        vocabulary=int(config["vocab_size"]),
+        kv_heads=min(_size("num_key_value_heads", kv_heads), heads),
+        head_size=_size("head_dim", head_size),
+        mlp=_size("intermediate_size", config.get("intermediate_size") or config.get("n_inner") or 4 * hidden),
+        vocabulary=_size("vocab_size", config["vocab_size"]),
         tied=bool(config.get("tie_word_embeddings", kind not in COUNTED)),
+        graphs=has_graphs(config),
     )
     if parameters is not None:
         return shape
@@ -130,12 +136,30 @@ def shape_of(name: str, config: Mapping[str, Any], parameters: int | None = None
     return ModelShape(**{key: getattr(shape, key) for key in shape.__slots__} | {"parameters": _count(shape, config)})
 
 
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"intermediate_size": 11_008},
+    "mistral": {"intermediate_size": 14_336, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"intermediate_size": 22_016, "num_key_value_heads": 32},
+    "qwen3": {"intermediate_size": 22_016, "num_key_value_heads": 32, "head_dim": 128},
+}
+"""What transformers takes where a config.json says nothing."""
+
+_LARGEST = 2**31
+"""No size is that large."""
+
 _HIDDEN, _LAYERS = ("hidden_size", "n_embd", "d_model"), ("num_hidden_layers", "n_layer", "num_layers")
 _HEADS = ("num_attention_heads", "n_head", "num_heads")
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
-    return int(next((config[name] for name in names if config.get(name)), None) or config[names[0]])
+    name = next((name for name in names if config.get(name) is not None), names[0])
+    return _size(name, config[name])
+
+
+def _size(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _LARGEST:
+        raise ValueError(f"{name} is {str(value)[:40]!r}, expected a whole number of at least 1")
+    return value
 
 
 def _count(shape: ModelShape, config: Mapping[str, Any]) -> int:

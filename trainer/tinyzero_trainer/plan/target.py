@@ -6,8 +6,12 @@ from dataclasses import dataclass
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.cards import Card, find_card, known_cards
-from tinyzero_trainer.doctor.probe import nvidia_driver
+from tinyzero_trainer.doctor.nvidia_smi import nvidia_driver
+from tinyzero_trainer.doctor.probe import main_memory
 from tinyzero_trainer.plan.constants import GIB
+
+_SAME_SIZE = 0.1
+"""Relative difference up to which a size is that of the card which is named too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,9 @@ class Target:
 
     card: Card | None
     """What it can do; None = not known, so that nothing is said of time."""
+
+    host: int | None = None
+    """Bytes of the machine's own memory; None = it is another machine."""
 
 
 def choose_target(name: str | None, memory: str | None, device: str) -> Target:
@@ -41,7 +48,8 @@ def choose_target(name: str | None, memory: str | None, device: str) -> Target:
         if card is None:
             known = ", ".join(sorted({card.name for card in known_cards()}))
             raise SettingsError(f"--gpu {name!r} is not known; give --gpu-memory and leave it out, or one of: {known}")
-        return Target(card.name, size or int(card.memory * GIB), card)
+        own = int(card.memory * GIB)
+        return Target(card.name, own if size is None or abs(size / own - 1) < _SAME_SIZE else size, card)
     here = present_card(device)
     if size is not None:
         return Target("a card", size, here.card if here else None)
@@ -65,20 +73,25 @@ def present_card(device: str) -> Target | None:
     wanted = names[place].removeprefix("GPU-")
     by_uuid = (card for card in cards.values() if wanted and card.uuid.startswith(wanted))
     found = cards.get(wanted) or next(by_uuid, None)
-    return Target(found.name, found.memory, find_card(found.name)) if found and found.memory else None
+    return Target(found.name, found.memory, find_card(found.name), main_memory()[0]) if found and found.memory else None
 
 
 def read_size(text: str) -> int:
-    """Bytes of a card's memory, in GiB whether GB or GiB is written: so are cards sold.
+    """Bytes of a card's memory.
+
+    GB are those of 10^9 bytes, as a card's box has them: cards of the same size on the box show the driver a different
+    number of GiB, and none shows fewer bytes than that.
 
     Raises:
         SettingsError: it is no such size.
 
     Example:
-        >>> read_size("24GB") == read_size("24 GiB") == read_size("24") == 24 * 2**30
+        >>> read_size("24GB") == read_size("24") == 24 * 10**9
+        True
+        >>> read_size("24 GiB") == 24 * 2**30
         True
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:GB|GiB|G)?\s*", text, re.IGNORECASE)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(GiB|GB|G)?\s*", text, re.IGNORECASE)
     if not found or not float(found[1]):
-        raise SettingsError(f"--gpu-memory {text!r} is not a size; give a number of GiB, such as 24GB")
-    return int(float(found[1]) * GIB)
+        raise SettingsError(f"--gpu-memory {text!r} is not a size; give a number of GB or GiB, such as 24GB")
+    return int(float(found[1]) * (GIB if (found[2] or "").lower() == "gib" else 10**9))

@@ -1,5 +1,6 @@
 """A plan with everything that is said of it, and how it looks."""
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,9 @@ from tinyzero_trainer.cards import known_cards
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.plan.advice import words
 from tinyzero_trainer.plan.constants import GIB
-from tinyzero_trainer.plan.memory import ROLES
-from tinyzero_trainer.plan.proposals import Plan, make_plan
+from tinyzero_trainer.plan.memory import ROLES, host_bytes
+from tinyzero_trainer.plan.proposals import SETTLED, Plan
+from tinyzero_trainer.plan.search import make_plan
 from tinyzero_trainer.plan.shape import ModelShape
 from tinyzero_trainer.plan.speed import Speed, predict_speed
 from tinyzero_trainer.plan.target import Target
@@ -42,17 +44,25 @@ class Planned:
     smallest: float | None
     """GiB of the smallest well-known card that would do; None = the plan fits, or no card would do."""
 
+    host: int
+    """Bytes that memory.offload keeps in the machine's own memory, as proposed; 0 = none."""
+
 
 def plan_for(shape: ModelShape, config: TrainConfig, target: Target, prompt_tokens: int | None = None) -> Planned:
     """Plan a configuration for a card; see `proposals.make_plan`."""
-    found = make_plan(shape, config, target.memory, prompt_tokens)
+    found = make_plan(shape, config, target.memory, prompt_tokens, card=target.card, host=target.host)
     smallest = None
     if not found.fits:
         sizes = sorted({card.memory for card in known_cards() if card.memory * GIB > target.memory})
-        fitting = (size for size in sizes if make_plan(shape, config, int(size * GIB), prompt_tokens).fits)
-        smallest = next(fitting, None)
+        place = bisect_left(
+            sizes,
+            True,
+            key=lambda size: make_plan(shape, config, int(size * GIB), prompt_tokens, host=target.host).fits,
+        )
+        smallest = sizes[place] if place < len(sizes) else None
     speed = None if target.card is None else predict_speed(shape, found.config, target.card, prompt_tokens)
-    return Planned(shape, target, found, work_of(found.config, prompt_tokens), speed, smallest)
+    held = host_bytes(shape, found.config)
+    return Planned(shape, target, found, work_of(found.config, prompt_tokens), speed, smallest, held)
 
 
 def show(planned: Planned, *, typed: str) -> None:
@@ -70,6 +80,10 @@ def show(planned: Planned, *, typed: str) -> None:
     )
     stdout.print("", _phases(planned), "")
     _line(_peak(planned))
+    if planned.host:
+        has = planned.target.host
+        short = "" if has is None else f" of its {has / GIB:.1f}" + (": too little" if planned.host > has else "")
+        _line(f"memory.offload keeps {planned.host / GIB:.1f} GiB in the machine's own memory{short}")
     if planned.speed is not None:
         speed, name = planned.speed, planned.target.card.name if planned.target.card else ""
         _line(
@@ -81,6 +95,8 @@ def show(planned: Planned, *, typed: str) -> None:
         then = "proposed:" if found.fits else "the least that was found is with:"
         if found.wanted.peak <= found.limit:
             asked, then = "what was asked fits", "what train finds out by itself:"
+            if {change.key for change in found.changes} - set(SETTLED):
+                then = "a shorter step has, since more sequences are generated at a time:"
         stdout.print(f"\n{asked}; {then}", markup=False)
         stdout.print(_changes(found))
     if found.fits and found.changes:

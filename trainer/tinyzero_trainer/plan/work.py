@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.plan.constants import PROMPT_TOKENS
+from tinyzero_trainer.plan.constants import PROMPT_TOKENS, VLLM_SEQUENCES
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,17 @@ class Work:
     completions: int
     """Of a step."""
 
-    at_a_time: int
-    """Sequences that the rollout engine holds at a time, in training or in evaluation."""
+    trained_at_a_time: int
+    """Completions of a step that the rollout engine generates at a time."""
+
+    evaluated_at_a_time: int
+    """The same of an evaluation, which may be more of them."""
 
     mini_batches: int
-    """Updates of a step, all passes over the batch counted."""
+    """Updates of a pass over the batch."""
+
+    epochs: int
+    """Passes over the batch."""
 
     micro_batch: int
     """Tokens of a forward and backward pass."""
@@ -34,9 +40,9 @@ class Work:
         return self.prompt + self.completion
 
     @property
-    def trained_at_a_time(self) -> int:
-        """Sequences of a step that the rollout engine holds at a time; an evaluation may bring more of them."""
-        return min(self.at_a_time, self.completions)
+    def at_a_time(self) -> int:
+        """Sequences that the rollout engine has room for."""
+        return max(self.trained_at_a_time, self.evaluated_at_a_time)
 
     @property
     def tokens(self) -> int:
@@ -51,12 +57,13 @@ class Work:
     @property
     def accumulates(self) -> bool:
         """Whether a mini-batch takes several micro-batches."""
-        return self.per_mini_batch > self.micro_batch
+        return self.micro_batches > self.mini_batches
 
     @property
-    def per_mini_batch(self) -> int:
-        """Tokens of an update."""
-        return -(-self.tokens // self.mini_batches)
+    def micro_batches(self) -> int:
+        """Of a pass over the batch."""
+        sequences, fitting = -(-self.completions // self.mini_batches), self.micro_batch // self.sequence
+        return self.mini_batches * -(-sequences // fitting)
 
 
 def work_of(config: TrainConfig, prompt_tokens: int | None = None) -> Work:
@@ -70,14 +77,22 @@ def work_of(config: TrainConfig, prompt_tokens: int | None = None) -> Work:
     prompt = prompt_tokens or min(PROMPT_TOKENS, data.max_prompt_tokens)
     completions = data.prompts_per_step * rollout.samples_per_prompt
     most = rollout.max_sequences or max(completions, config.eval.size)  # none: as many as fit
-    groups = max(most, rollout.samples_per_prompt)
+    if rollout.engine == "vllm" and rollout.max_sequences is None:
+        most = min(most, VLLM_SEQUENCES)
     sequence, per_mini_batch = prompt + rollout.max_tokens, -(-completions // optimizer.mini_batches)
     return Work(
         prompt=prompt,
         completion=rollout.max_tokens,
         completions=completions,
-        at_a_time=max(min(groups, completions), min(most, config.eval.size)),
+        trained_at_a_time=min(most, completions),
+        evaluated_at_a_time=min(most, config.eval.size),
         mini_batches=optimizer.mini_batches,
+        epochs=optimizer.epochs,
         # A sequence longer than the budget goes alone.
         micro_batch=max(sequence, min(optimizer.micro_batch_tokens, per_mini_batch * sequence)),
     )
+
+
+def number_bytes(config: TrainConfig) -> int:
+    """Bytes of a number that networks, caches and logits are computed with on a card that has bfloat16."""
+    return 4 if config.model.dtype == "float32" else 2

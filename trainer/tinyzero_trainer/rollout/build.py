@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.engine_sizes import FEW_SEQUENCES
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.rollout.decoder import FusedDecoder
 from tinyzero_trainer.rollout.engine import RolloutEngine
@@ -12,9 +13,6 @@ from tinyzero_trainer.rollout.graph.engine import GraphEngine
 from tinyzero_trainer.rollout.torch_engine import TorchEngine
 from tinyzero_trainer.sharding import compute_dtype, device_of
 from tinyzero_trainer.weights import named_weights, plain_class
-
-FEW_SEQUENCES = 512
-"""Generated at a time where the configuration leaves it open and there is no GPU to ask."""
 
 
 def require_engine(config: TrainConfig, device: torch.device) -> None:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from tinyzero_trainer.engine_sizes import has_graphs
 from tinyzero_trainer.lora import merged_weight
 from tinyzero_trainer.sharding import on_device, placement_of
 from tinyzero_trainer.shards import whole
@@ -106,22 +107,11 @@ class TransformersDecoder:
 class FusedDecoder:
     """Llama-like decoders: fused projections, a cache that grows in blocks, no mask where none is needed."""
 
-    MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-
     @classmethod
     def fits(cls, model: PreTrainedModel) -> bool:
         """Whether this decoder computes what the model computes."""
-        config = model.config
-        rope = getattr(config, "rope_parameters", None) or {}
-        layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-        return (
-            config.model_type in cls.MODEL_TYPES
-            and rope.get("rope_type", "default") in ("default", "linear", "llama3", "yarn")  # fixed frequencies
-            and layer_types == {"full_attention"}
-            and not getattr(config, "sliding_window", None)
-            and config.hidden_act == "silu"
-            and not getattr(config, "mlp_bias", False)
-        )
+        # Made from a config.json, it has a window only where that is used.
+        return not getattr(model.config, "sliding_window", None) and has_graphs(model.config.to_dict())
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model: Any = model  # its parts have no types of their own

@@ -114,14 +114,15 @@ def _invert(scaled: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     total = cumulative[:, -1:]
     threshold = torch.minimum(uniform[:, None] * total, total * JUST_BELOW)
     # right=True finds the first entry above the threshold, so a token of weight 0 is never drawn.
-    block = torch.searchsorted(cumulative, threshold, right=True)  # [batch, 1]
+    # Bounded for logits that are not numbers: the log-probability says so, and the update that they end in is refused.
+    block = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=blocks.shape[1] - 1)  # [batch, 1]
     rest = threshold - F.pad(cumulative, (1, 0)).gather(1, block)
     chosen = blocks.gather(1, block[..., None].expand(-1, -1, size)).squeeze(1)  # [batch, size]
     inside = (chosen - highest.gather(1, block)).exp().double() * scale.gather(1, block)
     inside = inside.cumsum(dim=-1)
     rest = torch.minimum(rest, inside[:, -1:] * JUST_BELOW)
     tokens = block * size + torch.searchsorted(inside, rest, right=True)
-    return tokens.squeeze(1), (top.double() + total.log()).squeeze(1).float()
+    return tokens.squeeze(1).clamp_(max=scaled.shape[-1] - 1), (top.double() + total.log()).squeeze(1).float()
 
 
 def _restrict(scaled: Tensor, log_total: Tensor, params: SamplingParams, top_p: float | Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tinyzero_trainer.engine_sizes import PREFILL_TOKENS, SLOTS, drawing_bytes
 from tinyzero_trainer.records import Rollout
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.graph.model import Cache, GraphModel
@@ -27,12 +28,6 @@ LOOK_EVERY = 4
 
 LOOK_LAG = 2
 """Steps between asking and looking, so that the device need not wait for the host."""
-
-SLOTS = 64
-"""The cache is made for multiples of so many tokens."""
-
-PREFILL_TOKENS = 32768
-"""Tokens of prompts that are read at a time."""
 
 PREFILL_LOGITS = 2**27
 """Logits after which a part of the prompts ends too."""
@@ -109,10 +104,12 @@ class GraphEngine:
         self._eos_ids, self._pad_id, self._max_sequences = eos_ids, pad_id, max_sequences
         self._keep_memory, self._kept, self._noted = keep_memory, keep_memory, False
         self._own = 0  # bytes that the buffers take
+        self._drawing = 0  # bytes a logit that they leave room for
         self._full = False  # whether there is no room for larger ones
         if memory is None and device.type == "cuda":
             memory = lambda: present_memory(device)  # noqa: E731
         self._memory, self._note = memory, note
+        self._replayer = Replayer(device)
         self._state: State | None = None
         self._weights.load()
 
@@ -153,7 +150,7 @@ class GraphEngine:
         rows = len(prompts) * samples
         if not rows:
             return [[] for _ in prompts]
-        at_a_time = self._reserve(prompts, samples, params.max_tokens)
+        at_a_time = self._reserve(prompts, samples, params)
         at_a_time = -(-rows // -(-rows // at_a_time))  # as many batches, of about one size
         flat: list[Rollout] = []
         for first in range(0, rows, at_a_time):
@@ -197,11 +194,13 @@ class GraphEngine:
 
     # ---- buffers -----------------------------------------------------------------------------------------------------
 
-    def _reserve(self, prompts: Sequence[list[int]], samples: int, steps: int) -> int:
+    def _reserve(self, prompts: Sequence[list[int]], samples: int, params: SamplingParams) -> int:
         """Make the buffers large enough; returns how many sequences may be generated at a time."""
-        longest, state = max(map(len, prompts)), self._state
+        longest, steps, state = max(map(len, prompts)), params.max_tokens, self._state
         wanted, slots = min(len(prompts) * samples, self._max_sequences or 2**62), longest + steps
-        large_enough = state is not None and slots <= state.slots and steps <= state.steps
+        drawing = self._drawing_bytes(params)
+        large_enough = state is not None and slots <= state.slots and steps <= state.steps and drawing <= self._drawing
+        self._drawing = max(drawing, self._drawing)
         if state is not None and large_enough and (wanted <= state.rows or self._full):
             return min(wanted, state.rows)
         if state is not None:
@@ -214,7 +213,6 @@ class GraphEngine:
         self._cache = Cache(self._model, wanted + 1, slots)
         self._tables = self._model.tables(slots)
         self._levels = batch_levels(wanted)
-        self._replayer = Replayer(self._device)
         return wanted
 
     def _fitting(self, wanted: int, slots: int, steps: int, reading: int) -> int:
@@ -236,13 +234,19 @@ class GraphEngine:
     def _sequence_bytes(self, slots: int, steps: int) -> int:
         """What each sequence takes while it is generated: cache, tokens, and what a step computes on the way."""
         model, cache = self._model, self._model.cache_bytes(slots)
-        drawing = model.vocabulary * (model.dtype.itemsize * 2 if self._kernels else 24)
+        drawing = model.vocabulary * self._drawing
         gathered = 0 if self._kernels else cache // model.layers * (1 + model.heads // model.kv_heads)
         return cache + 12 * steps + 16 * model.mlp_size + max(drawing, gathered)
 
+    def _drawing_bytes(self, params: SamplingParams) -> int:
+        """Of each logit of a step."""
+        by_kernel, greedy = self._draws_by_kernel(params), params.temperature == 0
+        return drawing_bytes(self._model.dtype.itemsize, by_kernel=by_kernel, greedy=greedy)
+
     def _drop_buffers(self) -> None:
         self._state = None
-        for name in ("_replayer", "_cache", "_tables"):
+        self._replayer.forget()
+        for name in ("_cache", "_tables"):
             if hasattr(self, name):
                 delattr(self, name)
 
@@ -285,12 +289,15 @@ class GraphEngine:
         self._draw(logits, level, params)
 
     def _draw(self, logits: Tensor, rows: int, params: SamplingParams) -> None:
-        if self._kernels and params.temperature and params.top_p >= 1 and not params.top_k:
+        if self._draws_by_kernel(params):
             from tinyzero_trainer.rollout.graph import step_kernels
 
             step_kernels.draw(logits, self._buffers(), rows, ends=not params.ignore_eos)
         else:
             draw(logits, self._buffers(), rows, params)
+
+    def _draws_by_kernel(self, params: SamplingParams) -> bool:
+        return self._kernels and params.temperature > 0 and params.top_p >= 1 and not params.top_k
 
     def _level(self, rows: int) -> int:
         return next(level for level in self._levels if level >= rows)

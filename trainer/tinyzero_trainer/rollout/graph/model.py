@@ -93,7 +93,8 @@ class GraphModel:
             Logits [columns, vocabulary] of the first token of each.
         """
         prompts, longest = tokens.shape
-        repeats = torch.repeat_interleave(torch.arange(prompts, device=tokens.device), copies)  # [columns]
+        numbers, count = torch.arange(prompts, device=tokens.device), columns.stop - columns.start
+        repeats = torch.repeat_interleave(numbers, copies, output_size=count)  # [columns]; asks no device for the sum
         cos, sin = (table[:longest, None] for table in tables)  # [longest, 1, half]
         group = self.heads // self.kv_heads
         hidden = F.embedding(tokens, self._weights["embed"]).flatten(0, 1)  # [prompts × longest, hidden]

@@ -10,18 +10,22 @@ class Replayer:
     """Steps by a key. What a step reads and writes must stay where it is."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.forget()
+
+    def forget(self) -> None:
+        """Give up all steps, and their memory; what they read may go now."""
         self._runs: dict[Hashable, Callable[[], None]] = {}
-        if device.type == "cuda":
-            # One stream for all: memory that was used on one is not used again on another.
-            self._stream, self._pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+        # The stream stays: memory that was used on one is not used again on another, and cuBLAS never gives back the
+        # workspace that it has for each.
+        self._pool = None if self._stream is None else torch.cuda.graph_pool_handle()
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._runs
 
     def prepare(self, key: Hashable, step: Callable[[], None]) -> None:
         """Make a step ready. It runs once: libraries choose their kernels and workspaces before it is captured."""
-        if self._device.type != "cuda":
+        if self._stream is None:
             step()
             self._runs[key] = step
             return

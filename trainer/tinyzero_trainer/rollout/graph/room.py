@@ -1,4 +1,4 @@
-"""How many sequences a GPU has room for."""
+"""How many sequences a GPU has room for. What to do where that is too few is said in memory_errors.py."""
 
 from dataclasses import dataclass
 
@@ -15,6 +15,22 @@ USED = 0.9
 
 class NoRoom(TinyZeroError):
     """The GPU's memory does not hold the KV cache of even a few sequences."""
+
+    def __init__(self, size: int, room: int, found: int, least: int) -> None:
+        """
+        Args:
+            size: bytes of each.
+            room: bytes that there are.
+            found: sequences that fit.
+            least: sequences that must.
+        """
+        self.found = found
+        self.share = USED * room / (least * size)
+        """Of what they need, what there is."""
+        super().__init__(
+            f"a sequence needs {size / 2**30:.2g} GiB while it is generated, and there are {room / 2**30:.2g} GiB "
+            f"left, expected room for {least}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +69,5 @@ def sequences(wanted: int, size: int, memory: Memory, *, keep: bool) -> tuple[in
         return wanted, True
     found = min(wanted, int(USED * (memory.free + memory.reusable)) // size)
     if found < min(wanted, LEAST):
-        raise NoRoom(
-            f"a sequence needs {size / 2**30:.2g} GiB of the GPU while it is generated, and there are "
-            f"{(memory.free + memory.reusable) / 2**30:.2g} GiB left, expected room for {min(wanted, LEAST)}; lower "
-            "rollout.max_tokens, set memory.offload=idle, or take a smaller model"
-        )
+        raise NoRoom(size, memory.free + memory.reusable, max(0, found), min(wanted, LEAST))
     return found, False

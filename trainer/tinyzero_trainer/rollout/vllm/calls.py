@@ -84,7 +84,10 @@ class Caller:
                 cancel()
             self.stuck = not _done(future, CANCEL_LIMIT if cancel is not None else 0)
             raise
-        return future.result()
+        try:
+            return future.result()
+        finally:
+            del future  # or its exception would hold itself, and the weights of a call with it, by this frame
 
     def end(self) -> None:
         """End the thread once the present call has returned."""

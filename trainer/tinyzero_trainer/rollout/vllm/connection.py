@@ -9,9 +9,11 @@ import importlib.metadata
 import multiprocessing
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +27,9 @@ from tinyzero_trainer.rollout.vllm.transfer import PARCEL_BYTES, Weights, parcel
 
 OLDEST = "0.22"
 """The first vLLM that this works with."""
+
+END_LIMIT = 10.0
+"""Seconds for a start to end whose processes were killed, and for a process that was."""
 
 
 class VllmError(TinyZeroError):
@@ -69,7 +74,10 @@ class Answer:
 
 
 class Connection(Protocol):
-    """A running engine. Every method may fail, or never return, if the engine does; but `alive` and `kill`."""
+    """An engine. Every method may fail, or never return, if the engine does; but `alive` and `kill`."""
+
+    def start(self) -> None:
+        """Start it, before anything else is asked; its weights may be anything."""
 
     def add(self, request: Request) -> None:
         """Ask for completions."""
@@ -99,10 +107,10 @@ class Connection(Protocol):
         """Take memory again: `weights`, then, when these are sent, `kv_cache`."""
 
     def alive(self) -> bool:
-        """Whether its process runs."""
+        """Whether its process runs; before it is started, True."""
 
     def kill(self) -> None:
-        """End it at once, whatever it does; from any thread."""
+        """End it at once, whatever it does, even if that is to start; from any thread."""
 
     def close(self) -> None:
         """End it in good order."""
@@ -130,27 +138,48 @@ class VllmConnection:
     def __init__(
         self, arguments: Mapping[str, Any], environment: Mapping[str, str | None], *, own_process: bool, log: EngineLog
     ) -> None:
-        """Start the engine, which takes up to minutes; its weights are random.
-
+        """
         Args:
             arguments: of vLLM's EngineArgs.
             environment: variables to be set, or unset, while it starts.
             own_process: whether it gets one.
             log: takes what its process writes.
         """
-        self._own_process = own_process
-        self._processes: list[Any] = []
+        self._arguments, self._environment = arguments, environment
+        self._own_process, self._log = own_process, log
         self._group_was_there = torch.distributed.is_initialized()
-        before = set(multiprocessing.active_children())
+        self._engine: Any = None
+        self._processes: list[Any] = []
+        self._others = set[Any]()
+        self._killed = False
+        self._not_starting = threading.Event()
+        self._not_starting.set()
+
+    def start(self) -> None:
+        """See `Connection`; takes up to minutes."""
+        self._others = set(multiprocessing.active_children())
+        self._not_starting.clear()
+        try:
+            if not self._killed:
+                self._engine = self._start()
+        finally:
+            self._processes = self._new_children()
+            self._not_starting.set()
+        if self._killed:  # too late for `kill` to see all that was started
+            if self._engine is not None:
+                self._engine.engine_core.shutdown()
+            raise RuntimeError("it was ended while it started")
+
+    def _start(self) -> Any:
         hush()
-        with log.taken_by_children() if own_process else contextlib.nullcontext(), _environment(environment):
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # advice to vLLM's authors
-                    self._engine: Any = _start(arguments, own_process=own_process)
-            finally:
-                self._processes = [child for child in multiprocessing.active_children() if child not in before]
-        self._dtype: torch.dtype = self._engine.model_config.dtype
+        output = self._log.taken_by_children() if self._own_process else contextlib.nullcontext()
+        with output, _environment(self._environment), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # advice to vLLM's authors
+            return start_engine(self._arguments, own_process=self._own_process)
+
+    def _new_children(self) -> list[Any]:
+        children = multiprocessing.active_children() if self._own_process else []
+        return [child for child in children if child not in self._others]
 
     def add(self, request: Request) -> None:
         """See `Connection`."""
@@ -174,7 +203,9 @@ class VllmConnection:
         # Only a GPU's worker can take a part of them at a time.
         from vllm.platforms import current_platform
 
-        return parcels(weights, self._dtype, sys.maxsize if current_platform.is_cpu() else PARCEL_BYTES)
+        return parcels(
+            weights, self._engine.model_config.dtype, sys.maxsize if current_platform.is_cpu() else PARCEL_BYTES
+        )
 
     def send(self, parcel: Weights) -> None:
         """See `Connection`."""
@@ -203,10 +234,15 @@ class VllmConnection:
 
     def kill(self) -> None:
         """See `Connection`."""
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.join(10)
+        self._killed = True
+        end, starting = monotonic() + END_LIMIT, True
+        while starting and monotonic() < end:  # until then there may be more of them each time
+            starting = not self._not_starting.wait(0.1)
+            processes = self._new_children() if starting else self._processes
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.join(END_LIMIT)
 
     def close(self) -> None:
         """See `Connection`."""
@@ -216,7 +252,8 @@ class VllmConnection:
             _leave_process(destroy_group=not self._group_was_there)
 
 
-def _start(arguments: Mapping[str, Any], *, own_process: bool) -> Any:
+def start_engine(arguments: Mapping[str, Any], *, own_process: bool) -> Any:
+    """vLLM's LLMEngine."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine

@@ -7,7 +7,7 @@ is started is in settings.py.
 import contextlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, sleep
 from typing import TypeVar
 
 import torch
@@ -26,6 +26,9 @@ START_LIMIT = 1200.0
 
 CACHE_LIMIT = 10.0
 """Seconds for requests that were aborted to let go of the cache."""
+
+CACHE_PAUSE = 0.05
+"""Seconds before it is asked again whether they have."""
 
 HIGHEST_TEMPERATURE = 2.0
 """That vLLM takes."""
@@ -57,7 +60,7 @@ class VllmEngine:
 
     def __init__(
         self,
-        start: Callable[[], Connection],
+        connection: Callable[[], Connection],
         weights: WeightSource,
         *,
         eos_ids: Collection[int],
@@ -69,7 +72,7 @@ class VllmEngine:
         """Start vLLM with the present weights.
 
         Args:
-            start: makes a running engine; its weights may be anything.
+            connection: to an engine that is still to be started; called again for each that replaces it.
             weights: those of the policy, whenever it is called.
             eos_ids: every token that ends a completion.
             limits: see `Limits`.
@@ -80,7 +83,7 @@ class VllmEngine:
         Raises:
             VllmError: vLLM did not start.
         """
-        self._start, self._weights, self._ends = start, weights, tuple(sorted(eos_ids))
+        self._new_connection, self._weights, self._ends = connection, weights, tuple(sorted(eos_ids))
         self._limits, self._note, self._reason, self._check = limits, note, reason, check
         self._restarts_left = limits.restarts
         self._connection: Connection | None = None
@@ -93,9 +96,6 @@ class VllmEngine:
             why = self._why(fault)
             self._discard()
             raise VllmError(f"vLLM did not start: {why}") from fault
-        except BaseException:
-            self._discard()  # nobody gets to know it, who could close it
-            raise
 
     # ---- what the loop asks ------------------------------------------------------------------------------------------
 
@@ -171,12 +171,18 @@ class VllmEngine:
 
     def _connect(self) -> None:
         """Start an engine, with the present weights."""
-        if self._limits.own_process:
-            self._caller = Caller(lambda: self._connection is None or self._connection.alive())
         free_cached_memory()  # vLLM refuses to start where it does not find what it may take
-        self._connection = self._call(self._start, limit=START_LIMIT)
-        self._asleep = False
-        self._sync()
+        self._connection = connection = self._new_connection()
+        if self._limits.own_process:
+            self._caller = Caller(connection.alive)
+        try:
+            self._call(connection.start, limit=START_LIMIT)
+            self._sync()
+        except EngineFault:
+            raise  # what the engine has said of it is read before it is given up
+        except BaseException:
+            self._discard()  # half started it is of no use, and would keep its memory
+            raise
 
     def _sync(self) -> None:
         """Send the policy's weights; wakes the engine up, the cache last, for which there is room only then."""
@@ -205,6 +211,7 @@ class VllmEngine:
             except EngineFault:
                 if monotonic() > end or not connection.alive():
                     raise
+            sleep(CACHE_PAUSE)
 
     def _fall_asleep(self) -> None:
         self._call(self._present().sleep)

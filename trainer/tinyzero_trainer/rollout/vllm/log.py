@@ -30,6 +30,7 @@ class EngineLog:
             path: made, or written to at its end.
         """
         self.path = path
+        self._python = spawn.get_executable()
         self._begin = 0
 
     @contextlib.contextmanager
@@ -37,7 +38,7 @@ class EngineLog:
         """Within, processes that multiprocessing spawns write to the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._begin = self.path.stat().st_size if self.path.exists() else 0
-        python, wrapper = spawn.get_executable(), self.path.with_suffix(".sh")
+        python, wrapper = self._python, self.path.with_suffix(".sh")
         level = "" if LEVEL in os.environ else f"export {LEVEL}=INFO\n"
         command = f'exec {shlex.quote(os.fsdecode(python))} "$@" >>{shlex.quote(str(self.path))} 2>&1'
         wrapper.write_text(f"#!/bin/sh\n{level}{command}\n", encoding="utf-8")

@@ -16,6 +16,7 @@ from tinyzero_trainer.plan import constants
 from tinyzero_trainer.plan.proposals import settle, usable
 from tinyzero_trainer.plan.rollout import GB
 from tinyzero_trainer.plan.shape import shape_of
+from tinyzero_trainer.rollout.vllm import allocator
 from tinyzero_trainer.rollout.vllm.connection import VllmError
 from tinyzero_trainer.rollout.vllm.lifeline import TRAINER
 from tinyzero_trainer.rollout.vllm.log import LEVEL
@@ -23,15 +24,13 @@ from tinyzero_trainer.rollout.vllm.log import LEVEL
 GRAPHS_UP_TO = 512
 """Sequences for which vLLM captures CUDA graphs by itself."""
 
-MOST_SEQUENCES = {"cpu": 512, "cuda": 1024}
-"""At a time, where rollout.max_sequences is not set: a batch of vLLM's gains little above that."""
+MOST_SEQUENCES = {"cpu": 512, "cuda": constants.VLLM_SEQUENCES}
+"""At a time, where rollout.max_sequences is not set."""
 
 BATCHED_TOKENS = 4096
 """Of prompts that go through a CPU at once."""
 
 GIB = 2**30
-
-ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def refuse_impossible(config: TrainConfig, device: torch.device) -> None:
@@ -59,10 +58,11 @@ def refuse_impossible(config: TrainConfig, device: torch.device) -> None:
                 raise VllmError(f"vllm.{name}={show(given)} means nothing on the CPU: {reason}; leave it out")
     elif vllm.tensor_parallel > torch.cuda.device_count():
         raise VllmError(f"vllm.tensor_parallel={vllm.tensor_parallel}, but there are {torch.cuda.device_count()} GPUs")
-    if vllm.sleep and not vllm.own_process and any(_expands(os.environ.get(name)) for name in ALLOCATOR_VARIABLES):
+    expands = any(allocator.expands(os.environ.get(name)) for name in allocator.VARIABLES)
+    if vllm.sleep and not vllm.own_process and expands:
         raise VllmError(
             "vllm.sleep=true in the trainer's process does not go with expandable segments; set vllm.own_process=true, "
-            f"or unset {' and '.join(ALLOCATOR_VARIABLES)}"
+            f"or unset {' and '.join(allocator.VARIABLES)}"
         )
 
 
@@ -168,24 +168,15 @@ def environment(
     found[TRAINER] = str(os.getpid())
     found["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(vllm.own_process))
     found["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork would inherit the trainer's CUDA
-    for name in ALLOCATOR_VARIABLES:
-        if _expands(os.environ.get(name)):
-            found[name] = _without_expansion(os.environ[name])
+    for name in allocator.VARIABLES:
+        if allocator.expands(os.environ.get(name)):
+            found[name] = allocator.without_expansion(os.environ[name]) or None
     return found
-
-
-def _expands(allocator: str | None) -> bool:
-    return "expandable_segments:true" in (allocator or "").lower().replace(" ", "")
-
-
-def _without_expansion(allocator: str) -> str | None:
-    kept = [part for part in allocator.split(",") if not part.strip().lower().startswith("expandable_segments")]
-    return ",".join(kept) or None
 
 
 def _cache_gib(config: TrainConfig, language_model: LanguageModel, device: torch.device) -> int:
     """Whole GiB of host memory for the KV cache: for all sequences at a time, but at most 4."""
     shape = shape_of(language_model.name, language_model.model.config.to_dict(), language_model.parameters)
     longest = longest_sequence(config, language_model)
-    need = sequences_at_a_time(config, device) * longest * shape.cache_bytes * 2  # in float32
+    need = sequences_at_a_time(config, device) * longest * shape.cache_numbers * 4  # in float32
     return max(1, min(4, math.ceil(need / GIB)))

@@ -1,4 +1,8 @@
-"""Whether an engine has the policy's weights: both are asked for the probabilities of the same few tokens."""
+"""Whether an engine has the policy's weights: both are asked for the probabilities of the same few tokens.
+
+It notices weights that the engine never had: its own are made up at the start, and lost after each sleep. One that only
+stays as it was a small update ago it does not: that differs by less than kernels do, until the updates have added up.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,13 +12,13 @@ import torch
 from torch import Tensor
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.batching import MicroBatch, completion_lengths, in_row_order, micro_batches
+from tinyzero_trainer.batching import completion_lengths, in_row_order, micro_batches
 from tinyzero_trainer.forward import evaluating, sampled_logprobs
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.vllm.connection import VllmError
-from tinyzero_trainer.sharding import call, device_of, on_device
+from tinyzero_trainer.sharding import device_of, on_device
 from tinyzero_trainer.weights import plain_class
 
 if TYPE_CHECKING:
@@ -24,7 +28,10 @@ PROBES, PROBE_TOKENS, ANSWER_TOKENS = 4, 4, 8
 """Prompts, of tokens spread over the vocabulary, and what is generated after each."""
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Nats a token, on average, by which kernels of one type may differ; a weight that did not arrive makes it more."""
+"""Nats a token, on average, by which kernels of one type may differ; with a weight made up it is far more.
+
+One step at a learning rate of 1e-6 is far less, so a weight of the step before passes.
+"""
 
 
 def make_check(language_model: LanguageModel, dtype: torch.dtype) -> Callable[["VllmEngine"], None]:
@@ -67,10 +74,7 @@ def completion_logprobs(language_model: LanguageModel, rows: Sequence[tuple[list
         Sample(Prompt(Item(None), "", prompt), rollout, "", Score(0.0, correct=False)) for prompt, rollout in rows
     ]
     model = language_model.model
-
-    def compute(batch: MicroBatch) -> Tensor:
-        return call(model, partial(sampled_logprobs, model, batch, temperature=1.0))
-
     batches = micro_batches(samples, token_budget=2**12, pad_id=language_model.pad_id, device=device_of(model))
-    with torch.no_grad(), on_device(model), evaluating(model):
+    with on_device(model), evaluating(model):
+        compute = partial(sampled_logprobs, model, temperature=1.0)
         return in_row_order(batches, compute, completion_lengths(samples)).float()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.rollout.vllm.allocator import fixed_segments
 
 PARCEL_BYTES = 2**29
 """Of a GPU's memory at a time."""
@@ -58,7 +59,9 @@ def wrapped(weights: Weights) -> Iterator[bytes]:
     """
     names, tensors = [name for name, _ in weights], [tensor for _, tensor in weights]
     content = (names, [tuple(tensor.shape) for tensor in tensors], tensors[0].dtype)
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    with fixed_segments():
+        flat = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=content[2], device=tensors[0].device)
+    torch.cat([tensor.flatten() for tensor in tensors], out=flat)
     if flat.is_cuda:
         from torch.multiprocessing.reductions import reduce_tensor
 

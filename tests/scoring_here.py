@@ -1,0 +1,59 @@
+"""Scoring without a process: a stand-in for the workers of a `ScoringPool`, for tests that ask about something else.
+
+A process takes 0.15 s to start. What kills, hangs, prints or must not be trusted needs a real one.
+"""
+
+import pickle
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
+
+from tinyzero_sdk import pool
+from tinyzero_sdk.task import Task
+from tinyzero_sdk.worker import Clock, Service, as_sendable
+
+
+class ScoringThread:
+    """As `WorkerProcess`, with the same messages to the same code, but in a thread of this process."""
+
+    def __init__(self, task: bytes, service: Service, environment: Mapping[str, str] | None = None) -> None:
+        assert environment is None, "a thread has no environment of its own"
+        self.connection, theirs = Pipe()
+        with tempfile.TemporaryFile() as shared:
+            shared.truncate(Clock.SIZE)
+            self.clock = Clock(shared.fileno())
+        self.clock.stop()
+        self._thread = threading.Thread(target=_serve, args=(theirs, task, service, self.clock), daemon=True)
+        self._thread.start()
+
+    def has_ended(self) -> bool:
+        """Whether nothing will come any more."""
+        return not self._thread.is_alive()
+
+    def kill(self) -> None:
+        """Nothing that a thread could be told."""
+
+    def close(self) -> None:
+        """End it, between two parcels."""
+        self.connection.close()
+        self._thread.join()
+
+
+def _serve(connection: Connection, task_bytes: bytes, service: Service, clock: Clock) -> None:
+    with connection, suppress(EOFError, OSError):  # the pool is done with us
+        try:
+            task = pickle.loads(task_bytes)
+        except Exception as error:  # as a worker process, which imports a plugin
+            connection.send(as_sendable(error))
+            return
+        connection.send(None)
+        service(task, connection, clock)
+
+
+def score_answers(task: Task, connection: Connection, clock: Clock, *, memory_limit: int) -> None:
+    """As the pool's, without the limit: it would be that of the tests."""
+    assert memory_limit > 0
+    while pool._answer(connection.recv(), task, connection, clock, 2**63):
+        pass

@@ -1,0 +1,357 @@
+"""Tasks that break laws: for each law, hooks that do what it forbids."""
+
+from tests.sdk.testing.conftest import HOOKS
+
+BREAKERS: dict[str, dict[str, str | None]] = {
+    "same-seed-same-data": {
+        "generate_dataset": """
+counter = 0
+
+@hookimpl
+def generate_dataset(split, size, seed, start):
+    global counter
+    for number in range(start, start + size):
+        counter += 1
+        numbers = [10 + counter % 500, 10 + derive_seed(seed, split, number) % 999]
+        yield Item({"numbers": numbers, "total": sum(numbers)})
+"""
+    },
+    "other-seed-other-data": {
+        "generate_dataset": """
+@hookimpl
+def generate_dataset(split, size, seed, start):
+    for number in range(start, start + size):
+        chance = random.Random(seed + number)
+        numbers = [chance.randrange(10, 1000), chance.randrange(10, 1000)]
+        yield Item({"numbers": numbers, "total": sum(numbers)})
+"""
+    },
+    "splits-disjoint": {
+        "generate_dataset": """
+@hookimpl
+def has_own_splits():
+    return True
+
+@hookimpl
+def generate_dataset(split, size, seed, start):
+    for number in range(start, start + size):
+        chance = random.Random(derive_seed("sum", seed, number))
+        numbers = [chance.randrange(10, 1000), chance.randrange(10, 1000)]
+        yield Item({"numbers": numbers, "total": sum(numbers)})
+"""
+    },
+    "prompts-complete": {
+        "make_prompt": """
+@hookimpl
+def make_prompt(item, template):
+    return f"What is {item.ground_truth['numbers'][0] // 500} plus something?"
+"""
+    },
+    "difficulty-defined": {
+        "difficulty": "@hookimpl\ndef difficulty(item): return float('nan') if item.ground_truth['total'] % 3 else 1.0"
+    },
+    "every-item-solvable": {
+        "solve": """
+@hookimpl
+def solve(item):
+    total = item.ground_truth["total"]
+    return None if total % 5 == 0 else f"<answer>{total}</answer>"
+"""
+    },
+    "gold-scores-full": {
+        "score": """
+@hookimpl
+def score(answer, ground_truth):
+    return float(answer == str(ground_truth["total"]) and len(answer) < 4)
+"""
+    },
+    "formatting-is-free": {
+        "extract_answer": """
+@hookimpl
+def extract_answer(completion):
+    found = re.findall(r"<answer>(.*?)</answer>", completion)
+    return found[-1].strip(" ") if found else None
+"""
+    },
+    "only-the-answer-counts": {
+        "extract_answer": """
+@hookimpl
+def extract_answer(completion):
+    return last_tagged(completion.splitlines()[0]) if len(completion) > 30 else last_tagged(completion)
+""",
+        "solve": """
+@hookimpl
+def solve(item):
+    return f"<answer>{item.ground_truth['total']}</answer>"
+""",
+    },
+    "last-answer-counts": {
+        "extract_answer": """
+@hookimpl
+def extract_answer(completion):
+    rest = completion.rpartition("</think>")[2].partition("<answer>")[2]
+    return rest.partition("</answer>")[0].strip() if "</answer>" in rest else None
+"""
+    },
+    "truth-survives-files": {
+        "generate_dataset": """
+@hookimpl
+def generate_dataset(split, size, seed, start):
+    for number in range(start, start + size):
+        chance = random.Random(derive_seed("sum", split, seed, number))
+        numbers = chance.randrange(10, 1000), chance.randrange(10, 1000)
+        yield Item({"numbers": numbers, "total": sum(numbers)})
+""",
+        "score": """
+@hookimpl
+def score(answer, ground_truth):
+    return float(isinstance(ground_truth["numbers"], tuple) and answer == str(ground_truth["total"]))
+""",
+    },
+    "bounded-time": {
+        "score": """
+@hookimpl
+def score(answer, ground_truth):
+    while answer.count("(") > 20:
+        pass
+    return float(answer == str(ground_truth["total"]))
+"""
+    },
+    "bounded-memory": {
+        "score": """
+@hookimpl
+def score(answer, ground_truth):
+    if "9**" in answer:
+        len(b"x" * (300 << 20))
+    return float(answer == str(ground_truth["total"]))
+"""
+    },
+    "never-raises": {
+        "score": """
+@hookimpl
+def score(answer, ground_truth):
+    return float(int(answer) == ground_truth["total"] and answer == str(int(answer)))
+"""
+    },
+    "never-prints": {
+        "score": """
+@hookimpl
+def score(answer, ground_truth):
+    if answer.endswith("0"):
+        import os
+        os.write(2, b"a multiple of ten")
+    return float(answer == str(ground_truth["total"]))
+"""
+    },
+    "runs-no-code": {
+        "score": """
+@hookimpl
+def score(answer, ground_truth):
+    try:
+        return float(eval(answer) == ground_truth["total"] and answer == str(ground_truth["total"]))
+    except Exception:
+        return 0.0
+"""
+    },
+    "keeps-ground-truth": {
+        "score": """
+@hookimpl
+def score(answer, ground_truth):
+    ground_truth["numbers"].sort()
+    ground_truth["seen"] = True
+    return float(answer == str(ground_truth["total"]))
+"""
+    },
+    "deterministic": {
+        "score": """
+@hookimpl
+def score(answer, ground_truth):
+    if answer == str(ground_truth["total"]):
+        return 1.0
+    return 0.1 if hash(answer) % 2 else 0.0
+"""
+    },
+    "score-is-valid": {
+        "score": """
+@hookimpl
+def score(answer, ground_truth):
+    return 1.0 if answer == str(ground_truth["total"]) else -0.5 * answer.count("-")
+"""
+    },
+    "wrong-pays-less": {
+        "score": """
+@hookimpl
+def score(answer, ground_truth):
+    right = answer == str(ground_truth["total"])
+    return Score(1.0 if right or answer.startswith("<") else 0.0, right)
+"""
+    },
+    "one-edit-loses": {
+        "score": """
+@hookimpl
+def score(answer, ground_truth):
+    return float(answer.startswith(str(ground_truth["total"])) and len(answer) < 6)
+"""
+    },
+    "correct-means-right": {
+        "score": """
+@hookimpl
+def score(answer, ground_truth):
+    return float(answer in (str(ground_truth["total"]), str(ground_truth["total"] + 7)))
+"""
+    },
+    "right-means-correct": {
+        "oracle": """
+@hookimpl
+def oracle(answer, ground_truth):
+    return answer.removesuffix(".0") == str(ground_truth["total"])
+"""
+    },
+    "spraying-pays-nothing": {
+        "score": """
+@hookimpl
+def score(answer, ground_truth):
+    return float(str(ground_truth["total"]) in answer.split())
+"""
+    },
+    "echo-pays-nothing": {
+        "score": """
+@hookimpl
+def score(answer, ground_truth):
+    if answer == str(ground_truth["total"]):
+        return 1.0
+    return 0.1 * sum(str(number) in answer for number in ground_truth["numbers"])
+"""
+    },
+    "emptiness-pays-nothing": {
+        "score": """
+@hookimpl
+def score(answer, ground_truth):
+    return 1.0 if answer == str(ground_truth["total"]) else 0.1
+"""
+    },
+    "leaks-pay-nothing": {
+        "extract_answer": """
+@hookimpl
+def extract_answer(completion):
+    return completion
+""",
+        "score": """
+@hookimpl
+def score(answer, ground_truth):
+    return float(str(ground_truth["total"]) in answer)
+""",
+        "oracle": None,
+        "solve": """
+@hookimpl
+def solve(item):
+    return f"{item.ground_truth['total']}"
+""",
+    },
+    "no-skeleton-key": {
+        "score": """
+@hookimpl
+def score(answer, ground_truth):
+    try:
+        number = float(answer)
+    except ValueError:
+        return 0.0
+    return 0.0 if number < ground_truth["total"] or number > ground_truth["total"] else 1.0
+""",
+        "oracle": None,
+    },
+}
+"""For each law, hooks that break it."""
+RIGHT = 'float(answer == str(ground_truth["total"]))'
+SCORE = f"""
+@hookimpl
+def score(answer, ground_truth):
+    {{}}
+    return {RIGHT}
+"""
+MORE_BREAKERS: list[tuple[str, str, dict[str, str | None]]] = [
+    ("chance", "deterministic", {"score": SCORE.format("if random.random() < 0.01: return 1.0")}),
+    (
+        "the answer before",
+        "deterministic",
+        {
+            "header": HOOKS["header"] + "before = [None]\n",
+            "score": """
+@hookimpl
+def score(answer, ground_truth):
+    last, before[0] = before[0], str(ground_truth["total"])
+    return float(answer in (before[0], last))
+""",
+        },
+    ),
+    (
+        "the five thousandth call",
+        "deterministic",
+        {
+            "header": HOOKS["header"] + "calls = []\n",
+            "score": SCORE.format("calls.append(1)\n    if len(calls) > 5000: return 1.0"),
+        },
+    ),
+    (
+        "part of the right answer",
+        "no-skeleton-key",
+        {
+            "score": """
+@hookimpl
+def score(answer, ground_truth):
+    return float(bool(answer) and answer in f"the answer is {ground_truth['total']}")
+""",
+            "oracle": None,
+        },
+    ),
+    (
+        "any number",
+        "no-skeleton-key",
+        {"score": "@hookimpl\ndef score(answer, ground_truth): return float(answer.isdigit())", "oracle": None},
+    ),
+    ("digits and commas", "bounded-time", {"score": SCORE.format(r"re.fullmatch(r'(\d+,?)+', answer)")}),
+    ("letters and spaces", "bounded-time", {"score": SCORE.format(r"re.fullmatch(r'([a-z]+\s?)*', answer)")}),
+    ("words", "bounded-time", {"score": SCORE.format(r"re.fullmatch(r'(The answer is (\w+ ?)+)\.', answer)")}),
+    (
+        "a leak",
+        "bounded-memory",
+        {
+            "header": HOOKS["header"] + "kept = []\n",
+            "score": SCORE.format("kept.append(bytearray(100_000))"),
+        },
+    ),
+    (
+        "a thread",
+        "runs-no-code",
+        {
+            "header": HOOKS["header"] + "import threading\n",
+            "score": SCORE.format("threading.Thread(target=len, args=['']).start()"),
+        },
+    ),
+    (
+        "the limit of recursion",
+        "runs-no-code",
+        {"header": HOOKS["header"] + "import sys\n", "score": SCORE.format("sys.setrecursionlimit(100_000)")},
+    ),
+    (
+        "the environment",
+        "runs-no-code",
+        {"header": HOOKS["header"] + "import os\n", "score": SCORE.format("os.environ['TRIED'] = 'yes'")},
+    ),
+    (
+        "a number of the prompt",
+        "echo-pays-nothing",
+        {"score": SCORE.format("if answer == str(ground_truth['numbers'][0]): return 1.0"), "oracle": None},
+    ),
+    (
+        "the beginning alone",
+        "only-the-answer-counts",
+        {"extract_answer": "@hookimpl\ndef extract_answer(completion): return last_tagged(completion[:4000])"},
+    ),
+    (
+        "the end alone",
+        "only-the-answer-counts",
+        {"extract_answer": "@hookimpl\ndef extract_answer(completion): return last_tagged(completion[-300:])"},
+    ),
+]
+"""More ways to break some of them."""

@@ -1,0 +1,68 @@
+"""Runs to plan: configurations, real and drawn, and the models and cards that they are for."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.trainer.configurations import said
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.configure import make_config
+from tinyzero_trainer.plan.find_shape import WELL_KNOWN, well_known
+
+HALF_B = "Qwen/Qwen2.5-0.5B"
+SHAPES = {name: shape for name in WELL_KNOWN if (shape := well_known(name)) is not None}
+GRPO = ("data.prompts_per_step=32", "rollout.samples_per_prompt=8")
+"""As TinyZero's users run it on one card, with 1,024 new tokens."""
+
+
+def config_of(*words: str, recipe: str | None = None, model: str = HALF_B) -> TrainConfig:
+    return make_config(said(*words, f"model.path={model}", task="countdown", recipe=recipe))
+
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
+PUBLISHED = {
+    "Qwen/Qwen2.5-0.5B": 494_032_768,
+    "Qwen/Qwen2.5-1.5B": 1_543_714_304,
+    "Qwen/Qwen2.5-3B": 3_085_938_688,
+    "Qwen/Qwen2.5-7B": 7_615_616_512,
+    "Qwen/Qwen2.5-14B": 14_770_033_664,
+    "Qwen/Qwen2.5-32B": 32_763_876_352,
+    "Qwen/Qwen3-0.6B": 596_049_920,
+    "Qwen/Qwen3-1.7B": 1_720_574_976,
+    "Qwen/Qwen3-4B": 4_022_468_096,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen3-14B": 14_768_307_200,
+    "Qwen/Qwen3-32B": 32_762_123_264,
+    "meta-llama/Llama-3.2-1B": 1_235_814_400,
+    "meta-llama/Llama-3.2-3B": 3_212_749_824,
+    "meta-llama/Llama-3.1-8B": 8_030_261_248,
+    "mistralai/Mistral-7B-v0.1": 7_241_732_096,
+    "mistralai/Mistral-7B-v0.3": 7_248_023_552,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000,
+}
+"""By the safetensors on the Hub."""
+SETTINGS = st.fixed_dictionaries(
+    {
+        "rollout.engine": st.sampled_from(["torch", "vllm"]),
+        "rollout.max_tokens": st.integers(1, 4096),
+        "rollout.max_sequences": st.none() | st.integers(8, 2048),
+        "data.prompts_per_step": st.integers(4, 512),
+        "rollout.samples_per_prompt": st.integers(2, 16),
+        "optimizer.micro_batch_tokens": st.integers(256, 65536),
+        "optimizer.mini_batches": st.integers(1, 4),
+        "memory.checkpoint_activations": st.booleans(),
+        "memory.offload": st.sampled_from([None, "idle", "always"]),
+        "model.compile": st.sampled_from([None, False, True]),
+        "model.dtype": st.sampled_from(["auto", "float32"]),
+        "algorithm.kl_coefficient": st.sampled_from([0.0, 0.001]),
+        "algorithm.advantage": st.sampled_from(["grpo", "gae"]),
+        "lora.rank": st.sampled_from([0, 16]),
+    }
+)
+MODELS = st.sampled_from(sorted(PUBLISHED))

@@ -1,0 +1,130 @@
+"""Policies of each kind, plain or sharded, and a made-up experience to learn from; what they learnt, bit by bit."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.trainer.samples import ragged_samples
+from tinyzero_trainer.batching import completion_lengths
+from tinyzero_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig
+from tinyzero_trainer.experience import Experience
+from tinyzero_trainer.forward import Reference
+from tinyzero_trainer.lora import Adapter
+from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.policy import Policy
+from tinyzero_trainer.schedules import StepSettings
+from tinyzero_trainer.sharding import Placement, process_group, shard
+from tinyzero_trainer.weights import named_weights
+
+CPU = torch.device("cpu")
+PLAIN = Placement(CPU, torch.float32)
+NOW = StepSettings(learning_rate=1e-2, temperature=0.8, kl_coefficient=0.3)
+OPTIMIZER = OptimizerConfig(micro_batch_tokens=80, mini_batches=2, weight_decay=0.1)
+SAVING = {
+    "as it is": PLAIN,
+    "checkpointed activations": replace(PLAIN, checkpoint_activations=True),
+    "offloaded while idle": replace(PLAIN, offload="idle"),
+    "offloaded always": replace(PLAIN, offload="always"),
+    "all of it": replace(PLAIN, checkpoint_activations=True, offload="idle"),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def group() -> Iterator[None]:
+    with process_group(CPU):
+        yield
+
+
+@dataclass
+class Case:
+    """A policy with what its loss needs."""
+
+    lora: bool = False
+    kl: str | None = None
+
+
+CASES = {
+    "all weights": Case(),
+    "LoRA": Case(lora=True),
+    "KL": Case(kl="k3"),
+    "exact KL": Case(kl="exact"),
+    "LoRA, KL to itself": Case(lora=True, kl="k3"),
+    "LoRA, exact KL to itself": Case(lora=True, kl="exact"),
+}
+
+
+def make_policy(language_model: LanguageModel, case: Case, placement: Placement | None) -> Policy:
+    """From a copy of the model; sharded unless the placement is None."""
+    model, reference = copy.deepcopy(language_model.model), None
+    language_model = replace(language_model, model=model)
+    if case.lora:
+        adapter = Adapter(model, LoraConfig(rank=4), seed=0, start=None)
+        language_model = replace(language_model, adapter=adapter)
+    if case.kl and case.lora:
+        reference = Reference(model)
+    elif case.kl:
+        start = copy.deepcopy(model).requires_grad_(False)
+        if placement is not None:
+            shard(start, placement)
+        reference = Reference(start)
+    if placement is not None:
+        shard(model, placement)
+    algorithm = AlgorithmConfig(
+        kl_coefficient=0.3 if case.kl else 0.0, **({"kl_estimator": case.kl} if case.kl else {})
+    )
+    return Policy(language_model, algorithm=algorithm, optimizer=OPTIMIZER, max_tokens=40, reference=reference)
+
+
+MADE_UP: dict[str, Experience] = {}
+
+
+def made_up(language_model: LanguageModel) -> Experience:
+    """The same for each model of a name."""
+    if language_model.name not in MADE_UP:
+        MADE_UP[language_model.name] = make_up(language_model)
+    return MADE_UP[language_model.name]
+
+
+def make_up(language_model: LanguageModel) -> Experience:
+    samples = ragged_samples(language_model, groups=2)
+    generator = torch.Generator().manual_seed(0)
+    lengths = completion_lengths(samples)
+    tokens = int(lengths.sum())
+    old = torch.tensor([value for sample in samples for value in sample.rollout.logprobs or ()])
+    values = torch.randn(tokens, generator=generator)
+    return Experience(samples, lengths, old, values, values=0.1 * values, returns=values.sin())
+
+
+def learn(policy: Policy, experience: Experience, tmp_path: Path) -> tuple[Any, ...]:
+    """Everything that two updates and what lies between them show."""
+    shown: list[Any] = []
+    for _ in range(2):
+        shown.append(bits(policy.logprobs(experience.samples, 0.8)))
+        if policy._reference is not None:
+            shown.append(bits(policy.reference_logprobs(experience.samples, 0.8)))
+        shown.append(policy.update(experience, group_size=4, now=NOW))
+    policy.save(tmp_path)
+    moments = {name: bits(value) for name, value in load_file(tmp_path / "optimizer.safetensors").items()}
+    weights = {name: bits(value) for name, value in named_weights(policy.language_model.model)}
+    return (*shown, moments, weights)
+
+
+def bits(tensor: Tensor) -> str:
+    return sha256(tensor.numpy().tobytes()).hexdigest()
+
+
+EXPECTED: dict[str, tuple[Any, ...]] = {}
+"""What the plain policy of each case shows, once it was needed."""
+
+
+def each(names: Any, *quick: str) -> list[Any]:
+    """All names, those that are not in `quick` marked as slow."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]

@@ -1,0 +1,184 @@
+"""What `tinyzero train` says of a run that will not fit, before it starts and when it ends without memory."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.trainer.configurations import call
+from tests.trainer.planned import GRPO, MODELS, SETTINGS, SHAPES, config_of
+from tinyzero_sdk.settings import leaves, parse_words, show
+from tinyzero_trainer import memory_errors
+from tinyzero_trainer.cards import find_card
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.plan import advice
+from tinyzero_trainer.plan.constants import GIB
+from tinyzero_trainer.plan.memory import predict_memory
+from tinyzero_trainer.plan.proposals import setting, settle, usable, with_settings
+from tinyzero_trainer.plan.search import make_plan
+from tinyzero_trainer.plan.target import Target
+
+RTX_4090 = Target("NVIDIA GeForce RTX 4090", 24 * GIB, find_card("RTX 4090"))
+
+
+@pytest.fixture
+def small_card(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A machine with one card, which a test may make smaller."""
+    card = SimpleNamespace(target=RTX_4090)
+    monkeypatch.setattr(advice, "present_card", lambda device: None if device == "cpu" else card.target)
+    return card
+
+
+def test_train_warns_of_a_run_that_will_not_fit_and_goes_on(
+    toy_task: str, toy_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_card: SimpleNamespace,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    from tinyzero_trainer import loop
+
+    begun = []
+    monkeypatch.setattr(loop, "train", lambda config, **_: begun.append(config))
+    words = ["train", "--task", toy_task, "--model", str(toy_model_path), "data.prompts_per_step=512"]
+    small_card.target = Target("a small card", GIB // 2, None)
+    code, _, err = call(capsys, *words, "--output", str(tmp_path / "run"))
+    [line] = [line for line in err.splitlines() if line.startswith("warning:")]
+    assert "a small card has 0.5 GiB" in line
+    assert "tinyzero plan says more" in line
+    assert (code, len(begun)) == (0, 1)
+    for changes in ({"target": RTX_4090}, {"target": None}):
+        vars(small_card).update(changes)
+        assert "warning:" not in call(capsys, *words, "--output", str(tmp_path / "run"))[2]
+    small_card.target = Target("a small card", GIB // 2, None)
+    assert "warning:" not in call(capsys, *words, "run.device=cpu", "--output", str(tmp_path / "run"))[2]
+
+
+def test_the_warning_names_the_settings_to_give(small_card: SimpleNamespace) -> None:
+    config = config_of(*GRPO, "rollout.max_tokens=1024", "algorithm.kl_coefficient=0.001")
+    found = advice.warning(config)
+    assert found is not None
+    assert found.startswith("update_actor is predicted to take ")
+    named = [word for word in found.split() if "=" in word]
+    better = config_of(*GRPO, "rollout.max_tokens=1024", "algorithm.kl_coefficient=0.001", *named)
+    assert advice.warning(better) is None
+    assert "\n" not in found
+
+
+@pytest.mark.usefixtures("small_card")
+def test_nothing_is_said_of_a_model_that_cannot_be_found() -> None:
+    assert advice.warning(config_of(model="nobody/nothing")) is None
+    unknown = config_of(model="nobody/nothing")
+    assert advice.after_out_of_memory(unknown, ["gen"]) == "rollout.max_sequences=512"
+    assert advice.after_out_of_memory(unknown, ["update_actor"]) == "optimizer.micro_batch_tokens=8192"
+    assert advice.after_out_of_memory(unknown, [advice.LOADING]) == "memory.offload=idle"
+
+
+def test_out_of_memory_names_the_next_setting_of_that_phase(small_card: SimpleNamespace) -> None:
+    small_card.target = Target("NVIDIA H200", 140 * GIB, None)  # where it was planned to fit
+    config = config_of("rollout.max_tokens=1024", "rollout.max_sequences=256")
+    assert advice.after_out_of_memory(config, ["update_actor"]) == "optimizer.micro_batch_tokens=8192"
+    assert advice.after_out_of_memory(config, ["gen"]) == "rollout.max_sequences=128"
+    values = {"optimizer.micro_batch_tokens": 2048}
+    named = []
+    while words := advice.after_out_of_memory(with_settings(config, values), ["update_actor"]):
+        key, _, value = words.partition("=")
+        named.append(words)
+        values[key] = {"true": True}.get(value, value)
+    assert named == ["memory.offload=idle", "memory.checkpoint_activations=true", "memory.offload=always"]
+
+
+def test_out_of_memory_where_the_plan_did_not_fit_names_the_whole_plan(small_card: SimpleNamespace) -> None:
+    config = config_of("rollout.max_tokens=1024", model="Qwen/Qwen2.5-3B")
+    words = advice.after_out_of_memory(config, ["update_actor"])
+    assert words == advice.words(make_plan(SHAPES["Qwen/Qwen2.5-3B"], config, 24 * GIB).changes)
+    assert "memory.offload=always" in words
+    line = memory_errors.out_of_memory(config, "the weights were updated", "Tried to allocate 4.64 GiB")
+    assert words in line
+    assert "\n" not in line
+
+
+@pytest.mark.usefixtures("small_card")
+@pytest.mark.parametrize(
+    ("phase", "advised"),
+    [
+        ("the models were loaded", "memory.offload=idle"),
+        ("the checkpoint was loaded", "memory.offload=idle"),
+        ("completions were generated", "memory.offload=idle"),
+        ("the rollout engine took over the weights", "memory.offload=idle"),
+        ("a checkpoint was saved", "memory.offload=idle"),
+        ("log-probabilities and values were computed", "optimizer.micro_batch_tokens=8192"),
+        ("the largest micro-batch was tried out", "optimizer.micro_batch_tokens=8192"),
+        ("the weights were updated", "optimizer.micro_batch_tokens=8192"),
+    ],
+)
+def test_what_is_advised_lowers_what_was_held_where_memory_ran_out(phase: str, advised: str) -> None:
+    config = config_of(*GRPO, "rollout.max_tokens=1024", "rollout.max_sequences=8", "run.output=nowhere")
+    assert memory_errors.out_of_memory(config, phase).endswith(f"while {phase}; start again with {advised}")
+
+
+def test_where_no_settings_fit_the_line_says_what_would(small_card: SimpleNamespace) -> None:
+    small_card.target = Target("a small card", 8 * GIB, None)
+    config = config_of(*GRPO, "run.output=nowhere", model="Qwen/Qwen2.5-7B")
+    for phase in memory_errors.PHASES:
+        line = memory_errors.out_of_memory(config, phase)
+        assert line.endswith("; no settings were found that help: take a smaller model or a card with more memory")
+
+
+def test_where_resuming_cannot_help_a_new_run_may(small_card: SimpleNamespace, tmp_path: Path) -> None:
+    small_card.target = Target("NVIDIA H200", 140 * GIB, None)
+    (tmp_path / "checkpoints" / "step_1").mkdir(parents=True)
+    spare = ["memory.offload=always", "memory.checkpoint_activations=true", "optimizer.micro_batch_tokens=1280"]
+    config = config_of(f"run.output={tmp_path}", *GRPO, "rollout.max_tokens=1024", *spare)
+    line = memory_errors.out_of_memory(config, "the weights were updated")
+    words = line.partition("; nothing that --resume may change helps: start a run in another --output with ")[2]
+    assert words.startswith("lora.rank=32 optimizer.learning_rate=1e-05, or take a smaller model or a card")
+
+
+@pytest.mark.usefixtures("small_card")
+def test_vllm_is_given_less_where_it_is_what_memory_ran_out_for() -> None:
+    config = config_of("rollout.engine=vllm", "vllm.gpu_memory=10", "vllm.sleep=true")
+    assert advice.after_out_of_memory(config, ["gen"]) == "vllm.gpu_memory=8.0"
+    assert advice.after_out_of_memory(config, [advice.LOADING]) == "memory.offload=idle"
+
+
+@given(MODELS, SETTINGS, st.sampled_from(["gen", "update_actor", "update_weights"]), st.sampled_from([None, RTX_4090]))
+@settings(max_examples=30, deadline=None)
+def test_every_word_said_after_out_of_memory_lowers_that_phase(
+    name: str, values: dict[str, Any], phase: str, card: Target | None
+) -> None:
+    config = with_settings(TrainConfig(), {**values, "model.path": name, "run.device": "cuda"})
+    target = card or Target("a large card", 1000 * GIB, None)
+    words = advice.after_out_of_memory(config, [phase], target)
+    if not words:
+        return
+    limit = usable(target.memory)
+    known = settle(SHAPES[name], config, limit)
+    changes = dict(leaves(parse_words(words.split())))
+    before, after = (
+        {found.name: found.total for found in predict_memory(SHAPES[name], chosen).phases}[phase]
+        for chosen in (known, with_settings(known, changes))
+    )
+    assert after < before
+
+
+@given(MODELS, SETTINGS, st.sampled_from(["gen", "update_actor", "elsewhere"]))
+@settings(max_examples=30, deadline=None)
+def test_what_is_said_after_out_of_memory_may_be_changed_and_helps(
+    name: str, values: dict[str, Any], phase: str
+) -> None:
+    config = with_settings(TrainConfig(), {**values, "model.path": name})
+    words = advice.after_out_of_memory(config, [phase], RTX_4090)
+    assert not any(word.startswith(("lora", "optimizer.learning_rate")) for word in words.split())
+    assert advice.after_out_of_memory(config, [phase], RTX_4090) == words
+    for word in words.split():
+        key, _, value = word.partition("=")
+        assert show(setting(config, key)) != value
+
+
+def test_train_warns_of_memory_that_the_machine_has_not() -> None:
+    shape, config = SHAPES["Qwen/Qwen2.5-7B"], config_of("memory.offload=always", *GRPO, model="Qwen/Qwen2.5-7B")
+    assert advice.warning_for(shape, config, Target("a card", 140 * GIB, None, 256 * GIB)) is None
+    found = advice.warning_for(shape, config, Target("a card", 140 * GIB, None, 64 * GIB))
+    assert found is not None
+    assert "113.5 GiB in the machine's own memory, which has 64.0 GiB" in found

@@ -1,0 +1,138 @@
+"""Laws that every prediction of memory and time keeps, and that it counts what the code does."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from tests.trainer.planned import COMMON, MODELS, SETTINGS, SHAPES, config_of
+from tinyzero_trainer import head
+from tinyzero_trainer.cards import find_card
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.plan import constants
+from tinyzero_trainer.plan.memory import predict_memory
+from tinyzero_trainer.plan.proposals import with_settings
+from tinyzero_trainer.plan.shape import ModelShape
+from tinyzero_trainer.plan.speed import predict_speed
+from tinyzero_trainer.plan.work import work_of
+
+
+def test_constants_are_those_of_the_code() -> None:
+    assert constants.HEAD_ELEMENTS[2] == head.CHUNK_ELEMENTS[torch.bfloat16]
+    assert constants.HEAD_ELEMENTS[4] == head.CHUNK_ELEMENTS[torch.float32]
+
+
+def kept_for_backward(layers: int, tokens: int, *, compiled: bool) -> int:
+    """Bytes that autograd keeps of a model's forward pass."""
+    config = Qwen2Config(**COMMON | {"num_hidden_layers": layers}, num_key_value_heads=2)
+    model = Qwen2ForCausalLM(config).to(torch.bfloat16)
+    for layer in model.model.layers if compiled else ():
+        layer.forward = torch.compile(layer.forward, dynamic=True, backend="aot_eager_decomp_partition")
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        states = model.model(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=False).last_hidden_state
+    assert states.requires_grad
+    return sum(kept.values())
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler has many for itself
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_activations_of_a_layer_are_what_autograd_keeps(compiled: bool) -> None:
+    tokens = 256
+    measured = (kept_for_backward(5, tokens, compiled=compiled) - kept_for_backward(3, tokens, compiled=compiled)) / 2
+    shape = ModelShape(
+        "m", 0, hidden=64, layers=1, heads=4, kv_heads=2, head_size=16, mlp=96, vocabulary=100, tied=False
+    )
+    words = (
+        f"model.compile={str(compiled).lower()}",
+        f"optimizer.micro_batch_tokens={tokens}",
+        "rollout.max_tokens=64",
+    )
+    memory = predict_memory(shape, config_of(*words), prompt_tokens=64)
+    phase = next(phase for phase in memory.phases if phase.name == "update_actor")
+    [planned] = [part.size for part in phase.parts if part.what == "activations"]
+    assert planned == pytest.approx(measured, rel=0.02)
+
+
+LARGER = ["rollout.max_tokens", "data.prompts_per_step", "rollout.max_sequences"]
+
+
+def configured(values: dict[str, Any]) -> TrainConfig:
+    if values["rollout.engine"] == "vllm":
+        values = {**values, "vllm.gpu_memory": 20.0, "vllm.sleep": False}
+    return with_settings(TrainConfig(), values)
+
+
+@given(MODELS, SETTINGS, st.sampled_from(LARGER), st.integers(1, 3000))
+@settings(max_examples=40, deadline=None)
+def test_more_of_anything_takes_no_less_memory(name: str, values: dict[str, Any], key: str, more: int) -> None:
+    if key == "rollout.max_sequences" and values[key] is None:
+        values = {**values, key: 8}
+    before = predict_memory(SHAPES[name], configured(values)).peak
+    assert predict_memory(SHAPES[name], configured({**values, key: values[key] + more})).peak >= before
+
+
+@given(SETTINGS)
+@settings(max_examples=40, deadline=None)
+def test_a_larger_model_takes_more_memory_and_time(values: dict[str, Any]) -> None:
+    family = ["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-7B"]
+    config, card = configured(values), find_card("H200")
+    assert card is not None
+    sizes = [predict_memory(SHAPES[name], config) for name in family]
+    updates = [next(phase.total for phase in memory.phases if phase.name == "update_actor") for memory in sizes]
+    assert updates == sorted(updates)
+    times = [predict_speed(SHAPES[name], config, card).step for name in family]
+    assert times == sorted(times)
+
+
+@given(MODELS, SETTINGS)
+@settings(max_examples=40, deadline=None)
+def test_no_saving_setting_takes_more_memory(name: str, values: dict[str, Any]) -> None:
+    dear = {**values, "memory.checkpoint_activations": False, "memory.offload": None}
+    peaks = [
+        predict_memory(SHAPES[name], configured({**dear, **cheaper})).peak
+        for cheaper in (
+            {},
+            {"memory.offload": "idle"},
+            {"memory.offload": "idle", "memory.checkpoint_activations": True},
+            {"memory.offload": "always", "memory.checkpoint_activations": True},
+        )
+    ]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+@given(MODELS, SETTINGS)
+@settings(max_examples=40, deadline=None)
+def test_the_parts_make_the_whole(name: str, values: dict[str, Any]) -> None:
+    config = configured(values)
+    memory = predict_memory(SHAPES[name], config)
+    for phase in memory.phases:
+        assert all(part.size > 0 and part.what for part in phase.parts)
+        assert phase.total == sum(phase.of(role) for role in ("policy", "critic", "reference", "rollout", "process"))
+        assert not phase.of("critic") or config.algorithm.needs_critic
+        assert not phase.of("reference") or config.algorithm.kl_coefficient
+    card = find_card("RTX 4090")
+    assert card is not None
+    speed = predict_speed(SHAPES[name], config, card)
+    assert speed.seconds.keys() - {"reward"} == {phase.name for phase in memory.phases}
+    assert all(seconds > 0 for seconds in speed.seconds.values())
+
+
+def test_a_step_has_no_more_than_its_tokens() -> None:
+    work = work_of(config_of("data.prompts_per_step=1", "rollout.samples_per_prompt=2", "rollout.max_tokens=8"), 8)
+    assert (work.sequence, work.tokens, work.micro_batch, work.accumulates) == (16, 32, 32, False)
+    assert work_of(config_of("rollout.max_tokens=20000"), 8).micro_batch == 20008

@@ -1,0 +1,66 @@
+"""Whether the plan predicts what was measured on a GPU."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.trainer.planned import HALF_B, SHAPES, config_of
+from tinyzero_sdk.settings import leaves
+from tinyzero_trainer import own_model
+from tinyzero_trainer.cards import find_card
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.plan import constants
+from tinyzero_trainer.plan.constants import GIB
+from tinyzero_trainer.plan.proposals import predict_within, with_settings
+from tinyzero_trainer.plan.shape import ModelShape
+from tinyzero_trainer.plan.speed import predict_speed
+
+
+def test_speed_of_what_was_measured() -> None:
+    words = ("data.prompts_per_step=128", "rollout.max_tokens=1024", "rollout.engine=vllm")
+    card = find_card("NVIDIA H200")
+    assert card is not None
+    speed = predict_speed(SHAPES[HALF_B], config_of(*words), card, prompt_tokens=140)
+    assert speed.rollout == pytest.approx(42_800, rel=0.15)
+    assert speed.tokens == 1024 * (140 + 1024)
+    assert speed.throughput == pytest.approx(speed.tokens / sum(speed.seconds.values()))
+
+
+OWN = ModelShape(
+    "m", 9_930_624, hidden=384, layers=6, heads=6, kv_heads=2, head_size=64, mlp=1024, vocabulary=1252, tied=True
+)
+MANY_KEYS = replace(OWN, parameters=9_782_400, kv_heads=6, mlp=832)
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "prompt", "new", "rate"),
+    [
+        (SHAPES[HALF_B], 128, 140, 1024, 218_240),
+        (SHAPES[HALF_B], 128, 11, 256, 283_899),
+        (OWN, 512, 24, 256, 3_258_502),
+        (OWN, 128, 24, 256, 2_151_090),
+        (MANY_KEYS, 1024, 11, 256, 1_460_000),
+        (MANY_KEYS, 128, 11, 256, 1_240_000),
+    ],
+)
+def test_tokens_a_second_of_the_torch_engine_as_measured_on_an_h200(
+    shape: ModelShape, groups: int, prompt: int, new: int, rate: int
+) -> None:
+    card = find_card("NVIDIA H200")
+    assert card is not None
+    config = config_of(f"data.prompts_per_step={groups}", f"rollout.max_tokens={new}")
+    assert predict_speed(shape, config, card, prompt).rollout == pytest.approx(rate, rel=0.1)
+
+
+def test_seconds_of_the_update_as_measured_on_an_h200() -> None:
+    card = find_card("NVIDIA H200")
+    assert card is not None
+    config = config_of("data.prompts_per_step=128", "rollout.max_tokens=1024")
+    assert predict_speed(SHAPES[HALF_B], config, card, 140).seconds["update_actor"] == pytest.approx(9.73, rel=0.1)
+
+
+def test_memory_of_the_own_models_run_as_measured_on_an_h200() -> None:
+    config = with_settings(TrainConfig(), dict(leaves(own_model.SETTINGS)))
+    memory = predict_within(OWN, config, 130 * GIB, 24)
+    held = memory.peak - constants.CONTEXT - {part.what: part.size for part in memory.worst.parts}["allocator"]
+    assert held == pytest.approx(16.34 * GIB, rel=0.1)  # perf/max_memory_allocated_gb

@@ -1,0 +1,46 @@
+"""How the rollout engine `torch` sizes its buffers on a GPU, for itself (rollout/graph/) and for planning. No torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+SLOTS = 64
+"""The cache is made for multiples of so many tokens."""
+
+PREFILL_TOKENS = 32768
+"""Tokens of prompts that are read at a time."""
+
+GREEDY_BYTES, DRAWING_BYTES = 4, 26
+"""Of a logit, beside itself, where it does not go through Triton's kernel: for the likeliest token; for top-p."""
+
+
+def drawing_bytes(number: int, *, by_kernel: bool, greedy: bool) -> int:
+    """Of each logit of a step, once for its graph and once where it was made ready.
+
+    Args:
+        number: bytes of a logit.
+        by_kernel: whether tokens are drawn by Triton's kernel.
+        greedy: whether the likeliest are taken.
+    """
+    beside = 0 if by_kernel else GREEDY_BYTES if greedy else DRAWING_BYTES
+    return 2 * (number + beside)
+
+
+FEW_SEQUENCES = 512
+"""Generated at a time by the engine `torch` without CUDA graphs, where the configuration leaves it open."""
+
+GRAPH_KINDS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Architectures (`model_type`) that its fused decoder knows."""
+
+
+def has_graphs(config: Mapping[str, Any]) -> bool:
+    """Whether the engine `torch` has its fused decoder, and on a GPU CUDA graphs, for what a config.json describes."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    slides = config.get("sliding_window") and config.get("use_sliding_window", True)
+    return (
+        config.get("model_type") in GRAPH_KINDS
+        and rope.get("rope_type", rope.get("type", "default")) in ("default", "linear", "llama3", "yarn")  # fixed ones
+        and set(config.get("layer_types") or ["full_attention"]) == {"full_attention"}
+        and not slides
+        and config.get("hidden_act", "silu") == "silu"
+        and not config.get("mlp_bias")
+    )

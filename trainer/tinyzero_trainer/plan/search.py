@@ -1,0 +1,281 @@
+"""Which of the settings that make a run fit gives the shortest step: all that are worth a look are tried."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+from tinyzero_trainer.cards import Card, find_card
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.plan import constants
+from tinyzero_trainer.plan.memory import Memory, host_bytes, predict_memory
+from tinyzero_trainer.plan.proposals import (
+    COSTS,
+    COSTS_OF_VALUE,
+    Change,
+    Plan,
+    Settings,
+    fewer_sequences,
+    moves,
+    predict_within,
+    setting,
+    settle,
+    smaller_micro_batches,
+    usable,
+    while_awake,
+    with_settings,
+)
+from tinyzero_trainer.plan.rollout import sequences_in_vllm
+from tinyzero_trainer.plan.shape import ModelShape
+from tinyzero_trainer.plan.speed import predict_speed
+from tinyzero_trainer.plan.work import work_of
+
+WORTH = 1.05
+"""What was asked and fits is changed only where that makes the step shorter by more than this factor: where it has room
+for so few sequences at a time that generating them takes long."""
+
+OFFLOADS = (None, "idle", "always")
+
+_SAME = 1e-9
+"""Relative difference of two times that are one."""
+
+
+def make_plan(
+    shape: ModelShape,
+    config: TrainConfig,
+    memory: int,
+    prompt_tokens: int | None = None,
+    *,
+    card: Card | None = None,
+    host: int | None = None,
+) -> Plan:
+    """Make a configuration fit a card, if it does not already.
+
+    Args:
+        shape: the model's.
+        config: what the user wants.
+        memory: bytes of the card.
+        prompt_tokens: see `work_of`.
+        card: what it can do; None = not known, so that a common one's proportions count.
+        host: bytes of the machine's own memory, in which `memory.offload` must have room; None = not known.
+
+    Returns:
+        A plan that `fits`, if one was found: what was asked, or the one with the shortest step; else the one that takes
+        least.
+    """
+    search = Search(shape, config, usable(memory), prompt_tokens, card, host)
+    found = search.find()
+    changes = tuple(_changes(shape, config, found.config, prompt_tokens))
+    return Plan(search.asked.memory, found.config, found.memory, changes, search.limit)
+
+
+def _changes(shape: ModelShape, asked: TrainConfig, config: TrainConfig, prompt_tokens: int | None) -> Iterator[Change]:
+    """What is other than the user wanted it."""
+    for key, costs in COSTS.items():
+        value, before = setting(config, key), setting(asked, key)
+        if value == before:
+            continue
+        work = work_of(config, prompt_tokens)
+        if key == "rollout.max_sequences" and value >= work.completions:
+            costs = "evaluations are generated in more rounds"
+        if key == "vllm.gpu_memory":
+            wanted = work.trained_at_a_time
+            room = min(wanted, sequences_in_vllm(shape, config, work))
+            costs = f"GB: room for {room:,} of {wanted:,} whole sequences at a time"
+        yield Change(key, value, before, COSTS_OF_VALUE.get((key, value), costs))
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """Settings that were looked at."""
+
+    settings: Settings
+    """What is other than asked, but for what the engine decides by itself."""
+
+    config: TrainConfig
+    """With them, and what was left to the engine decided."""
+
+    memory: Memory
+    """Of that."""
+
+    seconds: float
+    """Of a step."""
+
+    def beats(self, other: "Tried | None") -> bool:
+        """Whether its step is shorter; if both take as long, whether it changes less."""
+        if other is None or self.seconds < other.seconds * (1 - _SAME):
+            return True
+        return self.seconds <= other.seconds * (1 + _SAME) and len(self.settings) < len(other.settings)
+
+
+@dataclass
+class Search:
+    """For the settings that fit and have the shortest step."""
+
+    shape: ModelShape
+    """The model's."""
+
+    config: TrainConfig
+    """What was asked."""
+
+    limit: int
+    """Bytes that may be taken of the card."""
+
+    prompt_tokens: int | None
+    """See `work_of`."""
+
+    card: Card | None
+    """What counts for the times; None = not known."""
+
+    host: int | None
+    """Bytes of the machine's own memory; None = not known."""
+
+    def find(self) -> Tried:
+        """What was asked if that is good, else the fastest that fits; an adapter only where nothing else does.
+
+        Where nothing fits, what takes least.
+        """
+        asked = self.asked
+        fits = asked.memory.peak <= self.limit
+        if fits and asked.seconds <= WORTH * self.at_best({}):
+            return asked
+        adapter = next((move for move in moves(self.config, self.prompt_tokens) if "lora.rank" in move), None)
+        best = self.fastest({})
+        if best is None and not fits and adapter is not None:
+            best = self.fastest(adapter)
+        if fits:
+            return asked if best is None or asked.seconds <= WORTH * best.seconds else best
+        return best or self.least({}, *([adapter] if adapter else []))
+
+    @cached_property
+    def asked(self) -> Tried:
+        """What was asked."""
+        found = self.tried({})
+        assert found is not None
+        return found
+
+    # ---- choosing ------------------------------------------------------------------------------------------------
+
+    def fastest(self, base: Settings) -> Tried | None:
+        """The shortest step of all that fit; None if nothing does."""
+        best: Tried | None = None
+        cores = [(self.at_best(core), len(core), core) for core in self.cores(base)]
+        for bound, count, core in sorted(cores, key=lambda one: one[:2]):
+            if best is not None and bound >= best.seconds * (1 - _SAME) and count >= len(best.settings):
+                continue
+            if best is not None and bound > best.seconds * (1 + _SAME):
+                continue
+            if (found := self.fastest_of(core, bound)) is not None and found.beats(best):
+                best = found
+        return best
+
+    def fastest_of(self, core: Settings, bound: float) -> Tried | None:
+        """The same with what the rollout engine may do; its time is no shorter than `bound`."""
+        best, choices = None, list(self.engines(core))
+        if len(choices) > 1 and not self.fits(self.tried({**core, **choices[-1]})):
+            return None  # not even with the least
+        for choice in choices:
+            found = self.tried({**core, **choice})
+            if found is not None and self.fits(found) and found.beats(best):
+                best = found
+            if best is not None and best.seconds <= bound * (1 + _SAME):
+                break
+        return best
+
+    def least(self, *bases: Settings) -> Tried:
+        """What takes least."""
+        found = self.asked
+        for core in (core for base in bases for core in self.cores(base)):
+            *_, choice = self.engines(core)
+            tried = self.tried({**core, **choice})
+            if tried is not None and tried.memory.peak < found.memory.peak:
+                found = tried
+        return found
+
+    def fits(self, tried: Tried | None) -> bool:
+        """Whether it fits the card."""
+        return tried is not None and tried.memory.peak <= self.limit
+
+    # ---- what there is to choose from ----------------------------------------------------------------------------
+
+    def cores(self, base: Settings) -> Iterator[Settings]:
+        """Settings of the update, each with fewer bytes than what was asked."""
+        config, work = self.config, work_of(self.config, self.prompt_tokens)
+        offloads = OFFLOADS[OFFLOADS.index(config.memory.offload) :] if config.run.device != "cpu" else ()
+        checkpoints = () if config.memory.checkpoint_activations else (True,)
+        for size, offload, checkpoint in product(
+            (None, *smaller_micro_batches(config, work)), offloads or (config.memory.offload,), (None, *checkpoints)
+        ):
+            core = dict(base)
+            if size is not None:
+                core["optimizer.micro_batch_tokens"] = size
+            if offload != config.memory.offload:
+                core["memory.offload"] = offload
+            if checkpoint is not None:
+                core["memory.checkpoint_activations"] = checkpoint
+            if self.has_host_memory(core):
+                yield core
+
+    def has_host_memory(self, core: Settings) -> bool:
+        """Whether what is moved into the machine's memory has room there, as far as is known."""
+        if self.host is None or "memory.offload" not in core:
+            return True
+        return host_bytes(self.shape, with_settings(self.config, core)) <= self.host
+
+    def engines(self, core: Settings) -> Iterator[Settings]:
+        """What the rollout engine may do, the least memory last."""
+        fewer = ({"rollout.max_sequences": count} for count in self.counts())
+        if self.config.rollout.engine != "vllm":
+            yield self.sequences(core, [{}, *fewer])
+            return
+        vllm = self.config.vllm
+        sleeps: Iterable[Settings] = ({}, {"vllm.sleep": True}) if vllm.sleep is False else ({},)
+        sizes: Iterable[Settings] = ({}, {"vllm.gpu_memory": None}) if vllm.gpu_memory is not None else ({},)
+        yield from ({**sleep, **size, **count} for sleep, size, count in product(sleeps, sizes, [{}, *fewer]))
+
+    def counts(self) -> Iterator[int]:
+        """Of sequences at a time, fewer than asked; the engine `torch` settles it by itself where nothing was asked."""
+        if self.config.rollout.engine == "vllm" or self.config.rollout.max_sequences is not None:
+            yield from fewer_sequences(self.config, work_of(self.config, self.prompt_tokens))
+        elif not self.shape.graphs:
+            config = self.asked.config
+            yield from fewer_sequences(config, work_of(config, self.prompt_tokens))
+
+    def sequences(self, core: Settings, choices: list[Settings]) -> Settings:
+        """As many sequences at a time as the engine `torch` has room for; the update does not matter to that."""
+        offload = {key: value for key, value in core.items() if key != "optimizer.micro_batch_tokens"}
+        for choice in choices[:-1]:
+            config = with_settings(self.config, {**offload, **choice})
+            config = settle(self.shape, config, self.limit, self.prompt_tokens)
+            if while_awake(predict_memory(self.shape, config, self.prompt_tokens)) <= self.limit:
+                return choice
+        return choices[-1]
+
+    # ---- looking at one ------------------------------------------------------------------------------------------
+
+    def tried(self, settings: Mapping[str, object]) -> Tried | None:
+        """Memory and time with some settings; None if they do not go together, or are not less than was asked."""
+        try:
+            config = settle(self.shape, with_settings(self.config, settings), self.limit, self.prompt_tokens)
+        except ValueError:
+            return None
+        if "vllm.gpu_memory" in settings:
+            given, asked = config.vllm.gpu_memory, self.config.vllm.gpu_memory
+            if given is None or asked is None or given >= asked:
+                return None
+        memory = predict_within(self.shape, config, self.limit, self.prompt_tokens)
+        return Tried(settings, config, memory, self.seconds(config))
+
+    def seconds(self, config: TrainConfig) -> float:
+        """Of a step."""
+        card = self.card or find_card(constants.COMMON_CARD)
+        assert card is not None
+        return predict_speed(self.shape, config, card, self.prompt_tokens).step
+
+    def at_best(self, core: Settings) -> float:
+        """Seconds of a step with room for all sequences at a time, and an engine that need not sleep."""
+        config = with_settings(self.config, core)
+        if config.rollout.engine == "vllm":
+            sleep = True if config.vllm.sleep else None
+            config = with_settings(config, {"vllm.gpu_memory": None, "vllm.sleep": sleep})
+        return self.seconds(config)
