@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.trainer.processes import on_ranks
-from tests.trainer.test_ranks import OPTIMIZER, copies
 from tests.trainer.sharded import CASES, CPU, NOW, PLAIN, make_policy, make_up
+from tests.trainer.test_ranks import OPTIMIZER, copies
 from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, LoraConfig
 from tinyzero_trainer.critic import Critic
 from tinyzero_trainer.experience import Experience
