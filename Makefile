@@ -27,7 +27,7 @@ lint: $(READY)  ## ruff and mypy
 
 # Beside modules without a figure, what takes much longer than a few minutes on two cores, or a GPU.
 NOT_IN_BENCH = common training watching fixed_task shapes trl_step recipes ablations two_tasks \
-  step memory rollout small_gpu
+  step memory rollout small_gpu several_gpus
 
 bench: $(READY)  ## measure the figures of benchmarks/README.md on this machine
 	@for script in $(filter-out $(NOT_IN_BENCH:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done

@@ -9,6 +9,7 @@ Held-out accuracy on 1,024 puzzles, sampled at temperature 1, before and after. 
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -123,17 +124,18 @@ def print_results(learnt: dict[int, Learning]) -> None:
     print("; ".join(f"{what} {value} (target {TARGETS[what]})" for what, value in worst.items()))
 
 
-def draw(runs: dict[int, list[dict[str, Any]]], output: Path) -> None:
-    """The curves of all runs, over seconds of training and over generated tokens."""
+def draw(runs: Mapping[Any, list[dict[str, Any]]], output: Path) -> None:
+    """The curves of all runs, by their seed or name, over seconds of training and over generated tokens."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     by_seconds, by_tokens = figure.subplots(1, 2, sharey=True)
-    for (seed, metrics), color in zip(runs.items(), COLORS, strict=False):
-        _draw_run(by_seconds, metrics, TRAINING_SECONDS, 1.0, color, f"seed {seed}")
-        _draw_run(by_tokens, metrics, TRAINING_TOKENS, 1e-6, color, f"seed {seed}")
+    for (name, metrics), color in zip(runs.items(), COLORS, strict=False):
+        label = name if isinstance(name, str) else f"seed {name}"
+        _draw_run(by_seconds, metrics, TRAINING_SECONDS, 1.0, color, label)
+        _draw_run(by_tokens, metrics, TRAINING_TOKENS, 1e-6, color, label)
     by_seconds.set_xlabel("seconds of training, without the evaluations")
     by_tokens.set_xlabel("generated tokens (millions)")
     by_seconds.set_ylabel("accuracy (%)")

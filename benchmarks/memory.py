@@ -184,7 +184,8 @@ def child(marks: Path, memory: int, arguments: Sequence[str]) -> None:
     import torch
 
     from tinyzero_sdk.cli import main as tinyzero
-    from tinyzero_trainer import training_step
+    from tinyzero_trainer import collecting, training_step
+    from tinyzero_trainer.clock import Clock
 
     if memory and torch.cuda.is_available() and memory < torch.cuda.get_device_properties(0).total_memory:
         on_a_smaller_card(memory)
@@ -197,7 +198,7 @@ def child(marks: Path, memory: int, arguments: Sequence[str]) -> None:
         if cuda:
             torch.cuda.reset_peak_memory_stats()
 
-    class Noted(training_step._Clock):
+    class Noted(Clock):
         def __init__(self) -> None:
             super().__init__()
             note("")
@@ -206,7 +207,8 @@ def child(marks: Path, memory: int, arguments: Sequence[str]) -> None:
             super().lap(name)
             note(name)
 
-    training_step._Clock = Noted  # type: ignore[misc]
+    for user in (training_step, collecting):
+        user.Clock = Noted  # type: ignore[misc]
     tinyzero(arguments)
 
 

@@ -71,16 +71,7 @@ def save(found: dict[str, Any], output: Path | None) -> None:
 def ours(folder: Path, job: dict[str, int], words: list[str], parameters: int, limit: float) -> dict[str, Any]:
     """Means over all steps but the first."""
     run = folder / "-".join(words).replace("/", "_")[:60]
-    command = [
-        *TINYZERO, "train", "--task", str(Path(__file__).with_name("fixed_task.py")), "--model", str(folder / "model"),
-        "--output", str(run), f"task.prompt_tokens={job['prompt_tokens']}", "data.template=base",
-        f"data.prompts_per_step={job['prompts']}", f"rollout.samples_per_prompt={job['samples']}",
-        f"rollout.max_tokens={job['new_tokens']}", "rollout.ignore_eos=true", "rollout.logprobs=never",
-        f"run.steps={job['steps']}", "eval.size=8", "eval.every=0", "eval.greedy=false", "log.rollouts_every=0",
-        "checkpoint.every=0", "optimizer.micro_batch_tokens=32768", f"reward.workers={min(8, os.cpu_count() or 1)}",
-        *words,
-    ]  # fmt: skip
-    ran = run_watched(command, limit)
+    ran = run_watched([*TINYZERO, "train", *settings(folder / "model", run, job), *words], limit)
     rows = read_metrics(run / "metrics.jsonl")[2:] if (run / "metrics.jsonl").exists() else []
     if not rows:
         return {"error": ran.timed_output[-2000:], "peak_gb": peak_gb(ran)}
@@ -95,6 +86,18 @@ def ours(folder: Path, job: dict[str, int], words: list[str], parameters: int, l
         "peak_gb": peak_gb(ran),
         "words": words,
     }
+
+
+def settings(model: Path, run: Path, job: dict[str, int]) -> list[str]:
+    """Of `tinyzero train`: full-length completions of prompts of one length, and little else."""
+    return [
+        "--task", str(Path(__file__).with_name("fixed_task.py")), "--model", str(model),
+        "--output", str(run), f"task.prompt_tokens={job['prompt_tokens']}", "data.template=base",
+        f"data.prompts_per_step={job['prompts']}", f"rollout.samples_per_prompt={job['samples']}",
+        f"rollout.max_tokens={job['new_tokens']}", "rollout.ignore_eos=true", "rollout.logprobs=never",
+        f"run.steps={job['steps']}", "eval.size=8", "eval.every=0", "eval.greedy=false", "log.rollouts_every=0",
+        "checkpoint.every=0", "optimizer.micro_batch_tokens=32768", f"reward.workers={min(8, os.cpu_count() or 1)}",
+    ]  # fmt: skip
 
 
 def theirs(

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PATTERNS = ("*.md", "docs/**/*.md", "trainer/*.md", "plugins/*/*.md", "benchmarks/*.md")
+PATTERNS = ("*.md", "docs/**/*.md", "trainer/*.md", "plugins/*/*.md", "benchmarks/*.md", "examples/**/*.md")
 TRANSCRIPT = ROOT / "docs/tutorial.md"  # test_tutorial.py runs it, and reads its outputs too
 DOCUMENTS = sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern))
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

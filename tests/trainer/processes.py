@@ -1,19 +1,72 @@
-"""Functions run on several ranks, each in a process of its own, on the CPU."""
+"""Functions run on several ranks, each in a process of its own, on the CPU or on a GPU each; or each in a thread."""
 
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from threading import Barrier
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
+
+from tinyzero_trainer import ulysses
+from tinyzero_trainer.ranks import Line
 
 
-def on_ranks(count: int, function: Callable[..., Any], directory: Path, *arguments: Any) -> list[Any]:
+def on_ranks(
+    count: int, function: Callable[..., Any], directory: Path, *arguments: Any, gpus: bool = False
+) -> list[Any]:
     """What a function of a module gives on each rank; `directory` is an existing one for what passes between them."""
     store = directory / f"store_of_{count}"
-    torch.multiprocessing.spawn(_run, (count, function, str(store), arguments), nprocs=count)
+    torch.multiprocessing.spawn(_run, (count, function, str(store), arguments, gpus), nprocs=count)
     return [pickle.loads(Path(f"{store}_{rank}").read_bytes()) for rank in range(count)]
+
+
+class Meeting:
+    """Stands for a process group whose ranks are threads of this process."""
+
+    def __init__(self, count: int) -> None:
+        self._barrier, self._given = Barrier(count, timeout=60), list[Any]([None] * count)
+
+    def swap(self, index: int, given: Any) -> list[Any]:
+        """What all have given."""
+        self._given[index] = given
+        self._barrier.wait()
+        found = list(self._given)
+        self._barrier.wait()
+        return found
+
+    def abort(self) -> None:
+        """Nobody waits any longer."""
+        self._barrier.abort()
+
+
+def in_slices(count: int, function: Callable[[Line], Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a function gives on each of the ranks that share a line, where these are threads."""
+    meeting = Meeting(count)
+
+    def all_to_all(taken: Tensor, given: Tensor, group: Any) -> None:
+        found = meeting.swap(group, given.clone())
+        torch.stack([pieces[group] for pieces in found], out=taken)
+
+    def all_gather(taken: list[Tensor], given: Tensor, group: Any) -> None:
+        for here, there in zip(taken, meeting.swap(group, given.clone()), strict=True):
+            here.copy_(there)
+
+    def work(index: int) -> Any:
+        try:
+            return function(Line(count, index, cast(Any, index)))
+        except BaseException:
+            meeting.abort()
+            raise
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(count) as threads:
+        patch.setattr(ulysses, "dist", SimpleNamespace(all_to_all_single=all_to_all, all_gather=all_gather))
+        return list(threads.map(work, range(count)))
 
 
 def apart(function: Callable[..., Any], directory: Path, *arguments: Any) -> Any:
@@ -27,9 +80,14 @@ def _run_apart(_: int, function: Callable[..., Any], file: str, arguments: tuple
     Path(file).write_bytes(pickle.dumps(function(*arguments)))
 
 
-def _run(rank: int, count: int, function: Callable[..., Any], store: str, arguments: tuple[Any, ...]) -> None:
+def _run(
+    rank: int, count: int, function: Callable[..., Any], store: str, arguments: tuple[Any, ...], gpus: bool
+) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, count), rank=rank, world_size=count)
+    if gpus:
+        torch.cuda.set_device(rank)
+    backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+    dist.init_process_group(backend, store=dist.FileStore(store, count), rank=rank, world_size=count)
     try:
         Path(f"{store}_{rank}").write_bytes(pickle.dumps(function(*arguments)))
     finally:

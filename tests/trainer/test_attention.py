@@ -1,10 +1,13 @@
 """Packed sequences through a kernel: what it is given, and that nothing changes by it."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from transformers import GptOssConfig, GptOssForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from tests.trainer.conftest import random_model
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer import attention
 from tinyzero_trainer.batching import completion_lengths, in_row_order, micro_batches
@@ -31,6 +34,7 @@ def one_after_another(query, key, value, starts, starts_k, most, most_k, *, scal
 def with_kernel(monkeypatch):
     """A model that attends through the stand-in, as if on a GPU."""
     monkeypatch.setattr(attention, "varlen_attn", one_after_another)
+    monkeypatch.setattr(attention, "_has_kernel", lambda device, dtype: True)
 
     def prepare(model):
         attention.AttentionInterface.register(attention.KERNEL, attention._attend)
@@ -50,7 +54,8 @@ def test_packed_through_the_kernel_is_padded_without(with_kernel, any_model):
         torch.testing.assert_close(by_completion(model, made, layout), padded, rtol=1e-4, atol=1e-5)
 
 
-def test_a_sliding_window_reaches_the_kernel(with_kernel):
+def sliding_model():
+    """A layer that sees four tokens, and one that sees all."""
     config = Qwen2Config(
         vocab_size=97,
         hidden_size=32,
@@ -64,9 +69,23 @@ def test_a_sliding_window_reaches_the_kernel(with_kernel):
         layer_types=["sliding_attention", "full_attention"],
     )
     torch.manual_seed(0)
-    model, made = Qwen2ForCausalLM(config).eval(), samples()
+    return Qwen2ForCausalLM(config).eval()
+
+
+def test_a_sliding_window_reaches_the_kernel(with_kernel):
+    model, made = sliding_model(), samples()
     padded = by_completion(model, made, "padded")
     torch.testing.assert_close(by_completion(with_kernel(model), made, "packed"), padded, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "sliding"])
+def test_what_the_kernel_does_is_done_without_one_too(kind):
+    model, made = sliding_model() if kind == "sliding" else random_model(kind), samples()
+    padded = by_completion(model, made, "padded")
+    assert attention.use_kernel(model, torch.float32, torch.device("cpu"), or_plain=True)
+    assert keeps_packed_apart(model)
+    for layout in ("packed", "padded"):
+        torch.testing.assert_close(by_completion(model, made, layout), padded, rtol=1e-4, atol=1e-5)
 
 
 def test_there_is_no_kernel_off_a_gpu(any_model):
@@ -86,7 +105,9 @@ def test_what_the_kernel_does_not_compute_is_left_alone(config, kernel, monkeypa
         model = Qwen2ForCausalLM(Qwen2Config(**sizes, **heads))
         model.config.layer_types = ["chunked_attention" if config == "chunks" else "full_attention"] * 2
     implementation = model.config._attn_implementation
+    other = copy.deepcopy(model)
     assert attention.use_kernel(model, torch.bfloat16, torch.device("cuda")) == kernel
+    assert attention.use_kernel(other, torch.float32, torch.device("cpu"), or_plain=True) == kernel
     assert model.config._attn_implementation == (attention.KERNEL if kernel else implementation)
 
 

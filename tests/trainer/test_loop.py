@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tests.trainer.configurations import changed
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.settings import to_mapping
-from tinyzero_trainer import loop, training_step
+from tinyzero_trainer import collecting, loop, training_step
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.configure import make_config
 from tinyzero_trainer.interrupts import Interrupted
@@ -186,7 +186,7 @@ def test_a_run_killed_between_any_two_acts_resumes_to_the_same_metrics(
     ("owner", "name", "call", "saved"),
     [
         slowly(TorchEngine, "generate", 1, 0),  # the first evaluation
-        slowly(training_step, "generate", 3, 2),  # rollouts of step 3
+        slowly(collecting, "generate", 3, 2),  # rollouts of step 3
         (Policy, "update", 3, 3),  # an update is finished: half of one cannot be saved
         slowly(loop, "evaluate", 3, 2),  # the evaluation at step 2
         slowly(loop.checkpoints, "save", 1, 2),

@@ -16,13 +16,14 @@ from tests.trainer.test_ranks import OPTIMIZER, copies
 from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, LoraConfig
 from tinyzero_trainer.critic import Critic
 from tinyzero_trainer.experience import Experience
+from tinyzero_trainer.learners import _load
 from tinyzero_trainer.lora import DIRECTORY as ADAPTER
 from tinyzero_trainer.lora import Adapter
 from tinyzero_trainer.models import LanguageModel, load_model, save_model
 from tinyzero_trainer.optimizing import Optimizer
 from tinyzero_trainer.parts import load_parts, save_parts, shapes
 from tinyzero_trainer.policy import Policy
-from tinyzero_trainer.sharding import process_group, shard
+from tinyzero_trainer.sharding import Placement, process_group, shard
 from tinyzero_trainer.weights import named_weights
 
 
@@ -47,18 +48,18 @@ def test_what_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
 # ---- in processes of their own ---------------------------------------------------------------------------------------
 
 
-def parts_of(start: str, case: str) -> tuple[Policy, Critic]:
-    policy = make_policy(load_model(start, CPU), CASES[case], PLAIN)
+def parts_of(start: str, case: str, placement: Placement) -> tuple[Policy, Critic]:
+    policy = make_policy(_load(start, placement), CASES[case], placement)
     policy._optimizer = Optimizer(policy.language_model.model, OPTIMIZER)
-    critic = Critic(load_model(start, CPU), settings=CriticConfig(), optimizer=OPTIMIZER, placement=PLAIN)
+    critic = Critic(_load(start, placement), settings=CriticConfig(), optimizer=OPTIMIZER, placement=placement)
     return policy, critic
 
 
-def begin(start: str, directory: str, experience: Experience) -> dict[str, Tensor]:
+def begin(start: str, directory: str, experience: Experience, placement: Placement = PLAIN) -> dict[str, Tensor]:
     """Two updates, saved; with an adapter in a directory of its own."""
     weights = {}
     for case in ("all weights", "LoRA"):
-        policy, critic = parts_of(start, case)
+        policy, critic = parts_of(start, case, placement)
         path = Path(directory, case)
         path.mkdir(parents=True, exist_ok=True)
         for _ in range(2):
@@ -104,15 +105,24 @@ def resumed_adapter(language_model: LanguageModel, path: Path) -> Policy:
 
 
 @pytest.mark.slow
-def test_a_run_saved_on_two_ranks_goes_on_on_one_and_three(toy_model: LanguageModel, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("count", "placement"),
+    [
+        pytest.param(2, PLAIN, id="two"),
+        pytest.param(4, replace(PLAIN, replicas=2, sequence_parallel=2), id="two replicas of a line of two"),
+    ],
+)
+def test_a_run_saved_on_several_ranks_goes_on_on_one_and_three(
+    count: int, placement: Placement, toy_model: LanguageModel, tmp_path: Path
+) -> None:
     save_model(tmp_path / "start", toy_model)
     start, saved = str(tmp_path / "start"), str(tmp_path / "saved")
     experience = pickle.loads(pickle.dumps(make_up(toy_model)))
-    weights = on_ranks(2, begin, tmp_path, start, saved, experience)[0]
+    weights = on_ranks(count, begin, tmp_path, start, saved, experience, placement)[0]
     for case in ("all weights", "LoRA"):
         files = [path for path in Path(saved, case).rglob("*") if path.is_file()]
         assert not any(path.suffix in (".pt", ".bin", ".pkl", ".distcp", ".metadata") for path in files)
-        assert len(list(Path(saved, case, "optimizer").iterdir())) == 2
+        assert len(list(Path(saved, case, "optimizer").iterdir())) == count  # replicas write what each has once
         # What is exported is the whole model, as others load it.
         plain = load_model(str(Path(saved, case)), CPU)
         for name, value in plain.model.state_dict().items():

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from tests.trainer.sharded import CASES, CPU, NOW, PLAIN, make_policy, make_up
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.critic import Critic
 from tinyzero_trainer.experience import Experience
+from tinyzero_trainer.learners import _load
 from tinyzero_trainer.models import LanguageModel, load_model, save_model
 from tinyzero_trainer.optimizing import Optimizer
 from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.ranks import Ranks
-from tinyzero_trainer.sharding import process_group
+from tinyzero_trainer.sharding import Placement, process_group
 from tinyzero_trainer.shards import as_shard, local, whole
 from tinyzero_trainer.tally import Tally
 from tinyzero_trainer.weights import named_weights
@@ -94,21 +96,26 @@ def test_what_the_ranks_measured_is_put_together(monkeypatch: pytest.MonkeyPatch
 # ---- in processes of their own ---------------------------------------------------------------------------------------
 
 
-def learn(start: str, experience: Experience) -> dict[str, Any]:
+ALL = ("all weights", "exact KL", "LoRA, exact KL to itself")
+
+
+def learn(
+    start: str, experience: Experience, placement: Placement = PLAIN, names: Sequence[str] = ALL
+) -> dict[str, Any]:
     """Everything that two updates of policy and critic show on this rank."""
     shown: dict[str, Any] = {}
-    for name in ("all weights", "exact KL", "LoRA, exact KL to itself"):
-        policy = make_policy(load_model(start, CPU), CASES[name], PLAIN)
+    for name in names:
+        policy = make_policy(_load(start, placement), CASES[name], placement)
         policy._optimizer = Optimizer(policy.language_model.model, OPTIMIZER)
         first = watched(policy._optimizer)
         logprobs = policy.logprobs(experience.samples, 0.8)
         metrics = [policy.update(experience, group_size=4, now=NOW) for _ in range(2)]
         shown[name] = (policy.ranks, logprobs, metrics, first, copies(named_weights(policy.language_model.model)))
-    critic = Critic(load_model(start, CPU), settings=CriticConfig(), optimizer=OPTIMIZER, placement=PLAIN)
+    critic = Critic(_load(start, placement), settings=CriticConfig(), optimizer=OPTIMIZER, placement=placement)
     first = watched(critic._optimizer)
     metrics = [critic.update(experience, group_size=4) for _ in range(2)]
     weights = copies((name, whole(value.detach())) for name, value in critic.model.named_parameters())
-    shown["critic"] = (critic._ranks.count, critic.values(experience.samples), metrics, first, weights)
+    shown["critic"] = (critic._ranks.processes, critic.values(experience.samples), metrics, first, weights)
     return shown
 
 
@@ -135,15 +142,33 @@ def copies(tensors: Any) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in tensors}
 
 
+IN_LINES: dict[str, int] = {"sequence_parallel": 2}
+IN_REPLICAS: dict[str, int] = {"replicas": 2}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 3])
-def test_ranks_learn_what_one_learns(count: int, toy_model: LanguageModel, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("count", "divided", "names"),
+    [
+        pytest.param(2, {}, ALL, id="2"),
+        pytest.param(3, {}, ALL, id="3"),
+        pytest.param(2, IN_REPLICAS, ("all weights",), id="2 replicas"),
+        pytest.param(4, IN_REPLICAS, ("exact KL",), id="2 replicas of 2"),
+        pytest.param(2, IN_LINES, ALL, id="2 in a line"),
+        pytest.param(4, IN_LINES, ("LoRA, exact KL to itself",), id="2 lines of 2"),
+        pytest.param(4, IN_REPLICAS | IN_LINES, ("exact KL",), id="2 replicas of a line of 2"),
+    ],
+)
+def test_ranks_learn_what_one_learns(
+    count: int, divided: dict[str, int], names: Sequence[str], toy_model: LanguageModel, tmp_path: Path
+) -> None:
     save_model(tmp_path / "start", toy_model)
     experience = pickle.loads(pickle.dumps(make_up(toy_model)))
     with process_group(CPU):
         assert dist.get_world_size() == 1
-        expected = learn(str(tmp_path / "start"), experience)
-    found = on_ranks(count, learn, tmp_path, str(tmp_path / "start"), experience)
+        expected = learn(str(tmp_path / "start"), experience, PLAIN, names)
+    placement = replace(PLAIN, **divided)
+    found = on_ranks(count, learn, tmp_path, str(tmp_path / "start"), experience, placement, names)
     for name, (ranks, values, metrics, first, weights) in expected.items():
         assert ranks == 1
         norm = float(first["norm"])
@@ -151,6 +176,8 @@ def test_ranks_learn_what_one_learns(count: int, toy_model: LanguageModel, tmp_p
             assert shown[name][0] == count
             torch.testing.assert_close(shown[name][1], values, rtol=0, atol=1e-5)
             assert shown[name][2] == found[0][name][2]  # every rank tells the same
+            for key, weight in found[0][name][4].items():
+                assert torch.equal(shown[name][4][key], weight)  # of each replica, too
             for key, gradient in first.items():
                 torch.testing.assert_close(shown[name][3][key], gradient, rtol=0, atol=TOLERANCE * norm)
             for key, weight in weights.items():

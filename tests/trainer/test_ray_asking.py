@@ -15,8 +15,7 @@ from tinyzero_trainer.lost import WorkerLost
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.ray import asking, stand_ins
 from tinyzero_trainer.ray.actors import outline
-from tinyzero_trainer.ray.asking import Member, answers
-from tinyzero_trainer.ray.stand_ins import Replaceable
+from tinyzero_trainer.ray.asking import Member, Replaceable, answers
 
 DIED = (
     "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n\tpid: 2869\n\tip: 10.0.0.2\n"
@@ -137,7 +136,7 @@ def test_who_died_is_replaced_so_often_and_nobody_else_is() -> None:
         replaced.append((dead.actor, told))
         return Member(dead.name, dead.actor + 1, learns=False)
 
-    def work() -> int:
+    def work(member: Member) -> int:
         if names:
             raise WorkerLost(names.pop(0), "has died", policy_is_whole=True)
         return 7
@@ -193,7 +192,7 @@ def test_an_engine_that_dies_while_it_takes_weights_leaves_no_rank_waiting(
     ranks = [Member(f"rank {n}", SimpleNamespace(help_with_weights=remote, weights=sending), True) for n in range(2)]
     engine = Member("engine", SimpleNamespace(take=remote, load_weights=remote), False)
     with pytest.raises(WorkerLost, match="rank 1" if rank_died else "engine"):
-        stand_ins.LearnerRanks(ranks).send_weights([engine])
+        stand_ins.LearnerRanks(ranks, "cpu").send_weights([engine])
     assert asked == [["engine"], ["rank 0", "rank 1"]]
 
 

@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer import training_step
+from tinyzero_trainer import collecting, training_step
 from tinyzero_trainer.advantages import ESTIMATORS
 from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, RolloutConfig, RunConfig, TrainConfig
+from tinyzero_trainer.interrupts import StopFlag
 from tinyzero_trainer.mismatch import KnownLogprobs
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 from tinyzero_trainer.schedules import StepSettings
 from tinyzero_trainer.training_step import Carried, TrainingStep, as_experience
+from tinyzero_trainer.window import WindowState
 
 LENGTHS, REWARDS = [2, 1, 3, 2], [1.0, 0.0, 0.25, 0.5]
 OLD = torch.tensor([-1.0, -2.0, -0.5, -1.5, -0.1, -3.0, -2.5, -0.7])
@@ -46,7 +48,7 @@ def a_step(critic: object | None = None, *, warmup_steps: int = 0, **algorithm: 
     engine = SimpleNamespace(sleep=lambda: None)
     step.roles = SimpleNamespace(critic=critic, policy=step.policy, engine=engine)  # type: ignore[assignment]
     step.carried, step.stop = Carried(), None  # type: ignore[assignment]
-    step._clock = training_step._Clock()
+    step._clock = training_step.Clock()
     return step
 
 
@@ -166,8 +168,13 @@ def test_remax_compares_with_the_likeliest_completion_at_full_length(monkeypatch
         asked.append((len(prompts), params.max_tokens, params.temperature, samples))
         return prompts
 
-    monkeypatch.setattr(training_step, "generate", generate)
-    monkeypatch.setattr(training_step, "score", lambda roles, rollouts, **kw: [sample(0.75, 1), sample(0.25, 1)])
-    advantages = ESTIMATORS["remax"](outcome_of(a_step(advantage="remax")))
+    monkeypatch.setattr(collecting, "training_stream", lambda config, tasks, progress: None)
+    monkeypatch.setattr(collecting, "generate", generate)
+    monkeypatch.setattr(collecting, "score", lambda roles, rollouts, **kw: [sample(0.75, 1), sample(0.25, 1)])
+    step = a_step(advantage="remax")
+    roles = SimpleNamespace(tasks={})
+    collector = collecting.Collector(step.config, roles, {}, WindowState())  # type: ignore[arg-type]
+    greedy_rewards = collector.greedy_rewards(SAMPLES, StopFlag())
+    advantages = ESTIMATORS["remax"](step.outcome(SAMPLES, KnownLogprobs(OLD, None), NOW, greedy_rewards))
     assert asked == [(2, 64, 0.0, 1)]
     assert advantages.tolist() == [0.25, 0.25, -0.75, 0.0, 0.0, 0.0, 0.25, 0.25]

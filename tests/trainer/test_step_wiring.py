@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer import training_step
+from tinyzero_trainer import collecting
 from tinyzero_trainer.config import (
     AlgorithmConfig,
     DataConfig,
@@ -101,6 +101,7 @@ class FakeEngine:
         params: SamplingParams,
         *,
         seed: int,
+        first: int = 0,
         on_progress: Callable[[int], None] | None = None,
     ) -> list[list[Rollout]]:
         self.params.append(params)
@@ -116,9 +117,9 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
     """Take the second of three steps; its metrics and seconds, and the fakes with their notes."""
 
     def take_step(scores: Sequence[Score] = SCORES, *, rollout: dict[str, Any] | None = None, **groups: Any) -> Taken:
-        monkeypatch.setattr(training_step, "training_stream", lambda config, tasks, progress: FakeStream())
+        monkeypatch.setattr(collecting, "training_stream", lambda config, tasks, progress: FakeStream())
         monkeypatch.setattr(
-            training_step,
+            collecting,
             "score",
             lambda roles, rollouts, max_failed_share: [
                 Sample(*each, "", score) for each, score in zip(rollouts, scores, strict=True)

@@ -6,13 +6,15 @@ from types import SimpleNamespace
 import pytest
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer import training_step
+from tinyzero_trainer import collecting
+from tinyzero_trainer.collecting import Collector
 from tinyzero_trainer.config import DataConfig, RolloutConfig, TrainConfig
+from tinyzero_trainer.interrupts import StopFlag
 from tinyzero_trainer.loop import STATE, RunState
 from tinyzero_trainer.prompts import Progress
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.training_step import Carried, TrainingStep
+from tinyzero_trainer.training_step import Carried
 from tinyzero_trainer.window import WindowState
 
 PARAMS = SamplingParams(8, 1.0)
@@ -24,8 +26,8 @@ def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float | Score]], 
     """A step's sampling, where the n-th problem drawn gets the n-th group of rewards, or of whole scores."""
     stream = iter([Prompt(Item(index), str(index), [1]) for index in range(len(groups))])
     NOTES.clear()
-    roles = SimpleNamespace(policy=object(), tasks={}, display=SimpleNamespace(note=NOTES.append))
-    monkeypatch.setattr(training_step, "training_stream", lambda config, tasks, progress: stream)
+    roles = SimpleNamespace(tasks={}, display=SimpleNamespace(note=NOTES.append))
+    monkeypatch.setattr(collecting, "training_stream", lambda config, tasks, progress: stream)
     seeds = []
 
     def generate(roles, batch, params, *, samples, seed, stop):
@@ -39,14 +41,14 @@ def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float | Score]], 
             for (prompt, rollout), value in zip(rollouts, values, strict=True)
         ]
 
-    monkeypatch.setattr(training_step, "generate", generate)
-    monkeypatch.setattr(training_step, "score", score)
+    monkeypatch.setattr(collecting, "generate", generate)
+    monkeypatch.setattr(collecting, "score", score)
     config = TrainConfig(
         data=DataConfig(prompts_per_step=prompts, dynamic_rounds=rounds),
         rollout=RolloutConfig(samples_per_prompt=len(groups[0])),
     )
-    step = TrainingStep(config, roles, Carried(), None, None)  # type: ignore[arg-type]
-    samples, kept = step.collect(PARAMS, 1)
+    collector = Collector(config, roles, {}, WindowState())  # type: ignore[arg-type]
+    samples, kept = collector.sample(PARAMS, 1, StopFlag())
     drawn = len(groups) - len(list(stream))
     assert len(set(seeds)) == len(seeds)
     return [[sample.prompt.item.ground_truth for sample in part[:: len(groups[0])]] for part in (samples, kept)], drawn

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, chain, islice, pairwise, takewhile
 from typing import Self
 
@@ -13,13 +14,16 @@ from tinyzero_sdk import Item, Score
 from tinyzero_trainer import ragged
 from tinyzero_trainer.balancing import balance
 from tinyzero_trainer.config import Layout
-from tinyzero_trainer.ranks import ALONE, Ranks
+from tinyzero_trainer.ranks import ALONE, Line, Ranks
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Sequences that go through the model together: one a line with padding, or all in one line without."""
+    """Sequences that go through the model together: one a line with padding, or all in one line without.
+
+    Where several ranks share the line, `tokens`, `positions`, `predicts` and `targets` are of this one's slice of it.
+    """
 
     tokens: Tensor
     """[lines, length] prompt, completion, padding."""
@@ -53,6 +57,12 @@ class MicroBatch:
     filler: bool = False
     """Whether it counts nowhere, and is here only because another rank has one more to go through the model."""
 
+    line: Line | None = None
+    """The ranks that share the line, which is packed then; None = it is all here."""
+
+    counts: tuple[int, ...] = ()
+    """How many tokens `predicts` has on each of those."""
+
 
 def mini_batch_rows(prompts: int, samples: int, mini_batches: int) -> list[range]:
     """Rows of each mini-batch: whole prompts, as even as can be, in order.
@@ -83,15 +93,17 @@ def micro_batches(
 
     Args:
         samples: the mini-batch, of all ranks.
-        token_budget: tokens, padding included, at most.
+        token_budget: tokens, padding included, at most; of each of the ranks that share a line.
         pad_id: token that fills up.
         device: where the tensors go.
         layout: see `MicroBatch`.
         ranks: this one's share is given; as many micro-batches on each, for it takes all of them to gather a weight.
     """
     lengths = [_length(sample) for sample in samples]
-    plans = [_grouped(share, lengths, token_budget, layout) for share in balance(lengths, ranks.count)]
-    lay_out, own = _pack if layout == "packed" else _pad, plans[ranks.index]
+    assert layout == "packed" or ranks.line is None, "a line with padding cannot be shared"
+    budget = token_budget if ranks.line is None else token_budget * ranks.line.count
+    plans = [_grouped(share, lengths, budget, layout) for share in balance(lengths, ranks.count)]
+    lay_out, own = partial(_pack, line=ranks.line) if layout == "packed" else _pad, plans[ranks.index]
     for rows in own:
         yield lay_out([samples[row] for row in rows], rows, pad_id, device)
     for _ in range(max(map(len, plans)) - len(own)):
@@ -223,19 +235,38 @@ def _pad(samples: Sequence[Sample], rows: list[int], pad_id: int, device: torch.
     )
 
 
-def _pack(samples: Sequence[Sample], rows: list[int], pad_id: int, device: torch.device) -> MicroBatch:
+def _pack(
+    samples: Sequence[Sample], rows: list[int], pad_id: int, device: torch.device, line: Line | None
+) -> MicroBatch:
     flat = _Flat.of(samples)
     boundaries = np.concatenate((flat.starts, flat.starts[-1:] + flat.lengths[-1:]))
+    tokens, positions, longest = flat.tokens, flat.positions(), int(flat.lengths.max())
+    predicts, targets, counts = np.flatnonzero(flat.predicts()), flat.targets(), ()
+    if line is not None:
+        lacking = -len(tokens) % line.count  # for slices of equal length; a sequence by itself, so that none sees it
+        if lacking:
+            tokens = np.append(tokens, [pad_id] * lacking)
+            positions = np.append(positions, np.arange(lacking))
+            boundaries, longest = np.append(boundaries, len(tokens)), max(longest, lacking)
+        size = len(tokens) // line.count
+        ends = np.searchsorted(predicts, np.arange(1, line.count) * size)
+        own = slice(line.index * size, (line.index + 1) * size)
+        # Targets are known before anything is cut, so the first token of a slice is predicted on the one before.
+        predicts, targets = (np.split(array, ends)[line.index] for array in (predicts - own.start, targets))
+        tokens, positions = tokens[own], positions[own]
+        counts = tuple(np.diff(ends, prepend=0, append=flat.completions.sum()).tolist())
     return MicroBatch(
-        tokens=_on(flat.tokens[None], device),
+        tokens=_on(tokens[None], device),
         mask=None,
-        positions=_on(flat.positions()[None], device),
+        positions=_on(positions[None], device),
         boundaries=_on(boundaries.astype(np.int32), device),
-        longest=int(flat.lengths.max()),
-        predicts=_on(np.flatnonzero(flat.predicts()), device),
-        targets=_on(flat.targets(), device),
+        longest=longest,
+        predicts=_on(predicts, device),
+        targets=_on(targets, device),
         rows=rows,
         lengths=_on(flat.completions, device),
+        line=line,
+        counts=counts,
     )
 
 

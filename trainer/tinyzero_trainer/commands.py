@@ -100,6 +100,7 @@ def train(
     flags: dict[str, Any] = {**flag_settings(task or ()), "run.output": output and str(output), "model.path": model}
     flags |= {"ray.gpus": gpus, "ray.address": address}
     flags["run.executor"] = None if gpus is None and address is None else "ray"
+    flags["run.device"] = "cpu" if gpus == 0 else None
     flags["run.recipe"] = recipe
     flags["run.allow_unsafe_scorers"] = allow_unsafe_scorers or None
     said = gather(TrainConfig, flags, words or (), config)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tinyzero_trainer import batching, ragged
+from tinyzero_trainer import batching, ragged, ulysses
 from tinyzero_trainer.batching import MicroBatch, completion_lengths, in_row_order, micro_batches
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.experience import Experience
@@ -42,7 +42,8 @@ class ValueModel(nn.Module):
 
     def forward(self, batch: MicroBatch) -> Tensor:
         """[tokens] V(s_t) before each completion token."""
-        values: Tensor = self.head(completion_states(self.body, batch).float()).squeeze(-1)
+        own = self.head(completion_states(self.body, batch).float()).squeeze(-1)
+        (values,) = ulysses.together([own], batch.counts, batch.line)
         return values
 
 
@@ -139,7 +140,7 @@ class Critic:
         # A tied head is the embedding itself, and safetensors keeps no tensor twice.
         tensors = {name: value.detach() for name, value in self.model.named_parameters()}
         with on_device(self.model):
-            if self._ranks.count > 1:
+            if self._ranks.several:
                 save_parts(directory / WEIGHTS, tensors)
             else:
                 found = {name: whole(tensor).cpu().contiguous() for name, tensor in tensors.items()}

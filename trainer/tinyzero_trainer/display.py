@@ -73,7 +73,7 @@ class _Training:
 
 
 class Display:
-    """Progress of a run. `note` may be called from any thread, the rest from one.
+    """Progress of a run. `note` and `advance` may be called from any thread, the rest from one.
 
     Example:
         >>> with Display() as display:
@@ -113,11 +113,12 @@ class Display:
 
     def advance(self, count: int = 1) -> None:
         """So many more of the phase are done; nothing happens where there is no phase."""
-        if self._phase is None:
+        phase = self._phase  # which another thread may end meanwhile
+        if phase is None:
             return
-        self._phase.done += count
+        phase.done += count
         if not self._live and self._clock() - self._spoken >= PHASE_SECONDS:
-            self._say(str(self._phase))
+            self._say(str(phase))
 
     def end_phase(self) -> None:
         """The phase is over."""

@@ -49,6 +49,13 @@ def _across(groups: Mapping[str, Group]) -> Idle:
     if groups["model"]["path"] is not None:
         because = f"model.path={groups['model']['path']!r} names a model, so none is made"
         yield from ((f"own_model.{name}", because) for name in groups["own_model"])
+    if rollout["lead"]:
+        if run["steps"] == 1:
+            yield "rollout.lead", "run.steps=1 has no next batch"
+        yield "vllm.sleep", f"with rollout.lead={rollout['lead']} engines have no time to sleep"
+    if groups["ray"]["sequence_parallel"] > 1:
+        shared = groups["ray"]["sequence_parallel"]
+        yield "model.compile", f"ray.sequence_parallel={shared} exchanges heads within layers, so none is compiled"
     if run["device"] == "cpu":
         yield "memory.offload", "run.device='cpu' has no GPU whose memory it would save"
     most = rollout["max_tokens"]

@@ -15,14 +15,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from tinyzero_trainer import attention
-from tinyzero_trainer.batching import MicroBatch
+from tinyzero_sdk import Item, Score
+from tinyzero_trainer import attention, ulysses
+from tinyzero_trainer.batching import MicroBatch, micro_batches
 from tinyzero_trainer.config import Estimator, Layout
 from tinyzero_trainer.divergences import SAMPLED, entropy, exact
 from tinyzero_trainer.head import token_divergences, token_logprobs
 from tinyzero_trainer.lora import switched_off
 from tinyzero_trainer.models import ModelError
-from tinyzero_trainer.sharding import call, device_of, on_device
+from tinyzero_trainer.ranks import ALONE, Line, Ranks
+from tinyzero_trainer.records import Prompt, Rollout, Sample
+from tinyzero_trainer.sharding import call, device_of, on_device, ranks_of
 
 CHUNK_ELEMENTS = 2**26
 """Logits held at a time: 256 MiB in float32."""
@@ -63,13 +66,15 @@ def token_statistics(
         estimator: how, `exact` or one of `divergences.SAMPLED`.
         entropy_gradient: whether the entropy carries a gradient, for a bonus in the loss.
     """
-    states = completion_states(model, batch)  # [tokens, hidden]
-    weight = plain_head(model)
+    states = completion_states(model, batch)  # [own tokens, hidden]
+    weight, divergence = plain_head(model), None
     if weight is None or (estimator == "exact" and not fuses_exact(states)):
-        return _written_out(model, states, batch, temperature, reference, estimator, entropy_gradient)
-    divergence = None
-    if reference is None or estimator != "exact":
-        logprobs, entropies = token_logprobs(states, weight, batch.targets, temperature=temperature)
+        own = _written_out(model, states, batch, temperature, reference, estimator, entropy_gradient)
+        logprobs, entropies, *divergences = ulysses.together(own, batch.counts, batch.line)
+        divergence = divergences[0] if divergences else None
+    elif reference is None or estimator != "exact":
+        own = token_logprobs(states, weight, batch.targets, temperature=temperature)
+        logprobs, entropies = ulysses.together(own, batch.counts, batch.line)
         if reference is not None:
             assert estimator != "exact"
             divergence = SAMPLED[estimator](logprobs, reference.logprobs(batch, temperature=temperature))
@@ -78,7 +83,8 @@ def token_statistics(
         anchor = plain_head(reference.model)  # after the pass, which has gathered it
         assert anchor is not None, "the reference is of the policy's architecture"
         given = (states, weight, batch.targets, anchor_states, anchor)
-        logprobs, entropies, divergence = token_divergences(*given, temperature=temperature)
+        own = token_divergences(*given, temperature=temperature)
+        logprobs, entropies, divergence = ulysses.together(own, batch.counts, batch.line)
     return TokenStatistics(logprobs, entropies if entropy_gradient else entropies.detach(), divergence)
 
 
@@ -95,8 +101,8 @@ def _written_out(
     reference: "Reference | None",
     estimator: Estimator,
     entropy_gradient: bool,
-) -> TokenStatistics:
-    """`token_statistics` from last hidden states [tokens, hidden] in plain PyTorch, for heads of any kind."""
+) -> tuple[Tensor, ...]:
+    """`token_statistics` from last hidden states [own tokens, hidden] in plain PyTorch, for heads of any kind."""
     reference_states = None if reference is None else reference.states(batch)
     head, reference_head = head_of(model), None if reference is None else head_of(reference.model)
 
@@ -113,15 +119,12 @@ def _written_out(
         return *results, SAMPLED[estimator](logprobs, anchor.gather(1, batch.targets[rows, None]).squeeze(1))
 
     size = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
-    chunks = [slice(start, start + size) for start in range(0, len(states), size)]
+    chunks = [slice(start, start + size) for start in range(0, max(1, len(states)), size)]
     if len(chunks) == 1:
-        columns = [[result] for result in statistics(chunks[0])]
-    else:
-        # Recomputing a chunk's logits in the backward pass is what keeps only one chunk of them alive.
-        parts = [checkpoint(statistics, rows, use_reentrant=False) for rows in chunks]
-        columns = list(map(list, zip(*parts, strict=True)))
-    joined = [torch.cat(column) for column in columns]
-    return TokenStatistics(joined[0], joined[1], joined[2] if len(joined) > 2 else None)
+        return statistics(chunks[0])
+    # Recomputing a chunk's logits in the backward pass is what keeps only one chunk of them alive.
+    parts = [checkpoint(statistics, rows, use_reentrant=False) for rows in chunks]
+    return tuple(map(torch.cat, zip(*parts, strict=True)))
 
 
 @torch.no_grad()
@@ -141,7 +144,7 @@ class Reference:
         self.model = model
 
     def states(self, batch: MicroBatch) -> Tensor:
-        """[tokens, hidden] see `completion_states`; the head, which no adapter changes, is the model's."""
+        """[own tokens, hidden] see `completion_states`; the head, which no adapter changes, is the model's."""
         with _as_it_started(self.model):
             return call(self.model, partial(completion_states, self.model, batch))
 
@@ -169,7 +172,10 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
 
 
 def completion_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """Last hidden states [tokens, hidden] from which the completion tokens are predicted."""
+    """Last hidden states [own tokens, hidden] from which the completion tokens are predicted.
+
+    Own are those that `batch.predicts` has: all of them, or those of this rank's slice of the line.
+    """
     output = model.base_model(input_ids=batch.tokens, use_cache=False, **attention.arguments(model, batch))
     states: Tensor = output.last_hidden_state.flatten(0, 1).index_select(0, batch.predicts)
     return states
@@ -187,9 +193,19 @@ def choose_layout(
         whole: what `model` is a part of and is sharded with; None = it is the whole itself.
 
     Raises:
-        ModelError: `packed` with an architecture that cannot keep packed sequences apart.
+        ModelError: `packed` with an architecture that cannot keep packed sequences apart; or ranks share the lines,
+            and the model computes something else then.
     """
     whole = model if whole is None else whole
+    line = ranks_of(whole).line
+    if line is not None:
+        with on_device(whole), torch.no_grad():
+            if not call(whole, partial(computes_the_same_in_slices, model, line, device_of(whole))):
+                raise ModelError(
+                    f"{name} computes something else where a sequence is cut over ray.sequence_parallel={line.count} "
+                    "ranks; leave that out"
+                )
+        layout = "packed"
     if layout == "padded" or (layout == "auto" and not attention.has_kernel(model)):
         return "padded"  # without a kernel a packed line would be masked as the square of its length
     with on_device(whole), torch.no_grad():
@@ -215,6 +231,31 @@ def keeps_packed_apart(model: PreTrainedModel, device: torch.device | None = Non
         except TypeError:  # it knows no positions at all
             return False
     return torch.equal(*seconds)
+
+
+@torch.no_grad()
+def computes_the_same_in_slices(model: PreTrainedModel, line: Line, device: torch.device) -> bool:
+    """Whether a model computes for a line that ranks share what it does for a whole one; all of them must call it.
+
+    It does not where a token meets others in any other way than through attention, or through one of the model's own.
+    """
+    long = [(5 * place) % 7 + 1 for place in range(6 * line.count)]
+    prompt, score = Prompt(Item(None), "", [1]), Score(0.0, False)
+
+    def states(first: int, ranks: Ranks) -> Tensor:  # [completion tokens, hidden]
+        completions = ([first, *long], [3, 2])  # the first begins in the first slice and ends in another
+        samples = [Sample(prompt, Rollout(ids, None, finished=True), "", score) for ids in completions]
+        budget = len(long) + 9
+        (batch,) = micro_batches(samples, token_budget=budget, pad_id=0, device=device, layout="packed", ranks=ranks)
+        own = completion_states(model, batch)
+        return torch.stack(ulysses.together(own.unbind(1), batch.counts, batch.line), dim=1)
+
+    with evaluating(model):
+        whole, shared, other = states(1, ALONE), states(1, Ranks(line=line)), states(2, Ranks(line=line))
+    tolerance = 1e-4 if whole.dtype == torch.float32 else 0.03
+    error, size = (part.float().norm(dim=1) for part in (shared - whole, whole))
+    far, apart = not shared[len(long)].equal(other[len(long)]), shared[-2:].equal(other[-2:])
+    return bool((error <= tolerance * size).all()) and far and apart
 
 
 def _two_sequences(first: list[int], second: list[int], device: torch.device) -> MicroBatch:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Protocol
 
 from tinyzero_sdk.errors import TinyZeroError
 
@@ -50,6 +51,14 @@ class Interrupted(Stopped):
 def exit_code(stopped_by: signal.Signals) -> int:
     """The shell's convention: 128 + signal, i.e. 130 for SIGINT and 143 for SIGTERM."""
     return 128 + stopped_by
+
+
+class Stop(Protocol):
+    """What long work polls."""
+
+    @property
+    def requested(self) -> bool:
+        """Whether it shall end; once it does, for good."""
 
 
 class StopFlag:

@@ -19,7 +19,7 @@ from tinyzero_trainer.experience import Experience
 from tinyzero_trainer.forward import Reference
 from tinyzero_trainer.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.lora import Adapter, import_peft
-from tinyzero_trainer.models import LanguageModel, load_model
+from tinyzero_trainer.models import LanguageModel, ModelError, load_model
 from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.records import Sample
 from tinyzero_trainer.schedules import StepSettings
@@ -114,9 +114,27 @@ def build_learners(config: TrainConfig, placement: Placement, *, checkpoint: Pat
 
 
 def _load(source: str | None, placement: Placement) -> LanguageModel:
-    """A model that is to be sharded; it attends through a kernel for packed sequences."""
-    language_model = load_model(source, placement.loading_device)
-    use_kernel(language_model.model, placement.dtype, placement.device)
+    """A model that is to be sharded; it attends through a kernel for packed sequences.
+
+    Raises:
+        ModelError: ranks are to share its sequences, and it cannot attend so.
+    """
+    language_model, slices = load_model(source, placement.loading_device), placement.sequence_parallel
+    model, name = language_model.model, language_model.name
+    attends = use_kernel(model, placement.dtype, placement.device, or_plain=slices > 1)
+    if slices == 1:
+        return language_model
+    if not attends:
+        raise ModelError(
+            f"{name} attends in a way of its own, which ray.sequence_parallel={slices} cannot cut; leave that out"
+        )
+    heads = model.config.get_text_config().num_attention_heads
+    if heads % slices:
+        possible = ", ".join(str(count) for count in range(1, heads + 1) if heads % count == 0)
+        raise ModelError(
+            f"ray.sequence_parallel={slices} does not divide the {heads} attention heads of {name}; "
+            f"give one of {possible}"
+        )
     return language_model
 
 

@@ -19,6 +19,7 @@ from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer import checkpoint as checkpoints
 from tinyzero_trainer import mismatch
+from tinyzero_trainer.collecting import Collected
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.curve import draw_curve
 from tinyzero_trainer.display import Display, outcome_line
@@ -33,10 +34,12 @@ from tinyzero_trainer.resuming import check_fingerprint, fingerprint
 from tinyzero_trainer.roles import Roles, StopRequested, build_roles
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.run_directory import RunDirectory
+from tinyzero_trainer.saved_batch import from_json, to_json
 from tinyzero_trainer.trackers import Trackers
 from tinyzero_trainer.training_step import Carried, TrainingStep
 
 STATE_FILE = "state.json"
+BATCH_FILE = "next_batch.json"
 STATE_DIRECTORY = "training_state"
 
 
@@ -139,6 +142,8 @@ class _Run:
         self.config, self.run, self.roles, self.log, self.trackers, self.stop = config, run, roles, log, trackers, stop
         self.policy, self.display = roles.policy, roles.display
         self.state = RunState()
+        self.training: TrainingStep | None = None  # once it has begun
+        self.ready: Collected | None = None  # the next step's batch, as a checkpoint has it
         self.saved_step: int | None = None  # newest checkpoint of this state
         self.saving: dict[str, float] = {}  # seconds of a save that no line tells of yet
         self.held_out: dict[str, list[Prompt]] = {}
@@ -154,7 +159,8 @@ class _Run:
         for name, prompts in self.held_out.items():
             if len(prompts) < config.eval.size:
                 self.display.note(f"{name} has {len(prompts):,} held-out problems only; all of them are taken")
-        training = TrainingStep(config, self.roles, state.carried, self.stop, self.run.rollouts)
+        training = TrainingStep(config, self.roles, state.carried, self.stop, self.run.rollouts, self.ready)
+        self.training, self.ready = training, None
         try:
             if state.pending is not None:
                 self.close_step(state.pending)
@@ -168,6 +174,7 @@ class _Run:
                     write_samples(self.run.rollouts_file(state.step + 1), shown)
                 state.step += 1
                 state.pending = metrics
+                training.check_workers()
                 self.close_step(metrics)
                 if self.stop.requested:
                     raise StopRequested
@@ -265,6 +272,8 @@ class _Run:
             if self.roles.critic is not None:
                 self.roles.critic.load(directory)
         self.state = STATE.validate_json((directory / STATE_FILE).read_bytes())
+        if (directory / BATCH_FILE).exists():
+            self.ready = from_json((directory / BATCH_FILE).read_bytes())
         self.saved_step = self.state.step
         # A step whose line is still owed has none to keep.
         self.log.cut_after(self.state.step if self.state.pending is None else self.state.step - 1)
@@ -276,6 +285,8 @@ class _Run:
         if self.saved_step == self.state.step:
             return
         language_model, started = self.roles.language_model, perf_counter()
+        assert self.training is not None
+        batch = None if self.training.ready is None else to_json(self.training.ready)
 
         def fill(directory: Path) -> None:
             state_directory = directory / STATE_DIRECTORY
@@ -286,6 +297,8 @@ class _Run:
                 if self.roles.critic is not None:
                     self.roles.critic.save(state_directory)
             (state_directory / STATE_FILE).write_bytes(STATE.dump_json(self.state))
+            if batch is not None:
+                (state_directory / BATCH_FILE).write_bytes(batch)
 
         weights, trained = language_model.parameters * 4, language_model.trained_parameters * 4  # float32
         checkpoints.save(
@@ -295,7 +308,10 @@ class _Run:
             meta=self.checkpoint_meta(),
             keep=self.config.checkpoint.keep,
             # And AdamW's two moments; a critic is as large as the model and trained as a whole.
-            expected_bytes=weights + 2 * trained + (0 if self.roles.critic is None else 3 * weights),
+            expected_bytes=weights
+            + 2 * trained
+            + (0 if self.roles.critic is None else 3 * weights)
+            + len(batch or b""),
         )
         self.saved_step = self.state.step
         # The line of this step is written already, since it must be there before its checkpoint is.

@@ -30,6 +30,10 @@ SAMPLE_EVERY = 10
 """With `rollout.logprobs=sample` the engine is asked in the first step of so many."""
 
 
+ENGINE_DIVERGENCE = "rollout_corr/k3_kl"
+"""The metric that estimates KL(π_engine ‖ π) with the least noise, and is never below 0."""
+
+
 @dataclass(frozen=True, slots=True)
 class KnownLogprobs:
     """What is known of the completions' probabilities before the update; all [tokens]."""
@@ -105,7 +109,7 @@ def mismatch_metrics(logprobs: Tensor, engine: Tensor) -> dict[str, float]:
         "training/rollout_probs_diff_std": gaps.std(correction=0).item(),
         "training/rollout_logprobs_diff_mean": (logprobs - engine).abs().mean().item(),
         "rollout_corr/kl": k1(engine, logprobs).mean().item(),
-        "rollout_corr/k3_kl": k3(engine, logprobs).mean().item(),
+        ENGINE_DIVERGENCE: k3(engine, logprobs).mean().item(),
     }
 
 

@@ -216,7 +216,7 @@ def save_model(directory: Path, language_model: LanguageModel) -> None:
     """
     model, ranks = language_model.model, ranks_of(language_model.model)
     with _quiet_transformers(), on_device(model):
-        state = merged_state(model) if ranks.count == 1 else _gathered(model, keep=ranks.first)
+        state = _gathered(model, keep=ranks.first) if ranks.several else merged_state(model)
         if ranks.first:
             model.save_pretrained(directory, state_dict=state)
             language_model.tokenizer.save_pretrained(directory)

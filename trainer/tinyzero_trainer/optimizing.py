@@ -106,8 +106,11 @@ class Optimizer:
         for mesh in meshes:  # one at most, and none without shards
             if mesh.size() > 1:
                 squared = norm.to(mesh.device_type) ** 2
-                dist.all_reduce(squared, group=mesh.get_group())
-                norm = squared.sqrt().to(norm.device)
+                # Over all ranks, though each replica has all gradients: its bits must be the same on all of them, or
+                # the replicas would drift apart.
+                dist.all_reduce(squared)
+                replicas = mesh.size() // mesh.shape[-1]
+                norm = (squared / replicas).sqrt().to(norm.device)
         return norm
 
     def _moments(self) -> Iterator[Tensor]:
@@ -126,7 +129,7 @@ class Optimizer:
             for parameter_name, parameter in self._parameters.items():
                 for key, value in self._adamw.state[self._shards[parameter_name]].items():
                     tensors[f"{key}/{parameter_name}"] = as_shard(value.detach(), parameter)
-            if self._ranks.count > 1:
+            if self._ranks.several:
                 save_parts(directory / name, tensors)
             else:
                 found = {key: whole(tensor).cpu().contiguous() for key, tensor in tensors.items()}

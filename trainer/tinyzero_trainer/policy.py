@@ -66,7 +66,7 @@ class Policy:
     @property
     def ranks(self) -> int:
         """How many share the work."""
-        return self._ranks.count
+        return self._ranks.processes
 
     def logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
         """[tokens] log π of every sampled token under the present weights."""
@@ -141,14 +141,15 @@ class Policy:
             most: tokens that a micro-batch can have, where a mini-batch does not fill the budget; None = it does.
         """
         self.language_model.model.eval()
-        budget, context = self._settings.micro_batch_tokens, self.language_model.context
+        line, context = self._ranks.line, self.language_model.context
+        budget = self._settings.micro_batch_tokens * (1 if line is None else line.count)
         budget = budget if most is None else min(budget, most)
         samples = fill_budget(budget, self._max_tokens, context=context)
         lengths = completion_lengths(samples)
         part = Experience(samples, lengths, None, torch.zeros(int(lengths.sum())))
         with self._updating(changed=False):
-            for batch in self._micro_batches(samples):
-                weight = torch.zeros(len(batch.targets), device=batch.tokens.device)
+            for batch in self._micro_batches(samples, Ranks(line=line)):
+                weight = torch.zeros(int(lengths[batch.rows].sum()), device=batch.tokens.device)
                 loss = self._token_losses(batch, part.select(batch.rows), weight, now, Tally())
                 (weight * loss).sum().backward()
             self._optimizer.begin()

@@ -13,7 +13,7 @@ from tinyzero_sdk.records import Reason
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.decoding import decode_texts
 from tinyzero_trainer.display import Display
-from tinyzero_trainer.interrupts import StopFlag
+from tinyzero_trainer.interrupts import Stop
 from tinyzero_trainer.learners import CriticRole, PolicyRole, build_learners
 from tinyzero_trainer.losses import find_policy_loss
 from tinyzero_trainer.memory_errors import explained
@@ -32,7 +32,7 @@ SCORER_FAILURES: tuple[Reason, ...] = ("error", "timeout")
 
 
 class StopRequested(Exception):
-    """Raised inside a phase when a signal has asked the run to end; the policy is as it was before the step."""
+    """Raised inside a phase that was asked to end; the policy is as it was before the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +118,13 @@ def _placement(config: TrainConfig, device: torch.device, display: Display) -> P
 
 
 def generate(
-    roles: Roles, prompts: Sequence[Prompt], params: SamplingParams, *, samples: int, seed: int, stop: StopFlag
+    roles: Roles, prompts: Sequence[Prompt], params: SamplingParams, *, samples: int, seed: int, stop: Stop
 ) -> list[tuple[Prompt, Rollout]]:
     """Generate `samples` completions of each prompt; the result is flat, prompt after prompt.
 
     Raises:
         ModelError: a prompt and the longest completion do not fit into the model's context.
-        StopRequested: a signal asked for the end meanwhile.
+        StopRequested: the end was asked for meanwhile.
     """
     check_context(roles.language_model, prompts, params.max_tokens)
 

@@ -1,4 +1,4 @@
-"""Where the models of the training roles live: FSDP2 over all ranks, one or many, on a CPU or on GPUs.
+"""Where the models of the training roles live: FSDP2 over one rank or many, on a CPU or on GPUs.
 
 Wraps a model in place, once its modules and parameters are final: activations checkpointed, layers compiled, weights
 sharded. Whoever computes with such a model goes through `call`; whoever reads its weights, through `weights.py` within
@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tinyzero_trainer.compiling import compiles
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.meshes import find_meshes
 from tinyzero_trainer.offloading import Waiting
 from tinyzero_trainer.ranks import ALONE, Ranks
 from tinyzero_trainer.shards import local
@@ -53,6 +54,12 @@ class Placement:
     offload: Literal["idle", "always"] | None = None
     """See `memory.offload`."""
 
+    replicas: int = 1
+    """See `ray.replicas`."""
+
+    sequence_parallel: int = 1
+    """See `ray.sequence_parallel`."""
+
     @classmethod
     def of(cls, config: TrainConfig, device: torch.device) -> "Placement":
         """What the configuration says for this device; on a CPU nothing can be offloaded."""
@@ -62,6 +69,8 @@ class Placement:
             config.memory.checkpoint_activations,
             config.model.compile,
             config.memory.offload if device.type == "cuda" else None,
+            config.ray.replicas,
+            config.ray.sequence_parallel,
         )
 
     @property
@@ -129,24 +138,26 @@ def shard(model: nn.Module, placement: Placement, *, exact: Iterable[nn.Module] 
         placement: of the run.
         exact: parts of the model that compute in float32 whatever the others do.
     """
-    mesh = init_device_mesh(placement.device.type, (dist.get_world_size(),))
+    meshes = find_meshes(placement.device.type, placement.replicas, placement.sequence_parallel)
+    mesh = meshes.weights
     trained = any(parameter.requires_grad for parameter in model.parameters())
-    # With one rank, what is gathered is a copy in the type that is computed in. The backward pass need not make it
-    # again if there is room for that of all layers; where there is no backward pass it would only be in the way.
-    again = placement.saves_memory or mesh.size() > 1 or not trained
+    # With one rank to hold all, what is gathered is a copy in the type that is computed in. The backward pass need not
+    # make it again if there is room for that of all layers; where there is none it would only be in the way.
+    again = placement.saves_memory or mesh.shape[-1] > 1 or not trained
     layers = layers_of(model)
     for layer in layers:
         if placement.checkpoint_activations and trained:
             _checkpoint(layer)
-        if compiles(placement.compile, _size(model), gpu=placement.device.type == "cuda"):
+        # Not where ranks exchange heads in the midst of a layer, which is nothing for the compiler.
+        gpu, alone = placement.device.type == "cuda", placement.sequence_parallel == 1
+        if alone and compiles(placement.compile, _size(model), gpu=gpu):
             _compile(layer)
     for part in exact:
         _fully_shard(part, mesh, placement, torch.float32, reshard=again)
     for layer in layers:
         _fully_shard(layer, mesh, placement, placement.dtype, reshard=again)
     _fully_shard(model, mesh, placement, placement.dtype, reshard=False)
-    ranks = Ranks(mesh.size(), mesh.get_local_rank(), mesh.get_group())
-    model._placed = _Placed(placement, ranks, trained=trained)  # type: ignore[assignment]
+    model._placed = _Placed(placement, meshes.ranks, trained=trained)  # type: ignore[assignment]
     model._run = lambda function: function()  # type: ignore[assignment]
     register_fsdp_forward_method(model, "_run")
     if placement.offload == "idle":

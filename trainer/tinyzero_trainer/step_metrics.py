@@ -34,7 +34,7 @@ def batch_metrics(
         outcome: what those that are trained on earned, penalties included; `critic/rewards` is over these alone, so
             with dynamic sampling over the groups that were kept.
         advantages: [tokens] of those that are trained on, as the loss takes them.
-        ranks: that share the update.
+        ranks: that share the sequences out among them.
     """
     lengths = [len(sample.rollout.token_ids) for sample in samples]
     prompts = [len(sample.prompt.token_ids) for sample in samples]

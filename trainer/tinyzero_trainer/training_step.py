@@ -1,39 +1,44 @@
-"""One training step: generate, score, compare, update. What happens between steps is the loop's business.
+"""One training step: collect, compare, update. What happens between steps is the loop's business.
 
-The order of things is here; everything that computes is a pure function elsewhere.
+The order of things is here, and what runs beside what; everything that computes is a pure function elsewhere. With
+`rollout.lead=1` the next step's batch is collected beside the update, by the weights from before it. That begins and
+ends within the step: between steps no thread is left, and the engine has the newest weights.
 """
 
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import perf_counter
 
 import torch
 
-from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.advantages import ESTIMATORS, AdvantageInputs, whiten
 from tinyzero_trainer.batching import completion_lengths
+from tinyzero_trainer.beside import beside
+from tinyzero_trainer.clock import Clock
+from tinyzero_trainer.collecting import Collected, Collector
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.divergences import SAMPLED, adapted_coefficient
 from tinyzero_trainer.evaluation import write_samples
 from tinyzero_trainer.experience import Experience
 from tinyzero_trainer.interrupts import StopFlag
+from tinyzero_trainer.lost import WorkerLost
 from tinyzero_trainer.memory_errors import explained
-from tinyzero_trainer.mismatch import (
-    KnownLogprobs,
-    asks_engine,
-    engine_logprobs,
-    importance_weights,
-)
+from tinyzero_trainer.mismatch import ENGINE_DIVERGENCE, KnownLogprobs, engine_logprobs, importance_weights
 from tinyzero_trainer.optimizing import UpdateError
 from tinyzero_trainer.prompts import Progress
-from tinyzero_trainer.records import Prompt, Rollout, Sample
-from tinyzero_trainer.roles import Roles, generate, score
-from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.records import Sample
+from tinyzero_trainer.roles import Roles
 from tinyzero_trainer.schedules import StepSettings, settings_at
 from tinyzero_trainer.step_metrics import batch_metrics, timing_metrics, trained_tokens
-from tinyzero_trainer.tasks import training_stream
 from tinyzero_trainer.utilization import peak_of, utilization
-from tinyzero_trainer.window import WindowState, measure, observe, window_at
+from tinyzero_trainer.window import WindowState
+
+WAITED = "wait_for_rollouts"
+"""Seconds of a step in which nothing was learnt, since the completions were still on their way."""
+
+STOPPING = "stopping as soon as the next batch has been sampled, which is saved too; another signal leaves at once"
 
 
 @dataclass(slots=True)
@@ -53,7 +58,15 @@ class Carried:
 class TrainingStep:
     """Takes steps; `carried` is brought up to date by each."""
 
-    def __init__(self, config: TrainConfig, roles: Roles, carried: Carried, stop: StopFlag, rollouts: Path) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        roles: Roles,
+        carried: Carried,
+        stop: StopFlag,
+        rollouts: Path,
+        ready: Collected | None = None,
+    ) -> None:
         """
         Args:
             config: of the run.
@@ -61,15 +74,43 @@ class TrainingStep:
             carried: from the steps before.
             stop: polled while generating.
             rollouts: directory for the completions of a step that failed.
+            ready: the batch of the next step, if it has been collected.
         """
         assert roles.policy is not None
         self.config, self.roles, self.policy, self.carried = config, roles, roles.policy, carried
         self.stop, self.rollouts = stop, rollouts
-        self.stream = training_stream(config, roles.tasks, carried.progress)
-        self._clock = _Clock()  # of the present step
+        # Where the collector stands; a batch ahead of what is carried.
+        progress, window = (carried.progress, carried.window) if ready is None else (ready.progress, ready.window_after)
+        self.collector = Collector(config, roles, progress, window)
+        self._next: Future[Collected] | None = None
+        if ready is not None:
+            self._next = Future()
+            self._next.set_result(ready)
+        self._clock = Clock()  # of the present step
+
+    @property
+    def ready(self) -> Collected | None:
+        """The batch of the next step; None = it has yet to be collected."""
+        return None if self._next is None or self._next.exception() else self._next.result()
+
+    @property
+    def _lost(self) -> WorkerLost | None:
+        """Whom the next step's batch lacked."""
+        error = None if self._next is None else self._next.exception()
+        return error if isinstance(error, WorkerLost) else None
+
+    def check_workers(self) -> None:
+        """Between steps: whether everyone is there who is needed to go on.
+
+        Raises:
+            WorkerLost: someone was lost while the next step's batch was collected. The step that was taken meanwhile is
+                whole, but the engines may lack its weights.
+        """
+        if self._lost is not None:
+            raise self._lost
 
     def take(self, step: int) -> tuple[list[Sample], dict[str, float], dict[str, float]]:
-        """Take a step, counted from 1.
+        """Take a step, counted from 1; with `rollout.lead=1` collect the next one's batch meanwhile.
 
         Returns:
             all completions sampled; the step's metrics; wall-clock seconds of its parts, and of the whole as `step`.
@@ -77,98 +118,83 @@ class TrainingStep:
         Raises:
             StopRequested: a signal asked for the end while generating; nothing has changed.
             UpdateError: too many updates in a row were not finite.
+            TinyZeroError: a worker or a task failed; if that was while its batch was collected, nothing has changed.
         """
         config, now = self.config, self.settings_at(step)
-        self._clock = _Clock()
-        window = window_at(
-            self.carried.window, config.window, full=config.rollout.max_tokens, step=step, seed=config.run.seed
-        )
-        asked = asks_engine(config, step)
-        params = SamplingParams(
-            window,
-            now.temperature,
-            config.rollout.top_p,
-            config.rollout.top_k,
-            ignore_eos=config.rollout.ignore_eos,
-            logprobs=asked,
-        )
-        samples, kept = self.collect(params, step)
-        if config.algorithm.advantage != "remax":  # which has one more completion to generate
-            self.roles.engine.sleep()
-        with explained(config, "log-probabilities and values were computed"):
-            known, corrected = self.known_logprobs(kept, now)
-            outcome = self.outcome(kept, known, now)
-        advantages = ESTIMATORS[config.algorithm.advantage](outcome)
-        experience = as_experience(kept, outcome, advantages, known)
-        self._clock.lap("adv")
-        try:
-            with explained(config, "the weights were updated"):
-                updated = self.update(experience, now, step)
-        except UpdateError:
-            write_samples(self.rollouts / f"bad_step_{step:06d}.jsonl", samples)
-            raise
-        with explained(config, "the rollout engine took over the weights"):
-            self.roles.engine.load_weights()
+        self._clock = Clock()
+        batch = self.next_batch(step)
+        with self.collecting(step + 1) as following:
+            outcome, experience, metrics = self.learn(batch, now)
+            if following is not None and self.stop.requested and not following.done():
+                self.roles.display.note(STOPPING)
+        self._next = following
+        if following is not None:
+            self._clock.lap(WAITED)
+        if self._lost is None:
+            with explained(config, "the rollout engine took over the weights"):
+                self.roles.engine.load_weights()
         self._clock.lap("update_weights")
-        chosen = self.stream.close_step(samples)
-        self.carried.progress = self.stream.progress()
+        self.carried.progress, self.carried.window = batch.progress, batch.window_after
         tasks = {name: role.task for name, role in self.roles.tasks.items()}
         metrics = {
             **batch_metrics(
                 tasks,
-                samples,
+                batch.samples,
                 config.rollout.samples_per_prompt,
                 outcome,
                 experience.advantages,
-                self.policy.ranks,
+                self.policy.ranks // config.ray.sequence_parallel,
             ),
-            **chosen,
-            **corrected,
-            **updated,
-            **self.close_kl(outcome, updated, now),
-            **self.close_window(samples, window, step),
+            **batch.chosen,
+            **metrics,
+            **self.staleness(batch, metrics),
+            **self.close_kl(outcome, metrics, now),
+            **self.window_metrics(batch),
         }
-        seconds = self._clock.stop()
-        metrics |= timing_metrics(seconds, samples, kept) | self.utilization(seconds, kept)
-        return samples, metrics, seconds
+        seconds = {**batch.seconds, **self._clock.stop()}
+        metrics |= timing_metrics(seconds, batch.samples, batch.kept) | self.utilization(seconds, batch.kept)
+        return batch.samples, metrics, seconds
 
-    def collect(self, params: SamplingParams, step: int) -> tuple[list[Sample], list[Sample]]:
-        """All completions sampled, and those that are trained on.
+    def next_batch(self, step: int) -> Collected:
+        """The batch of this step: the one that was collected during the last, or one that is collected now."""
+        batch = self._next.result() if self._next is not None else self.collector.collect(step, step - 1, self.stop)
+        if self.config.rollout.lead:
+            self._clock.lap(WAITED)
+        else:
+            self.roles.engine.sleep()
+            self._clock.skip()
+        assert batch.step == step
+        return batch
 
-        With dynamic sampling (arXiv 2503.14476, §3.2) groups whose answers are all equally right are left out, and
-        more problems drawn in their place, for some rounds.
+    @contextmanager
+    def collecting(self, step: int) -> Iterator["Future[Collected] | None"]:
+        """While the step before is taken, collect the batch of `step`, if that is wanted and there is such a step.
+
+        A signal does not end it: what it has sampled cannot be had again from the weights that a checkpoint holds.
         """
-        config, group_size = self.config, self.config.rollout.samples_per_prompt
-        wanted, refills = config.data.prompts_per_step, config.data.dynamic_rounds
-        samples: list[Sample] = []
-        kept: list[Sample] = []
-        for attempt in range(1 + refills):
-            batch = [next(self.stream) for _ in range(wanted - len(kept) // group_size)]
-            seed = derive_seed("rollout", config.run.seed, step, *([attempt] if attempt else []))
-            rollouts = self.generate(batch, params, samples=group_size, seed=seed)
-            self._clock.lap("gen")
-            scored = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
-            self._clock.lap("reward")
-            samples += scored
-            kept += _informative(scored, group_size) if refills else scored
-            if len(kept) == wanted * group_size:
-                break
-        if not kept:
-            # The step is made with what there is. That need not be nothing: rewards may be shaped, and not every
-            # advantage is a comparison within a group.
-            drawn = len(samples) // group_size
-            self.roles.display.note(f"step {step}: in each of {drawn} groups all answers are equally right")
-            kept = samples[: wanted * group_size]
-        if all(sample.score.masked for sample in kept):
-            self.roles.display.note(f"step {step}: all completions are masked, so nothing is learnt from it")
-        return samples, kept
+        if not self.config.rollout.lead or step > self.config.run.steps:
+            yield None
+            return
+        version = step - 2  # the update of the step before is under way, and the engine has not seen it
+        with beside(lambda unwanted: self.collector.collect(step, version, unwanted)) as following:
+            yield following
 
-    def generate(
-        self, prompts: list[Prompt], params: SamplingParams, *, samples: int, seed: int
-    ) -> list[tuple[Prompt, Rollout]]:
-        """Completions under the present weights; see `roles.generate`."""
-        with explained(self.config, "completions were generated"):
-            return generate(self.roles, prompts, params, samples=samples, seed=seed, stop=self.stop)
+    def learn(self, batch: Collected, now: StepSettings) -> tuple[AdvantageInputs, Experience, dict[str, float]]:
+        """Compare the completions of a batch and update; what they earned, what the update took, and its metrics."""
+        config = self.config
+        with explained(config, "log-probabilities and values were computed"):
+            known, corrected = self.known_logprobs(batch.kept, now)
+            outcome = self.outcome(batch.kept, known, now, batch.greedy_rewards)
+        advantages = ESTIMATORS[config.algorithm.advantage](outcome)
+        experience = as_experience(batch.kept, outcome, advantages, known)
+        self._clock.lap("adv")
+        try:
+            with explained(config, "the weights were updated"):
+                updated = self.update(experience, now, batch.step)
+        except UpdateError:
+            write_samples(self.rollouts / f"bad_step_{batch.step:06d}.jsonl", batch.samples)
+            raise
+        return outcome, experience, corrected | updated
 
     def known_logprobs(self, samples: list[Sample], now: StepSettings) -> tuple[KnownLogprobs, dict[str, float]]:
         """What is known of the completions' probabilities before the update, and the metrics of a correction."""
@@ -185,10 +211,16 @@ class TrainingStep:
         weights, metrics = importance_weights(old, engine, completion_lengths(samples), self.config.mismatch)
         return KnownLogprobs(old, engine, weights), metrics
 
-    def outcome(self, samples: list[Sample], known: KnownLogprobs, now: StepSettings) -> AdvantageInputs:
+    def outcome(
+        self,
+        samples: list[Sample],
+        known: KnownLogprobs,
+        now: StepSettings,
+        greedy_rewards: list[float] | None = None,
+    ) -> AdvantageInputs:
         """What the completions earned, with everything that their advantages are computed from."""
         config = self.config
-        penalties = greedy_rewards = values = None
+        penalties = values = None
         lengths = completion_lengths(samples)
         if config.algorithm.kl_in_reward:
             assert known.old is not None
@@ -196,13 +228,6 @@ class TrainingStep:
             divergence = SAMPLED[config.algorithm.kl_estimator](known.old, reference)
             penalties = now.kl_coefficient * divergence
             self._clock.lap("ref")
-        if config.algorithm.advantage == "remax":
-            params = SamplingParams(config.rollout.max_tokens, temperature=0.0)
-            rollouts = self.generate(_prompts(samples, config), params, samples=1, seed=0)
-            greedy = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
-            greedy_rewards = torch.tensor([sample.score.value for sample in greedy])
-            self.roles.engine.sleep()
-            self._clock.lap("gen_greedy")
         if self.roles.critic is not None:
             values = self.roles.critic.values(samples)
             self._clock.lap("values")
@@ -212,7 +237,7 @@ class TrainingStep:
             group_size=config.rollout.samples_per_prompt,
             penalties=penalties,
             values=values,
-            greedy_rewards=greedy_rewards,
+            greedy_rewards=None if greedy_rewards is None else torch.tensor(greedy_rewards),
             discount=config.algorithm.discount,
             trace_decay=config.algorithm.trace_decay,
             counted=torch.tensor([not sample.score.masked for sample in samples]),
@@ -271,18 +296,24 @@ class TrainingStep:
             )
         return {"actor/kl_coef": coefficient, **metrics}
 
-    def close_window(self, samples: list[Sample], window: int, step: int) -> dict[str, float]:
-        """Let the window adapt to the step."""
-        full = self.config.rollout.max_tokens
-        self.carried.window = observe(self.carried.window, measure(samples), self.config.window, full=full, step=step)
+    def window_metrics(self, batch: Collected) -> dict[str, float]:
+        """The window of the step, and the averages by which it has adapted to it."""
         if self.config.window.mode != "adaptive":
             return {}
         means = {
-            "mean_success_length": self.carried.window.correct_length,
-            "success_rate": self.carried.window.success_rate,
+            "mean_success_length": batch.window_after.correct_length,
+            "success_rate": batch.window_after.success_rate,
         }
         known = {f"adaptive_window/{name}": value for name, value in means.items() if value is not None}
-        return {"adaptive_window/current_window": float(window), **known}
+        return {"adaptive_window/current_window": float(batch.window), **known}
+
+    def staleness(self, batch: Collected, updated: dict[str, float]) -> dict[str, float]:
+        """How old the weights are that sampled the batch, in steps, and how far from them the policy was before it."""
+        if not self.config.rollout.lead:
+            return {}
+        steps = {"staleness/steps": float(batch.step - 1 - batch.version)}
+        divergence = updated.get(ENGINE_DIVERGENCE)
+        return steps if divergence is None else {**steps, "staleness/kl": divergence}
 
 
 def as_experience(
@@ -303,34 +334,3 @@ def as_experience(
         importance=known.importance,
         engine_logprobs=known.engine,
     )
-
-
-def _informative(samples: list[Sample], group_size: int) -> list[Sample]:
-    """The groups in which what counts in the loss was not all scored alike by the task, however it was shaped."""
-    groups = [samples[start : start + group_size] for start in range(0, len(samples), group_size)]
-    scores = [{sample.score.unshaped for sample in group if not sample.score.masked} for group in groups]
-    return [sample for group, found in zip(groups, scores, strict=True) if len(found) > 1 for sample in group]
-
-
-def _prompts(samples: list[Sample], config: TrainConfig) -> list[Prompt]:
-    return [sample.prompt for sample in samples[:: config.rollout.samples_per_prompt]]
-
-
-class _Clock:
-    """Wall-clock seconds of the parts of a step."""
-
-    def __init__(self) -> None:
-        self._started = self._last = perf_counter()
-        self._seconds: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        """Charge the time since the last lap to `name`."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        now = perf_counter()
-        self._seconds[name] = self._seconds.get(name, 0.0) + now - self._last
-        self._last = now
-
-    def stop(self) -> dict[str, float]:
-        """All parts, and the whole as `step`."""
-        return {**self._seconds, "step": perf_counter() - self._started}

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.trainer.configurations import changed
+from tests.trainer.processes import apart
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.loop import train
 from tinyzero_trainer.models import LanguageModel, load_model
@@ -199,3 +200,11 @@ def test_a_run_whose_engine_is_killed_goes_on(
     assert "vLLM failed, since its process ended; it is started anew" in said.err
     assert "INFO" not in said.err
     assert (output / "vllm.log").exists()
+
+
+@pytest.mark.parametrize("engines", [0, 1], ids=["beside the ranks", "apart"])
+def test_three_steps_of_two_ranks_of_ray(engines: int, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"run__executor": "ray", "ray__ranks": 2, "ray__engines": engines}
+    # In a process of its own, since Ray leaves much open in one that goes on.
+    apart(train, tmp_path, make_config(tmp_path / "run", **more))
+    check_run(tmp_path / "run")

@@ -54,6 +54,9 @@ __all__ = [
     "WindowConfig",
 ]
 
+WITHOUT_RATIO = {"reinforce": "has no ratio", "gspo": "has bounds narrower than a step of staleness"}
+"""Losses, of those built in, whose ratio to the engine's probabilities does not correct for old samples, and why."""
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -99,6 +102,11 @@ class TrainConfig:
         needed_before = self.algorithm.kl_in_reward or self.mismatch.corrects
         return "update" if single_update and not needed_before else "policy"
 
+    @property
+    def engines_apart(self) -> bool:
+        """Whether the rollout engines have processes of their own, and so can generate during an update."""
+        return self.run.executor == "ray" and self.ray.engines > 0
+
     def wrappers_with_limit(self) -> tuple[str, ...]:
         """`run.wrappers` as `load_task` takes them: where a limit is needed and none is given, the longest completion.
 
@@ -119,6 +127,13 @@ class TrainConfig:
             )
         groups = {name: value for name, value in vars(self).items() if is_dataclass(value)}
         refuse(idle({name: vars(value) for name, value in groups.items()}), groups)
+        if self.rollout.lead:
+            self._check_lead()
+        if self.ray.sequence_parallel > 1 and self.optimizer.layout == "padded":
+            raise ValueError(
+                f"ray.sequence_parallel={self.ray.sequence_parallel} cuts lines of packed sequences; leave out "
+                "optimizer.layout='padded'"
+            )
         if self.critic.warmup_steps >= self.run.steps:
             raise ValueError(
                 f"critic.warmup_steps={self.critic.warmup_steps} leaves none of run.steps={self.run.steps} to the "
@@ -133,3 +148,26 @@ class TrainConfig:
                 f"rollout.samples_per_prompt=1 leaves algorithm.advantage={self.algorithm.advantage!r} nothing to "
                 "compare; set at least 2"
             )
+
+    def _check_lead(self) -> None:
+        """Refuse to sample ahead where nobody can, or where the update would take old samples for new ones."""
+        if not self.engines_apart:
+            where = "the trainer's process" if self.run.executor == "local" else "the processes that learn"
+            missing = "run.executor=ray and ray.engines=1" if self.run.executor == "local" else "ray.engines=1"
+            raise ValueError(
+                f"rollout.lead=1 generates during the update, and {where} cannot do both at once; set {missing} (or "
+                "more), or leave out rollout.lead"
+            )
+        if self.mismatch.weights is not None:
+            return
+        loss = self.algorithm.policy_loss
+        if self.old_logprobs_source != "engine":
+            lacking = "which nothing here weighs"
+        elif loss in WITHOUT_RATIO:
+            lacking = f"which algorithm.policy_loss={loss!r} does not weigh: it {WITHOUT_RATIO[loss]}"
+        else:
+            return
+        raise ValueError(
+            f"rollout.lead=1 trains on samples of older weights, {lacking}; set rollout.logprobs=always and "
+            "mismatch.weights=token"
+        )

@@ -158,11 +158,28 @@ class RayConfig:
     address: str | None = None
     """Of a Ray that is there: `auto`, or HOST:PORT; none = one is started on this machine, for the run."""
 
-    gpus: Literal[0] = 0
+    gpus: NonNegativeInt = 0
     """GPUs of the run; 0 = none, everything is on the CPU."""
 
-    ranks: PositiveInt = 1
-    """Processes that policy, reference and critic are sharded over; the batch is shared out among them by tokens."""
+    ranks: PositiveInt | None = None
+    """Processes that policy, reference and critic are sharded over; the batch is shared out among them by tokens.
+    none = one for each GPU that no engine has to itself; 1 without GPUs."""
+
+    replicas: PositiveInt = 1
+    """Groups of ranks that each hold the whole model, sharded over the group's ranks: one for each node where the
+    network between nodes is slow. It divides the ranks; 1 = the model is sharded over all of them."""
+
+    sequence_parallel: PositiveInt = 1
+    """Ranks that share each sequence, for completions too long for one. It divides the ranks of a replica and the
+    model's attention heads; each of those ranks takes optimizer.micro_batch_tokens at a time."""
+
+    engines: NonNegativeInt = 0
+    """Rollout engines in processes of their own, each on vllm.tensor_parallel GPUs of its own; 0 = the ranks have them,
+    and generate and learn in turns."""
+
+    parts: PositiveInt = 1
+    """Parts of a batch for each engine. With more an engine that is done early helps the others; with fewer each
+    generates more completions at a time."""
 
     restarts: NonNegativeInt = 2
     """Times that a rollout engine or a scorer that died is replaced, its batch done anew, before the run stops."""

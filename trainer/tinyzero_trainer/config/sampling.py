@@ -98,6 +98,10 @@ class RolloutConfig:
     """Whether the engine returns log-probabilities, which cost throughput: `sample` = in one step of ten, for the
     metrics alone; `always` = in every step, where they are the old log-probabilities of the loss."""
 
+    lead: Literal[0, 1] = 0
+    """Batches that rollouts are ahead of the update. 1 = while one batch is trained on the next is sampled, by weights
+    one step older: needs engines apart (ray.engines) and a correction (rollout.logprobs=always, mismatch.weights)."""
+
     def __post_init__(self) -> None:
         if self.engine != "vllm":
             return

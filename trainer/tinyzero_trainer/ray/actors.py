@@ -1,10 +1,12 @@
-"""What runs in the actors: a rank of those that learn, a rollout engine, a scorer.
+"""What runs in the actors: a rank of those that learn, a rollout engine of its own, a scorer.
 
 Each is made at once and does what takes time in a method, so that its errors reach the caller as they are.
 """
 
 import copy
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,15 +17,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tinyzero_sdk import Completion, Score, Task
+from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.records import Json
 from tinyzero_trainer.config import RewardConfig, TrainConfig
 from tinyzero_trainer.learners import Learners, build_learners
+from tinyzero_trainer.memory_errors import explained
 from tinyzero_trainer.models import LanguageModel, load_model
+from tinyzero_trainer.plan.work import work_of
+from tinyzero_trainer.ray.line import Line, Shapes
 from tinyzero_trainer.records import Rollout
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
 from tinyzero_trainer.rollout.build import build_engine
 from tinyzero_trainer.rollout.vllm.transfer import Weights, parcels
-from tinyzero_trainer.sharding import Placement, compute_dtype
+from tinyzero_trainer.schedules import settings_at
+from tinyzero_trainer.sharding import Placement, cast_weights, compute_dtype
 from tinyzero_trainer.tasks import scoring_pool
 from tinyzero_trainer.weights import named_weights
 
@@ -34,8 +41,15 @@ JOIN_SECONDS = 300
 """For all ranks to find each other; a model is loaded after it."""
 
 
+class Stopped(TinyZeroError):
+    """A batch was given up."""
+
+
 class Worker:
     """What every actor can tell."""
+
+    _config: TrainConfig
+    _device: torch.device
 
     def host(self) -> str:
         """Its machine's address, as others of the cluster reach it."""
@@ -43,9 +57,98 @@ class Worker:
 
         return str(ray.util.get_node_ip_address())
 
+    def place(self) -> tuple[str, str]:
+        """Its machine, and the GPU that Ray has given it, by its name in CUDA_VISIBLE_DEVICES."""
+        return self.host(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
-class LearnerRank(Worker):
-    """One of the ranks over which policy, reference and critic are sharded. All are asked the same at the same time."""
+
+class OnLine(Worker):
+    """An end of the line through which weights go from GPU to GPU. `cut_line` may be called while they do."""
+
+    _line: Line | None = None
+    _line_store: dist.TCPStore | None = None
+
+    def open_line(self, host: str, count: int) -> int:
+        """For the sender, before all join: where the others find it; the port."""
+        self._line_store = dist.TCPStore(host, 0, count, is_master=True, wait_for_workers=False)
+        return self._line_store.port
+
+    def join_line(self, host: str, port: int, index: int, count: int) -> None:
+        """See `Line`."""
+        wait = timedelta(seconds=JOIN_SECONDS)
+        store = dist.TCPStore(host, port, count, is_master=False, timeout=wait) if index else self._line_store
+        assert store is not None
+        self._line = Line(store, index, count, self._device, compute_dtype(self._config.model.dtype, self._device))
+
+    def cut_line(self) -> None:
+        """Free whoever waits at it."""
+        if self._line is not None:
+            self._line.cut()
+            self._line = None
+
+    @property
+    def line(self) -> Line:
+        """The one that it has joined."""
+        assert self._line is not None
+        return self._line
+
+
+class Generating(OnLine):
+    """An actor with a rollout engine. `finished` and `stop` may be asked while `generate` is at work."""
+
+    _engine: RolloutEngine | None = None
+    _finished = 0
+    _stopped = False
+
+    def generate(
+        self, prompts: Sequence[list[int]], samples: int, params: SamplingParams, seed: int, first: int
+    ) -> list[list[Rollout]]:
+        """See `RolloutEngine`.
+
+        Raises:
+            Stopped: nobody wants the completions any more.
+        """
+        self._stopped = False
+        try:
+            return self.engine.generate(prompts, samples, params, seed=seed, first=first, on_progress=self._note)
+        finally:
+            self._finished = 0
+
+    def finished(self) -> int:
+        """Completions so far, of those that are under way."""
+        return self._finished
+
+    def stop(self) -> None:
+        """End `generate` soon."""
+        self._stopped = True
+
+    def sleep(self) -> None:
+        """See `RolloutEngine`."""
+        self.engine.sleep()
+
+    def close(self) -> None:
+        """See `RolloutEngine`."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    @property
+    def engine(self) -> RolloutEngine:
+        """The one that it has."""
+        assert self._engine is not None
+        return self._engine
+
+    def _note(self, finished: int) -> None:
+        self._finished += finished
+        if self._stopped:
+            raise Stopped
+
+
+class LearnerRank(Generating):
+    """One of the ranks over which policy, reference and critic are sharded. All are asked the same at the same time.
+
+    It may have a rollout engine, which takes turns with them.
+    """
 
     def __init__(self, config: TrainConfig, index: int, count: int, device: str) -> None:
         """
@@ -55,9 +158,17 @@ class LearnerRank(Worker):
             count: how many there are.
             device: of this one.
         """
+        if count > 1 and config.rollout.engine == "vllm":
+            # One that is started anew takes its weights from all ranks, who must be told.
+            config = replace(config, vllm=replace(config.vllm, restarts=0))
         self._config, self._index, self._count, self._device = config, index, count, torch.device(device)
         self._store: dist.TCPStore | None = None
         self._learners: Learners | None = None
+        self._pass: Iterator[tuple[str, Tensor]] = iter(())
+
+    def see(self, gpus: Sequence[str]) -> None:
+        """Before CUDA is used: which GPUs this process and those that it starts see, its own first."""
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
 
     def open_store(self, host: str) -> int:
         """On the first rank: where the others find it; the port."""
@@ -68,13 +179,21 @@ class LearnerRank(Worker):
         """Meet the other ranks."""
         wait = timedelta(seconds=JOIN_SECONDS)
         store = self._store or dist.TCPStore(host, port, self._count, is_master=False, timeout=wait)
-        backend = "cpu:gloo,cuda:nccl" if self._device.type == "cuda" else "gloo"
+        backend = "gloo"
+        if self._device.type == "cuda":
+            backend = "cpu:gloo,cuda:nccl"
+            torch.cuda.set_device(self._device)
         dist.init_process_group(backend, store=store, rank=self._index, world_size=self._count)
 
     def build(self, checkpoint: Path | None) -> LanguageModel | None:
         """Load and shard the models; of the first rank, what it takes to speak of the policy's without its weights."""
-        placement = Placement.of(self._config, self._device)
-        self._learners = build_learners(self._config, placement, checkpoint=checkpoint)
+        with explained(self._config, "the models were loaded"):
+            placement = Placement.of(self._config, self._device)
+            self._learners = build_learners(self._config, placement, checkpoint=checkpoint)
+        if self._device.type == "cuda":
+            with explained(self._config, "the largest micro-batch was tried out"):
+                most = work_of(self._config, self._config.data.max_prompt_tokens).micro_batch
+                self._learners.policy.warm_up(settings_at(self._config, 1), most)
         return outline(self._learners.language_model) if self._index == 0 else None
 
     def count_of_critic(self) -> int:
@@ -88,29 +207,80 @@ class LearnerRank(Worker):
         found = getattr(getattr(self._learners, role), method)(*given[0], **given[1])
         return found if self._index == 0 else None
 
+    # ---- weights: all ranks go through them together -----------------------------------------------------------------
+
+    def build_engine(self) -> list[str]:
+        """Start an engine with the present weights, in place of one that has failed; what the user should know."""
+        assert self._learners is not None
+        notes = list[str]()
+        with suppress(Exception):  # it may be what has failed
+            self.close()
+        with self._helping(), explained(self._config, "the rollout engine took over the weights"):
+            self._engine = build_engine(
+                self._config, self._learners.language_model, notes.append, source=self._begin_pass, number=self._index
+            )
+        return notes
+
+    def load_weights(self) -> None:
+        """See `RolloutEngine`."""
+        with self._helping(), explained(self._config, "the rollout engine took over the weights"):
+            self.engine.load_weights()
+
     def weights(self) -> Iterator[Weights]:
         """The policy's weights, put together one after another by all ranks; here is what to do with them."""
         dtype = compute_dtype(self._config.model.dtype, self._device)
-        for parcel in parcels(self._named_weights(), dtype, PARCEL_BYTES):
+        for parcel in parcels(self._begin_pass(), dtype, PARCEL_BYTES):
             yield [(name, tensor.cpu()) for name, tensor in parcel]
 
+    def broadcast(self) -> Shapes:
+        """Send the policy's weights to the engines on the line, and tell which they were."""
+        sent: Shapes = []
+
+        def noted() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in self._begin_pass():
+                sent.append((name, tuple(tensor.shape)))
+                yield name, tensor
+
+        with self._helping():
+            self.line.send(noted())
+        return sent
+
     def help_with_weights(self) -> None:
-        """What the other ranks do meanwhile."""
-        for _ in self._named_weights():
-            pass
+        """What ranks do meanwhile that have no use for them."""
+        with self._helping():
+            self._begin_pass()
 
-    def _named_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def free_memory(self) -> None:
+        """Give the GPU what this process only keeps: the engine of another rank needs it."""
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    def _begin_pass(self) -> Iterator[tuple[str, Tensor]]:
         assert self._learners is not None
-        return named_weights(self._learners.language_model.model)
+        self._pass = named_weights(self._learners.language_model.model)
+        return self._pass
+
+    @contextmanager
+    def _helping(self) -> Iterator[None]:
+        """Within, a pass through the weights is gone to its end whatever happens: the other ranks wait for this one."""
+        try:
+            yield
+        finally:
+            for _ in self._pass:
+                pass
 
 
-class EngineWorker(Worker):
-    """A rollout engine with weights of its own. `finished` may be asked while `generate` is at work."""
+class EngineWorker(Generating):
+    """A rollout engine with weights of its own."""
 
-    def __init__(self, config: TrainConfig, device: str) -> None:
-        self._config, self._device = config, torch.device(device)
-        self._engine: RolloutEngine | None = None
-        self._finished = 0
+    def __init__(self, config: TrainConfig, index: int, device: str) -> None:
+        """
+        Args:
+            config: the run's.
+            index: which of the engines it is.
+            device: of this one.
+        """
+        self._config, self._index, self._device = config, index, torch.device(device)
 
     def build(self, source: str | None) -> list[str]:
         """Load a model of the policy's architecture; its weights are sent before anything is generated.
@@ -119,8 +289,9 @@ class EngineWorker(Worker):
             What the user should know.
         """
         language_model, notes = load_model(source, self._device), list[str]()
+        cast_weights(language_model.model, compute_dtype(self._config.model.dtype, self._device))
         self._state = language_model.model.state_dict()
-        self._engine = build_engine(self._config, language_model, notes.append)
+        self._engine = build_engine(self._config, language_model, notes.append, number=self._index)
         return notes
 
     @torch.no_grad()
@@ -131,34 +302,17 @@ class EngineWorker(Worker):
 
     def load_weights(self) -> None:
         """All weights have been taken."""
-        self._do.load_weights()
+        self.engine.load_weights()
 
-    def generate(
-        self, prompts: Sequence[list[int]], samples: int, params: SamplingParams, seed: int
-    ) -> list[list[Rollout]]:
-        """See `RolloutEngine`."""
-        self._finished = 0
-        return self._do.generate(prompts, samples, params, seed=seed, on_progress=self._count)
+    def shapes(self) -> Shapes:
+        """The weights that it takes."""
+        return [(name, tuple(tensor.shape)) for name, tensor in self._state.items()]
 
-    def finished(self) -> int:
-        """Completions of the present batch so far."""
-        return self._finished
-
-    def sleep(self) -> None:
-        """See `RolloutEngine`."""
-        self._do.sleep()
-
-    def close(self) -> None:
-        """See `RolloutEngine`."""
-        self._do.close()
-
-    @property
-    def _do(self) -> RolloutEngine:
-        assert self._engine is not None
-        return self._engine
-
-    def _count(self, finished: int) -> None:
-        self._finished += finished
+    def receive(self) -> None:
+        """Take all of them from the line."""
+        for parcel in self.line.receive(self.shapes()):
+            self.take(parcel)
+        self.load_weights()
 
 
 class Scorer(Worker):

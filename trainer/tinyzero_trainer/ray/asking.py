@@ -4,7 +4,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.lost import WorkerLost
@@ -15,6 +15,8 @@ GRACE_SECONDS = 15.0
 
 _TOLD = {"process": r"\bpid: (\d+)", "machine": r"\bip: (\S+)", "kind": r"Worker exit type: (\w+)"}
 """Where Ray's message tells what."""
+
+Result = TypeVar("Result")
 
 TICK_SECONDS = 0.2
 """Between two looks at whatever else is to be done while actors work."""
@@ -69,6 +71,48 @@ def answers(calls: Sequence[Call], *, meanwhile: Callable[[], None] | None = Non
     return [ray.get(answer) for _, answer in calls]
 
 
+class Replaceable:
+    """A member that can fail: another takes its place, so often, and does again what it was at."""
+
+    def __init__(
+        self,
+        member: Member,
+        replace: Callable[[Member, str], Member],
+        restarts: int,
+        failures: tuple[type[TinyZeroError], ...] = (WorkerLost,),
+    ) -> None:
+        """
+        Args:
+            member: the first.
+            replace: starts another like the one that is given, ready for work, and tells the user the line given.
+            restarts: how often.
+            failures: errors after which it is to be replaced.
+        """
+        self.member, self._replace, self._left, self._failures = member, replace, restarts, failures
+
+    def do(self, work: Callable[[Member], Result]) -> Result:
+        """Work that asks the member, from its beginning for each.
+
+        Raises:
+            TinyZeroError: the last has failed, or another that it takes has died.
+        """
+        while True:
+            try:
+                return work(self.member)
+            except self._failures as failure:
+                if not self.mend(failure):
+                    raise
+
+    def mend(self, failure: TinyZeroError) -> bool:
+        """Replace the member, if it is what has failed and may be replaced."""
+        someone_else = isinstance(failure, WorkerLost) and failure.which != self.member.name
+        if someone_else or not self._left or not isinstance(failure, self._failures):
+            return False
+        self._left -= 1
+        self.member = self._replace(self.member, str(failure))
+        return True
+
+
 def _error_of(ray: Any, answer: Any, member: Member, whole: bool) -> BaseException | None:
     try:
         ray.get(answer)
@@ -84,7 +128,9 @@ def _error_of(ray: Any, answer: Any, member: Member, whole: bool) -> BaseExcepti
 
 def _end_of(error: Exception) -> str:
     """Which process an actor was and how it ended, in a few words out of Ray's many."""
-    text = str(error)
+    text = str(error).strip()
+    if "creation task" in text:
+        return f"could not start: {text.splitlines()[-1]}"
     found = {key: re.search(pattern, text) for key, pattern in _TOLD.items()}
     process, machine, kind = ((found[key] or [None, None])[1] for key in _TOLD)
     where = f" on {machine}" if machine else ""

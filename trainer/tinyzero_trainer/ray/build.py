@@ -1,6 +1,6 @@
 """The roles of a run as actors: who they are, what each may take of the machines, and how they come together."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -12,16 +12,12 @@ from tinyzero_trainer.config import RewardConfig, TrainConfig
 from tinyzero_trainer.display import Display
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.ray import actors
-from tinyzero_trainer.ray.asking import Member, answers
-from tinyzero_trainer.ray.cluster import Resources, import_ray, room
-from tinyzero_trainer.ray.stand_ins import (
-    LearnerRanks,
-    RemoteCritic,
-    RemoteEngine,
-    RemotePolicy,
-    RemotePool,
-    Replaceable,
-)
+from tinyzero_trainer.ray.asking import Member, Replaceable, answers
+from tinyzero_trainer.ray.cluster import import_ray, room
+from tinyzero_trainer.ray.engines import Apart, Beside, Fleet, RemoteEngine
+from tinyzero_trainer.ray.layout import Layout, LayoutError, layout_of
+from tinyzero_trainer.ray.paths import with_whole_paths
+from tinyzero_trainer.ray.stand_ins import LearnerRanks, RemoteCritic, RemotePolicy, RemotePool
 from tinyzero_trainer.roles import Roles
 from tinyzero_trainer.tasks import task_roles
 
@@ -45,40 +41,64 @@ def build_ray_roles(
         RayError: Ray is missing, or has no room.
         WorkerLost: an actor died while it started.
     """
-    # Relative to this process's directory, which need not be that of the others.
-    output = str(Path(config.run.output).expanduser().absolute())
-    config = replace(config, run=replace(config.run, output=output))
+    config = with_whole_paths(config)
+    layout = layout_of(config)
     display.phase("starting Ray and its workers")
-    one_each: Resources = {"CPU": 1}
-    with room(config.ray, [one_each] * (config.ray.ranks + 1 + len(tasks))) as group, Crew(group) as crew:
-        count, device = config.ray.ranks, "cpu"
-        learners = LearnerRanks(
-            [
-                crew.hire(f"policy rank {index} of {count}", actors.LearnerRank, config, index, count, device)
-                for index in range(count)
-            ]
-        )
-        engine = crew.hire("the rollout engine", actors.EngineWorker, config, device, at_a_time=2)
+    with room(config.ray, layout.bundles(len(tasks))) as group, Crew(group) as crew, ExitStack() as stack:
+        ranks = LearnerRanks(_hire_ranks(config, crew, layout), layout.device)
+        engines = [
+            crew.hire(
+                _one_of("rollout engine", index, layout.engines), actors.EngineWorker, config, index, layout.device
+            )
+            for index in range(layout.engines)
+        ]
         scorers = [crew.hire(f"the scorer of {name}", actors.Scorer) for name in tasks]
         display.phase("loading the models")
-        language_model, notes = _build(config, learners, engine, checkpoint)
-        for note in notes:
+        language_model, notes = _build(config, layout, ranks, engines, checkpoint)
+        for note in dict.fromkeys(notes):
             display.note(note)
         critic = None
         if config.algorithm.needs_critic:
-            first = learners.members[0]
-            critic = RemoteCritic(learners, answers([(first, first.actor.count_of_critic.remote())])[0])
-        replace_engine = partial(_replace_engine, config, crew, learners, display)
-        stand_in = RemoteEngine(learners, Replaceable(engine, replace_engine, config.ray.restarts))
-        stand_in.load_weights()
-        with ExitStack() as stack:
-            make_pool = partial(_make_pool, config, crew, display, iter(scorers))
-            roles = stack.enter_context(task_roles(config, tasks, language_model.tokenizer, make_pool))
-            display.end_phase()
-            try:
-                yield Roles(roles, language_model, stand_in, RemotePolicy(learners), critic, display)
-            finally:
-                stand_in.close()
+            first = ranks.members[0]
+            critic = RemoteCritic(ranks, answers([(first, first.actor.count_of_critic.remote())])[0])
+        if config.rollout.engine == "vllm":
+            display.phase("starting vLLM, about a minute")
+        engine = RemoteEngine(_fleet(config, crew, layout, ranks, engines, display), config.ray.parts)
+        make_pool = partial(_make_pool, config, crew, display, iter(scorers))
+        roles = stack.enter_context(task_roles(config, tasks, language_model.tokenizer, make_pool))
+        display.end_phase()
+        try:
+            yield Roles(roles, language_model, engine, RemotePolicy(ranks), critic, display)
+        finally:
+            engine.close()
+
+
+def _one_of(what: str, index: int, count: int) -> str:
+    return f"the {what}" if count == 1 else f"{what} {index} of {count}"
+
+
+def _hire_ranks(config: TrainConfig, crew: "Crew", layout: Layout) -> list[Member]:
+    """All ranks; those that share an engine see each other's GPUs."""
+    found = [
+        crew.hire(
+            f"policy rank {index} of {layout.ranks}", actors.LearnerRank, config, index, layout.ranks, layout.device
+        )
+        for index in range(layout.ranks)
+    ]
+    spread = layout.gpus_of_engine
+    if layout.engines or spread < 2:
+        return found
+    where = answers([(member, member.actor.place.remote()) for member in found])
+    for start in range(0, len(found), spread):
+        hosts, gpus = zip(*where[start : start + spread], strict=True)
+        if len(set(hosts)) > 1:
+            raise LayoutError(
+                f"vllm.tensor_parallel={spread}, but Ray has put ranks {start} to {start + spread - 1} on "
+                f"{len(set(hosts))} machines; lower it to what divides the GPUs of a machine, or set ray.engines"
+            )
+        for place, member in enumerate(found[start : start + spread]):
+            answers([(member, member.actor.see.remote([*gpus[place:], *gpus[:place]]))])
+    return found
 
 
 class Crew:
@@ -99,16 +119,15 @@ class Crew:
             with suppress(Exception):  # Ray itself may be what has ended
                 import_ray().kill(member.actor)
 
-    def hire(self, name: str, kind: type, *args: Any, at_a_time: int = 1) -> Member:
-        """Start an actor in the next bundle.
+    def hire(self, name: str, kind: type, *args: Any) -> Member:
+        """Start an actor in the next bundle, all of which it takes.
 
         Args:
             name: for messages.
             kind: its class.
             args: of the class.
-            at_a_time: calls that it works on.
         """
-        start = partial(self._start, len(self._members), kind, args, at_a_time)
+        start = partial(self._start, len(self._members), kind, args)
         self._members.append(Member(name, start(), learns=kind is actors.LearnerRank))
         self._starts.append(start)
         return self._members[-1]
@@ -119,13 +138,14 @@ class Crew:
         self._members[place] = replace(dead, actor=self._starts[place]())
         return self._members[place]
 
-    def _start(self, bundle: int, kind: type, args: tuple[Any, ...], at_a_time: int) -> Any:
+    def _start(self, bundle: int, kind: type, args: tuple[Any, ...]) -> Any:
         ray = import_ray()
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         made = ray.remote(kind).options(
             num_cpus=1,
-            max_concurrency=at_a_time,
+            num_gpus=self._group.bundle_specs[bundle].get("GPU", 0),
+            max_concurrency=2 if issubclass(kind, actors.Generating) else 1,  # how far a batch is, asked meanwhile
             max_restarts=0,  # one that came back would have forgotten everything, and not say so
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
             runtime_env={"env_vars": ENVIRONMENT},
@@ -134,27 +154,42 @@ class Crew:
 
 
 def _build(
-    config: TrainConfig, learners: LearnerRanks, engine: Member, checkpoint: Path | None
+    config: TrainConfig, layout: Layout, ranks: LearnerRanks, engines: Sequence[Member], checkpoint: Path | None
 ) -> tuple[LanguageModel, list[str]]:
     """Everyone loads what he needs, at the same time; the policy's model in outline, and what the user should know."""
     path = None if checkpoint is None else checkpoint.absolute()
-    loading = (engine, engine.actor.build.remote(config.model.path))
-    first = learners.members[0]
+    loading = [(engine, engine.actor.build.remote(config.model.path)) for engine in engines]
+    first = ranks.members[0]
     (host,) = answers([(first, first.actor.host.remote())])
     (port,) = answers([(first, first.actor.open_store.remote(host))])
-    answers([(member, member.actor.join.remote(host, port)) for member in learners.members])
-    building = [(member, member.actor.build.remote(path)) for member in learners.members]
-    language_model, *_, notes = answers([*building, loading])
-    return language_model, notes
+    answers([(member, member.actor.join.remote(host, port)) for member in ranks.members])
+    building = [(member, member.actor.build.remote(path)) for member in ranks.members]
+    found = answers([*building, *loading])
+    return found[0], [note for notes in found[layout.ranks :] for note in notes]
+
+
+def _fleet(
+    config: TrainConfig,
+    crew: "Crew",
+    layout: Layout,
+    ranks: LearnerRanks,
+    engines: Sequence[Member],
+    display: Display,
+) -> Fleet:
+    restarts = config.ray.restarts
+    if not engines:
+        return Beside(ranks, layout.places, restarts, display.note)
+    replace_engine = partial(_replace_engine, config, crew, ranks, display)
+    return Apart(ranks, [Replaceable(engine, replace_engine, restarts) for engine in engines])
 
 
 def _replace_engine(
-    config: TrainConfig, crew: Crew, learners: LearnerRanks, display: Display, dead: Member, told: str
+    config: TrainConfig, crew: "Crew", ranks: LearnerRanks, display: Display, dead: Member, told: str
 ) -> Member:
     display.note(f"{told}; it is replaced, and its batch generated anew")
     engine = crew.replace(dead)
     answers([(engine, engine.actor.build.remote(config.model.path))], whole=True)
-    learners.send_weights([engine])
+    ranks.send_weights([engine])
     return engine
 
 

@@ -9,14 +9,13 @@ from typing import Any
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import RayConfig
+from tinyzero_trainer.ray.layout import Resources
 
 OBJECT_STORE_BYTES = 2**30
 """Of a Ray that is started for the run: batches and parcels of weights, never a whole model."""
 
 ROOM_SECONDS = 60.0
 """To wait for the resources of a cluster that others use too."""
-
-Resources = dict[str, float]
 
 
 class RayError(TinyZeroError):
@@ -75,6 +74,11 @@ def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
     # For each worker that dies Ray prints a paragraph on standard output, and has no setting for that; what is to be
     # said of it is in asking.py.
     ray._private.worker.print_to_stdstream = lambda *args, **kwargs: None
+    if config.address is None and config.gpus > (here := _gpus_here()):
+        raise RayError(
+            f"ray.gpus={config.gpus}, but there are {here} GPUs on this machine; lower it, or name a Ray with more by "
+            "--address"
+        )
     try:
         if config.address is not None:
             ray.init(config.address, **quiet)
@@ -84,13 +88,26 @@ def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
         ray.init(
             "local",
             num_cpus=int(_total(bundles).get("CPU", 0)),  # a count of actors, and not of cores
+            num_gpus=config.gpus,
             object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=False,
             **quiet,
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
-        where = "a Ray of its own cannot be started" if config.address is None else f"ray.address={config.address!r}"
-        raise RayError(f"{where}: {str(error).strip().splitlines()[0]}") from error
+        reason = str(error).strip().splitlines()[0]
+        if config.address is None:
+            raise RayError(f"a Ray of its own cannot be started: {reason}") from error
+        raise RayError(
+            f"ray.address={config.address!r}: {reason}; `ray start` tells the address, and where it has "
+            "RAY_AUTH_MODE=token, set that here too, with the same RAY_AUTH_TOKEN"
+        ) from error
+
+
+def _gpus_here() -> int:
+    """Those that a process sees; asked without making one the driver's."""
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def _put_back(handlers: dict[signal.Signals, Any]) -> None:

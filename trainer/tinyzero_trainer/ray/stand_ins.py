@@ -1,38 +1,80 @@
-"""What the loop has in the actors' place: policy, critic, rollout engine and reward pool, each a line to them."""
+"""What the loop has in the actors' place: policy, critic and reward pool. The rollout engine's is in engines.py."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from threading import Lock
+from typing import Any, Self
 
 from torch import Tensor
 
 from tinyzero_sdk import Completion, Score
 from tinyzero_sdk.records import Json
 from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.lost import WorkerLost
-from tinyzero_trainer.ray.asking import Member, answers
+from tinyzero_trainer.ray.asking import Member, Replaceable, answers
 from tinyzero_trainer.ray.cluster import import_ray
-from tinyzero_trainer.records import Rollout, Sample
-from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.records import Sample
 from tinyzero_trainer.schedules import StepSettings
 
-Result = TypeVar("Result")
+CUT_SECONDS = 60.0
+"""For ranks to come back from a line that was cut."""
 
 
 class LearnerRanks:
     """Those that learn: each is called with the whole batch, and the first says what all have found."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self.members = members
+    def __init__(self, members: Sequence[Member], device: str) -> None:
+        """
+        Args:
+            members: all ranks.
+            device: that they are on: `cpu` or `cuda`.
+        """
+        self.members, self._device = members, device
+        self._line_to: list[Member] = []
+        self._asked = Lock()  # asked by two threads, ranks that wait for each other would be at different things
 
     def do(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of every rank's policy or critic."""
         given = import_ray().put((args, kwargs))  # once for each machine
-        return answers([(member, member.actor.do.remote(role, method, given)) for member in self.members])[0]
+        with self._asked:
+            return answers([(member, member.actor.do.remote(role, method, given)) for member in self.members])[0]
 
     def send_weights(self, engines: Sequence[Member]) -> None:
-        """Bring the policy's weights to engines, a parcel at a time."""
+        """Bring the policy's weights to engines, a parcel at a time; after whatever the ranks are at."""
+        with self._asked:
+            if self._device == "cuda":
+                self._broadcast(engines)
+            else:
+                self._through_object_store(engines)
+
+    def _broadcast(self, engines: Sequence[Member]) -> None:
+        """From GPU to GPU."""
+        if self._line_to != list(engines):
+            self._make_line(engines)
+        first, *others = self.members
+        sending = [(first, first.actor.broadcast.remote())]
+        sending += [(member, member.actor.help_with_weights.remote()) for member in others]
+        try:
+            sent, *_ = answers([*sending, *((engine, engine.actor.receive.remote()) for engine in engines)])
+            taken = answers([(engine, engine.actor.shapes.remote()) for engine in engines])
+            assert all(sent == shapes for shapes in taken), "engines take the policy's weights, in its order"
+        except BaseException:
+            self._line_to = []
+            for member in (first, *engines):
+                member.actor.cut_line.remote()
+            import_ray().wait([call for _, call in sending], num_returns=len(sending), timeout=CUT_SECONDS)
+            raise
+
+    def _make_line(self, engines: Sequence[Member]) -> None:
+        first, count = self.members[0], 1 + len(engines)
+        (host,) = answers([(first, first.actor.host.remote())])
+        (port,) = answers([(first, first.actor.open_line.remote(host, count))])
+        ends = enumerate((first, *engines))
+        answers([(member, member.actor.join_line.remote(host, port, index, count)) for index, member in ends])
+        self._line_to = list(engines)
+
+    def _through_object_store(self, engines: Sequence[Member]) -> None:
+        """In the memory of the machines."""
         first, *others = self.members
         helping = [(member, member.actor.help_with_weights.remote()) for member in others]
         sending = first.actor.weights.options(num_returns="streaming", _generator_backpressure_num_objects=2).remote()
@@ -124,90 +166,6 @@ class RemoteCritic:
         self._group.do("critic", "load", directory.absolute())
 
 
-class Replaceable:
-    """A member that can die: another takes its place, so often, and does again what it was at."""
-
-    def __init__(self, member: Member, replace: Callable[[Member, str], Member], restarts: int) -> None:
-        """
-        Args:
-            member: the first.
-            replace: starts another like the one that is given, ready for work, and tells the user the line given.
-            restarts: how often.
-        """
-        self.member, self._replace, self._left = member, replace, restarts
-
-    def do(self, work: Callable[[], Result]) -> Result:
-        """Work that asks the member, from its beginning for each.
-
-        Raises:
-            WorkerLost: the last has died, or another that it takes.
-        """
-        while True:
-            dead = self.member
-            try:
-                return work()
-            except WorkerLost as lost:
-                if not self._left or lost.which != dead.name:
-                    raise
-                self._left -= 1
-                told = str(lost)
-            self.member = self._replace(dead, told)
-
-
-class RemoteEngine:
-    """See `RolloutEngine`."""
-
-    def __init__(self, group: LearnerRanks, engine: Replaceable) -> None:
-        """
-        Args:
-            group: those whose weights it takes.
-            engine: an `EngineWorker`.
-        """
-        self._group, self._engine = group, engine
-
-    def load_weights(self) -> None:
-        """See `RolloutEngine`."""
-        self._engine.do(lambda: self._group.send_weights([self._engine.member]))
-
-    def sleep(self) -> None:
-        """See `RolloutEngine`."""
-        answers([(self._engine.member, self._engine.member.actor.sleep.remote())], whole=True)
-
-    def close(self) -> None:
-        """See `RolloutEngine`."""
-        with suppress(Exception):  # it may be what has died
-            answers([(self._engine.member, self._engine.member.actor.close.remote())])
-
-    def generate(
-        self,
-        prompts: Sequence[list[int]],
-        samples: int,
-        params: SamplingParams,
-        *,
-        seed: int,
-        on_progress: Callable[[int], None] | None = None,
-    ) -> list[list[Rollout]]:
-        """See `RolloutEngine`."""
-        told = 0
-
-        def meanwhile() -> None:
-            nonlocal told
-            member = self._engine.member
-            (finished,) = answers([(member, member.actor.finished.remote())], whole=True)
-            if on_progress is not None:
-                on_progress(finished - told)  # below 0 once, where another has begun anew
-            told = finished
-
-        def work() -> list[list[Rollout]]:
-            member = self._engine.member
-            call = (member, member.actor.generate.remote(prompts, samples, params, seed))
-            groups: list[list[Rollout]]
-            (groups,) = answers([call], meanwhile=meanwhile, whole=True)
-            return groups
-
-        return self._engine.do(work)
-
-
 class RemotePool:
     """See `RewardPool`; a context manager as `ScoringPool` is."""
 
@@ -229,8 +187,7 @@ class RemotePool:
     def score(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
         """See `RewardPool`."""
 
-        def work() -> tuple[list[Score], str | None]:
-            member = self._scorer.member
+        def work(member: Member) -> tuple[list[Score], str | None]:
             call = (member, member.actor.score.remote(list(completions), list(ground_truths)))
             found: tuple[list[Score], str | None]
             (found,) = answers([call], whole=True)

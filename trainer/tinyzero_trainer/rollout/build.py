@@ -1,6 +1,7 @@
 """Which rollout engine a run gets."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -12,7 +13,7 @@ from tinyzero_trainer.rollout.engine import RolloutEngine
 from tinyzero_trainer.rollout.graph.engine import GraphEngine
 from tinyzero_trainer.rollout.torch_engine import TorchEngine
 from tinyzero_trainer.sharding import compute_dtype, device_of
-from tinyzero_trainer.weights import named_weights, plain_class
+from tinyzero_trainer.weights import WeightSource, named_weights, plain_class
 
 
 def require_engine(config: TrainConfig, device: torch.device) -> None:
@@ -30,7 +31,12 @@ def require_engine(config: TrainConfig, device: torch.device) -> None:
 
 
 def build_engine(
-    config: TrainConfig, language_model: LanguageModel, note: Callable[[str], None] = lambda _: None
+    config: TrainConfig,
+    language_model: LanguageModel,
+    note: Callable[[str], None] = lambda _: None,
+    *,
+    source: WeightSource | None = None,
+    number: int = 0,
 ) -> RolloutEngine:
     """The engine that `rollout.engine` names, with the weights that the model has now.
 
@@ -38,19 +44,22 @@ def build_engine(
         config: the run's.
         language_model: the policy's.
         note: is told of what the user should know.
+        source: gives the policy's weights; None = `named_weights`.
+        number: which of the run's engines it is.
 
     Raises:
         VllmError: see `require_engine`; or vLLM does not start.
     """
     device = device_of(language_model.model)
     require_engine(config, device)
+    source = source or partial(named_weights, language_model.model)
     if config.rollout.engine == "vllm":
         from tinyzero_trainer.rollout.vllm.build import build_vllm
 
-        return build_vllm(config, language_model, note)
+        return build_vllm(config, language_model, source, note, number)
     if device.type == "cuda":
         if FusedDecoder.fits(language_model.model):
-            return _build_graph_engine(config, language_model, device, note)
+            return _build_graph_engine(config, language_model, source, device, note)
         note(
             f"rollout.engine=torch has no CUDA graphs for {plain_class(language_model.model).__name__} as this model "
             "is set up, so completions are generated slowly; rollout.engine=vllm is the faster one for it"
@@ -64,11 +73,15 @@ def build_engine(
 
 
 def _build_graph_engine(
-    config: TrainConfig, language_model: LanguageModel, device: torch.device, note: Callable[[str], None]
+    config: TrainConfig,
+    language_model: LanguageModel,
+    source: WeightSource,
+    device: torch.device,
+    note: Callable[[str], None],
 ) -> RolloutEngine:
     return GraphEngine(
         language_model.model,
-        lambda: named_weights(language_model.model),
+        source,
         eos_ids=language_model.eos_ids,
         pad_id=language_model.pad_id,
         max_sequences=config.rollout.max_sequences,

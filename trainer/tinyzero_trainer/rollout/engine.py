@@ -49,6 +49,7 @@ class RolloutEngine(Protocol):
         params: SamplingParams,
         *,
         seed: int,
+        first: int = 0,
         on_progress: Callable[[int], None] | None = None,
     ) -> list[list[Rollout]]:
         """`samples` completions of each prompt.
@@ -58,6 +59,8 @@ class RolloutEngine(Protocol):
             samples: completions of each.
             params: how to draw.
             seed: equal seeds, weights and prompts give equal completions.
+            first: number of the first of these prompts in the batch that they are a part of; what is drawn for a
+                prompt depends on its number, and not on which engine draws it.
             on_progress: called now and then with the number of completions newly finished; may raise to stop.
 
         Returns:

@@ -51,10 +51,11 @@ class TorchEngine:
         params: SamplingParams,
         *,
         seed: int,
+        first: int = 0,
         on_progress: Callable[[int], None] | None = None,
     ) -> list[list[Rollout]]:
         """See `RolloutEngine`."""
-        starts = streams(seed, torch.arange(len(prompts) * samples, device=self._device))
+        starts = streams(seed, torch.arange(first * samples, (first + len(prompts)) * samples, device=self._device))
         was_training = self._model.training
         self._model.eval()
         groups: list[list[Rollout]] = []

@@ -138,6 +138,7 @@ class GraphEngine:
         params: SamplingParams,
         *,
         seed: int,
+        first: int = 0,
         on_progress: Callable[[int], None] | None = None,
     ) -> list[list[Rollout]]:
         """See `RolloutEngine`.
@@ -153,9 +154,9 @@ class GraphEngine:
         at_a_time = self._reserve(prompts, samples, params)
         at_a_time = -(-rows // -(-rows // at_a_time))  # as many batches, of about one size
         flat: list[Rollout] = []
-        for first in range(0, rows, at_a_time):
-            batch = range(first, min(rows, first + at_a_time))
-            flat += self._generate_batch(prompts, samples, batch, params, seed, on_progress or (lambda _: None))
+        for start in range(0, rows, at_a_time):
+            batch = range(start, min(rows, start + at_a_time))
+            flat += self._generate_batch(prompts, samples, batch, first, params, seed, on_progress or (lambda _: None))
         return [flat[row : row + samples] for row in range(0, rows, samples)]
 
     def _generate_batch(
@@ -163,14 +164,15 @@ class GraphEngine:
         prompts: Sequence[list[int]],
         samples: int,
         batch: range,
+        first: int,
         params: SamplingParams,
         seed: int,
         on_progress: Callable[[int], None],
     ) -> list[Rollout]:
-        """Completions of the rows `batch` among all prompts × samples."""
+        """Completions of the rows `batch` among all prompts × samples; the first prompt has the number `first`."""
         state, rows = self._buffers(), len(batch)
         owners = [row // samples for row in batch]  # the prompt of each row
-        state.begin([len(prompts[owner]) for owner in owners], batch.start, params, seed)
+        state.begin([len(prompts[owner]) for owner in owners], first * samples + batch.start, params, seed)
         self._prefill(prompts, owners, params)
         columns = torch.arange(rows)
         level = self._enter(columns, params)

@@ -17,18 +17,24 @@ from tinyzero_trainer.rollout.vllm.log import EngineLog
 from tinyzero_trainer.rollout.vllm.settings import engine_arguments, environment, settled
 from tinyzero_trainer.rollout.vllm.sync_check import make_check
 from tinyzero_trainer.sharding import compute_dtype, device_of
-from tinyzero_trainer.weights import named_weights, plain_class
-
-LOG_FILE = "vllm.log"
+from tinyzero_trainer.weights import WeightSource, plain_class
 
 
-def build_vllm(config: TrainConfig, language_model: LanguageModel, note: Callable[[str], None]) -> VllmEngine:
+def build_vllm(
+    config: TrainConfig,
+    language_model: LanguageModel,
+    source: WeightSource,
+    note: Callable[[str], None],
+    number: int = 0,
+) -> VllmEngine:
     """Start vLLM with the weights that the model has now.
 
     Args:
         config: the run's; what vLLM's process writes goes to a file in its directory, if that exists.
         language_model: the policy's; how its weights come to vLLM does not depend on where they were read from.
+        source: gives its weights.
         note: is told when the engine had to be replaced.
+        number: which of the run's engines it is; each has a log of its own.
 
     Raises:
         VllmError: it does not start.
@@ -40,7 +46,9 @@ def build_vllm(config: TrainConfig, language_model: LanguageModel, note: Callabl
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     write_config(language_model.model, folder / "model")
     run = Path(config.run.output)
-    log = EngineLog((run if config.run.output and run.is_dir() else folder) / LOG_FILE)
+    log = EngineLog(
+        (run if config.run.output and run.is_dir() else folder) / (f"vllm_{number}.log" if number else "vllm.log")
+    )
     arguments = engine_arguments(
         config,
         vllm,
@@ -52,7 +60,7 @@ def build_vllm(config: TrainConfig, language_model: LanguageModel, note: Callabl
     variables = environment(config, vllm, language_model, device)
     return VllmEngine(
         lambda: VllmConnection(arguments, variables, own_process=vllm.own_process, log=log),
-        lambda: named_weights(language_model.model),
+        source,
         eos_ids=language_model.eos_ids,
         limits=Limits(vllm.own_process, bool(vllm.sleep), vllm.restarts, vllm.time_limit),
         note=note,

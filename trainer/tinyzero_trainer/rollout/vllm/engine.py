@@ -123,6 +123,7 @@ class VllmEngine:
         params: SamplingParams,
         *,
         seed: int,
+        first: int = 0,
         on_progress: Callable[[int], None] | None = None,
     ) -> list[list[Rollout]]:
         """See `RolloutEngine`; an engine that sleeps wakes up with the policy's present weights.
@@ -138,7 +139,7 @@ class VllmEngine:
             if self._asleep:
                 self._sync()
             progress.begin()
-            return self._run(self._requests(prompts, samples, params, seed), progress)
+            return self._run(self._requests(prompts, samples, params, seed, first), progress)
 
         try:
             groups = self._insist(run)
@@ -150,9 +151,11 @@ class VllmEngine:
 
     def probe(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[Rollout]:
         """One completion of each prompt, for a check: faults are the caller's."""
-        return [group[0] for group in self._run(self._requests(prompts, 1, params, seed=0), Progress(None))]
+        return [group[0] for group in self._run(self._requests(prompts, 1, params, seed=0, first=0), Progress(None))]
 
-    def _requests(self, prompts: Sequence[list[int]], samples: int, params: SamplingParams, seed: int) -> list[Request]:
+    def _requests(
+        self, prompts: Sequence[list[int]], samples: int, params: SamplingParams, seed: int, first: int
+    ) -> list[Request]:
         self._batches += 1  # an engine may still have something to say of an earlier one
         return [
             Request(
@@ -164,7 +167,7 @@ class VllmEngine:
                 derive_seed("vllm", seed, index) & SEED_MASK,
                 self._ends,
             )
-            for index, prompt in enumerate(prompts)
+            for index, prompt in enumerate(prompts, first)
         ]
 
     # ---- one engine --------------------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""What `benchmarks/several_gpus.py` is made of."""

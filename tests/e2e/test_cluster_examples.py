@@ -1,0 +1,342 @@
+"""The files in examples/cluster: what they name exists, and what can be run on one machine without a GPU runs."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from tinyzero_sdk.settings import leaves, to_mapping
+from tinyzero_trainer.config import AlgorithmConfig, ModelConfig, RayConfig, RunConfig, TrainConfig
+from tinyzero_trainer.presets import BUILT_IN_MODEL
+from tinyzero_trainer.ray.cluster import RayError, room
+from tinyzero_trainer.ray.paths import with_whole_paths
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples/cluster"
+SCRIPTS = sorted([*EXAMPLES.glob("*.sh"), *EXAMPLES.glob("*.sbatch")])
+PROSE = [EXAMPLES / "README.md", ROOT / "docs/several-gpus.md"]
+NAMING = [*SCRIPTS, EXAMPLES / "kuberay-job.yaml", *PROSE]
+SMALL = shlex.split(
+    "--task countdown --model ./model ray.ranks=2 data.prompts_per_step=4 rollout.samples_per_prompt=4 "
+    "rollout.max_tokens=16 eval.size=8 eval.during_size=8 eval.every=0 checkpoint.every=1"
+)
+WITHIN = 240.0
+"""Seconds for what takes twenty on an idle machine."""
+
+
+def named(files: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("file", files, ids=lambda path: path.name)
+
+
+@named(SCRIPTS)
+def test_bash_reads_the_scripts(file: Path) -> None:
+    done = subprocess.run(["bash", "-n", str(file)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def commands(text: str) -> list[str]:
+    """What is typed behind `tinyzero train`, and the words that scripts put together for it."""
+    joined = text.replace("\\\n", " ")
+    found = re.findall(r"tinyzero train ([^`#\n]*)|words\+?=\((.*)\)|sbatch slurm\.sbatch ([^`#\n]*)", joined)
+    return ["".join(parts) for parts in found]
+
+
+@named(NAMING)
+def test_options_and_settings_exist(file: Path) -> None:
+    from typer.main import get_command
+
+    from tinyzero_sdk.cli.app import build_app
+
+    train: Any = get_command(build_app()).commands["train"]  # type: ignore[attr-defined]
+    options = {name for parameter in train.params for name in parameter.opts}
+    keys = {key for key, _ in leaves(to_mapping(TrainConfig()))}
+    keys |= {"ray.address", "ray.ranks"}  # none by default
+    text = file.read_text(encoding="utf-8")
+    assert file.name == "node.sh" or "--task" in text
+    for command in commands(text):
+        assert set(re.findall(r"(?<!\S)--[a-z-]+", command)) <= options, command
+    groups = {key.partition(".")[0] for key in keys}
+    for key in re.findall(r"(?<![\w./-])([a-z_]+\.[a-z_]+)(?==)", text):
+        assert key.partition(".")[0] not in groups or key in keys, key
+
+
+@pytest.mark.slow
+@named(SCRIPTS)
+def test_options_of_ray_exist(file: Path) -> None:
+    from ray.scripts.scripts import start
+
+    options = {name for parameter in start.params for name in parameter.opts}
+    text = file.read_text(encoding="utf-8").replace("\\\n", " ")
+    used = " ".join(re.findall(r"ray start (.*)|place=\(([^)]*)\)", text)[0])
+    assert "--" in used
+    assert set(re.findall(r"(?<!\S)--[a-z-]+", used)) <= options
+
+
+def test_a_job_for_kuberay_is_whole() -> None:
+    script, job = yaml.safe_load_all((EXAMPLES / "kuberay-job.yaml").read_text(encoding="utf-8"))
+    assert (script["kind"], job["kind"], job["apiVersion"]) == ("ConfigMap", "RayJob", "ray.io/v1")
+    train = script["data"]["train.sh"]
+    subprocess.run(["bash", "-n"], input=train, text=True, check=True)
+    assert job["spec"]["entrypoint"] == "bash /scripts/train.sh"
+    cluster = job["spec"]["rayClusterSpec"]
+    [workers] = cluster["workerGroupSpecs"]
+    pods = [(1, cluster["headGroupSpec"]["template"]["spec"]), (workers["replicas"], workers["template"]["spec"])]
+    gpus = 0
+    for count, pod in pods:
+        [container] = pod["containers"]
+        gpus += count * int(container["resources"]["limits"]["nvidia.com/gpu"])
+        places = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert places.keys() == {volume["name"] for volume in pod["volumes"]}
+        assert places["shared-memory"] == "/dev/shm"
+        assert f"output={places['data']}/" in train
+        scripts = next(volume for volume in pod["volumes"] if volume["name"] == "scripts")
+        assert scripts["configMap"]["name"] == script["metadata"]["name"]
+        memory = next(volume for volume in pod["volumes"] if volume["name"] == "shared-memory")
+        assert memory["emptyDir"]["medium"] == "Memory"
+    assert f"--gpus {gpus}" in train
+    image = (EXAMPLES / "Dockerfile").read_text(encoding="utf-8")
+    assert f"ray[default]=={cluster['rayVersion']}'" in image
+
+
+def test_paths_hold_in_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    config = TrainConfig(
+        run=RunConfig(task="countdown", output="runs/a"),
+        model=ModelConfig(path="model"),
+        algorithm=AlgorithmConfig(policy_loss="./loss.py:mine"),
+    )
+    found = with_whole_paths(config)
+    assert found.run.output == str(tmp_path / "runs/a")
+    assert found.model.path == str(tmp_path / "model")
+    assert found.algorithm.policy_loss == f"{tmp_path / 'loss.py'}:mine"
+    assert with_whole_paths(found) == found
+    for path in (None, "tiny", "Qwen/Qwen2.5-0.5B"):
+        kept = replace(config, model=ModelConfig(path=path), algorithm=AlgorithmConfig(policy_loss="package.loss:mine"))
+        again = with_whole_paths(kept)
+        assert (again.model, again.algorithm) == (kept.model, kept.algorithm)
+
+
+@pytest.mark.slow
+def test_a_ray_that_cannot_be_reached_is_told_with_what_may_be_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ConnectionError("Failed to connect\nand more")
+
+    monkeypatch.setattr(ray, "init", fail)
+    words = r"ray\.address='10\.0\.0\.1:6379': Failed to connect; .*same RAY_AUTH_TOKEN$"
+    with pytest.raises(RayError, match=words), room(RayConfig(address="10.0.0.1:6379"), [{"CPU": 1}]):
+        pass
+
+
+# ---- run for real, on one machine ------------------------------------------------------------------------------------
+
+SRUN = """#!/bin/bash
+# Both nodes are this machine; tasks are started elsewhere than where the job was submitted.
+cd /
+shift
+tasks=()
+for node in 0 1; do SLURM_NODEID=$node "$@" & tasks+=($!); done
+trap 'kill -USR2 "${tasks[@]}"' USR2
+for task in "${tasks[@]}"; do while kill -0 "$task" 2>/dev/null; do wait "$task"; done; done
+"""
+SCONTROL = '#!/bin/bash\necho "$@" >> "$SCONTROL_LOG"\n'
+
+
+@contextmanager
+def started(command: list[str], environment: dict[str, str], directory: Path, log: Path) -> Iterator[subprocess.Popen]:
+    """A command in a process of its own, whose children are gone at the end."""
+    with log.open("a") as file:
+        process = subprocess.Popen(command, env=environment, cwd=directory, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        everyone = [*psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []
+        for each in [process, *everyone]:
+            if each.is_running() if isinstance(each, psutil.Process) else each.poll() is None:
+                each.kill()
+        process.wait()
+
+
+def until(condition: Callable[[], Any], log: Path) -> None:
+    deadline = time.monotonic() + WITHIN
+    while not condition():
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+
+
+def steps_of(run: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory to type in, with a model."""
+    directory = tmp_path / "place"
+    shutil.copytree(BUILT_IN_MODEL, directory / "model")
+    return directory
+
+
+def environment_of(programs: Path, **more: str) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "SLURM_"))}
+    return kept | more | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+
+
+def job_of(programs: Path, number: int, **more: str) -> dict[str, str]:
+    """The environment of a job, in which Slurm is made up."""
+    programs.mkdir()
+    for name, text in {"srun": SRUN, "scontrol": SCONTROL}.items():
+        write_program(programs / name, text)
+    job = {"SLURM_JOB_ID": str(number), "SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_PER_TASK": "2"}
+    return environment_of(programs, **job, **more, SCONTROL_LOG=str(programs / "scontrol.log"))
+
+
+def write_program(file: Path, text: str) -> None:
+    file.write_text(text)
+    file.chmod(0o755)
+
+
+ALL_MADE_UP = {
+    # Asked for an address, or waiting for all nodes.
+    "python": """#!/bin/bash
+[ "$1" = - ] || { echo 10.0.0.1; exit; }
+until [ "$(grep -c 'ray start' "$STARTED")" = 2 ]; do /bin/sleep 0.05; done
+""",
+    # The first to start fails.
+    "ray": """#!/bin/bash
+if mkdir failed 2>/dev/null; then exit 1; fi
+sleep 60 & sleeping=$!
+trap 'kill $sleeping; echo "$SLURM_NODEID: ended" >> "$STARTED"; exit 0' TERM
+echo "$SLURM_NODEID: ray $*" >> "$STARTED"
+wait $sleeping
+""",
+    "tinyzero": """#!/bin/bash
+echo "$*" >> "$STARTED"
+mkdir -p runs/7 && touch runs/7/config.toml
+trap 'echo saved; exit 143' TERM
+[ "$LASTS" = 0 ] || { touch waiting; sleep 60 & wait; }
+exit 3
+""",
+    "sleep": "#!/bin/bash\nexec /bin/sleep $(($1 > 5 ? $1 : 0))\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "queued"), [(signal.SIGUSR1, 143, True), (signal.SIGTERM, 143, False), (None, 3, False)]
+)
+def test_what_a_slurm_job_does_at_its_end(
+    number: signal.Signals | None, code: int, queued: bool, tmp_path: Path
+) -> None:
+    programs, log, record = tmp_path / "programs", tmp_path / "log", tmp_path / "started"
+    environment = job_of(
+        programs,
+        7,
+        VENV=str(tmp_path),
+        STARTED=str(record),
+        LASTS="0" if number is None else "1",
+        SLURM_GPUS_ON_NODE="8",
+    )
+    (tmp_path / "bin").mkdir()
+    for name, text in ALL_MADE_UP.items():
+        write_program(tmp_path / "bin" / name, text.replace("mkdir failed", f"mkdir {tmp_path}/failed"))
+    for again in (False, True):
+        (tmp_path / "waiting").unlink(missing_ok=True)
+        with started(
+            ["bash", str(EXAMPLES / "slurm.sbatch"), "--task", "countdown"], environment, tmp_path, log
+        ) as job:
+            if number is not None:
+                until((tmp_path / "waiting").exists, log)
+                job.send_signal(number)
+            assert job.wait(60) == code, log.read_text()
+        [trained] = [line for line in record.read_text().splitlines() if line.startswith("train ")]
+        resume = " --resume" if again else ""
+        assert trained == f"train --output runs/7 --address 10.0.0.1:20007 --gpus 16 --task countdown{resume}"
+        lines = record.read_text().splitlines()
+        for node in "01":
+            assert any(line.startswith(f"{node}: ray start") for line in lines)
+            assert f"{node}: ended" in lines
+        record.unlink()
+    assert (programs / "scontrol.log").exists() == queued
+
+
+@pytest.mark.slow
+def test_a_slurm_job_saves_when_its_time_is_up_is_queued_again_and_goes_on(place: Path, tmp_path: Path) -> None:
+    programs, log, job = tmp_path / "programs", tmp_path / "log", str(os.getpid())
+    environment = job_of(programs, int(job), VENV=str(Path(sys.executable).parents[1]))
+    command = ["bash", str(EXAMPLES / "slurm.sbatch"), *SMALL, "run.steps=12"]
+    run = place / "runs" / job
+    with started(command, environment, place, log) as process:
+        until(lambda: (run / "checkpoints/step_2").exists() or process.poll() is not None, log)
+        assert process.poll() is None, log.read_text()
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(WITHIN) == 143, log.read_text()
+    assert (programs / "scontrol.log").read_text() == f"requeue {job}\n"
+    [last] = re.findall(r"stopped by SIGTERM after step (\d+), which is saved", log.read_text())
+    assert steps_of(run)[-1] == int(last) < 12
+    assert not Path(f"/tmp/ray-{job}").exists()
+    with started(command, environment, place, log) as process:
+        assert process.wait(WITHIN) == 0, log.read_text()
+    assert f"going on from step {last}" in log.read_text()
+    assert steps_of(run) == list(range(13))
+    assert (programs / "scontrol.log").read_text() == f"requeue {job}\n"
+    until(lambda: not any(f"/tmp/ray-{job}/" in line for line in command_lines()), log)
+
+
+def command_lines() -> list[str]:
+    return [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+
+
+@pytest.mark.slow
+def test_machines_of_ones_own(place: Path, tmp_path: Path) -> None:
+    log, port = tmp_path / "log", str(20_000 + (os.getpid() + 5_000) % 10_000)
+    environment = environment_of(Path(sys.executable).parent, RAY_AUTH_TOKEN="0" * 64, PORT=port)
+    short = f"/tmp/ray-own-{port}"
+    head = ["bash", str(EXAMPLES / "node.sh"), "head", "--num-cpus=2", f"--temp-dir={short}"]
+    try:
+        with started(head, environment, tmp_path, log) as first:
+            until(lambda: "Ray runtime started" in log.read_text() or first.poll() is not None, log)
+            [address] = re.findall(r"the address of this Ray: (\S+)", log.read_text())
+            other_log = tmp_path / "other log"
+            other = ["bash", str(EXAMPLES / "node.sh"), address, "--num-cpus=2"]
+            with started(other, environment, tmp_path, other_log) as second:
+                until(lambda: "Ray runtime started" in other_log.read_text() or second.poll() is not None, other_log)
+                train = ["tinyzero", "train", *SMALL, "--address", address, "--gpus", "0", "run.steps=1"]
+                words = [*train, "--output", "runs/own"]
+                with started(words, environment | {"RAY_AUTH_MODE": "token"}, place, log) as process:
+                    assert process.wait(WITHIN) == 0, log.read_text() + other_log.read_text()
+                for node in (second, first):
+                    node.send_signal(signal.SIGINT)
+                    node.wait(WITHIN)
+        assert steps_of(place / "runs/own") == [0, 1]
+        until(lambda: not any(f"{short}/" in line for line in command_lines()), log)
+    finally:
+        shutil.rmtree(short, ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_what_one_rank_more_saved_one_process_goes_on_from(place: Path, tmp_path: Path) -> None:
+    """As docs/several-gpus.md has it: on the CPU, with Ray and without."""
+    log, run = tmp_path / "log", place / "runs/mine"
+    environment = environment_of(Path(sys.executable).parent)
+    for words in (
+        [*SMALL, "--gpus", "0", "run.steps=1", "--output", str(run)],
+        ["--output", str(run), "--resume", "run.executor=local", "run.steps=2"],
+    ):
+        with started(["tinyzero", "train", *words], environment, place, log) as process:
+            assert process.wait(WITHIN) == 0, log.read_text()
+    assert steps_of(run) == [0, 1, 2]

@@ -1,0 +1,63 @@
+"""A run in one process whose engine has weights of its own, as an actor has: for tests of what needs that."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tinyzero_trainer.config import RayConfig, TrainConfig
+from tinyzero_trainer.models import LanguageModel, load_model
+from tinyzero_trainer.records import Rollout
+from tinyzero_trainer.roles import Roles, build_roles
+from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
+from tinyzero_trainer.rollout.build import build_engine
+from tinyzero_trainer.weights import named_weights
+
+
+class EngineApart:
+    """A rollout engine that has the policy's weights as of the last time that they were sent."""
+
+    def __init__(self, config: TrainConfig, policy: LanguageModel) -> None:
+        self._policy, copied = policy, load_model(config.model.path, torch.device("cpu"))
+        self._state, self._engine = copied.model.state_dict(), build_engine(config, copied)
+        self._at_work = threading.Lock()
+        self.load_weights()
+
+    @torch.no_grad()
+    def load_weights(self) -> None:
+        assert not self._at_work.locked(), "weights were sent to an engine that generates"
+        for name, tensor in named_weights(self._policy.model):
+            self._state[name].copy_(tensor)
+        self._engine.load_weights()
+
+    def sleep(self) -> None:
+        self._engine.sleep()
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def generate(
+        self,
+        prompts: Sequence[list[int]],
+        samples: int,
+        params: SamplingParams,
+        *,
+        seed: int,
+        first: int = 0,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> list[list[Rollout]]:
+        with self._at_work:
+            return self._engine.generate(prompts, samples, params, seed=seed, on_progress=on_progress)
+
+
+@contextmanager
+def built_apart(config: TrainConfig, **given: Any) -> Iterator[Roles]:
+    """The roles of a run on Ray, without it."""
+    here = replace(config.run, executor="local")
+    config = replace(config, run=here, ray=RayConfig(), rollout=replace(config.rollout, lead=0))
+    with build_roles(config, **given) as roles:
+        engine: RolloutEngine = EngineApart(config, roles.language_model)
+        yield replace(roles, engine=engine)

@@ -1,0 +1,493 @@
+"""Rollouts a batch ahead of the update (`rollout.lead=1`): what runs beside what, who trains on what, who ends when."""
+
+import itertools
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinyzero_sdk import Item, Score
+from tinyzero_sdk.errors import BrokenTaskError, SettingsError
+from tinyzero_trainer import collecting
+from tinyzero_trainer.beside import beside
+from tinyzero_trainer.collecting import Collected
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.configure import make_config
+from tinyzero_trainer.experience import Experience
+from tinyzero_trainer.interrupts import StopFlag
+from tinyzero_trainer.lost import WorkerLost
+from tinyzero_trainer.mismatch import ENGINE_DIVERGENCE
+from tinyzero_trainer.prompts import Progress
+from tinyzero_trainer.ray import stand_ins
+from tinyzero_trainer.ray.asking import Member
+from tinyzero_trainer.records import Prompt, Rollout, Sample
+from tinyzero_trainer.roles import StopRequested
+from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.saved_batch import from_json, to_json
+from tinyzero_trainer.schedules import StepSettings
+from tinyzero_trainer.training_step import STOPPING, Carried, TrainingStep
+from tinyzero_trainer.window import WindowState
+
+APART = {"run": {"executor": "ray", "task": "toy", "output": "run"}, "ray": {"engines": 1}}
+CORRECTED = {"rollout": {"lead": 1, "logprobs": "always"}, "mismatch": {"weights": "token"}}
+TICK = 0.002
+"""Seconds between two looks of the engine at whether it shall end."""
+
+
+class FakeStream:
+    """Problems 0, 1, 2, …; one a batch."""
+
+    def __init__(self, progress: dict[str, Progress]) -> None:
+        self.drawn = progress["toy"].taken if progress else 0
+
+    def __next__(self) -> Prompt:
+        self.drawn += 1
+        return Prompt(Item(self.drawn - 1), "", [1], "toy")
+
+    def close_step(self, samples: Sequence[Sample]) -> dict[str, float]:
+        return {}
+
+    def progress(self) -> dict[str, Progress]:
+        return {"toy": Progress(taken=self.drawn)}
+
+
+@dataclass
+class World:
+    """Everyone whom a step needs, noting who does what when. A completion's first token is its weights' version."""
+
+    generating: float = 0.0
+    """Seconds that a batch takes."""
+
+    updating: float = 0.0
+    """Seconds that an update takes."""
+
+    version: int = 0
+    """Of the policy's weights: updates done."""
+
+    loaded: int = 0
+    """Of the engine's."""
+
+    trained: list[tuple[int, int]] = field(default_factory=list)
+    """Problem, and version of the weights that sampled it, of each update."""
+
+    sampled: list[int] = field(default_factory=list)
+    """Seeds."""
+
+    notes: list[str] = field(default_factory=list)
+    under_way: bool = False
+    fail_sampling: BaseException | None = None
+    fail_updating: BaseException | None = None
+    during_update: Callable[[], None] = lambda: None
+    ranks = 1
+
+    # ---- the engine
+
+    def generate(
+        self,
+        prompts: Sequence[list[int]],
+        samples: int,
+        params: SamplingParams,
+        *,
+        seed: int,
+        first: int = 0,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> list[list[Rollout]]:
+        assert on_progress is not None
+        self.under_way, ends = True, time.monotonic() + self.generating
+        self.sampled.append(seed)
+        try:
+            while time.monotonic() < ends:
+                time.sleep(TICK)
+                on_progress(0)
+            if self.fail_sampling is not None:
+                raise self.fail_sampling
+            return [[Rollout([self.loaded], [-1.0], True)] * samples for _ in prompts]
+        finally:
+            self.under_way = False
+
+    def load_weights(self) -> None:
+        assert not self.under_way, "weights were sent to an engine that generates"
+        self.loaded = self.version
+
+    def sleep(self) -> None:
+        assert not self.under_way
+
+    # ---- the policy
+
+    def logprobs(self, samples: Sequence[Sample], temperature: float) -> torch.Tensor:
+        return torch.full((len(samples),), -1.0)
+
+    def update(self, experience: Experience, *, group_size: int, now: StepSettings) -> dict[str, float]:
+        sample = experience.samples[0]
+        self.trained.append((sample.prompt.item.ground_truth, sample.rollout.token_ids[0]))
+        self.during_update()
+        time.sleep(self.updating)
+        if self.fail_updating is not None:
+            raise self.fail_updating
+        self.version += 1
+        return {ENGINE_DIVERGENCE: 0.125}
+
+    # ---- the step
+
+    def steps(self, lead: int = 1, *, steps: int = 9, carried: Carried | None = None, **more: Any) -> TrainingStep:
+        values: dict[str, Any] = {**APART, "data": {"prompts_per_step": 1}}
+        values["run"] = {**APART["run"], "steps": steps}
+        values["rollout"] = {"samples_per_prompt": 2, "lead": lead, "logprobs": "always"}
+        roles = SimpleNamespace(
+            policy=self,
+            engine=self,
+            critic=None,
+            tasks={"toy": SimpleNamespace(task=SimpleNamespace(difficulties=lambda items: [0.0] * len(items)))},
+            language_model=SimpleNamespace(context=999),
+            display=SimpleNamespace(advance=lambda count: None, note=self.notes.append),
+        )
+        stop = more.pop("stop", None) or StopFlag()
+        config = make_config({**values, "mismatch": {"weights": "token"}})
+        return TrainingStep(config, roles, carried or Carried(), stop, None, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _fakes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def score(roles: Any, rollouts: Sequence[tuple[Prompt, Rollout]], **_: Any) -> list[Sample]:
+        return [Sample(*each, "", Score(float(place % 2), place % 2 == 1)) for place, each in enumerate(rollouts)]
+
+    monkeypatch.setattr(collecting, "training_stream", lambda config, tasks, progress: FakeStream(progress))
+    monkeypatch.setattr(collecting, "score", score)
+    threads = threading.active_count()
+    yield
+    assert threading.active_count() == threads, "a thread is left"
+
+
+def take(taken: TrainingStep, numbers: Sequence[int]) -> list[dict[str, float]]:
+    return [taken.take(number)[1] for number in numbers]
+
+
+# ---- who trains on what ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lead", [0, 1])
+def test_every_batch_is_trained_once_in_the_order_and_with_the_seeds_of_a_synchronous_run(lead: int) -> None:
+    world, synchronous = World(), World()
+    take(world.steps(lead, steps=5), range(1, 6))
+    take(synchronous.steps(0, steps=5), range(1, 6))
+    assert [problem for problem, _ in world.trained] == list(range(5))
+    assert world.sampled == synchronous.sampled
+    assert len(set(world.sampled)) == 5
+
+
+def test_the_staleness_told_is_that_of_the_weights_which_sampled() -> None:
+    world = World(updating=TICK)
+    metrics = take(world.steps(steps=5), range(1, 6))
+    told = [row["staleness/steps"] for row in metrics]
+    assert told == [0, 1, 1, 1, 1]
+    assert [step - version for step, (_, version) in enumerate(world.trained)] == told
+    assert {row["staleness/kl"] for row in metrics} == {0.125}
+
+
+def test_without_a_lead_every_batch_is_sampled_by_the_newest_weights() -> None:
+    world = World()
+    metrics = take(world.steps(0, steps=4), range(1, 5))
+    assert world.trained == [(step, step) for step in range(4)]
+    assert not [name for row in metrics for name in row if name.startswith("staleness") or "wait_for" in name]
+
+
+def test_nothing_is_sampled_past_the_last_step() -> None:
+    world = World()
+    steps = world.steps(steps=2)
+    take(steps, [1])
+    assert steps.ready is not None
+    take(steps, [2])
+    assert steps.ready is None
+    assert len(world.sampled) == 2
+
+
+@pytest.mark.parametrize("cut", range(5))
+def test_a_run_that_is_cut_anywhere_goes_on_with_the_same_batches(cut: int) -> None:
+    """What a checkpoint holds: carried, and the batch that is ready."""
+    steps, whole, parted = 5, World(), World()
+    all_of_them = whole.steps(steps=steps)
+    expected = take(all_of_them, range(1, steps + 1))
+    before = parted.steps(steps=steps)
+    found = take(before, range(1, cut + 1))
+    ready = None if before.ready is None else from_json(to_json(before.ready))
+    after = parted.steps(steps=steps, carried=before.carried, ready=ready)
+    found += take(after, range(cut + 1, steps + 1))
+    assert parted.trained == whole.trained
+    timeless = [{key: value for key, value in row.items() if "tim" not in key and "perf" not in key} for row in found]
+    assert timeless == [{key: row[key] for key in ours} for row, ours in zip(expected, timeless, strict=True)]
+    assert after.carried == all_of_them.carried
+
+
+# ---- time ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("generating", "updating"), [(0.15, 0.1), (0.1, 0.15)])
+def test_a_step_takes_as_long_as_the_slower_of_the_two(generating: float, updating: float) -> None:
+    rows = take(World(generating, updating).steps(), range(1, 5))
+    assert rows[0]["timing_s/step"] >= generating + max(generating, updating)  # nothing has been sampled yet
+    for row, following in pairwise(rows[1:]):
+        # As measured, since on a busy machine all of it takes longer.
+        beside_it, update = following["timing_s/gen"], row["timing_s/update_actor"]
+        assert max(generating, updating) <= row["timing_s/step"] < beside_it + update
+        waited = row["timing_s/wait_for_rollouts"]
+        assert waited < beside_it
+        assert waited + update <= row["timing_s/step"]
+
+
+# ---- the end, whoever brings it --------------------------------------------------------------------------------------
+
+
+def test_a_failed_update_ends_the_sampling_beside_it() -> None:
+    world = World(fail_updating=RuntimeError("no update"))
+    steps = world.steps()
+    steps.next_batch = lambda step, collect=steps.next_batch: _slower(world, collect(step))  # type: ignore[method-assign]
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match="no update"):
+        steps.take(1)
+    assert time.monotonic() - started < 10
+    assert not world.under_way
+
+
+def _slower(world: World, batch: Collected) -> Collected:
+    """From now on sampling takes for ever."""
+    world.generating = 1e6
+    return batch
+
+
+def test_a_second_signal_ends_both_sides() -> None:
+    """The first is polled; the second arrives as an exception, wherever the trainer is."""
+    world = World()
+    steps = world.steps()
+    take(steps, [1])
+    world.generating, interrupted = 1e6, KeyboardInterrupt()
+
+    def interrupt() -> None:
+        raise interrupted
+
+    world.during_update = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        steps.take(2)
+    assert not world.under_way
+    assert steps.ready is not None, "the batch of the step that was not taken"
+    assert steps.ready.step == 2
+
+
+def test_a_signal_lets_both_sides_finish_and_the_batch_is_kept() -> None:
+    stop = StopFlag()
+    world = World(generating=0.03)
+    steps = world.steps(stop=stop)
+    take(steps, [1])
+    world.during_update = lambda: stop.handle(signal.SIGTERM)
+    take(steps, [2])
+    assert steps.ready is not None
+    assert (steps.ready.step, steps.ready.version) == (3, 1)
+    assert world.notes == [STOPPING]
+
+
+def test_a_signal_before_anything_was_sampled_ends_the_step_at_once() -> None:
+    stop = StopFlag()
+    stop.handle(signal.SIGINT)
+    world = World(generating=1e6)
+    steps = world.steps(stop=stop)
+    with pytest.raises(StopRequested):
+        steps.take(1)
+    assert steps.ready is None
+    assert world.trained == []
+
+
+def test_a_lost_engine_is_told_of_after_the_step_that_was_under_way() -> None:
+    world = World()
+    steps = world.steps()
+    take(steps, [1])
+    steps.check_workers()
+    world.fail_sampling = WorkerLost("the rollout engine", "has died", policy_is_whole=True)
+    ((_, metrics, _),) = [steps.take(2)]
+    assert metrics["staleness/steps"] == 1
+    assert steps.carried.progress["toy"].taken == 2
+    with pytest.raises(WorkerLost, match="the rollout engine"):
+        steps.check_workers()
+    assert steps.ready is None
+    assert world.loaded == 1, "a dead engine was sent weights"
+    assert len(world.trained) == 2
+
+
+def test_what_fails_in_a_batch_is_raised_by_its_own_step() -> None:
+    world = World()
+    steps = world.steps()
+    world.during_update = lambda: setattr(world, "fail_sampling", BrokenTaskError("the scorer failed"))
+    world.generating = 0.02
+    take(steps, [1])
+    steps.check_workers()
+    assert world.loaded == 1, "an evaluation would be of old weights"
+    with pytest.raises(BrokenTaskError, match="the scorer failed"):
+        steps.take(2)
+    assert [problem for problem, _ in world.trained] == [0]
+
+
+def test_work_beside_the_block_is_over_when_the_block_is_left() -> None:
+    numbers = itertools.count()
+
+    def work(stop: Any) -> int:
+        while not stop.requested:
+            time.sleep(TICK)
+            if next(numbers) == 5:
+                return 42
+        return 0
+
+    with beside(work) as answer:
+        pass
+    assert answer.result() == 42
+    with pytest.raises(ValueError, match="of the block"), beside(work) as answer:
+        raise ValueError("of the block")
+    assert answer.result() == 0
+
+
+def test_ranks_are_asked_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that is replaced beside an update asks them for weights."""
+    at_work, most = list[object](), 0
+
+    def answers(calls: Sequence[Any], **_: Any) -> list[None]:
+        nonlocal most
+        at_work.append(calls)
+        most = max(most, len(at_work))
+        time.sleep(5 * TICK)
+        at_work.pop()
+        return [None] * len(calls)
+
+    class Sending:
+        """Weights of no parcels; a streaming call's answer."""
+
+        def options(self, **_: Any) -> "Sending":
+            return self
+
+        def remote(self) -> "Sending":
+            return self
+
+        def __iter__(self) -> Any:
+            return iter(())
+
+        def completed(self) -> None:
+            pass
+
+    remote = SimpleNamespace(remote=lambda *args: None)
+    actor = SimpleNamespace(do=remote, help_with_weights=remote, weights=Sending(), load_weights=remote)
+    monkeypatch.setattr(stand_ins, "import_ray", lambda: SimpleNamespace(put=lambda given: given))
+    monkeypatch.setattr(stand_ins, "answers", answers)
+    members = [Member(name, actor, learns=True) for name in ("first", "second")]
+    ranks = stand_ins.LearnerRanks(members, "cpu")
+    with beside(lambda stop: ranks.send_weights(members)) as sent:
+        for _ in range(3):
+            ranks.do("policy", "update")
+    sent.result()
+    assert most == 1
+
+
+# ---- what is saved ---------------------------------------------------------------------------------------------------
+
+NUMBERS = st.floats(allow_nan=False)
+TEXTS = st.text()  # half a surrogate pair among them
+
+
+@given(
+    logprobs=st.lists(NUMBERS, min_size=1, max_size=4),
+    texts=st.lists(st.text(st.characters(codec=None)), min_size=4, max_size=4),
+    truth=st.recursive(st.none() | st.booleans() | st.integers() | NUMBERS | TEXTS, st.lists, max_leaves=4),
+    greedy=st.none() | st.lists(NUMBERS, max_size=2),
+    value=NUMBERS,
+)
+def test_a_saved_batch_is_the_same_batch(
+    logprobs: list[float], texts: list[str], truth: Any, greedy: list[float] | None, value: float
+) -> None:
+    prompts = [Prompt(Item(truth, {"n": truth}), text, [1, 2], "toy", 3) for text in texts[:2]]
+    samples = [
+        Sample(
+            prompt,
+            Rollout([7] * len(logprobs), logprobs, text == ""),
+            text,
+            Score(value, True, "ok", text, {"task": value}, masked=text == ""),
+        )
+        for prompt in prompts
+        for text in texts
+    ]
+    batch = Collected(
+        step=3,
+        version=1,
+        samples=samples,
+        kept=samples[4:],
+        greedy_rewards=greedy,
+        window=8,
+        window_after=WindowState(tokens=5, success_rate=1 / 3),
+        progress={"toy": Progress(7, 1, 5, (2, 1), (0.25, None))},
+        chosen={"curriculum/bucket_0/weight": 0.1},
+        seconds={"gen": 0.1 + 0.2},
+    )
+    text = to_json(batch)
+    found = from_json(text)
+    assert found == batch
+    assert len({id(sample.prompt) for sample in found.samples}) == 2
+    assert all(sample is found.samples[place] for sample, place in zip(found.kept, range(4, 8), strict=True))
+    assert len(json.loads(text)["prompts"]) == 2
+
+
+def test_a_log_probability_that_is_no_number_is_saved_too() -> None:
+    world = World()
+    steps = world.steps()
+    take(steps, [1])
+    assert steps.ready is not None
+    steps.ready.samples[0].rollout.logprobs[0] = math.nan  # type: ignore[index]
+    steps.ready.samples[1].rollout.logprobs[0] = -math.inf  # type: ignore[index]
+    saved = from_json(to_json(steps.ready))
+    assert str([sample.rollout.logprobs for sample in saved.samples]) == "[[-inf], [-inf]]"  # one rollout, shared
+
+
+# ---- which configurations there are ----------------------------------------------------------------------------------
+
+
+def configured(**groups: dict[str, Any]) -> TrainConfig:
+    values = {**APART, **CORRECTED}
+    return make_config({**values, **{name: {**values.get(name, {}), **group} for name, group in groups.items()}})
+
+
+def test_where_it_works_and_old_samples_are_weighed() -> None:
+    assert configured().rollout.lead == 1
+    assert configured(mismatch={"weights": "sequence"}).rollout.lead == 1
+    # The ratio of these losses is to the engine's probabilities, which are the old ones, and they bound it.
+    for loss in ("ppo", "cispo"):
+        assert configured(mismatch={"weights": None}, algorithm={"policy_loss": loss}).rollout.lead == 1
+    assert configured(algorithm={"policy_loss": "reinforce"}).rollout.lead == 1
+
+
+@pytest.mark.parametrize(
+    ("groups", "reason"),
+    [
+        ({"run": {"executor": "local"}, "ray": {"engines": 0}}, "set run.executor=ray and ray.engines=1"),
+        ({"ray": {"engines": 0}}, "the processes that learn cannot do both at once; set ray.engines=1"),
+        (
+            {"mismatch": {"weights": None}, "rollout": {"logprobs": "sample"}},
+            "nothing here weighs; set rollout.logprobs=always and mismatch.weights=token",
+        ),
+        ({"mismatch": {"weights": None, "mask": [0.5, 2.0]}}, "nothing here weighs; set rollout.logprobs=always"),
+        ({"mismatch": {"weights": None}, "algorithm": {"policy_loss": "reinforce"}}, "it has no ratio; set"),
+        ({"mismatch": {"weights": None}, "algorithm": {"policy_loss": "gspo"}}, "it has bounds narrower than"),
+        ({"run": {"steps": 1}}, "rollout.lead=1 has no effect: run.steps=1 has no next batch"),
+        (
+            {"rollout": {"engine": "vllm"}, "vllm": {"sleep": True}},
+            "vllm.sleep=True has no effect: with rollout.lead=1 engines have no time to sleep",
+        ),
+    ],
+)
+def test_where_it_cannot_work_the_words_to_type_are_told(groups: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        configured(**groups)
+    assert reason in str(refused.value)

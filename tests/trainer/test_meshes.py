@@ -1,0 +1,55 @@
+"""Which ranks hold a model together, and which have the same sequences."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tinyzero_trainer.meshes import Meshes, find_meshes
+
+
+@pytest.fixture
+def on_each(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterator[Meshes]]:
+    """The meshes of each of some ranks, between which nothing passes."""
+
+    def made(count: int, *given: int) -> Iterator[Meshes]:
+        for rank in range(count):
+            dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=count)
+            try:
+                yield find_meshes("cpu", *given)
+                assert find_meshes("cpu", *given).ranks == find_meshes("cpu", *given).ranks
+            finally:
+                dist.destroy_process_group()
+
+    return made
+
+
+def test_neighbours_share_lines_and_replicas(on_each: Callable[..., Iterator[Meshes]]) -> None:
+    for rank, meshes in enumerate(on_each(8, 2, 2)):
+        ranks, line = meshes.ranks, meshes.ranks.line
+        assert meshes.weights.mesh.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert (ranks.count, ranks.index, ranks.processes, ranks.several) == (4, rank // 2, 8, True)
+        assert ranks.first == (rank == 0)
+        assert line is not None
+        assert (line.count, line.index) == (2, rank % 2)
+        assert dist.get_process_group_ranks(line.group) == [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert dist.get_process_group_ranks(ranks.group) == list(range(rank % 2, 8, 2))
+
+
+def test_one_line_for_all_is_one_share(on_each: Callable[..., Iterator[Meshes]]) -> None:
+    for rank, meshes in enumerate(on_each(2, 1, 2)):
+        ranks = meshes.ranks
+        assert meshes.weights.mesh.tolist() == [0, 1]
+        assert (ranks.count, ranks.index, ranks.several, ranks.first) == (1, 0, True, rank == 0)
+
+
+def test_replicas_alone_leave_the_batch_to_all(on_each: Callable[..., Iterator[Meshes]]) -> None:
+    for rank, meshes in enumerate(on_each(4, 2)):
+        assert meshes.weights.mesh_dim_names == ("replicate", "shard")
+        assert (meshes.ranks.count, meshes.ranks.index, meshes.ranks.line) == (4, rank, None)
+
+
+def test_all_models_of_a_process_share_the_groups(on_each: Callable[..., Iterator[Meshes]]) -> None:
+    for meshes in on_each(4, 2, 2):
+        assert find_meshes("cpu", 2, 2) is meshes

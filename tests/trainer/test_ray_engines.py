@@ -1,0 +1,206 @@
+"""Several engines share a batch: with engines that are made up, and no Ray; the real ones are in test_ray.py."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.config import RayConfig, TrainConfig, VllmConfig
+from tinyzero_trainer.configure import make_config
+from tinyzero_trainer.lost import WorkerLost
+from tinyzero_trainer.ray import engines
+from tinyzero_trainer.ray.asking import Member, Replaceable
+from tinyzero_trainer.ray.engines import Beside, RemoteEngine, parts
+from tinyzero_trainer.ray.layout import Layout, LayoutError, layout_of
+from tinyzero_trainer.records import Rollout
+from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.rollout.vllm.connection import VllmError
+
+PARAMS = SamplingParams(4)
+
+
+class Actor:
+    """Draws for each prompt its own tokens and its number in the batch; each prompt takes so long."""
+
+    def __init__(self, seconds: float = 0.0, fails: Sequence[Exception] = ()) -> None:
+        self.seconds, self.fails, self.drawn, self.told = seconds, list(fails), 0, list[str]()
+        self.stopped = threading.Event()
+        for name in ("generate", "finished", "stop", "sleep", "close"):
+            setattr(self, name, SimpleNamespace(remote=getattr(self, f"_{name}")))
+        for name in ("build_engine", "load_weights", "help_with_weights", "free_memory"):
+            setattr(self, name, SimpleNamespace(remote=lambda name=name: lambda: self.told.append(name)))
+
+    def _generate(
+        self, prompts: Sequence[list[int]], samples: int, params: SamplingParams, seed: int, first: int
+    ) -> Callable[[], Any]:
+        def work() -> list[list[Rollout]]:
+            if self.fails:
+                raise self.fails.pop(0)
+            for _ in prompts:
+                if self.stopped.wait(self.seconds):
+                    raise TinyZeroError("given up")
+                self.drawn += 1
+            return [
+                [Rollout([*prompt, first + place, sample, seed], None, True) for sample in range(samples)]
+                for place, prompt in enumerate(prompts)
+            ]
+
+        return work
+
+    def _finished(self) -> Callable[[], int]:
+        return lambda: 0
+
+    def _stop(self) -> None:
+        self.stopped.set()
+
+    def _sleep(self) -> Callable[[], None]:
+        return lambda: self.told.append("sleep")
+
+    def _close(self) -> Callable[[], None]:
+        return lambda: self.told.append("close")
+
+
+@pytest.fixture(autouse=True)
+def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "answers", lambda calls, **_: [call() for _, call in calls])
+    monkeypatch.setattr(engines, "TICK_SECONDS", 0.005)
+
+
+def fleet(*actors: Actor, restarts: int = 0) -> Any:
+    def again(dead: Member, told: str) -> Member:
+        return dead
+
+    members = [Member(f"engine {place}", actor, learns=False) for place, actor in enumerate(actors)]
+    return SimpleNamespace(
+        engines=[Replaceable(member, again, restarts, (WorkerLost, VllmError)) for member in members]
+    )
+
+
+def draw(engine: RemoteEngine, count: int, **given: Any) -> list[list[list[int]]]:
+    groups = engine.generate([[prompt] for prompt in range(count)], 2, PARAMS, seed=7, **given)
+    return [[rollout.token_ids for rollout in group] for group in groups]
+
+
+@given(st.integers(0, 20), st.integers(1, 4), st.integers(1, 3))
+def test_every_prompt_is_drawn_once_in_order_whoever_draws_it(count: int, workers: int, rounds: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "answers", lambda calls, **_: [call() for _, call in calls])
+        patch.setattr(engines, "TICK_SECONDS", 0.001)
+        actors = [Actor() for _ in range(workers)]
+        found = draw(RemoteEngine(fleet(*actors), rounds), count)
+    assert found == [[[prompt, prompt, sample, 7] for sample in range(2)] for prompt in range(count)]
+    assert sum(actor.drawn for actor in actors) == count
+
+
+@given(st.integers(0, 50), st.integers(1, 60))
+def test_parts_are_of_one_size_and_leave_nothing_out(count: int, wanted: int) -> None:
+    found = parts(count, wanted)
+    sizes = [part.stop - part.start for part in found]
+    assert len(found) == min(count, wanted)
+    assert [place for part in found for place in range(count)[part]] == list(range(count))
+    assert not sizes or max(sizes) - min(sizes) <= 1
+
+
+def test_an_engine_that_is_done_early_takes_over() -> None:
+    slow, quick = Actor(0.05), Actor()
+    draw(RemoteEngine(fleet(slow, quick), rounds=5), 10)
+    assert slow.drawn <= 2
+    assert quick.drawn >= 8
+
+
+def test_the_part_of_one_that_dies_is_done_again_and_no_other() -> None:
+    dies, lives = Actor(0.02, [WorkerLost("engine 0", "has died", policy_is_whole=True)]), Actor(0.02)
+    assert len(draw(RemoteEngine(fleet(dies, lives, restarts=1), 1), 4)) == 4
+    assert (dies.drawn, lives.drawn) == (2, 2)
+
+
+def test_a_failure_stops_the_others_and_is_what_is_told() -> None:
+    slow, fails = Actor(5.0), Actor(fails=[VllmError("out of memory")])
+    started = time.monotonic()
+    with pytest.raises(VllmError, match="out of memory"):
+        draw(RemoteEngine(fleet(slow, fails), 1), 4)
+    assert time.monotonic() - started < 2
+
+
+def test_a_signal_stops_all_and_is_what_is_told() -> None:
+    class Stop(Exception):
+        """Stands for a signal."""
+
+    def on_progress(finished: int) -> None:
+        raise Stop
+
+    actors = [Actor(5.0), Actor(5.0)]
+    with pytest.raises(Stop):
+        draw(RemoteEngine(fleet(*actors), 1), 4, on_progress=on_progress)
+    assert all(actor.stopped.is_set() for actor in actors)
+
+
+def test_progress_adds_up_to_all_completions() -> None:
+    told: list[int] = []
+    draw(RemoteEngine(fleet(Actor(0.01), Actor()), 2), 9, on_progress=told.append)
+    assert sum(told) == 18
+
+
+def test_ranks_without_an_engine_help_with_the_weights_and_give_up_their_memory() -> None:
+    notes: list[str] = []
+    actors = [Actor(0.02) for _ in range(4)]
+    members = [Member(f"policy rank {place} of 4", actor, learns=True) for place, actor in enumerate(actors)]
+    beside = Beside(SimpleNamespace(members=members), range(0, 4, 2), 1, notes.append)  # type: ignore[arg-type]
+    assert [actor.told for actor in actors] == [
+        ["free_memory", "build_engine"],
+        ["free_memory", "help_with_weights"],
+    ] * 2
+    beside.load_weights()
+    assert actors[2].told[-1] == "load_weights"
+    assert actors[3].told[-1] == "help_with_weights"
+    # One of two engines fails: it is started anew, and the other three ranks help it with the weights.
+    actors[2].fails = [VllmError("it hangs")]
+    for actor in actors:
+        actor.told.clear()
+    draw(RemoteEngine(beside, 1), 4)
+    assert [actor.told[-1] for actor in actors] == [*["help_with_weights"] * 2, "build_engine", "help_with_weights"]
+    assert notes == [
+        "policy rank 2 of 4: it hangs; its engine is started anew, and its part of the batch generated again"
+    ]
+
+
+# ---- who is where ----------------------------------------------------------------------------------------------------
+
+
+def layout(tensor_parallel: int = 1, **ray: Any) -> Layout:
+    vllm = {"rollout": {"engine": "vllm"}, "vllm": {"tensor_parallel": tensor_parallel}} if tensor_parallel > 1 else {}
+    return layout_of(make_config({"run": {"task": "countdown", "executor": "ray"}, "ray": ray, **vllm}))
+
+
+def test_each_gpu_has_a_rank_or_belongs_to_an_engine() -> None:
+    assert layout(gpus=4) == Layout(4, 0, 1, "cuda")
+    assert list(layout(gpus=4).places) == [0, 1, 2, 3]
+    assert list(layout(2, gpus=4).places) == [0, 2]
+    apart = layout(2, gpus=4, engines=1)
+    assert (apart.ranks, apart.engines, list(apart.places)) == (2, 1, [])
+    assert sum(bundle.get("GPU", 0) for bundle in apart.bundles(scorers=3)) == 4
+    assert len(apart.bundles(scorers=3)) == 2 + 1 + 3
+    cpu = layout(ranks=2)
+    assert (cpu.ranks, cpu.device, list(cpu.places)) == (2, "cpu", [0, 1])
+    assert not any("GPU" in bundle for bundle in cpu.bundles(1))
+    assert layout_of(TrainConfig(ray=RayConfig(), vllm=VllmConfig())).ranks == 1
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel", "ray", "told"),
+    [
+        (1, {"gpus": 2, "engines": 2}, r"ray\.engines=2 leave no GPU of ray\.gpus=2 to learn on"),
+        (2, {"gpus": 4, "engines": 2}, r"ray\.engines=2 of 2 GPUs each leave no GPU"),
+        (1, {"gpus": 4, "ranks": 3}, r"ray\.ranks=3, but ray\.gpus=4 with ray\.engines=0 is 4.*leave ray\.ranks out"),
+        (2, {"gpus": 3}, r"vllm\.tensor_parallel=2 does not divide ray\.gpus=3"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tensor_parallel: int, ray: dict[str, int], told: str) -> None:
+    with pytest.raises(LayoutError, match=told):
+        layout(tensor_parallel, **ray)

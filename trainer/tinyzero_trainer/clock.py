@@ -1,0 +1,34 @@
+"""A stopwatch for the parts of a step; each thread that works on one has its own."""
+
+from time import perf_counter
+
+import torch
+
+
+class Clock:
+    """Wall-clock seconds of the parts of a step."""
+
+    def __init__(self) -> None:
+        self._started = self._last = perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Of all parts so far."""
+        return dict(self._seconds)
+
+    def lap(self, name: str) -> None:
+        """Charge the time since the last lap to `name`."""
+        last = self._last
+        self.skip()
+        self._seconds[name] = self._seconds.get(name, 0.0) + self._last - last
+
+    def skip(self) -> None:
+        """Charge the time since the last lap to nothing: another clock has it."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self._last = perf_counter()
+
+    def stop(self) -> dict[str, float]:
+        """All parts, and the whole as `step`."""
+        return {**self._seconds, "step": perf_counter() - self._started}

@@ -1,0 +1,232 @@
+"""What the loop has in the place of a rollout engine: several, which share each batch.
+
+They are either beside the ranks, in their processes, and take turns with them; or apart, in processes of their own, to
+which the weights are sent.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from threading import Event
+from typing import Protocol
+
+from tinyzero_trainer.lost import WorkerLost
+from tinyzero_trainer.ray.asking import TICK_SECONDS, Member, Replaceable, answers
+from tinyzero_trainer.ray.stand_ins import LearnerRanks
+from tinyzero_trainer.records import Rollout
+from tinyzero_trainer.rollout import SamplingParams
+
+Groups = list[list[Rollout]]
+
+
+class Fleet(Protocol):
+    """The engines of a run."""
+
+    @property
+    def engines(self) -> Sequence[Replaceable]:
+        """`Generating` actors."""
+
+    def load_weights(self) -> None:
+        """Give all of them the policy's weights."""
+
+
+class Beside:
+    """Engines in the processes of ranks: with tensor parallelism each has the GPUs of the ranks behind it too."""
+
+    def __init__(self, ranks: LearnerRanks, places: Sequence[int], restarts: int, note: Callable[[str], None]) -> None:
+        """Start them, with the present weights.
+
+        Args:
+            ranks: all of them.
+            places: those that have an engine.
+            restarts: times that each is replaced if vLLM fails.
+            note: is told of what the user should know.
+        """
+        from tinyzero_trainer.rollout.vllm.connection import VllmError
+
+        self._ranks, self._places, self._note = ranks, places, note
+        self._build(places)
+        self.engines = [Replaceable(ranks.members[place], self._replace, restarts, (VllmError,)) for place in places]
+
+    def load_weights(self) -> None:
+        """See `Fleet`."""
+        self._free_memory()
+        self._all("load_weights", self._places)
+
+    def _build(self, places: Sequence[int]) -> None:
+        self._free_memory()
+        for notes in self._all("build_engine", places):
+            for note in notes or ():
+                self._note(note)
+
+    def _replace(self, failed: Member, told: str) -> Member:
+        self._note(f"{failed.name}: {told}; its engine is started anew, and its part of the batch generated again")
+        self._build([self._ranks.members.index(failed)])
+        return failed
+
+    def _free_memory(self) -> None:
+        if len(self._places) < len(self._ranks.members):
+            answers([(member, member.actor.free_memory.remote()) for member in self._ranks.members], whole=True)
+
+    def _all(self, method: str, places: Sequence[int]) -> list[list[str] | None]:
+        """Call a method that goes through the weights, on ranks at some places, while the others help."""
+        return answers(
+            [
+                (member, getattr(member.actor, method if place in places else "help_with_weights").remote())
+                for place, member in enumerate(self._ranks.members)
+            ],
+            whole=True,
+        )
+
+
+class Apart:
+    """Engines in processes of their own."""
+
+    def __init__(self, ranks: LearnerRanks, engines: Sequence[Replaceable]) -> None:
+        """Send them the present weights.
+
+        Args:
+            ranks: who have the weights.
+            engines: `EngineWorker`s that are built.
+        """
+        self._ranks, self.engines = ranks, engines
+        self.load_weights()
+
+    def load_weights(self) -> None:
+        """See `Fleet`; one that dies meanwhile is replaced."""
+        while True:
+            try:
+                return self._ranks.send_weights([engine.member for engine in self.engines])
+            except WorkerLost as lost:
+                if not any(engine.mend(lost) for engine in self.engines):
+                    raise
+
+
+@dataclass
+class _Batch:
+    """A batch that engines share."""
+
+    prompts: Sequence[list[int]]
+    samples: int
+    params: SamplingParams
+    seed: int
+    parts: "deque[slice]"
+    """Those that nobody has taken."""
+
+    found: dict[int, Groups] = field(default_factory=dict)
+    """By the number of a part's first prompt."""
+
+    stopped: Event = field(default_factory=Event)
+    """Nobody wants it any more."""
+
+
+class RemoteEngine:
+    """See `RolloutEngine`."""
+
+    def __init__(self, fleet: Fleet, rounds: int) -> None:
+        """
+        Args:
+            fleet: with the present weights.
+            rounds: parts of a batch for each engine.
+        """
+        self._fleet, self._rounds = fleet, rounds
+
+    def load_weights(self) -> None:
+        """See `RolloutEngine`."""
+        self._fleet.load_weights()
+
+    def sleep(self) -> None:
+        """See `RolloutEngine`."""
+        answers([(member, member.actor.sleep.remote()) for member in self._members()], whole=True)
+
+    def close(self) -> None:
+        """See `RolloutEngine`."""
+        for member in self._members():
+            with suppress(Exception):  # it may be what has died
+                answers([(member, member.actor.close.remote())])
+
+    def generate(
+        self,
+        prompts: Sequence[list[int]],
+        samples: int,
+        params: SamplingParams,
+        *,
+        seed: int,
+        first: int = 0,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> Groups:
+        """See `RolloutEngine`."""
+        assert first == 0, "a whole batch"
+        engines = self._fleet.engines
+        batch = _Batch(prompts, samples, params, seed, deque(parts(len(prompts), len(engines) * self._rounds)))
+        told = 0
+
+        def show() -> None:
+            nonlocal told
+            if on_progress is not None:
+                finished = samples * sum(map(len, batch.found.values())) + self._under_way(batch)
+                on_progress(finished - told)  # below 0 where a part is done again
+                told = finished
+
+        with ThreadPoolExecutor(len(engines)) as pool:
+            serving = [pool.submit(_serve, engine, batch) for engine in engines]
+            try:
+                while wait(serving, TICK_SECONDS, FIRST_EXCEPTION).not_done and not _failure(serving):
+                    show()
+            finally:
+                failed = _failure(serving)  # before the others fail, since they are stopped
+                batch.stopped.set()
+                for each, member in zip(serving, self._members(), strict=True):
+                    if not each.done():
+                        member.actor.stop.remote()
+        if failed:
+            raise failed
+        show()
+        return [group for start in sorted(batch.found) for group in batch.found[start]]
+
+    def _under_way(self, batch: _Batch) -> int:
+        """Completions that are finished, of parts that are not."""
+        with suppress(Exception):  # of whoever has died its own thread is told
+            found: list[int] = answers([(member, member.actor.finished.remote()) for member in self._members()])
+            return sum(found)
+        return 0
+
+    def _members(self) -> list[Member]:
+        return [engine.member for engine in self._fleet.engines]
+
+
+def _failure(serving: Sequence[Future[None]]) -> BaseException | None:
+    return next((error for each in serving if each.done() and (error := each.exception())), None)
+
+
+def _serve(engine: Replaceable, batch: _Batch) -> None:
+    """Have an engine do one part after another, until there is none left."""
+    while not batch.stopped.is_set():
+        try:
+            part = batch.parts.popleft()
+        except IndexError:
+            return
+        batch.found[part.start] = engine.do(lambda member: _ask(member, batch, part))  # noqa: B023  # called at once
+
+
+def _ask(member: Member, batch: _Batch, part: slice) -> Groups:
+    call = member.actor.generate.remote(batch.prompts[part], batch.samples, batch.params, batch.seed, part.start)
+    (groups,) = answers([(member, call)], whole=True)
+    found: Groups = groups
+    return found
+
+
+def parts(count: int, wanted: int) -> list[slice]:
+    """So many parts of about the same size, none of them empty.
+
+    Example:
+        >>> parts(7, 3)
+        [slice(0, 3, None), slice(3, 5, None), slice(5, 7, None)]
+    """
+    wanted = min(count, wanted)
+    size, more = divmod(count, max(wanted, 1))
+    ends = [part * size + min(part, more) for part in range(wanted + 1)]
+    return [slice(start, end) for start, end in pairwise(ends)]

@@ -1,0 +1,88 @@
+"""Who is where: how many ranks and engines a run has, and what each takes of the machines. Ray is not needed for it."""
+
+from dataclasses import dataclass
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.config import RayConfig, TrainConfig
+
+Resources = dict[str, float]
+
+
+class LayoutError(TinyZeroError):
+    """Ranks and engines do not fit on the GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Of a run's actors."""
+
+    ranks: int
+    """Processes that learn."""
+
+    engines: int
+    """Rollout engines in processes of their own; 0 = ranks have them."""
+
+    gpus_of_engine: int
+    """On which one is spread; 0 = the CPU."""
+
+    device: str
+    """Of all: `cpu` or `cuda`."""
+
+    @property
+    def places(self) -> range:
+        """Ranks with an engine beside them: the first of each so many that share one."""
+        return range(0, 0 if self.engines else self.ranks, max(self.gpus_of_engine, 1))
+
+    def bundles(self, scorers: int) -> list[Resources]:
+        """What each actor takes: ranks, engines, scorers."""
+        gpu = {"GPU": 1.0} if self.device == "cuda" else {}
+        gpus = {"GPU": float(self.gpus_of_engine)} if self.device == "cuda" else {}
+        one = {"CPU": 1.0}
+        return [one | gpu] * self.ranks + [one | gpus] * self.engines + [one] * scorers
+
+
+def layout_of(config: TrainConfig) -> Layout:
+    """What a configuration says.
+
+    Raises:
+        LayoutError: see there; says what to change.
+
+    Example:
+        >>> from tinyzero_trainer.config import RayConfig
+        >>> layout = layout_of(TrainConfig(ray=RayConfig(gpus=4, engines=1)))
+        >>> layout.ranks, layout.engines, list(layout.places)
+        (3, 1, [])
+    """
+    ray, spread = config.ray, config.vllm.tensor_parallel
+    if not ray.gpus:
+        return _divided(Layout(ray.ranks or 1, ray.engines, 0, "cpu"), ray)
+    ranks, each = ray.gpus - ray.engines * spread, f" of {spread} GPUs each" if spread > 1 else ""
+    if ranks < 1:
+        raise LayoutError(
+            f"ray.engines={ray.engines}{each} leave no GPU of ray.gpus={ray.gpus} to learn on; raise ray.gpus, or "
+            "lower ray.engines (0 = engines beside the ranks)"
+        )
+    if ray.ranks not in (None, ranks):
+        raise LayoutError(
+            f"ray.ranks={ray.ranks}, but ray.gpus={ray.gpus} with ray.engines={ray.engines}{each} is {ranks}: a rank "
+            "for each GPU that no engine has to itself; leave ray.ranks out"
+        )
+    if not ray.engines and ranks % spread:
+        raise LayoutError(
+            f"vllm.tensor_parallel={spread} does not divide ray.gpus={ray.gpus}, each of which is to generate; change "
+            "one of them, or give engines GPUs of their own with ray.engines"
+        )
+    return _divided(Layout(ranks, ray.engines, spread, "cuda"), ray)
+
+
+def _divided(layout: Layout, ray: RayConfig) -> Layout:
+    """The same, if its ranks can be divided as they are to be; see meshes.py."""
+    if layout.ranks % ray.replicas:
+        raise LayoutError(f"ray.replicas={ray.replicas} does not divide the {layout.ranks} ranks; change one of them")
+    each = layout.ranks // ray.replicas
+    if each % ray.sequence_parallel:
+        raise LayoutError(
+            f"ray.sequence_parallel={ray.sequence_parallel} does not divide the {each} ranks of a replica; change one "
+            "of them"
+        )
+    return layout
