@@ -102,23 +102,23 @@ def run_watched(command: Sequence[str], limit: float, *, cwd: Path | None = None
     watcher.start()
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     started = time.monotonic()
-    process = subprocess.Popen(
+    lines: list[tuple[float, str]] = []
+    with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", cwd=cwd,
         stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
         start_new_session=True,
-    )  # fmt: skip
-    lines: list[tuple[float, str]] = []
-    # An engine left behind would hold memory from what comes next.
-    killer = threading.Timer(limit, os.killpg, (process.pid, signal.SIGKILL))
-    killer.start()
-    try:
-        assert process.stdout is not None
-        lines.extend((time.monotonic() - started, line.rstrip()) for line in process.stdout)
-        code = process.wait()
-    finally:
-        killer.cancel()
-        watch.done.set()
-        watcher.join()
+    ) as process:  # fmt: skip
+        # An engine left behind would hold memory from what comes next.
+        killer = threading.Timer(limit, os.killpg, (process.pid, signal.SIGKILL))
+        killer.start()
+        try:
+            assert process.stdout is not None
+            lines.extend((time.monotonic() - started, line.rstrip()) for line in process.stdout)
+            code = process.wait()
+        finally:
+            killer.cancel()
+            watch.done.set()
+            watcher.join()
     if code == -signal.SIGKILL:
         lines.append((time.monotonic() - started, f"stopped after {limit:g} s"))
         code = KILLED

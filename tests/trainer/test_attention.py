@@ -7,7 +7,7 @@ from transformers import GptOssConfig, GptOssForCausalLM, Qwen2Config, Qwen2ForC
 
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer import attention
-from tinyzero_trainer.batching import in_row_order, micro_batches
+from tinyzero_trainer.batching import completion_lengths, in_row_order, micro_batches
 from tinyzero_trainer.forward import choose_layout, completion_states, keeps_packed_apart
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 
@@ -117,4 +117,4 @@ def by_completion(model, made, layout) -> torch.Tensor:
     device = next(model.parameters()).device
     batches = micro_batches(made, token_budget=60, pad_id=0, device=device, layout=layout)
     with torch.no_grad():
-        return in_row_order(batches, lambda batch: completion_states(model, batch).float(), len(made))
+        return in_row_order(batches, lambda batch: completion_states(model, batch).float(), completion_lengths(made))

@@ -97,6 +97,14 @@ def test_train_resumes_by_the_saved_configuration(capsys, stand_ins, saved_run):
     assert told.startswith("going on with the training of")
 
 
+def test_a_number_of_gpus_or_an_address_means_ray(capsys, stand_ins, tmp_path):
+    for number, flags in enumerate((["--gpus", "0"], ["--address", "auto"], [])):
+        code, _, told = call(capsys, "train", "--task", "countdown", "--output", str(tmp_path / str(number)), *flags)
+        assert code == 0, told
+    found = [(config.run.executor, config.ray.gpus, config.ray.address) for _, config, _, _ in stand_ins]
+    assert found == [("ray", 0, None), ("ray", 0, "auto"), ("local", 0, None)]
+
+
 def test_a_run_with_checkpoints_is_refused_before_anything_is_loaded(capsys, stand_ins, saved_run):
     code, _, told = call(capsys, "train", "--task", "countdown", "--output", str(saved_run))
     assert (code, stand_ins) == (2, [])

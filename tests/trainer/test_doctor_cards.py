@@ -154,7 +154,7 @@ def test_the_refusal_comes_before_a_model_is_loaded(
     toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     FakeCuda(monkeypatch, RTX_5090, CU124, "12.4")
-    monkeypatch.setattr("tinyzero_trainer.roles.load_model", lambda *_: pytest.fail("a model is loaded"))
+    monkeypatch.setattr("tinyzero_trainer.learners.load_model", lambda *_: pytest.fail("a model is loaded"))
     with pytest.raises(SystemExit) as ended:
         main(["train", "--task", toy_task, "--output", str(tmp_path / "run")])
     said = capsys.readouterr().err

@@ -16,12 +16,13 @@ from safetensors.torch import load_file
 from tests.trainer.configurations import changed
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.settings import to_mapping
-from tinyzero_trainer import loop, roles, training_step
+from tinyzero_trainer import loop, training_step
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.configure import make_config
 from tinyzero_trainer.interrupts import Interrupted
 from tinyzero_trainer.loop import train
 from tinyzero_trainer.models import ModelError
+from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.rollout.build import TorchEngine
 
 STEPS = 5
@@ -161,8 +162,8 @@ def test_a_run_killed_at_any_step_resumes_to_the_same_metrics(
         slowly(loop, "evaluate", 3),  # at step 2: its line is not yet written
         slowly(loop.MetricsLog, "append", 3),
         slowly(loop.checkpoints, "save", 2),  # line 4 is written, checkpoint 4 is not
-        (loop, "save_model", 2),  # amid a checkpoint
-        slowly(roles.Policy, "save", 2),
+        (Policy, "export", 2),  # amid a checkpoint
+        slowly(Policy, "save", 2),
         slowly(loop, "draw_curve", 1),  # everything is done
     ],
 )
@@ -186,7 +187,7 @@ def test_a_run_killed_between_any_two_acts_resumes_to_the_same_metrics(
     [
         slowly(TorchEngine, "generate", 1, 0),  # the first evaluation
         slowly(training_step, "generate", 3, 2),  # rollouts of step 3
-        (roles.Policy, "update", 3, 3),  # an update is finished: half of one cannot be saved
+        (Policy, "update", 3, 3),  # an update is finished: half of one cannot be saved
         slowly(loop, "evaluate", 3, 2),  # the evaluation at step 2
         slowly(loop.checkpoints, "save", 1, 2),
     ],
@@ -289,16 +290,16 @@ def test_a_full_disk_while_saving_stops_with_one_line_and_keeps_the_last_checkpo
     config: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, calls = config(), 0
-    save_model = loop.save_model
+    export = Policy.export
 
     def full(*args: Any) -> None:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise OSError(28, "No space left on device")
-        save_model(*args)
+        export(*args)
 
-    monkeypatch.setattr(loop, "save_model", full)
+    monkeypatch.setattr(Policy, "export", full)
     with pytest.raises(TinyZeroError, match="No space left on device"):
         train(run)
     assert [path.name for path in (Path(run.run.output) / "checkpoints").iterdir()] == ["step_2"]

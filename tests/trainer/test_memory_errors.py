@@ -9,7 +9,7 @@ import torch
 
 from tests.trainer.configurations import call, changed
 from tinyzero_sdk.settings import build, merge, parse_words, to_mapping
-from tinyzero_trainer import loop, policy, roles, sharding, warmstart
+from tinyzero_trainer import policy, roles, sharding, warmstart
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.critic import Critic
 from tinyzero_trainer.loop import train
@@ -221,7 +221,7 @@ def test_no_room_for_a_few_sequences_names_what_is_left(
     ("owner", "name", "what"),
     [
         (Policy, "load", "the checkpoint was loaded"),
-        (loop, "save_model", "a checkpoint was saved"),
+        (policy, "save_model", "a checkpoint was saved"),
     ],
 )
 def test_loading_and_saving_a_checkpoint_without_memory_say_what_to_change(

@@ -166,7 +166,9 @@ def test_layers_are_planned_as_they_are_compiled(
         "_compile": compiled.append,
         "_size": lambda _: parameters,
         "_fully_shard": lambda *_, **__: None,
-        "init_device_mesh": lambda *_: SimpleNamespace(size=lambda: 1),
+        "init_device_mesh": lambda *_: SimpleNamespace(
+            size=lambda: 1, get_local_rank=lambda: 0, get_group=lambda: None
+        ),
         "register_fsdp_forward_method": lambda *_: None,
     }.items():
         monkeypatch.setattr(sharding, name, fake)

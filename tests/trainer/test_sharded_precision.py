@@ -13,8 +13,8 @@ from tests.trainer.sharded import group as group
 from tinyzero_trainer.config import CriticConfig
 from tinyzero_trainer.configure import make_config
 from tinyzero_trainer.critic import Critic
+from tinyzero_trainer.learners import _build_policy
 from tinyzero_trainer.models import LanguageModel, save_model
-from tinyzero_trainer.roles import _build_policy
 from tinyzero_trainer.sharding import call, layers_of
 from tinyzero_trainer.shards import local
 from tinyzero_trainer.weights import named_weights

@@ -59,6 +59,8 @@ class FakeStream:
 class FakePolicy:
     """Notes what it is asked, and at which temperature."""
 
+    ranks = 1
+
     def __init__(self) -> None:
         self.asked: list[tuple[str, float]] = []
         self.updates: list[tuple[Experience, StepSettings]] = []

@@ -29,7 +29,7 @@ def step(monkeypatch: pytest.MonkeyPatch, *, adapter: object = None, device: str
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     taken = object.__new__(TrainingStep)
     taken.config = TrainConfig(run=RunConfig(device=device), optimizer=OptimizerConfig(epochs=2))
-    critic = SimpleNamespace(model=torch.nn.Linear(3, 1))
+    critic = SimpleNamespace(parameters=4)
     taken.roles = SimpleNamespace(language_model=SimpleNamespace(adapter=adapter, parameters=10), critic=critic)
     return taken
 

@@ -1,7 +1,7 @@
 """Splitting a batch into mini-batches and micro-batches, and laying those out as tensors, padded or packed."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, pairwise, takewhile
 from typing import Self
 
@@ -11,7 +11,9 @@ from torch import Tensor
 
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer import ragged
+from tinyzero_trainer.balancing import balance
 from tinyzero_trainer.config import Layout
+from tinyzero_trainer.ranks import ALONE, Ranks
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 
 
@@ -48,6 +50,9 @@ class MicroBatch:
     lengths: Tensor
     """[sequences] completion tokens of each."""
 
+    filler: bool = False
+    """Whether it counts nowhere, and is here only because another rank has one more to go through the model."""
+
 
 def mini_batch_rows(prompts: int, samples: int, mini_batches: int) -> list[range]:
     """Rows of each mini-batch: whole prompts, as even as can be, in order.
@@ -66,25 +71,43 @@ def completion_lengths(samples: Sequence[Sample]) -> Tensor:
 
 
 def micro_batches(
-    samples: Sequence[Sample], *, token_budget: int, pad_id: int, device: torch.device, layout: Layout = "padded"
+    samples: Sequence[Sample],
+    *,
+    token_budget: int,
+    pad_id: int,
+    device: torch.device,
+    layout: Layout = "padded",
+    ranks: Ranks = ALONE,
 ) -> Iterator[MicroBatch]:
     """Groups of sequences of like length whose size stays within the budget (a longer one goes alone).
 
     Args:
-        samples: the mini-batch.
+        samples: the mini-batch, of all ranks.
         token_budget: tokens, padding included, at most.
         pad_id: token that fills up.
         device: where the tensors go.
         layout: see `MicroBatch`.
+        ranks: this one's share is given; as many micro-batches on each, for it takes all of them to gather a weight.
     """
     lengths = [_length(sample) for sample in samples]
-    rows = sorted(range(len(samples)), key=lengths.__getitem__, reverse=True)
-    ordered = [lengths[row] for row in rows]
-    lay_out, start = _pack if layout == "packed" else _pad, 0
+    plans = [_grouped(share, lengths, token_budget, layout) for share in balance(lengths, ranks.count)]
+    lay_out, own = _pack if layout == "packed" else _pad, plans[ranks.index]
+    for rows in own:
+        yield lay_out([samples[row] for row in rows], rows, pad_id, device)
+    for _ in range(max(map(len, plans)) - len(own)):
+        shortest = min(range(len(samples)), key=lengths.__getitem__)
+        yield replace(lay_out([samples[shortest]], [shortest], pad_id, device), filler=True)
+
+
+def _grouped(share: Iterable[int], lengths: Sequence[int], budget: int, layout: Layout) -> list[list[int]]:
+    """Rows of each of a rank's micro-batches."""
+    rows = sorted(share, key=lengths.__getitem__, reverse=True)
+    ordered, groups, start = [lengths[row] for row in rows], [], 0
     while start < len(rows):
-        count = _fitting(ordered, start, token_budget, layout)
-        chosen, start = rows[start : start + count], start + count
-        yield lay_out([samples[row] for row in chosen], chosen, pad_id, device)
+        count = _fitting(ordered, start, budget, layout)
+        groups.append(rows[start : start + count])
+        start += count
+    return groups
 
 
 def fill_budget(token_budget: int, max_tokens: int, *, context: int) -> list[Sample]:
@@ -106,19 +129,29 @@ def fill_budget(token_budget: int, max_tokens: int, *, context: int) -> list[Sam
     return [Sample(prompt, Rollout([0] * size, None, finished=False), "", Score(0.0, False)) for size in lengths]
 
 
-def in_row_order(batches: Iterable[MicroBatch], compute: Callable[[MicroBatch], Tensor], count: int) -> Tensor:
-    """[tokens] what `compute` gives for micro-batches of `count` completions, in the completions' order; on the CPU."""
-    found, lengths, rows = list[Tensor](), list[Tensor](), list[int]()
+def in_row_order(
+    batches: Iterable[MicroBatch], compute: Callable[[MicroBatch], Tensor], lengths: Tensor, ranks: Ranks = ALONE
+) -> Tensor:
+    """[tokens, …] what `compute` gives for the micro-batches of all ranks, in the completions' order; on the CPU.
+
+    Args:
+        batches: this rank's.
+        compute: [tokens, …] of a micro-batch, floats; with several ranks [tokens].
+        lengths: [completions] tokens of each.
+        ranks: which put together what each has computed.
+    """
+    found, rows = list[Tensor](), list[int]()
     for batch in batches:
-        found.append(compute(batch))
-        lengths.append(batch.lengths)
-        rows += batch.rows
-    assert len(rows) == count
-    if not rows:
-        return torch.empty(0)
-    order = torch.tensor(rows, dtype=torch.long).argsort()
+        computed = compute(batch)
+        if not batch.filler:
+            found.append(computed)
+            rows += batch.rows
+    assert ranks.count > 1 or len(rows) == len(lengths)
     # Fetched together: to wait for each would leave a GPU idle while the next is laid out.
-    return ragged.take(torch.cat(found).cpu(), torch.cat(lengths).cpu(), order.tolist())
+    values = torch.cat(found).float().cpu() if found else torch.empty(0)
+    together = values.new_zeros((int(lengths.sum()), *values.shape[1:]))
+    together.numpy()[ragged.places(lengths, rows)] = values.numpy()
+    return ranks.add(together)  # each token is zero on all ranks but one
 
 
 def _fitting(lengths: list[int], start: int, budget: int, layout: Layout) -> int:

@@ -74,6 +74,16 @@ def train(
             show_default=f"{TINY_MODEL}; on a GPU, one made for the task",
         ),
     ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", metavar="N", help="Several processes, through Ray, with so many GPUs; 0 = on the CPU."),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address", metavar="HOST:PORT", help="A Ray that is there; else one is started on this machine."
+        ),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint in --output, by its config.toml.")
     ] = False,
@@ -88,6 +98,8 @@ def train(
     from tinyzero_trainer.task_shares import flag_settings
 
     flags: dict[str, Any] = {**flag_settings(task or ()), "run.output": output and str(output), "model.path": model}
+    flags |= {"ray.gpus": gpus, "ray.address": address}
+    flags["run.executor"] = None if gpus is None and address is None else "ray"
     flags["run.recipe"] = recipe
     flags["run.allow_unsafe_scorers"] = allow_unsafe_scorers or None
     said = gather(TrainConfig, flags, words or (), config)

@@ -10,20 +10,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tinyzero_trainer import batching, ragged
-from tinyzero_trainer.batching import MicroBatch, in_row_order, micro_batches
+from tinyzero_trainer.batching import MicroBatch, completion_lengths, in_row_order, micro_batches
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.experience import Experience
 from tinyzero_trainer.forward import choose_layout, completion_states
 from tinyzero_trainer.losses import token_weights, value_loss
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.optimizing import Optimizer
+from tinyzero_trainer.parts import load_parts, save_parts
 from tinyzero_trainer.records import Sample
-from tinyzero_trainer.sharding import Placement, call, device_of, on_device, shard
+from tinyzero_trainer.sharding import Placement, call, device_of, on_device, ranks_of, shard
 from tinyzero_trainer.shards import assign, whole
 from tinyzero_trainer.tally import Tally
 
-WEIGHTS_FILE = "critic.safetensors"
-OPTIMIZER_FILE = "critic_optimizer.safetensors"
+WEIGHTS, OPTIMIZER = "critic", "critic_optimizer"
+"""Of a checkpoint: files of one rank's, or directories with the parts of several."""
 
 
 class ValueModel(nn.Module):
@@ -46,7 +47,7 @@ class ValueModel(nn.Module):
 
 
 class Critic:
-    """The value model with its optimiser."""
+    """The value model with its optimiser; over several ranks as the policy is."""
 
     def __init__(
         self,
@@ -69,17 +70,23 @@ class Critic:
         self.model = ValueModel(language_model)
         if placement is not None:
             shard(self.model, placement, exact=[self.model.head])
-        self._pad_id = language_model.pad_id
+        self._ranks, self._pad_id = ranks_of(self.model), language_model.pad_id
         self._settings, self._shared = settings, optimizer
         self._optimizer = Optimizer(self.model, optimizer)
         self._layout = choose_layout(self.model.body, optimizer.layout, whole=self.model, name=language_model.name)
+
+    @property
+    def parameters(self) -> int:
+        """How many the value model has."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
     @torch.no_grad()
     def values(self, samples: Sequence[Sample]) -> Tensor:
         """[tokens] V(s_t) before each token of the completions, in their order."""
         self.model.eval()
         with on_device(self.model):
-            return in_row_order(self._micro_batches(samples), self._values, len(samples))
+            lengths = completion_lengths(samples)
+            return in_row_order(self._micro_batches(samples), self._values, lengths, self._ranks)
 
     def _values(self, batch: MicroBatch) -> Tensor:
         return call(self.model, partial(self.model.forward, batch))
@@ -95,6 +102,7 @@ class Critic:
             for mini_batch in experience.mini_batches(group_size, self._shared):
                 self._update_mini_batch(mini_batch, tally)
             self._optimizer.end()
+        tally.gather(self._ranks)
         return {"critic/lr": self._settings.learning_rate, **_metrics(tally)}
 
     def _update_mini_batch(self, experience: Experience, tally: Tally) -> None:
@@ -110,30 +118,44 @@ class Critic:
             old, returns, weight = (batching.to_device(column, batch.tokens.device) for column in given)
             values = self._values(batch)
             loss, clipped = value_loss(values, old, returns, clip=self._settings.value_clip)
-            (weight * loss).sum().backward()
-            tally.keep(loss=loss, clipped=clipped.float(), values=old, returns=returns)
+            ((torch.zeros_like(weight) if batch.filler else weight) * loss).sum().backward()
+            if not batch.filler:
+                tally.keep(loss=loss, clipped=clipped.float(), values=old, returns=returns)
         tally.end_mini_batch(self._optimizer.step(self._settings.learning_rate))
 
     def _micro_batches(self, samples: Sequence[Sample]) -> Iterator[MicroBatch]:
         budget, device = self._shared.micro_batch_tokens, device_of(self.model)
-        return micro_batches(samples, token_budget=budget, pad_id=self._pad_id, device=device, layout=self._layout)
+        return micro_batches(
+            samples,
+            token_budget=budget,
+            pad_id=self._pad_id,
+            device=device,
+            layout=self._layout,
+            ranks=self._ranks,
+        )
 
     def save(self, directory: Path) -> None:
         """Write weights and moments."""
         # A tied head is the embedding itself, and safetensors keeps no tensor twice.
+        tensors = {name: value.detach() for name, value in self.model.named_parameters()}
         with on_device(self.model):
-            parameters = self.model.named_parameters()
-            tensors = {name: whole(value.detach()).cpu().contiguous() for name, value in parameters}
-            save_file(tensors, directory / WEIGHTS_FILE)
-        self._optimizer.save(directory / OPTIMIZER_FILE)
+            if self._ranks.count > 1:
+                save_parts(directory / WEIGHTS, tensors)
+            else:
+                found = {name: whole(tensor).cpu().contiguous() for name, tensor in tensors.items()}
+                save_file(found, directory / f"{WEIGHTS}.safetensors")
+        self._optimizer.save(directory, OPTIMIZER)
 
     def load(self, directory: Path) -> None:
-        """Read what `save` wrote."""
-        parameters = dict(self.model.named_parameters())
+        """Read what `save` wrote, on any number of ranks."""
+        parameters, file = dict(self.model.named_parameters()), directory / f"{WEIGHTS}.safetensors"
         with on_device(self.model, changed=True):
-            for name, value in load_file(directory / WEIGHTS_FILE).items():
-                assign(parameters[name], value)
-        self._optimizer.load(directory / OPTIMIZER_FILE)
+            if file.exists():
+                for name, value in load_file(file).items():
+                    assign(parameters[name], value)
+            else:
+                load_parts(directory / WEIGHTS, {name: value.detach() for name, value in parameters.items()})
+        self._optimizer.load(directory, OPTIMIZER)
 
 
 def _metrics(tally: Tally) -> dict[str, float]:

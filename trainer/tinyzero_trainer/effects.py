@@ -37,6 +37,10 @@ def _across(groups: Mapping[str, Group]) -> Idle:
     if rollout["logprobs"] != "always":
         because = f"rollout.logprobs={rollout['logprobs']!r} leaves steps without the engine's to compare; set always"
         yield from ((f"mismatch.{name}", because) for name in groups["mismatch"])
+    if run["executor"] != "ray":
+        yield from (
+            (f"ray.{name}", f"run.executor={run['executor']!r} has no such setting; set ray") for name in groups["ray"]
+        )
     if rollout["engine"] != "vllm":
         because = f"rollout.engine={rollout['engine']!r} has no such setting; set vllm"
         yield from ((f"vllm.{name}", because) for name in groups["vllm"])

@@ -24,10 +24,10 @@ from tinyzero_trainer.curve import draw_curve
 from tinyzero_trainer.display import Display, outcome_line
 from tinyzero_trainer.evaluation import evaluate, write_samples
 from tinyzero_trainer.interrupts import Interrupted, StopFlag, catch_signals
+from tinyzero_trainer.lost import WorkerLost
 from tinyzero_trainer.memory_errors import explained
 from tinyzero_trainer.metrics import MetricsLog, greedy_key, held_out_key, read_metrics, size_key
 from tinyzero_trainer.mixing import some_of_each
-from tinyzero_trainer.models import save_model
 from tinyzero_trainer.records import Prompt, Sample
 from tinyzero_trainer.resuming import check_fingerprint, fingerprint
 from tinyzero_trainer.roles import Roles, StopRequested, build_roles
@@ -178,6 +178,11 @@ class _Run:
             self.save()
             assert self.stop.signal is not None
             raise Interrupted(self.stop.signal, state.step, config.run.output) from None
+        except WorkerLost as lost:
+            if lost.policy_is_whole:
+                self.save()
+            newest = checkpoints.latest(self.run.checkpoints)
+            raise lost.told(None if newest is None else newest.step, config.run.output) from None
         return self.finish()
 
     def totals(self, samples: list[Sample], seconds: dict[str, float]) -> dict[str, float]:
@@ -275,7 +280,7 @@ class _Run:
         def fill(directory: Path) -> None:
             state_directory = directory / STATE_DIRECTORY
             with explained(self.config, "a checkpoint was saved"):
-                save_model(directory, language_model)
+                self.policy.export(directory)
                 state_directory.mkdir()
                 self.policy.save(state_directory)
                 if self.roles.critic is not None:
@@ -302,7 +307,7 @@ class _Run:
             "config": fingerprint(self.config),
             "tasks": {name: role.task.version for name, role in self.roles.tasks.items()},
             "torch": torch.__version__,
-            "world_size": 1,
+            "world_size": self.policy.ranks,
         }
 
     def finish(self) -> TrainResult:

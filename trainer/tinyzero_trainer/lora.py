@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config import LoraConfig
+from tinyzero_trainer.sharding import ranks_of
 from tinyzero_trainer.shards import assign, whole
 
 DIRECTORY = "adapter"
@@ -67,14 +68,20 @@ class Adapter:
             peft.inject_adapter_in_model(self._config, model, adapter_name=_NAME)
 
     def save(self, directory: Path) -> None:
-        """Write the adapter as peft does."""
+        """Write the adapter as peft does; of several ranks the first, with the help of all."""
+        tensors, digest = {}, self._digest()
+        for name, tensor in self._tensors().items():
+            found = whole(tensor.detach())
+            if ranks_of(self._model).first:
+                tensors[name] = found.cpu().contiguous()
+        if not ranks_of(self._model).first:
+            return
         directory.mkdir()
         config = copy.copy(self._config)
         config.inference_mode = True
         config.target_modules = sorted(config.target_modules)  # peft keeps a set, whose order changes from run to run
         config.save_pretrained(directory)
-        tensors = {name: whole(tensor.detach()).cpu().contiguous() for name, tensor in self._tensors().items()}
-        save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt", "start": self._digest()})
+        save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt", "start": digest})
 
     def load(self, directory: Path) -> None:
         """Read what `save` wrote.
@@ -90,6 +97,10 @@ class Adapter:
                 )
             for name, tensor in self._tensors().items():
                 assign(tensor, file.get_tensor(name))
+
+    def forget_model(self) -> None:
+        """What is left says only that there is an adapter, and of which kind."""
+        del self._model
 
     def _tensors(self) -> dict[str, nn.Parameter]:
         """The adapter's weights, by their names in peft's files."""
@@ -135,8 +146,8 @@ def merged_weight(layer: Any) -> Tensor:
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """The weights of the plain model that acts as `model` does: shards put together, an adapter merged.
 
-    One after another, each made when it is asked for, where the model is. What no adapter changes, and one rank holds,
-    is not copied.
+    One after another, each made when it is asked for, where the model is: of several ranks none need have more than
+    one of them whole, and all must go through them. What no adapter changes, and one rank holds, is not copied.
     """
     adapted = dict(_adapted_layers(model))
     for name, tensor in model.state_dict().items():

@@ -18,10 +18,10 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config.values import DEVICES, is_device
 from tinyzero_trainer.doctor.kernels import has_kernels, named_outside, refusal
 from tinyzero_trainer.lora import DIRECTORY as ADAPTER_DIRECTORY
-from tinyzero_trainer.lora import Adapter, merged_state
+from tinyzero_trainer.lora import Adapter, merged_state, merged_weights
 from tinyzero_trainer.model_files import find_model, hub_cache
 from tinyzero_trainer.presets import BUILT_IN_MODEL, TINY_MODEL, directory_of
-from tinyzero_trainer.sharding import on_device
+from tinyzero_trainer.sharding import on_device, ranks_of
 
 
 class ModelError(TinyZeroError):
@@ -210,12 +210,29 @@ def from_parts(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
 
 
 def save_model(directory: Path, language_model: LanguageModel) -> None:
-    """Write weights and tokenizer as transformers and vLLM load them: an adapter merged, and beside it by itself."""
-    with _quiet_transformers(), on_device(language_model.model):
-        language_model.model.save_pretrained(directory, state_dict=merged_state(language_model.model))
-        language_model.tokenizer.save_pretrained(directory)
+    """Write weights and tokenizer as transformers and vLLM load them: an adapter merged, and beside it by itself.
+
+    Where several ranks hold the model the first writes, all of it from the host's memory, and all must call this.
+    """
+    model, ranks = language_model.model, ranks_of(language_model.model)
+    with _quiet_transformers(), on_device(model):
+        state = merged_state(model) if ranks.count == 1 else _gathered(model, keep=ranks.first)
+        if ranks.first:
+            model.save_pretrained(directory, state_dict=state)
+            language_model.tokenizer.save_pretrained(directory)
         if language_model.adapter is not None:
             language_model.adapter.save(directory / ADAPTER_DIRECTORY)
+
+
+def _gathered(model: PreTrainedModel, *, keep: bool) -> dict[str, torch.Tensor]:
+    """All weights on the host, put together one after another; tied ones once, as transformers expects them."""
+    tied = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    state: dict[str, torch.Tensor] = {}
+    once: dict[int | str, torch.Tensor] = {}
+    for name, tensor in merged_weights(model):
+        if keep:
+            state[name] = once.setdefault(tied.get(name, name), tensor.cpu())
+    return state
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]]) -> tuple[str, list[int]]:

@@ -13,8 +13,9 @@ from torch.distributed.tensor import DTensor
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.offloading import Waiting
-from tinyzero_trainer.sharding import placement_of
-from tinyzero_trainer.shards import local, local_of_whole, whole_of_local
+from tinyzero_trainer.parts import load_parts, save_parts, shapes
+from tinyzero_trainer.sharding import placement_of, ranks_of
+from tinyzero_trainer.shards import as_shard, local, local_of_whole, whole
 
 
 class UpdateError(TinyZeroError):
@@ -45,7 +46,7 @@ class Optimizer:
         for shard in self._shards.values():  # now, and not at the first step: until then others would take the room
             moments = {"exp_avg": torch.zeros_like(shard), "exp_avg_sq": torch.zeros_like(shard)}
             self._adamw.state[shard] = {"step": torch.zeros((), device=shard.device), **moments}
-        placement = placement_of(model)
+        self._ranks, placement = ranks_of(model), placement_of(model)
         self._sharded = placement is not None
         self._waiting = Waiting(self._moments) if placement is not None and placement.offload == "idle" else None
 
@@ -113,18 +114,41 @@ class Optimizer:
         for state in self._adamw.state.values():
             yield from (value for value in state.values() if value.ndim)
 
-    def save(self, path: Path) -> None:
-        """Write the moments, by parameter name and whole, as safetensors."""
+    def save(self, directory: Path, name: str) -> None:
+        """Write the moments, by parameter name: one rank into a file, several in parts into a directory.
+
+        Args:
+            directory: an existing one.
+            name: of the file or directory in it, without a suffix.
+        """
         tensors: dict[str, Tensor] = {}
         with self.on_device():
-            for name, parameter in self._parameters.items():
-                for key, value in self._adamw.state[self._shards[name]].items():
-                    tensors[f"{key}/{name}"] = whole_of_local(value.detach(), parameter).cpu().contiguous()
-            save_file(tensors, path)
+            for parameter_name, parameter in self._parameters.items():
+                for key, value in self._adamw.state[self._shards[parameter_name]].items():
+                    tensors[f"{key}/{parameter_name}"] = as_shard(value.detach(), parameter)
+            if self._ranks.count > 1:
+                save_parts(directory / name, tensors)
+            else:
+                found = {key: whole(tensor).cpu().contiguous() for key, tensor in tensors.items()}
+                save_file(found, directory / f"{name}.safetensors")
 
-    def load(self, path: Path) -> None:
+    def load(self, directory: Path, name: str) -> None:
         """Read what `save` wrote, on any number of ranks; the weights are loaded with the model."""
+        file, parts = directory / f"{name}.safetensors", directory / name
         with self.on_device(changed=True):
-            for full_name, tensor in load_file(path).items():
-                key, name = full_name.split("/", 1)
-                self._adamw.state[self._shards[name]][key].copy_(local_of_whole(tensor, self._parameters[name]))
+            if file.exists():
+                for full_name, tensor in load_file(file).items():
+                    self._take(full_name, local_of_whole(tensor, self._parameters[full_name.partition("/")[2]]))
+                return
+            tensors = {}
+            for full_name, shape in shapes(parts).items():
+                like = self._parameters[full_name.partition("/")[2]]
+                empty = torch.empty_like(local(like)) if shape == like.shape else torch.empty(shape, device=like.device)
+                tensors[full_name] = as_shard(empty.detach(), like)
+            load_parts(parts, tensors)
+            for full_name, tensor in tensors.items():
+                self._take(full_name, local(tensor))
+
+    def _take(self, full_name: str, value: Tensor) -> None:
+        key, _, name = full_name.partition("/")
+        self._adamw.state[self._shards[name]][key].copy_(value)

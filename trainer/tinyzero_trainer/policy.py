@@ -1,6 +1,6 @@
 """The policy: the model that is trained, its optimiser, and one update from a scored batch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,18 +15,24 @@ from tinyzero_trainer.experience import Experience
 from tinyzero_trainer.forward import Reference, choose_layout, sampled_logprobs, token_statistics
 from tinyzero_trainer.losses import LossInputs, find_policy_loss, token_weights
 from tinyzero_trainer.mismatch import mismatch_metrics
-from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.models import LanguageModel, save_model
 from tinyzero_trainer.optimizing import Optimizer
+from tinyzero_trainer.ranks import ALONE, Ranks
 from tinyzero_trainer.records import Sample
 from tinyzero_trainer.schedules import StepSettings
-from tinyzero_trainer.sharding import call, device_of, on_device
+from tinyzero_trainer.sharding import call, device_of, on_device, ranks_of
 from tinyzero_trainer.tally import Tally
 
-OPTIMIZER_FILE = "optimizer.safetensors"
+OPTIMIZER = "optimizer"
+"""Of a checkpoint: a file of one rank's, or a directory with the parts of several."""
 
 
 class Policy:
-    """A model with its optimiser."""
+    """A model with its optimiser.
+
+    Where the model is sharded over several ranks, each of them is called with the whole batch, takes its share of it,
+    and returns what all of them have found.
+    """
 
     def __init__(
         self,
@@ -53,24 +59,35 @@ class Policy:
         self._algorithm, self._settings = algorithm, optimizer
         self._policy_loss = find_policy_loss(algorithm.policy_loss)
         self._max_tokens, self._reference = max_tokens, reference
+        self._ranks = ranks_of(language_model.model)
         self._optimizer = Optimizer(language_model.model, optimizer)
         self._layout = choose_layout(language_model.model, optimizer.layout, name=language_model.name)
+
+    @property
+    def ranks(self) -> int:
+        """How many share the work."""
+        return self._ranks.count
 
     def logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
         """[tokens] log π of every sampled token under the present weights."""
         model = self.language_model.model.eval()
         compute = partial(sampled_logprobs, model, temperature=temperature)
         with on_device(model):
-            return in_row_order(self._micro_batches(samples), compute, len(samples))
+            return self._in_row_order(samples, compute)
 
     def reference_logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
         """[tokens] log π_ref of every sampled token."""
         assert self._reference is not None
         compute = partial(self._reference.logprobs, temperature=temperature)
         with on_device(self._reference.model):
-            return in_row_order(self._micro_batches(samples), compute, len(samples))
+            return self._in_row_order(samples, compute)
 
-    def _micro_batches(self, samples: Sequence[Sample]) -> Iterator[MicroBatch]:
+    def _in_row_order(self, samples: Sequence[Sample], compute: Callable[[MicroBatch], Tensor]) -> Tensor:
+        return in_row_order(
+            self._micro_batches(samples, self._ranks), compute, completion_lengths(samples), self._ranks
+        )
+
+    def _micro_batches(self, samples: Sequence[Sample], ranks: Ranks = ALONE) -> Iterator[MicroBatch]:
         language_model = self.language_model
         return micro_batches(
             samples,
@@ -78,6 +95,7 @@ class Policy:
             pad_id=language_model.pad_id,
             device=device_of(language_model.model),
             layout=self._layout,
+            ranks=ranks,
         )
 
     def update(self, experience: Experience, *, group_size: int, now: StepSettings) -> dict[str, float]:
@@ -100,6 +118,7 @@ class Policy:
             for mini_batch in experience.mini_batches(group_size, self._settings):
                 self._update_mini_batch(mini_batch, now, tally)
             self._optimizer.end()
+        tally.gather(self._ranks)
         return {"actor/lr": now.learning_rate, **_metrics(tally)}
 
     @contextmanager
@@ -141,10 +160,11 @@ class Policy:
         # The weights know the whole mini-batch: however it is split, the gradients add up to the same.
         of_completions = token_weights(experience.lengths, self._algorithm.aggregation, max_tokens=self._max_tokens)
         weights = ragged.spread(of_completions, experience.lengths)  # [tokens]
-        for batch in self._micro_batches(experience.samples):
+        for batch in self._micro_batches(experience.samples, self._ranks):
             weight = ragged.take(weights, experience.lengths, batch.rows)
-            weight = batching.to_device(weight, batch.tokens.device)
-            loss = self._token_losses(batch, experience.select(batch.rows), weight, now, tally)
+            weight = batching.to_device(torch.zeros_like(weight) if batch.filler else weight, batch.tokens.device)
+            part, measured = experience.select(batch.rows), Tally() if batch.filler else tally
+            loss = self._token_losses(batch, part, weight, now, measured)
             (weight * loss).sum().backward()
         tally.end_mini_batch(self._optimizer.step(now.learning_rate))
 
@@ -190,13 +210,17 @@ class Policy:
             loss = loss - algorithm.entropy_coefficient * statistics.entropy
         return loss
 
+    def export(self, directory: Path) -> None:
+        """Write the model as others load it; see `save_model`."""
+        save_model(directory, self.language_model)
+
     def save(self, directory: Path) -> None:
         """Write the optimiser's moments."""
-        self._optimizer.save(directory / OPTIMIZER_FILE)
+        self._optimizer.save(directory, OPTIMIZER)
 
     def load(self, directory: Path) -> None:
         """Read what `save` wrote; the weights are loaded with the model."""
-        self._optimizer.load(directory / OPTIMIZER_FILE)
+        self._optimizer.load(directory, OPTIMIZER)
 
 
 def _metrics(tally: Tally) -> dict[str, float]:

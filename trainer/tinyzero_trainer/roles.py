@@ -1,6 +1,5 @@
 """The roles of a run, built from its configuration: task, prompts, policy, rollout engine and reward pool."""
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -11,25 +10,20 @@ import torch
 from tinyzero_sdk import Completion, Score
 from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.records import Reason
-from tinyzero_trainer.attention import use_kernel
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.critic import Critic
 from tinyzero_trainer.decoding import decode_texts
 from tinyzero_trainer.display import Display
-from tinyzero_trainer.forward import Reference
 from tinyzero_trainer.interrupts import StopFlag
-from tinyzero_trainer.lora import DIRECTORY as ADAPTER_DIRECTORY
-from tinyzero_trainer.lora import Adapter, import_peft
+from tinyzero_trainer.learners import CriticRole, PolicyRole, build_learners
 from tinyzero_trainer.losses import find_policy_loss
 from tinyzero_trainer.memory_errors import explained
 from tinyzero_trainer.models import LanguageModel, ModelError, choose_device, load_model
 from tinyzero_trainer.plan.work import work_of
-from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
 from tinyzero_trainer.rollout.build import build_engine, require_engine
 from tinyzero_trainer.schedules import settings_at
-from tinyzero_trainer.sharding import Placement, cast_weights, offload_note, process_group, shard
+from tinyzero_trainer.sharding import Placement, offload_note, process_group
 from tinyzero_trainer.task_shares import load_shares
 from tinyzero_trainer.tasks import TaskRole, task_roles
 
@@ -43,7 +37,7 @@ class StopRequested(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Everyone a run needs, in this process."""
+    """Everyone a run needs, in this process or with a stand-in here."""
 
     tasks: Mapping[str, TaskRole]
     """The tasks with their problems and scorers, by what the run calls them."""
@@ -54,10 +48,10 @@ class Roles:
     engine: RolloutEngine
     """Generates completions."""
 
-    policy: Policy | None
+    policy: PolicyRole | None
     """Updates the model; None where nothing is trained."""
 
-    critic: Critic | None
+    critic: CriticRole | None
     """Estimates what a completion is worth; None but for `algorithm.advantage=gae`."""
 
     display: Display
@@ -77,7 +71,8 @@ def build_roles(
         checkpoint: directory whose weights are taken instead of the starting model's.
     """
     display.phase("loading the task and the model")
-    device = choose_device(config.run.device)
+    elsewhere = training and config.run.executor == "ray"
+    device = choose_device("cpu" if elsewhere and not config.ray.gpus else config.run.device)
     require_engine(config, device)
     loaded = load_shares(
         config.task_shares(),
@@ -86,14 +81,21 @@ def build_roles(
     )
     if training:
         find_policy_loss(config.algorithm.policy_loss)  # a user's own may be at fault, which is soon seen
+    if elsewhere:
+        from tinyzero_trainer.ray.build import build_ray_roles
+
+        with build_ray_roles(config, loaded, display=display, checkpoint=checkpoint) as roles:
+            yield roles
+        return
     with process_group(device) if training else nullcontext(), ExitStack() as stack:
+        policy = critic = None
         with explained(config, "the models were loaded"):
-            placement = _placement(config, device, display) if training else None
-            language_model, critic = _build_models(config, device, placement, checkpoint=checkpoint)
+            if training:
+                learners = build_learners(config, _placement(config, device, display), checkpoint=checkpoint)
+                language_model, policy, critic = learners.language_model, learners.policy, learners.critic
+            else:
+                language_model = load_model(str(checkpoint) if checkpoint else config.model.path, device)
             tasks = stack.enter_context(task_roles(config, loaded, language_model.tokenizer))
-            policy = None
-            if placement is not None:
-                policy = _build_policy(config, language_model, placement, resumed=checkpoint is not None)
         if policy is not None and device.type == "cuda":
             with explained(config, "the largest micro-batch was tried out"):
                 policy.warm_up(settings_at(config, 1), work_of(config, config.data.max_prompt_tokens).micro_batch)
@@ -113,60 +115,6 @@ def _placement(config: TrainConfig, device: torch.device, display: Display) -> P
     if note is not None:
         display.note(note)
     return Placement.of(config, device)
-
-
-def _build_models(
-    config: TrainConfig, device: torch.device, placement: Placement | None, *, checkpoint: Path | None
-) -> tuple[LanguageModel, Critic | None]:
-    """The model and, sharded already, the critic; without a placement nothing is trained."""
-    adapted = placement is not None and config.lora.rank > 0
-    if adapted:
-        import_peft(config.lora)  # if it is missing, that shall not be said minutes later
-    # A checkpoint holds the weights merged, and what is merged cannot be taken apart bit for bit.
-    source = str(checkpoint) if checkpoint and not adapted else config.model.path
-    language_model = _load(source, device, placement)
-    critic = None
-    # Before an adapter: all of the critic's weights are trained.
-    if placement is not None and config.algorithm.needs_critic:
-        critic = Critic(language_model, settings=config.critic, optimizer=config.optimizer, placement=placement)
-    if adapted:
-        adapter = Adapter(language_model.model, config.lora, seed=config.run.seed, start=config.model.path)
-        if checkpoint:
-            adapter.load(checkpoint / ADAPTER_DIRECTORY)
-        language_model = replace(language_model, adapter=adapter)
-    return language_model, critic
-
-
-def _load(source: str | None, device: torch.device, placement: Placement | None) -> LanguageModel:
-    """A model that is not sharded yet; where it is to be, it attends through a kernel for packed sequences."""
-    if placement is None:
-        return load_model(source, device)
-    language_model = load_model(source, placement.loading_device)
-    use_kernel(language_model.model, placement.dtype, placement.device)
-    return language_model
-
-
-def _build_policy(config: TrainConfig, language_model: LanguageModel, placement: Placement, *, resumed: bool) -> Policy:
-    """The policy, with what its KL is measured to; from here on both are sharded."""
-    reference = None
-    if config.algorithm.kl_coefficient > 0 and language_model.adapter is not None:
-        reference = Reference(language_model.model)  # with the adapter off
-    elif config.algorithm.kl_coefficient > 0:
-        model = language_model.model
-        # The reference is what the run started from, not what it was resumed from.
-        start = _load(config.model.path, placement.device, placement).model if resumed else copy.deepcopy(model)
-        # Never stepped, so it needs no more precision than it computes in.
-        cast_weights(start.requires_grad_(False), placement.dtype)
-        shard(start, placement)
-        reference = Reference(start)
-    shard(language_model.model, placement)
-    return Policy(
-        language_model,
-        algorithm=config.algorithm,
-        optimizer=config.optimizer,
-        max_tokens=config.rollout.max_tokens,
-        reference=reference,
-    )
 
 
 def generate(

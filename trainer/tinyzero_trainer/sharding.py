@@ -28,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from tinyzero_trainer.compiling import compiles
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.offloading import Waiting
+from tinyzero_trainer.ranks import ALONE, Ranks
 from tinyzero_trainer.shards import local
 
 Result = TypeVar("Result")
@@ -112,8 +113,8 @@ def process_group(device: torch.device) -> Iterator[None]:
 class _Placed:
     """What is remembered of a sharded model, on it."""
 
-    def __init__(self, placement: Placement, *, trained: bool) -> None:
-        self.placement, self.trained = placement, trained
+    def __init__(self, placement: Placement, ranks: Ranks, *, trained: bool) -> None:
+        self.placement, self.ranks, self.trained = placement, ranks, trained
         self.inside = False  # of `call`
         self.waiting: Waiting | None = None
 
@@ -144,7 +145,8 @@ def shard(model: nn.Module, placement: Placement, *, exact: Iterable[nn.Module] 
     for layer in layers:
         _fully_shard(layer, mesh, placement, placement.dtype, reshard=again)
     _fully_shard(model, mesh, placement, placement.dtype, reshard=False)
-    model._placed = _Placed(placement, trained=trained)  # type: ignore[assignment]
+    ranks = Ranks(mesh.size(), mesh.get_local_rank(), mesh.get_group())
+    model._placed = _Placed(placement, ranks, trained=trained)  # type: ignore[assignment]
     model._run = lambda function: function()  # type: ignore[assignment]
     register_fsdp_forward_method(model, "_run")
     if placement.offload == "idle":
@@ -229,6 +231,12 @@ def placement_of(model: nn.Module) -> Placement | None:
     """How a model was sharded; None = it was not."""
     placed = _find_placed(model)
     return None if placed is None else placed.placement
+
+
+def ranks_of(model: nn.Module) -> Ranks:
+    """Those that a model is sharded over, each of which takes a part of a batch; a plain model is alone."""
+    placed = _find_placed(model)
+    return ALONE if placed is None else placed.ranks
 
 
 def device_of(model: nn.Module) -> torch.device:

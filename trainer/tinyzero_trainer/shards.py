@@ -23,14 +23,12 @@ def local(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def whole_of_local(part: Tensor, like: Tensor) -> Tensor:
-    """The tensor whose shard on this rank is `part`, cut as `like` is."""
+def as_shard(part: Tensor, like: Tensor) -> Tensor:
+    """This rank's shard of a tensor that is cut as `like` is, as a part of that tensor; shares its memory."""
     if not isinstance(like, DTensor) or part.shape != local(like).shape:  # the latter: a count, equal on every rank
         return part
-    return whole(
-        DTensor.from_local(
-            part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-        )
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
 
 

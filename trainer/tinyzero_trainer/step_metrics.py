@@ -10,6 +10,7 @@ from torch import Tensor
 from tinyzero_sdk import Item, ItemColumns, Task
 from tinyzero_sdk.records import Reason
 from tinyzero_trainer.advantages import AdvantageInputs
+from tinyzero_trainer.balancing import share_metrics
 from tinyzero_trainer.metrics import ACCURACY, task_accuracy_key, task_key
 from tinyzero_trainer.records import Sample
 
@@ -17,7 +18,12 @@ FAILURES: tuple[Reason, ...] = ("error", "timeout", "no_answer", "malformed")
 
 
 def batch_metrics(
-    tasks: Mapping[str, Task], samples: Sequence[Sample], group_size: int, outcome: AdvantageInputs, advantages: Tensor
+    tasks: Mapping[str, Task],
+    samples: Sequence[Sample],
+    group_size: int,
+    outcome: AdvantageInputs,
+    advantages: Tensor,
+    ranks: int = 1,
 ) -> dict[str, float]:
     """What a batch of scored completions looks like.
 
@@ -28,6 +34,7 @@ def batch_metrics(
         outcome: what those that are trained on earned, penalties included; `critic/rewards` is over these alone, so
             with dynamic sampling over the groups that were kept.
         advantages: [tokens] of those that are trained on, as the loss takes them.
+        ranks: that share the update.
     """
     lengths = [len(sample.rollout.token_ids) for sample in samples]
     prompts = [len(sample.prompt.token_ids) for sample in samples]
@@ -42,7 +49,7 @@ def batch_metrics(
         **(_spread_of("critic/advantages", in_loss) if len(in_loss) else {}),
         **_spread("response_length", lengths),
         **_spread("prompt_length", prompts),
-        **_by_rank(sum(map(_length, samples))),
+        **share_metrics([_length(sample) for sample in samples], ranks),
         "response_length/clip_ratio": fmean(not sample.rollout.finished for sample in samples),
         "group/zero_std_frac": zero_std.float().mean().item(),
         "group/drawn": len(samples) / group_size,
@@ -79,12 +86,6 @@ def timing_metrics(seconds: Mapping[str, float], samples: Sequence[Sample], kept
 def trained_tokens(kept: Sequence[Sample]) -> int:
     """Prompt and completion tokens that one pass of the update takes."""
     return sum(_length(sample) for sample in kept if not sample.score.masked)
-
-
-def _by_rank(tokens: int) -> dict[str, float]:
-    """Tokens of the batch on each data-parallel rank, before and after they are balanced; there is one rank."""
-    same = dict.fromkeys(("min", "max", "mean", "balanced_min", "balanced_max"), float(tokens))
-    return {f"global_seqlen/{name}": value for name, value in {**same, "minmax_diff": 0.0}.items()}
 
 
 def _length(sample: Sample) -> int:

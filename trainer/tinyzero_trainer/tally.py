@@ -4,9 +4,12 @@ Everything stays on the device until the update is over, since each number that 
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from tinyzero_trainer.ranks import Ranks
 
 
 class Tally:
@@ -44,6 +47,16 @@ class Tally:
         """Take the gradient's norm before clipping."""
         self._norms.append(norm.item())
 
+    def gather(self, ranks: Ranks) -> None:
+        """Take over, once the update is done, what the other ranks have measured; each of them must do so."""
+        if ranks.count == 1:
+            return
+        self._sums = _joined(ranks.gather(_on_host(self._sums)))
+        self._totals = _joined(ranks.gather(_on_host(self._totals)))
+        self._columns = _joined(ranks.gather(_on_host(self._columns)))
+        counts = ranks.gather(self._counts)
+        self._counts = {name: sum(share.get(name, 0) for share in counts) for name in self._sums}
+
     def means(self) -> dict[str, float]:
         """Mean of each value that was added."""
         return {name: sum(torch.stack(parts).tolist()) / self._counts[name] for name, parts in self._sums.items()}
@@ -62,3 +75,13 @@ class Tally:
         made = [norm for norm in self._norms if math.isfinite(norm)]
         norm = {"grad_norm": sum(made) / len(made)} if made else {}
         return {**norm, "skipped_updates": float(len(self._norms) - len(made))}
+
+
+def _on_host(found: dict[str, list[Tensor]]) -> dict[str, list[Tensor]]:
+    return {name: [part.cpu() for part in parts] for name, parts in found.items()}
+
+
+def _joined(shares: Sequence[dict[str, list[Tensor]]]) -> dict[str, list[Tensor]]:
+    """A rank that got no sequence has measured nothing, under no name."""
+    names = dict.fromkeys(name for share in shares for name in share)
+    return {name: [part for share in shares for part in share.get(name, [])] for name in names}

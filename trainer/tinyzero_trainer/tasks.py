@@ -1,16 +1,28 @@
 """The tasks of a run at work: each with its problems and the processes that score its answers."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from tinyzero_sdk import Task
+from tinyzero_sdk import Completion, Score, Task
 from tinyzero_sdk.pool import ScoringPool
-from tinyzero_trainer.config import TrainConfig
+from tinyzero_sdk.records import Json
+from tinyzero_trainer.config import RewardConfig, TrainConfig
 from tinyzero_trainer.mixing import Mixture
 from tinyzero_trainer.prompts import Progress, PromptSource
+
+
+class RewardPool(Protocol):
+    """What is asked of those who score: a `ScoringPool`, or several of them elsewhere."""
+
+    first_error: str | None
+    """The traceback of the first exception that the task raised."""
+
+    def score(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
+        """The verdicts, in the order given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +38,26 @@ class TaskRole:
     prompts: PromptSource
     """Its problems."""
 
-    pool: ScoringPool
+    pool: RewardPool
     """Scores completions of them."""
+
+
+def scoring_pool(config: RewardConfig, task: Task) -> ScoringPool:
+    """The processes of this machine that score one task."""
+    return ScoringPool(
+        task, workers=config.workers, time_limit=config.time_limit, memory_limit_gb=config.memory_limit_gb
+    )
+
+
+PoolMaker = Callable[[RewardConfig, Task], AbstractContextManager[RewardPool]]
 
 
 @contextmanager
 def task_roles(
-    config: TrainConfig, tasks: Mapping[str, Task], tokenizer: PreTrainedTokenizerBase
+    config: TrainConfig,
+    tasks: Mapping[str, Task],
+    tokenizer: PreTrainedTokenizerBase,
+    make_pool: PoolMaker = scoring_pool,
 ) -> Iterator[dict[str, TaskRole]]:
     """The tasks by what the run calls them; leaving the context ends the scoring processes.
 
@@ -40,16 +65,14 @@ def task_roles(
         config: the run's; `reward.workers` is for each task.
         tasks: from `load_shares`, in the order of `config.task_shares()`.
         tokenizer: the model's.
+        make_pool: where they are scored.
     """
-    reward = config.reward
     with ExitStack() as stack:
         roles = {}
         for share, (name, task) in zip(config.task_shares(), tasks.items(), strict=True):
-            pool = ScoringPool(
-                task, workers=reward.workers, time_limit=reward.time_limit, memory_limit_gb=reward.memory_limit_gb
-            )
+            pool = stack.enter_context(make_pool(config.reward, task))
             prompts = PromptSource(task, tokenizer, config.data, name)
-            roles[name] = TaskRole(task, share.weight, prompts, stack.enter_context(pool))
+            roles[name] = TaskRole(task, share.weight, prompts, pool)
         yield roles
 
 

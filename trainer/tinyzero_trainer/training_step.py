@@ -114,7 +114,14 @@ class TrainingStep:
         self.carried.progress = self.stream.progress()
         tasks = {name: role.task for name, role in self.roles.tasks.items()}
         metrics = {
-            **batch_metrics(tasks, samples, config.rollout.samples_per_prompt, outcome, experience.advantages),
+            **batch_metrics(
+                tasks,
+                samples,
+                config.rollout.samples_per_prompt,
+                outcome,
+                experience.advantages,
+                self.policy.ranks,
+            ),
             **chosen,
             **corrected,
             **updated,
@@ -233,7 +240,7 @@ class TrainingStep:
         # With an adapter the gradients of the other weights are not computed: 6 FLOPs a parameter would be too many.
         parameters = {} if language_model.adapter is not None else {"actor": language_model.parameters}
         if self.roles.critic is not None:
-            parameters["critic"] = sum(weight.numel() for weight in self.roles.critic.model.parameters())
+            parameters["critic"] = self.roles.critic.parameters
         tokens = self.config.optimizer.epochs * trained_tokens(kept)
         return utilization(seconds, tokens, parameters=parameters, peak=peak)
 

@@ -16,6 +16,7 @@ from tinyzero_trainer.config.run import (
     MemoryConfig,
     ModelConfig,
     OwnModelConfig,
+    RayConfig,
     RewardConfig,
     RunConfig,
     VllmConfig,
@@ -44,6 +45,7 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "OwnModelConfig",
+    "RayConfig",
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",
@@ -58,6 +60,7 @@ class TrainConfig:
     """Everything a run depends on."""
 
     run: RunConfig = field(default_factory=RunConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
     task: dict[str, Any] = field(default_factory=dict)
     """The task's own options (`tinyzero tasks NAME` lists them), e.g. task.numbers=[3,4]."""
 

@@ -31,8 +31,8 @@ class RunConfig:
     steps: PositiveInt = 100
     """Training steps; each takes one batch of prompts."""
 
-    executor: Literal["local"] = "local"
-    """Where the roles run: `local` = in this process."""
+    executor: Literal["local", "ray"] = "local"
+    """Where the roles run: `local` = in this process, `ray` = in processes of their own, as actors of Ray."""
 
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:N` = one of several GPUs, or `auto` = a GPU where there is one."""
@@ -149,6 +149,23 @@ class VllmConfig:
                 f"vllm.tensor_parallel={self.tensor_parallel} needs processes of vLLM's own; leave out "
                 "vllm.own_process=false"
             )
+
+
+@dataclass(frozen=True)
+class RayConfig:
+    """The executor `ray`."""
+
+    address: str | None = None
+    """Of a Ray that is there: `auto`, or HOST:PORT; none = one is started on this machine, for the run."""
+
+    gpus: Literal[0] = 0
+    """GPUs of the run; 0 = none, everything is on the CPU."""
+
+    ranks: PositiveInt = 1
+    """Processes that policy, reference and critic are sharded over; the batch is shared out among them by tokens."""
+
+    restarts: NonNegativeInt = 2
+    """Times that a rollout engine or a scorer that died is replaced, its batch done anew, before the run stops."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.batching import in_row_order, micro_batches
+from tinyzero_trainer.batching import completion_lengths, in_row_order, micro_batches
 from tinyzero_trainer.forward import evaluating, sampled_logprobs
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.records import Prompt, Rollout, Sample
@@ -76,4 +76,5 @@ def completion_logprobs(language_model: LanguageModel, rows: Sequence[tuple[list
     model = language_model.model
     batches = micro_batches(samples, token_budget=2**12, pad_id=language_model.pad_id, device=device_of(model))
     with on_device(model), evaluating(model):
-        return in_row_order(batches, partial(sampled_logprobs, model, temperature=1.0), len(samples)).float()
+        compute = partial(sampled_logprobs, model, temperature=1.0)
+        return in_row_order(batches, compute, completion_lengths(samples)).float()

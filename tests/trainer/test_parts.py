@@ -1,0 +1,147 @@
+"""What several ranks save, any other number of them goes on from; what one saves stays one file."""
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.trainer.processes import on_ranks
+from tests.trainer.sharded import CASES, CPU, NOW, PLAIN, make_policy, make_up
+from tests.trainer.test_ranks import OPTIMIZER, copies
+from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, LoraConfig
+from tinyzero_trainer.critic import Critic
+from tinyzero_trainer.experience import Experience
+from tinyzero_trainer.lora import DIRECTORY as ADAPTER
+from tinyzero_trainer.lora import Adapter
+from tinyzero_trainer.models import LanguageModel, load_model, save_model
+from tinyzero_trainer.optimizing import Optimizer
+from tinyzero_trainer.parts import load_parts, save_parts, shapes
+from tinyzero_trainer.policy import Policy
+from tinyzero_trainer.sharding import process_group, shard
+from tinyzero_trainer.weights import named_weights
+
+
+def test_one_rank_writes_and_reads_parts_too_and_nothing_is_pickled(tmp_path: Path) -> None:
+    tensors = {"matrix": torch.randn(3, 2), "count": torch.tensor(7.0)}
+    with process_group(CPU):
+        save_parts(tmp_path / "parts", tensors)
+    assert {path.suffix for path in (tmp_path / "parts").iterdir()} == {".safetensors"}
+    assert shapes(tmp_path / "parts") == {name: tensor.shape for name, tensor in tensors.items()}
+    found = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    load_parts(tmp_path / "parts", found)  # without a process group
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert shapes(tmp_path / "nothing") == {}
+
+
+def test_what_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with process_group(CPU), pytest.raises(OSError, match=r"exists \(rank 0\)"):
+        save_parts(tmp_path / "file", {"matrix": torch.ones(2)})
+
+
+# ---- in processes of their own ---------------------------------------------------------------------------------------
+
+
+def parts_of(start: str, case: str) -> tuple[Policy, Critic]:
+    policy = make_policy(load_model(start, CPU), CASES[case], PLAIN)
+    policy._optimizer = Optimizer(policy.language_model.model, OPTIMIZER)
+    critic = Critic(load_model(start, CPU), settings=CriticConfig(), optimizer=OPTIMIZER, placement=PLAIN)
+    return policy, critic
+
+
+def begin(start: str, directory: str, experience: Experience) -> dict[str, Tensor]:
+    """Two updates, saved; with an adapter in a directory of its own."""
+    weights = {}
+    for case in ("all weights", "LoRA"):
+        policy, critic = parts_of(start, case)
+        path = Path(directory, case)
+        path.mkdir(parents=True, exist_ok=True)
+        for _ in range(2):
+            policy.update(experience, group_size=4, now=NOW)
+            critic.update(experience, group_size=4)
+        save_model(path, policy.language_model)
+        policy.save(path)
+        critic.save(path)
+        found = copies(named_weights(policy.language_model.model))
+        weights |= {f"{case}/{name}": value for name, value in found.items()}
+    return weights
+
+
+def go_on(start: str, directory: str, experience: Experience) -> dict[str, Any]:
+    """One more update from what was saved."""
+    shown: dict[str, Any] = {}
+    for case in ("all weights", "LoRA"):
+        path = Path(directory, case)
+        language_model = load_model(str(path) if case == "all weights" else start, CPU)
+        if case == "LoRA":
+            policy = resumed_adapter(language_model, path)
+        else:
+            policy = make_policy(language_model, CASES[case], PLAIN)
+        policy._optimizer = Optimizer(policy.language_model.model, OPTIMIZER)
+        policy.load(path)
+        critic = Critic(load_model(start, CPU), settings=CriticConfig(), optimizer=OPTIMIZER, placement=PLAIN)
+        critic.load(path)
+        shown[f"{case}/values"] = critic.values(experience.samples)
+        shown[f"{case}/logprobs"] = policy.logprobs(experience.samples, 0.8)
+        shown[f"{case}/metrics"] = critic.update(experience, group_size=4) | policy.update(
+            experience, group_size=4, now=NOW
+        )
+        shown[f"{case}/weights"] = copies(named_weights(policy.language_model.model))
+    return shown
+
+
+def resumed_adapter(language_model: LanguageModel, path: Path) -> Policy:
+    adapter = Adapter(language_model.model, LoraConfig(rank=4), seed=0, start=None)
+    adapter.load(path / ADAPTER)
+    shard(language_model.model, PLAIN)
+    given: Any = {"algorithm": AlgorithmConfig(), "optimizer": OPTIMIZER, "max_tokens": 40, "reference": None}
+    return Policy(replace(language_model, adapter=adapter), **given)
+
+
+@pytest.mark.slow
+def test_a_run_saved_on_two_ranks_goes_on_on_one_and_three(toy_model: LanguageModel, tmp_path: Path) -> None:
+    save_model(tmp_path / "start", toy_model)
+    start, saved = str(tmp_path / "start"), str(tmp_path / "saved")
+    experience = pickle.loads(pickle.dumps(make_up(toy_model)))
+    weights = on_ranks(2, begin, tmp_path, start, saved, experience)[0]
+    for case in ("all weights", "LoRA"):
+        files = [path for path in Path(saved, case).rglob("*") if path.is_file()]
+        assert not any(path.suffix in (".pt", ".bin", ".pkl", ".distcp", ".metadata") for path in files)
+        assert len(list(Path(saved, case, "optimizer").iterdir())) == 2
+        # What is exported is the whole model, as others load it.
+        plain = load_model(str(Path(saved, case)), CPU)
+        for name, value in plain.model.state_dict().items():
+            assert torch.equal(value, weights[f"{case}/{name}"])
+    with process_group(CPU):
+        alone = go_on(start, saved, experience)
+    for shown in on_ranks(3, go_on, tmp_path, start, saved, experience):
+        for key, expected in alone.items():
+            if key.endswith("metrics"):
+                assert shown[key].keys() == expected.keys()
+                assert shown[key]["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=1e-4)
+                assert shown[key]["critic/vf_loss"] == pytest.approx(expected["critic/vf_loss"], rel=1e-4)
+            elif key.endswith("weights"):
+                for name, value in expected.items():
+                    torch.testing.assert_close(shown[key][name], value, rtol=0, atol=1e-3)
+            else:
+                torch.testing.assert_close(shown[key], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_saved_on_one_rank_goes_on_on_two(toy_model: LanguageModel, tmp_path: Path) -> None:
+    save_model(tmp_path / "start", toy_model)
+    start, saved = str(tmp_path / "start"), str(tmp_path / "saved")
+    experience = make_up(toy_model)
+    with process_group(CPU):
+        begin(start, saved, experience)
+        alone = go_on(start, saved, experience)
+    moments = load_file(Path(saved, "all weights", "optimizer.safetensors"))
+    assert {name.partition("/")[0] for name in moments} == {"exp_avg", "exp_avg_sq", "step"}
+    for shown in on_ranks(2, go_on, tmp_path, start, saved, experience):
+        for key in ("all weights/values", "LoRA/values", "all weights/logprobs", "LoRA/logprobs"):
+            torch.testing.assert_close(shown[key], alone[key], rtol=0, atol=1e-5)

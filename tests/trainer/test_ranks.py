@@ -1,0 +1,180 @@
+"""Several ranks learn what one learns: the same gradients, norms, bounds and metrics from the same rollouts."""
+
+import copy
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.trainer.processes import on_ranks
+from tests.trainer.samples import ragged_samples
+from tests.trainer.sharded import CASES, CPU, NOW, PLAIN, make_policy, make_up
+from tinyzero_trainer.config import CriticConfig, OptimizerConfig
+from tinyzero_trainer.critic import Critic
+from tinyzero_trainer.experience import Experience
+from tinyzero_trainer.models import LanguageModel, load_model, save_model
+from tinyzero_trainer.optimizing import Optimizer
+from tinyzero_trainer.policy import Policy
+from tinyzero_trainer.ranks import Ranks
+from tinyzero_trainer.sharding import process_group
+from tinyzero_trainer.shards import as_shard, local, whole
+from tinyzero_trainer.tally import Tally
+from tinyzero_trainer.weights import named_weights
+
+OPTIMIZER = OptimizerConfig(micro_batch_tokens=80, mini_batches=2, weight_decay=0.1, max_grad_norm=0.05)
+TOLERANCE = 1e-5
+"""Of a gradient, as a share of the norm of all."""
+
+
+def gradients(policy: Policy, experience: Experience, monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
+    """Of one mini-batch, on this rank alone."""
+    found: dict[str, Tensor] = {}
+    parameters = dict(policy.language_model.model.named_parameters())
+
+    def step(rate: float) -> Tensor:
+        found.update({name: value.grad.clone() for name, value in parameters.items() if value.grad is not None})
+        return torch.tensor(1.0)
+
+    monkeypatch.setattr(policy._optimizer, "step", step)
+    policy._update_mini_batch(experience, NOW, Tally())
+    return found
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
+@pytest.mark.parametrize("count", [2, 3, 20])
+def test_the_gradients_of_the_ranks_add_up_to_those_of_one(
+    count: int, aggregation: str, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experience = make_up(toy_model)
+    alone = make_policy(toy_model, CASES["KL"], None)
+    alone._algorithm = replace(alone._algorithm, aggregation=aggregation)
+    expected = gradients(alone, experience, monkeypatch)
+    norm = torch.nn.utils.get_total_norm(expected.values())
+    total = {name: torch.zeros_like(value) for name, value in expected.items()}
+    for rank in range(count):  # of 20 ranks 12 have no sequence
+        alone._ranks = Ranks(count, rank)
+        for name, value in gradients(alone, experience, monkeypatch).items():
+            total[name] += value
+    for name, value in expected.items():
+        torch.testing.assert_close(total[name], value, rtol=0, atol=float(TOLERANCE * norm))
+
+
+def told(shares: list[Tally], name: str) -> list[Any]:
+    return [getattr(share, name) for share in shares]
+
+
+def test_what_the_ranks_measured_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = []
+    for values in ([1.0, 2.0], [], [6.0]):
+        tally = Tally()
+        if values:
+            tally.add(each=torch.tensor(values))
+            tally.add_weighted(loss=torch.tensor(values))
+            tally.keep(column=torch.tensor(values))
+        tally.end_mini_batch(torch.tensor(1.0))
+        shares.append(tally)
+
+    for index in range(3):
+        tally, asked = copy.deepcopy(shares[index]), iter(["_sums", "_totals", "_columns", "_counts"])
+        with monkeypatch.context() as patch:
+            patch.setattr(Ranks, "gather", lambda ranks, own, asked=asked: told(shares, next(asked)))
+            tally.gather(Ranks(3, index))
+        assert tally.means() == {"each": 3.0}
+        assert tally.aggregated() == {"loss": 9.0}
+        column = tally.column("column")
+        assert column is not None
+        assert column.tolist() == [1.0, 2.0, 6.0]
+
+
+# ---- in processes of their own ---------------------------------------------------------------------------------------
+
+
+def learn(start: str, experience: Experience) -> dict[str, Any]:
+    """Everything that two updates of policy and critic show on this rank."""
+    shown: dict[str, Any] = {}
+    for name in ("all weights", "exact KL", "LoRA, exact KL to itself"):
+        policy = make_policy(load_model(start, CPU), CASES[name], PLAIN)
+        policy._optimizer = Optimizer(policy.language_model.model, OPTIMIZER)
+        first = watched(policy._optimizer)
+        logprobs = policy.logprobs(experience.samples, 0.8)
+        metrics = [policy.update(experience, group_size=4, now=NOW) for _ in range(2)]
+        shown[name] = (policy.ranks, logprobs, metrics, first, copies(named_weights(policy.language_model.model)))
+    critic = Critic(load_model(start, CPU), settings=CriticConfig(), optimizer=OPTIMIZER, placement=PLAIN)
+    first = watched(critic._optimizer)
+    metrics = [critic.update(experience, group_size=4) for _ in range(2)]
+    weights = copies((name, whole(value.detach())) for name, value in critic.model.named_parameters())
+    shown["critic"] = (critic._ranks.count, critic.values(experience.samples), metrics, first, weights)
+    return shown
+
+
+def watched(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Will hold the whole gradients of the first update, as the ranks have added them up, before they are clipped."""
+    found: dict[str, Tensor] = {}
+    gather = optimizer._gather_gradients
+
+    def gather_and_keep() -> Tensor:
+        norm = gather()
+        if not found:
+            for name, parameter in optimizer._parameters.items():
+                gradient = optimizer._shards[name].grad
+                if gradient is not None or parameter.grad is not None:
+                    found[name] = whole(as_shard(local(parameter.grad), parameter)).clone()
+            found["norm"] = norm.clone()
+        return norm
+
+    optimizer._gather_gradients = gather_and_keep  # type: ignore[method-assign]
+    return found
+
+
+def copies(tensors: Any) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in tensors}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3])
+def test_ranks_learn_what_one_learns(count: int, toy_model: LanguageModel, tmp_path: Path) -> None:
+    save_model(tmp_path / "start", toy_model)
+    experience = pickle.loads(pickle.dumps(make_up(toy_model)))
+    with process_group(CPU):
+        assert dist.get_world_size() == 1
+        expected = learn(str(tmp_path / "start"), experience)
+    found = on_ranks(count, learn, tmp_path, str(tmp_path / "start"), experience)
+    for name, (ranks, values, metrics, first, weights) in expected.items():
+        assert ranks == 1
+        norm = float(first["norm"])
+        for shown in found:
+            assert shown[name][0] == count
+            torch.testing.assert_close(shown[name][1], values, rtol=0, atol=1e-5)
+            assert shown[name][2] == found[0][name][2]  # every rank tells the same
+            for key, gradient in first.items():
+                torch.testing.assert_close(shown[name][3][key], gradient, rtol=0, atol=TOLERANCE * norm)
+            for key, weight in weights.items():
+                torch.testing.assert_close(shown[name][4][key], weight, rtol=0, atol=1e-3)  # Adam's steps are of 1e-2
+        for ours, theirs in zip(found[0][name][2], metrics, strict=True):
+            shares = {key: value for key, value in theirs.items() if key.endswith("frac")}
+            assert ours == pytest.approx(theirs | {key: ours[key] for key in shares}, rel=1e-3, abs=1e-5)
+            for key, value in shares.items():  # a token at the border may fall on its other side
+                assert ours[key] == pytest.approx(value, abs=0.02), key
+
+
+@pytest.mark.slow
+def test_two_ranks_with_fewer_sequences_than_one_for_each(toy_model: LanguageModel, tmp_path: Path) -> None:
+    save_model(tmp_path / "start", toy_model)
+    samples = ragged_samples(toy_model, groups=1, samples=1)
+    length = len(samples[0].rollout.token_ids)
+    experience = Experience(samples, torch.tensor([length]), None, torch.ones(length))
+    with process_group(CPU):
+        expected = one_update(str(tmp_path / "start"), experience)
+    for found in on_ranks(2, one_update, tmp_path, str(tmp_path / "start"), experience):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def one_update(start: str, experience: Experience) -> dict[str, float]:
+    policy = make_policy(load_model(start, CPU), CASES["all weights"], PLAIN)
+    policy._settings = OptimizerConfig()
+    return policy.update(experience, group_size=1, now=NOW)

@@ -1,0 +1,213 @@
+"""What is made of actors' answers and ends, with a Ray that is made up; the real one is in test_ray.py."""
+
+import pickle
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.trainer.test_batching import make_sample
+from tinyzero_sdk.errors import SettingsError, TinyZeroError
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.configure import make_config
+from tinyzero_trainer.lost import WorkerLost
+from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.ray import asking, stand_ins
+from tinyzero_trainer.ray.actors import outline
+from tinyzero_trainer.ray.asking import Member, answers
+from tinyzero_trainer.ray.stand_ins import Replaceable
+
+DIED = (
+    "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n\tpid: 2869\n\tip: 10.0.0.2\n"
+    "The actor is dead because its worker process has died. Worker exit type: {kind} Worker exit detail: Worker "
+    "unexpectedly exits. Some common causes include: (1) the process was killed by the OOM killer"
+)
+
+
+class MadeUpError(Exception):
+    """Ray's base class."""
+
+
+class TaskError(MadeUpError):
+    """A method raised."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__("many\nlines")
+        self.cause = cause
+
+
+class MadeUpRay:
+    """Answers are what they are by a time that `wait` counts in calls; exceptions among them are raised."""
+
+    exceptions = SimpleNamespace(RayError=MadeUpError, RayTaskError=TaskError)
+
+    def __init__(self, after: dict[Any, int]) -> None:
+        self.after, self.waited = after, 0
+
+    def wait(self, pending: list[Any], timeout: float | None) -> tuple[list[Any], list[Any]]:
+        self.waited += 1
+        done = [answer for answer in pending if self.after[answer] <= self.waited]
+        return done[:1], [answer for answer in pending if answer not in done[:1]]
+
+    def get(self, answer: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Ask as many members as there are answers, the last of which comes first."""
+
+    def ask_members(*found: Any, learns: bool = True, **given: Any) -> list[Any]:
+        after = {answer: len(found) - place for place, answer in enumerate(found)}
+        monkeypatch.setattr(asking, "import_ray", lambda: MadeUpRay(after))
+        members = [Member(f"rank {place}", None, learns) for place in range(len(found))]
+        return answers(list(zip(members, found, strict=True)), **given)
+
+    return ask_members
+
+
+def test_answers_come_in_order(ask: Callable[..., list[Any]]) -> None:
+    assert ask("a", "b", "c") == ["a", "b", "c"]
+
+
+def test_what_a_worker_refuses_is_told_as_it_is(ask: Callable[..., list[Any]]) -> None:
+    with pytest.raises(SettingsError, match=r"^not so$"):
+        ask("a", TaskError(SettingsError("not so")))
+
+
+def test_the_death_behind_a_broken_line_is_what_is_told(ask: Callable[..., list[Any]]) -> None:
+    broken, dead = TaskError(RuntimeError("Connection closed by peer")), MadeUpError(DIED.format(kind="SYSTEM_ERROR"))
+    with pytest.raises(WorkerLost) as told:
+        ask(dead, "fine", broken)
+    assert str(told.value) == "rank 0 (process 2869 on 10.0.0.2) has died"
+
+
+def test_an_error_without_a_death_behind_it_is_raised_as_it_is(
+    ask: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "GRACE_SECONDS", 0.0)
+    with pytest.raises(TaskError):
+        ask("never comes", TaskError(RuntimeError("a fault of ours")))
+
+
+def test_memory_that_ran_out_is_told(ask: Callable[..., list[Any]]) -> None:
+    with pytest.raises(WorkerLost, match=r"2869 on 10\.0\.0\.2\) was ended, since its machine's memory had run out$"):
+        ask(MadeUpError(DIED.format(kind="NODE_OUT_OF_MEMORY")))
+
+
+@pytest.mark.parametrize(
+    ("learns", "whole", "expected"), [(True, True, False), (False, True, True), (False, False, False)]
+)
+def test_the_policy_is_whole_if_none_that_learns_has_died_and_none_was_at_it(
+    learns: bool, whole: bool, expected: bool, ask: Callable[..., list[Any]]
+) -> None:
+    with pytest.raises(WorkerLost) as told:
+        ask(MadeUpError("it is gone"), learns=learns, whole=whole)
+    assert str(told.value) == "rank 0 has died"
+    assert told.value.policy_is_whole == expected
+
+
+def test_waiting_can_be_stopped(ask: Callable[..., list[Any]]) -> None:
+    class Stop(Exception):
+        """Stands for a signal."""
+
+    def meanwhile() -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        ask("a", "b", meanwhile=meanwhile)
+
+
+def test_the_user_is_told_how_to_go_on() -> None:
+    lost = WorkerLost("rank 1", "has died", policy_is_whole=False)
+    assert str(lost.told(4, "my runs/a")) == (
+        "rank 1 has died; step 4 is saved; go on with: tinyzero train --output 'my runs/a' --resume"
+    )
+    assert str(lost.told(None, "a")).endswith("start again, with a smaller checkpoint.every")
+    assert isinstance(lost.told(None, "a"), TinyZeroError)
+
+
+def test_who_died_is_replaced_so_often_and_nobody_else_is() -> None:
+    replaced, names = [], ["engine", "engine", "rank 0"]
+
+    def replace(dead: Member, told: str) -> Member:
+        replaced.append((dead.actor, told))
+        return Member(dead.name, dead.actor + 1, learns=False)
+
+    def work() -> int:
+        if names:
+            raise WorkerLost(names.pop(0), "has died", policy_is_whole=True)
+        return 7
+
+    engine = Replaceable(Member("engine", 0, learns=False), replace, restarts=2)
+    with pytest.raises(WorkerLost, match="rank 0 has died"):
+        engine.do(work)
+    assert replaced == [(0, "engine has died"), (1, "engine has died")]
+    assert engine.do(work) == 7
+    names += ["engine"]
+    with pytest.raises(WorkerLost, match="engine has died"):  # for the third time
+        engine.do(work)
+    assert len(replaced) == 2
+
+
+class Stream:
+    """What a rank sends: parcels, of which it waits for each to be taken."""
+
+    def __init__(self, parcels: list[Any]) -> None:
+        self.left = parcels
+
+    def __iter__(self) -> "Stream":
+        return self
+
+    def __next__(self) -> Any:
+        if not self.left:
+            raise StopIteration
+        return self.left.pop(0)
+
+    def completed(self) -> str:
+        assert not self.left, "the rank would wait for ever"
+        return "sent"
+
+
+@pytest.mark.parametrize("rank_died", [False, True])
+def test_an_engine_that_dies_while_it_takes_weights_leaves_no_rank_waiting(
+    rank_died: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def answer(calls: Any, **_: Any) -> list[Any]:
+        asked.append([member.name for member, _ in calls])
+        if asked[-1] == ["engine"]:
+            raise WorkerLost("engine", "has died", policy_is_whole=False)
+        if rank_died:
+            raise WorkerLost("rank 1", "has died", policy_is_whole=False)
+        return [found for _, found in calls]
+
+    monkeypatch.setattr(stand_ins, "answers", answer)
+    remote = SimpleNamespace(remote=lambda *_: "asked")
+    stream = Stream(["a", "b", "c"])
+    sending = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: stream))
+    ranks = [Member(f"rank {n}", SimpleNamespace(help_with_weights=remote, weights=sending), True) for n in range(2)]
+    engine = Member("engine", SimpleNamespace(take=remote, load_weights=remote), False)
+    with pytest.raises(WorkerLost, match="rank 1" if rank_died else "engine"):
+        stand_ins.LearnerRanks(ranks).send_weights([engine])
+    assert asked == [["engine"], ["rank 0", "rank 1"]]
+
+
+def test_a_model_without_its_weights_can_be_sent(toy_model: LanguageModel) -> None:
+    found: LanguageModel = pickle.loads(pickle.dumps(outline(toy_model)))
+    for name in ("parameters", "trained_parameters", "context", "trained", "eos_ids", "pad_id", "name"):
+        assert getattr(found, name) == getattr(toy_model, name), name
+    text = toy_model.tokenizer.decode(make_sample(3, 2).prompt.token_ids)
+    assert found.tokenizer.decode(make_sample(3, 2).prompt.token_ids) == text
+    assert len(pickle.dumps(outline(toy_model))) < 4 * toy_model.parameters
+
+
+def test_settings_of_ray_are_refused_without_it() -> None:
+    with pytest.raises(SettingsError, match=r"ray\.ranks=2 has no effect: run\.executor='local'"):
+        make_config({"run": {"task": "countdown"}, "ray": {"ranks": 2}})
+    config: TrainConfig = make_config({"run": {"task": "countdown", "executor": "ray"}, "ray": {"ranks": 2}})
+    assert config.ray.ranks == 2

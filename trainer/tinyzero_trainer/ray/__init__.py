@@ -1,0 +1,10 @@
+"""The executor `ray`: the roles of a run as actors in a placement group. The loop is the same as ever.
+
+- cluster.py: Ray itself, and room for the actors.
+- actors.py: what runs in them.
+- asking.py: calls to them, and what is told when one has died.
+- stand_ins.py: what the loop has in their place.
+- build.py: all of it, from the configuration.
+
+Design: docs/ray.md.
+"""

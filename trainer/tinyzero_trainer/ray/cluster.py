@@ -1,0 +1,110 @@
+"""Ray itself: one that is started for the run, or one that is there; and room in it for the run's actors."""
+
+import logging
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.config import RayConfig
+
+OBJECT_STORE_BYTES = 2**30
+"""Of a Ray that is started for the run: batches and parcels of weights, never a whole model."""
+
+ROOM_SECONDS = 60.0
+"""To wait for the resources of a cluster that others use too."""
+
+Resources = dict[str, float]
+
+
+class RayError(TinyZeroError):
+    """Ray is missing, or cannot be reached, or has no room for the run."""
+
+
+def import_ray() -> Any:
+    """The library.
+
+    Raises:
+        RayError: it cannot be imported; says what to install.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or it would report to its makers
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError as error:
+        reason = str(error).splitlines()[0]
+        raise RayError(
+            f"run.executor='ray' needs Ray ({reason}); install it with: pip install 'tinyzero-trainer[ray]'"
+        ) from error
+    return ray
+
+
+@contextmanager
+def room(config: RayConfig, bundles: Sequence[Resources]) -> Iterator[Any]:
+    """A placement group with these bundles; at the end it is given back, and Ray ended if it was started here.
+
+    Args:
+        config: where Ray is.
+        bundles: resources of each actor, each on one node.
+
+    Raises:
+        RayError: see there.
+    """
+    ray = import_ray()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        _start(ray, config, bundles)
+    finally:
+        _put_back(handlers)  # Ray has put its own in their place, which would end the run without a checkpoint
+    try:
+        group = ray.util.placement_group(list(bundles), strategy="PACK")
+        if not group.wait(ROOM_SECONDS):
+            wanted, there = _total(bundles), ray.available_resources()
+            raise RayError(f"Ray has no room: the run needs {_show(wanted)}, and {_show(there, wanted)} are free")
+        yield group
+        ray.util.remove_placement_group(group)
+    finally:
+        ray.shutdown()
+
+
+def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    # For each worker that dies Ray prints a paragraph on standard output, and has no setting for that; what is to be
+    # said of it is in asking.py.
+    ray._private.worker.print_to_stdstream = lambda *args, **kwargs: None
+    try:
+        if config.address is not None:
+            ray.init(config.address, **quiet)
+            return
+        # Helpers of Ray's look for their dead cluster so long before they end, where the trainer was killed.
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
+        ray.init(
+            "local",
+            num_cpus=int(_total(bundles).get("CPU", 0)),  # a count of actors, and not of cores
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            **quiet,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = "a Ray of its own cannot be started" if config.address is None else f"ray.address={config.address!r}"
+        raise RayError(f"{where}: {str(error).strip().splitlines()[0]}") from error
+
+
+def _put_back(handlers: dict[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        try:
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        except ValueError:  # not in the main thread, where Ray has set none either
+            return
+
+
+def _total(bundles: Sequence[Resources]) -> Resources:
+    names = dict.fromkeys(name for bundle in bundles for name in bundle)
+    return {name: sum(bundle.get(name, 0) for bundle in bundles) for name in names}
+
+
+def _show(resources: Resources, only: Resources | None = None) -> str:
+    return ", ".join(f"{resources.get(name, 0):g} {name}" for name in (only or resources))
