@@ -244,13 +244,10 @@ class Tables:
         return rows | {"all": {"who": "", "GB": "", "seconds": f"{sum(seconds.values()):.0f}"}}
 
     def failures(self) -> Rows:
-        """Time lost by the interval of checkpoints, as they are and with a seal that costs nothing."""
+        """Time lost by the interval of checkpoints."""
         shape, size, step = self.run.shape, self.run.cluster.size, self.step(self.run.cluster.nodes, weak=True).seconds
         seconds, mean = failures.checkpoint_seconds(shape, size), failures.mtbf(size)
-        costs = {
-            "lost": sum(seconds.values()),
-            "lost, sealed by all ranks": sum(seconds.values()) - seconds["seal"] * (1 - 1 / size),
-        }
+        costs = {"lost": sum(seconds.values())}
         best = {name: failures.best_interval(cost, mean) for name, cost in costs.items()}
         rows = {
             f"{steps} steps ({steps * step / 3600:.1f} h)": {
