@@ -10,13 +10,13 @@ from tinyzero_trainer.doctor.facts import (
     Facts,
     Folder,
     Machine,
-    Model,
     Package,
     Torch,
     Wandb,
     Wanted,
 )
 from tinyzero_trainer.doctor.findings import Finding
+from tinyzero_trainer.model_files import Model
 
 GIB = 2**30
 CU124 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
@@ -28,11 +28,14 @@ GTX_1080 = Card(0, "NVIDIA GeForce GTX 1080", (6, 1), 8 * GIB, 8 * GIB, uuid="c"
 T4 = Card(0, "Tesla T4", (7, 5), 15 * GIB, 15 * GIB, uuid="d")
 
 
+TORCH = Torch("2.13.0+cu130", "13.0", nccl="2.27.5")
+
+
 def facts_of(*cards: Card, archs: Sequence[str] = CU130, **changes: object) -> Facts:
     """A machine on which nothing is wrong, with cards or without."""
     parts: dict[str, object] = {
         "machine": Machine((3, 12, 3), 4, 64 * GIB, 60 * GIB, 8 * GIB, (65536, 65536)),
-        "torch": Torch("2.13.0+cu130", "13.0", archs=tuple(archs), cards=cards) if cards else Torch("2.13.0+cpu"),
+        "torch": dataclasses.replace(TORCH, archs=tuple(archs), cards=cards) if cards else Torch("2.13.0+cpu"),
         "driver": Driver("580.82.07", (13, 0), cards) if cards else None,
         "visible": None,
         "packages": (Package("transformers", "5.23.0"),),

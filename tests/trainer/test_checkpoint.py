@@ -6,9 +6,12 @@ import resource
 import shutil
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from tinyzero_trainer import checkpoint
@@ -335,3 +338,18 @@ def test_disk_full_at_any_moment_leaves_no_half_checkpoint(root, tmp_path):
         assert_whole(copy)
         assert len(names(copy)) >= 2
         assert "tmp" not in " ".join(names(copy))
+
+
+@given(st.binary(min_size=1, max_size=40), st.data())
+def test_a_byte_that_has_changed_in_any_piece_of_a_file_is_noticed(content, data):
+    place, bit = data.draw(st.integers(0, len(content) - 1)), data.draw(st.integers(0, 7))
+    changed = bytes(byte ^ (1 << bit) if at == place else byte for at, byte in enumerate(content))
+    with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "PIECE_BYTES", 7)
+        patch.setattr(checkpoint, "BLOCK_BYTES", 3)
+        file = Path(name) / "weights"
+        file.write_bytes(content)
+        before = checkpoint._fingerprint(file)
+        assert checkpoint._fingerprint(file) == before
+        file.write_bytes(changed)
+        assert checkpoint._fingerprint(file) != before

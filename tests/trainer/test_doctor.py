@@ -13,17 +13,17 @@ from tests.trainer.machines import CU124, GIB, H200, RTX_5090, facts_of, machine
 from tests.trainer.planned import config_of
 from tinyzero_sdk.cli import main
 from tinyzero_trainer.config import AlgorithmConfig, LogConfig, ModelConfig, TrainConfig
-from tinyzero_trainer.doctor import checks, command, gpus, packages, probe
+from tinyzero_trainer.doctor import checks, command, gpus, links, packages, probe
 from tinyzero_trainer.doctor.checks import examine
 from tinyzero_trainer.doctor.facts import (
     Card,
     Facts,
     Folder,
-    Model,
     Package,
     Torch,
     Wanted,
 )
+from tinyzero_trainer.model_files import Model
 from tinyzero_trainer.plan.find_shape import find_shape
 from tinyzero_trainer.plan.memory import host_bytes
 
@@ -286,7 +286,7 @@ def test_on_a_gpu_without_a_model_it_says_what_train_does() -> None:
 def test_every_check_is_in_the_list() -> None:
     written = {
         value
-        for module in (checks, gpus, packages)
+        for module in (checks, gpus, links, packages)
         for name, value in vars(module).items()
         if name.startswith("check_") and value.__module__ == module.__name__
     }

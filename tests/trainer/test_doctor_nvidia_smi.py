@@ -18,11 +18,18 @@ from tinyzero_trainer.plan.target import present_card
 SMI = """#!/bin/sh
 case "$1" in
 *query-gpu*)
-    echo "0, GPU-a, NVIDIA H200, 9.0, 143771, 20000, 580.82.07"
-    echo "1, GPU-b, Odd, [N/A], 100, [N/A], 580.82.07";;
+    echo "0, GPU-a, NVIDIA H200, 9.0, 143771, 20000, 123158, 580.82.07"
+    echo "1, GPU-b, Odd, [N/A], 100, [N/A], [N/A], 580.82.07";;
 *) echo "GPU-a, 4711, 123000, /usr/bin/python3";;
 esac
 """
+
+
+@pytest.fixture(autouse=True)
+def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What CUDA shows on the machine where the tests run is not what is made up here."""
+    monkeypatch.setattr(target, "visible_cards", lambda: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 def smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -37,6 +44,7 @@ def test_what_nvidia_smi_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     first, second = driver.cards
     assert (driver.version, driver.cuda, driver.error) == ("580.82.07", (13, 0), "")
     assert (first.capability, first.free, first.uuid) == ((9, 0), 20000 * 2**20, "a")
+    assert (first.used, second.used) == (123158 * 2**20, None)  # the driver keeps some for itself
     assert first.processes == (Process(4711, "python3", 123000 * 2**20),)
     assert (second.capability, second.free, second.memory) == (None, None, 100 * 2**20)
     used = probe.with_use(Torch("2.13.0", cards=(dataclasses.replace(H200, free=None),)), driver)
@@ -48,7 +56,7 @@ def test_an_nvidia_smi_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert nvidia_smi.nvidia_driver(None).error == "nvidia-smi: Failed to initialize NVML"
 
 
-HEALTHY = "0, GPU-a, NVIDIA H200, 9.0, 143771, 143000, 580.82.07"
+HEALTHY = "0, GPU-a, NVIDIA H200, 9.0, 143771, 143000, 158, 580.82.07"
 UNABLE = "Unable to determine the device handle for GPU 0000:65:00.0: Unknown Error"
 
 
@@ -87,7 +95,7 @@ def test_nothing_at_all_is_an_error_too(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("code", [0, 15])
 @pytest.mark.parametrize(
-    "line", [UNABLE, "1, GPU-b, NVIDIA H200, 9.0, [GPU is lost], [GPU is lost], 580.82.07", "1, GPU-b"]
+    "line", [UNABLE, "1, GPU-b, NVIDIA H200, 9.0, [GPU is lost], [GPU is lost], [GPU is lost], 580.82.07", "1, GPU-b"]
 )
 def test_a_card_that_failed_is_a_finding_and_the_healthy_one_stays(
     line: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

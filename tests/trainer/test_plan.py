@@ -11,6 +11,7 @@ import pytest
 from tests.trainer.configurations import call
 from tests.trainer.planned import HALF_B, PUBLISHED, SHAPES, config_of
 from tinyzero_trainer.cards import known_cards
+from tinyzero_trainer.doctor.facts import Card, Driver
 from tinyzero_trainer.plan import target
 from tinyzero_trainer.plan.constants import GIB
 from tinyzero_trainer.plan.proposals import usable
@@ -20,6 +21,7 @@ from tinyzero_trainer.plan.search import make_plan
 @pytest.fixture
 def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "nvidia_driver", lambda _: None)
+    monkeypatch.setattr(target, "visible_cards", lambda: None)
 
 
 PPO = ("--task", "countdown", "--model", HALF_B, "--recipe", "tinyzero-ppo", "rollout.engine=vllm")
@@ -79,10 +81,35 @@ def test_it_says_which_card_would_do(capsys: pytest.CaptureFixture[str]) -> None
     assert not any(make_plan(shape, config, int(size * GIB)).fits for size in smaller)
 
 
+def test_what_others_hold_of_the_card_that_is_here_is_planned_around(
+    capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    from tinyzero_trainer.plan import view
+
+    def planned(taken: int, *more: str) -> tuple[int, str]:
+        card = Card(0, "NVIDIA GeForce RTX 4090", (8, 9), 24 * GIB, used=taken, uuid="a")
+        monkeypatch.setattr(target, "nvidia_driver", lambda _: Driver(cards=(card,)))
+        monkeypatch.setattr(target, "visible_cards", lambda: (card,))
+        return call(capsys, "plan", "--task", "countdown", "--model", HALF_B, *more)[:2]
+
+    monkeypatch.setattr(view.stdout, "_width", 80)
+    line = "NVIDIA GeForce RTX 4090: 24.0 GiB, 9.0 GiB of it in use by others"
+    code, out = planned(9 * GIB)
+    assert (code, line in out.splitlines()) == (0, True)
+    assert ", of 15.0 GiB; " in out
+    assert max(len(line) for line in out.splitlines() if not line.startswith("tinyzero train")) <= 80
+    assert "others" not in planned(2**20)[1]
+    code, out = planned(23 * GIB)
+    assert (code, "the same card, with nobody else on it, would do" in " ".join(out.split())) == (1, True)
+    found = json.loads(planned(9 * GIB, "--json")[1])
+    assert found["card"]["taken"] == 9 * GIB
+    assert found["card"]["usable"] == usable(15 * GIB) >= found["proposed"]["peak"]
+
+
 def test_json_holds_all_that_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(call(capsys, "plan", *PPO, "--gpu", "RTX 4090", "--json")[1])
     assert found["model"]["parameters"] == PUBLISHED[HALF_B]
-    assert found["card"] == {"name": "RTX 4090", "memory": 24 * GIB, "usable": usable(24 * GIB)}
+    assert found["card"] == {"name": "RTX 4090", "memory": 24 * GIB, "taken": 0, "usable": usable(24 * GIB)}
     names = [phase["phase"] for phase in found["proposed"]["phases"]]
     assert names == ["gen", "old_log_prob", "ref", "values", "update_critic", "update_actor", "update_weights"]
     assert max(phase["total"] for phase in found["proposed"]["phases"]) == found["proposed"]["peak"]

@@ -176,6 +176,28 @@ def test_what_is_said_after_out_of_memory_may_be_changed_and_helps(
         assert show(setting(config, key)) != value
 
 
+def test_what_others_hold_of_the_card_is_counted_and_said() -> None:
+    config, shape = config_of(*GRPO, "rollout.max_tokens=1024"), SHAPES["Qwen/Qwen2.5-0.5B"]
+    assert advice.warning_for(shape, config, Target("a card", 48 * GIB, None)) is None
+    found = advice.warning_for(shape, config, Target("a card", 48 * GIB, None, taken=42 * GIB))
+    assert found is not None
+    assert "and a card has 48.0 GiB, 42.0 GiB of it in use by others; give " in found
+    assert found.endswith(", or end what else is on it (tinyzero plan says more)")
+    named = [word.rstrip(",") for word in found.split() if "=" in word]
+    assert make_plan(shape, config_of(*GRPO, "rollout.max_tokens=1024", *named), 6 * GIB).fits
+    small = advice.warning_for(shape, config, Target("a card", 4 * GIB, None, taken=20 * 2**20))
+    assert small is not None
+    assert "others" not in small
+    assert "end what else" not in small
+
+
+def test_after_a_run_ran_out_of_memory_what_is_in_use_is_its_own(small_card: SimpleNamespace) -> None:
+    small_card.target = Target("NVIDIA H200", 140 * GIB, None, taken=139 * GIB)
+    config = config_of("rollout.max_tokens=1024", "rollout.max_sequences=256", "memory.offload=idle")
+    assert advice.after_out_of_memory(config, ["gen"]) == "rollout.max_sequences=128"
+    assert advice.fits_without_offload(config)
+
+
 def test_train_warns_of_memory_that_the_machine_has_not() -> None:
     shape, config = SHAPES["Qwen/Qwen2.5-7B"], config_of("memory.offload=always", *GRPO, model="Qwen/Qwen2.5-7B")
     assert advice.warning_for(shape, config, Target("a card", 140 * GIB, None, 256 * GIB)) is None

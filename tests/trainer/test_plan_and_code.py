@@ -266,7 +266,7 @@ def test_who_is_generated_in_more_rounds(size: int, words: str) -> None:
 
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
 def test_numbers_twice_as_large_take_longer_to_read(engine: str) -> None:
-    config = config_of(f"rollout.engine={engine}", *GRPO)
+    config = config_of(f"rollout.engine={engine}", "rollout.max_sequences=8", *GRPO)  # few, so that reading counts
     half, whole = (
         predict_speed(SHAPES[HALF_B], with_settings(config, {"model.dtype": name}), H200)
         for name in ("auto", "float32")

@@ -1,5 +1,9 @@
 """Cards: by the driver's name, by their size, and the one that is here."""
 
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
 from tinyzero_sdk.errors import SettingsError
@@ -27,6 +31,7 @@ from tinyzero_trainer.plan.target import choose_target, present_card, read_size
         ("Tesla T4", "T4"),
         ("NVIDIA RTX A1000", None),
         ("Quadro RTX 6000", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
     ],
 )
 def test_cards_by_the_drivers_name(driver: str, name: str | None) -> None:
@@ -52,32 +57,87 @@ def test_sizes_that_are_none(text: str) -> None:
         read_size(text)
 
 
-TWO = (Card(0, "NVIDIA H200", (9, 0), 140 * GIB, uuid="aa-1"), Card(1, "NVIDIA L4", (8, 9), 22 * GIB, uuid="bb-2"))
+H200 = Card(0, "NVIDIA H200", (9, 0), 140 * GIB, uuid="aa-1")
+L4 = Card(1, "NVIDIA L4", (8, 9), 22 * GIB, 15 * GIB, 7 * GIB, uuid="bb-2")
+
+
+def cards_here(monkeypatch: pytest.MonkeyPatch, known: Sequence[Card], seen: Sequence[Card] | None) -> None:
+    """What nvidia-smi tells of, and what CUDA shows."""
+    monkeypatch.setattr(target, "nvidia_driver", lambda _: Driver(cards=tuple(known)) if known else None)
+    monkeypatch.setattr(target, "visible_cards", lambda: seen)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 @pytest.mark.parametrize(
-    ("device", "visible", "name"),
-    [
-        ("auto", None, "NVIDIA H200"),
-        ("cuda:1", None, "NVIDIA L4"),
-        ("cuda:2", None, None),
-        ("cpu", None, None),
-        ("cuda", "1", "NVIDIA L4"),
-        ("cuda:1", "1,0", "NVIDIA H200"),
-        ("cuda", "GPU-bb-2", "NVIDIA L4"),
-        ("cuda", "", None),
-        ("cuda", "-1", None),
-    ],
+    ("device", "name"),
+    [("auto", "NVIDIA L4"), ("cuda", "NVIDIA L4"), ("cuda:1", "NVIDIA H200"), ("cuda:2", None), ("cpu", None)],
 )
-def test_the_card_that_is_here(
-    device: str, visible: str | None, name: str | None, monkeypatch: pytest.MonkeyPatch
+def test_the_card_that_is_here_is_the_one_at_its_place_in_cudas_order(
+    device: str, name: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target, "nvidia_driver", lambda _: Driver(cards=TWO))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    """Not in nvidia-smi's, which is that of the slots."""
+    cards_here(monkeypatch, [H200, L4], [replace(L4, index=0, memory=21 * GIB), replace(H200, index=1)])
     found = present_card(device)
     assert (found.name if found else None) == name
+    if name == "NVIDIA L4":
+        assert found is not None
+        assert (found.memory, found.taken, found.room) == (22 * GIB, 7 * GIB, 15 * GIB)  # as nvidia-smi has them
+
+
+def test_a_part_of_a_card_has_its_own_memory_and_no_known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Card(0, "NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB, 10 * GIB, 70 * GIB, uuid="cc-3")
+    for uuid in ("cc-3", "dd-4"):  # older drivers name it by the card
+        part = Card(0, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", (9, 0), 10 * GIB, uuid=uuid)
+        cards_here(monkeypatch, [whole], [part])
+        found = present_card("auto")
+        assert found is not None
+        assert (found.memory, found.card, found.taken) == (10 * GIB, None, 0)
+
+
+def test_without_nvidia_smi_cuda_knows_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards_here(monkeypatch, [], [L4])
+    found = present_card("auto")
+    assert found is not None
+    assert found.card == find_card("L4")
+
+
+@pytest.mark.parametrize(
+    ("known", "seen", "device", "visible", "reason"),
+    [
+        ([], None, "auto", None, "there is no NVIDIA GPU here to plan for"),
+        ([], [], "auto", None, "there is no NVIDIA GPU here to plan for"),
+        ([L4], [], "auto", "-1", "CUDA shows none of the 1 GPUs here (CUDA_VISIBLE_DEVICES='-1')"),
+        ([L4], None, "auto", "-1", "there is no NVIDIA GPU here to plan for"),
+        ([H200, L4], [L4], "cuda:1", None, "run.device=cuda:1, but CUDA shows cuda:0 only"),
+        ([L4], [L4, L4], "cuda:2", "0,1", "CUDA shows cuda:0 to cuda:1 (CUDA_VISIBLE_DEVICES='0,1')"),
+        ([H200, L4], None, "cuda:1", None, "CUDA cannot be asked which of them run.device=cuda:1 is"),
+        ([L4], None, "cuda:1", None, "run.device=cuda:1, but the number of GPUs here is 1"),
+        ([H200], None, "auto", "MIG-1", "how large CUDA_VISIBLE_DEVICES='MIG-1' is"),
+        ([L4], [L4], "cpu", None, "run.device=cpu uses no GPU"),
+    ],
+)
+def test_where_the_card_cannot_be_known_the_error_says_why_and_what_to_type(
+    known: list[Card], seen: list[Card] | None, device: str, visible: str | None, reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    cards_here(monkeypatch, known, seen)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(SettingsError, match=rf"{re.escape(reason)}.*; give --gpu-memory 24GB, or --gpu 'RTX 4090'"):
+        choose_target(None, None, device)
+    assert present_card(device) is None
+    assert choose_target(None, "24GB", device).memory == 24e9
+
+
+def test_where_cuda_cannot_be_asked_cards_that_are_alike_need_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards_here(monkeypatch, [L4, replace(L4, index=2, used=GIB)], None)
+    found = present_card("cuda:1")
+    assert found is not None
+    assert (found.name, found.taken) == ("NVIDIA L4", 0)  # which of them is not known
+    cards_here(monkeypatch, [L4], None)
+    found = present_card("auto")
+    assert found is not None
+    assert found.taken == 7 * GIB
 
 
 def test_no_card_has_less_than_its_box_says() -> None:

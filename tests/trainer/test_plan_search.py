@@ -19,7 +19,7 @@ from tinyzero_trainer.plan.search import WORTH, make_plan
 from tinyzero_trainer.plan.shape import ModelShape
 from tinyzero_trainer.plan.speed import predict_speed
 
-RTX_4090 = find_card("RTX 4090") or Card("", 0, 0, 0)
+RTX_4090 = find_card("RTX 4090") or Card("", 0, 0, 0, 0)
 
 
 def step(shape: ModelShape, config: TrainConfig) -> float:
@@ -59,6 +59,16 @@ def test_more_memory_makes_no_step_slower(name: str, values: dict[str, Any], gib
     assert more.fits or not less.fits
     if less.fits and less.config.lora.rank == more.config.lora.rank:  # else they train something else
         assert step(shape, more.config) <= WORTH * step(shape, less.config)
+
+
+def test_the_fewest_sequences_are_tried_though_they_are_no_half() -> None:
+    """Of 480, where 30 is the last half."""
+    words = ("rollout.max_sequences=480", "model.dtype=float32", "lora.rank=16", "optimizer.mini_batches=4")
+    words += ("data.prompts_per_step=4", "rollout.samples_per_prompt=2", "optimizer.micro_batch_tokens=621")
+    words += ("algorithm.advantage=gae", "algorithm.kl_coefficient=0.001", "rollout.max_tokens=257")
+    name = "meta-llama/Llama-3.2-1B"
+    found = planned(SHAPES[name], config_of(*words, "model.compile=false", model=name), 10)
+    assert (found.fits, found.config.rollout.max_sequences) == (True, 16)
 
 
 @given(MODELS, SETTINGS, st.integers(6, 60))

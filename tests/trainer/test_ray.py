@@ -231,7 +231,7 @@ def test_whoever_dies_is_named_the_run_can_be_resumed_and_nothing_is_left(
 def test_engine_and_scorer_are_replaced_and_the_run_is_the_same(
     config: Callable[..., TrainConfig], tmp_path: Path
 ) -> None:
-    run = config("run", run__executor="ray", ray__ranks=2, run__steps=40)
+    run = config("run", run__executor="ray", ray__ranks=2, run__steps=14)
     checkpoints = Path(run.run.output) / "checkpoints"
     with running(run, tmp_path / "run.toml") as process:
         for step, kind in ((2, "EngineWorker"), (5, "Scorer")):
@@ -243,7 +243,7 @@ def test_engine_and_scorer_are_replaced_and_the_run_is_the_same(
     for named, again in (("the rollout engine", "generated"), ("the scorer of toy_task", "scored")):
         told = rf"^{named} \(process \d+ on \S+\) has died; it is replaced, and its batch {again} anew"
         assert len(re.findall(told, output, re.MULTILINE)) == 1, output
-    alone = train(config("local", run__steps=40, checkpoint__every=0))
+    alone = train(config("local", run__steps=14, checkpoint__every=0))
     for ours, theirs in zip(lines(run.run.output)[1:], lines(alone.output)[1:], strict=True):
         assert ours["critic/score/mean"] == pytest.approx(theirs["critic/score/mean"], abs=0.1)
         if ours["step"] <= 6:  # later a rounding may change a token

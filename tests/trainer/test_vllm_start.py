@@ -112,7 +112,7 @@ def test_the_configuration_becomes_vllms_arguments(toy_model: LanguageModel) -> 
 
 
 def test_a_gpus_memory_is_shared_as_the_plan_says(toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    card = type("Card", (), {"total_memory": 24 * 2**30})
+    card = type("Card", (), {"total_memory": 24 * 2**30, "major": 9, "minor": 0})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
     cuda = torch.device("cuda")
     for changes, sleep in [({}, False), ({"vllm__sleep": True, "vllm__gpu_memory": 6.0}, True)]:

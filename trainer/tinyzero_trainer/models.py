@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config.values import DEVICES, is_device
 from tinyzero_trainer.doctor.kernels import has_kernels, named_outside, refusal
-from tinyzero_trainer.doctor.model_files import find_model, hub_cache
 from tinyzero_trainer.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.lora import Adapter, merged_state, merged_weights
+from tinyzero_trainer.model_files import find_model, hub_cache
 from tinyzero_trainer.presets import BUILT_IN_MODEL, TINY_MODEL, directory_of
 from tinyzero_trainer.sharding import on_device, ranks_of
 

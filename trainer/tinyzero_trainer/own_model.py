@@ -194,7 +194,7 @@ class OwnModel:
 
 def find_fault(directory: Path) -> str | None:
     """What is missing or cut short in a model that was kept, in words; None = nothing that shows. Loads no weights."""
-    from tinyzero_trainer.doctor import model_files
+    from tinyzero_trainer import model_files
 
     if (fault := model_files.find_fault(directory)) is not None:
         return fault.what.removeprefix(f"{directory}{os.sep}")

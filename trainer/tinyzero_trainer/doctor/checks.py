@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from tinyzero_trainer.doctor.facts import Facts, Wanted
 from tinyzero_trainer.doctor.findings import GIB, Finding, Level, as_size
 from tinyzero_trainer.doctor.gpus import check_cards, check_driver, check_visibility
+from tinyzero_trainer.doctor.links import check_links
 from tinyzero_trainer.doctor.packages import check_imports, check_python, check_versions
 
 WEIGHT_BYTES = 4
@@ -21,6 +22,8 @@ LITTLE_DISK = 2 * GIB
 
 ENOUGH_SHARED = GIB
 """What NCCL and Ray want of /dev/shm; Docker gives 64 MiB."""
+
+_SHARED = "ls -lh /dev/shm"
 
 FEW_FILES, ENOUGH_FILES = 1024, 4096
 """Open files: too few for anything, and enough for Ray."""
@@ -105,9 +108,13 @@ def check_shared_memory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     size = facts.machine.shared_memory
     if size is None:
         return
-    what = f"{as_size(size)} of shared memory (/dev/shm)"
+    what, free = f"{as_size(size)} of shared memory (/dev/shm)", facts.machine.shared_memory_free
     if size >= ENOUGH_SHARED:
-        yield Finding("shared memory", "ok", what)
+        if free is not None and free < ENOUGH_SHARED and len(facts.torch.cards) > 1:
+            what += f", {as_size(free)} free: too little for NCCL between several GPUs"
+            yield Finding("shared memory", "warning", what, "delete what ended programs left there", (_SHARED,))
+        else:
+            yield Finding("shared memory", "ok", what)
         return
     do, command = ("start the container with more", "docker run --shm-size=16g …")
     if not facts.machine.container:
@@ -195,6 +202,7 @@ CHECKS: tuple[Callable[[Facts, Wanted], Iterator[Finding]], ...] = (
     check_driver,
     check_visibility,
     check_cards,
+    check_links,
     check_cores,
     check_memory,
     check_shared_memory,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tinyzero_trainer.plan.shape import ModelShape
+from tinyzero_trainer.model_files import Model
 
 Capability: TypeAlias = tuple[int, int]
 """Compute capability of a card, such as (9, 0)."""
@@ -45,11 +45,29 @@ class Card:
     free: int | None = None
     """Bytes that nobody holds; None = not known."""
 
+    used: int | None = None
+    """Bytes that somebody holds: all but those and what the driver keeps for itself; None = not known."""
+
     processes: tuple[Process, ...] = ()
     """Who holds the rest, as far as the driver tells: in a container it does not."""
 
     uuid: str = ""
     """The driver's name for it, without `GPU-`."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way between two GPUs, by nvidia-smi's numbers."""
+
+    first: int
+    """The lower one."""
+
+    second: int
+    """The higher one."""
+
+    kind: str
+    """As nvidia-smi calls it: `NV4` for four NVLinks; for ever longer ways by PCIe `PIX`, `PXB`, `PHB`, `NODE`, `SYS`.
+    """
 
 
 @dataclass(frozen=True)
@@ -73,6 +91,9 @@ class Driver:
 
     unread_uses: tuple[str, ...] = ()
     """What it said beside the processes on them."""
+
+    links: tuple[Link, ...] = ()
+    """The way between each pair of cards; none = not known, or there is one card."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +123,9 @@ class Torch:
 
     transformers_error: str = ""
     """Why transformers' models cannot be imported."""
+
+    nccl: str = ""
+    """Version of its NCCL; empty = it has none, or it is not known."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +167,9 @@ class Machine:
     container: bool = False
     """Whether this is a container."""
 
+    shared_memory_free: int | None = None
+    """Bytes of /dev/shm that are free; None = not known."""
+
 
 @dataclass(frozen=True)
 class Folder:
@@ -156,50 +183,6 @@ class Folder:
 
     writable: bool = True
     """Whether it, or what it would be made in, may be written."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong with a model's files."""
-
-    what: str
-    """The file, and what is wrong with it."""
-
-    do: str
-    """What to do about it."""
-
-    command: str = ""
-    """What to type for that; empty = nothing."""
-
-    @property
-    def line(self) -> str:
-        """All of it in one line."""
-        return f"{self.what}; {self.do}{f': {self.command}' if self.command else ''}"
-
-
-@dataclass(frozen=True)
-class Model:
-    """The model to train, as far as it is on this disk."""
-
-    name: str
-    """As the user gave it."""
-
-    local: bool
-    """Whether it is a directory; otherwise a name on the Hub."""
-
-    parameters: int | None
-    """From the headers of its safetensors; None = there are none here, or they are broken."""
-
-    fault: Fault | None = None
-    """What is wrong with its files; None = nothing that can be seen without loading it."""
-
-    shape: ModelShape | None = None
-    """What memory depends on; None = not known."""
-
-    @property
-    def size(self) -> int | None:
-        """Parameters, of a model that is not here too; None = not known."""
-        return self.parameters or (self.shape.parameters if self.shape else None)
 
 
 @dataclass(frozen=True)

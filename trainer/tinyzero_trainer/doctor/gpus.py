@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from tinyzero_trainer.cards import has_bfloat16
 from tinyzero_trainer.doctor.facts import Capability, Card, CudaVersion, Driver, Facts, Wanted
 from tinyzero_trainer.doctor.findings import Finding, Level, as_size
 from tinyzero_trainer.doctor.kernels import (
@@ -192,8 +193,8 @@ def _state(check: str, card: Card, emptier: list[str]) -> Finding:
         by = ", ".join(f"{process.name} ({process.pid}): {as_size(process.used)}" for process in card.processes)
         do = "end what holds it" + (f", or take CUDA_VISIBLE_DEVICES={emptier[0]}" if emptier else "")
         return Finding(check, "warning", f"{what}, {taken}{f' by {by}' if by else ''}", do, ("nvidia-smi",))
-    if card.capability and card.capability < (8, 0):
-        return Finding(check, "note", f"{what}; it has no bfloat16 units, so expect it to be slow")
+    if not has_bfloat16(card.capability):
+        return Finding(check, "note", f"{what}; it has no bfloat16: model.dtype=auto is float32 on it, which is slow")
     return Finding(check, "ok", what + ("" if card.free is None else f", {as_size(card.free)} free"))
 
 

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinyzero_trainer.doctor.facts import Card, Driver, Process
+from tinyzero_trainer.doctor.facts import Card, Driver, Link, Process
+from tinyzero_trainer.doctor.links import parse_links
 
 SECONDS = 15.0
 MIB = 2**20
 
-CARD_FIELDS = ("index", "uuid", "name", "compute_cap", "memory.total", "memory.free", "driver_version")
+CARD_FIELDS = ("index", "uuid", "name", "compute_cap", "memory.total", "memory.free", "memory.used", "driver_version")
 USE_FIELDS = ("gpu_uuid", "pid", "used_memory", "process_name")
 
 _TROUBLE = re.compile(r"\[[^]]*(\blost\b|error|reset)[^]]*\]|ERR!", re.IGNORECASE)
@@ -87,15 +88,25 @@ def ask(query: str, fields: Sequence[str], timeout: float = SECONDS) -> Said:
     return Said(tuple(rows), tuple(other), f"it ended with code {done.returncode}" if done.returncode else "")
 
 
+def ask_links(timeout: float = SECONDS) -> tuple[Link, ...]:
+    """How the cards are linked; none if that is not known."""
+    try:
+        command = ("nvidia-smi", "topo", "-m")
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return parse_links(done.stdout)
+
+
 def cards_of(rows: Iterable[list[str]], uses: Iterable[list[str]]) -> tuple[Card, ...]:
     """Cards from the rows of the two queries, in which anything may be `[N/A]`."""
     holders: dict[str, list[Process]] = {}
-    for uuid, pid, used, path in uses:
-        holders.setdefault(uuid, []).append(Process(_int(pid) or 0, Path(path).name, (_int(used) or 0) * MIB))
+    for uuid, pid, held, path in uses:
+        holders.setdefault(uuid, []).append(Process(_int(pid) or 0, Path(path).name, (_int(held) or 0) * MIB))
     cards = []
-    for index, uuid, name, capability, total, free, _ in rows:
+    for index, uuid, name, capability, total, free, used, _ in rows:
         major, _, minor = capability.partition(".")
-        known, left = (_int(major), _int(minor)), _int(free)
+        known, left, taken = (_int(major), _int(minor)), _int(free), _int(used)
         cards.append(
             Card(
                 index=_int(index) or 0,
@@ -103,6 +114,7 @@ def cards_of(rows: Iterable[list[str]], uses: Iterable[list[str]]) -> tuple[Card
                 capability=None if known[0] is None or known[1] is None else (known[0], known[1]),
                 memory=(_int(total) or 0) * MIB,
                 free=None if left is None else left * MIB,
+                used=None if taken is None else taken * MIB,
                 processes=tuple(holders.get(uuid, ())),
                 uuid=uuid.removeprefix("GPU-"),
             )

@@ -15,6 +15,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
+from dataclasses import replace
 from http.client import HTTPException
 from importlib import metadata
 from importlib.util import find_spec
@@ -25,9 +26,9 @@ from urllib.parse import urlsplit
 from packaging.utils import canonicalize_name
 
 from tinyzero_trainer.doctor.facts import Card, Driver, Facts, Folder, Machine, Package, Torch, Wandb, Wanted
-from tinyzero_trainer.doctor.model_files import find_model, hub_cache
-from tinyzero_trainer.doctor.nvidia_smi import nvidia_driver
+from tinyzero_trainer.doctor.nvidia_smi import ask_links, nvidia_driver
 from tinyzero_trainer.doctor.packages import WATCHED
+from tinyzero_trainer.model_files import find_model, hub_cache
 
 TORCH_SECONDS = 120.0
 """Importing torch and transformers from a cold disk may take most of it."""
@@ -52,6 +53,8 @@ def look(wanted: Wanted, *, output: Path, model: str, model_path: Path) -> Facts
     """
     torch, driver_cuda = torch_and_driver_cuda(torch_probe())
     driver = nvidia_driver(driver_cuda)
+    if driver is not None and len(driver.cards) > 1:
+        driver = replace(driver, links=ask_links())
     cache = hub_cache()
     return Facts(
         machine=machine(),
@@ -104,6 +107,7 @@ def torch_and_driver_cuda(seen: dict[str, Any]) -> tuple[Torch, tuple[int, int] 
         error=seen.get("torch_error", "") or ("" if "version" in seen else "nothing is known of it"),
         cuda_error=seen.get("cuda_error", ""),
         transformers_error=seen.get("transformers_error", ""),
+        nccl=seen.get("nccl", ""),
     )
     supported = seen.get("driver_cuda")
     return torch, (supported[0], supported[1]) if supported else None
@@ -115,7 +119,7 @@ def with_use(torch: Torch, driver: Driver | None) -> Torch:
     cards = []
     for card in torch.cards:
         same = known.get(card.uuid)
-        use = {"free": same.free, "processes": same.processes} if same else {}
+        use = {"free": same.free, "used": same.used, "processes": same.processes} if same else {}
         cards.append(Card(**vars(card) | use))
     return Torch(**vars(torch) | {"cards": tuple(cards)})
 
@@ -139,14 +143,16 @@ def packages(names: Iterable[str] = WATCHED) -> tuple[Package, ...]:
 def machine() -> Machine:
     """CPU, memory and limits."""
     memory, free = main_memory()
+    shared = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
     return Machine(
         python=sys.version_info[:3],
         cores=cores(),
         memory=memory,
         memory_free=free,
-        shared_memory=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None,
+        shared_memory=shared.total if shared else None,
         open_files=open_files(),
         container=Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
+        shared_memory_free=shared.free if shared else None,
     )
 
 

@@ -84,11 +84,19 @@ def _transformers(seen: dict[str, Any]) -> None:
         getattr(transformers, name)
 
 
+def _nccl(seen: dict[str, Any]) -> None:
+    import torch
+
+    if torch.version.cuda is not None and torch.distributed.is_nccl_available():
+        seen["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+
+
 STAGES: dict[str, Callable[[dict[str, Any]], None]] = {
     "driver": _driver,
     "torch": _torch,
     "cuda": _cuda,
     "transformers": _transformers,
+    "nccl": _nccl,
 }
 
 

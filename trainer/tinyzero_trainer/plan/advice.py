@@ -21,7 +21,7 @@ from tinyzero_trainer.plan.proposals import (
 from tinyzero_trainer.plan.rollout import GB, needed_by_vllm
 from tinyzero_trainer.plan.search import make_plan
 from tinyzero_trainer.plan.shape import ModelShape, shape_of
-from tinyzero_trainer.plan.target import Target, present_card
+from tinyzero_trainer.plan.target import Target, on_card, present_card
 from tinyzero_trainer.plan.work import work_of
 from tinyzero_trainer.resuming import RESUMABLE
 
@@ -33,6 +33,9 @@ and before a few sequences are generated."""
 
 _LESS = 0.8
 """What is left of vllm.gpu_memory when it is made smaller."""
+
+_WORTH_A_WORD = GIB // 20
+"""Bytes of a card: nobody wants to hear of less that others hold."""
 
 
 def warning(config: TrainConfig, shape: ModelShape | None = None) -> str | None:
@@ -53,8 +56,9 @@ def warning(config: TrainConfig, shape: ModelShape | None = None) -> str | None:
 
 def warning_for(shape: ModelShape, config: TrainConfig, target: Target) -> str | None:
     """See `warning`."""
-    found = make_plan(shape, config, target.memory, card=target.card, host=target.host)
-    if found.wanted.peak <= target.memory:
+    config = on_card(config, target)
+    found = make_plan(shape, config, target.room, card=target.card, host=target.host)
+    if found.wanted.peak <= target.room:
         held = host_bytes(shape, config)
         if target.host is None or held <= target.host:
             return None
@@ -64,9 +68,11 @@ def warning_for(shape: ModelShape, config: TrainConfig, target: Target) -> str |
         )
     needs = (
         f"{found.wanted.worst.name} is predicted to take {found.wanted.peak / GIB:.1f} GiB, and {target.name} has "
-        f"{target.memory / GIB:.1f} GiB"
+        + (taken_words(target) or f"{target.memory / GIB:.1f} GiB")
     )
     cure = f"give {words(found.changes)}" if found.fits else f"no settings were found that fit: {LAST_RESORT}"
+    if found.wanted.peak <= target.memory:
+        cure += ", or end what else is on it"
     return f"{needs}; {cure} (tinyzero plan says more)"
 
 
@@ -78,7 +84,7 @@ def after_out_of_memory(
     Args:
         config: of the run.
         phases: where that may have been: as in `timing_s/*`, or a name above; none = anywhere.
-        target: the card; None = the one that is here.
+        target: the card; None = the one that is here, of which what is in use is the run's own.
         resumed: whether only what may be changed with `--resume` counts, since the run is to go on.
     """
     found = _shape(config)
@@ -86,6 +92,7 @@ def after_out_of_memory(
     target = None if found is None else target or present_card(config.run.device)
     present = config
     if target is not None:
+        config = on_card(config, target)
         plan = make_plan(shape, config, target.memory, card=target.card, host=target.host)
         present = settle(shape, config, plan.limit)
         if plan.wanted.peak > plan.limit:  # so that it was to be expected
@@ -117,12 +124,23 @@ def without_advice(config: TrainConfig, phases: Collection[str] = (), *, resumed
 
 
 def fits_without_offload(config: TrainConfig) -> bool:
-    """Whether the present card has room for what waits in the host's memory, as far as is known."""
+    """Whether the present card has room for what waits in the host's memory, as far as is known.
+
+    While the run goes on, that is: what is in use of the card is the run's own.
+    """
     target, shape = present_card(config.run.device), _shape(config)
     if target is None or shape is None:
         return True
-    plan = make_plan(shape, with_settings(config, {"memory.offload": None}), target.memory)
+    config = with_settings(on_card(config, target), {"memory.offload": None})
+    plan = make_plan(shape, config, target.memory)
     return plan.wanted.peak <= plan.limit
+
+
+def taken_words(target: Target) -> str:
+    """How much of a card others hold; empty if it is nothing worth a word."""
+    if target.taken < _WORTH_A_WORD:
+        return ""
+    return f"{target.memory / GIB:.1f} GiB, {target.taken / GIB:.1f} GiB of it in use by others"
 
 
 def words(changes: Iterable[Change]) -> str:

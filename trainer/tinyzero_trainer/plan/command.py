@@ -94,7 +94,8 @@ def as_json(planned: "Planned") -> dict[str, Any]:
 
     return {
         "model": asdict(planned.shape),
-        "card": {"name": planned.target.name, "memory": planned.target.memory, "usable": found.limit},
+        "card": {"name": planned.target.name, "memory": planned.target.memory, "taken": planned.target.taken}
+        | {"usable": found.limit},
         "work": asdict(planned.work),
         "asked": {"peak": found.wanted.peak, "phases": phases(found.wanted)},
         "proposed": {"peak": found.memory.peak, "phases": phases(found.memory)},

@@ -156,7 +156,7 @@ _KEYS = (
 
 
 def _in_cache(model: str) -> Path | None:
-    from tinyzero_trainer.doctor.model_files import hub_cache, snapshots
+    from tinyzero_trainer.model_files import hub_cache, snapshots
 
     return next((folder for folder in snapshots(model, hub_cache()) if (folder / CONFIG_FILE).is_file()), None)
 

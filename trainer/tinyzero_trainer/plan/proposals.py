@@ -178,10 +178,11 @@ def moves(config: TrainConfig, prompt_tokens: int | None = None) -> Iterator[Set
 
 
 def fewer_sequences(config: TrainConfig, work: Work) -> Iterator[int]:
-    """Halves of rollout.max_sequences, down to `LEAST_SEQUENCES`."""
+    """Halves of rollout.max_sequences, down to `LEAST_SEQUENCES`, which comes last."""
     count = min(config.rollout.max_sequences or work.at_a_time, work.at_a_time)
-    while (count := count // 2) >= max(LEAST_SEQUENCES, config.rollout.samples_per_prompt):
-        yield count
+    least = max(LEAST_SEQUENCES, config.rollout.samples_per_prompt)
+    while count > least:
+        yield (count := max(count // 2, least))
 
 
 def smaller_micro_batches(config: TrainConfig, work: Work) -> Iterator[int]:

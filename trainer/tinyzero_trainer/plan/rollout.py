@@ -47,11 +47,12 @@ def _without_graphs(shape: ModelShape, config: TrainConfig, work: Work) -> Engin
     prompts = max(-(-work.trained_at_a_time // config.rollout.samples_per_prompt), work.evaluated_at_a_time)
     layer = constants.HIDDEN_FORWARD * shape.hidden + constants.MLP_FORWARD * shape.mlp
     cache = work.at_a_time * work.sequence * shape.cache_numbers * number
+    beside = (1 + shape.repeated_heads) * cache // max(1, shape.layers)  # of one layer: before it grew, and repeated
     drawing = drawing_bytes(number, by_kernel=False, greedy=False)
     weights = {"weights": number * shape.parameters}
     awake = {
         **weights,
-        "KV cache": cache + cache // max(1, shape.layers),
+        "KV cache": cache + beside,
         "a step": work.at_a_time * shape.vocabulary * drawing,
         "reading prompts": prompts * work.prompt * layer * number // 2,
     }

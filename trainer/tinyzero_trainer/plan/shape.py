@@ -78,6 +78,11 @@ class ModelShape:
         return 2 * self.layers * self.kv
 
     @property
+    def repeated_heads(self) -> int:
+        """How many copies transformers makes of keys and values for the queries that share them; 0 = none share."""
+        return self.heads // self.kv_heads if self.heads > self.kv_heads else 0
+
+    @property
     def matrices(self) -> dict[str, tuple[int, int]]:
         """Input and output width of a layer's linear layers, by their names."""
         return {

@@ -72,7 +72,7 @@ def _passes(shape: ModelShape, config: TrainConfig, card: Card, work: Work) -> t
     """Seconds of a pass over the batch without gradient, and of a critic's or the policy's whole update."""
     size = shape.parameters
     share = constants.UPDATE_SHARE * size / (size + constants.HALF_SHARE_AT)
-    unit = size * work.tokens / (card.flops * share)
+    unit = size * work.tokens / (card.flops_in(number_bytes(config)) * share)
     update = (8 if config.memory.checkpoint_activations else 6) * unit * work.epochs
     forward, trained = 2 * unit, 0 if config.lora.rank else size
     if config.memory.offload == "idle":  # weights and moments there and back
@@ -90,20 +90,48 @@ def _generation(shape: ModelShape, config: TrainConfig, card: Card, work: Work, 
     at_a_time = min(work.trained_at_a_time, completions)
     if config.rollout.engine == "vllm":
         at_a_time = min(at_a_time, sequences_in_vllm(shape, config, work))
-    rounds = completions / at_a_time
+    rounds, length = completions / at_a_time, work.prompt + work.completion / 2
+    seconds = rounds * work.completion * decoding_step(shape, config, card, at_a_time, length)
+    return seconds + reading(shape, config, card, config.data.prompts_per_step * work.prompt)
+
+
+def decoding_step(shape: ModelShape, config: TrainConfig, card: Card, sequences: int, length: float) -> float:
+    """Seconds in which the rollout engine makes one token of each sequence.
+
+    Args:
+        shape: the model's.
+        config: of the run.
+        card: a kind of GPU.
+        sequences: generated at a time.
+        length: tokens that each has so far, its prompt included, in the mean.
+    """
     number, cache = number_bytes(config), number_bytes(config) * shape.cache_numbers
-    length, token = work.prompt + work.completion / 2, 2 * shape.parameters / card.flops
+    token = 2 * shape.parameters / card.flops_in(number)
     if config.rollout.engine == "vllm":
-        touched = number * shape.parameters + at_a_time * (length * cache + 16 * shape.vocabulary)
+        touched = number * shape.parameters + sequences * (length * cache + 16 * shape.vocabulary)
         read = touched / (card.bandwidth * 1e9 * constants.VLLM_BANDWIDTH_SHARE)
-        host = constants.VLLM_STEP + at_a_time * constants.VLLM_SEQUENCE
-        return rounds * work.completion * (host + max(read, at_a_time * token / constants.UPDATE_SHARE))
+        host = constants.VLLM_STEP + sequences * constants.VLLM_SEQUENCE
+        return host + max(read, sequences * token / constants.UPDATE_SHARE)
     length += constants.TORCH_LEAST_TOKENS
-    # Logits are written once and read twice.
-    touched = number * shape.parameters + at_a_time * (length * cache + 3 * number * shape.vocabulary)
+    logit = 3 * number  # written once and read twice
+    if not shape.graphs:
+        cache *= constants.PLAIN_CACHE_PASSES + 2 * shape.repeated_heads
+        logit = constants.PLAIN_LOGIT_BYTES
+    touched = number * shape.parameters + sequences * (length * cache + logit * shape.vocabulary)
     read = touched / (card.bandwidth * 1e9 * constants.TORCH_BANDWIDTH_SHARE)
     host = constants.TORCH_STEP + shape.layers * constants.TORCH_LAYER
-    # Kernels follow each other, so that what computes and what reads add up; prompts are read once for their samples.
-    step = host + read + at_a_time * token / constants.TORCH_SHARE
-    prompts = config.data.prompts_per_step * work.prompt * token / constants.TORCH_SHARE
-    return rounds * work.completion * step + prompts
+    # Kernels follow each other, so that what computes and what reads add up.
+    seconds = host + read + sequences * token / constants.TORCH_SHARE
+    if shape.graphs:
+        return seconds
+    return max(seconds, constants.PLAIN_STEP + shape.layers * constants.PLAIN_LAYER)  # host and card work side by side
+
+
+def reading(shape: ModelShape, config: TrainConfig, card: Card, tokens: int) -> float:
+    """Seconds in which the rollout engine reads so many tokens of prompts, each once for all its completions.
+
+    vLLM's are within its decoding steps.
+    """
+    if config.rollout.engine == "vllm":
+        return 0.0
+    return 2 * shape.parameters * tokens / (card.flops_in(number_bytes(config)) * constants.TORCH_SHARE)

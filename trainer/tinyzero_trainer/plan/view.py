@@ -8,14 +8,14 @@ from tinyzero_sdk.cli.output import stdout
 from tinyzero_sdk.settings import show as as_word
 from tinyzero_trainer.cards import known_cards
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.plan.advice import words
+from tinyzero_trainer.plan.advice import taken_words, words
 from tinyzero_trainer.plan.constants import GIB
 from tinyzero_trainer.plan.memory import ROLES, host_bytes
 from tinyzero_trainer.plan.proposals import SETTLED, Plan
 from tinyzero_trainer.plan.search import make_plan
 from tinyzero_trainer.plan.shape import ModelShape
 from tinyzero_trainer.plan.speed import Speed, predict_speed
-from tinyzero_trainer.plan.target import Target
+from tinyzero_trainer.plan.target import Target, on_card
 from tinyzero_trainer.plan.work import Work, work_of
 
 if TYPE_CHECKING:
@@ -42,18 +42,19 @@ class Planned:
     """As proposed; None = the kind of card is not known."""
 
     smallest: float | None
-    """GiB of the smallest well-known card that would do; None = the plan fits, or no card would do."""
+    """GiB of the smallest well-known card that would do, empty; None = the plan fits, or no card would do."""
 
     host: int
     """Bytes that memory.offload keeps in the machine's own memory, as proposed; 0 = none."""
 
 
 def plan_for(shape: ModelShape, config: TrainConfig, target: Target, prompt_tokens: int | None = None) -> Planned:
-    """Plan a configuration for a card; see `proposals.make_plan`."""
-    found = make_plan(shape, config, target.memory, prompt_tokens, card=target.card, host=target.host)
+    """Plan a configuration for a card; see `search.make_plan`."""
+    config = on_card(config, target)
+    found = make_plan(shape, config, target.room, prompt_tokens, card=target.card, host=target.host)
     smallest = None
     if not found.fits:
-        sizes = sorted({card.memory for card in known_cards() if card.memory * GIB > target.memory})
+        sizes = sorted({card.memory for card in known_cards() if card.memory * GIB > target.room})
         place = bisect_left(
             sizes,
             True,
@@ -80,6 +81,10 @@ def show(planned: Planned, *, typed: str) -> None:
     )
     stdout.print("", _phases(planned), "")
     _line(_peak(planned))
+    if taken := taken_words(planned.target):
+        _line(f"{planned.target.name}: {taken}")
+    if not planned.target.bfloat16 and found.config.model.dtype == "float32":
+        _line(f"computed in float32 (model.dtype), since {planned.target.name} has no bfloat16")
     if planned.host:
         has = planned.target.host
         short = "" if has is None else f" of its {has / GIB:.1f}" + (": too little" if planned.host > has else "")
@@ -90,6 +95,8 @@ def show(planned: Planned, *, typed: str) -> None:
             f"on {_article(name)} about {_seconds(speed.step)} s a step, {speed.throughput:,.0f} tokens/s "
             f"({speed.rollout:,.0f} while generating)"
         )
+    if found.config.rollout.engine == "torch" and not shape.graphs:
+        _line(_WITHOUT_GRAPHS)
     if found.changes:
         asked = f"as asked it would take {found.wanted.peak / GIB:.1f} GiB"
         then = "proposed:" if found.fits else "the least that was found is with:"
@@ -104,12 +111,20 @@ def show(planned: Planned, *, typed: str) -> None:
         stdout.print(f"tinyzero train {typed} {words(found.changes)}", markup=False, soft_wrap=True)
 
 
+_WITHOUT_GRAPHS = (
+    "rollout.engine=torch has no CUDA graphs for this architecture, so that generating takes long; "
+    "rollout.engine=vllm is the faster one for it"
+)
+
+
 def _peak(planned: Planned) -> str:
-    found, size = planned.plan, planned.target.memory
+    found, size = planned.plan, planned.target.room
     peak = f"peak {found.memory.peak / GIB:.1f} GiB in {found.memory.worst.name}"
     if found.fits:
         return f"{peak}, of {size / GIB:.1f} GiB; {(size - found.memory.peak) / GIB:.1f} GiB stay free"
     larger = "no single card" if planned.smallest is None else f"a card of {planned.smallest:g} GiB"
+    if planned.smallest is not None and planned.smallest * GIB <= planned.target.memory:
+        larger = "the same card, with nobody else on it,"
     return (
         f"{peak}: too much for {size / GIB:.1f} GiB, of which {found.limit / GIB:.1f} may be used; {larger} would do, "
         "or a smaller model"

@@ -94,5 +94,8 @@ def work_of(config: TrainConfig, prompt_tokens: int | None = None) -> Work:
 
 
 def number_bytes(config: TrainConfig) -> int:
-    """Bytes of a number that networks, caches and logits are computed with on a card that has bfloat16."""
+    """Bytes of a number that networks, caches and logits are computed with; `auto` is taken for bfloat16.
+
+    Of a card without that see `target.on_card`.
+    """
     return 4 if config.model.dtype == "float32" else 2

@@ -85,6 +85,7 @@ def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
             return
         # Helpers of Ray's look for their dead cluster so long before they end, where the trainer was killed.
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # by itself it puts the run behind all else on the machine
         ray.init(
             "local",
             num_cpus=int(_total(bundles).get("CPU", 0)),  # a count of actors, and not of cores

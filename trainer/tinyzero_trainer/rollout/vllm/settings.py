@@ -13,13 +13,14 @@ from tinyzero_sdk.settings import show
 from tinyzero_trainer.config import TrainConfig, VllmConfig
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.plan import constants
-from tinyzero_trainer.plan.proposals import settle, usable
+from tinyzero_trainer.plan.proposals import settle, usable, with_settings
 from tinyzero_trainer.plan.rollout import GB
 from tinyzero_trainer.plan.shape import shape_of
 from tinyzero_trainer.rollout.vllm import allocator
 from tinyzero_trainer.rollout.vllm.connection import VllmError
 from tinyzero_trainer.rollout.vllm.lifeline import TRAINER
 from tinyzero_trainer.rollout.vllm.log import LEVEL
+from tinyzero_trainer.sharding import compute_dtype
 
 GRAPHS_UP_TO = 512
 """Sequences for which vLLM captures CUDA graphs by itself."""
@@ -73,7 +74,8 @@ def settled(config: TrainConfig, language_model: LanguageModel, device: torch.de
     total = torch.cuda.get_device_properties(device).total_memory
     model = language_model.model.config
     shape = shape_of(language_model.name, model.to_dict(), language_model.parameters)
-    found = settle(shape, config, usable(total)).vllm
+    dtype = str(compute_dtype(config.model.dtype, device)).removeprefix("torch.")
+    found = settle(shape, with_settings(config, {"model.dtype": dtype}), usable(total)).vllm
     assert found.gpu_memory is not None
     if config.vllm.gpu_memory is None:
         found = replace(found, gpu_memory=min(found.gpu_memory, constants.VLLM_SHARE * total / GB))

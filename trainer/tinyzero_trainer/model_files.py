@@ -1,19 +1,18 @@
 """A model's files: where they are, how large the model is, and what is wrong with them. Reads headers, no weights.
 
-Without torch and transformers, so that a report can be had where these are broken; `models.py` asks it, too, where a
-model could not be loaded.
+Without torch and transformers, so that `tinyzero doctor` can tell of a model where these are broken; `models.py` asks
+where a model could not be loaded, and `own_model.py` whether one that was kept is whole.
 """
 
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import Any, TypeAlias
 
-from tinyzero_trainer.doctor.facts import Fault, Model
 from tinyzero_trainer.plan.find_shape import CONFIG_FILE, well_known
 from tinyzero_trainer.plan.shape import COUNTED, ModelShape, shape_of
 
@@ -26,6 +25,50 @@ Sizes: TypeAlias = dict[str, tuple[int, ...]]
 _POINTER = b"version https://git-lfs"
 _LONGEST_HEADER = 100 * 2**20
 """As the library safetensors has it."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a model's files."""
+
+    what: str
+    """The file, and what is wrong with it."""
+
+    do: str
+    """What to do about it."""
+
+    command: str = ""
+    """What to type for that; empty = nothing."""
+
+    @property
+    def line(self) -> str:
+        """All of it in one line."""
+        return f"{self.what}; {self.do}{f': {self.command}' if self.command else ''}"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model, as far as it is on this disk."""
+
+    name: str
+    """As the user gave it."""
+
+    local: bool
+    """Whether it is a directory; otherwise a name on the Hub."""
+
+    parameters: int | None
+    """From the headers of its safetensors; None = there are none here, or they are broken."""
+
+    fault: Fault | None = None
+    """What is wrong with its files; None = nothing that can be seen without loading it."""
+
+    shape: ModelShape | None = None
+    """What memory depends on; None = not known."""
+
+    @property
+    def size(self) -> int | None:
+        """Parameters, of a model that is not here too; None = not known."""
+        return self.parameters or (self.shape.parameters if self.shape else None)
 
 
 class _Broken(Exception):

@@ -1,4 +1,4 @@
-"""What the doctor, and loading, say of a model's files that are broken or do not go together."""
+"""A model's files: how large it is, and what the doctor and loading say where they are broken or do not go together."""
 
 import json
 from collections.abc import Callable
@@ -14,9 +14,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from tests.trainer.conftest import random_model
 from tests.trainer.machines import facts_of, seen
-from tinyzero_trainer.doctor import model_files
-from tinyzero_trainer.doctor.facts import Model
-from tinyzero_trainer.doctor.model_files import find_fault, find_model
+from tinyzero_trainer import model_files
+from tinyzero_trainer.model_files import Model, find_fault, find_model
 from tinyzero_trainer.models import LanguageModel, ModelError, load_model
 from tinyzero_trainer.plan.find_shape import find_shape
 

@@ -1,0 +1,57 @@
+"""The work of processors: what the driver does for each completion, pickles, and checksums; all of it was measured."""
+
+import hashlib
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+
+from tinyzero_trainer.records import Rollout
+
+HOST = {
+    "reward": ((60, 65.4e-3 / 4096), (1024, 154.1e-3 / 1024)),
+    "driver": ((60, 37.0e-3 / 4096), (1024, 61.2e-3 / 1024)),
+}
+"""The driver's seconds for a completion at two lengths, as measured (`benchmarks/host.py`): decoding and scoring; and
+drawing prompts, advantages, metrics and samples. In between, and beyond, a straight line. Laying out micro-batches is
+the ranks' work, and in the plan's update."""
+
+WIRE_BYTES, DUMPS, LOADS = 8.2, 27e-9, 60e-9
+"""Bytes of a generated token with its text in a pickle, and the seconds to write and to read it, without
+log-probabilities: `benchmarks/scaling.py --measure`, the fastest of several runs on the machine of `HOST`, which others
+used too."""
+
+SHA256 = 1.6e9
+"""Bytes a second that one process takes the SHA-256 of; the same."""
+
+
+def host_seconds(part: str, lengths: Sequence[int]) -> float:
+    """The driver's seconds of a part of `HOST` for completions of these lengths."""
+    (short, least), (long, most) = HOST[part]
+    slope = (most - least) / (long - short)
+    return (least - slope * short) * len(lengths) + slope * sum(lengths)
+
+
+def measure(tokens: int = 1024, completions: int = 1024, block: int = 2**27) -> dict[str, str]:
+    """What `WIRE_BYTES`, `DUMPS`, `LOADS` and `SHA256` are on this machine; the best of five."""
+    random = Random(0)
+    made = [
+        (Rollout([random.randrange(152_064) for _ in range(tokens)], None, True), "x" * 4 * tokens)
+        for _ in range(completions)
+    ]
+    written, blank, count = pickle.dumps(made, 5), bytes(block), tokens * completions
+    return {
+        "a token and its text in a pickle": f"{len(written) / count:.1f} bytes",
+        "writing it": f"{1e9 * _best(lambda: pickle.dumps(made, 5)) / count:.0f} ns",
+        "reading it": f"{1e9 * _best(lambda: pickle.loads(written)) / count:.0f} ns",
+        "SHA-256": f"{block / _best(lambda: hashlib.sha256(blank)) / 1e9:.2f} GB/s",
+    }
+
+
+def _best(work: Callable[[], object]) -> float:
+    found = []
+    for _ in range(5):
+        started = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - started)
+    return min(found)

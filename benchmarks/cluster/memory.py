@@ -1,0 +1,66 @@
+"""What a GPU holds when weights and states are sharded: the plan's parts for one GPU, and of what is sharded a share.
+
+Ranks and engines are processes of their own, as in the executor that is planned; on one GPU they are one process.
+"""
+
+from collections.abc import Mapping
+
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.plan import constants
+from tinyzero_trainer.plan.memory import Part, predict_memory
+from tinyzero_trainer.plan.proposals import with_settings
+from tinyzero_trainer.plan.shape import ModelShape
+from tinyzero_trainer.plan.work import number_bytes
+
+SHARDED = ("weights in float32", "AdamW's moments", "gradients in float32")
+"""Parts of the plan that are divided by the number of shards."""
+
+
+def phase_bytes(shape: ModelShape, config: TrainConfig, prompt: int, shards: float, places: int) -> Mapping[str, int]:
+    """Bytes that a GPU holds in each phase, ranks and engine taking turns.
+
+    Args:
+        shape: the model's.
+        config: of the run.
+        prompt: tokens of a prompt.
+        shards: GPUs that weights and states are divided over; infinity = others, so that an engine has this GPU alone.
+        places: sequences that an engine generates at a time.
+    """
+    config = with_settings(config, {"rollout.max_sequences": places})
+    memory = predict_memory(shape, config, prompt)
+    found = {}
+    for phase in memory.phases:
+        held = sum(_held(part, shape, config, shards) for part in phase.parts if part.role != "process")
+        contexts = constants.CONTEXT * (1 if shards == 1 else 2)
+        found[phase.name] = int(held * (1 + constants.SLACK)) + contexts
+    return found
+
+
+def places_for(shape: ModelShape, config: TrainConfig, prompt: int, shards: float, wanted: int, limit: float) -> int:
+    """Sequences of full length that an engine has room for beside the shards, at most those that are wanted.
+
+    Raises:
+        ValueError: there is no room for one.
+    """
+
+    def fit(places: int) -> bool:
+        found = phase_bytes(shape, config, prompt, shards, places)
+        return max(found["gen"], found["update_weights"]) <= limit
+
+    if not fit(1):
+        raise ValueError(f"{shape.name} in {shards} shards leaves no room for a sequence on a GPU")
+    low, high = 1, wanted + 1  # the first fits, the last is not tried
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fit(middle) else (low, middle)
+    return low
+
+
+def _held(part: Part, shape: ModelShape, config: TrainConfig, shards: float) -> float:
+    if shards == 1:
+        return part.size
+    if part.what in SHARDED:
+        return part.size / shards
+    if part.what == "weights at work":  # layers are gathered one after another
+        return number_bytes(config) * (shape.embeddings + constants.LAYERS_GATHERED * shape.layer)
+    return part.size

@@ -1,0 +1,125 @@
+"""Links of a cluster, and what a collective takes of them: seconds, and bytes sent over NVLink and over NICs.
+
+Collectives are rings, as NCCL's all-gather and reduce-scatter are: a ring over all nodes goes through the GPUs of a
+node, then on to the next, and there are as many rings as NICs, each with its share of the bytes.
+"""
+
+from dataclasses import dataclass
+
+from tinyzero_trainer.cards import Card
+
+NVLINK = 350e9
+"""Bytes a second, each way, of a GPU's NVLink in an all-gather over 8 H100, whose links an H200 has too: 350 GB/s, and
+360 in a reduce-scatter (https://github.com/NVIDIA/nccl/issues/1281). The data sheet has 900 both ways together."""
+
+NIC = 45e9
+"""Bytes a second, each way, of a GPU's NIC: 90 % of 400 Gb/s. That there is one for each GPU:
+https://docs.nvidia.com/dgx-superpod/reference-architecture-scalable-infrastructure-h100/latest/. 90 % is assumed."""
+
+BASE, NVLINK_HOP, NIC_HOP = 8.4e-6, 3.4e-6, 9.6e-6
+"""Seconds that a ring takes whatever it carries, at its start and for each hop, as NCCL itself reckons:
+https://github.com/NVIDIA/nccl/blob/01afd20a77b5804e0ecf1042509dd9d20ebf9e93/src/graph/tuning.cc."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Equal nodes of equal GPUs."""
+
+    card: Card
+    """Kind of GPU."""
+
+    nodes: int = 1
+    """Machines."""
+
+    gpus: int = 8
+    """GPUs of each."""
+
+    nvlink: float = NVLINK
+    """Bytes a second that a GPU sends to others of its node."""
+
+    nic: float = NIC
+    """Bytes a second that a GPU sends to other nodes."""
+
+    @property
+    def size(self) -> int:
+        """GPUs of all nodes."""
+        return self.nodes * self.gpus
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What something takes of the links."""
+
+    seconds: float = 0.0
+    """If nothing else is on them."""
+
+    nvlink: float = 0.0
+    """Bytes that all GPUs together send over NVLink."""
+
+    nic: float = 0.0
+    """Bytes that they send over NICs, GPU to GPU."""
+
+    hosts: float = 0.0
+    """Bytes that go from node to node through the hosts, by Ray's object store."""
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(
+            self.seconds + other.seconds, self.nvlink + other.nvlink, self.nic + other.nic, self.hosts + other.hosts
+        )
+
+    def __mul__(self, times: float) -> "Traffic":
+        return Traffic(times * self.seconds, times * self.nvlink, times * self.nic, times * self.hosts)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """GPUs that do a collective together; all GPUs of the cluster are in such groups, which work at the same time."""
+
+    cluster: Cluster
+    """Where."""
+
+    nodes: int
+    """That a group goes over."""
+
+    gpus: int
+    """Of each of these nodes."""
+
+    @property
+    def size(self) -> int:
+        """GPUs of a group."""
+        return self.nodes * self.gpus
+
+    def gather(self, size: float) -> Traffic:
+        """All-gather of `size` bytes in all, or a reduce-scatter of them: each GPU sends all but its own share.
+
+        As fast as the slower of a GPU's NVLink and the NICs of the group's GPUs in a node, together.
+        """
+        if self.size == 1:
+            return Traffic()
+        cluster, sent = self.cluster, size * (self.size - 1) / self.size
+        groups = cluster.size // self.size
+        between = self.nodes if self.nodes > 1 else 0  # of the ring's hops, those from node to node
+        bandwidths = [cluster.nvlink] * (self.gpus > 1) + [self.gpus * cluster.nic] * (self.nodes > 1)
+        latency = BASE + (self.size - self.nodes) * NVLINK_HOP + (self.nodes - 1) * NIC_HOP
+        return Traffic(
+            latency + sent / min(bandwidths),
+            nvlink=groups * (self.size - between) * sent,
+            nic=groups * between * sent,
+        )
+
+    def all_reduce(self, size: float) -> Traffic:
+        """All-reduce of `size` bytes, which each GPU has: a reduce-scatter, then an all-gather."""
+        return self.gather(size) * 2
+
+
+def broadcast(cluster: Cluster, nodes: int, size: float) -> Traffic:
+    """From a GPU of another node to all GPUs of so many nodes, piece after piece along a chain.
+
+    As fast as a GPU's slowest link.
+    """
+    hops = nodes * (cluster.gpus - 1)
+    return Traffic(
+        BASE + nodes * NIC_HOP + hops * NVLINK_HOP + size / min(cluster.nvlink, cluster.nic),
+        nvlink=hops * size,
+        nic=nodes * size,
+    )
