@@ -30,6 +30,7 @@ from tinyzero_trainer.plan.search import make_plan
 from tinyzero_trainer.plan.shape import ModelShape, shape_of
 from tinyzero_trainer.plan.speed import predict_speed
 from tinyzero_trainer.plan.work import work_of
+from tinyzero_trainer.ranks import ALONE
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.graph.engine import GraphEngine
 from tinyzero_trainer.rollout.vllm.settings import sequences_at_a_time
@@ -166,9 +167,6 @@ def test_layers_are_planned_as_they_are_compiled(
         "_compile": compiled.append,
         "_size": lambda _: parameters,
         "_fully_shard": lambda *_, **__: None,
-        "init_device_mesh": lambda *_: SimpleNamespace(
-            size=lambda: 1, get_local_rank=lambda: 0, get_group=lambda: None
-        ),
         "register_fsdp_forward_method": lambda *_: None,
     }.items():
         monkeypatch.setattr(sharding, name, fake)
@@ -370,7 +368,7 @@ def test_what_is_tried_out_is_no_more_than_a_step_has(
         raise InterruptedError
 
     monkeypatch.setattr(policy, "fill_budget", count)
-    trained = SimpleNamespace(language_model=toy_model, _settings=config.optimizer, _max_tokens=16)
+    trained = SimpleNamespace(language_model=toy_model, _settings=config.optimizer, _max_tokens=16, _ranks=ALONE)
     with pytest.raises(InterruptedError):
         policy.Policy.warm_up(trained, settings_at(config, 1), work_of(config).micro_batch)
     assert asked == [filled] == [work_of(config).micro_batch]

@@ -39,11 +39,11 @@ def test_an_end_token_ends_nothing_where_ends_are_ignored() -> None:
 def test_seeds_of_a_prompts_completions_never_meet_those_of_another() -> None:
     fake = Setup()
     engine = fake.engine()
-    requests = engine._requests([[1]] * 50, 8, SamplingParams(4), seed=3)
+    requests = engine._requests([[1]] * 50, 8, SamplingParams(4), seed=3, first=0)
     starts = sorted(request.seed for request in requests)
     assert all(later - earlier > 8 for earlier, later in pairwise(starts))
     assert max(starts) + 8 < 2**63
-    again = engine._requests([[1]] * 50, 8, SamplingParams(4), seed=3)
+    again = engine._requests([[1]] * 50, 8, SamplingParams(4), seed=3, first=0)
     assert [request.seed for request in again] == [request.seed for request in requests]
     assert not {request.name for request in again} & {request.name for request in requests}
 

@@ -48,8 +48,9 @@ def layout_of(config: TrainConfig) -> Layout:
         LayoutError: see there; says what to change.
 
     Example:
-        >>> from tinyzero_trainer.config import RayConfig
-        >>> layout = layout_of(TrainConfig(ray=RayConfig(gpus=4, engines=1)))
+        >>> from tinyzero_sdk.settings import build
+        >>> words = {"run": {"task": "countdown", "executor": "ray"}, "ray": {"gpus": 4, "engines": 1}}
+        >>> layout = layout_of(build(TrainConfig, words))
         >>> layout.ranks, layout.engines, list(layout.places)
         (3, 1, [])
     """
