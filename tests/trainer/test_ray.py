@@ -208,7 +208,9 @@ def entitled(processes: list[psutil.Process], kind: str) -> psutil.Process | Non
 def test_whoever_dies_is_named_the_run_can_be_resumed_and_nothing_is_left(
     kind: str, named: str, config: Callable[..., TrainConfig], tmp_path: Path
 ) -> None:
-    run = config("run", run__executor="ray", ray__ranks=2, ray__restarts=0, run__steps=10_000)
+    engines = int(kind == "EngineWorker")
+    changes = {"ray__ranks": 2, "ray__engines": engines, "ray__restarts": 0, "run__steps": 10_000}
+    run = config("run", run__executor="ray", **changes)
     with running(run, tmp_path / "run.toml") as process:
         until((Path(run.run.output) / "checkpoints/step_2").exists, 120)
         everyone = below(process)
@@ -231,7 +233,7 @@ def test_whoever_dies_is_named_the_run_can_be_resumed_and_nothing_is_left(
 def test_engine_and_scorer_are_replaced_and_the_run_is_the_same(
     config: Callable[..., TrainConfig], tmp_path: Path
 ) -> None:
-    run = config("run", run__executor="ray", ray__ranks=2, run__steps=14)
+    run = config("run", run__executor="ray", ray__ranks=2, ray__engines=1, run__steps=14)
     checkpoints = Path(run.run.output) / "checkpoints"
     with running(run, tmp_path / "run.toml") as process:
         for step, kind in ((2, "EngineWorker"), (5, "Scorer")):
