@@ -139,7 +139,7 @@ def over_two_nodes(run: TrainConfig, output: str) -> list[dict[str, Any]]:
         cluster.add_node(**given)
         train(replace(run, ray=replace(run.ray, address=cluster.address)))
         room.ROOM_SECONDS = 5.0
-        with pytest.raises(RayError, match=r"needs 11 CPU, and 4 CPU are free"):
+        with pytest.raises(RayError, match=r"needs 10 CPU, and 4 CPU are free"):
             train(replace(run, run=replace(run.run, output=output), ray=RayConfig(address=cluster.address, ranks=9)))
     finally:
         cluster.shutdown()
