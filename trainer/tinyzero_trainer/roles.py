@@ -72,7 +72,7 @@ def build_roles(
     """
     display.phase("loading the task and the model")
     elsewhere = training and config.run.executor == "ray"
-    device = choose_device("cpu" if elsewhere and not config.ray.gpus else config.run.device)
+    device = _workers_device(config) if elsewhere else choose_device(config.run.device)
     require_engine(config, device)
     loaded = load_shares(
         config.task_shares(),
@@ -108,6 +108,11 @@ def build_roles(
             yield Roles(tasks, language_model, engine, policy, critic, display)
         finally:
             engine.close()
+
+
+def _workers_device(config: TrainConfig) -> torch.device:
+    """That of Ray's workers, who look at theirs themselves: this machine need not have one, nor lose memory to us."""
+    return torch.device("cuda" if config.ray.gpus else "cpu")
 
 
 def _placement(config: TrainConfig, device: torch.device, display: Display) -> Placement:

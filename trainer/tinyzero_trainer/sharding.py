@@ -80,8 +80,9 @@ class Placement:
 
     @property
     def loading_device(self) -> torch.device:
-        """Where a model is to be until it is sharded."""
-        return torch.device("cpu") if self.offload == "always" else self.device
+        """Where a model is to be until it is sharded: one that is larger than a GPU is never on it as a whole."""
+        several = dist.is_initialized() and dist.get_world_size() > 1
+        return torch.device("cpu") if several or self.offload == "always" else self.device
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:

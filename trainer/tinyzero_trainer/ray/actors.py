@@ -22,7 +22,7 @@ from tinyzero_sdk.records import Json
 from tinyzero_trainer.config import RewardConfig, TrainConfig
 from tinyzero_trainer.learners import Learners, build_learners
 from tinyzero_trainer.memory_errors import explained
-from tinyzero_trainer.models import LanguageModel, load_model
+from tinyzero_trainer.models import LanguageModel, choose_device, load_model
 from tinyzero_trainer.plan.work import work_of
 from tinyzero_trainer.ray.line import Line, Shapes
 from tinyzero_trainer.records import Rollout
@@ -181,7 +181,7 @@ class LearnerRank(Generating):
         store = self._store or dist.TCPStore(host, port, self._count, is_master=False, timeout=wait)
         backend = "gloo"
         if self._device.type == "cuda":
-            backend = "cpu:gloo,cuda:nccl"
+            self._device, backend = choose_device("cuda"), "cpu:gloo,cuda:nccl"
             torch.cuda.set_device(self._device)
         dist.init_process_group(backend, store=store, rank=self._index, world_size=self._count)
 
@@ -288,6 +288,7 @@ class EngineWorker(Generating):
         Returns:
             What the user should know.
         """
+        self._device = choose_device(self._device.type)
         language_model, notes = load_model(source, self._device), list[str]()
         cast_weights(language_model.model, compute_dtype(self._config.model.dtype, self._device))
         self._state = language_model.model.state_dict()

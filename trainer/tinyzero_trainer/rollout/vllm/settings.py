@@ -57,8 +57,8 @@ def refuse_impossible(config: TrainConfig, device: torch.device) -> None:
             given = getattr(vllm, name)
             if given != getattr(VllmConfig(), name) and not (name == "sleep" and given is False):
                 raise VllmError(f"vllm.{name}={show(given)} means nothing on the CPU: {reason}; leave it out")
-    elif vllm.tensor_parallel > torch.cuda.device_count():
-        raise VllmError(f"vllm.tensor_parallel={vllm.tensor_parallel}, but there are {torch.cuda.device_count()} GPUs")
+    elif 0 < (here := torch.cuda.device_count()) < vllm.tensor_parallel:  # none: they are on other machines
+        raise VllmError(f"vllm.tensor_parallel={vllm.tensor_parallel}, but there are {here} GPUs")
     expands = any(allocator.expands(os.environ.get(name)) for name in allocator.VARIABLES)
     if vllm.sleep and not vllm.own_process and expands:
         raise VllmError(
