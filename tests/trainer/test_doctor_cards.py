@@ -148,6 +148,7 @@ def test_train_takes_a_card_with_kernels_and_whatever_it_knows_nothing_of(
 ) -> None:
     FakeCuda(monkeypatch, GTX_1080, archs, cuda)
     assert choose_device("auto") == torch.device("cuda", 0)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_the_refusal_comes_before_a_model_is_loaded(

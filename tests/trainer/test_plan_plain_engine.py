@@ -96,14 +96,17 @@ def test_a_measured_step_takes_about_what_is_planned(sequences: int, length: int
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from tinyzero_trainer.models import choose_device
     from tinyzero_trainer.plan.shape import shape_of
     from tinyzero_trainer.rollout.decoder import TransformersDecoder
 
-    kind = find_card(torch.cuda.get_device_name(0))
+    device = choose_device("cuda")
+    kind = find_card(torch.cuda.get_device_name(device))
     assert kind is not None, "needs a card that cards.py knows the speed of"
     settings = {key: value for key, value in GEMMA.items() if key != "model_type"}
     described = AutoConfig.for_model("gemma3_text", **settings)
-    model = AutoModelForCausalLM.from_config(described).to("cuda", torch.bfloat16).eval()
+    with device:
+        model = AutoModelForCausalLM.from_config(described, dtype=torch.bfloat16).eval()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     decoder = TransformersDecoder(model)
     tokens = torch.ones(sequences, length, dtype=torch.long, device="cuda")

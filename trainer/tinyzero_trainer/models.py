@@ -91,6 +91,8 @@ def choose_device(name: str) -> torch.device:
         raise ModelError(f"run.device={name!r} cannot be used ({_first_line(error)}); {advice}") from error
     if device.type == "cuda":
         _refuse_card_without_kernels(device)
+        # It plans anew for each length that it has not seen, which takes 70 ms: in generation that is every step.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 
 
