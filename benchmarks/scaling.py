@@ -179,7 +179,7 @@ class Tables:
         """Ways of new weights, by the number of nodes."""
         rows: dict[str, dict[str, str]] = {}
         for name, run in {
-            "each rank to the engine beside it (planned)": self.run,
+            "each rank to the engine beside it": self.run,
             "the same, sharded within a node": replace(self.run, sharding="hybrid"),
             "parcels through the object store": replace(self.run, way="object store"),
         }.items():
