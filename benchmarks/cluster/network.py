@@ -7,18 +7,11 @@ node, then on to the next, and there are as many rings as NICs, each with its sh
 from dataclasses import dataclass
 
 from tinyzero_trainer.cards import Card
+from tinyzero_trainer.plan.constants import LINK_HOP, NIC, NIC_HOP, NVLINK_SHARE, RING_BASE
+from tinyzero_trainer.plan.links import ring_seconds
 
-NVLINK = 350e9
-"""Bytes a second, each way, of a GPU's NVLink in an all-gather over 8 H100, whose links an H200 has too: 350 GB/s, and
-360 in a reduce-scatter (https://github.com/NVIDIA/nccl/issues/1281). The data sheet has 900 both ways together."""
-
-NIC = 45e9
-"""Bytes a second, each way, of a GPU's NIC: 90 % of 400 Gb/s. That there is one for each GPU:
-https://docs.nvidia.com/dgx-superpod/reference-architecture-scalable-infrastructure-h100/latest/. 90 % is assumed."""
-
-BASE, NVLINK_HOP, NIC_HOP = 8.4e-6, 3.4e-6, 9.6e-6
-"""Seconds that a ring takes whatever it carries, at its start and for each hop, as NCCL itself reckons:
-https://github.com/NVIDIA/nccl/blob/01afd20a77b5804e0ecf1042509dd9d20ebf9e93/src/graph/tuning.cc."""
+NVLINK = 450e9 * NVLINK_SHARE
+"""Bytes a second, each way, of a GPU's NVLink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +83,14 @@ class Group:
         return self.nodes * self.gpus
 
     def gather(self, size: float) -> Traffic:
-        """All-gather of `size` bytes in all, or a reduce-scatter of them: each GPU sends all but its own share.
-
-        As fast as the slower of a GPU's NVLink and the NICs of the group's GPUs in a node, together.
-        """
+        """All-gather of `size` bytes in all, or a reduce-scatter of them: each GPU sends all but its own share."""
         if self.size == 1:
             return Traffic()
         cluster, sent = self.cluster, size * (self.size - 1) / self.size
         groups = cluster.size // self.size
         between = self.nodes if self.nodes > 1 else 0  # of the ring's hops, those from node to node
-        bandwidths = [cluster.nvlink] * (self.gpus > 1) + [self.gpus * cluster.nic] * (self.nodes > 1)
-        latency = BASE + (self.size - self.nodes) * NVLINK_HOP + (self.nodes - 1) * NIC_HOP
         return Traffic(
-            latency + sent / min(bandwidths),
+            ring_seconds(size, self.nodes, self.gpus, cluster.nvlink, cluster.nic),
             nvlink=groups * (self.size - between) * sent,
             nic=groups * between * sent,
         )
@@ -119,7 +107,7 @@ def broadcast(cluster: Cluster, nodes: int, size: float) -> Traffic:
     """
     hops = nodes * (cluster.gpus - 1)
     return Traffic(
-        BASE + nodes * NIC_HOP + hops * NVLINK_HOP + size / min(cluster.nvlink, cluster.nic),
+        RING_BASE + nodes * NIC_HOP + hops * LINK_HOP + size / min(cluster.nvlink, cluster.nic),
         nvlink=hops * size,
         nic=nodes * size,
     )

@@ -37,9 +37,6 @@ STORE_OUT = 50 * 2**30 / 16.9
 """Bytes a second from one node's object store to all others together, where 1 GiB went to 50 nodes in 16.9 s:
 https://github.com/ray-project/ray/blob/master/release/perf_metrics/scalability/object_store.json."""
 
-TENSORS_OF_A_LAYER = 12
-"""Of Qwen2: four of attention with three biases, three of the MLP, two norms."""
-
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -250,7 +247,7 @@ def passes(run: Run, lengths: Sequence[int]) -> dict[str, Traffic]:
 def weights(run: Run) -> Traffic:
     """New weights for the engines: each tensor is put together in float32 from its shards, then goes its way."""
     shape, config, cluster = run.shape, run.config, run.cluster
-    tensors = TENSORS_OF_A_LAYER * shape.layers + 3
+    tensors = constants.TENSORS_OF_A_LAYER * shape.layers + 3
     gathered = run.shards.gather(constants.MASTER_BYTES * shape.parameters / tensors) * tensors
     if run.way == "beside" or cluster.size == 1:
         copied = predict_speed(shape, config, cluster.card, run.prompt).seconds["update_weights"]

@@ -10,7 +10,7 @@
 # Words behind the address go to `ray start`; on the first machine the address is `head`: bash node.sh head --num-gpus 4
 set -euo pipefail
 
-: "${RAY_AUTH_TOKEN:?whoever reaches a Ray without one can run code on it; export RAY_AUTH_TOKEN=SECRET}"
+: "${RAY_AUTH_TOKEN:-${RAY_AUTH_TOKEN_PATH:?whoever reaches a Ray without one can run code on it; export RAY_AUTH_TOKEN=SECRET}}"
 export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
 ulimit -n "$(ulimit -Hn)" || true
 

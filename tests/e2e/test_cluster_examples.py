@@ -144,6 +144,21 @@ def test_a_ray_that_cannot_be_reached_is_told_with_what_may_be_the_reason(monkey
         pass
 
 
+def test_a_machine_of_ones_own_has_a_token_or_is_not_started(tmp_path: Path) -> None:
+    for name in ("ray", "python"):
+        (tmp_path / name).write_text('#!/bin/sh\necho "$0 $RAY_AUTH_MODE $*"\n')
+        (tmp_path / name).chmod(0o755)
+    usual = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_TOKEN")}
+    usual["PATH"] = f"{tmp_path}:{usual['PATH']}"
+    for tokens, code in (({}, 1), ({"RAY_AUTH_TOKEN": "0" * 64}, 0), ({"RAY_AUTH_TOKEN_PATH": "token"}, 0)):
+        command = ["bash", str(EXAMPLES / "node.sh"), "10.0.0.1:6379"]
+        done = subprocess.run(command, env=usual | tokens, capture_output=True, text=True, check=False)
+        assert done.returncode == code
+        wanted = f"{tmp_path / 'ray'} token start --address=10.0.0.1:6379 --block\n" if not code else ""
+        assert done.stdout == wanted
+        assert ("export RAY_AUTH_TOKEN=SECRET" in done.stderr) == bool(code)
+
+
 # ---- run for real, on one machine ------------------------------------------------------------------------------------
 
 SRUN = """#!/bin/bash

@@ -13,7 +13,7 @@ from tests.trainer.machines import CU124, GIB, H200, RTX_5090, facts_of, machine
 from tests.trainer.planned import config_of
 from tinyzero_sdk.cli import main
 from tinyzero_trainer.config import AlgorithmConfig, LogConfig, ModelConfig, TrainConfig
-from tinyzero_trainer.doctor import checks, command, gpus, links, packages, probe
+from tinyzero_trainer.doctor import alike, checks, cluster, command, fitting, gpus, links, packages, probe
 from tinyzero_trainer.doctor.checks import examine
 from tinyzero_trainer.doctor.facts import (
     Card,
@@ -96,6 +96,24 @@ def test_a_vllm_that_wants_another_torch(engine: str, level: str) -> None:
     assert "needs torch==2.11.0, but torch 2.13.0+cu130 is installed" in finding.what
     same = dataclasses.replace(facts, torch=dataclasses.replace(facts.torch, version="2.11.0+cu130"))
     assert seen(same, "vllm", Wanted(engine=engine)).level == "ok"
+
+
+def test_what_an_extra_asks_of_torch_counts_where_the_extra_is_there() -> None:
+    ours = dataclasses.replace(OURS, requires=(*OURS.requires, 'torch>=2.9; extra == "ray"'))
+    old = dataclasses.replace(Torch("2.7.0+cpu"))
+    without = facts_of(torch=old, packages=(ours, Package("transformers", "5.23.0")))
+    assert {finding.level for finding in packages.check_versions(without, Wanted())} == {"ok"}
+    ray = dataclasses.replace(without, packages=(*without.packages, Package("ray", "2.60.0")))
+    [bad] = [finding for finding in packages.check_versions(ray, Wanted()) if finding.level != "ok"]
+    assert (bad.level, bad.commands) == ("error", ("pip install 'torch>=2.9'",))
+
+
+@pytest.mark.parametrize(("address", "level"), [(None, "warning"), ("auto", "error")])
+def test_an_old_ray_is_an_error_where_it_is_asked_for(address: str | None, level: str) -> None:
+    facts = facts_of(packages=(OURS, Package("ray", "2.9.0"), Package("transformers", "5.23.0")))
+    [bad] = [finding for finding in packages.check_versions(facts, Wanted(address=address)) if finding.level != "ok"]
+    assert (bad.level, bad.commands) == (level, ("pip install 'ray>=2.40'",))
+    assert bad.what == "tinyzero-trainer 0.1.0 needs ray>=2.40, but ray 2.9.0 is installed"
 
 
 def test_a_vllm_that_is_asked_for_and_missing() -> None:
@@ -286,7 +304,7 @@ def test_on_a_gpu_without_a_model_it_says_what_train_does() -> None:
 def test_every_check_is_in_the_list() -> None:
     written = {
         value
-        for module in (checks, gpus, links, packages)
+        for module in (checks, gpus, links, packages, cluster, alike, fitting)
         for name, value in vars(module).items()
         if name.startswith("check_") and value.__module__ == module.__name__
     }

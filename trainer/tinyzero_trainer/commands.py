@@ -95,12 +95,11 @@ def train(
     """
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.configure import gather
+    from tinyzero_trainer.ray.layout import flag_settings as ray_settings
     from tinyzero_trainer.task_shares import flag_settings
 
     flags: dict[str, Any] = {**flag_settings(task or ()), "run.output": output and str(output), "model.path": model}
-    flags |= {"ray.gpus": gpus, "ray.address": address}
-    flags["run.executor"] = None if gpus is None and address is None else "ray"
-    flags["run.device"] = "cpu" if gpus == 0 else None
+    flags |= ray_settings(gpus, address)
     flags["run.recipe"] = recipe
     flags["run.allow_unsafe_scorers"] = allow_unsafe_scorers or None
     said = gather(TrainConfig, flags, words or (), config)

@@ -1,4 +1,4 @@
-"""`tinyzero doctor`: what stands in the way of training on this machine, and what to type about each thing.
+"""`tinyzero doctor`: what stands in the way of training on a machine or a cluster, and what to type about each thing.
 
 facts.py     what was seen, as plain records
 probe.py     sees it (torch_probe.py in a process of its own, since what it imports may crash)
@@ -7,6 +7,13 @@ kernels.py   whether torch has kernels for a card; `tinyzero train` asks it too
 checks.py    the machine: facts in, findings out; packages.py, gpus.py and links.py do the same for theirs
 command.py   the command
 
-Only probe.py, torch_probe.py and nvidia_smi.py touch the machine (and for them model_files.py, beside models.py), so
-every finding can be had from made-up facts.
+With --address, of a Ray and its nodes:
+
+ray_facts.py       what was seen of them
+cluster_probe.py   sees it, by ray_probe.py in a process of its own, which has node_probe.py run on each node
+cluster.py         facts in, findings out, on Ray and on each node; alike.py: on what is unlike among nodes
+fitting.py         what of a run fits where
+
+Only probe.py, torch_probe.py, nvidia_smi.py, cluster_probe.py, ray_probe.py and node_probe.py touch a machine (and for
+them model_files.py, beside models.py), so every finding can be had from made-up facts.
 """

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Iterator
 
+from tinyzero_trainer.doctor.alike import check_alike, check_network, check_shared_directory, check_unlike_cards
+from tinyzero_trainer.doctor.cluster import check_nodes, check_ray
 from tinyzero_trainer.doctor.facts import Facts, Wanted
 from tinyzero_trainer.doctor.findings import GIB, Finding, Level, as_size
+from tinyzero_trainer.doctor.fitting import check_places
 from tinyzero_trainer.doctor.gpus import check_cards, check_driver, check_visibility
 from tinyzero_trainer.doctor.links import check_links
 from tinyzero_trainer.doctor.packages import check_imports, check_python, check_versions
@@ -67,6 +70,8 @@ def check_memory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
 def _main_memory(facts: Facts, wanted: Wanted, size: int) -> tuple[int, str]:
     """Bytes that a model needs in main memory, and what for."""
     loading = WEIGHT_BYTES * size
+    if wanted.address is not None:
+        return loading, "loading"  # all else is where Ray puts it
     if wanted.device == "cpu" or not facts.torch.cards:
         return loading * (TRAINED_COPIES * wanted.model_copies + wanted.frozen_copies), "training"
     if wanted.host_bytes > loading:
@@ -210,6 +215,13 @@ CHECKS: tuple[Callable[[Facts, Wanted], Iterator[Finding]], ...] = (
     check_disk,
     check_model,
     check_wandb,
+    check_ray,
+    check_nodes,
+    check_alike,
+    check_unlike_cards,
+    check_network,
+    check_shared_directory,
+    check_places,
 )
 """In the order in which they are shown."""
 

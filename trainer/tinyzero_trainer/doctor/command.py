@@ -2,6 +2,8 @@
 
 import dataclasses
 from collections import Counter
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.doctor.facts import Facts, Wanted
     from tinyzero_trainer.doctor.findings import Finding
+    from tinyzero_trainer.doctor.ray_facts import Places
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
 CHECK_WIDTH = 14
@@ -38,17 +41,28 @@ def doctor(
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings from a TOML file.")] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            "--gpus", metavar="N", help="As `tinyzero train` has it: is there room for a run of so many GPUs?"
+        ),
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option("--address", metavar="HOST:PORT", help="Look at a Ray and all its nodes; or `auto`.")
+    ] = None,
     wandb: Annotated[bool, typer.Option("--wandb", help="Look for the way to W&B, even if no setting asks.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print findings and facts as JSON.")] = False,
 ) -> None:
-    """Find what stands in the way of training on this machine: GPUs, versions, memory, disk, network.
+    """Find what stands in the way of training on this machine, or on those of a Ray: GPUs, versions, memory, network.
 
     Each finding says what to type. Exit code 1 if one of them is an error.
     """
     from tinyzero_trainer.doctor.checks import examine
     from tinyzero_trainer.doctor.findings import failed
+    from tinyzero_trainer.ray.layout import flag_settings
 
-    wanted, facts = _look(words or (), output, model, config, wandb)
+    flags = {"model.path": model, **flag_settings(gpus, address)}
+    wanted, facts = _look(flags, words or (), output, config, wandb)
     findings = examine(facts, wanted)
     if json:
         print_json(as_json(findings, facts))
@@ -95,21 +109,36 @@ def wanted_by(config: "TrainConfig", *, wandb: bool) -> "Wanted":
         offload=config.memory.offload,
         wandb=wandb or "wandb" in config.log.trackers,
         names_model=config.model.path is not None,
+        address=config.ray.address,
+        places=_places(config),
     )
 
 
+def _places(config: "TrainConfig") -> "Places | None":
+    """What the run takes of Ray, if anything says how large it is; what does not go together is refused."""
+    from tinyzero_trainer.doctor.ray_facts import Places
+    from tinyzero_trainer.ray.layout import layout_of
+
+    ray = config.ray
+    if config.run.executor != "ray" or not (ray.gpus or ray.engines or ray.ranks or config.run.device == "cpu"):
+        return None
+    layout = layout_of(config)
+    return Places(layout.ranks, layout.engines, layout.gpus_of_engine, len(config.task_shares()) or 1)
+
+
 def _look(
-    words: "list[str] | tuple[str, ...]", output: Path, model: str | None, file: Path | None, wandb: bool
+    flags: Mapping[str, object], words: "list[str] | tuple[str, ...]", output: Path, file: Path | None, wandb: bool
 ) -> "tuple[Wanted, Facts]":
     """What the settings ask for, and what the machine has."""
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.configure import build_layers, gather, refuse_missing_directory
+    from tinyzero_trainer.doctor.cluster_probe import with_ray
     from tinyzero_trainer.doctor.probe import look
     from tinyzero_trainer.layers import put_together
     from tinyzero_trainer.plan.memory import host_bytes
     from tinyzero_trainer.presets import BUILT_IN_MODEL, directory_of
 
-    said = gather(TrainConfig, {"model.path": model}, words, file)
+    said = gather(TrainConfig, flags, words, file)
     config = build_layers(put_together(said), said)
     wanted = wanted_by(config, wandb=wandb)
     refuse_missing_directory(config.model.path)
@@ -118,6 +147,9 @@ def _look(
     with stderr.status("looking at the machine"):
         directory = Path(config.run.output) if config.run.output else output
         facts = look(wanted, output=directory, model=name, model_path=path or BUILT_IN_MODEL)
+    there = str(path.expanduser().absolute()) if path and facts.model.local else ""
+    with stderr.status("asking Ray and its nodes") if wanted.address else nullcontext():
+        facts = with_ray(facts, wanted.address, directory=directory, model=there)
     shape = facts.model.shape
     return dataclasses.replace(wanted, host_bytes=host_bytes(shape, config) if shape else 0), facts
 

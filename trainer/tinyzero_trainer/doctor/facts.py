@@ -1,8 +1,9 @@
 """What was seen of a machine, and what the user means to do on it. Records only: nothing here looks or judges."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from tinyzero_trainer.doctor.ray_facts import Places, Ray, Token
 from tinyzero_trainer.model_files import Model
 
 Capability: TypeAlias = tuple[int, int]
@@ -239,6 +240,12 @@ class Wanted:
     names_model: bool = True
     """Whether a model is named; otherwise `train` makes one of its own on a GPU."""
 
+    address: str | None = None
+    """ray.address; the run's processes are then on the nodes of that Ray."""
+
+    places: Places | None = None
+    """What the run takes of a Ray; None = it has no executor `ray`, or nobody said how large it is."""
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -273,3 +280,12 @@ class Facts:
 
     wandb: Wandb
     """The way to W&B."""
+
+    ray: Ray | None = None
+    """The Ray that was asked for; None = none was."""
+
+    ray_address: str = ""
+    """RAY_ADDRESS, without a user's name and password."""
+
+    token: Token = field(default_factory=Token)
+    """What is set here for a Ray that asks for a token."""

@@ -85,6 +85,8 @@ def _unmet(package: Package, installed: Mapping[str, Package], torch: str) -> It
     for requirement in _requirements(package):
         name = canonicalize_name(requirement.name)
         optional = requirement.marker is not None and "extra" in str(requirement.marker)
+        if optional and name in NEEDED and not any(requirement.marker.evaluate({"extra": it}) for it in installed):  # type: ignore[union-attr]
+            continue  # what an extra asks of torch is of no matter where the extra is not there
         # Extras count where they are ours: others' have many that nobody here asked for.
         if name not in WATCHED or (optional and package.name != OURS):
             continue
@@ -123,11 +125,14 @@ def _misfit(package: Package, requirement: Requirement, found: str, torch: str, 
     needs = f"{name}{requirement.specifier}"
     there = f"{name} {found} is installed" if found else f"{name} is not installed"
     what = f"{package.name} {package.version} needs {needs}, but {there}"
+    level: Level
     if package.name == OURS:
-        return Finding(name, "error" if name in NEEDED else "warning", what, "install one that fits", (_pip(needs),))
+        asked_for = name == "ray" and (wanted.address is not None or wanted.places is not None)
+        level = "error" if name in NEEDED or asked_for else "warning"
+        return Finding(name, level, what, "install one that fits", (_pip(needs),))
     engine = wanted.engine == "vllm" and package.name.startswith("vllm")
     fatal = engine or package.name in NEEDED or package.name in SUSPECTS
-    level: Level = "error" if fatal else "warning"
+    level = "error" if fatal else "warning"
     if package.name in SUSPECTS:
         do = "install the one that fits torch, or take it away: training does not need it"
         pair = f"pip install {package.name} 'torch=={torch.partition('+')[0]}'"

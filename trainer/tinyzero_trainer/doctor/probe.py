@@ -82,14 +82,27 @@ def torch_probe(command: Iterable[str] = (), timeout: float = TORCH_SECONDS) -> 
     """
     # -P: nothing in the working directory can stand in for a library.
     command = tuple(command) or (sys.executable, "-P", "-m", "tinyzero_trainer.doctor.torch_probe")
+    return ask_apart(command, timeout, "torch")
+
+
+def ask_apart(command: Iterable[str], timeout: float, first: str) -> dict[str, Any]:
+    """The last line of JSON that a process said; where it crashed or hung, the error is under the name of its stage.
+
+    Args:
+        command: that says a mapping a line, with the name of its stage under `stage` until it is through.
+        timeout: seconds; then it is ended.
+        first: the stage of one that said nothing.
+    """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout, check=False)
+        done = subprocess.run(
+            tuple(command), capture_output=True, text=True, errors="replace", timeout=timeout, check=False
+        )
         text, why = done.stdout, f"its process ended with code {done.returncode}"
     except subprocess.TimeoutExpired as error:
         text = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout or ""
         why = f"it takes longer than {timeout:g} s"
     lines = [line for line in text.splitlines() if line.endswith("}")]
-    seen: dict[str, Any] = json.loads(lines[-1]) if lines else {"stage": "torch"}
+    seen: dict[str, Any] = json.loads(lines[-1]) if lines else {"stage": first}
     if stage := seen.pop("stage", None):
         seen[f"{stage}_error"] = why
     return seen

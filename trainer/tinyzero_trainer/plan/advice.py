@@ -8,7 +8,8 @@ from tinyzero_sdk.settings import show
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.plan.constants import GIB
 from tinyzero_trainer.plan.find_shape import WELL_KNOWN, find_shape
-from tinyzero_trainer.plan.memory import host_bytes, predict_memory
+from tinyzero_trainer.plan.memory import LOADING as LOADING
+from tinyzero_trainer.plan.memory import Phase, host_bytes, predict_memory
 from tinyzero_trainer.plan.proposals import (
     LEAST_SEQUENCES,
     Change,
@@ -21,15 +22,16 @@ from tinyzero_trainer.plan.proposals import (
 from tinyzero_trainer.plan.rollout import GB, needed_by_vllm
 from tinyzero_trainer.plan.search import make_plan
 from tinyzero_trainer.plan.shape import ModelShape, shape_of
+from tinyzero_trainer.plan.spread import device_of, spread_of
 from tinyzero_trainer.plan.target import Target, on_card, present_card
-from tinyzero_trainer.plan.work import work_of
+from tinyzero_trainer.plan.work import work_on
 from tinyzero_trainer.resuming import RESUMABLE
 
 LAST_RESORT = "take a smaller model or a card with more memory"
 
-LOADING, FEW_SEQUENCES = "loading", "few sequences"
-"""Where memory may run out too, beside the phases of a step: while weights and optimiser states are put on the card,
-and before a few sequences are generated."""
+FEW_SEQUENCES = "few sequences"
+"""Where memory may run out too, beside the phases of a step and `LOADING`, when weights and optimiser states are put
+on the card: before a few sequences are generated."""
 
 _LESS = 0.8
 """What is left of vllm.gpu_memory when it is made smaller."""
@@ -39,7 +41,9 @@ _WORTH_A_WORD = GIB // 20
 
 
 def warning(config: TrainConfig, shape: ModelShape | None = None) -> str | None:
-    """What is to be said before a run that will not fit into this machine's card; None = nothing.
+    """What is to be said before a run that will not fit into this machine's card, or into several; None = nothing.
+
+    Cards of other machines are taken to be like it.
 
     Never stops a run: where the model or the card cannot be found, others will say so.
 
@@ -48,7 +52,7 @@ def warning(config: TrainConfig, shape: ModelShape | None = None) -> str | None:
         shape: of a model that is yet to be made; None = find that of `model.path`.
     """
     with suppress(Exception):  # it asks a driver and reads files that may be broken in any way
-        target = present_card(config.run.device)
+        target = present_card(device_of(config))
         shape = shape if shape is not None or target is None else _shape(config)
         return None if target is None or shape is None else warning_for(shape, config, target)
     return None
@@ -67,7 +71,8 @@ def warning_for(shape: ModelShape, config: TrainConfig, target: Target) -> str |
             f"memory, which has {target.host / GIB:.1f} GiB; train an adapter (lora.rank), or take a smaller model"
         )
     needs = (
-        f"{found.wanted.worst.name} is predicted to take {found.wanted.peak / GIB:.1f} GiB, and {target.name} has "
+        f"{found.wanted.worst.name} is predicted to take {found.wanted.peak / GIB:.1f} GiB"
+        f"{of_which(config, found.wanted.worst)}, and {target.name} has "
         + (taken_words(target) or f"{target.memory / GIB:.1f} GiB")
     )
     cure = f"give {words(found.changes)}" if found.fits else f"no settings were found that fit: {LAST_RESORT}"
@@ -89,7 +94,7 @@ def after_out_of_memory(
     """
     found = _shape(config)
     shape = found or shape_of(*next(iter(WELL_KNOWN.items())))  # what lowers what is much the same for all
-    target = None if found is None else target or present_card(config.run.device)
+    target = None if found is None else target or present_card(device_of(config))
     present = config
     if target is not None:
         config = on_card(config, target)
@@ -128,7 +133,7 @@ def fits_without_offload(config: TrainConfig) -> bool:
 
     While the run goes on, that is: what is in use of the card is the run's own.
     """
-    target, shape = present_card(config.run.device), _shape(config)
+    target, shape = present_card(device_of(config)), _shape(config)
     if target is None or shape is None:
         return True
     config = with_settings(on_card(config, target), {"memory.offload": None})
@@ -141,6 +146,16 @@ def taken_words(target: Target) -> str:
     if target.taken < _WORTH_A_WORD:
         return ""
     return f"{target.memory / GIB:.1f} GiB, {target.taken / GIB:.1f} GiB of it in use by others"
+
+
+def of_which(config: TrainConfig, phase: Phase) -> str:
+    """On which of several cards a phase is meant; empty if there is one."""
+    spread = spread_of(config)
+    if spread.cards == 1:
+        return ""
+    if not spread.apart:
+        return " on each GPU"
+    return f" on {'a rank' if phase.card == 'rank' else 'an engine'}'s GPU"
 
 
 def words(changes: Iterable[Change]) -> str:
@@ -161,7 +176,7 @@ def _moves(shape: ModelShape, config: TrainConfig) -> Iterator[Settings]:
     size = config.vllm.gpu_memory
     if config.rollout.engine == "vllm" and size is not None:
         less = int(100 * _LESS * size) / 100
-        if less * GB >= needed_by_vllm(shape, config, work_of(config), sequences=LEAST_SEQUENCES):
+        if less * GB >= needed_by_vllm(shape, config, work_on(config), sequences=LEAST_SEQUENCES):
             yield {"vllm.gpu_memory": less}
     yield from moves(config)
 
@@ -180,7 +195,9 @@ def _held(shape: ModelShape, config: TrainConfig, phases: Collection[str]) -> in
         config = with_settings(config, {"rollout.max_sequences": LEAST_SEQUENCES})
     memory = predict_memory(shape, config)
     by_name = {phase.name: phase for phase in memory.phases}
-    if LOADING in phases:
+    generating = predict_memory(shape, config, card=spread_of(config).generating)
+    by_name |= {phase.name: phase for phase in generating.phases if phase.name in ("gen", "gen_greedy")}
+    if LOADING in phases and LOADING not in by_name:
         return sum(part.size for part in by_name["gen"].parts if part.role not in ("rollout", "process"))
     meant = {*phases, *({"gen"} if FEW_SEQUENCES in phases else ())}
     otherwise = by_name["update_actor"].total if meant else memory.peak

@@ -9,7 +9,20 @@ import typer
 from tinyzero_sdk.cli.output import print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tinyzero_trainer.plan.view import Planned
+
+
+GpusOption = Annotated[
+    int | None, typer.Option("--gpus", metavar="N", min=0, help="As for train: several GPUs, all of one kind.")
+]
+AddressOption = Annotated[
+    str | None, typer.Option("--address", metavar="HOST:PORT", help="As for train; nothing is asked of it.")
+]
+NodesOption = Annotated[
+    int | None, typer.Option("--nodes", metavar="N", min=1, help="Their machines.", show_default="8 GPUs in each")
+]
 
 
 def plan(
@@ -33,6 +46,9 @@ def plan(
         str | None, typer.Option("--recipe", metavar="NAME", help="A name out of `tinyzero recipes`, or a .toml file.")
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings from a TOML file.")] = None,
+    gpus: GpusOption = None,
+    address: AddressOption = None,
+    nodes: NodesOption = None,
     gpu: Annotated[
         str | None,
         typer.Option("--gpu", metavar="NAME", help="Kind of GPU, such as 'RTX 4090'.", show_default="the one here"),
@@ -62,24 +78,29 @@ def plan(
     from tinyzero_trainer.layers import put_together
     from tinyzero_trainer.own_model import SETTINGS as SUIT_OWN_MODEL
     from tinyzero_trainer.plan.find_shape import find_shape, shape_of_own
+    from tinyzero_trainer.plan.spread import device_of, refuse_uneven
     from tinyzero_trainer.plan.target import choose_target
     from tinyzero_trainer.plan.view import plan_for, show
+    from tinyzero_trainer.ray.layout import flag_settings as ray_settings
     from tinyzero_trainer.task_shares import flag_settings
 
     flags: dict[str, Any] = {**flag_settings(task or ()), "model.path": model, "run.recipe": recipe}
+    flags |= ray_settings(gpus, address)
     said = gather(TrainConfig, flags, words or (), config)
     owned = get(said, "model.path") is None
     resolved = build_layers(put_together(said, SUIT_OWN_MODEL if owned else None), said)
     refuse_missing_directory(resolved.model.path)
-    target = choose_target(gpu, gpu_memory, resolved.run.device)
+    target = choose_target(gpu, gpu_memory, device_of(resolved))
     shape = shape_of_own(resolved.own_model) if owned else find_shape(resolved.model.path)
-    planned = plan_for(shape, resolved, target, prompt_tokens)
+    refuse_uneven(resolved, shape.heads)
+    planned = plan_for(shape, resolved, target, prompt_tokens, nodes)
     if json:
         print_json(as_json(planned))
     else:
         changed = {change.key for change in planned.plan.changes}
         kept = [word for word in words or () if word.partition("=")[0] not in changed]
-        show(planned, typed=_typed(task, model, recipe, config, kept))
+        given = {"--model": model, "--recipe": recipe, "--config": config, "--gpus": gpus, "--address": address}
+        show(planned, typed=_typed(task, given, kept))
     raise typer.Exit(int(not planned.plan.fits))
 
 
@@ -87,10 +108,13 @@ def as_json(planned: "Planned") -> dict[str, Any]:
     """What `--json` prints; bytes, and seconds."""
     from tinyzero_trainer.plan.advice import words
 
-    found, speed = planned.plan, planned.speed
+    found, speed, links = planned.plan, planned.speed, planned.links
 
     def phases(memory: Any) -> list[dict[str, Any]]:
-        return [{"phase": one.name, "total": one.total, "parts": list(map(asdict, one.parts))} for one in memory.phases]
+        return [
+            {"phase": one.name, "card": one.card, "total": one.total, "parts": list(map(asdict, one.parts))}
+            for one in memory.phases
+        ]
 
     return {
         "model": asdict(planned.shape),
@@ -99,23 +123,29 @@ def as_json(planned: "Planned") -> dict[str, Any]:
         "work": asdict(planned.work),
         "asked": {"peak": found.wanted.peak, "phases": phases(found.wanted)},
         "proposed": {"peak": found.memory.peak, "phases": phases(found.memory)},
+        "cards": [
+            {"card": one.kind, "count": one.count, "peak": one.memory.peak, "phases": phases(one.memory)}
+            for one in planned.kinds
+        ],
         "fits": found.fits,
         "host_bytes": planned.host,
         "changes": [{**asdict(change), "costs": change.costs} for change in found.changes],
         "words": words(found.changes),
         "smallest_gib": planned.smallest,
+        "gpus_that_do": planned.more,
+        "links": None if links is None else asdict(links),
         "speed": None
         if speed is None
         else {"seconds": dict(speed.seconds), "step": speed.step, "tokens_per_s": speed.throughput}
-        | {"generated_per_s": speed.rollout},
+        | {"generated_per_s": speed.rollout, "tokens_per_s_and_card": speed.throughput / speed.cards},
     }
 
 
-def _typed(task: list[str] | None, model: str | None, recipe: str | None, config: Path | None, words: list[str]) -> str:
+def _typed(task: list[str] | None, flags: "Mapping[str, object]", words: list[str]) -> str:
     """What the user typed, as `tinyzero train` takes it."""
     import shlex
 
-    flags = {"--model": model, "--recipe": recipe, "--config": config}
-    tasks = task or ([] if config else ["TASK"])
-    given = [*(("--task", one) for one in tasks), *((flag, str(value)) for flag, value in flags.items() if value)]
+    tasks = task or ([] if flags["--config"] else ["TASK"])
+    pairs = ((flag, str(value)) for flag, value in flags.items() if value is not None and value != "")
+    given = [*(("--task", one) for one in tasks), *pairs]
     return shlex.join([*(part for pair in given for part in pair), *words])

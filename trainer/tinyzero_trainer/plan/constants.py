@@ -26,6 +26,19 @@ FROZEN_BYTES = 4
 LAYERS_GATHERED = 2
 """Layers whose weights lie whole in the type that is computed in, at a time: one is computed, the next prefetched."""
 
+LAYERS_ARRIVING = 1
+"""The same between several ranks, beside those: an all-gather brings a layer into one buffer, and it is copied out."""
+
+LAYERS_REDUCED = 1
+"""Layers whose gradients are on their way at a time between several ranks, in the type that is computed in and in
+float32: one is reduced while the next is computed."""
+
+NCCL = 512 * MIB
+"""A process's communicators with other cards. Assumed; that of one card alone takes next to nothing."""
+
+LINE_PARCEL = 2**28
+"""Bytes of new weights that go to engines on cards of their own at a time; see ray.line.PARCEL_BYTES."""
+
 HIDDEN_EAGER, MLP_EAGER = 16, 8
 """Bytes kept for the backward pass, a layer and token, per unit of the hidden size and of the MLP's, uncompiled: each
 norm keeps its input in float32 and twice in bfloat16; the MLP gate, its activation, up and their product."""
@@ -113,3 +126,27 @@ VLLM_WAKE = 0.6
 
 SCORING_RATE = 20_000
 """Completions scored a second."""
+
+# ---- links between cards; how fast each kind of card's are is in links.py --------------------------------------------
+
+NVLINK_SHARE = 350 / 450
+"""Of NVLink's bandwidth each way, what an all-gather reaches: 350 GB/s over 8 H100, and 360 in a reduce-scatter, of the
+450 of the data sheet (https://github.com/NVIDIA/nccl/issues/1281)."""
+
+PCIE_SHARE = 0.6
+"""Of the bandwidth of 16 lanes of PCIe each way, for cards without NVLink. Assumed."""
+
+NIC = 45e9
+"""Bytes a second, each way, of a GPU's network card: 90 % of 400 Gb/s. That there is one for each GPU:
+https://docs.nvidia.com/dgx-superpod/reference-architecture-scalable-infrastructure-h100/latest/. 90 % is assumed."""
+
+GPUS_OF_A_NODE = 8
+"""At the most, where nobody says how many nodes there are."""
+
+RING_BASE, LINK_HOP, NIC_HOP = 8.4e-6, 3.4e-6, 9.6e-6
+"""Seconds that a ring takes whatever it carries, at its start and for each hop within a node and between nodes, as NCCL
+itself reckons:
+https://github.com/NVIDIA/nccl/blob/01afd20a77b5804e0ecf1042509dd9d20ebf9e93/src/graph/tuning.cc."""
+
+TENSORS_OF_A_LAYER = 12
+"""Of Qwen2: four of attention with three biases, three of the MLP, two norms."""

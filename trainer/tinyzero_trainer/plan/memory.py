@@ -5,17 +5,24 @@ The phases bear the names of their times in the metrics (`timing_s/*`). A phase'
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import gcd
 from typing import Literal
 
 from tinyzero_trainer.compiling import compiles
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.plan import constants
+from tinyzero_trainer.plan.links import nodes_of
 from tinyzero_trainer.plan.rollout import Engine, engine_of
 from tinyzero_trainer.plan.shape import ModelShape
+from tinyzero_trainer.plan.spread import ALONE, CardKind, Spread, spread_of
 from tinyzero_trainer.plan.work import Work, number_bytes, work_of
 
 Role = Literal["policy", "critic", "reference", "rollout", "process"]
 ROLES: tuple[Role, ...] = ("policy", "critic", "reference", "rollout", "process")
+
+LOADING = "loading"
+"""The phase before the first step, where several ranks share a model that each of them loads whole. On one card less is
+held in it than in a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,9 @@ class Phase:
 
     parts: tuple[Part, ...]
     """What is held at its worst moment."""
+
+    card: CardKind = "rank"
+    """The kind of card that is meant."""
 
     @property
     def total(self) -> int:
@@ -71,24 +81,43 @@ class Memory:
 
 
 def predict_memory(
-    shape: ModelShape, config: TrainConfig, prompt_tokens: int | None = None, *, keeps: bool = False
+    shape: ModelShape,
+    config: TrainConfig,
+    prompt_tokens: int | None = None,
+    *,
+    keeps: bool = False,
+    card: CardKind | None = None,
 ) -> Memory:
     """Memory of every phase, with all completions at full length.
 
     Args:
         shape: the model's.
-        config: of the run; one process on one card.
+        config: of the run.
         prompt_tokens: see `work_of`.
         keeps: see `rollout.engine_of`.
+        card: which kind is meant; None = in each phase the one that holds most.
     """
-    work = work_of(config, prompt_tokens)
-    return Memory(tuple(_Step(shape, config, work, engine_of(shape, config, work, keeps=keeps)).phases()))
+    spread = spread_of(config)
+    work = work_of(config, prompt_tokens, spread)
+    found = list[Phase]()
+    if card != "engine":
+        engine = None if spread.apart else engine_of(shape, config, work, keeps=keeps)
+        found += _Step(shape, config, work, engine, spread).phases()
+    if card == "engine" or (card is None and spread.apart):
+        found += _engine_phases(shape, config, engine_of(shape, config, work, keeps=True))
+    names = dict.fromkeys(phase.name for phase in found)
+    return Memory(tuple(max((one for one in found if one.name == name), key=lambda one: one.total) for name in names))
 
 
-def host_bytes(shape: ModelShape, config: TrainConfig) -> int:
+def host_bytes(shape: ModelShape, config: TrainConfig, nodes: int | None = None) -> int:
     """Bytes that `memory.offload` keeps in main memory on a machine with a card; 0 without it.
 
     Of what is trained the float32 weights and AdamW's two moments, with `always` its gradients too; and what is frozen.
+
+    Args:
+        shape: the model's.
+        config: of the run.
+        nodes: machines over which its cards are spread evenly; None = see `links.nodes_of`.
     """
     offload, algorithm = config.memory.offload, config.algorithm
     if offload is None:
@@ -101,14 +130,49 @@ def host_bytes(shape: ModelShape, config: TrainConfig) -> int:
         held += each * (shape.parameters - head) + constants.FROZEN_BYTES * head
     if algorithm.kl_coefficient > 0 and not adapter:
         held += number_bytes(config) * shape.parameters
-    return held
+    spread = spread_of(config)
+    return -(-held * spread.replicas // nodes_of(spread.cards, nodes))
+
+
+def _engine_phases(shape: ModelShape, config: TrainConfig, engine: Engine) -> Iterator[Phase]:
+    """Of a card of an engine's own; of several it is the one that its process is on.
+
+    That process loads the model as the ranks do, and keeps it, in the type that is computed in, to take new weights:
+    all engines but the one that computes with it have another copy.
+    """
+    number = number_bytes(config)
+    twice = config.rollout.engine == "vllm" or shape.graphs
+    copy = [Part("rollout", "model that takes weights", number * shape.parameters if twice else 0)]
+    awake = [Part("rollout", what, size) for what, size in engine.awake.items()]
+    coming = [Part("rollout", "weights on their way", max(constants.LINE_PARCEL, number * shape.embedding))]
+    whole = [Part("rollout", "whole weights in float32", constants.MASTER_BYTES * shape.parameters)]
+
+    def phase(name: str, own: list[Part], of_engine: list[Part]) -> Phase:
+        here = own if engine.own_process else [*own, *of_engine]
+        parts = (*own, *of_engine, *_process(here, several=True))
+        return Phase(name, tuple(part for part in parts if part.size), "engine")
+
+    yield phase(LOADING, whole, [])
+    yield phase("gen", copy, awake)
+    if config.algorithm.advantage == "remax":
+        yield phase("gen_greedy", copy, awake)
+    yield phase("update_weights", [*copy, *coming], awake)
+
+
+def _process(held: list[Part], *, several: bool) -> Iterator[Part]:
+    """What a process takes beside what it holds."""
+    yield Part("process", "CUDA context", constants.CONTEXT)
+    yield Part("process", "NCCL", constants.NCCL if several else 0)
+    yield Part("process", "allocator", int(constants.SLACK * sum(part.size for part in held)))
 
 
 class _Step:
     """The parts of each phase of a step."""
 
-    def __init__(self, shape: ModelShape, config: TrainConfig, work: Work, engine: Engine) -> None:
-        self.shape, self.config, self.work, self.engine = shape, config, work, engine
+    def __init__(
+        self, shape: ModelShape, config: TrainConfig, work: Work, engine: Engine | None, spread: Spread = ALONE
+    ) -> None:
+        self.shape, self.config, self.work, self.spread, self.engine = shape, config, work, spread, engine
         self.number = number_bytes(config)
         self.adapter = shape.adapter(config.lora.rank, config.lora.targets)
         self.frozen: Role = "policy" if self.adapter else "reference"  # whose weights the KL is measured to
@@ -118,6 +182,8 @@ class _Step:
 
     def phases(self) -> Iterator[Phase]:
         """In the order in which they happen."""
+        if self.spread.shards > 1 and self.config.memory.offload != "always":
+            yield self._loading()
         yield self._phase("gen", [], awake=True)
         if self.config.old_logprobs_source == "policy":
             yield self._phase("old_log_prob", self._forward("policy"), "policy")
@@ -130,19 +196,42 @@ class _Step:
             yield self._worst("update_critic", self._update("critic"), "critic")
         active: tuple[Role, ...] = ("policy", "reference") if self.in_loss else ("policy",)
         yield self._worst("update_actor", self._update("policy"), *active)
-        sent = Part("policy", "a tensor on its way", self.number * self.shape.embedding)
-        yield self._phase("update_weights", [sent], "policy", awake=True)
+        yield self._phase("update_weights", [self._sent()], "policy", awake=True)
 
     # ---- what is held --------------------------------------------------------------------------------------------
 
     def _phase(self, name: str, moment: list[Part], *active: Role, awake: bool = False) -> Phase:
-        parts = [*self._weights(name, active), *moment]
-        engine = self.engine.awake if awake else self.engine.asleep
-        of_engine = [Part("rollout", what, size) for what, size in engine.items()]
-        here = parts if self.engine.own_process else [*parts, *of_engine]
-        slack = int(constants.SLACK * sum(part.size for part in here))
-        process = [Part("process", "CUDA context", constants.CONTEXT), Part("process", "allocator", slack)]
+        parts, of_engine = [*self._weights(name, active), *moment], list[Part]()
+        if self.engine is not None:
+            engine = self.engine.awake if awake else self.engine.asleep
+            of_engine = [Part("rollout", what, size) for what, size in engine.items()]
+        here = parts if self.engine is None or self.engine.own_process else [*parts, *of_engine]
+        process = _process(here, several=self.spread.cards > 1)
         return Phase(name, tuple(part for part in (*parts, *of_engine, *process) if part.size))
+
+    def _loading(self) -> Phase:
+        """Before anything is sharded; with a critic or a reference their copies too, one after the other."""
+        shape, beside = self.shape, self.config.algorithm.needs_critic or (self.kl and not self.adapter)
+        whole = constants.MASTER_BYTES * shape.parameters
+        parts = [Part("policy", "whole weights in float32", whole)]
+        if beside:
+            parts.append(Part("critic" if self.config.algorithm.needs_critic else "reference", "a copy of them", whole))
+        if self.config.algorithm.needs_critic and self.kl and not self.adapter and not self.config.memory.offload:
+            parts.append(
+                Part("critic", "weights and moments", 3 * constants.MASTER_BYTES * self.shard(shape.parameters))
+            )
+        return Phase(LOADING, (*parts, *_process(parts, several=True)))
+
+    def _sent(self) -> Part:
+        """A tensor that the engine is to have: put together in float32 if it is in shards, then as engines take it."""
+        size = (self.number + (constants.MASTER_BYTES if self.spread.shards > 1 else 0)) * self.shape.embedding
+        if self.spread.apart:  # side by side with others
+            size += self.number * self.shape.embedding + 2 * constants.LINE_PARCEL
+        return Part("policy", "a tensor on its way", size)
+
+    def shard(self, parameters: int) -> int:
+        """Of so many those that are here."""
+        return self.spread.shard(parameters)
 
     def _worst(self, name: str, moments: list[list[Part]], *active: Role) -> Phase:
         return max((self._phase(name, moment, *active) for moment in moments), key=lambda phase: phase.total)
@@ -155,27 +244,32 @@ class _Step:
         everyone = offload is None
         if everyone or "policy" in active:
             yield from self._trained("policy", self.adapter or shape.parameters, everyone or phase == "update_actor")
-            yield Part("policy", "frozen weights", constants.FROZEN_BYTES * shape.parameters if self.adapter else 0)
+            frozen = self.shard(shape.parameters) if self.adapter else 0
+            yield Part("policy", "frozen weights", constants.FROZEN_BYTES * frozen)
         if algorithm.needs_critic and (everyone or "critic" in active):
             head = 0 if shape.tied else shape.embedding  # which the critic does not train
             trained = shape.parameters - head
             yield from self._trained("critic", trained, everyone or phase == "update_critic")
-            yield Part("critic", "frozen weights", constants.FROZEN_BYTES * head)
+            yield Part("critic", "frozen weights", constants.FROZEN_BYTES * self.shard(head))
         if self.kl and not self.adapter and (everyone or "reference" in active):
-            yield Part("reference", "weights", self.number * shape.parameters)
+            yield Part("reference", "weights", self.number * self.shard(shape.parameters))
 
     def _trained(self, role: Role, count: int, moments: bool) -> Iterator[Part]:
-        yield Part(role, "weights in float32", constants.MASTER_BYTES * count)
+        yield Part(role, "weights in float32", constants.MASTER_BYTES * self.shard(count))
         if moments:
-            yield Part(role, "AdamW's moments", 2 * constants.MASTER_BYTES * count)
+            yield Part(role, "AdamW's moments", 2 * constants.MASTER_BYTES * self.shard(count))
 
     # ---- passes over a micro-batch -------------------------------------------------------------------------------
 
     def _gathered(self, role: Role) -> Part:
         """Weights in the type they are used in: of embedding, head, and the layers at work; see sharding.shard."""
-        again = role == "reference" or self.config.memory.checkpoint_activations or self.config.memory.offload
-        size = self.shape.embeddings + (constants.LAYERS_GATHERED if again else self.shape.layers) * self.shape.layer
-        staged = constants.MASTER_BYTES * self.shape.layer if self.config.memory.offload == "always" else 0
+        several, memory = self.spread.shards > 1, self.config.memory
+        again = several or role == "reference" or memory.checkpoint_activations or memory.offload
+        layers = (
+            constants.LAYERS_GATHERED + (constants.LAYERS_ARRIVING if several else 0) if again else self.shape.layers
+        )
+        size = self.shape.embeddings + layers * self.shape.layer
+        staged = constants.MASTER_BYTES * self.shard(self.shape.layer) if memory.offload == "always" else 0
         return Part(role, "weights at work", self.number * size + staged)
 
     def _forward(self, role: Role) -> list[Part]:
@@ -196,19 +290,26 @@ class _Step:
     def _update(self, role: Role) -> list[list[Part]]:
         """The moments of an update that may be its worst."""
         shape, trained = self.shape, self.adapter if role == "policy" and self.adapter else self.shape.parameters
-        whole = 0 if self.config.memory.offload == "always" else constants.MASTER_BYTES * trained
+        whole = 0 if self.config.memory.offload == "always" else constants.MASTER_BYTES * self.shard(trained)
         gradients = Part(role, "gradients in float32", whole if self.work.accumulates else 0)
         kept, layer = self._activations()
         held = [self._gathered(role), Part(role, "activations", kept), gradients]
         of_head = 0 if role == "critic" or self.adapter else shape.embedding
-        backward = Part(role, "gradients on their way", layer + self.number * of_head)
-        root = (self.number + 8) * (0 if self.adapter and role == "policy" else shape.embedding)
+        reducing = self._reducing(bool(self.adapter) and role == "policy") if self.spread.shards > 1 else 0
+        backward = Part(role, "gradients on their way", layer + self.number * of_head + reducing)
+        embedding = 0 if self.adapter and role == "policy" else shape.embedding
+        root = (self.number + 4) * embedding + 4 * self.shard(embedding)
         reduced = [self._gathered(role), Part(role, "gradients in float32", whole), Part(role, "reducing", root)]
         if role == "critic":
             return [[*held, backward], reduced]
         head = [self._logits(role, models=2 if self.exact else 1), Part(role, "gradient of the head", 8 * of_head)]
         moments = [[*held, backward], [*held, *head], reduced]
         return self._beside_reference(held, moments) if self.in_loss else moments
+
+    def _reducing(self, adapted: bool) -> int:
+        """Bytes of a layer's gradients between several ranks."""
+        trained = self.adapter // max(1, self.shape.layers) if adapted else self.shape.layer
+        return constants.LAYERS_REDUCED * (self.number + constants.MASTER_BYTES) * trained
 
     def _beside_reference(self, held: list[Part], moments: list[list[Part]]) -> list[list[Part]]:
         """The moments of the policy's update with what the reference takes in them, and the moment of its own pass."""
@@ -224,9 +325,15 @@ class _Step:
         """Bytes kept for the backward pass of all layers, and bytes that exist within the one that is at work."""
         shape, tokens = self.shape, self.work.micro_batch
         hidden, mlp = constants.HIDDEN_EAGER, constants.MLP_EAGER
-        if compiles(self.config.model.compile, shape.parameters):
+        slices = self.spread.slices
+        if slices == 1 and compiles(self.config.model.compile, shape.parameters):
             hidden, mlp = constants.HIDDEN_COMPILED, constants.MLP_COMPILED
         attention = 2 * (2 * shape.attention + 2 * shape.kv) + 4 * shape.heads
+        if (
+            slices > 1
+        ):  # what attention gives is kept before and after it is exchanged, and heads that are too few twice
+            repeated = slices // gcd(shape.kv_heads, slices)
+            attention += 2 * (shape.attention + 2 * (repeated - 1) * shape.kv)
         layer = tokens * (hidden * shape.hidden + mlp * shape.mlp + attention) * self.number // 2
         adapted = 2 * tokens * self.config.lora.rank * len(shape.matrices) * self.number
         working = int(constants.LAYER_BACKWARD * layer)

@@ -8,10 +8,11 @@ from typing import Any
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.engine_sizes import FEW_SEQUENCES
 from tinyzero_trainer.plan import constants
-from tinyzero_trainer.plan.memory import Memory, predict_memory
+from tinyzero_trainer.plan.memory import LOADING, Memory, predict_memory
 from tinyzero_trainer.plan.rollout import GB, needed_by_vllm
 from tinyzero_trainer.plan.shape import ModelShape
-from tinyzero_trainer.plan.work import Work, work_of
+from tinyzero_trainer.plan.spread import CardKind, spread_of
+from tinyzero_trainer.plan.work import Work, work_on
 
 LEAST_TOKENS = 2048
 """Micro-batches are made no smaller: below it a GPU waits more than it computes."""
@@ -36,6 +37,10 @@ COSTS = {
     "vllm.sleep": "",
     "rollout.max_sequences": "completions are generated in more rounds",
     "optimizer.micro_batch_tokens": "the update takes more passes, each a little less efficient",
+    "ray.replicas": "weights are gathered, and gradients added up, over all ranks, in other nodes too",
+    "ray.sequence_parallel": "ranks that share sequences exchange heads in every layer",
+    "ray.engines": "those GPUs do not train",
+    "vllm.tensor_parallel": "an engine's GPUs add up what they compute twice a layer, for each token",
     "memory.offload": "",
     "memory.checkpoint_activations": "the update computes a third more",
     "lora.rank": "small matrices are trained instead of all weights",
@@ -106,7 +111,8 @@ def settle(shape: ModelShape, config: TrainConfig, limit: int, prompt_tokens: in
 
     The engine `torch` takes as many sequences at a time as have room; without CUDA graphs `FEW_SEQUENCES`, room or not.
     vLLM stays awake during the update where all its sequences have room beside it; else it sleeps, and has what is left
-    beside the weights. Where even that does not hold a few, it asks for more than there is.
+    beside the weights. Where even that does not hold a few, it asks for more than there is. On cards of its own it has
+    no reason to sleep.
     """
     if config.rollout.engine == "vllm":
         return _settle_vllm(shape, config, limit, prompt_tokens)
@@ -114,26 +120,26 @@ def settle(shape: ModelShape, config: TrainConfig, limit: int, prompt_tokens: in
         return config
     if not shape.graphs:  # the engine asks nobody
         return with_settings(config, {"rollout.max_sequences": FEW_SEQUENCES})
-    count, settled = work_of(config, prompt_tokens).at_a_time, config
+    count, settled = work_on(config, prompt_tokens).at_a_time, config
     least = max(LEAST_SEQUENCES, config.rollout.samples_per_prompt)
-    while count // 2 >= least and while_awake(predict_memory(shape, settled, prompt_tokens)) > limit:
+    while count // 2 >= least and awake_bytes(shape, settled, prompt_tokens) > limit:
         count //= 2
         settled = replace(config, rollout=replace(config.rollout, max_sequences=count))
     return settled
 
 
 def _settle_vllm(shape: ModelShape, config: TrainConfig, limit: int, prompt_tokens: int | None) -> TrainConfig:
-    vllm, work = config.vllm, work_of(config, prompt_tokens)
+    vllm, work, spread = config.vllm, work_on(config, prompt_tokens), spread_of(config)
     most = needed_by_vllm(shape, config, work)
     least = needed_by_vllm(shape, config, work, sequences=LEAST_SEQUENCES)
-    for sleep in (False, True) if vllm.sleep is None else (vllm.sleep,):
+    for sleep in (False, True) if vllm.sleep is None and not spread.apart else (vllm.sleep,):
         given = _gigabytes(least) if vllm.gpu_memory is None else vllm.gpu_memory
         tight = replace(config, vllm=replace(vllm, gpu_memory=given, sleep=sleep))
-        memory = predict_memory(shape, tight, prompt_tokens)
-        awake = while_awake(memory) if sleep else memory.peak
+        memory = predict_memory(shape, tight, prompt_tokens, card=spread.generating)
+        awake = while_awake(memory) if sleep else _in_steps(memory)
         room = given * GB + (limit - awake) / (1 if vllm.own_process else 1 + constants.SLACK)
         if vllm.gpu_memory is not None:
-            settled, good = tight, memory.peak <= limit
+            settled, good = tight, _in_steps(memory) <= limit
         else:
             size = max(least, min(most + GB / 100, room))  # rounding down shall cost no sequence
             settled, good = replace(config, vllm=replace(tight.vllm, gpu_memory=_gigabytes(size))), room >= most
@@ -147,18 +153,35 @@ def while_awake(memory: Memory) -> int:
     return max(phase.total for phase in memory.phases if phase.name in AWAKE)
 
 
-def predict_within(shape: ModelShape, config: TrainConfig, limit: int, prompt_tokens: int | None = None) -> Memory:
+def awake_bytes(shape: ModelShape, config: TrainConfig, prompt_tokens: int | None = None) -> int:
+    """The same of a configuration, on the card that a rollout engine is on."""
+    return while_awake(predict_memory(shape, config, prompt_tokens, card=spread_of(config).generating))
+
+
+def _in_steps(memory: Memory) -> int:
+    """Bytes of the worst phase in which there is a rollout engine."""
+    return max(phase.total for phase in memory.phases if phase.name != LOADING)
+
+
+def predict_within(
+    shape: ModelShape,
+    config: TrainConfig,
+    limit: int,
+    prompt_tokens: int | None = None,
+    *,
+    card: CardKind | None = None,
+) -> Memory:
     """Memory of every phase, where the engine `torch` keeps what it has during the update if that fits.
 
-    With `memory.offload` it never does.
+    With `memory.offload` it never does. For `card` see `predict_memory`.
     """
-    kept = predict_memory(shape, config, prompt_tokens, keeps=config.memory.offload is None)
-    return kept if kept.peak <= limit else predict_memory(shape, config, prompt_tokens)
+    kept = predict_memory(shape, config, prompt_tokens, keeps=config.memory.offload is None, card=card)
+    return kept if kept.peak <= limit else predict_memory(shape, config, prompt_tokens, card=card)
 
 
 def moves(config: TrainConfig, prompt_tokens: int | None = None) -> Iterator[Settings]:
     """Settings that may take less memory, the cheapest first; each halves something, or changes one thing for good."""
-    vllm, work = config.rollout.engine == "vllm", work_of(config, prompt_tokens)
+    vllm, work = config.rollout.engine == "vllm", work_on(config, prompt_tokens)
     if vllm and config.vllm.sleep is False:
         yield {"vllm.sleep": True}
     if vllm and config.vllm.gpu_memory is not None:
@@ -166,6 +189,8 @@ def moves(config: TrainConfig, prompt_tokens: int | None = None) -> Iterator[Set
     yield from islice(({"rollout.max_sequences": count} for count in fewer_sequences(config, work)), 1)
     yield from islice(({"optimizer.micro_batch_tokens": size} for size in smaller_micro_batches(config, work)), 1)
     on_gpu = config.run.device != "cpu"
+    if config.ray.replicas > 1:
+        yield {"ray.replicas": 1}
     if on_gpu and config.memory.offload is None:
         yield {"memory.offload": "idle"}
     if not config.memory.checkpoint_activations:
@@ -177,6 +202,28 @@ def moves(config: TrainConfig, prompt_tokens: int | None = None) -> Iterator[Set
         yield {"lora.rank": LORA_RANK, "optimizer.learning_rate": rate}
 
 
+def divisions(shape: ModelShape, config: TrainConfig, prompt_tokens: int | None = None) -> Iterator[Settings]:
+    """Other ways to divide several cards, each with less on some of them; nothing on one card."""
+    spread, work = spread_of(config), work_on(config, prompt_tokens)
+    whole: dict[str, Any] = {"ray.replicas": 1} if spread.replicas > 1 else {}
+    if whole:
+        yield whole
+    # Shorter ones go several at a time, and fewer tokens in a pass are the cheaper way.
+    most = spread.ranks if work.sequence > LEAST_TOKENS else 1
+    for slices in (count for count in (2, 4, 8) if spread.slices < count <= most):
+        if not shape.heads % slices and not spread.ranks % slices:
+            yield {**whole, "ray.sequence_parallel": slices}
+    if config.rollout.engine == "vllm" and not spread.apart:
+        for cards in (count for count in (2, 4, 8) if spread.of_engine < count <= spread.ranks):
+            if not shape.heads % cards and not spread.ranks % cards:
+                yield {**whole, "vllm.tensor_parallel": cards}
+    if not spread.apart and config.ray.ranks is None:
+        for engines in sorted({1, spread.engines // 4, spread.engines // 2} - {0}):
+            ranks = spread.ranks - engines * spread.of_engine
+            if ranks > 0 and not ranks % spread.slices:
+                yield {**whole, "ray.engines": engines}
+
+
 def fewer_sequences(config: TrainConfig, work: Work) -> Iterator[int]:
     """Halves of rollout.max_sequences, down to `LEAST_SEQUENCES`, which comes last."""
     count = min(config.rollout.max_sequences or work.at_a_time, work.at_a_time)
@@ -186,9 +233,9 @@ def fewer_sequences(config: TrainConfig, work: Work) -> Iterator[int]:
 
 
 def smaller_micro_batches(config: TrainConfig, work: Work) -> Iterator[int]:
-    """Halves of optimizer.micro_batch_tokens, down to `LEAST_TOKENS`, or to where a sequence goes alone."""
+    """Powers of two below optimizer.micro_batch_tokens, down to `LEAST_TOKENS`, or to where a sequence goes alone."""
     budget = min(config.optimizer.micro_batch_tokens, work.micro_batch)
-    while budget > work.sequence and (budget := budget // 2) >= LEAST_TOKENS:
+    while budget * work.slices > work.sequence and (budget := 1 << (budget - 1).bit_length() - 1) >= LEAST_TOKENS:
         yield budget
 
 

@@ -92,6 +92,8 @@ def _drawing(config: TrainConfig, work: Work) -> int:
 
 def _vllm(shape: ModelShape, config: TrainConfig, work: Work) -> Engine:
     process = {"CUDA context of its process": constants.CONTEXT} if config.vllm.own_process else {}
+    if config.vllm.tensor_parallel > 1:
+        process["NCCL of its process"] = constants.NCCL
     wanted = needed_by_vllm(shape, config, work)
     size = wanted if config.vllm.gpu_memory is None else int(config.vllm.gpu_memory * GB)
     graphs = constants.VLLM_BESIDE if config.vllm.cuda_graphs else constants.VLLM_BESIDE // 4
@@ -101,11 +103,12 @@ def _vllm(shape: ModelShape, config: TrainConfig, work: Work) -> Engine:
 
 
 def needed_by_vllm(shape: ModelShape, config: TrainConfig, work: Work, sequences: int | None = None) -> int:
-    """vllm.gpu_memory, in bytes, with room for so many whole sequences at a time; none = all of a step."""
+    """vllm.gpu_memory, in bytes, with room for so many whole sequences at a time; none = all that it is given."""
     count = work.trained_at_a_time if sequences is None else min(sequences, work.trained_at_a_time)
-    drawing = work.at_a_time * shape.vocabulary * constants.VLLM_SAMPLER_BYTES
-    split = number_bytes(config) * (shape.parameters + count * _cached(shape, work))
-    return constants.VLLM_WORKSPACE + drawing + split // config.vllm.tensor_parallel
+    drawing = work.seats * shape.vocabulary * constants.VLLM_SAMPLER_BYTES
+    weights = -(-shape.parameters // config.vllm.tensor_parallel)
+    split = number_bytes(config) * (weights + count * _cached(shape, config, work))
+    return constants.VLLM_WORKSPACE + drawing + split
 
 
 def sequences_in_vllm(shape: ModelShape, config: TrainConfig, work: Work) -> int:
@@ -113,9 +116,13 @@ def sequences_in_vllm(shape: ModelShape, config: TrainConfig, work: Work) -> int
     if config.vllm.gpu_memory is None:
         return work.trained_at_a_time
     left = config.vllm.gpu_memory * GB - needed_by_vllm(shape, config, work, sequences=0)
-    return max(1, int(left * config.vllm.tensor_parallel // (number_bytes(config) * _cached(shape, work))))
+    return max(1, int(left // (number_bytes(config) * _cached(shape, config, work))))
 
 
-def _cached(shape: ModelShape, work: Work) -> int:
-    """Numbers of a whole sequence in vLLM's KV cache, whose last block is not full."""
-    return (work.sequence + 16) * shape.cache_numbers
+def _cached(shape: ModelShape, config: TrainConfig, work: Work) -> int:
+    """Numbers of a whole sequence in vLLM's KV cache on a card, whose last block is not full.
+
+    Each card of an engine has its share of the heads, and at least one, which others may have too.
+    """
+    heads = -(-shape.kv_heads // config.vllm.tensor_parallel)
+    return (work.sequence + 16) * (shape.cache_numbers // shape.kv_heads) * heads

@@ -3,18 +3,20 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 
 from tinyzero_trainer.cards import Card, find_card
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.plan import constants
-from tinyzero_trainer.plan.memory import Memory, host_bytes, predict_memory
+from tinyzero_trainer.plan.memory import Memory, host_bytes
 from tinyzero_trainer.plan.proposals import (
     COSTS,
     COSTS_OF_VALUE,
     Change,
     Plan,
     Settings,
+    awake_bytes,
+    divisions,
     fewer_sequences,
     moves,
     predict_within,
@@ -22,13 +24,12 @@ from tinyzero_trainer.plan.proposals import (
     settle,
     smaller_micro_batches,
     usable,
-    while_awake,
     with_settings,
 )
 from tinyzero_trainer.plan.rollout import sequences_in_vllm
 from tinyzero_trainer.plan.shape import ModelShape
 from tinyzero_trainer.plan.speed import predict_speed
-from tinyzero_trainer.plan.work import work_of
+from tinyzero_trainer.plan.work import work_on
 
 WORTH = 1.05
 """What was asked and fits is changed only where that makes the step shorter by more than this factor: where it has room
@@ -48,8 +49,9 @@ def make_plan(
     *,
     card: Card | None = None,
     host: int | None = None,
+    nodes: int | None = None,
 ) -> Plan:
-    """Make a configuration fit a card, if it does not already.
+    """Make a configuration fit a card, or as many as it names, if it does not already.
 
     Args:
         shape: the model's.
@@ -58,15 +60,29 @@ def make_plan(
         prompt_tokens: see `work_of`.
         card: what it can do; None = not known, so that a common one's proportions count.
         host: bytes of the machine's own memory, in which `memory.offload` must have room; None = not known.
+        nodes: see `links.nodes_of`.
 
     Returns:
         A plan that `fits`, if one was found: what was asked, or the one with the shortest step; else the one that takes
         least.
     """
-    search = Search(shape, config, usable(memory), prompt_tokens, card, host)
+    search = Search(shape, config, usable(memory), prompt_tokens, card, host, nodes)
     found = search.find()
     changes = tuple(_changes(shape, config, found.config, prompt_tokens))
     return Plan(search.asked.memory, found.config, found.memory, changes, search.limit)
+
+
+def can_fit(
+    shape: ModelShape,
+    config: TrainConfig,
+    memory: int,
+    prompt_tokens: int | None = None,
+    *,
+    host: int | None = None,
+    nodes: int | None = None,
+) -> bool:
+    """Whether `make_plan` finds something that fits, which is sooner known than what."""
+    return Search(shape, config, usable(memory), prompt_tokens, None, host, nodes).can_fit()
 
 
 def _changes(shape: ModelShape, asked: TrainConfig, config: TrainConfig, prompt_tokens: int | None) -> Iterator[Change]:
@@ -75,7 +91,7 @@ def _changes(shape: ModelShape, asked: TrainConfig, config: TrainConfig, prompt_
         value, before = setting(config, key), setting(asked, key)
         if value == before:
             continue
-        work = work_of(config, prompt_tokens)
+        work = work_on(config, prompt_tokens)
         if key == "rollout.max_sequences" and value >= work.completions:
             costs = "evaluations are generated in more rounds"
         if key == "vllm.gpu_memory":
@@ -130,8 +146,13 @@ class Search:
     host: int | None
     """Bytes of the machine's own memory; None = not known."""
 
+    nodes: int | None = None
+    """See `links.nodes_of`."""
+
     def find(self) -> Tried:
         """What was asked if that is good, else the fastest that fits; an adapter only where nothing else does.
+
+        How several cards are divided stays as it was asked, unless weights would have to wait in the host's memory.
 
         Where nothing fits, what takes least.
         """
@@ -139,13 +160,26 @@ class Search:
         fits = asked.memory.peak <= self.limit
         if fits and asked.seconds <= WORTH * self.at_best({}):
             return asked
-        adapter = next((move for move in moves(self.config, self.prompt_tokens) if "lora.rank" in move), None)
-        best = self.fastest({})
+        adapter, best = self.adapter, self.fastest({})
+        divisions = [] if fits or (best is not None and "memory.offload" not in best.settings) else self.divisions()
+        for division in divisions:
+            if (found := self.fastest(division)) is not None and found.beats(best):
+                best = found
         if best is None and not fits and adapter is not None:
             best = self.fastest(adapter)
         if fits:
             return asked if best is None or asked.seconds <= WORTH * best.seconds else best
-        return best or self.least({}, *([adapter] if adapter else []))
+        return best or self.least({}, *divisions, *([adapter] if adapter else []))
+
+    def can_fit(self) -> bool:
+        """Whether anything does."""
+        bases = chain(({},), self.divisions(), [self.adapter] if self.adapter else [])
+        return self.fits(self.asked) or any(self.fastest(base) is not None for base in bases)
+
+    @cached_property
+    def adapter(self) -> Settings | None:
+        """The last resort; None if it was asked for."""
+        return next((move for move in moves(self.config, self.prompt_tokens) if "lora.rank" in move), None)
 
     @cached_property
     def asked(self) -> Tried:
@@ -198,9 +232,15 @@ class Search:
 
     # ---- what there is to choose from ----------------------------------------------------------------------------
 
+    def divisions(self) -> list[Settings]:
+        """Other ways to divide several cards."""
+        found = divisions(self.shape, self.config, self.prompt_tokens)
+        return [division for division in found if self.tried(division) is not None]
+
     def cores(self, base: Settings) -> Iterator[Settings]:
         """Settings of the update, each with fewer bytes than what was asked."""
-        config, work = self.config, work_of(self.config, self.prompt_tokens)
+        config = with_settings(self.config, base)
+        work = work_on(config, self.prompt_tokens)
         offloads = OFFLOADS[OFFLOADS.index(config.memory.offload) :] if config.run.device != "cpu" else ()
         checkpoints = () if config.memory.checkpoint_activations else (True,)
         for size, offload, checkpoint in product(
@@ -220,7 +260,7 @@ class Search:
         """Whether what is moved into the machine's memory has room there, as far as is known."""
         if self.host is None or "memory.offload" not in core:
             return True
-        return host_bytes(self.shape, with_settings(self.config, core)) <= self.host
+        return host_bytes(self.shape, with_settings(self.config, core), self.nodes) <= self.host
 
     def engines(self, core: Settings) -> Iterator[Settings]:
         """What the rollout engine may do, the least memory last."""
@@ -236,10 +276,10 @@ class Search:
     def counts(self) -> Iterator[int]:
         """Of sequences at a time, fewer than asked; the engine `torch` settles it by itself where nothing was asked."""
         if self.config.rollout.engine == "vllm" or self.config.rollout.max_sequences is not None:
-            yield from fewer_sequences(self.config, work_of(self.config, self.prompt_tokens))
+            yield from fewer_sequences(self.config, work_on(self.config, self.prompt_tokens))
         elif not self.shape.graphs:
             config = self.asked.config
-            yield from fewer_sequences(config, work_of(config, self.prompt_tokens))
+            yield from fewer_sequences(config, work_on(config, self.prompt_tokens))
 
     def sequences(self, core: Settings, choices: list[Settings]) -> Settings:
         """As many sequences at a time as the engine `torch` has room for; the update does not matter to that."""
@@ -247,7 +287,7 @@ class Search:
         for choice in choices[:-1]:
             config = with_settings(self.config, {**offload, **choice})
             config = settle(self.shape, config, self.limit, self.prompt_tokens)
-            if while_awake(predict_memory(self.shape, config, self.prompt_tokens)) <= self.limit:
+            if awake_bytes(self.shape, config, self.prompt_tokens) <= self.limit:
                 return choice
         return choices[-1]
 
@@ -270,7 +310,7 @@ class Search:
         """Of a step."""
         card = self.card or find_card(constants.COMMON_CARD)
         assert card is not None
-        return predict_speed(self.shape, config, card, self.prompt_tokens).step
+        return predict_speed(self.shape, config, card, self.prompt_tokens, self.nodes).step
 
     def at_best(self, core: Settings) -> float:
         """Seconds of a step with room for all sequences at a time, and an engine that need not sleep."""

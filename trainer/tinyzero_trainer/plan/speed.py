@@ -1,14 +1,22 @@
-"""Seconds of each phase of a step, from a card's data sheet and a few measured shares of it."""
+"""Seconds of each phase of a step, from a card's data sheet and a few measured shares of it.
+
+On several cards each has its share of the work; what they send each other, and do not hide behind it, is in traffic.py.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tinyzero_trainer.cards import Card
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.plan import constants
 from tinyzero_trainer.plan.rollout import sequences_in_vllm
 from tinyzero_trainer.plan.shape import ModelShape
+from tinyzero_trainer.plan.spread import spread_of
+from tinyzero_trainer.plan.traffic import Traffic
 from tinyzero_trainer.plan.work import Work, number_bytes, work_of
+
+COLLECTING = ("gen", "reward", "gen_greedy")
+"""Phases that lie beside the update of the batch before with `rollout.lead=1`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +32,20 @@ class Speed:
     generated: int
     """Of them, those that the model generates."""
 
+    cards: int = 1
+    """That the step takes."""
+
+    beside: bool = False
+    """Whether the next batch is collected while this one is trained on."""
+
     @property
     def step(self) -> float:
         """Seconds of the whole."""
-        return sum(self.seconds.values())
+        if not self.beside:
+            return sum(self.seconds.values())
+        sent = self.seconds["update_weights"]
+        collected = sum(seconds for name, seconds in self.seconds.items() if name in COLLECTING)
+        return max(collected, sum(self.seconds.values()) - collected - sent) + sent
 
     @property
     def throughput(self) -> float:
@@ -40,59 +58,81 @@ class Speed:
         return self.generated / self.seconds["gen"]
 
 
-def predict_speed(shape: ModelShape, config: TrainConfig, card: Card, prompt_tokens: int | None = None) -> Speed:
-    """Time of a step on a card, with all completions at full length.
+def predict_speed(
+    shape: ModelShape, config: TrainConfig, card: Card, prompt_tokens: int | None = None, nodes: int | None = None
+) -> Speed:
+    """Time of a step on a card, or as many of a kind as the configuration names, with all completions at full length.
 
     Args:
         shape: the model's.
         config: of the run.
         card: a kind of GPU.
         prompt_tokens: see `work_of`.
+        nodes: see `links.nodes_of`.
     """
-    work, algorithm = work_of(config, prompt_tokens), config.algorithm
-    forward, whole = _passes(shape, config, card, work)
-    seconds = {"gen": _generation(shape, config, card, work, work.completions)}
+    spread, algorithm = spread_of(config), config.algorithm
+    work = work_of(config, prompt_tokens, spread)
+    traffic = Traffic.of(shape, config, card, work, spread, nodes)
+    forward, whole = _passes(shape, config, card, work, traffic)
+    prompts = spread.of_an_engine(config.data.prompts_per_step)
+    completions = prompts * config.rollout.samples_per_prompt
+    seconds = {"gen": _generation(shape, config, card, work, traffic, completions, prompts)}
     seconds["reward"] = work.completions / constants.SCORING_RATE
     if config.old_logprobs_source == "policy":
         seconds["old_log_prob"] = forward
     if algorithm.kl_in_reward:
         seconds["ref"] = forward
     if algorithm.advantage == "remax":
-        seconds["gen_greedy"] = _generation(shape, config, card, work, config.data.prompts_per_step)
+        seconds["gen_greedy"] = _generation(shape, config, card, work, traffic, prompts, prompts)
     if algorithm.needs_critic:
         seconds |= {"values": forward, "update_critic": whole}
     in_loss = algorithm.kl_coefficient > 0 and not algorithm.kl_in_reward
     seconds["update_actor"] = whole + (work.epochs * forward if in_loss else 0)
     sleeps = constants.VLLM_WAKE if config.rollout.engine == "vllm" and config.vllm.sleep else 0.0
-    seconds["update_weights"] = sleeps + 10 * shape.parameters / (card.bandwidth * 1e9)
-    return Speed(seconds, work.tokens, work.completions * work.completion)
+    copied = 10 * shape.parameters / (card.bandwidth * 1e9)
+    seconds["update_weights"] = sleeps + copied + traffic.new_weights()
+    return Speed(seconds, work.tokens, work.completions * work.completion, spread.cards, config.rollout.lead > 0)
 
 
-def _passes(shape: ModelShape, config: TrainConfig, card: Card, work: Work) -> tuple[float, float]:
+def _passes(shape: ModelShape, config: TrainConfig, card: Card, work: Work, traffic: Traffic) -> tuple[float, float]:
     """Seconds of a pass over the batch without gradient, and of a critic's or the policy's whole update."""
-    size = shape.parameters
+    size, spread = shape.parameters, traffic.spread
     share = constants.UPDATE_SHARE * size / (size + constants.HALF_SHARE_AT)
-    unit = size * work.tokens / (card.flops_in(number_bytes(config)) * share)
-    update = (8 if config.memory.checkpoint_activations else 6) * unit * work.epochs
-    forward, trained = 2 * unit, 0 if config.lora.rank else size
+    unit = size * work.tokens_of_a_card / (card.flops_in(number_bytes(config)) * share)
+    of_update = (8 if config.memory.checkpoint_activations else 6) * unit
+    forward = traffic.beside_forward(2 * unit)
+    update = (traffic.beside_forward(2 * unit) + traffic.beside_backward(of_update - 2 * unit)) * work.epochs
+    shard, trained = size / spread.shards, 0 if config.lora.rank else size / spread.shards
     if config.memory.offload == "idle":  # weights and moments there and back
         update += 2 * 12 * trained / constants.PCIE
-        forward += 4 * size / constants.PCIE
+        forward += 4 * shard / constants.PCIE
     if config.memory.offload == "always":
-        travels = 12 * size * work.micro_batches / constants.PCIE  # weights in both passes, and gradients
-        update += work.epochs * travels + 28 * trained * work.epochs * work.mini_batches / constants.HOST_STEP
-        forward += work.micro_batches * 4 * size / constants.PCIE
+        travels = 12 * shard * work.micro_batches / constants.PCIE  # weights in both passes, and gradients
+        # The ranks of a machine step on the same processors.
+        stepped = 28 * trained * spread.ranks / traffic.links.nodes
+        update += work.epochs * travels + stepped * work.epochs * work.mini_batches / constants.HOST_STEP
+        forward += work.micro_batches * 4 * shard / constants.PCIE
     return forward, update
 
 
-def _generation(shape: ModelShape, config: TrainConfig, card: Card, work: Work, completions: int) -> float:
-    """Seconds to generate so many completions of the batch's prompts, as many at a time as the engine takes."""
+def _generation(
+    shape: ModelShape,
+    config: TrainConfig,
+    card: Card,
+    work: Work,
+    traffic: Traffic,
+    completions: int,
+    prompts: int,
+) -> float:
+    """Seconds in which an engine generates so many completions of its prompts, as many at a time as it takes."""
     at_a_time = min(work.trained_at_a_time, completions)
     if config.rollout.engine == "vllm":
         at_a_time = min(at_a_time, sequences_in_vllm(shape, config, work))
     rounds, length = completions / at_a_time, work.prompt + work.completion / 2
-    seconds = rounds * work.completion * decoding_step(shape, config, card, at_a_time, length)
-    return seconds + reading(shape, config, card, config.data.prompts_per_step * work.prompt)
+    cards = config.vllm.tensor_parallel
+    together = replace(card, bandwidth=cards * card.bandwidth, tflops=cards * card.tflops, float32=cards * card.float32)
+    step = decoding_step(shape, config, together, at_a_time, length) + traffic.of_decoding(at_a_time)
+    return rounds * work.completion * step + reading(shape, config, together, prompts * work.prompt)
 
 
 def decoding_step(shape: ModelShape, config: TrainConfig, card: Card, sequences: int, length: float) -> float:

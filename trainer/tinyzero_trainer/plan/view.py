@@ -1,6 +1,7 @@
 """A plan with everything that is said of it, and how it looks."""
 
 from bisect import bisect_left
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -8,18 +9,43 @@ from tinyzero_sdk.cli.output import stdout
 from tinyzero_sdk.settings import show as as_word
 from tinyzero_trainer.cards import known_cards
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.plan.advice import taken_words, words
+from tinyzero_trainer.plan import constants
+from tinyzero_trainer.plan.advice import of_which, taken_words, words
 from tinyzero_trainer.plan.constants import GIB
-from tinyzero_trainer.plan.memory import ROLES, host_bytes
-from tinyzero_trainer.plan.proposals import SETTLED, Plan
-from tinyzero_trainer.plan.search import make_plan
+from tinyzero_trainer.plan.links import Links, links_of
+from tinyzero_trainer.plan.memory import ROLES, Memory, host_bytes
+from tinyzero_trainer.plan.proposals import SETTLED, Plan, predict_within, with_settings
+from tinyzero_trainer.plan.search import can_fit, make_plan
 from tinyzero_trainer.plan.shape import ModelShape
 from tinyzero_trainer.plan.speed import Speed, predict_speed
+from tinyzero_trainer.plan.spread import CardKind, described, spread_of
 from tinyzero_trainer.plan.target import Target, on_card
-from tinyzero_trainer.plan.work import Work, work_of
+from tinyzero_trainer.plan.work import Work, work_on
+from tinyzero_trainer.ray.layout import LayoutError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+GPUS = (2, 4, 8, 16, 32, 64)
+"""Numbers of cards that are tried where fewer are too few."""
+
+CARDS = {"rank": "a rank's GPU", "engine": "an engine's GPU"}
+"""What the kinds are called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Of several cards, those that hold the same."""
+
+    kind: CardKind
+    """What is on them."""
+
+    count: int
+    """How many there are."""
+
+    memory: Memory
+    """Of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +73,63 @@ class Planned:
     host: int
     """Bytes that memory.offload keeps in the machine's own memory, as proposed; 0 = none."""
 
+    kinds: tuple[Kind, ...]
+    """Of the cards, as proposed."""
 
-def plan_for(shape: ModelShape, config: TrainConfig, target: Target, prompt_tokens: int | None = None) -> Planned:
-    """Plan a configuration for a card; see `search.make_plan`."""
+    more: int | None = None
+    """How many cards of the kind would do; None = the plan fits, or none of `GPUS` would do."""
+
+    links: Links | None = None
+    """Between several cards, as proposed; None = there is one, or its kind is not known."""
+
+
+def plan_for(
+    shape: ModelShape,
+    config: TrainConfig,
+    target: Target,
+    prompt_tokens: int | None = None,
+    nodes: int | None = None,
+) -> Planned:
+    """Plan a configuration for a card, or as many of the kind as it names; see `search.make_plan`."""
     config = on_card(config, target)
-    found = make_plan(shape, config, target.room, prompt_tokens, card=target.card, host=target.host)
-    smallest = None
+    found = make_plan(shape, config, target.room, prompt_tokens, card=target.card, host=target.host, nodes=nodes)
+    smallest = more = None
     if not found.fits:
         sizes = sorted({card.memory for card in known_cards() if card.memory * GIB > target.room})
         place = bisect_left(
             sizes,
             True,
-            key=lambda size: make_plan(shape, config, int(size * GIB), prompt_tokens, host=target.host).fits,
+            key=lambda size: can_fit(shape, config, int(size * GIB), prompt_tokens, host=target.host, nodes=nodes),
         )
         smallest = sizes[place] if place < len(sizes) else None
-    speed = None if target.card is None else predict_speed(shape, found.config, target.card, prompt_tokens)
-    held = host_bytes(shape, found.config)
-    return Planned(shape, target, found, work_of(found.config, prompt_tokens), speed, smallest, held)
+        more = _enough(shape, config, target, prompt_tokens)
+    speed = links = None
+    spread = spread_of(found.config)
+    if target.card is not None:
+        speed = predict_speed(shape, found.config, target.card, prompt_tokens, nodes)
+        links = links_of(target.card, spread.cards, nodes) if spread.cards > 1 else None
+    held = host_bytes(shape, found.config, nodes)
+    kinds = tuple(
+        Kind(kind, spread.count(kind), predict_within(shape, found.config, found.limit, prompt_tokens, card=kind))
+        for kind in spread.kinds
+    )
+    work = work_on(found.config, prompt_tokens)
+    return Planned(shape, target, found, work, speed, smallest, held, kinds, more, links)
+
+
+def _enough(shape: ModelShape, config: TrainConfig, target: Target, prompt_tokens: int | None) -> int | None:
+    """The least number of cards, of those that there may be, on which a run fits."""
+    now = spread_of(config).cards
+
+    def fits(count: int) -> bool:
+        several = with_settings(config, {"run.executor": "ray", "ray.gpus": count, "ray.ranks": None})
+        with suppress(LayoutError):
+            return can_fit(shape, several, target.room, prompt_tokens, host=target.host)
+        return False
+
+    counts = [count for count in GPUS if count > now]
+    place = bisect_left(counts, True, key=fits)
+    return counts[place] if place < len(counts) else None
 
 
 def show(planned: Planned, *, typed: str) -> None:
@@ -79,7 +145,14 @@ def show(planned: Planned, *, typed: str) -> None:
         f"{work.completions:,} completions a step, of {work.prompt:,} + {work.completion:,} tokens; "
         f"{work.micro_batch:,} tokens in a pass"
     )
-    stdout.print("", _phases(planned), "")
+    if who := described(found.config):
+        _line(who)
+    for kind in planned.kinds:
+        _blank()
+        if len(planned.kinds) > 1:
+            _line(f"{CARDS[kind.kind]}, of which there {'is 1' if kind.count == 1 else f'are {kind.count}'}:")
+        stdout.print(_phases(planned, kind.memory))
+    _blank()
     _line(_peak(planned))
     if taken := taken_words(planned.target):
         _line(f"{planned.target.name}: {taken}")
@@ -91,10 +164,17 @@ def show(planned: Planned, *, typed: str) -> None:
         _line(f"memory.offload keeps {planned.host / GIB:.1f} GiB in the machine's own memory{short}")
     if planned.speed is not None:
         speed, name = planned.speed, planned.target.card.name if planned.target.card else ""
+        where, each = f"on {_article(name)}", ""
+        if speed.cards > 1:
+            where, each = f"on {speed.cards} {name}", f", {speed.throughput / speed.cards:,.0f} of each"
         _line(
-            f"on {_article(name)} about {_seconds(speed.step)} s a step, {speed.throughput:,.0f} tokens/s "
+            f"{where} about {_seconds(speed.step)} s a step, {speed.throughput:,.0f} tokens/s{each} "
             f"({speed.rollout:,.0f} while generating)"
         )
+        if speed.beside:
+            _line("the next batch is generated beside the update (rollout.lead)")
+        if planned.links is not None:
+            _line(_between(planned.links))
     if found.config.rollout.engine == "torch" and not shape.graphs:
         _line(_WITHOUT_GRAPHS)
     if found.changes:
@@ -119,28 +199,45 @@ _WITHOUT_GRAPHS = (
 
 def _peak(planned: Planned) -> str:
     found, size = planned.plan, planned.target.room
-    peak = f"peak {found.memory.peak / GIB:.1f} GiB in {found.memory.worst.name}"
+    worst = found.memory.worst
+    peak = f"peak {worst.total / GIB:.1f} GiB in {worst.name}{of_which(found.config, worst)}"
     if found.fits:
         return f"{peak}, of {size / GIB:.1f} GiB; {(size - found.memory.peak) / GIB:.1f} GiB stay free"
     larger = "no single card" if planned.smallest is None else f"a card of {planned.smallest:g} GiB"
     if planned.smallest is not None and planned.smallest * GIB <= planned.target.memory:
         larger = "the same card, with nobody else on it,"
+    if spread_of(found.config).cards > 1:
+        larger = larger.replace("a card", "cards").replace("the same card", "the same cards")
+        larger = (
+            "no kind of card"
+            if planned.smallest is None
+            else larger.replace("nobody else on it", "nobody else on them")
+        )
+    more = "" if planned.more is None else f", or {planned.more} GPUs like it (--gpus {planned.more})"
     return (
-        f"{peak}: too much for {size / GIB:.1f} GiB, of which {found.limit / GIB:.1f} may be used; {larger} would do, "
-        "or a smaller model"
+        f"{peak}: too much for {size / GIB:.1f} GiB, of which {found.limit / GIB:.1f} may be used; {larger} would do"
+        f"{more}, or a smaller model"
     )
 
 
-def _phases(planned: Planned) -> "RenderableType":
+def _between(links: Links) -> str:
+    """With which bandwidths was reckoned."""
+    within = f"{links.kind} taken as {links.within / 1e9:.0f} of its {links.rated / 1e9:.0f} GB/s each way"
+    if links.nodes == 1:
+        return within
+    return f"{links.nodes} nodes, {constants.NIC / 1e9:.0f} GB/s of network to each GPU assumed; in a node {within}"
+
+
+def _phases(planned: Planned, memory: Memory) -> "RenderableType":
     from tinyzero_sdk.cli.summary_view import table
 
-    memory, speed = planned.plan.memory, planned.speed
+    speed = planned.speed
     roles = [role for role in ROLES if any(phase.of(role) for phase in memory.phases)]
     names = ["GiB in phase", *roles, "all", *(["seconds"] if speed else [])]
     shown = table(*names)
     for phase in memory.phases:
         cells = [*(f"{phase.of(role) / GIB:.1f}" for role in roles), f"{phase.total / GIB:.1f}"]
-        cells += [] if speed is None else [_seconds(speed.seconds[phase.name])]
+        cells += [] if speed is None else [_seconds(speed.seconds[phase.name]) if phase.name in speed.seconds else ""]
         shown.add_row(phase.name, *cells, style="bold" if phase is memory.worst else "")
     return shown
 
@@ -163,6 +260,10 @@ def _seconds(value: float) -> str:
 
 def _article(name: str) -> str:
     return f"{'an' if name[:1] in 'AHL' or name.startswith('RTX') else 'a'} {name}"
+
+
+def _blank() -> None:
+    stdout.print("")
 
 
 def _line(text: str) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -61,7 +62,9 @@ def room(config: RayConfig, bundles: Sequence[Resources]) -> Iterator[Any]:
         group = ray.util.placement_group(list(bundles), strategy="PACK")
         if not group.wait(ROOM_SECONDS):
             wanted, there = _total(bundles), ray.available_resources()
-            raise RayError(f"Ray has no room: the run needs {_show(wanted)}, and {_show(there, wanted)} are free")
+            what = f"Ray has no room: the run needs {_show(wanted)}, and {_show(there, wanted)} are free"
+            more = f"; `tinyzero doctor --address {config.address}` says what is free where" if config.address else ""
+            raise RayError(what + more)
         yield group
         ray.util.remove_placement_group(group)
     finally:
@@ -94,14 +97,30 @@ def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
             include_dashboard=False,
             **quiet,
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        reason = in_one_line(str(error))
         if config.address is None:
             raise RayError(f"a Ray of its own cannot be started: {reason}") from error
         raise RayError(
-            f"ray.address={config.address!r}: {reason}; `ray start` tells the address, and where it has "
-            "RAY_AUTH_MODE=token, set that here too, with the same RAY_AUTH_TOKEN"
+            f"ray.address={config.address!r}: {reason}; `tinyzero doctor --address {config.address}` looks for the "
+            "reason; `ray start` tells the address, and where it has RAY_AUTH_MODE=token, set that here too, with the "
+            "same RAY_AUTH_TOKEN"
         ) from error
+
+
+def in_one_line(text: str) -> str:
+    """The first words of what Ray says; of versions that do not fit, which are further down, those.
+
+    Example:
+        >>> in_one_line("Failed to connect\\nand more")
+        'Failed to connect'
+    """
+    if "Version mismatch" in text:
+        there, _, here = text.partition("Version mismatch")[2].partition("This process")
+        said = [", ".join(re.findall(r"(?:Ray|Python): [^\s,]+", part)).replace(":", "") for part in (there, here)]
+        return f"{said[0]} there, {said[1]} here"
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "no reason is given")
+    return line.partition(". Ensure ")[0]  # what follows is a paragraph on tokens
 
 
 def _gpus_here() -> int:

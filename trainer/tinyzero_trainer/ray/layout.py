@@ -1,6 +1,7 @@
 """Who is where: how many ranks and engines a run has, and what each takes of the machines. Ray is not needed for it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import RayConfig, TrainConfig
@@ -39,6 +40,22 @@ class Layout:
         gpus = {"GPU": float(self.gpus_of_engine)} if self.device == "cuda" else {}
         one = {"CPU": 1.0}
         return [one | gpu] * self.ranks + [one | gpus] * self.engines + [one] * scorers
+
+
+def flag_settings(gpus: int | None, address: str | None) -> dict[str, Any]:
+    """The settings that `--gpus` and `--address` stand for; None = not given.
+
+    Example:
+        >>> flag_settings(0, None)
+        {'ray.gpus': 0, 'ray.address': None, 'run.executor': 'ray', 'run.device': 'cpu'}
+    """
+    executor = None if gpus is None and address is None else "ray"
+    return {
+        "ray.gpus": gpus,
+        "ray.address": address,
+        "run.executor": executor,
+        "run.device": "cpu" if gpus == 0 else None,
+    }
 
 
 def layout_of(config: TrainConfig) -> Layout:

@@ -1,0 +1,472 @@
+"""Planning for several GPUs: the laws of who holds what, that FSDP2 holds as much, and what the command says."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from tests.trainer.configurations import call
+from tests.trainer.planned import COMMON, GRPO, HALF_B, MODELS, SETTINGS, SHAPES, config_of
+from tinyzero_trainer import sharding
+from tinyzero_trainer.cards import Card, find_card
+from tinyzero_trainer.config import OptimizerConfig, TrainConfig
+from tinyzero_trainer.optimizing import Optimizer
+from tinyzero_trainer.plan import advice, constants, view
+from tinyzero_trainer.plan.constants import GIB
+from tinyzero_trainer.plan.links import links_of, ring_seconds
+from tinyzero_trainer.plan.memory import LOADING, Memory, host_bytes, predict_memory
+from tinyzero_trainer.plan.proposals import settle, smaller_micro_batches, usable, with_settings
+from tinyzero_trainer.plan.rollout import needed_by_vllm
+from tinyzero_trainer.plan.search import can_fit, make_plan
+from tinyzero_trainer.plan.shape import ModelShape, shape_of
+from tinyzero_trainer.plan.speed import COLLECTING, predict_speed
+from tinyzero_trainer.plan.spread import spread_of
+from tinyzero_trainer.plan.target import Target
+from tinyzero_trainer.plan.view import plan_for
+from tinyzero_trainer.plan.work import work_of, work_on
+from tinyzero_trainer.ray.line import PARCEL_BYTES
+from tinyzero_trainer.shards import local
+
+H200 = find_card("H200") or Card("", 0, 0, 0, 0)
+SEVEN_B = "Qwen/Qwen2.5-7B"
+SMALL = {"model_type": "qwen2", **COMMON, "num_key_value_heads": 2, "tie_word_embeddings": False}
+STATE = ("weights in float32", "AdamW's moments", "gradients in float32")
+LEAD = {"rollout.lead": 1, "rollout.logprobs": "always", "mismatch.weights": "token"}
+
+
+def on(config: TrainConfig, gpus: int, **ray: Any) -> TrainConfig:
+    values = {"run.executor": "ray", "ray.gpus": gpus, **{f"ray.{key}": value for key, value in ray.items()}}
+    return with_settings(config, values)
+
+
+def configured(values: dict[str, Any]) -> TrainConfig:
+    if values["rollout.engine"] == "vllm":
+        values = {**values, "vllm.gpu_memory": 20.0, "vllm.sleep": False}
+    return with_settings(TrainConfig(), values)
+
+
+def state(memory: Memory, phase: str = "update_actor") -> int:
+    [found] = [one for one in memory.phases if one.name == phase]
+    return sum(part.size for part in found.parts if part.what in STATE[:2])  # its worst moment may have no gradients
+
+
+# ---- laws ------------------------------------------------------------------------------------------------------------
+
+
+@given(MODELS, SETTINGS, st.booleans(), st.integers(8, 100))
+@settings(max_examples=8, deadline=None)
+def test_one_gpu_is_planned_as_one_process_is(name: str, values: dict[str, Any], keeps: bool, gib: int) -> None:
+    shape, alone = SHAPES[name], configured(values)
+    several = on(alone, 1)
+    assert predict_memory(shape, several, keeps=keeps) == predict_memory(shape, alone, keeps=keeps)
+    assert predict_speed(shape, several, H200) == predict_speed(shape, alone, H200)
+    one, other = (make_plan(shape, config, gib * GIB) for config in (several, alone))
+    assert (one.memory, one.changes, one.wanted) == (other.memory, other.changes, other.wanted)
+    assert host_bytes(shape, several) == host_bytes(shape, alone)
+
+
+@given(MODELS, SETTINGS, st.sampled_from([1, 2]))
+@settings(max_examples=15, deadline=None)
+def test_more_ranks_hold_no_more_each_and_the_same_together(name: str, values: dict[str, Any], replicas: int) -> None:
+    values = {**values, "data.prompts_per_step": 512, "optimizer.mini_batches": 1}
+    shape, config = SHAPES[name], configured(values)
+    counts = [replicas * shards for shards in (1, 2, 4, 8)]
+    found = [predict_memory(shape, on(config, count, replicas=replicas), card="rank") for count in counts]
+    held = [state(memory) for memory in found]
+    assert held == sorted(held, reverse=True)
+    for count, each in zip(counts, held, strict=True):
+        assert replicas * held[0] <= count * each <= replicas * held[0] + 40 * count * count
+    loading = [sum(phase.name == LOADING for phase in memory.phases) for memory in found]
+    assert loading == [0, *[int(config.memory.offload != "always")] * 3]
+
+
+@given(MODELS, SETTINGS, st.integers(1, 3))
+@settings(max_examples=15, deadline=None)
+def test_nothing_is_gained_or_lost_between_kinds_of_cards(name: str, values: dict[str, Any], engines: int) -> None:
+    shape, config = SHAPES[name], on(configured(values), 4, engines=engines)
+    worst, rank, engine = (predict_memory(shape, config, card=card) for card in (None, "rank", "engine"))
+    assert worst.peak == max(rank.peak, engine.peak)
+    assert not any(phase.of("rollout") for phase in rank.phases)
+    assert all(phase.of("rollout") > 0 and phase.of("policy") == 0 for phase in engine.phases)
+    assert {phase.card for phase in worst.phases} <= {"rank", "engine"}
+    speed = predict_speed(shape, config, H200)
+    assert speed.seconds.keys() - {"reward"} == {phase.name for phase in rank.phases} - {LOADING}
+    assert speed.cards == 4
+
+
+@given(MODELS, SETTINGS, st.integers(1, 7), st.sampled_from(["token", "sequence"]))
+@settings(max_examples=15, deadline=None)
+def test_sampling_ahead_is_no_slower_than_taking_turns(
+    name: str, values: dict[str, Any], engines: int, weights: str
+) -> None:
+    values = {key: value for key, value in values.items() if key != "memory.offload"}
+    ahead = with_settings(TrainConfig(), {**values, **LEAD, "mismatch.weights": weights, **ray(8, engines)})
+    turns = with_settings(ahead, {"rollout.lead": 0})
+    fast, slow = (predict_speed(SHAPES[name], config, H200) for config in (ahead, turns))
+    assert fast.seconds == slow.seconds
+    assert fast.step <= slow.step * (1 + 1e-9)
+    assert fast.step >= max(sum(slow.seconds[part] for part in COLLECTING if part in slow.seconds), slow.step / 2)
+
+
+def ray(gpus: int, engines: int) -> dict[str, Any]:
+    return {"run.executor": "ray", "ray.gpus": gpus, "ray.engines": engines}
+
+
+@given(MODELS, SETTINGS, st.sampled_from([2, 4, 8, 16]), st.integers(1, 2))
+@settings(max_examples=15, deadline=None)
+def test_several_cards_are_no_faster_than_as_many_times_one(
+    name: str, values: dict[str, Any], count: int, nodes: int
+) -> None:
+    shape, config = SHAPES[name], configured({**values, "memory.offload": None, "model.compile": None})
+    one = predict_speed(shape, config, H200).seconds["update_actor"]
+    several = predict_speed(shape, on(config, count), H200, nodes=nodes).seconds["update_actor"]
+    assert several * count >= one * (1 - 1e-9)
+    assert several >= predict_speed(shape, on(config, count), H200, nodes=1).seconds["update_actor"]
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.floats(1, 1e12))
+def test_a_ring_takes_what_its_slowest_link_takes(nodes: int, cards: int, size: float) -> None:
+    count = nodes * cards
+    seconds = ring_seconds(size, nodes, cards, 350e9, 45e9) if count > 1 else 0.0
+    links = links_of(H200, count, nodes)
+    assert links.gather(size, count) == pytest.approx(seconds)
+    lacking = size - size / count
+    assert seconds >= max(lacking / 350e9 * (cards > 1), lacking / (cards * 45e9) * (nodes > 1))
+    assert links.all_reduce(size, count) == 2 * links.gather(size, count)
+
+
+def test_replicas_add_up_between_nodes_and_gather_within() -> None:
+    links = links_of(H200, 16, 2)
+    assert links.gather(350e9, 8) == pytest.approx(7 / 8, rel=1e-3)
+    assert links.gather(45e9, 2, stride=8) == pytest.approx(1 / 2, rel=1e-3)
+    assert links.gather(360e9, 16) == pytest.approx(15 / 16 * 360 / 350, rel=1e-3)
+
+
+# ---- what the code holds ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def rank_of(count: int, index: int) -> Iterator[None]:
+    """Within, this process is one of several ranks; what others send is made up."""
+    dist.init_process_group("fake", store=FakeStore(), rank=index, world_size=count)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def held_by(count: int, index: int, replicas: int) -> dict[str, int]:
+    """Bytes that a rank holds after a backward pass."""
+    with rank_of(count, index):
+        torch.manual_seed(0)
+        model = Qwen2ForCausalLM(Qwen2Config(**{key: value for key, value in SMALL.items() if key != "model_type"}))
+        sharding.shard(model, sharding.Placement(torch.device("cpu"), torch.bfloat16, replicas=replicas))
+        optimizer = Optimizer(model, OptimizerConfig())
+        optimizer.begin()
+        tokens = torch.zeros(1, 8, dtype=torch.long)
+        sharding.call(model, lambda: model(input_ids=tokens).logits).sum().backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        tensors = [list(model.parameters()), list(optimizer._moments()), gradients]
+        return dict(zip(STATE, (sum(local(one).nbytes for one in of_kind) for of_kind in tensors), strict=True))
+
+
+@pytest.mark.parametrize(("count", "replicas"), [(2, 1), (4, 2), (3, 1)])
+def test_a_rank_holds_what_is_planned(count: int, replicas: int) -> None:
+    shape = shape_of("small", SMALL)
+    config = on(config_of("rollout.max_tokens=64", "optimizer.micro_batch_tokens=256"), count, replicas=replicas)
+    memory = predict_memory(shape, config, 64, card="rank")
+    [update] = [phase for phase in memory.phases if phase.name == "update_actor"]
+    planned = {part.what: part.size for part in update.parts if part.what in STATE}
+    assert planned.keys() == set(STATE)
+    held = [held_by(count, index, replicas) for index in range(count)]
+    for what, size in planned.items():
+        assert sum(one[what] for one in held) == replicas * (8 if "AdamW" in what else 4) * shape.parameters
+        if count == 3:  # rows that cannot be shared evenly go to the first ranks; of a small model that is a lot
+            assert held[0][what] == pytest.approx(size, rel=0.03)
+        else:
+            assert {one[what] for one in held} == {size}
+
+
+def test_constants_are_those_of_the_executor() -> None:
+    assert constants.LINE_PARCEL == PARCEL_BYTES
+
+
+# ---- shares ----------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_share_sequences_have_a_part_of_each() -> None:
+    words = ("rollout.max_tokens=16000", "optimizer.micro_batch_tokens=8192", "model.compile=false")
+    alone = with_settings(on(config_of(*words, *GRPO), 8), {"model.compile": None})
+    shared = with_settings(alone, {"ray.sequence_parallel": 4})
+    assert work_on(alone, 384).micro_batch == 16_384
+    assert work_on(shared, 384).micro_batch == 8192  # two sequences a line, whose budget is four times a rank's
+    smaller = with_settings(shared, {"optimizer.micro_batch_tokens": 4096})
+    assert work_on(smaller, 384).micro_batch == 4096
+    assert (work_on(smaller, 384).shares, work_on(smaller, 384).micro_batches) == (2, 256 // 2)
+    assert work_of(shared, 384).micro_batch == 16_384  # of a process that is told nothing of others
+    peaks = [predict_memory(SHAPES[HALF_B], config).worst.total for config in (alone, shared, smaller)]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_engines_share_the_batch_and_the_evaluation() -> None:
+    config = config_of("data.prompts_per_step=100", "rollout.samples_per_prompt=8", "eval.size=1000")
+    for gpus, settings_of_ray, trained, evaluated in (
+        (8, {}, 13 * 8, 125),
+        (8, {"parts": 2}, 7 * 8, 63),
+        (8, {"engines": 3}, 34 * 8, 334),
+    ):
+        work = work_on(on(config, gpus, **settings_of_ray))
+        assert (work.trained_at_a_time, work.evaluated_at_a_time) == (trained, evaluated)
+        assert work.seats == 1000
+
+
+def test_an_engine_on_several_cards_has_a_share_of_weights_and_heads_on_each() -> None:
+    shape = SHAPES[HALF_B]  # with 2 heads of keys and values
+    config = config_of(*GRPO, "rollout.engine=vllm", "rollout.max_tokens=1024")
+    sizes = []
+    for cards in (1, 2, 4):
+        spread = with_settings(config, {"vllm.tensor_parallel": cards})
+        sizes.append([needed_by_vllm(shape, spread, work_of(spread), count) for count in (0, 64)])
+    weights, caches = [one[0] for one in sizes], [one[1] - one[0] for one in sizes]
+    assert [weights[0] - one for one in weights] == [0, shape.parameters, 3 * shape.parameters // 2]
+    assert [caches[0] // one for one in caches] == [1, 2, 2]  # the fewest heads that a card can have are one
+
+
+def test_what_waits_in_the_hosts_memory_is_there_once_a_replica() -> None:
+    config, shape = config_of("memory.offload=idle"), SHAPES[HALF_B]
+    whole = host_bytes(shape, config)
+    assert host_bytes(shape, on(config, 8)) == whole
+    assert host_bytes(shape, on(config, 8, replicas=2)) == 2 * whole
+    assert host_bytes(shape, on(config, 16, replicas=2)) == whole
+    assert host_bytes(shape, on(config, 8, replicas=2), nodes=2) == whole
+
+
+def test_engines_on_cards_of_their_own_have_them_to_themselves() -> None:
+    shape = SHAPES[SEVEN_B]
+    config = config_of(*GRPO, "rollout.engine=vllm", "rollout.max_tokens=8192", model=SEVEN_B)
+    beside, apart = (settle(shape, on(config, 4, engines=engines), 60 * GIB).vllm for engines in (0, 1))
+    assert beside.sleep is True
+    assert apart.sleep is None
+    assert (apart.gpu_memory or 0) > (beside.gpu_memory or 0)
+    ahead = with_settings(on(config, 4, engines=1), LEAD)  # which refuses any value of vllm.sleep
+    assert settle(shape, ahead, 60 * GIB).vllm == apart
+    assert make_plan(shape, ahead, 140 * GIB).fits
+
+
+# ---- what is proposed ------------------------------------------------------------------------------------------------
+
+
+@given(MODELS, SETTINGS, st.integers(10, 140), st.sampled_from([2, 4, 8]), st.integers(0, 1))
+@settings(max_examples=5, deadline=None)
+def test_what_is_proposed_fits_on_every_card(
+    name: str, values: dict[str, Any], gib: int, gpus: int, engines: int
+) -> None:
+    config = on(with_settings(TrainConfig(), values), gpus, engines=engines, replicas=1 if engines else 2)
+    found = make_plan(SHAPES[name], config, gib * GIB)
+    assert found.fits == can_fit(SHAPES[name], config, gib * GIB)
+    changed = with_settings(config, {change.key: change.value for change in found.changes})
+    assert changed == found.config
+    assert all(change.costs for change in found.changes)
+    assert spread_of(changed).cards == gpus
+    if found.wanted.peak <= found.limit:
+        assert not any(change.key.startswith("ray.") for change in found.changes)
+
+
+def test_replicas_are_given_up_where_they_are_too_much() -> None:
+    config = on(config_of(*GRPO, "rollout.max_tokens=1024", model=SEVEN_B), 16, replicas=16)
+    found = make_plan(SHAPES[SEVEN_B], config, int(79.6 * GIB), card=find_card("H100"))
+    assert found.fits
+    assert ("ray.replicas", 1) in [(change.key, change.value) for change in found.changes]
+    assert "memory.offload" not in [change.key for change in found.changes]
+
+
+def test_long_sequences_are_shared_where_one_is_too_much() -> None:
+    words = ("rollout.max_tokens=16384", "data.prompts_per_step=8", "rollout.engine=vllm")
+    found = make_plan(SHAPES[HALF_B], on(config_of(*words), 8), 24 * GIB, card=find_card("RTX 4090"))
+    assert found.fits
+    assert spread_of(found.config).slices == 2
+    assert not found.config.memory.offload
+
+
+def test_cards_are_divided_as_was_asked_where_that_can_fit() -> None:
+    config = on(
+        config_of("rollout.max_tokens=65536", "data.prompts_per_step=8", "rollout.engine=vllm", model=SEVEN_B), 8
+    )
+    found = make_plan(SHAPES[SEVEN_B], config, int(140.4 * GIB), card=H200)
+    assert found.fits
+    assert found.wanted.peak > found.limit
+    assert spread_of(found.config) == spread_of(config)
+
+
+def test_the_next_smaller_micro_batch_is_the_next_power_of_two() -> None:
+    """Halves of an odd budget would leave out what is nearly as large and fits."""
+    config = config_of(*GRPO, "rollout.max_tokens=1024", "optimizer.micro_batch_tokens=33562")
+    assert list(smaller_micro_batches(config, work_on(config))) == [32768, 16384, 8192, 4096, 2048]
+    shared = with_settings(on(config, 8), {"ray.sequence_parallel": 2, "rollout.max_tokens": 8192 - 256})
+    assert list(smaller_micro_batches(shared, work_on(shared))) == [32768, 16384, 8192, 4096]  # half a sequence each
+
+
+def test_ranks_that_were_counted_stay_as_many() -> None:
+    config = on(config_of(*GRPO, "rollout.max_tokens=8192", model=SEVEN_B), 4, ranks=4)
+    found = make_plan(SHAPES[SEVEN_B], config, 30 * GIB)
+    assert spread_of(found.config).ranks == 4
+
+
+def target(name: str) -> Target:
+    card = find_card(name)
+    assert card is not None
+    return Target(card.name, int(card.memory * GIB), card)
+
+
+def test_it_says_how_many_cards_would_do() -> None:
+    shape, small = SHAPES["Qwen/Qwen3-8B"], target("RTX 4090")
+    config = config_of(*GRPO, "rollout.max_tokens=16384", "rollout.engine=vllm", model="Qwen/Qwen3-8B")
+    assert plan_for(shape, config, target("H200")).more is None  # one will do
+    planned = plan_for(shape, config, small)
+    assert not planned.plan.fits
+    fits = [make_plan(shape, on(config, count), small.room, card=small.card).fits for count in (2, 4)]
+    assert (fits, planned.more) == ([False, True], 4)
+
+
+# ---- the command, and the warning of train ---------------------------------------------------------------------------
+
+APART = ("--gpus", "4", "--gpu", "H200", "--address", "10.0.0.1:6379", "ray.engines=1", "rollout.engine=vllm")
+
+
+def plan(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    return call(capsys, "plan", "--task", "countdown", "--model", SEVEN_B, *words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*APART, "vllm.tensor_parallel=2"),
+        ("--gpus", "16", "--gpu", "A100", "ray.replicas=2"),
+        ("--gpus", "64", "--gpu-memory", "8GB"),
+        ("--gpus", "4", "--gpu", "L40S", "ray.engines=1"),
+    ],
+)
+def test_eighty_columns(words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr(view.stdout, "_width", 80)
+    code, out, _ = plan(capsys, *words)
+    assert code in (0, 1)
+    assert max(len(line) for line in out.splitlines() if not line.startswith("tinyzero train")) <= 80
+
+
+def test_each_kind_of_card_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr(view.stdout, "_width", 80)
+    code, out, _ = plan(capsys, *APART, "vllm.tensor_parallel=2", "optimizer.micro_batch_tokens=65536")
+    assert code == 0
+    assert "4 GPUs: 2 ranks, and 1 engine on 2 GPUs" in out
+    assert "a rank's GPU, of which there are 2:" in out
+    assert "an engine's GPU, of which there are 2:" in out
+    assert "NVLink taken as 350 of its 450 GB/s each way" in out
+    [line] = [line for line in out.splitlines() if line.startswith("tinyzero train")]
+    assert "--gpus 4 --address 10.0.0.1:6379 ray.engines=1 rollout.engine=vllm vllm.tensor_parallel=2" in line
+    beside = plan(capsys, "--gpus", "16", "--gpu", "H200")[1]
+    assert "16 GPUs: 16 ranks, with an engine beside each" in beside
+    assert "2 nodes, 45 GB/s of network to each GPU assumed" in " ".join(beside.split())
+    assert "an engine's GPU" not in beside
+
+
+def test_the_page_has_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr(view.stdout, "_width", 80)
+    page = (Path(__file__).parents[2] / "docs" / "plan.md").read_text()
+    *_, example = page.partition("    tinyzero plan --task countdown --model Qwen/Qwen2.5-7B --gpus")
+    typed, printed = example.split("\n\n", 1)
+    words = typed.replace("\\\n", " ").split()
+    lines = [line.rstrip() for line in plan(capsys, "--gpus", *words)[1].split("what was asked fits")[0].splitlines()]
+    assert "\n".join(f"    {line}".rstrip() for line in lines).strip() in printed
+
+
+def test_json_has_each_kind_of_card(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = plan(capsys, *APART, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert [(one["card"], one["count"]) for one in found["cards"]] == [("rank", 3), ("engine", 1)]
+    assert found["proposed"]["peak"] == max(one["peak"] for one in found["cards"])
+    assert found["links"] == {"kind": "NVLink", "rated": 450e9, "within": 350e9, "cards": 4, "nodes": 1}
+    assert found["speed"]["tokens_per_s_and_card"] == pytest.approx(found["speed"]["tokens_per_s"] / 4)
+    two = json.loads(plan(capsys, "--gpus", "4", "--nodes", "2", "--gpu", "H200", "--json")[1])
+    one = json.loads(plan(capsys, "--gpus", "4", "--gpu", "H200", "--json")[1])
+    assert (two["links"]["nodes"], one["links"]["nodes"]) == (2, 1)
+    assert two["speed"]["step"] > one["speed"]["step"]
+    assert json.loads(plan(capsys, "--gpu", "H200", "--json")[1])["links"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--gpus", "0", "ray.ranks=2"), "run.device=cpu uses no GPU"),
+        (("run.executor=ray", "ray.ranks=2"), "run.device=cpu uses no GPU"),
+        (("--gpus", "2", "--gpu", "H200", "ray.engines=2"), "leave no GPU of ray.gpus=2 to learn on"),
+        (("--gpus", "4", "--gpu", "H200", "ray.replicas=3"), "ray.replicas=3 does not divide the 4 ranks"),
+        (("--gpu", "H200", "ray.engines=1"), "has no such setting"),
+        (("--gpus", "8", "--gpu", "H200", "ray.sequence_parallel=8"), "does not divide the model's 28 attention heads"),
+    ],
+)
+def test_wrong_use_is_refused_as_train_does(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = plan(capsys, *words)
+    assert (code, out) == (2, "")
+    assert message in " ".join(err.split())
+
+
+def test_train_warns_of_several_gpus_that_are_too_small(
+    toy_task: str, toy_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    from tinyzero_trainer import loop
+
+    begun = []
+    monkeypatch.setattr(loop, "train", lambda config, **_: begun.append(config))
+    small = Target("a small card", GIB // 2, None)
+    monkeypatch.setattr(advice, "present_card", lambda device: None if device == "cpu" else small)
+    words = ["train", "--task", toy_task, "--model", str(toy_model_path), "--output", str(tmp_path / "run")]
+    warned = [line for line in call(capsys, *words, "--gpus", "2")[2].splitlines() if line.startswith("warning:")]
+    assert len(warned) == 1
+    assert "GiB on each GPU, and a small card has 0.5 GiB" in warned[0]
+    assert "warning:" not in call(capsys, *words, "--gpus", "0", "ray.ranks=2")[2]
+    assert "warning:" not in call(capsys, *words, "run.executor=ray", "ray.ranks=2")[2]
+    assert len(begun) == 3
+
+
+def test_the_warning_names_the_kind_of_card_and_settings_that_fit() -> None:
+    shape = SHAPES[SEVEN_B]
+    words = (*GRPO, "rollout.max_tokens=1024")
+    config = on(config_of(*words, model=SEVEN_B), 4, engines=1)
+    found = advice.warning_for(shape, config, target("H100"))
+    assert found is not None
+    assert "update_actor is predicted to take " in found
+    assert " GiB on a rank's GPU, and H100 has 79.6 GiB" in found
+    named = [word for word in found.split() if "=" in word and not word.startswith("(")]
+    better = config_of(*words, "run.executor=ray", "ray.gpus=4", "ray.engines=1", *named, model=SEVEN_B)
+    assert predict_memory(shape, settle(shape, better, usable(target("H100").room))).peak <= usable(target("H100").room)
+    assert advice.warning_for(shape, better, target("H100")) is None
+
+
+def test_out_of_memory_on_a_rank_names_what_lowers_it_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "present_card", lambda _: target("H200"))
+    config = on(config_of(*GRPO, "rollout.max_tokens=1024", "rollout.max_sequences=64"), 4, engines=1)
+    assert advice.after_out_of_memory(config, ["update_actor"]).startswith("optimizer.micro_batch_tokens=")
+    assert advice.after_out_of_memory(config, ["gen"]) == "rollout.max_sequences=32"
+    assert advice.after_out_of_memory(config, [LOADING]) in ("", "memory.offload=always")
+
+
+def test_a_shape_that_is_only_counted_is_planned_too() -> None:
+    shape = ModelShape(
+        "m", 10**9, hidden=2048, layers=16, heads=32, kv_heads=8, head_size=64, mlp=8192, vocabulary=128_000, tied=True
+    )
+    planned = plan_for(shape, on(config_of(*GRPO), 2), Target("a card", 24 * GIB, None))
+    assert planned.plan.fits
+    assert (planned.speed, planned.links) == (None, None)

@@ -1,0 +1,87 @@
+"""What a rank takes of its GPU while it loads and in an update, as planned: on two GPUs, through NCCL.
+
+With fewer nothing is collected.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.planned import config_of
+from tests.trainer.processes import on_ranks
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.learners import build_learners
+from tinyzero_trainer.models import from_parts, save_model
+from tinyzero_trainer.plan.constants import GIB, SLACK
+from tinyzero_trainer.plan.find_shape import find_shape
+from tinyzero_trainer.plan.memory import LOADING, predict_memory
+from tinyzero_trainer.plan.work import work_of
+from tinyzero_trainer.schedules import settings_at
+from tinyzero_trainer.sharding import Placement
+from tinyzero_trainer.tiny import TinyShape, build_model, build_tokenizer
+
+pytestmark = pytest.mark.gpu
+
+SHAPE = TinyShape(hidden_size=1024, layers=12, head_size=64, kv_heads=4, mlp_size=4096, context=2048)
+"""0.2 billion parameters, so that states, activations and logits all count."""
+
+DIVISIONS: dict[str, tuple[str, ...]] = {
+    "2 ranks": (),
+    "2 replicas": ("ray.replicas=2",),
+    "2 in a line": ("ray.sequence_parallel=2",),
+    "2 ranks, checkpointed": ("memory.checkpoint_activations=true",),
+    "2 ranks, with a KL": ("algorithm.kl_coefficient=0.001",),
+}
+
+
+def settled(start: str, words: tuple[str, ...]) -> TrainConfig:
+    batch = ("data.prompts_per_step=64", "rollout.samples_per_prompt=8", "rollout.max_tokens=1024")
+    return config_of("run.executor=ray", "ray.gpus=2", "ray.engines=0", *batch, *words, model=start)
+
+
+def peaks(start: str, words: tuple[str, ...], kind: str = "cuda") -> dict[str, int]:
+    """On this rank: bytes allocated at the peak of loading, and of a whole micro-batch's passes."""
+    rank, config, found = torch.distributed.get_rank(), settled(start, words), dict[str, int]()
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    placement = Placement.of(config, device)
+    learners = build_learners(config, placement, checkpoint=None)
+    found[LOADING] = peak(device)
+    learners.policy.warm_up(settings_at(config, 1), work_of(config, 1).micro_batch * config.ray.sequence_parallel)
+    found["update_actor"] = peak(device)
+    print(f"rank {rank}, {words}: { ({name: f'{size / GIB:.2f} GiB' for name, size in found.items()}) }", flush=True)
+    return found
+
+
+def peak(device: torch.device) -> int:
+    """Bytes, since it was asked last."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    found = torch.cuda.max_memory_allocated(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return found
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory, tokenizer = tmp_path_factory.mktemp("planned") / "start", build_tokenizer()
+    save_model(directory, from_parts("small", build_model(SHAPE, tokenizer, seed=0), tokenizer))
+    return str(directory)
+
+
+@pytest.mark.parametrize("division", DIVISIONS if torch.cuda.device_count() > 1 else ())
+def test_two_gpus_take_what_is_planned(division: str, start: str, tmp_path: Path) -> None:
+    words = DIVISIONS[division]
+    shape, config = find_shape(start), settled(start, words)
+    planned: dict[str, Any] = {phase.name: phase for phase in predict_memory(shape, config, 1, card="rank").phases}
+    found = on_ranks(2, peaks, tmp_path, start, words, gpus=True)
+    for name in planned.keys() & {LOADING, "update_actor"}:
+        expected = sum(planned[name].of(role) for role in ("policy", "reference"))
+        for rank, taken in enumerate(found):
+            print(f"{division}, rank {rank}, {name}: {taken[name] / GIB:.2f} GiB, planned {expected / GIB:.2f}")
+            # What the allocator wastes is planned for apart, and a plan may be too high where a kernel keeps less.
+            assert taken[name] <= (1 + SLACK) * expected
+            assert taken[name] >= 0.6 * expected

@@ -1,0 +1,125 @@
+"""What a process finds around it on a node of a cluster: run by Ray there, and by the doctor here to compare.
+
+It is sent to the nodes as it stands, since what is installed there may be older, or missing. So it uses nothing but the
+standard library, and leaves out what cannot be seen.
+"""
+
+import hashlib
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+GROUPS = ("tinyzero.plugins", "tinyzero.tasks")
+"""Of the entry points of what brings tasks."""
+
+OWN = ("tinyzero_sdk", "tinyzero_trainer")
+"""Whose code is compared, and that of all that bring tasks."""
+
+PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_")
+NAMES = ("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TP_SOCKET_IFNAME")
+"""Variables that are told of; none of them holds a secret."""
+
+MARKER_SECONDS = 3.0
+"""For a file that was just written to be seen through a network's file system."""
+
+CARD_SECONDS = 10.0
+
+
+def look(names: list[str], marker: str, content: str, model: str) -> dict[str, Any]:
+    """What there is.
+
+    Args:
+        names: of packages whose versions are asked for.
+        marker: path of a file that was written into the run directory; empty = do not look.
+        content: of that file.
+        model: path of the model's directory; empty = it is none.
+
+    Returns:
+        Fields of `Inside`, for JSON.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    shared = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None
+    return {
+        "python": python_version(),
+        "packages": versions(names),
+        "code": {name: digest for name in modules() if (digest := source_of(name))},
+        "shared_memory": shared,
+        "open_files": 2**31 if soft == resource.RLIM_INFINITY else soft,
+        "cards": cards(),
+        "interfaces": [name for _, name in socket.if_nameindex()],
+        "environment": {
+            name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIXES) or name in NAMES
+        },
+        "directory": directory(marker, content) if marker else "",
+        "model": Path(model).is_dir() if model else None,
+    }
+
+
+def versions(names: list[str]) -> dict[str, str]:
+    """Of those that are installed, and of all that bring tasks."""
+    found = {}
+    plugins = [point.dist.name for point in points() if point.dist is not None]
+    for name in dict.fromkeys([*names, *plugins]):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def points() -> list[metadata.EntryPoint]:
+    """Of all that bring tasks."""
+    return [point for group in GROUPS for point in metadata.entry_points(group=group)]
+
+
+def modules() -> list[str]:
+    """Packages whose code is compared."""
+    return list(dict.fromkeys([*OWN, *(point.module.partition(".")[0] for point in points())]))
+
+
+def source_of(package: str) -> str:
+    """A number made of a package's source files, in which line ends count for nothing; empty = it is no package."""
+    spec, digest = None, hashlib.sha256()
+    with suppress(ImportError, ValueError):
+        spec = find_spec(package)
+    if spec is None or spec.origin is None or not spec.submodule_search_locations:
+        return ""
+    root = Path(spec.origin).parent
+    for file in sorted(root.rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode() + b"\0" + b"\n".join(file.read_bytes().splitlines()) + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def cards() -> list[str] | None:
+    """Names of the GPUs that the driver knows, whichever of them Ray gives out; None = it cannot be asked."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=CARD_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else None
+
+
+def directory(marker: str, content: str, seconds: float = MARKER_SECONDS) -> str:
+    """Whether the directory of a file that somebody else wrote is the same one here; see `Inside.directory`."""
+    file, deadline = Path(marker), time.monotonic() + seconds
+    if not file.parent.is_dir():
+        return "missing"
+    while True:
+        with suppress(OSError):
+            if file.read_text(encoding="utf-8") == content:
+                return "shared" if os.access(file.parent, os.W_OK | os.X_OK) else "unwritable"
+        if time.monotonic() > deadline:
+            return "other"
+        time.sleep(0.1)
