@@ -8,7 +8,6 @@ from tinyzero_sdk.settings import show
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.plan.constants import GIB
 from tinyzero_trainer.plan.find_shape import WELL_KNOWN, find_shape
-from tinyzero_trainer.plan.memory import LOADING as LOADING
 from tinyzero_trainer.plan.memory import Phase, host_bytes, predict_memory
 from tinyzero_trainer.plan.proposals import (
     LEAST_SEQUENCES,
@@ -29,9 +28,9 @@ from tinyzero_trainer.resuming import RESUMABLE
 
 LAST_RESORT = "take a smaller model or a card with more memory"
 
-FEW_SEQUENCES = "few sequences"
-"""Where memory may run out too, beside the phases of a step and `LOADING`, when weights and optimiser states are put
-on the card: before a few sequences are generated."""
+LOADING, FEW_SEQUENCES = "loading", "few sequences"
+"""Where memory may run out too, beside the phases of a step: while weights and optimiser states are put on the card,
+and before a few sequences are generated."""
 
 _LESS = 0.8
 """What is left of vllm.gpu_memory when it is made smaller."""
@@ -197,7 +196,7 @@ def _held(shape: ModelShape, config: TrainConfig, phases: Collection[str]) -> in
     by_name = {phase.name: phase for phase in memory.phases}
     generating = predict_memory(shape, config, card=spread_of(config).generating)
     by_name |= {phase.name: phase for phase in generating.phases if phase.name in ("gen", "gen_greedy")}
-    if LOADING in phases and LOADING not in by_name:
+    if LOADING in phases:
         return sum(part.size for part in by_name["gen"].parts if part.role not in ("rollout", "process"))
     meant = {*phases, *({"gen"} if FEW_SEQUENCES in phases else ())}
     otherwise = by_name["update_actor"].total if meant else memory.peak

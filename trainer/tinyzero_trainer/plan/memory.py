@@ -20,10 +20,6 @@ from tinyzero_trainer.plan.work import Work, number_bytes, work_of
 Role = Literal["policy", "critic", "reference", "rollout", "process"]
 ROLES: tuple[Role, ...] = ("policy", "critic", "reference", "rollout", "process")
 
-LOADING = "loading"
-"""The phase before the first step, where several ranks share a model that each of them loads whole. On one card less is
-held in it than in a step."""
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -137,22 +133,20 @@ def host_bytes(shape: ModelShape, config: TrainConfig, nodes: int | None = None)
 def _engine_phases(shape: ModelShape, config: TrainConfig, engine: Engine) -> Iterator[Phase]:
     """Of a card of an engine's own; of several it is the one that its process is on.
 
-    That process loads the model as the ranks do, and keeps it, in the type that is computed in, to take new weights:
-    all engines but the one that computes with it have another copy.
+    That process keeps the model, in the type that is computed in, to take new weights: all engines but the one that
+    computes with it have another copy.
     """
     number = number_bytes(config)
     twice = config.rollout.engine == "vllm" or shape.graphs
     copy = [Part("rollout", "model that takes weights", number * shape.parameters if twice else 0)]
     awake = [Part("rollout", what, size) for what, size in engine.awake.items()]
     coming = [Part("rollout", "weights on their way", max(constants.LINE_PARCEL, number * shape.embedding))]
-    whole = [Part("rollout", "whole weights in float32", constants.MASTER_BYTES * shape.parameters)]
 
     def phase(name: str, own: list[Part], of_engine: list[Part]) -> Phase:
         here = own if engine.own_process else [*own, *of_engine]
         parts = (*own, *of_engine, *_process(here, several=True))
         return Phase(name, tuple(part for part in parts if part.size), "engine")
 
-    yield phase(LOADING, whole, [])
     yield phase("gen", copy, awake)
     if config.algorithm.advantage == "remax":
         yield phase("gen_greedy", copy, awake)
@@ -182,8 +176,6 @@ class _Step:
 
     def phases(self) -> Iterator[Phase]:
         """In the order in which they happen."""
-        if self.spread.shards > 1 and self.config.memory.offload != "always":
-            yield self._loading()
         yield self._phase("gen", [], awake=True)
         if self.config.old_logprobs_source == "policy":
             yield self._phase("old_log_prob", self._forward("policy"), "policy")
@@ -208,19 +200,6 @@ class _Step:
         here = parts if self.engine is None or self.engine.own_process else [*parts, *of_engine]
         process = _process(here, several=self.spread.cards > 1)
         return Phase(name, tuple(part for part in (*parts, *of_engine, *process) if part.size))
-
-    def _loading(self) -> Phase:
-        """Before anything is sharded; with a critic or a reference their copies too, one after the other."""
-        shape, beside = self.shape, self.config.algorithm.needs_critic or (self.kl and not self.adapter)
-        whole = constants.MASTER_BYTES * shape.parameters
-        parts = [Part("policy", "whole weights in float32", whole)]
-        if beside:
-            parts.append(Part("critic" if self.config.algorithm.needs_critic else "reference", "a copy of them", whole))
-        if self.config.algorithm.needs_critic and self.kl and not self.adapter and not self.config.memory.offload:
-            parts.append(
-                Part("critic", "weights and moments", 3 * constants.MASTER_BYTES * self.shard(shape.parameters))
-            )
-        return Phase(LOADING, (*parts, *_process(parts, several=True)))
 
     def _sent(self) -> Part:
         """A tensor that the engine is to have: put together in float32 if it is in shards, then as engines take it."""

@@ -8,7 +8,7 @@ from typing import Any
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.engine_sizes import FEW_SEQUENCES
 from tinyzero_trainer.plan import constants
-from tinyzero_trainer.plan.memory import LOADING, Memory, predict_memory
+from tinyzero_trainer.plan.memory import Memory, predict_memory
 from tinyzero_trainer.plan.rollout import GB, needed_by_vllm
 from tinyzero_trainer.plan.shape import ModelShape
 from tinyzero_trainer.plan.spread import CardKind, spread_of
@@ -136,10 +136,10 @@ def _settle_vllm(shape: ModelShape, config: TrainConfig, limit: int, prompt_toke
         given = _gigabytes(least) if vllm.gpu_memory is None else vllm.gpu_memory
         tight = replace(config, vllm=replace(vllm, gpu_memory=given, sleep=sleep))
         memory = predict_memory(shape, tight, prompt_tokens, card=spread.generating)
-        awake = while_awake(memory) if sleep else _in_steps(memory)
+        awake = while_awake(memory) if sleep else memory.peak
         room = given * GB + (limit - awake) / (1 if vllm.own_process else 1 + constants.SLACK)
         if vllm.gpu_memory is not None:
-            settled, good = tight, _in_steps(memory) <= limit
+            settled, good = tight, memory.peak <= limit
         else:
             size = max(least, min(most + GB / 100, room))  # rounding down shall cost no sequence
             settled, good = replace(config, vllm=replace(tight.vllm, gpu_memory=_gigabytes(size))), room >= most
@@ -156,11 +156,6 @@ def while_awake(memory: Memory) -> int:
 def awake_bytes(shape: ModelShape, config: TrainConfig, prompt_tokens: int | None = None) -> int:
     """The same of a configuration, on the card that a rollout engine is on."""
     return while_awake(predict_memory(shape, config, prompt_tokens, card=spread_of(config).generating))
-
-
-def _in_steps(memory: Memory) -> int:
-    """Bytes of the worst phase in which there is a rollout engine."""
-    return max(phase.total for phase in memory.phases if phase.name != LOADING)
 
 
 def predict_within(

@@ -23,7 +23,7 @@ from tinyzero_trainer.config import RewardConfig, TrainConfig
 from tinyzero_trainer.learners import Learners, build_learners
 from tinyzero_trainer.memory_errors import explained
 from tinyzero_trainer.models import LanguageModel, choose_device, load_model
-from tinyzero_trainer.plan.work import work_of
+from tinyzero_trainer.plan.work import work_on
 from tinyzero_trainer.ray.line import Line, Shapes
 from tinyzero_trainer.records import Rollout
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
@@ -192,8 +192,8 @@ class LearnerRank(Generating):
             self._learners = build_learners(self._config, placement, checkpoint=checkpoint)
         if self._device.type == "cuda":
             with explained(self._config, "the largest micro-batch was tried out"):
-                most = work_of(self._config, self._config.data.max_prompt_tokens).micro_batch
-                self._learners.policy.warm_up(settings_at(self._config, 1), most)
+                work = work_on(self._config, self._config.data.max_prompt_tokens)
+                self._learners.policy.warm_up(settings_at(self._config, 1), work.micro_batch * work.slices)
         return outline(self._learners.language_model) if self._index == 0 else None
 
     def count_of_critic(self) -> int:
@@ -289,8 +289,9 @@ class EngineWorker(Generating):
             What the user should know.
         """
         self._device = choose_device(self._device.type)
-        language_model, notes = load_model(source, self._device), list[str]()
+        language_model, notes = load_model(source, torch.device("cpu")), list[str]()
         cast_weights(language_model.model, compute_dtype(self._config.model.dtype, self._device))
+        language_model.model.to(self._device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
         self._state = language_model.model.state_dict()
         self._engine = build_engine(self._config, language_model, notes.append, number=self._index)
         return notes
