@@ -91,6 +91,9 @@ class World:
     during_update: Callable[[], None] = lambda: None
     ranks = 1
 
+    def cards(self) -> list[Any]:
+        return []
+
     # ---- the engine
 
     def generate(

@@ -65,6 +65,9 @@ class FakePolicy:
         self.asked: list[tuple[str, float]] = []
         self.updates: list[tuple[Experience, StepSettings]] = []
 
+    def cards(self) -> list[Any]:
+        return []
+
     def logprobs(self, samples: Sequence[Sample], temperature: float) -> torch.Tensor:
         self.asked.append(("policy", temperature))
         return torch.full((sum(len(sample.rollout.token_ids) for sample in samples),), POLICY)

@@ -8,27 +8,43 @@ import torch
 
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer import training_step, utilization
-from tinyzero_trainer.config import OptimizerConfig, RunConfig, TrainConfig
+from tinyzero_trainer.config import OptimizerConfig, TrainConfig
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 from tinyzero_trainer.training_step import TrainingStep
+from tinyzero_trainer.utilization import CardUse
 
 SECONDS = {"gen": 1.0, "update_actor": 2.0, "update_critic": 4.0, "step": 7.0}
 
 
-def test_a_known_card_has_the_peak_of_its_data_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    assert utilization.peak_of(torch.device("cuda")) == 989e12
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Quadro 6000")
-    assert utilization.peak_of(torch.device("cuda")) is None
-    assert utilization.peak_of(torch.device("cpu")) is None
+def card(name: str, gib: int = 1) -> CardUse:
+    return CardUse(name, gib * 2**30, 2 * gib * 2**30)
 
 
-def step(monkeypatch: pytest.MonkeyPatch, *, adapter: object = None, device: str = "auto") -> TrainingStep:
-    """On a card of 1,000 FLOP/s, with 2 epochs; the policy has 10 parameters, the critic 4."""
-    monkeypatch.setattr(training_step, "peak_of", lambda device: 1000.0)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+def test_known_cards_have_the_peaks_of_their_data_sheets() -> None:
+    h200, old = card("NVIDIA H200"), card("Quadro 6000")
+    assert utilization.peak_of([h200]) == 989e12
+    assert utilization.peak_of([h200, h200]) == 2 * 989e12
+    assert utilization.peak_of([h200, old]) is None
+    assert utilization.peak_of([]) is None
+
+
+def test_memory_is_that_of_the_fullest_card() -> None:
+    assert utilization.memory_metrics([card("one", 3), card("other", 2)]) == {
+        "perf/max_memory_allocated_gb": 3.0,
+        "perf/max_memory_reserved_gb": 6.0,
+    }
+    assert utilization.memory_metrics([]) == {}
+
+
+def test_a_cpu_is_no_card() -> None:
+    assert utilization.use_of(torch.device("cpu")) is None
+
+
+def step(monkeypatch: pytest.MonkeyPatch, *, adapter: object = None) -> TrainingStep:
+    """On cards of 500 FLOP/s, with 2 epochs; the policy has 10 parameters, the critic 4."""
+    monkeypatch.setattr(training_step, "peak_of", lambda cards: 500.0 * len(cards) or None)
     taken = object.__new__(TrainingStep)
-    taken.config = TrainConfig(run=RunConfig(device=device), optimizer=OptimizerConfig(epochs=2))
+    taken.config = TrainConfig(optimizer=OptimizerConfig(epochs=2))
     critic = SimpleNamespace(parameters=4)
     taken.roles = SimpleNamespace(language_model=SimpleNamespace(adapter=adapter, parameters=10), critic=critic)
     return taken
@@ -38,9 +54,10 @@ def test_it_counts_the_tokens_of_all_epochs(monkeypatch: pytest.MonkeyPatch) -> 
     one = Sample(Prompt(Item(None), "", [1, 2]), Rollout([3, 4, 5], None, True), "", Score(0.0, False))
     left_out = replace(one, score=Score(0.0, False, masked=True))
     samples = [one, one, left_out]  # 10 tokens a pass
-    assert step(monkeypatch).utilization(SECONDS, samples) == {
+    cards = [card("a"), card("b")]
+    assert step(monkeypatch).utilization(SECONDS, samples, cards) == {
         "perf/mfu/actor": pytest.approx(6 * 10 * 20 / 2.0 / 1000),
         "perf/mfu/critic": pytest.approx(6 * 4 * 20 / 4.0 / 1000),
     }
-    assert "perf/mfu/actor" not in step(monkeypatch, adapter=object()).utilization(SECONDS, samples)
-    assert step(monkeypatch, device="cpu").utilization(SECONDS, samples) == {}
+    assert "perf/mfu/actor" not in step(monkeypatch, adapter=object()).utilization(SECONDS, samples, cards)
+    assert step(monkeypatch).utilization(SECONDS, samples, []) == {}

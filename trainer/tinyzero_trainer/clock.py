@@ -25,7 +25,7 @@ class Clock:
 
     def skip(self) -> None:
         """Charge the time since the last lap to nothing: another clock has it."""
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():  # it is not where actors of Ray have the GPUs, whose calls are waited for
             torch.cuda.synchronize()
         self._last = perf_counter()
 

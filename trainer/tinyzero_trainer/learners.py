@@ -24,6 +24,7 @@ from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.records import Sample
 from tinyzero_trainer.schedules import StepSettings
 from tinyzero_trainer.sharding import Placement, cast_weights, shard
+from tinyzero_trainer.utilization import CardUse
 
 
 class PolicyRole(Protocol):
@@ -32,6 +33,9 @@ class PolicyRole(Protocol):
     @property
     def ranks(self) -> int:
         """How many share the work."""
+
+    def cards(self) -> list[CardUse]:
+        """Their GPUs; none on the CPU."""
 
     def logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
         """[tokens] log π of every sampled token under the present weights."""

@@ -22,6 +22,7 @@ from tinyzero_trainer.records import Sample
 from tinyzero_trainer.schedules import StepSettings
 from tinyzero_trainer.sharding import call, device_of, on_device, ranks_of
 from tinyzero_trainer.tally import Tally
+from tinyzero_trainer.utilization import CardUse, use_of
 
 OPTIMIZER = "optimizer"
 """Of a checkpoint: a file of one rank's, or a directory with the parts of several."""
@@ -67,6 +68,11 @@ class Policy:
     def ranks(self) -> int:
         """How many share the work."""
         return self._ranks.processes
+
+    def cards(self) -> list[CardUse]:
+        """The GPU of this one; none on the CPU."""
+        use = use_of(device_of(self.language_model.model))
+        return [] if use is None else [use]
 
     def logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
         """[tokens] log π of every sampled token under the present weights."""

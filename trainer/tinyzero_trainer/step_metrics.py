@@ -77,9 +77,6 @@ def timing_metrics(seconds: Mapping[str, float], samples: Sequence[Sample], kept
             metrics[f"timing_per_token_ms/{name}"] = 1000 * seconds[name] / divisor
     metrics["perf/total_num_tokens"] = float(tokens)
     metrics["perf/throughput"] = tokens / seconds["step"]
-    if torch.cuda.is_available():
-        metrics["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated() / 2**30
-        metrics["perf/max_memory_reserved_gb"] = torch.cuda.max_memory_reserved() / 2**30
     return metrics
 
 

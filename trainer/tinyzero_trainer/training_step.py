@@ -5,7 +5,7 @@ The order of things is here, and what runs beside what; everything that computes
 ends within the step: between steps no thread is left, and the engine has the newest weights.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,7 @@ from tinyzero_trainer.records import Sample
 from tinyzero_trainer.roles import Roles
 from tinyzero_trainer.schedules import StepSettings, settings_at
 from tinyzero_trainer.step_metrics import batch_metrics, timing_metrics, trained_tokens
-from tinyzero_trainer.utilization import peak_of, utilization
+from tinyzero_trainer.utilization import CardUse, memory_metrics, peak_of, utilization
 from tinyzero_trainer.window import WindowState
 
 WAITED = "wait_for_rollouts"
@@ -152,7 +152,9 @@ class TrainingStep:
             **self.window_metrics(batch),
         }
         seconds = {**batch.seconds, **self._clock.stop()}
-        metrics |= timing_metrics(seconds, batch.samples, batch.kept) | self.utilization(seconds, batch.kept)
+        cards = self.policy.cards()
+        metrics |= timing_metrics(seconds, batch.samples, batch.kept) | memory_metrics(cards)
+        metrics |= self.utilization(seconds, batch.kept, cards)
         return batch.samples, metrics, seconds
 
     def next_batch(self, step: int) -> Collected:
@@ -255,11 +257,9 @@ class TrainingStep:
             self._clock.lap("update_actor")
         return metrics
 
-    def utilization(self, seconds: dict[str, float], kept: list[Sample]) -> dict[str, float]:
-        """Share of the card's peak that the updates reached; nothing on the CPU and on cards of unknown peak."""
-        if self.config.run.device == "cpu" or not torch.cuda.is_available():
-            return {}
-        peak, language_model = peak_of(torch.device("cuda")), self.roles.language_model
+    def utilization(self, seconds: dict[str, float], kept: list[Sample], cards: Sequence[CardUse]) -> dict[str, float]:
+        """Share of the cards' peak that the updates reached; nothing on the CPU and on cards of unknown peak."""
+        peak, language_model = peak_of(cards), self.roles.language_model
         if peak is None:
             return {}
         # With an adapter the gradients of the other weights are not computed: 6 FLOPs a parameter would be too many.

@@ -1,6 +1,7 @@
-"""Model FLOPs utilisation: the share of the card's arithmetic that an update makes use of (arXiv 2204.02311, §4.1)."""
+"""What of their GPUs the ranks make use of: memory, and model FLOPs utilisation (arXiv 2204.02311, §4.1)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -33,9 +34,40 @@ def utilization(
     }
 
 
-def peak_of(device: torch.device) -> float | None:
-    """FLOP/s in bfloat16 of a card, by its data sheet; None for the CPU and unknown cards."""
+@dataclass(frozen=True, slots=True)
+class CardUse:
+    """A rank's GPU, and the most that its process has held of it so far."""
+
+    name: str
+    """As the driver has it."""
+
+    allocated: int
+    """Bytes of tensors."""
+
+    reserved: int
+    """Bytes, with those that PyTorch's allocator keeps."""
+
+
+def use_of(device: torch.device) -> CardUse | None:
+    """Of this process; None on the CPU."""
     if device.type != "cuda":
         return None
-    card = find_card(torch.cuda.get_device_name(device))
-    return None if card is None else card.flops
+    allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    return CardUse(torch.cuda.get_device_name(device), allocated, reserved)
+
+
+def memory_metrics(cards: Sequence[CardUse]) -> dict[str, float]:
+    """`perf/max_memory_*_gb`, in GiB, of the card that has the most; nothing without cards."""
+    if not cards:
+        return {}
+    return {
+        "perf/max_memory_allocated_gb": max(card.allocated for card in cards) / 2**30,
+        "perf/max_memory_reserved_gb": max(card.reserved for card in cards) / 2**30,
+    }
+
+
+def peak_of(cards: Sequence[CardUse]) -> float | None:
+    """FLOP/s in bfloat16 of cards together, by their data sheets; None without cards and of unknown ones."""
+    found = [find_card(card.name) for card in cards]
+    known = [card.flops for card in found if card is not None]
+    return sum(known) if known and len(known) == len(found) else None

@@ -32,6 +32,7 @@ from tinyzero_trainer.rollout.vllm.transfer import Weights, parcels
 from tinyzero_trainer.schedules import settings_at
 from tinyzero_trainer.sharding import Placement, cast_weights, compute_dtype
 from tinyzero_trainer.tasks import scoring_pool
+from tinyzero_trainer.utilization import CardUse, use_of
 from tinyzero_trainer.weights import named_weights
 
 PARCEL_BYTES = 2**26
@@ -201,6 +202,10 @@ class LearnerRank(Generating):
         assert self._learners is not None
         assert self._learners.critic is not None
         return self._learners.critic.parameters
+
+    def card_use(self) -> CardUse | None:
+        """Of its GPU."""
+        return use_of(self._device)
 
     def do(self, role: str, method: str, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         """Call a method of `policy` or `critic`; its result is the first rank's to return."""

@@ -15,6 +15,7 @@ from tinyzero_trainer.ray.asking import Member, Replaceable, answers
 from tinyzero_trainer.ray.cluster import import_ray
 from tinyzero_trainer.records import Sample
 from tinyzero_trainer.schedules import StepSettings
+from tinyzero_trainer.utilization import CardUse
 
 CUT_SECONDS = 60.0
 """For ranks to come back from a line that was cut."""
@@ -38,6 +39,12 @@ class LearnerRanks:
         given = import_ray().put((args, kwargs))  # once for each machine
         with self._asked:
             return answers([(member, member.actor.do.remote(role, method, given)) for member in self.members])[0]
+
+    def cards(self) -> list[CardUse]:
+        """GPUs of all ranks."""
+        with self._asked:
+            found = answers([(member, member.actor.card_use.remote()) for member in self.members])
+        return [card for card in found if card is not None]
 
     def send_weights(self, engines: Sequence[Member]) -> None:
         """Bring the policy's weights to engines, a parcel at a time; after whatever the ranks are at."""
@@ -107,6 +114,10 @@ class RemotePolicy:
     def ranks(self) -> int:
         """See `PolicyRole`."""
         return len(self._group.members)
+
+    def cards(self) -> list[CardUse]:
+        """See `PolicyRole`."""
+        return self._group.cards()
 
     def logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
         """See `PolicyRole`."""
