@@ -172,6 +172,8 @@ class OwnModel:
             if not on_gpu(self.recipe.run.device, display):
                 display.note("torch cannot use the GPU: taking the tiny model that comes with the trainer")
                 return
+            import torch
+
             from tinyzero_trainer.memory_errors import explained
             from tinyzero_trainer.warmstart import warm_start
 
@@ -182,6 +184,7 @@ class OwnModel:
                 os.replace(made.output, self.directory)
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
+                torch.cuda.empty_cache()  # actors of Ray may be who trains it
             display.done(made.summary.replace(str(aside), str(self.directory)))
 
     def _smaller(self) -> str:
