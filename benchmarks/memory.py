@@ -1,4 +1,4 @@
-"""GPU memory of whole training steps, phase by phase, beside what `tinyzero plan` predicts of them.
+"""GPU memory and times of whole training steps, phase by phase, beside what `tinyzero plan` predicts of them.
 
     python benchmarks/memory.py [--case grpo-24gb --case ppo-24gb --case 1.5B --case 3B] [--output memory.json]
 
@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
@@ -113,9 +114,17 @@ def measure(case: Case, words: Sequence[str], *, steps: int, limit: float) -> di
             "planned": planned,
             "measured": {"peak": ran.watch.most(), "before": ran.watch.before, "phases": phases},
             "steps": [row["timing_s/step"] for row in rows[1:]],
+            "seconds": mean_seconds(rows[2:] or rows[1:]),
             "exit_code": ran.code,
             "said": ran.timed_output[-6000:],
         }
+
+
+def mean_seconds(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Of each part of a step, by its name in the metrics."""
+    prefix = "timing_s/"
+    names = [name for name in (rows[0] if rows else {}) if name.startswith(prefix)]
+    return {name.removeprefix(prefix): fmean(row.get(name, 0.0) for row in rows) for name in names}
 
 
 def until_idle() -> None:
@@ -242,6 +251,11 @@ def report(result: Mapping[str, Any]) -> None:
         rows[phase["phase"]] = _cells(phase["total"], seen.get("nvml"), seen.get("allocated"), seen.get("reserved"))
     rows["peak"] = _cells(proposed["peak"], measured["peak"])
     print(table("GiB", rows), flush=True)
+    speed = result["planned"]["speed"]
+    times = {**speed["seconds"], "step": speed["step"]}
+    print(
+        table("seconds", {name: _times(time, result["seconds"].get(name)) for name, time in times.items()}), flush=True
+    )
     for phase in proposed["phases"]:
         parts = (f"{part['role']} {part['what']} {part['size'] / GIB:.2f}" for part in phase["parts"])
         print(f"{phase['phase']}: {', '.join(parts)}", flush=True)
@@ -249,6 +263,10 @@ def report(result: Mapping[str, Any]) -> None:
     print(f"in use before the run: {measured['before'] / GIB:.2f} GiB", flush=True)
     if measured["before"] > BUSY:
         print("somebody else used this GPU: what they gave back meanwhile is missing from the peak", flush=True)
+
+
+def _times(planned: float, measured: float | None) -> dict[str, str]:
+    return {"planned": f"{planned:.2f}", "measured": "" if measured is None else f"{measured:.2f}"}
 
 
 def _cells(planned: int, nvml: int | None, allocated: int | None = None, reserved: int | None = None) -> dict[str, str]:

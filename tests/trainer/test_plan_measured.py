@@ -1,6 +1,7 @@
 """Whether the plan predicts what was measured on a GPU."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,17 +15,6 @@ from tinyzero_trainer.plan.constants import GIB
 from tinyzero_trainer.plan.proposals import predict_within, with_settings
 from tinyzero_trainer.plan.shape import ModelShape
 from tinyzero_trainer.plan.speed import predict_speed
-
-
-def test_speed_of_what_was_measured() -> None:
-    words = ("data.prompts_per_step=128", "rollout.max_tokens=1024", "rollout.engine=vllm")
-    card = find_card("NVIDIA H200")
-    assert card is not None
-    speed = predict_speed(SHAPES[HALF_B], config_of(*words), card, prompt_tokens=140)
-    assert speed.rollout == pytest.approx(42_800, rel=0.15)
-    assert speed.tokens == 1024 * (140 + 1024)
-    assert speed.throughput == pytest.approx(speed.tokens / sum(speed.seconds.values()))
-
 
 OWN = ModelShape(
     "m", 9_930_624, hidden=384, layers=6, heads=6, kv_heads=2, head_size=64, mlp=1024, vocabulary=1252, tied=True
@@ -50,6 +40,44 @@ def test_tokens_a_second_of_the_torch_engine_as_measured_on_an_h200(
     assert card is not None
     config = config_of(f"data.prompts_per_step={groups}", f"rollout.max_tokens={new}")
     assert predict_speed(shape, config, card, prompt).rollout == pytest.approx(rate, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "prompt", "new", "rate"), [(SHAPES[HALF_B], 140, 1024, 40_011), (OWN, 24, 256, 62_601)]
+)
+def test_tokens_a_second_of_vllm_as_measured_on_an_h200(shape: ModelShape, prompt: int, new: int, rate: int) -> None:
+    card = find_card("NVIDIA H200")
+    assert card is not None
+    config = config_of("data.prompts_per_step=128", f"rollout.max_tokens={new}", "rollout.engine=vllm")
+    speed = predict_speed(shape, config, card, prompt)
+    assert speed.rollout == pytest.approx(rate, rel=0.1)
+    assert speed.tokens == 1024 * (prompt + new)
+    assert speed.throughput == pytest.approx(speed.tokens / sum(speed.seconds.values()))
+
+
+SMALL_BATCHES = ("rollout.engine=vllm", "rollout.max_tokens=1024", "vllm.gpu_memory=6.48", "data.max_prompt_tokens=256")
+PPO = {"algorithm.advantage": "gae", "algorithm.kl_in": "reward", "algorithm.kl_estimator": "k1"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({"vllm.sleep": True, "optimizer.micro_batch_tokens": 4096}, 24.9),
+        ({**PPO, "vllm.sleep": False, "optimizer.micro_batch_tokens": 2048, "memory.offload": "idle"}, 93.5),
+    ],
+    ids=["GRPO", "PPO"],
+)
+def test_seconds_of_a_step_of_small_micro_batches_as_measured_on_an_h200(
+    changes: dict[str, Any], seconds: float
+) -> None:
+    card = find_card("NVIDIA H200")
+    assert card is not None
+    base = config_of(
+        "data.prompts_per_step=32", *SMALL_BATCHES, "optimizer.mini_batches=2", "algorithm.kl_coefficient=0.001"
+    )
+    assert predict_speed(SHAPES[HALF_B], with_settings(base, changes), card, 256).step == pytest.approx(
+        seconds, rel=0.25
+    )
 
 
 def test_seconds_of_the_update_as_measured_on_an_h200() -> None:

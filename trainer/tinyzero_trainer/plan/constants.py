@@ -90,11 +90,12 @@ UPDATE_SHARE = 0.41
 HALF_SHARE_AT = 55e6
 """Parameters of a model that reaches half of that share."""
 
-VLLM_BANDWIDTH_SHARE = 0.4
-"""Of a card's memory bandwidth, while vLLM decodes."""
+VLLM_BANDWIDTH_SHARE = 0.6
+"""Of a card's memory bandwidth, while vLLM decodes; assumed."""
 
-VLLM_STEP, VLLM_SEQUENCE = 2e-3, 13e-6
-"""Seconds of vLLM's host for a decoding step, and for each sequence in it."""
+VLLM_STEP, VLLM_SEQUENCE, VLLM_LOGIT_BYTES = 1.25e-3, 14.6e-6, 115
+"""Seconds of vLLM's host for a decoding step, and for each sequence in it; read and written of each logit. Such that 8
+and 1,024 sequences of 0.5B and 1,024 of 10M take as long as they did."""
 
 TORCH_STEP, TORCH_LAYER = 120e-6, 15e-6
 """Seconds of a replayed CUDA graph for a decoding step of the engine `torch`, and for each layer in it."""
@@ -114,6 +115,10 @@ PLAIN_CACHE_PASSES = 3
 
 PLAIN_LOGIT_BYTES = 50
 """Read and written of each logit, by that engine's drawing in plain torch."""
+
+PASS_LAYER = 1.5e-3
+"""Seconds of the host for a layer in a forward pass over a micro-batch; a backward pass takes twice that. From whole
+steps of 0.5B with 1 and 3 sequences a micro-batch, on a virtual machine, which is slower at it than others."""
 
 PCIE = 20e9
 """Bytes a second between the host and the card."""

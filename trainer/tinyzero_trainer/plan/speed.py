@@ -100,8 +100,11 @@ def _passes(shape: ModelShape, config: TrainConfig, card: Card, work: Work, traf
     share = constants.UPDATE_SHARE * size / (size + constants.HALF_SHARE_AT)
     unit = size * work.tokens_of_a_card / (card.flops_in(number_bytes(config)) * share)
     of_update = (8 if config.memory.checkpoint_activations else 6) * unit
-    forward = traffic.beside_forward(2 * unit)
-    update = (traffic.beside_forward(2 * unit) + traffic.beside_backward(of_update - 2 * unit)) * work.epochs
+    # Layer after layer the host launches kernels: with few tokens to a micro-batch it is what takes long.
+    launching = work.micro_batches * shape.layers * constants.PASS_LAYER
+    forward = max(traffic.beside_forward(2 * unit), launching)
+    update = traffic.beside_forward(2 * unit) + traffic.beside_backward(of_update - 2 * unit)
+    update = max(update, of_update / (2 * unit) * launching) * work.epochs
     shard, trained = size / spread.shards, 0 if config.lora.rank else size / spread.shards
     if config.memory.offload == "idle":  # weights and moments there and back
         update += 2 * 12 * trained / constants.PCIE
@@ -148,7 +151,9 @@ def decoding_step(shape: ModelShape, config: TrainConfig, card: Card, sequences:
     number, cache = number_bytes(config), number_bytes(config) * shape.cache_numbers
     token = 2 * shape.parameters / card.flops_in(number)
     if config.rollout.engine == "vllm":
-        touched = number * shape.parameters + sequences * (length * cache + 16 * shape.vocabulary)
+        touched = number * shape.parameters + sequences * (
+            length * cache + constants.VLLM_LOGIT_BYTES * shape.vocabulary
+        )
         read = touched / (card.bandwidth * 1e9 * constants.VLLM_BANDWIDTH_SHARE)
         host = constants.VLLM_STEP + sequences * constants.VLLM_SEQUENCE
         return host + max(read, sequences * token / constants.UPDATE_SHARE)
