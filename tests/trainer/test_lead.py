@@ -389,10 +389,11 @@ def test_ranks_are_asked_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(stand_ins, "answers", answers)
     members = [Member(name, actor, learns=True) for name in ("first", "second")]
     ranks = stand_ins.LearnerRanks(members, "cpu")
-    with beside(lambda stop: ranks.send_weights(members)) as sent:
-        for _ in range(3):
-            ranks.do("policy", "update")
-    sent.result()
+    for other in (lambda stop: ranks.send_weights(members), lambda stop: ranks.go_through_weights("load_weights", [0])):
+        with beside(other) as sent:
+            for _ in range(3):
+                ranks.do("policy", "update")
+        sent.result()
     assert most == 1
 
 

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +15,11 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import RayConfig, TrainConfig, VllmConfig
 from tinyzero_trainer.configure import make_config
 from tinyzero_trainer.lost import WorkerLost
-from tinyzero_trainer.ray import engines
+from tinyzero_trainer.ray import actors, engines, stand_ins
 from tinyzero_trainer.ray.asking import Member, Replaceable
 from tinyzero_trainer.ray.engines import Beside, RemoteEngine, parts
 from tinyzero_trainer.ray.layout import Layout, LayoutError, layout_of
+from tinyzero_trainer.ray.stand_ins import LearnerRanks
 from tinyzero_trainer.records import Rollout
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.vllm.connection import VllmError
@@ -68,7 +70,8 @@ class Actor:
 
 @pytest.fixture(autouse=True)
 def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "answers", lambda calls, **_: [call() for _, call in calls])
+    for module in (engines, stand_ins):
+        monkeypatch.setattr(module, "answers", lambda calls, **_: [call() for _, call in calls])
     monkeypatch.setattr(engines, "TICK_SECONDS", 0.005)
 
 
@@ -149,25 +152,62 @@ def test_progress_adds_up_to_all_completions() -> None:
 
 def test_ranks_without_an_engine_help_with_the_weights_and_give_up_their_memory() -> None:
     notes: list[str] = []
-    actors = [Actor(0.02) for _ in range(4)]
-    members = [Member(f"policy rank {place} of 4", actor, learns=True) for place, actor in enumerate(actors)]
-    beside = Beside(SimpleNamespace(members=members), range(0, 4, 2), 1, notes.append)  # type: ignore[arg-type]
-    assert [actor.told for actor in actors] == [
+    workers = [Actor(0.02) for _ in range(4)]
+    members = [Member(f"policy rank {place} of 4", actor, learns=True) for place, actor in enumerate(workers)]
+    beside = Beside(LearnerRanks(members, "cuda"), range(0, 4, 2), 1, notes.append)
+    assert [actor.told for actor in workers] == [
         ["free_memory", "build_engine"],
         ["free_memory", "help_with_weights"],
     ] * 2
     beside.load_weights()
-    assert actors[2].told[-1] == "load_weights"
-    assert actors[3].told[-1] == "help_with_weights"
+    assert workers[2].told[-1] == "load_weights"
+    assert workers[3].told[-1] == "help_with_weights"
     # One of two engines fails: it is started anew, and the other three ranks help it with the weights.
-    actors[2].fails = [VllmError("it hangs")]
-    for actor in actors:
+    workers[2].fails = [VllmError("it hangs")]
+    for actor in workers:
         actor.told.clear()
     draw(RemoteEngine(beside, 1), 4)
-    assert [actor.told[-1] for actor in actors] == [*["help_with_weights"] * 2, "build_engine", "help_with_weights"]
+    assert [actor.told[-1] for actor in workers] == [*["help_with_weights"] * 2, "build_engine", "help_with_weights"]
     assert notes == [
         "policy rank 2 of 4: it hangs; its engine is started anew, and its part of the batch generated again"
     ]
+
+
+def test_who_is_lost_after_an_update_leaves_no_step_to_save() -> None:
+    def load_weights() -> None:
+        raise WorkerLost("engine 0", "has died", policy_is_whole=True)
+
+    with pytest.raises(WorkerLost) as lost:
+        RemoteEngine(SimpleNamespace(engines=[], load_weights=load_weights), 1).load_weights()
+    assert not lost.value.policy_is_whole
+
+
+@pytest.mark.parametrize("fails", ["before", "amid", "never"])
+def test_a_rank_goes_through_the_weights_once_whatever_fails(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+
+    def named_weights(_: Any) -> Iterator[tuple[str, Any]]:
+        passes.append(0)
+        for place in range(3):
+            passes[-1] += 1
+            yield str(place), None
+
+    def load_weights() -> None:
+        if fails == "before":
+            raise VllmError("it does not wake up")
+        for name, _ in rank._begin_pass():
+            if fails == "amid" and name == "1":
+                raise VllmError("it dies")
+
+    monkeypatch.setattr(actors, "named_weights", named_weights)
+    rank = actors.LearnerRank(make_config({"run": {"task": "countdown"}}), 0, 2, "cpu")
+    rank._learners = SimpleNamespace(language_model=SimpleNamespace(model=None))  # type: ignore[assignment]
+    rank._engine = SimpleNamespace(load_weights=load_weights)  # type: ignore[assignment]
+    for _ in range(2):
+        with nullcontext() if fails == "never" else pytest.raises(VllmError):
+            rank.load_weights()
+    rank.help_with_weights()
+    assert passes == [3, 3, 3]
 
 
 # ---- who is where ----------------------------------------------------------------------------------------------------

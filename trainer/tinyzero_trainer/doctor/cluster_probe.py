@@ -7,7 +7,6 @@ changed here or on the nodes.
 import json
 import os
 import re
-import socket
 import sys
 import uuid
 from collections.abc import Iterable, Iterator
@@ -21,13 +20,10 @@ from tinyzero_trainer.doctor.alike import SAME, WHERE_USED
 from tinyzero_trainer.doctor.facts import Facts
 from tinyzero_trainer.doctor.probe import ask_apart, without_user
 from tinyzero_trainer.doctor.ray_facts import Inside, Node, Ray, Token, Trouble
-from tinyzero_trainer.ray.cluster import in_one_line
+from tinyzero_trainer.ray.cluster import in_one_line, not_listening
 
 SECONDS = 75.0
 """For all of it."""
-
-LISTEN_SECONDS = 5.0
-"""For anybody to take a call at the address."""
 
 _TROUBLES: tuple[tuple[str, Trouble], ...] = (
     (r"no authentication token was found|RAY_AUTH_TOKEN_PATH is set but", "no token"),
@@ -95,11 +91,8 @@ def not_reached(address: str) -> tuple[Trouble, str] | None:
     host, separator, port = address.rpartition(":")
     if not (separator and host and port.isascii() and port.isdigit() and int(port) < 2**16):
         return "form", ""
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), LISTEN_SECONDS).close()
-    except (OSError, UnicodeError) as error:
-        return "nobody", getattr(error, "strerror", None) or str(error)
-    return None
+    reason = not_listening(address)
+    return None if reason is None else ("nobody", reason)
 
 
 @contextmanager

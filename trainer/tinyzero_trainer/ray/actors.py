@@ -28,6 +28,7 @@ from tinyzero_trainer.ray.line import Line, Shapes
 from tinyzero_trainer.records import Rollout
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
 from tinyzero_trainer.rollout.build import build_engine
+from tinyzero_trainer.rollout.vllm.engine import START_LIMIT
 from tinyzero_trainer.rollout.vllm.transfer import Weights, parcels
 from tinyzero_trainer.schedules import settings_at
 from tinyzero_trainer.sharding import Placement, cast_weights, compute_dtype
@@ -165,7 +166,7 @@ class LearnerRank(Generating):
         self._config, self._index, self._count, self._device = config, index, count, torch.device(device)
         self._store: dist.TCPStore | None = None
         self._learners: Learners | None = None
-        self._pass: Iterator[tuple[str, Tensor]] = iter(())
+        self._pass: Iterator[tuple[str, Tensor]] | None = None
 
     def see(self, gpus: Sequence[str]) -> None:
         """Before CUDA is used: which GPUs this process and those that it starts see, its own first."""
@@ -184,7 +185,9 @@ class LearnerRank(Generating):
         if self._device.type == "cuda":
             self._device, backend = choose_device("cuda"), "cpu:gloo,cuda:nccl"
             torch.cuda.set_device(self._device)
-        dist.init_process_group(backend, store=store, rank=self._index, world_size=self._count)
+        # Ranks without an engine wait in a collective while others start vLLM, or have it take weights.
+        patience = timedelta(seconds=START_LIMIT + self._config.vllm.time_limit)
+        dist.init_process_group(backend, store=store, rank=self._index, world_size=self._count, timeout=patience)
 
     def build(self, checkpoint: Path | None) -> LanguageModel | None:
         """Load and shard the models; of the first rank, what it takes to speak of the policy's without its weights."""
@@ -253,7 +256,7 @@ class LearnerRank(Generating):
     def help_with_weights(self) -> None:
         """What ranks do meanwhile that have no use for them."""
         with self._helping():
-            self._begin_pass()
+            pass
 
     def free_memory(self) -> None:
         """Give the GPU what this process only keeps: the engine of another rank needs it."""
@@ -267,11 +270,12 @@ class LearnerRank(Generating):
 
     @contextmanager
     def _helping(self) -> Iterator[None]:
-        """Within, a pass through the weights is gone to its end whatever happens: the other ranks wait for this one."""
+        """Within, one pass through the weights is gone to its end, whatever happens: the others wait for this rank."""
+        self._pass = None
         try:
             yield
         finally:
-            for _ in self._pass:
+            for _ in self._begin_pass() if self._pass is None else self._pass:
                 pass
 
 

@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import signal
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,10 @@ OBJECT_STORE_BYTES = 2**30
 
 ROOM_SECONDS = 60.0
 """To wait for the resources of a cluster that others use too."""
+
+
+LISTEN_SECONDS = 5.0
+"""For anybody to take a call at an address."""
 
 
 class RayError(TinyZeroError):
@@ -82,6 +87,8 @@ def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
             f"ray.gpus={config.gpus}, but there are {here} GPUs on this machine; lower it, or name a Ray with more by "
             "--address"
         )
+    if config.address is not None and (reason := not_listening(config.address)):
+        raise RayError(f"there is no Ray at ray.address={config.address!r} ({reason}); `ray start` tells the address")
     try:
         if config.address is not None:
             ray.init(config.address, **quiet)
@@ -106,6 +113,18 @@ def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
             "reason; `ray start` tells the address, and where it has RAY_AUTH_MODE=token, set that here too, with the "
             "same RAY_AUTH_TOKEN"
         ) from error
+
+
+def not_listening(address: str) -> str | None:
+    """Why nobody takes a call at HOST:PORT, before Ray is asked, which would try for minutes; None = somebody does."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or "/" in host:
+        return None  # `auto`, or for Ray to refuse
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), LISTEN_SECONDS).close()
+    except (OSError, UnicodeError, OverflowError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None
 
 
 def in_one_line(text: str) -> str:

@@ -54,11 +54,11 @@ class Beside:
     def load_weights(self) -> None:
         """See `Fleet`."""
         self._free_memory()
-        self._all("load_weights", self._places)
+        self._ranks.go_through_weights("load_weights", self._places)
 
     def _build(self, places: Sequence[int]) -> None:
         self._free_memory()
-        for notes in self._all("build_engine", places):
+        for notes in self._ranks.go_through_weights("build_engine", places):
             for note in notes or ():
                 self._note(note)
 
@@ -70,16 +70,6 @@ class Beside:
     def _free_memory(self) -> None:
         if len(self._places) < len(self._ranks.members):
             answers([(member, member.actor.free_memory.remote()) for member in self._ranks.members], whole=True)
-
-    def _all(self, method: str, places: Sequence[int]) -> list[list[str] | None]:
-        """Call a method that goes through the weights, on ranks at some places, while the others help."""
-        return answers(
-            [
-                (member, getattr(member.actor, method if place in places else "help_with_weights").remote())
-                for place, member in enumerate(self._ranks.members)
-            ],
-            whole=True,
-        )
 
 
 class Apart:
@@ -135,8 +125,12 @@ class RemoteEngine:
         self._fleet, self._rounds = fleet, rounds
 
     def load_weights(self) -> None:
-        """See `RolloutEngine`."""
-        self._fleet.load_weights()
+        """See `RolloutEngine`; whoever is lost meanwhile, the policy has been updated since its last checkpoint."""
+        try:
+            self._fleet.load_weights()
+        except WorkerLost as lost:
+            lost.policy_is_whole = False
+            raise
 
     def sleep(self) -> None:
         """See `RolloutEngine`."""

@@ -40,6 +40,17 @@ class LearnerRanks:
         with self._asked:
             return answers([(member, member.actor.do.remote(role, method, given)) for member in self.members])[0]
 
+    def go_through_weights(self, method: str, places: Sequence[int]) -> list[list[str] | None]:
+        """Call a method that goes through the weights, on ranks at some places, while the others help."""
+        with self._asked:
+            return answers(
+                [
+                    (member, getattr(member.actor, method if place in places else "help_with_weights").remote())
+                    for place, member in enumerate(self.members)
+                ],
+                whole=True,
+            )
+
     def cards(self) -> list[CardUse]:
         """GPUs of all ranks."""
         with self._asked:
