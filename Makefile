@@ -18,7 +18,7 @@ test: $(READY)  ## the fast tests: all that are not marked slow or gpu
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto
 
 slow: $(READY)  ## the slow tests
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto -m "slow and not gpu"
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not gpu"
 
 lint: $(READY)  ## ruff and mypy
 	@$(BIN)/python -m ruff check

