@@ -14,7 +14,7 @@ import pytest
 from tests.trainer.configurations import changed
 from tests.trainer.engine_apart import built_apart
 from tests.trainer.processes import apart
-from tests.trainer.test_ray import ENDS_WITHIN, below, entitled, lines, running, steps_of, until
+from tests.trainer.test_ray import ENDS_WITHIN, STARTS_WITHIN, below, entitled, lines, running, steps_of, until
 from tinyzero_trainer import loop
 from tinyzero_trainer.checkpoint import latest
 from tinyzero_trainer.config import TrainConfig
@@ -23,8 +23,6 @@ from tinyzero_trainer.loop import BATCH_FILE, STATE_DIRECTORY, train
 pytestmark = pytest.mark.slow
 
 STEPS = 4
-STARTS_WITHIN = 240.0
-"""Seconds to the first steps of a run."""
 
 
 @pytest.fixture

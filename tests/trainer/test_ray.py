@@ -44,6 +44,9 @@ UNLIKE = ("timing_", "perf/", "time/", "global_seqlen/")
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """Of Ray; where the trainer was killed they try for a minute to tell it, and hold nothing."""
 
+STARTS_WITHIN = 240.0
+"""Seconds to the first steps of a run, and to each of the next few."""
+
 ENDS_WITHIN = 60.0
 """Seconds from a worker's death to the end of the run."""
 
@@ -216,7 +219,7 @@ def test_whoever_dies_is_named_the_run_can_be_resumed_and_nothing_is_left(
     changes = {"ray__ranks": 2, "ray__engines": engines, "ray__restarts": 0, "run__steps": 10_000}
     run = config("run", run__executor="ray", **changes)
     with running(run, tmp_path / "run.toml") as process:
-        until((Path(run.run.output) / "checkpoints/step_2").exists, 120)
+        until((Path(run.run.output) / "checkpoints/step_2").exists, STARTS_WITHIN)
         everyone = below(process)
         victim, started = until(lambda: entitled(everyone, kind), 20), time.monotonic()
         victim.kill()
@@ -241,7 +244,7 @@ def test_engine_and_scorer_are_replaced_and_the_run_is_the_same(
     checkpoints = Path(run.run.output) / "checkpoints"
     with running(run, tmp_path / "run.toml") as process:
         for step, kind in ((2, "EngineWorker"), (5, "Scorer")):
-            until(lambda step=step: max([0, *steps_of(checkpoints)]) >= step, 120)
+            until(lambda step=step: max([0, *steps_of(checkpoints)]) >= step, STARTS_WITHIN)
             everyone = below(process)
             until(lambda kind=kind, everyone=everyone: entitled(everyone, kind), 20).kill()
         output, _ = process.communicate(timeout=240)
@@ -266,7 +269,7 @@ def test_a_signal_saves_and_ends_and_a_killed_trainer_leaves_nothing(
     for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
         run = config(f"run_{code}", run__executor="ray", ray__ranks=2, run__steps=10_000)
         with running(run, tmp_path / "run.toml") as process:
-            until((Path(run.run.output) / "checkpoints/step_2").exists, 120)
+            until((Path(run.run.output) / "checkpoints/step_2").exists, STARTS_WITHIN)
             everyone = below(process)
             os.kill(process.pid, number)
             process.communicate(timeout=ENDS_WITHIN)
