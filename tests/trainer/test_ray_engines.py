@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainer.configurations import call
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import RayConfig, TrainConfig, VllmConfig
 from tinyzero_trainer.configure import make_config
@@ -244,3 +246,21 @@ def test_each_gpu_has_a_rank_or_belongs_to_an_engine() -> None:
 def test_what_does_not_fit_is_refused(tensor_parallel: int, ray: dict[str, int], told: str) -> None:
     with pytest.raises(LayoutError, match=told):
         layout(tensor_parallel, **ray)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("ray.ranks=3", "ray.replicas=2"), "ray.replicas=2 does not divide the 3 ranks"),
+        (("ray.address=127.0.0.1:1",), "there is no Ray at ray.address='127.0.0.1:1' (Connection refused)"),
+    ],
+)
+def test_a_run_that_cannot_be_placed_leaves_nothing(
+    words: tuple[str, ...], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, said = call(
+        capsys, "train", "--task", "countdown", "--gpus", "0", "--output", str(tmp_path / "run"), *words
+    )
+    assert code == 2
+    assert said.startswith(f"error: {told}")
+    assert not (tmp_path / "run").exists()

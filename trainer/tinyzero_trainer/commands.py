@@ -239,6 +239,12 @@ def _check_early(config: "TrainConfig", *, resume: bool) -> None:
     for task in tasks.values():
         task.check_scoring_allowed()
     check_place(config.algorithm.policy_loss)
+    if config.run.executor == "ray":
+        from tinyzero_trainer.ray.cluster import check_address
+        from tinyzero_trainer.ray.layout import layout_of
+
+        layout_of(config)
+        check_address(config.ray.address)
     if config.run.output:
         RunDirectory(Path(config.run.output)).check(resume=resume)
 

@@ -87,8 +87,7 @@ def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
             f"ray.gpus={config.gpus}, but there are {here} GPUs on this machine; lower it, or name a Ray with more by "
             "--address"
         )
-    if config.address is not None and (reason := not_listening(config.address)):
-        raise RayError(f"there is no Ray at ray.address={config.address!r} ({reason}); `ray start` tells the address")
+    check_address(config.address)
     try:
         if config.address is not None:
             ray.init(config.address, **quiet)
@@ -113,6 +112,16 @@ def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
             "reason; `ray start` tells the address, and where it has RAY_AUTH_MODE=token, set that here too, with the "
             "same RAY_AUTH_TOKEN"
         ) from error
+
+
+def check_address(address: str | None) -> None:
+    """Refuse one at which nobody is.
+
+    Raises:
+        RayError: see there.
+    """
+    if address is not None and (reason := not_listening(address)):
+        raise RayError(f"there is no Ray at ray.address={address!r} ({reason}); `ray start` tells the address")
 
 
 def not_listening(address: str) -> str | None:
