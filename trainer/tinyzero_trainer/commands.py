@@ -228,6 +228,7 @@ def _new_directory(config: "TrainConfig") -> str:
 def _check_early(config: "TrainConfig", *, resume: bool) -> None:
     """What the loop checks too, but seconds later."""
     from tinyzero_trainer.named_losses import check_place
+    from tinyzero_trainer.plan.refusals import refuse_no_prompt
     from tinyzero_trainer.run_directory import RunDirectory
     from tinyzero_trainer.task_shares import load_shares
 
@@ -239,6 +240,7 @@ def _check_early(config: "TrainConfig", *, resume: bool) -> None:
     for task in tasks.values():
         task.check_scoring_allowed()
     check_place(config.algorithm.policy_loss)
+    refuse_no_prompt(config)
     if config.run.output:
         RunDirectory(Path(config.run.output)).check(resume=resume)
 
