@@ -143,6 +143,7 @@ def test_a_local_model_is_planned_without_torch(toy_model_path: Path) -> None:
         "finally: print(*sys.modules, file=sys.stderr)"
     )
     words = ["plan", "--model", str(toy_model_path), "--gpu-memory", "8GB", "rollout.engine=vllm"]
+    words += ["rollout.max_tokens=32", "--prompt-tokens", "32"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
     assert "GiB in phase" in done.stdout
     assert not {"torch", "transformers", "numpy", "pyarrow"} & set(done.stderr.split())

@@ -41,6 +41,7 @@ def test_train_warns_of_a_run_that_will_not_fit_and_goes_on(
     begun = []
     monkeypatch.setattr(loop, "train", lambda config, **_: begun.append(config))
     words = ["train", "--task", toy_task, "--model", str(toy_model_path), "data.prompts_per_step=512"]
+    words += ["rollout.max_tokens=192"]
     small_card.target = Target("a small card", GIB // 2, None)
     code, _, err = call(capsys, *words, "--output", str(tmp_path / "run"))
     [line] = [line for line in err.splitlines() if line.startswith("warning:")]

@@ -431,6 +431,7 @@ def test_train_warns_of_several_gpus_that_are_too_small(
     small = Target("a small card", GIB // 2, None)
     monkeypatch.setattr(advice, "present_card", lambda device: None if device == "cpu" else small)
     words = ["train", "--task", toy_task, "--model", str(toy_model_path), "--output", str(tmp_path / "run")]
+    words += ["rollout.max_tokens=192"]
     warned = [line for line in call(capsys, *words, "--gpus", "2")[2].splitlines() if line.startswith("warning:")]
     assert len(warned) == 1
     assert "GiB on each GPU, and a small card has 0.5 GiB" in warned[0]

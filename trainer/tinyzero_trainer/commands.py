@@ -228,6 +228,7 @@ def _new_directory(config: "TrainConfig") -> str:
 def _check_early(config: "TrainConfig", *, resume: bool) -> None:
     """What the loop checks too, but seconds later."""
     from tinyzero_trainer.named_losses import check_place
+    from tinyzero_trainer.plan.refusals import refuse_no_prompt
     from tinyzero_trainer.run_directory import RunDirectory
     from tinyzero_trainer.task_shares import load_shares
 
@@ -245,6 +246,7 @@ def _check_early(config: "TrainConfig", *, resume: bool) -> None:
 
         layout_of(config)
         check_address(config.ray.address)
+    refuse_no_prompt(config)
     if config.run.output:
         RunDirectory(Path(config.run.output)).check(resume=resume)
 

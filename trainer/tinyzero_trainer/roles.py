@@ -18,6 +18,7 @@ from tinyzero_trainer.learners import CriticRole, PolicyRole, build_learners
 from tinyzero_trainer.losses import find_policy_loss
 from tinyzero_trainer.memory_errors import explained
 from tinyzero_trainer.models import LanguageModel, ModelError, choose_device, load_model
+from tinyzero_trainer.plan.refusals import beyond_context
 from tinyzero_trainer.plan.work import work_of
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
@@ -151,10 +152,7 @@ def check_context(language_model: LanguageModel, prompts: Sequence[Prompt], max_
     """
     longest, context = max(len(prompt.token_ids) for prompt in prompts), language_model.context
     if longest + max_tokens > context:
-        raise ModelError(
-            f"a prompt of {longest} tokens and rollout.max_tokens={max_tokens} exceed the {context} tokens that "
-            f"{language_model.name} was made for; lower rollout.max_tokens"
-        )
+        raise ModelError(beyond_context(language_model.name, context, longest, max_tokens))
 
 
 def score(roles: Roles, rollouts: Sequence[tuple[Prompt, Rollout]], *, max_failed_share: float) -> list[Sample]:

@@ -11,7 +11,9 @@ from tinyzero_trainer.plan.find_shape import WELL_KNOWN, find_shape
 from tinyzero_trainer.plan.memory import Phase, host_bytes, predict_memory
 from tinyzero_trainer.plan.proposals import (
     LEAST_SEQUENCES,
+    SETTLED,
     Change,
+    Plan,
     Settings,
     moves,
     setting,
@@ -61,6 +63,11 @@ def warning_for(shape: ModelShape, config: TrainConfig, target: Target) -> str |
     """See `warning`."""
     config = on_card(config, target)
     found = make_plan(shape, config, target.room, card=target.card, host=target.host)
+    cure = f"give {words(found.changes)}" if found.fits else f"no settings were found that fit: {LAST_RESORT}"
+    if found.lacking:
+        if found.fits and not {change.key for change in found.changes} - set(SETTLED):
+            cure = f"leave it out, or {cure}"
+        return f"{lacking_words(config, found)}; {cure} (tinyzero plan says more)"
     if found.wanted.peak <= target.room:
         held = host_bytes(shape, config)
         if target.host is None or held <= target.host:
@@ -74,7 +81,6 @@ def warning_for(shape: ModelShape, config: TrainConfig, target: Target) -> str |
         f"{of_which(config, found.wanted.worst)}, and {target.name} has "
         + (taken_words(target) or f"{target.memory / GIB:.1f} GiB")
     )
-    cure = f"give {words(found.changes)}" if found.fits else f"no settings were found that fit: {LAST_RESORT}"
     if found.wanted.peak <= target.memory:
         cure += ", or end what else is on it"
     return f"{needs}; {cure} (tinyzero plan says more)"
@@ -138,6 +144,16 @@ def fits_without_offload(config: TrainConfig) -> bool:
     config = with_settings(on_card(config, target), {"memory.offload": None})
     plan = make_plan(shape, config, target.memory)
     return plan.wanted.peak <= plan.limit
+
+
+def lacking_words(config: TrainConfig, found: Plan) -> str:
+    """That vLLM has too little memory as asked; empty if it has not."""
+    if not found.lacking:
+        return ""
+    return (
+        f"vllm.gpu_memory={config.vllm.gpu_memory:g} is too small: weights, workspaces and one sequence are predicted "
+        f"to take {found.lacking / GB:.1f} GB"
+    )
 
 
 def taken_words(target: Target) -> str:

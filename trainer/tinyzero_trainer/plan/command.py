@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tinyzero_sdk.cli.output import print_json
+from tinyzero_sdk.cli.output import print_json, warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,8 +78,9 @@ def plan(
     from tinyzero_trainer.layers import put_together
     from tinyzero_trainer.own_model import SETTINGS as SUIT_OWN_MODEL
     from tinyzero_trainer.plan.find_shape import find_shape, shape_of_own
-    from tinyzero_trainer.plan.spread import device_of, refuse_uneven
-    from tinyzero_trainer.plan.target import choose_target
+    from tinyzero_trainer.plan.refusals import refuse_or_note
+    from tinyzero_trainer.plan.spread import device_of
+    from tinyzero_trainer.plan.target import cards_for, choose_target
     from tinyzero_trainer.plan.view import plan_for, show
     from tinyzero_trainer.ray.layout import flag_settings as ray_settings
     from tinyzero_trainer.task_shares import flag_settings
@@ -92,7 +93,8 @@ def plan(
     refuse_missing_directory(resolved.model.path)
     target = choose_target(gpu, gpu_memory, device_of(resolved))
     shape = shape_of_own(resolved.own_model) if owned else find_shape(resolved.model.path)
-    refuse_uneven(resolved, shape.heads)
+    for note in refuse_or_note(shape, resolved, prompt_tokens, cards_for(gpu, gpu_memory)):
+        warn(note)
     planned = plan_for(shape, resolved, target, prompt_tokens, nodes)
     if json:
         print_json(as_json(planned))
@@ -128,6 +130,7 @@ def as_json(planned: "Planned") -> dict[str, Any]:
             for one in planned.kinds
         ],
         "fits": found.fits,
+        "vllm_needs": found.lacking,
         "host_bytes": planned.host,
         "changes": [{**asdict(change), "costs": change.costs} for change in found.changes],
         "words": words(found.changes),

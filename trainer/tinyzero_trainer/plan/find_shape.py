@@ -12,7 +12,7 @@ from urllib.request import urlopen
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.config import OwnModelConfig
-from tinyzero_trainer.plan.shape import COUNTED, ModelShape, shape_of
+from tinyzero_trainer.plan.shape import COUNTED, ModelShape, context_in, shape_of
 from tinyzero_trainer.presets import BUILT_IN_MODEL, TINY_MODEL, directory_of
 
 CONFIG_FILE = "config.json"
@@ -28,15 +28,25 @@ def find_shape(model: str | None, *, download: bool = True) -> ModelShape:
     Raises:
         SettingsError: there is no such model, or it is no language model.
     """
-    named = directory_of(model)
-    if named is None or model is None:
-        return _of_directory(TINY_MODEL, BUILT_IN_MODEL)
-    directory = named.expanduser() if named.expanduser().is_dir() else _in_cache(model)
-    return _by_name(model, download=download) if directory is None else _of_directory(model, directory)
+    directory = _directory(model)
+    if directory is None:
+        return _by_name(str(model), download=download)
+    return _of_directory(TINY_MODEL if directory == BUILT_IN_MODEL else str(model), directory)
+
+
+def context_of(model: str | None) -> int | None:
+    """Tokens of the longest sequence a model was made for, if its config.json is here and says so; no more is read."""
+    directory = _directory(model)
+    try:
+        config = None if directory is None else json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None  # who loads the model says what is wrong with it
+    return context_in(config) if isinstance(config, dict) else None
 
 
 def shape_of_own(own: OwnModelConfig) -> ModelShape:
     """The shape of the small model that `train` makes on a GPU where none is named, with the tiny one's vocabulary."""
+    tiny = find_shape(None)
     config = {
         "model_type": "qwen2",
         "hidden_size": own.hidden_size,
@@ -44,7 +54,8 @@ def shape_of_own(own: OwnModelConfig) -> ModelShape:
         "num_attention_heads": own.hidden_size // own.head_size,
         "num_key_value_heads": own.kv_heads,
         "intermediate_size": own.mlp_size,
-        "vocab_size": find_shape(None).vocabulary,
+        "vocab_size": tiny.vocabulary,
+        "max_position_embeddings": tiny.context,
         "tie_word_embeddings": True,
     }
     return shape_of("the small model that train makes (own_model)", config)
@@ -151,8 +162,16 @@ _HUB_SECONDS = 5.0
 
 _KEYS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    *("intermediate_size", "vocab_size"),
+    *("intermediate_size", "vocab_size", "max_position_embeddings"),
 )
+
+
+def _directory(model: str | None) -> Path | None:
+    """Where its config.json is; None = not on this machine."""
+    named = directory_of(model)
+    if named is None or model is None:
+        return BUILT_IN_MODEL
+    return named.expanduser() if named.expanduser().is_dir() else _in_cache(model)
 
 
 def _in_cache(model: str) -> Path | None:

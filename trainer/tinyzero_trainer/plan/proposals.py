@@ -95,6 +95,9 @@ class Plan:
     limit: int
     """Bytes that it may take."""
 
+    lacking: int = 0
+    """Bytes that vllm.gpu_memory is at the least, where what was asked for is too little; 0 = it is not."""
+
     @property
     def fits(self) -> bool:
         """Whether the proposal does."""

@@ -119,6 +119,19 @@ def sequences_in_vllm(shape: ModelShape, config: TrainConfig, work: Work) -> int
     return max(1, int(left // (number_bytes(config) * _cached(shape, config, work))))
 
 
+def lacking_in_vllm(shape: ModelShape, config: TrainConfig, work: Work) -> int:
+    """vllm.gpu_memory, in bytes, with room for the weights and one sequence; 0 where it is given no less."""
+    given = config.vllm.gpu_memory
+    if config.rollout.engine != "vllm" or given is None:
+        return 0
+    least = needed_by_vllm(shape, config, work, sequences=1)
+    return least if given * GB + _ROUNDED < least else 0
+
+
+_ROUNDED = GB / 100
+"""Bytes that a proposed vllm.gpu_memory may be short of, since it is rounded down."""
+
+
 def _cached(shape: ModelShape, config: TrainConfig, work: Work) -> int:
     """Numbers of a whole sequence in vLLM's KV cache on a card, whose last block is not full.
 

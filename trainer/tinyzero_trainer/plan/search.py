@@ -26,7 +26,7 @@ from tinyzero_trainer.plan.proposals import (
     usable,
     with_settings,
 )
-from tinyzero_trainer.plan.rollout import sequences_in_vllm
+from tinyzero_trainer.plan.rollout import lacking_in_vllm, sequences_in_vllm
 from tinyzero_trainer.plan.shape import ModelShape
 from tinyzero_trainer.plan.speed import predict_speed
 from tinyzero_trainer.plan.work import work_on
@@ -69,7 +69,7 @@ def make_plan(
     search = Search(shape, config, usable(memory), prompt_tokens, card, host, nodes)
     found = search.find()
     changes = tuple(_changes(shape, config, found.config, prompt_tokens))
-    return Plan(search.asked.memory, found.config, found.memory, changes, search.limit)
+    return Plan(search.asked.memory, found.config, found.memory, changes, search.limit, search.asked.lacking)
 
 
 def can_fit(
@@ -117,6 +117,9 @@ class Tried:
     seconds: float
     """Of a step."""
 
+    lacking: int = 0
+    """See `Plan`: vLLM would not even start."""
+
     def beats(self, other: "Tried | None") -> bool:
         """Whether its step is shorter; if both take as long, whether it changes less."""
         if other is None or self.seconds < other.seconds * (1 - _SAME):
@@ -157,7 +160,9 @@ class Search:
         Where nothing fits, what takes least.
         """
         asked = self.asked
-        fits = asked.memory.peak <= self.limit
+        if asked.lacking:  # as if it had been left out
+            asked = self.tried({"vllm.gpu_memory": None}) or asked
+        fits = self.fits(asked)
         if fits and asked.seconds <= WORTH * self.at_best({}):
             return asked
         adapter, best = self.adapter, self.fastest({})
@@ -206,8 +211,8 @@ class Search:
     def fastest_of(self, core: Settings, bound: float) -> Tried | None:
         """The same with what the rollout engine may do; its time is no shorter than `bound`."""
         best, choices = None, list(self.engines(core))
-        if len(choices) > 1 and not self.fits(self.tried({**core, **choices[-1]})):
-            return None  # not even with the least
+        if len(choices) > 1 and not self.fits(self.tried_least(core, choices[-1])):
+            return None
         for choice in choices:
             found = self.tried({**core, **choice})
             if found is not None and self.fits(found) and found.beats(best):
@@ -221,14 +226,14 @@ class Search:
         found = self.asked
         for core in (core for base in bases for core in self.cores(base)):
             *_, choice = self.engines(core)
-            tried = self.tried({**core, **choice})
-            if tried is not None and tried.memory.peak < found.memory.peak:
+            tried = self.tried_least(core, choice)
+            if tried is not None and (tried.lacking, tried.memory.peak) < (found.lacking, found.memory.peak):
                 found = tried
         return found
 
     def fits(self, tried: Tried | None) -> bool:
-        """Whether it fits the card."""
-        return tried is not None and tried.memory.peak <= self.limit
+        """Whether it fits the card, and the model what vLLM has of that."""
+        return tried is not None and tried.memory.peak <= self.limit and not tried.lacking
 
     # ---- what there is to choose from ----------------------------------------------------------------------------
 
@@ -301,10 +306,24 @@ class Search:
             return None
         if "vllm.gpu_memory" in settings:
             given, asked = config.vllm.gpu_memory, self.config.vllm.gpu_memory
-            if given is None or asked is None or given >= asked:
+            if given is None or asked is None:
+                return None
+            if given >= asked and not self.lacking(with_settings(config, {"vllm.gpu_memory": asked})):
                 return None
         memory = predict_within(self.shape, config, self.limit, self.prompt_tokens)
-        return Tried(settings, config, memory, self.seconds(config))
+        return Tried(settings, config, memory, self.seconds(config), self.lacking(config))
+
+    def tried_least(self, core: Settings, choice: Settings) -> Tried | None:
+        """The same with the last of what the engine may do; with vllm.gpu_memory as asked, where that is less still."""
+        settings = {**core, **choice}
+        found = self.tried(settings)
+        if found is None and settings.pop("vllm.gpu_memory", self) is None:
+            found = self.tried(settings)
+        return found
+
+    def lacking(self, config: TrainConfig) -> int:
+        """See `Plan`."""
+        return lacking_in_vllm(self.shape, config, work_on(config, self.prompt_tokens))
 
     def seconds(self, config: TrainConfig) -> float:
         """Of a step."""

@@ -47,6 +47,9 @@ class ModelShape:
     graphs: bool = True
     """Whether `rollout.engine=torch` generates with CUDA graphs, which asks for room; see `engine_sizes.has_graphs`."""
 
+    context: int | None = None
+    """Tokens of the longest sequence it was made for; None = its config.json does not say."""
+
     @property
     def embedding(self) -> int:
         """Parameters of the embedding; those of the head are as many."""
@@ -133,6 +136,7 @@ def shape_of(name: str, config: Mapping[str, Any], parameters: int | None = None
         vocabulary=_size("vocab_size", config["vocab_size"]),
         tied=bool(config.get("tie_word_embeddings", kind not in COUNTED)),
         graphs=has_graphs(config),
+        context=context_in(config),
     )
     if parameters is not None:
         return shape
@@ -140,6 +144,14 @@ def shape_of(name: str, config: Mapping[str, Any], parameters: int | None = None
         raise ValueError(f"parameters of the architecture {kind!r} are not counted here")
     return ModelShape(**{key: getattr(shape, key) for key in shape.__slots__} | {"parameters": _count(shape, config)})
 
+
+def context_in(config: Mapping[str, Any]) -> int | None:
+    """Tokens of the longest sequence, as far as a config.json says it; see `models.LanguageModel.context`."""
+    found = next((config[name] for name in _CONTEXT if config.get(name) is not None), None)
+    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
+
+
+_CONTEXT = ("max_position_embeddings", "n_positions")
 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": {"intermediate_size": 11_008},

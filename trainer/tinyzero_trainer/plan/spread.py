@@ -143,9 +143,10 @@ def device_of(config: TrainConfig) -> str:
 
 def described(config: TrainConfig) -> str:
     """Who is on how many cards, in words; empty if there is one."""
-    spread = spread_of(config)
+    spread, takes = spread_of(config), config.vllm.tensor_parallel
     if spread.cards == 1:
-        return ""
+        alone = config.run.executor != "ray" and takes > 1
+        return f"vLLM is on {takes} GPUs; planned is the first, which trains too" if alone else ""
     engines = f"{spread.engines} engine{'s' * (spread.engines > 1)}"
     if spread.of_engine > 1:
         engines += f" on {spread.of_engine} GPUs" + " each" * (spread.engines > 1)

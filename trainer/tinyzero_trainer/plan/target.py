@@ -75,6 +75,11 @@ def choose_target(name: str | None, memory: str | None, device: str) -> Target:
     return here
 
 
+def cards_for(name: str | None, memory: str | None) -> int:
+    """GPUs that one process may use: all that are here, or the one that is described (see `choose_target`)."""
+    return 1 if name is not None or memory is not None else len(visible_cards() or (None,))
+
+
 def present_card(device: str) -> Target | None:
     """The card of this machine that `run.device` stands for; None if there is none, or which it is cannot be known."""
     here = _look(device)
@@ -165,4 +170,15 @@ def read_size(text: str) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(GiB|GB|G)?\s*", text, re.IGNORECASE)
     if not found or not float(found[1]):
         raise SettingsError(f"--gpu-memory {text!r} is not a size; give a number of GB or GiB, such as 24GB")
-    return int(float(found[1]) * (GIB if (found[2] or "").lower() == "gib" else 10**9))
+    size = float(found[1]) * (GIB if (found[2] or "").lower() == "gib" else 10**9)
+    if size > _LARGEST * 10**9:
+        given = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+        raise SettingsError(f"--gpu-memory {given!r} is more than any GPU has; expected at most {_LARGEST}GB")
+    return int(size)
+
+
+_LARGEST = 100_000
+"""GB that are taken for a card's."""
+
+_SHOWN = 40
+"""Characters of what was given."""

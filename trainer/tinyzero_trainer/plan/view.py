@@ -10,7 +10,7 @@ from tinyzero_sdk.settings import show as as_word
 from tinyzero_trainer.cards import known_cards
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.plan import constants
-from tinyzero_trainer.plan.advice import of_which, taken_words, words
+from tinyzero_trainer.plan.advice import lacking_words, of_which, taken_words, words
 from tinyzero_trainer.plan.constants import GIB
 from tinyzero_trainer.plan.links import Links, links_of
 from tinyzero_trainer.plan.memory import ROLES, Memory, host_bytes
@@ -82,6 +82,9 @@ class Planned:
     links: Links | None = None
     """Between several cards, as proposed; None = there is one, or its kind is not known."""
 
+    lacking: str = ""
+    """Why vLLM would not start as asked; empty if it would."""
+
 
 def plan_for(
     shape: ModelShape,
@@ -114,7 +117,8 @@ def plan_for(
         for kind in spread.kinds
     )
     work = work_on(found.config, prompt_tokens)
-    return Planned(shape, target, found, work, speed, smallest, held, kinds, more, links)
+    lacking = lacking_words(config, found)
+    return Planned(shape, target, found, work, speed, smallest, held, kinds, more, links, lacking)
 
 
 def _enough(shape: ModelShape, config: TrainConfig, target: Target, prompt_tokens: int | None) -> int | None:
@@ -180,7 +184,9 @@ def show(planned: Planned, *, typed: str) -> None:
     if found.changes:
         asked = f"as asked it would take {found.wanted.peak / GIB:.1f} GiB"
         then = "proposed:" if found.fits else "the least that was found is with:"
-        if found.wanted.peak <= found.limit:
+        if planned.lacking:
+            asked = planned.lacking
+        elif found.wanted.peak <= found.limit:
             asked, then = "what was asked fits", "what train finds out by itself:"
             if {change.key for change in found.changes} - set(SETTLED):
                 then = "a shorter step has, since more sequences are generated at a time:"
@@ -203,21 +209,27 @@ def _peak(planned: Planned) -> str:
     peak = f"peak {worst.total / GIB:.1f} GiB in {worst.name}{of_which(found.config, worst)}"
     if found.fits:
         return f"{peak}, of {size / GIB:.1f} GiB; {(size - found.memory.peak) / GIB:.1f} GiB stay free"
-    larger = "no single card" if planned.smallest is None else f"a card of {planned.smallest:g} GiB"
-    if planned.smallest is not None and planned.smallest * GIB <= planned.target.memory:
+    return (
+        f"{peak}: too much for {size / GIB:.1f} GiB, of which {found.limit / GIB:.1f} may be used; {_way_out(planned)}"
+    )
+
+
+def _way_out(planned: Planned) -> str:
+    """What would do, where nothing fits."""
+    found, more = planned.plan, planned.more
+    several = "" if more is None else f"{more} GPUs like it (--gpus {more})"
+    if planned.smallest is None:
+        none = "no single card" if spread_of(found.config).cards == 1 else "no kind of card"
+        if several:
+            return f"{none} would do, but {several} would, or a smaller model"
+        return f"{none} would do; take a smaller model"
+    larger = f"a card of {planned.smallest:g} GiB"
+    if planned.smallest * GIB <= planned.target.memory:
         larger = "the same card, with nobody else on it,"
     if spread_of(found.config).cards > 1:
         larger = larger.replace("a card", "cards").replace("the same card", "the same cards")
-        larger = (
-            "no kind of card"
-            if planned.smallest is None
-            else larger.replace("nobody else on it", "nobody else on them")
-        )
-    more = "" if planned.more is None else f", or {planned.more} GPUs like it (--gpus {planned.more})"
-    return (
-        f"{peak}: too much for {size / GIB:.1f} GiB, of which {found.limit / GIB:.1f} may be used; {larger} would do"
-        f"{more}, or a smaller model"
-    )
+        larger = larger.replace("nobody else on it", "nobody else on them")
+    return f"{larger} would do, {f'or {several}, ' if several else ''}or a smaller model"
 
 
 def _between(links: Links) -> str:
