@@ -33,7 +33,7 @@ from tinyzero_trainer.plan.spread import spread_of
 from tinyzero_trainer.plan.target import Target
 from tinyzero_trainer.plan.view import plan_for
 from tinyzero_trainer.plan.work import work_of, work_on
-from tinyzero_trainer.ray.line import PARCEL_BYTES
+from tinyzero_trainer.ray.weight_group import PARCEL_BYTES
 from tinyzero_trainer.shards import local
 
 H200 = find_card("H200") or Card("", 0, 0, 0, 0)
@@ -195,7 +195,7 @@ def test_a_rank_holds_what_is_planned(count: int, replicas: int) -> None:
 
 
 def test_constants_are_those_of_the_executor() -> None:
-    assert constants.LINE_PARCEL == PARCEL_BYTES
+    assert constants.WEIGHT_PARCEL == PARCEL_BYTES
 
 
 # ---- shares ----------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def check_ray(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         yield _unreachable(ray, facts)
         return
     version = ray.here.packages.get("ray", "") if ray.here else ""
-    what = f"Ray {version} at {ray.address}: {_count(len(ray.alive), 'node')}"
+    what = f"Ray {version} at {ray.address}: {counted(len(ray.alive), 'node')}"
     # With `auto`, and with it alone, Ray sends a token that is there though nobody has asked it to.
     sent = facts.token.mode.lower() == "token" or (wanted.address == "auto" and facts.token.source)
     if len(ray.alive) > 1 and not sent:
@@ -154,8 +154,8 @@ def named(nodes: Sequence[Node]) -> str:
 
 def _description(node: Node) -> str:
     parts = [
-        f"{node.gpus_free:g} of {_count(node.gpus, 'GPU')} free" if node.gpus else "no GPU",
-        f"{node.cpus_free:g} of {_count(node.cpus, 'CPU')}",
+        f"{node.gpus_free:g} of {counted(node.gpus, 'GPU')} free" if node.gpus else "no GPU",
+        f"{node.cpus_free:g} of {counted(node.cpus, 'CPU')}",
     ]
     if node.inside and node.inside.cards:
         parts.append(", ".join(dict.fromkeys(node.inside.cards)))
@@ -204,7 +204,7 @@ def _gpus_by_two_counts(ray: Ray) -> Iterator[Finding]:
         if cards is None or len(cards) == node.gpus:
             continue
         start = f"ray start {'--head' if node.head else f'--address={ray.address}'} --num-gpus={len(cards)}"
-        what = f"Ray counts {_count(node.gpus, 'GPU')} on {node.address}, where the driver knows {len(cards)}"
+        what = f"Ray counts {counted(node.gpus, 'GPU')} on {node.address}, where the driver knows {len(cards)}"
         if node.gpus > len(cards):
             yield Finding("gpu", "error", what, "start Ray there again", ("ray stop", start))
         else:
@@ -212,5 +212,11 @@ def _gpus_by_two_counts(ray: Ray) -> Iterator[Finding]:
             yield Finding("gpu", "warning", what, do, ("ray stop", start))
 
 
-def _count(number: float, what: str) -> str:
+def counted(number: float, what: str) -> str:
+    """A number of things.
+
+    Example:
+        >>> counted(1, "GPU"), counted(2, "GPU")
+        ('1 GPU', '2 GPUs')
+    """
     return f"{number:g} {what}{'' if number == 1 else 's'}"

@@ -6,7 +6,7 @@ packs by rules of thumb, and may miss one where CPUs are few.
 
 from collections.abc import Iterator, Sequence
 
-from tinyzero_trainer.doctor.cluster import named
+from tinyzero_trainer.doctor.cluster import counted, named
 from tinyzero_trainer.doctor.facts import Facts, Wanted
 from tinyzero_trainer.doctor.findings import Finding
 from tinyzero_trainer.doctor.ray_facts import Node, Places, Ray
@@ -98,14 +98,14 @@ def _on_nodes(places: Places, ray: Ray) -> Finding:
 
 def _wish(places: Places) -> str:
     """What the run takes."""
-    parts = [_count(places.ranks, "rank")]
+    parts = [counted(places.ranks, "rank")]
     if places.engines:
-        on = f" of {_count(places.spread, 'GPU')}" if places.spread else ""
-        parts.append(f"{_count(places.engines, 'engine')}{on}")
+        on = f" of {counted(places.spread, 'GPU')}" if places.spread else ""
+        parts.append(f"{counted(places.engines, 'engine')}{on}")
     elif places.spread > 1:
         parts[0] += f", with an engine for each {places.spread} that are on one node"
-    takes = f"{_count(places.gpus, 'GPU')} and " if places.spread else ""
-    return f"{', '.join(parts)} and {_count(places.scorers, 'scorer')} take {takes}{_count(places.cpus, 'CPU')}"
+    takes = f"{counted(places.gpus, 'GPU')} and " if places.spread else ""
+    return f"{', '.join(parts)} and {counted(places.scorers, 'scorer')} take {takes}{counted(places.cpus, 'CPU')}"
 
 
 def _missing(places: Places, nodes: Sequence[Node], rooms: Sequence[Room], state: str) -> str:
@@ -116,9 +116,9 @@ def _missing(places: Places, nodes: Sequence[Node], rooms: Sequence[Room], state
     if 1 < places.spread > most:
         return f"{need}, and no node has more than {most} {state}"
     if places.gpus > gpus:
-        return f"{_count(gpus, 'GPU')} {_are(gpus)} {state}: {_each(nodes, rooms, 0)}"
+        return f"{counted(gpus, 'GPU')} {_are(gpus)} {state}: {_each(nodes, rooms, 0)}"
     if places.cpus > cpus:
-        return f"{_count(cpus, 'CPU')} {_are(cpus)} {state}: {_each(nodes, rooms, 1)}"
+        return f"{counted(cpus, 'CPU')} {_are(cpus)} {state}: {_each(nodes, rooms, 1)}"
     lines = places.engines or (places.ranks // places.spread if places.spread else 0)
     if places.spread > 1 and sum(room[0] // places.spread for room in rooms) < lines:
         return f"{need}, and for {lines} of them the GPUs that are {state} lie apart: {_each(nodes, rooms, 0)}"
@@ -146,7 +146,3 @@ def _each(nodes: Sequence[Node], rooms: Sequence[Room], kind: int) -> str:
 
 def _are(count: int) -> str:
     return "is" if count == 1 else "are"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -11,7 +11,10 @@
     traffic.py    what cards send each other in a step, and do not hide behind computing
     proposals.py  settings that make a run fit, and what they cost
     search.py     which of them make the shortest step
+    refusals.py   what no card can do
     advice.py     what `train` says before it loads anything, and where it ran out of memory
+    target.py     the card that is planned for
+    view.py       a plan, and how it is shown
     command.py    the command
 
 Pure functions over a model's shape and a configuration; no torch, unless an architecture is not known.

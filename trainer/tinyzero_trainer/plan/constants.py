@@ -36,8 +36,8 @@ float32: one is reduced while the next is computed."""
 NCCL = 512 * MIB
 """A process's communicators with other cards. Assumed; that of one card alone takes next to nothing."""
 
-LINE_PARCEL = 2**28
-"""Bytes of new weights that go to engines on cards of their own at a time; see ray.line.PARCEL_BYTES."""
+WEIGHT_PARCEL = 2**28
+"""Bytes of new weights that go to engines on cards of their own at a time; see ray.weight_group.PARCEL_BYTES."""
 
 HIDDEN_EAGER, MLP_EAGER = 16, 8
 """Bytes kept for the backward pass, a layer and token, per unit of the hidden size and of the MLP's, uncompiled: each

@@ -140,7 +140,7 @@ def _engine_phases(shape: ModelShape, config: TrainConfig, engine: Engine) -> It
     twice = config.rollout.engine == "vllm" or shape.graphs
     copy = [Part("rollout", "model that takes weights", number * shape.parameters if twice else 0)]
     awake = [Part("rollout", what, size) for what, size in engine.awake.items()]
-    coming = [Part("rollout", "weights on their way", max(constants.LINE_PARCEL, number * shape.embedding))]
+    coming = [Part("rollout", "weights on their way", max(constants.WEIGHT_PARCEL, number * shape.embedding))]
 
     def phase(name: str, own: list[Part], of_engine: list[Part]) -> Phase:
         here = own if engine.own_process else [*own, *of_engine]
@@ -205,7 +205,7 @@ class _Step:
         """A tensor that the engine is to have: put together in float32 if it is in shards, then as engines take it."""
         size = (self.number + (constants.MASTER_BYTES if self.spread.shards > 1 else 0)) * self.shape.embedding
         if self.spread.apart:  # side by side with others
-            size += self.number * self.shape.embedding + 2 * constants.LINE_PARCEL
+            size += self.number * self.shape.embedding + 2 * constants.WEIGHT_PARCEL
         return Part("policy", "a tensor on its way", size)
 
     def shard(self, parameters: int) -> int:
@@ -308,9 +308,8 @@ class _Step:
         if slices == 1 and compiles(self.config.model.compile, shape.parameters):
             hidden, mlp = constants.HIDDEN_COMPILED, constants.MLP_COMPILED
         attention = 2 * (2 * shape.attention + 2 * shape.kv) + 4 * shape.heads
-        if (
-            slices > 1
-        ):  # what attention gives is kept before and after it is exchanged, and heads that are too few twice
+        if slices > 1:
+            # What attention gives is kept before and after it is exchanged, and heads that are too few twice.
             repeated = slices // gcd(shape.kv_heads, slices)
             attention += 2 * (shape.attention + 2 * (repeated - 1) * shape.kv)
         layer = tokens * (hidden * shape.hidden + mlp * shape.mlp + attention) * self.number // 2

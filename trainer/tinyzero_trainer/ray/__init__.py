@@ -4,7 +4,7 @@
 - paths.py: what is named by a path, for everyone.
 - cluster.py: Ray itself, and room for the actors.
 - actors.py: what runs in them.
-- line.py: weights from GPU to GPU.
+- weight_group.py: weights from GPU to GPU.
 - asking.py: calls to them, and what is told when one has died.
 - stand_ins.py, engines.py: what the loop has in their place.
 - build.py: all of it, from the configuration.

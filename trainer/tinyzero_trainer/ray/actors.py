@@ -24,7 +24,7 @@ from tinyzero_trainer.learners import Learners, build_learners
 from tinyzero_trainer.memory_errors import explained
 from tinyzero_trainer.models import LanguageModel, choose_device, load_model
 from tinyzero_trainer.plan.work import work_on
-from tinyzero_trainer.ray.line import Line, Shapes
+from tinyzero_trainer.ray.weight_group import Shapes, WeightGroup
 from tinyzero_trainer.records import Rollout
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
 from tinyzero_trainer.rollout.build import build_engine
@@ -64,38 +64,39 @@ class Worker:
         return self.host(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
 
-class OnLine(Worker):
-    """An end of the line through which weights go from GPU to GPU. `cut_line` may be called while they do."""
+class InWeightGroup(Worker):
+    """An end of the group through which weights go from GPU to GPU. `leave_group` may be called while they do."""
 
-    _line: Line | None = None
-    _line_store: dist.TCPStore | None = None
+    _group: WeightGroup | None = None
+    _group_store: dist.TCPStore | None = None
 
-    def open_line(self, host: str, count: int) -> int:
+    def open_group(self, host: str, count: int) -> int:
         """For the sender, before all join: where the others find it; the port."""
-        self._line_store = dist.TCPStore(host, 0, count, is_master=True, wait_for_workers=False)
-        return self._line_store.port
+        self._group_store = dist.TCPStore(host, 0, count, is_master=True, wait_for_workers=False)
+        return self._group_store.port
 
-    def join_line(self, host: str, port: int, index: int, count: int) -> None:
-        """See `Line`."""
+    def join_group(self, host: str, port: int, index: int, count: int) -> None:
+        """See `WeightGroup`."""
         wait = timedelta(seconds=JOIN_SECONDS)
-        store = dist.TCPStore(host, port, count, is_master=False, timeout=wait) if index else self._line_store
+        store = dist.TCPStore(host, port, count, is_master=False, timeout=wait) if index else self._group_store
         assert store is not None
-        self._line = Line(store, index, count, self._device, compute_dtype(self._config.model.dtype, self._device))
+        dtype = compute_dtype(self._config.model.dtype, self._device)
+        self._group = WeightGroup(store, index, count, self._device, dtype)
 
-    def cut_line(self) -> None:
-        """Free whoever waits at it."""
-        if self._line is not None:
-            self._line.cut()
-            self._line = None
+    def leave_group(self) -> None:
+        """Free whoever waits in it."""
+        if self._group is not None:
+            self._group.cut()
+            self._group = None
 
     @property
-    def line(self) -> Line:
+    def weight_group(self) -> WeightGroup:
         """The one that it has joined."""
-        assert self._line is not None
-        return self._line
+        assert self._group is not None
+        return self._group
 
 
-class Generating(OnLine):
+class Generating(InWeightGroup):
     """An actor with a rollout engine. `finished` and `stop` may be asked while `generate` is at work."""
 
     _engine: RolloutEngine | None = None
@@ -241,7 +242,7 @@ class LearnerRank(Generating):
             yield [(name, tensor.cpu()) for name, tensor in parcel]
 
     def broadcast(self) -> Shapes:
-        """Send the policy's weights to the engines on the line, and tell which they were."""
+        """Send the policy's weights to the engines of the group, and tell which they were."""
         sent: Shapes = []
 
         def noted() -> Iterator[tuple[str, Tensor]]:
@@ -250,7 +251,7 @@ class LearnerRank(Generating):
                 yield name, tensor
 
         with self._helping():
-            self.line.send(noted())
+            self.weight_group.send(noted())
         return sent
 
     def help_with_weights(self) -> None:
@@ -320,8 +321,8 @@ class EngineWorker(Generating):
         return [(name, tuple(tensor.shape)) for name, tensor in self._state.items()]
 
     def receive(self) -> None:
-        """Take all of them from the line."""
-        for parcel in self.line.receive(self.shapes()):
+        """Take all of them from the group."""
+        for parcel in self.weight_group.receive(self.shapes()):
             self.take(parcel)
         self.load_weights()
 

@@ -18,7 +18,7 @@ from tinyzero_trainer.schedules import StepSettings
 from tinyzero_trainer.utilization import CardUse
 
 CUT_SECONDS = 60.0
-"""For ranks to come back from a line that was cut."""
+"""For ranks to come back from a group that was cut."""
 
 
 class LearnerRanks:
@@ -31,7 +31,7 @@ class LearnerRanks:
             device: that they are on: `cpu` or `cuda`.
         """
         self.members, self._device = members, device
-        self._line_to: list[Member] = []
+        self._group_of: list[Member] = []
         self._asked = Lock()  # asked by two threads, ranks that wait for each other would be at different things
 
     def do(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -67,8 +67,8 @@ class LearnerRanks:
 
     def _broadcast(self, engines: Sequence[Member]) -> None:
         """From GPU to GPU."""
-        if self._line_to != list(engines):
-            self._make_line(engines)
+        if self._group_of != list(engines):
+            self._make_group(engines)
         first, *others = self.members
         sending = [(first, first.actor.broadcast.remote())]
         sending += [(member, member.actor.help_with_weights.remote()) for member in others]
@@ -77,19 +77,19 @@ class LearnerRanks:
             taken = answers([(engine, engine.actor.shapes.remote()) for engine in engines])
             assert all(sent == shapes for shapes in taken), "engines take the policy's weights, in its order"
         except BaseException:
-            self._line_to = []
+            self._group_of = []
             for member in (first, *engines):
-                member.actor.cut_line.remote()
+                member.actor.leave_group.remote()
             import_ray().wait([call for _, call in sending], num_returns=len(sending), timeout=CUT_SECONDS)
             raise
 
-    def _make_line(self, engines: Sequence[Member]) -> None:
+    def _make_group(self, engines: Sequence[Member]) -> None:
         first, count = self.members[0], 1 + len(engines)
         (host,) = answers([(first, first.actor.host.remote())])
-        (port,) = answers([(first, first.actor.open_line.remote(host, count))])
+        (port,) = answers([(first, first.actor.open_group.remote(host, count))])
         ends = enumerate((first, *engines))
-        answers([(member, member.actor.join_line.remote(host, port, index, count)) for index, member in ends])
-        self._line_to = list(engines)
+        answers([(member, member.actor.join_group.remote(host, port, index, count)) for index, member in ends])
+        self._group_of = list(engines)
 
     def _through_object_store(self, engines: Sequence[Member]) -> None:
         """In the memory of the machines."""

@@ -25,7 +25,7 @@ Shapes = list[tuple[str, tuple[int, ...]]]
 """Names and shapes of all weights, in the order in which they are sent."""
 
 
-class Line:
+class WeightGroup:
     """One end of it: of the sender, whose index is 0, or of a receiver."""
 
     def __init__(self, store: dist.Store, index: int, count: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -60,7 +60,7 @@ class Line:
             yield [(name, piece.view(shape)) for (name, shape), piece in zip(part, flat.split(sizes), strict=True)]
 
     def cut(self) -> None:
-        """Whoever waits for the others is told of an error instead; the line is not used again."""
+        """Whoever waits for the others is told of an error instead; the group is not used again."""
         self._group.abort()
 
     def _broadcast(self, tensor: Tensor) -> None:
