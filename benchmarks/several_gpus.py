@@ -33,10 +33,10 @@ PATIENCE = 4
 VERSIONS = ("tinyzero-trainer", "tinyzero-countdown", "torch", "transformers", "ray")
 
 
-def chosen(jobs: Sequence[Job], only: str | None) -> list[Job]:
-    """Each job once, and of those whose name holds `only`, also what they need."""
+def chosen(jobs: Sequence[Job], only: Sequence[str]) -> list[Job]:
+    """Each job once, and of those whose name holds one of `only`, also what they need."""
     by_name = {job.name: job for job in jobs}
-    names = [name for name in by_name if only is None or only in name]
+    names = [name for name in by_name if not only or any(one in name for one in only)]
     for name in names:  # grows meanwhile
         names += [need for need in by_name[name].needs if need not in names]
     return [job for name, job in by_name.items() if name in names]
@@ -46,8 +46,11 @@ def main(
     part: Annotated[list[str] | None, typer.Option(help=f"{', '.join(PARTS)}; none = all")] = None,
     gpus: Annotated[int | None, typer.Option(help="GPUs to use", show_default="all; with --cpu 2")] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="try the script on the CPU, with tiny sizes")] = False,
-    only: Annotated[str | None, typer.Option(help="only jobs with this in their name, and what they need")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="only jobs with this in their name, and what they need")
+    ] = None,
     one_at_a_time: Annotated[bool, typer.Option("--one-at-a-time", help="never two jobs side by side")] = False,
+    learning: Annotated[float, typer.Option(help="seconds for each run of one_step_off, its start included")] = 340,
     limit: Annotated[float, typer.Option(help="seconds for everything; then all is killed")] = 570,
     output: Annotated[Path | None, typer.Option(help="directory for everything", show_default="a new one")] = None,
 ) -> None:
@@ -59,10 +62,10 @@ def main(
     if not cards or len(cards) < (gpus or 1):
         sys.exit(f"{len(cards)} GPUs are here, {gpus or 1} are wanted; lower --gpus, or try the script with --cpu")
     cards = cards[: gpus or len(cards)]
-    setup = Setup((output or Path(mkdtemp(prefix="several-gpus-"))).absolute(), len(cards), cpu)
+    setup = Setup((output or Path(mkdtemp(prefix="several-gpus-"))).absolute(), len(cards), cpu, learning)
     setup.folder.mkdir(parents=True, exist_ok=True)
     file = setup.folder / "results.json"
-    jobs = chosen([job for name in part or PARTS for job in PARTS[name](setup)], only)
+    jobs = chosen([job for name in part or PARTS for job in PARTS[name](setup)], only or [])
     if not jobs:
         sys.exit("there is no such job on so few GPUs")
     if cpu:

@@ -54,6 +54,9 @@ class Setup:
     cpu: bool
     """No GPU is used."""
 
+    learning: float
+    """Seconds for each run of part `one_step_off`."""
+
     @property
     def sizes(self) -> Sizes:
         """How much is done."""
@@ -311,7 +314,7 @@ def one_step_off(setup: Setup) -> list[Job]:
     needs = tuple(job.name for job in jobs)
     for name, words in (("synchronous", setup.on(2)), ("one step off", [*setup.on(2, engines=1), ONE_STEP_OFF])):
         work = partial(learn, setup, words)
-        jobs.append(Job(f"one_step_off: {name}", 2, work, needs, limit=340))
+        jobs.append(Job(f"one_step_off: {name}", 2, work, needs, limit=setup.learning))
     return jobs
 
 
