@@ -200,10 +200,10 @@ def said_of(command):
 
 @pytest.mark.parametrize(("gpus", "cpu"), [(4, False), (2, True)])
 def test_every_run_is_one_that_the_trainer_accepts_on_so_many_gpus(tmp_path, gpus, cpu):
-    setup = Setup(tmp_path, gpus, cpu)
+    setup = Setup(tmp_path, gpus, cpu, 60.0)
     for shape in ("10M", "0.5B"):
         setup.model(shape).mkdir(parents=True)
-    jobs = benchmark.chosen([job for build in parts.PARTS.values() for job in build(setup)], None)
+    jobs = benchmark.chosen([job for build in parts.PARTS.values() for job in build(setup)], [])
     assert {job.name.partition(" ")[0].rstrip(":") for job in jobs} == {*parts.PARTS, "model"}
     assert max(job.gpus for job in jobs) == gpus
     for job in jobs:
@@ -223,7 +223,7 @@ def test_every_run_is_one_that_the_trainer_accepts_on_so_many_gpus(tmp_path, gpu
 
 
 def test_a_run_is_resumed_from_its_middle_and_the_trainer_accepts_where(tmp_path):
-    setup = Setup(tmp_path, 4, False)
+    setup = Setup(tmp_path, 4, False, 60.0)
     setup.model("10M").mkdir(parents=True)
     whole, *resumed = [job for job in parts.resume(setup) if job.name.startswith("resume")]
     run = setup.run(whole.name)
@@ -249,8 +249,9 @@ def test_a_choice_of_jobs_brings_what_they_need():
         Job(name, 1, lambda place: {}, needs) for name, needs in (("a", ()), ("b", ("a",)), ("c", ("b",)), ("d", ()))
     ]
     jobs.append(jobs[0])
-    assert [job.name for job in benchmark.chosen(jobs, "c")] == ["a", "b", "c"]
-    assert [job.name for job in benchmark.chosen(jobs, None)] == ["a", "b", "c", "d"]
+    assert [job.name for job in benchmark.chosen(jobs, ["c"])] == ["a", "b", "c"]
+    assert [job.name for job in benchmark.chosen(jobs, [])] == ["a", "b", "c", "d"]
+    assert [job.name for job in benchmark.chosen(jobs, ["d", "b"])] == ["a", "b", "d"]
 
 
 def test_recorded_completions_are_cut_right_ones_shorter_and_keep_their_scores():
@@ -338,7 +339,7 @@ def test_two_ranks_find_the_losses_of_one_on_recorded_rollouts(tmp_path):
 
     tokenizer = build_tokenizer()
     small = TinyShape(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=256)
-    setup = Setup(tmp_path, 2, True)
+    setup = Setup(tmp_path, 2, True, 60.0)
     setup.model("10M").parent.mkdir(parents=True)
     save_model(setup.model("10M"), from_parts("toy", build_model(small, tokenizer, seed=0), tokenizer))
     script = [sys.executable, str(SCRIPT), "--cpu", "--part", "same", "--only", "2, sharded"]

@@ -18,15 +18,11 @@ from torch import Tensor
 from tests.trainer.vllm_setup import PROMPTS, Setup, expected
 from tests.trainer.vllm_setup import _quick as _quick
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.vllm import allocator, connection, engine
+from tinyzero_trainer.rollout.vllm import connection, engine
 from tinyzero_trainer.rollout.vllm.calls import Caller
 from tinyzero_trainer.rollout.vllm.connection import VllmConnection, VllmError
 from tinyzero_trainer.rollout.vllm.engine import Limits, VllmEngine
 from tinyzero_trainer.rollout.vllm.log import EngineLog
-from tinyzero_trainer.rollout.vllm.transfer import wrapped
-
-EXPANDING = "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2],expandable_segments:True"
-
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
@@ -80,57 +76,6 @@ def test_an_error_that_has_been_handled_is_gone(no_collection: None) -> None:
     caller.call(lambda: None, limit=9.0)  # its thread has let go of it as well
     caller.end()
     assert raised[0]() is None
-
-
-# ---- expandable segments ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def settings() -> Iterator[Callable[[], str]]:
-    """Those of the allocator, which are expanding, whatever torch can do with them here."""
-    get, change = torch._C._accelerator_getAllocatorSettings, torch._C._accelerator_setAllocatorSettings
-    before = get()
-    change(EXPANDING)
-    yield get
-    change(before)
-
-
-def test_a_parcel_lies_in_no_expandable_segment(settings: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, empty = [], torch.empty
-
-    def spy(*args: Any, **kwargs: Any) -> Tensor:
-        seen.append(settings())
-        return empty(*args, **kwargs)
-
-    monkeypatch.setattr(torch, "empty", spy)
-    with wrapped([("a", torch.ones(2)), ("b", torch.ones(3))]):
-        assert settings() == EXPANDING
-    assert seen == [EXPANDING.replace("True", "False")]
-
-
-def test_the_users_settings_come_back_after_an_error_too(settings: Callable[[], str]) -> None:
-    with pytest.raises(MemoryError), allocator.fixed_segments():
-        raise MemoryError
-    assert settings() == EXPANDING
-
-
-@pytest.mark.parametrize("given", ["", "max_split_size_mb:64", "expandable_segments:False"])
-def test_settings_that_do_not_expand_are_left_alone(given: str, settings: Callable[[], str]) -> None:
-    torch._C._accelerator_setAllocatorSettings(given)
-    with allocator.fixed_segments():
-        assert settings() == given
-    assert settings() == given
-
-
-def test_a_torch_that_does_not_tell_its_settings_has_those_of_the_environment(
-    settings: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    with allocator.fixed_segments():
-        assert settings() == "expandable_segments:False"
-    assert settings() == "expandable_segments:True"
 
 
 # ---- a start that hangs, or is interrupted ---------------------------------------------------------------------------

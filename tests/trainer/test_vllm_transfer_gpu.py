@@ -10,7 +10,7 @@ pytestmark = pytest.mark.gpu
 
 SCRIPT = """
 import subprocess, sys, torch
-from tinyzero_trainer.rollout.vllm.allocator import expands, _settings
+from tinyzero_trainer.allocator import expands, _settings
 from tinyzero_trainer.rollout.vllm.transfer import wrapped
 
 RECEIVE = '''

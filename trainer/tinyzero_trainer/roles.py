@@ -10,6 +10,7 @@ import torch
 from tinyzero_sdk import Completion, Score
 from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.records import Reason
+from tinyzero_trainer.allocator import expand_segments
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.decoding import decode_texts
 from tinyzero_trainer.display import Display
@@ -88,6 +89,8 @@ def build_roles(
         with build_ray_roles(config, loaded, display=display, checkpoint=checkpoint) as roles:
             yield roles
         return
+    if training and device.type == "cuda":
+        expand_segments(config)
     with process_group(device) if training else nullcontext(), ExitStack() as stack:
         policy = critic = None
         with explained(config, "the models were loaded"):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tinyzero_sdk import Completion, Score, Task
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.records import Json
+from tinyzero_trainer.allocator import expand_segments
 from tinyzero_trainer.config import RewardConfig, TrainConfig
 from tinyzero_trainer.learners import Learners, build_learners
 from tinyzero_trainer.memory_errors import explained
@@ -186,6 +187,7 @@ class LearnerRank(Generating):
         if self._device.type == "cuda":
             self._device, backend = choose_device("cuda"), "cpu:gloo,cuda:nccl"
             torch.cuda.set_device(self._device)
+            expand_segments(self._config)
         # Ranks without an engine wait in a collective while others start vLLM, or have it take weights.
         patience = timedelta(seconds=START_LIMIT + self._config.vllm.time_limit)
         dist.init_process_group(backend, store=store, rank=self._index, world_size=self._count, timeout=patience)

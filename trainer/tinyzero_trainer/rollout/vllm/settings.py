@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from tinyzero_sdk.settings import show
+from tinyzero_trainer import allocator
 from tinyzero_trainer.config import TrainConfig, VllmConfig
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.plan import constants
 from tinyzero_trainer.plan.proposals import settle, usable, with_settings
 from tinyzero_trainer.plan.rollout import GB
 from tinyzero_trainer.plan.shape import shape_of
-from tinyzero_trainer.rollout.vllm import allocator
 from tinyzero_trainer.rollout.vllm.connection import VllmError
 from tinyzero_trainer.rollout.vllm.lifeline import TRAINER
 from tinyzero_trainer.rollout.vllm.log import LEVEL

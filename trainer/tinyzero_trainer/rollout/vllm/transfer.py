@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.rollout.vllm.allocator import fixed_segments
+from tinyzero_trainer.allocator import fixed_segments
 
 PARCEL_BYTES = 2**29
 """Of a GPU's memory at a time."""
