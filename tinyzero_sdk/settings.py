@@ -297,6 +297,7 @@ def _keys(cls: type, prefix: str) -> Iterator[str]:
         yield from _keys(groups[field.name], f"{key}.") if field.name in groups else (key,)
 
 
+@cache
 def _nested_types(cls: type) -> dict[str, type]:
     hints = typing.get_type_hints(cls)
     return {name: hint for name, hint in hints.items() if isinstance(hint, type) and dataclasses.is_dataclass(hint)}

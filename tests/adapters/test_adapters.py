@@ -36,6 +36,7 @@ def test_a_data_source_that_is_no_task_is_told_which_key_names_one(source: str, 
         compute_score(source, RIGHT, TRUTH, task="nothing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_ground_truth_may_be_json_text_of_what_the_task_takes(workers: int) -> None:
     with ComputeScore("countdown", workers=workers) as compute:
@@ -141,6 +142,7 @@ def test_a_reward_travels_to_other_processes_with_its_workers() -> None:
         assert copy._time_limit == 3.0
 
 
+@pytest.mark.slow
 def test_workers_survive_a_scorer_that_hangs(write_task: Callable[..., str]) -> None:
     score = "@hookimpl\ndef score(answer, ground_truth):\n    while answer == 'hang':\n        pass\n    return 1.0\n"
     with ComputeScore(load_task(write_task(score=score)), workers=1, time_limit=0.3) as compute:

@@ -103,6 +103,7 @@ def test_what_a_small_model_reached_in_time_is_told_from_what_it_reached():
     assert [point["step"] for point in found["curve"]] == [0, 25, 50, 75, 100]
 
 
+@pytest.mark.slow
 def test_a_command_at_its_limit_is_killed_with_all_that_it_started():
     child = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
     ran = watching.run_watched([sys.executable, "-c", child], 2)

@@ -251,6 +251,7 @@ exit 3
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "queued"), [(signal.SIGUSR1, 143, True), (signal.SIGTERM, 143, False), (None, 3, False)]
 )

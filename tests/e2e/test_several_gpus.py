@@ -121,6 +121,7 @@ def test_what_is_done_is_not_done_again_and_what_has_no_time_is_not_begun(board)
     assert late == {"done": {"error": "not started: no time left"}}
 
 
+@pytest.mark.slow
 def test_a_job_at_its_limit_is_killed_with_all_that_it_started_even_what_has_left_it(board, tmp_path):
     file = tmp_path / "pid"
     child = (
@@ -148,6 +149,7 @@ def _runs(pid):
         return False
 
 
+@pytest.mark.slow
 def test_a_command_is_ended_once_it_has_done_what_is_wanted_and_one_that_fails_says_why(tmp_path):
     def place(seconds=30.0):
         return Place("job", ("5", "7"), time.monotonic() + seconds, tmp_path / "log", f"{os.getpid()}/job/")

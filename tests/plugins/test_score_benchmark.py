@@ -46,6 +46,7 @@ def fickle(completion: str, ground_truth: object) -> float:
     return float(completion == ground_truth)
 
 
+@pytest.mark.slow
 def test_a_reward_that_hangs_raises_or_dies_gives_no_verdict_and_is_asked_on(capfd):
     asked = [(text, "good") for text in ("good", "hang", "raise", "print", "die", "leave", "good")]
     assert payments(fickle, asked, limit=0.3) == [1.0, None, None, 0.0, None, None, 1.0]

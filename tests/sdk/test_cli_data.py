@@ -149,6 +149,7 @@ def test_sample_of_a_task_without_solutions(run: Run, write_task: Callable[..., 
     assert "gold completion" not in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_unwritable_prompt_is_blamed_on_its_hook(
     run: Run, write_task: Callable[..., str], tmp_path: Path, workers: int

@@ -206,6 +206,7 @@ def test_without_the_trainer_its_commands_say_what_to_install(run, monkeypatch, 
     assert err == f"error: 'tinyzero {command}' needs the trainer: pip install 'tinyzero-sdk[train]'\n"
 
 
+@pytest.mark.slow
 def test_text_that_the_terminal_cannot_show_is_escaped(write_task):
     path = write_task(
         generate_dataset="@hookimpl\ndef generate_dataset(): return [Item('× \\ud800')]", make_prompt=PROMPT
@@ -241,6 +242,7 @@ def test_keys_are_whole_on_a_narrow_terminal(write_task):
     assert ended.stdout.count("s" * 5) > 3
 
 
+@pytest.mark.slow
 def test_sigterm_clears_away_what_was_begun(write_task, tmp_path):
     slow = """
 import time

@@ -171,6 +171,7 @@ def build(task: Task, output: Path, workers: int = 1, **arguments: object) -> di
     return {path.name: path.read_bytes() for path in output.iterdir()}
 
 
+@pytest.mark.slow
 def test_files_are_the_same_bytes_for_any_number_of_workers(task_file: Path, tmp_path: Path) -> None:
     task = load_task(task_file, options={"keys": 2000})
     one, three = (build(task, tmp_path / str(workers), workers) for workers in (1, 3))

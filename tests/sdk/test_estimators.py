@@ -70,6 +70,7 @@ def test_prompts_are_apart_from_each_other() -> None:
     assert pass_at_k(correct.sum(1), np.full(4, 3), 1) == pytest.approx([2 / 3, 1 / 3, 0, 1 / 3])
 
 
+@pytest.mark.slow
 def test_drawn_majority_is_close_to_the_whole_and_the_same_each_time() -> None:
     dice = np.random.default_rng(0)
     correct = dice.random((40, 24)) < 0.6

@@ -31,6 +31,7 @@ def run(capsys, monkeypatch, server, task):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("real_workers")
 def test_every_completion_is_kept_with_all_that_belongs_to_it(run, server, task, tmp_path):
     output = tmp_path / "out.jsonl"

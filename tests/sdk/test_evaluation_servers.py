@@ -46,6 +46,7 @@ def sample(server, task, tmp_path, monkeypatch):
     return sample
 
 
+@pytest.mark.slow
 def test_one_completion_at_a_time_where_the_server_takes_no_notice_of_n(server, sample):
     server.takes_n = False
     rows = sample(samples=3, concurrency=1)
@@ -90,6 +91,7 @@ def test_requests_that_fail_are_repeated(server, sample):
     assert len(server.requests) == 3 + len(failures)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reply", "tries", "expected"),
     [

@@ -147,6 +147,7 @@ def test_failed_writing_keeps_the_old_file_and_leaves_no_litter(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_swept_and_what_is_in_use_is_not(tmp_path: Path) -> None:
     path = tmp_path / "a[1].jsonl"  # no pattern
     script = f"""
@@ -175,6 +176,7 @@ def test_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(cuts=st.lists(st.integers(0, 40_000), max_size=4))
 def test_how_tables_are_cut_does_not_show_in_the_file(

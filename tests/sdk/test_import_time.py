@@ -19,6 +19,7 @@ def processor_seconds(code: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "limit"), [(IMPORT, 0.15), (HELP, 0.35)], ids=["import", "help"])
 def test_start_up_time_over_a_bare_interpreter(code, limit):
     bare = min(processor_seconds("pass") for _ in range(3))

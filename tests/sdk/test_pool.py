@@ -122,6 +122,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
+@pytest.mark.slow
 def test_hostile_answers_cost_themselves_only(hostile: Task, capfd: pytest.CaptureFixture[str]) -> None:
     completions, truths = right_and(list(FATE), 200)
     with ScoringPool(hostile, workers=2, time_limit=0.5) as pool:
@@ -141,6 +142,7 @@ def test_hostile_answers_cost_themselves_only(hostile: Task, capfd: pytest.Captu
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_verdicts_are_those_of_the_task_for_any_number_of_workers(mild: Task) -> None:
     completions = [tagged(n % 7) if n % 5 else Completion("?" * n, n, False) for n in range(300)]
     truths: list[object] = [n % 11 for n in range(300)]
@@ -165,12 +167,14 @@ def score_completion(completion):
     assert (score.parts, score.masked) == ({"length": 12.0}, True)
 
 
+@pytest.mark.slow
 def test_clock_starts_with_the_answer_not_with_the_batch(hostile: Task) -> None:
     with ScoringPool(hostile, time_limit=0.4) as pool:
         scores = pool.score([tagged("nap")] * 5, [0] * 5)
     assert [score.reason for score in scores] == ["wrong"] * 5
 
 
+@pytest.mark.slow
 def test_answers_done_before_a_kill_are_not_done_again(hostile: Task, tmp_path: Path) -> None:
     log, child = tmp_path / "log", tmp_path / "child"
     answers = [f"log {log}", f"log {log}", f"child {child}", *range(3, 16)]
@@ -221,6 +225,7 @@ def test_leaking_scorer_gets_fresh_workers_before_it_fails(hostile: Task) -> Non
     assert [score.reason for score in scores] == ["wrong"] * 20
 
 
+@pytest.mark.slow
 def test_interrupted_call_does_not_confuse_the_next(hostile: Task) -> None:
     with ScoringPool(hostile, workers=2) as pool:
         pool.score([tagged(0)], [0])
@@ -303,6 +308,7 @@ def test_lists_of_unlike_length_are_refused(mild: Task) -> None:
         pool.score([tagged(1), tagged(2)], [1])
 
 
+@pytest.mark.slow
 def test_stream_passes_batches_on_in_order_while_one_hangs(hostile: Task) -> None:
     taken: list[int] = []
 
@@ -351,6 +357,7 @@ def test_broken_source_leaves_a_pool_that_works(hostile: Task) -> None:
         assert pool.score([tagged(1)], [1])[0].correct
 
 
+@pytest.mark.slow
 def test_successor_starts_while_a_hanging_worker_uses_up_its_time(hostile: Task) -> None:
     with ScoringPool(hostile, workers=1, time_limit=0.6) as pool:
         pool.score([tagged(1)], [1])

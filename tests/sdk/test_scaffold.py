@@ -158,6 +158,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
         write_package("my-task", tmp_path / "file" / "below")
 
 
+@pytest.mark.slow
 def test_ruff_finds_nothing_whatever_the_name(tmp_path):
     for name in ("a", "my-task", "zebras-and-" + "z" * 21):  # before and after `tinyzero_sdk` in the alphabet
         write_package(name, tmp_path / name)

@@ -247,6 +247,7 @@ def test_progress_goes_up_to_one(task: Task, tmp_path: Path) -> None:
         shares.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", FORMATS)
 @pytest.mark.usefixtures("real_workers")
 def test_many_blocks_come_out_in_order_though_their_jobs_do_not(
@@ -269,6 +270,7 @@ def score(answer, ground_truth):
     assert report.correct == 4000
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("real_workers")
 def test_answers_that_hang_cost_themselves_in_a_file_too(write_task: Callable[..., str], tmp_path: Path) -> None:
     code = """

@@ -42,6 +42,7 @@ def row(key: str, said: str | None, value: float, **columns: Any) -> dict[str, A
     return {"completion": f"say {said}", "ground_truth": "1", "said": said, "value": value, "prompt": key} | columns
 
 
+@pytest.mark.slow
 def test_cuts_and_formats_make_no_difference() -> None:
     dice = random.Random(0)
     rows = [

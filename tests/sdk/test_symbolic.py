@@ -106,6 +106,7 @@ DIFFERENT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("left", "right"), EQUAL)
 def test_equal(left, right):
     assert verdicts(left, right) == (True, True)

@@ -105,6 +105,7 @@ def gae_rows(outcome: AdvantageInputs) -> list[list[float]]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ESTIMATORS)
 @settings(max_examples=50)
 @given(outcome=outcomes())

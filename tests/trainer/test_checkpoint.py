@@ -314,6 +314,7 @@ def assert_whole(copy):
     return found.step
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_the_newest_checkpoint_is_whole(root, tmp_path):
     def save_and_die(copy, at):
         save_with_fault(copy, at, lambda: os._exit(137), WRITES + DELETES)

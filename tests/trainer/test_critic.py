@@ -35,6 +35,7 @@ def test_at_first_nothing_is_worth_anything(toy_model: LanguageModel) -> None:
     assert values.tolist() == [0.0] * len(values)
 
 
+@pytest.mark.slow
 def test_it_learns_what_completions_are_worth_and_leaves_the_policy_alone(toy_model: LanguageModel) -> None:
     before = copy.deepcopy(toy_model.model.state_dict())
     critic, samples = make_critic(toy_model), ragged_samples(toy_model)

@@ -19,6 +19,7 @@ def next_logits(model: PreTrainedModel, sequence: torch.Tensor) -> torch.Tensor:
     return model(input_ids=sequence[None], use_cache=False).logits[0, -1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [FusedDecoder, TransformersDecoder])
 @torch.inference_mode()
 def test_cached_logits_equal_those_of_the_whole_sequence(any_model: PreTrainedModel, kind: type[Decoder]) -> None:

@@ -46,6 +46,7 @@ def test_lines_are_filled_before_new_ones_begin() -> None:
     assert pack(examples, length=LENGTH, pad_id=PAD).tokens.shape == (3, LENGTH)
 
 
+@pytest.mark.slow
 def test_a_batch_has_the_tasks_in_their_shares(toy_task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = source({"one": {"task": toy_task, "weight": 2}, "two": {"task": toy_task, "options": {"limit": 9}}})
     asked: list[int] = []

@@ -30,6 +30,7 @@ def test_an_import_that_kills_its_process_is_told_apart() -> None:
     assert probe_with("import os; os.abort()").error == "its process ended with code -6"
 
 
+@pytest.mark.slow
 def test_a_driver_that_hangs_is_told_apart() -> None:
     hang = 'import time\nprint(\'{"stage": "cuda", "version": "2.13.0"}\', flush=True)\ntime.sleep(60)'
     assert probe_with(hang, timeout=1.0).cuda_error == "it takes longer than 1 s"

@@ -64,6 +64,7 @@ def untied_llama_with_biases() -> Any:
     return model.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
     [
@@ -90,6 +91,7 @@ def test_biases_everywhere_and_a_head_of_its_own() -> None:
     assert_same(graph(model).generate(PROMPTS, 4, ALL, seed=2), plain(model).generate(PROMPTS, 4, ALL, seed=2))
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=5),
@@ -106,6 +108,7 @@ def test_whatever_the_batch(lengths: list[int], samples: int, max_tokens: int, a
     assert_same(ours, plain(model).generate(prompts, samples, params, seed=seed))
 
 
+@pytest.mark.slow
 def test_what_is_drawn_does_not_depend_on_how_many_are_drawn_at_a_time() -> None:
     model = random_model("qwen2")
     whole = graph(model).generate(PROMPTS, 6, ALL, seed=3)

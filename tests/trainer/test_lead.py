@@ -235,6 +235,7 @@ def test_a_run_that_is_cut_anywhere_goes_on_with_the_same_batches(cut: int) -> N
 # ---- time ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("generating", "updating"), [(0.15, 0.1), (0.1, 0.15)])
 def test_a_step_takes_as_long_as_the_slower_of_the_two(generating: float, updating: float) -> None:
     rows = take(World(generating, updating).steps(), range(1, 5))

@@ -106,6 +106,7 @@ def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_samples_are_a_step_old_and_weighed(whole: Path) -> None:
     rows = lines(whole)
     assert [row.get("staleness/steps") for row in rows] == [None, 0, 1, 1, 1]
@@ -117,6 +118,7 @@ def test_samples_are_a_step_old_and_weighed(whole: Path) -> None:
     assert not batch_of(whole, STEPS).exists(), "there is no next batch"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "call"),
     [
@@ -145,6 +147,7 @@ def test_a_run_killed_anywhere_resumes_to_the_same_metrics(
     assert all(ours[name].equal(theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "call", "saved"),
     [
@@ -174,6 +177,7 @@ def test_a_signal_saves_the_batch_under_way_and_the_run_goes_on_with_it(
     assert lines(run.run.output) == lines(whole)
 
 
+@pytest.mark.slow
 def test_an_engine_lost_beside_an_update_costs_no_step(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

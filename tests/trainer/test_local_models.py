@@ -51,6 +51,7 @@ def test_the_problems_are_those_held_out_in_training(plan, toy_task, toy_model, 
     assert prompts.EVALUATION_SEED == EVALUATION_SEED
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_was_stopped_gives_what_one_that_was_not_gives(plan, tmp_path, monkeypatch):
     for name in ("_score", "_sum_up"):
         monkeypatch.setattr(f"tinyzero_sdk.evaluation.{name}", lambda *_: None)

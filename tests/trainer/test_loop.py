@@ -106,6 +106,7 @@ def killed(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) ->
             yield
 
 
+@pytest.mark.slow
 def test_a_run_leaves_all_that_it_promises(whole_run: loop.TrainResult) -> None:
     output = whole_run.output
     rows = lines(output)
@@ -141,6 +142,7 @@ def slowly(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [slowly(1), 2, slowly(3), slowly(4), slowly(5)])
 def test_a_run_killed_at_any_step_resumes_to_the_same_metrics(
     step: int, config: Configure, whole_run: loop.TrainResult, monkeypatch: pytest.MonkeyPatch
@@ -155,6 +157,7 @@ def test_a_run_killed_at_any_step_resumes_to_the_same_metrics(
     assert all(ours[name].equal(theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "call"),
     [
@@ -182,6 +185,7 @@ def test_a_run_killed_between_any_two_acts_resumes_to_the_same_metrics(
     assert lines(run.run.output) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "call", "saved"),
     [
@@ -221,6 +225,7 @@ def test_a_signal_in_any_phase_saves_what_is_done_and_the_run_goes_on_from_there
     assert lines(run.run.output) == whole
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_lengthened(config: Configure, whole: list[dict[str, Any]]) -> None:
     train(config("short", run__steps=2))
     longer = config("short")
@@ -230,6 +235,7 @@ def test_a_finished_run_can_be_lengthened(config: Configure, whole: list[dict[st
     assert "steps = 5" in (Path(longer.run.output) / "config.toml").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_without_its_metrics_is_not_resumed(config: Configure) -> None:
     run = config(run__steps=2)
     file = train(run).output / "metrics.jsonl"
@@ -246,6 +252,7 @@ def test_another_configuration_is_not_resumed(config: Configure) -> None:
         train(config(optimizer__learning_rate=2e-3), resume=True)
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_runs_and_other_seeds_others(config: Configure, whole: list[dict[str, Any]]) -> None:
     again, other = config("again"), config("other", run__seed=1, run__steps=1)
     train(again)
@@ -254,6 +261,7 @@ def test_equal_seeds_give_equal_runs_and_other_seeds_others(config: Configure, w
     assert lines(other.run.output) != whole[:2]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("real_workers")
 def test_micro_batches_and_workers_do_not_change_what_is_learnt(config: Configure, whole: list[dict[str, Any]]) -> None:
     run = config("other", optimizer__micro_batch_tokens=10_000, run__steps=2)
@@ -286,6 +294,7 @@ def test_completions_that_the_model_was_not_made_for_stop_the_run(config: Config
         train(config(rollout__max_tokens=64))
 
 
+@pytest.mark.slow
 def test_a_full_disk_while_saving_stops_with_one_line_and_keeps_the_last_checkpoint(
     config: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -361,6 +361,7 @@ def train_to_the_end(config: TrainConfig, monkeypatch: pytest.MonkeyPatch, name:
     return train(config, resume=name == "cut").output
 
 
+@pytest.mark.slow
 def test_a_run_says_how_much_it_trains_and_stores_what_it_expects(
     configure: Configure, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def test_a_step_without_memory_says_what_to_change_and_the_run_goes_on_with_it(
     assert (tmp_path / "run" / "checkpoints" / "step_3").exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_is_told_apart(
     warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +218,7 @@ def test_no_room_for_a_few_sequences_names_what_is_left(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "what"),
     [

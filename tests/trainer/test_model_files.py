@@ -148,6 +148,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_files_are_a_line_of_train_and_a_finding(name: str, toy_model_path: Path, tmp_path: Path) -> None:
     breaks, said, typed = BROKEN[name]

@@ -27,6 +27,7 @@ def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
 PPO = ("--task", "countdown", "--model", HALF_B, "--recipe", "tinyzero-ppo", "rollout.engine=vllm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -70,6 +71,7 @@ def test_what_to_type_is_what_was_typed_and_what_is_proposed(capsys: pytest.Capt
     assert " vllm.sleep=true" in line
 
 
+@pytest.mark.slow
 def test_it_says_which_card_would_do(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "plan", "--model", "Qwen/Qwen2.5-7B", "--gpu-memory", "8GB", "--json")
     found = json.loads(out)
@@ -81,6 +83,7 @@ def test_it_says_which_card_would_do(capsys: pytest.CaptureFixture[str]) -> None
     assert not any(make_plan(shape, config, int(size * GIB)).fits for size in smaller)
 
 
+@pytest.mark.slow
 def test_what_others_hold_of_the_card_that_is_here_is_planned_around(
     capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
@@ -136,6 +139,7 @@ def test_wrong_use_is_refused(words: tuple[str, ...], message: str, capsys: pyte
     assert message in err
 
 
+@pytest.mark.slow
 def test_a_local_model_is_planned_without_torch(toy_model_path: Path) -> None:
     code = (
         "import sys; from tinyzero_sdk.cli import main\n"

@@ -118,6 +118,7 @@ def test_what_is_advised_lowers_what_was_held_where_memory_ran_out(phase: str, a
     assert memory_errors.out_of_memory(config, phase).endswith(f"while {phase}; start again with {advised}")
 
 
+@pytest.mark.slow
 def test_where_no_settings_fit_the_line_says_what_would(small_card: SimpleNamespace) -> None:
     small_card.target = Target("a small card", 8 * GIB, None)
     config = config_of(*GRPO, "run.output=nowhere", model="Qwen/Qwen2.5-7B")
@@ -163,6 +164,7 @@ def test_every_word_said_after_out_of_memory_lowers_that_phase(
     assert after < before
 
 
+@pytest.mark.slow
 @given(MODELS, SETTINGS, st.sampled_from(["gen", "update_actor", "elsewhere"]))
 @settings(max_examples=30, deadline=None)
 def test_what_is_said_after_out_of_memory_may_be_changed_and_helps(

@@ -19,6 +19,7 @@ from tinyzero_trainer.plan.search import make_plan
 from tinyzero_trainer.plan.speed import predict_speed
 
 
+@pytest.mark.slow
 @given(MODELS, SETTINGS, st.integers(6, 200))
 @settings(max_examples=40, deadline=None)
 def test_what_is_proposed_fits_and_is_a_configuration(name: str, values: dict[str, Any], gib: int) -> None:
@@ -31,6 +32,7 @@ def test_what_is_proposed_fits_and_is_a_configuration(name: str, values: dict[st
     assert config.rollout.engine == "vllm" or not any(change.key.startswith("vllm.") for change in found.changes)
 
 
+@pytest.mark.slow
 @given(MODELS, SETTINGS, st.integers(6, 200))
 @settings(max_examples=40, deadline=None)
 def test_nothing_is_proposed_that_is_not_needed(name: str, values: dict[str, Any], gib: int) -> None:
@@ -49,6 +51,7 @@ def test_nothing_is_proposed_that_is_not_needed(name: str, values: dict[str, Any
             assert step(without) > step(found.config)
 
 
+@pytest.mark.slow
 def test_a_larger_card_needs_no_more_changes() -> None:
     config = config_of(*GRPO, "rollout.max_tokens=1024", "rollout.engine=vllm")
     shape = SHAPES["Qwen/Qwen2.5-3B"]

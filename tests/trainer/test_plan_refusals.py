@@ -103,6 +103,7 @@ def test_no_card_is_that_large(size: str, capsys: pytest.CaptureFixture[str]) ->
     assert len(err) < 200
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_the_sentence_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
     def said(*words: str) -> str:
         code, out, _ = call(capsys, "plan", *words)

@@ -51,6 +51,7 @@ def others(shape: ModelShape, config: TrainConfig, limit: int) -> list[TrainConf
     return found
 
 
+@pytest.mark.slow
 @given(MODELS, SETTINGS, st.integers(6, 80), st.floats(1.02, 4))
 @settings(max_examples=40, deadline=None)
 def test_more_memory_makes_no_step_slower(name: str, values: dict[str, Any], gib: int, factor: float) -> None:
@@ -71,6 +72,7 @@ def test_the_fewest_sequences_are_tried_though_they_are_no_half() -> None:
     assert (found.fits, found.config.rollout.max_sequences) == (True, 16)
 
 
+@pytest.mark.slow
 @given(MODELS, SETTINGS, st.integers(6, 60))
 @settings(max_examples=5, deadline=None)
 def test_nothing_else_that_fits_is_faster(name: str, values: dict[str, Any], gib: int) -> None:
@@ -83,6 +85,7 @@ def test_nothing_else_that_fits_is_faster(name: str, values: dict[str, Any], gib
         assert step(shape, found.config) <= WORTH * min(step(shape, other) for other in fitting)
 
 
+@pytest.mark.slow
 @given(MODELS, SETTINGS, st.integers(6, 200))
 @settings(max_examples=40, deadline=None)
 def test_what_was_asked_and_fits_is_changed_only_where_that_pays(name: str, values: dict[str, Any], gib: int) -> None:

@@ -62,6 +62,7 @@ def state(memory: Memory, phase: str = "update_actor") -> int:
 # ---- laws ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(MODELS, SETTINGS, st.booleans(), st.integers(8, 100))
 @settings(max_examples=8, deadline=None)
 def test_one_gpu_is_planned_as_one_process_is(name: str, values: dict[str, Any], keeps: bool, gib: int) -> None:
@@ -325,6 +326,7 @@ def target(name: str) -> Target:
     return Target(card.name, int(card.memory * GIB), card)
 
 
+@pytest.mark.slow
 def test_it_says_how_many_cards_would_do() -> None:
     shape, small = SHAPES["Qwen/Qwen3-8B"], target("RTX 4090")
     config = config_of(*GRPO, "rollout.max_tokens=16384", "rollout.engine=vllm", model="Qwen/Qwen3-8B")

@@ -93,6 +93,7 @@ def test_what_is_no_language_model_is_refused(tmp_path: Path) -> None:
 LLAMA = {key: value for key, value in LlamaConfig(**COMMON).to_dict().items() if key != "is_encoder_decoder"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

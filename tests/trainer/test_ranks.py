@@ -47,6 +47,7 @@ def gradients(policy: Policy, experience: Experience, monkeypatch: pytest.Monkey
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
 @pytest.mark.parametrize("count", [2, 3, 20])
 def test_the_gradients_of_the_ranks_add_up_to_those_of_one(

@@ -272,6 +272,7 @@ def test_more_gpus_do_not_shorten_a_checkpoint_beyond_the_file_system() -> None:
 # ---- the script and the page -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_page_has_the_tables_that_the_script_prints() -> None:
     page = scaling.DOCS.read_text(encoding="utf-8")
     assert scaling.write_docs(page, dict(scaling.Tables(scaling.make_run()).each())) == page

@@ -65,6 +65,7 @@ def whole(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> loo
     return train(configure(tmp_path_factory.mktemp("whole") / "run"))
 
 
+@pytest.mark.slow
 def test_each_task_is_measured_on_its_own_problems(whole: loop.TrainResult) -> None:
     found = rows(whole.output)
     for name in ("short", "long"):
@@ -101,6 +102,7 @@ def test_samples_of_rollouts_have_both_tasks(whole: loop.TrainResult) -> None:
     assert len(lines) == 6
 
 
+@pytest.mark.slow
 def test_it_says_what_each_task_gained(
     configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def test_an_error_leaves_idle_weights_where_they_wait(toy_model: LanguageModel) 
     assert all(torch.equal(before[name], value) for name, value in named_weights(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saving", each(["as it is", "offloaded while idle"], "as it is"))
 def test_warming_up_leaves_no_trace(saving: str, toy_model: LanguageModel, tmp_path: Path) -> None:
     policy = make_policy(toy_model, CASES["KL"], SAVING[saving])

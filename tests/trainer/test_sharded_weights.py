@@ -16,6 +16,7 @@ from tinyzero_trainer.shards import local
 from tinyzero_trainer.weights import named_weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("saving", each(SAVING, "all of it"))
 def test_a_checkpoint_is_that_of_the_plain_model(
@@ -38,6 +39,7 @@ def test_a_checkpoint_is_that_of_the_plain_model(
     load_model(str(tmp_path / "sharded"), CPU)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saving", each(["as it is", "offloaded while idle"], "as it is"))
 def test_moments_saved_sharded_or_plain_are_loaded_sharded_or_plain(
     saving: str, toy_model: LanguageModel, tmp_path: Path
@@ -77,6 +79,7 @@ def generated(decoder: Decoder) -> list[Any]:
         return [logits.tolist() for logits in [*found, decoder.step(torch.tensor([2, 1]))]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saving", each(SAVING, "as it is"))
 @pytest.mark.parametrize("decoder", [FusedDecoder, TransformersDecoder])
 @pytest.mark.parametrize("lora", [False, True])

@@ -39,6 +39,7 @@ COMBINATIONS = {f"{case}, {saving}": (case, saving) for case in CASES for saving
 QUICK = [f"{case}, as it is" for case in ("all weights", "exact KL", "LoRA, exact KL to itself")] + ["KL, all of it"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("combination", each(COMBINATIONS, *QUICK))
 def test_a_sharded_policy_learns_the_same_bits(combination: str, toy_model: LanguageModel, tmp_path: Path) -> None:
     case, saving = COMBINATIONS[combination]
@@ -48,6 +49,7 @@ def test_a_sharded_policy_learns_the_same_bits(combination: str, toy_model: Lang
     assert learn(make_policy(toy_model, CASES[case], SAVING[saving]), experience, tmp_path) == EXPECTED[case]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saving", each(SAVING, "all of it"))
 def test_a_sharded_critic_learns_the_same_bits(saving: str, toy_model: LanguageModel, tmp_path: Path) -> None:
     shown = []
@@ -65,6 +67,7 @@ def test_a_sharded_critic_learns_the_same_bits(saving: str, toy_model: LanguageM
     assert shown[0] == shown[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["exact KL", "LoRA, exact KL to itself"])
 def test_the_fused_exact_divergence_of_a_gpu_teaches_the_same(
     case: str, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch

@@ -84,6 +84,7 @@ def test_a_resumed_run_keeps_its_wandb_id(tmp_path):
     assert trackers._run_id(tmp_path / "other") != first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
@@ -148,6 +149,7 @@ def test_without_trackers_nothing_is_started(tmp_path, monkeypatch):
     assert run(tmp_path)[0] == []
 
 
+@pytest.mark.slow
 def test_tensorboard_reads_what_was_written(tmp_path):
     pytest.importorskip("tensorboard")
     assert run(tmp_path, "tensorboard")[0] == []

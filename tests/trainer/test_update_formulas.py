@@ -113,6 +113,7 @@ def written_out(
     return total, {"actor/pg_loss": surrogate_alone, **means}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "estimator"),
     [
@@ -164,6 +165,7 @@ def visited(model: torch.nn.Module, reference: torch.nn.Module, samples: Sequenc
     return kl, entropy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["exact", "abs", "k2", "k3", "k1+", "abs+", "k3+"])
 def test_a_step_on_the_kl_alone_lowers_it(toy_model: LanguageModel, estimator: str) -> None:
     """The sign: all advantages are 0. (k1 is not among them: its gradient knows nothing of the reference.)"""

@@ -9,6 +9,7 @@ from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.vllm.connection import VllmError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [

@@ -43,6 +43,7 @@ def test_an_existing_directory_is_never_overwritten(tmp_path: Path, toy_task: st
         warm_start(config, display=display, stop=StopFlag())
 
 
+@pytest.mark.slow
 def test_a_task_without_demonstrations_is_refused(tmp_path: Path, toy_task: str) -> None:
     mute = tmp_path / "mute.py"
     source = Path(toy_task).read_text()
@@ -106,6 +107,7 @@ def test_the_loss_of_packed_examples_is_that_of_each_by_itself(toy_model: Langua
     assert found.item() == pytest.approx(torch.cat(losses).mean().item(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_seconds_take_the_place_of_steps(tmp_path: Path, toy_task: str) -> None:
     training = {"seconds": 0.2, "batch_size": 8, "max_tokens": 8, "eval_size": 5, "test_share": 0.4}
     values = {

@@ -4,6 +4,7 @@ import ast
 from fractions import Fraction
 from random import Random
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -49,6 +50,7 @@ def test_another_value_or_other_numbers_are_wrong(tree, random, target):
         assert judge(text, truth(int(value_of(tree) or 0), changed)).reason == "wrong"
 
 
+@pytest.mark.slow
 @given(trees(), randoms, st.data())
 @settings(max_examples=150)
 def test_a_small_change_gets_the_oracle_s_verdict(tree, random, data):
@@ -60,6 +62,7 @@ def test_a_small_change_gets_the_oracle_s_verdict(tree, random, data):
     assert judge(changed, ground_truth).correct == is_right(changed, ground_truth)
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join), st.lists(st.integers(0, 24), max_size=4))
 @settings(max_examples=300)
 def test_any_text_gets_the_oracle_s_verdict(text, numbers):

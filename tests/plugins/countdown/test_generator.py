@@ -37,6 +37,7 @@ def expressions(options, size):
     return [found[index] for index in range(size)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -141,6 +142,7 @@ def test_options_that_fit_no_puzzle_are_refused(options):
     assert "CountdownOptions" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_the_whole_data_set_is_solvable_and_split_by_key():
     task = load_task("countdown")
     splits = {split: list(task.dataset(split, 300)) for split in ("train", "test")}
@@ -154,6 +156,7 @@ def test_the_whole_data_set_is_solvable_and_split_by_key():
 few_numbers = st.lists(st.integers(1, 30), min_size=2, max_size=4)
 
 
+@pytest.mark.slow
 @given(few_numbers, few_numbers, st.integers(1, 3))
 @settings(max_examples=50)
 def test_keys_are_equal_for_permutations_only(first, second, target):

@@ -20,6 +20,7 @@ from tinyzero_sdk import Item, TinyZeroError, load_task
 PRIME = 2**61 - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "expressions"), [(2, 6), (3, 68), (4, 1170), (5, 27142)])
 def test_there_are_as_many_expressions_as_is_known(length, expressions):
     assert sum(len(block.left) for block in catalogue(tuple(range(length))).wholes) == expressions  # OEIS A140606
@@ -77,6 +78,7 @@ def surveyed(numbers, target):
     return int(found.solutions[0]), bool(found.without_division[0]), bool(found.without_fraction[0])
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=3), st.integers(0, 24))
 @settings(max_examples=150, deadline=None)
 def test_survey_finds_what_trying_everything_finds(numbers, target):

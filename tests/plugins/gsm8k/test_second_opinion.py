@@ -50,6 +50,7 @@ def compare(count: int, seed: int) -> int:
     return judged
 
 
+@pytest.mark.slow
 def test_the_two_agree():
     assert compare(4_000, seed=0) > 2_500
 

@@ -20,6 +20,7 @@ def run(monkeypatch, tmp_path):
     return lambda *words: CliRunner().invoke(build_app(), ["fuzz", *map(str, words)])
 
 
+@pytest.mark.slow
 def test_a_finding_is_shown_kept_once_and_replayed(run, write_task, tmp_path):
     task = write_task(solve=SOLVE, oracle=ORACLE, score=HOLE)
     cases = tmp_path / "say.cases.jsonl"
@@ -59,6 +60,7 @@ def test_what_nobody_judged_is_no_case_and_is_replayed_without_a_label(run, writ
     assert '"correct"' in str(refused.exception)
 
 
+@pytest.mark.slow
 def test_json_and_a_clean_task(run, write_task, tmp_path):
     done = run(write_task(solve=SOLVE, oracle=ORACLE), "--time", 0.5, "--workers", 1, "--json")
     assert done.exit_code == 0, done.output

@@ -57,6 +57,7 @@ def test_a_hole_is_found_shrunk_and_replayed(make):
     assert report.tried > 0
 
 
+@pytest.mark.slow
 def test_nothing_is_found_where_nothing_is_wrong(make):
     report = fuzz(make(), seconds=0.4)
     assert report.findings == []
@@ -142,6 +143,7 @@ def score(answer, ground_truth):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["time.sleep(60)", "os._exit(3)"])
 def test_what_fails_once_and_not_again_is_no_finding(make, tmp_path, what):
     task = make(score=SLOW_ONCE.format(path=str(tmp_path / "was here"), what=what))
@@ -149,6 +151,7 @@ def test_what_fails_once_and_not_again_is_no_finding(make, tmp_path, what):
     assert (tmp_path / "was here").exists()
 
 
+@pytest.mark.slow
 def test_what_fails_again_and_again_is_one(make):
     task = make(score=scorer("os._exit(3) if answer == '%' else answer == str(ground_truth)"))
     assert judged_again(task, "<answer>%</answer>", 1) is True

@@ -44,6 +44,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_
     return run
 
 
+@pytest.mark.slow
 def test_a_failure_is_shown_and_its_command_replays_it(run: Callable[..., tuple], write_sum: WriteSum) -> None:
     path = write_sum(score=EMPTY_PAYS)
     code, out, err = run("check", path, "--law", "emptiness-pays-nothing", "--save")
@@ -115,6 +116,7 @@ def test_a_scorer_that_hangs_costs_its_process_only(write_sum: WriteSum) -> None
     assert failure.got == "no verdict: the scorer hung, and its process was killed"
 
 
+@pytest.mark.slow
 def test_a_check_can_be_repeated(write_sum: WriteSum) -> None:
     path = write_sum(score="@hookimpl\ndef score(answer, ground_truth): return float(int(answer) == 1)")
     reports = [check_task(load_task(path), laws=["never-raises"], cases=[]) for _ in range(2)]
@@ -177,6 +179,7 @@ def test_the_pytest_plugin_is_light_until_it_is_used() -> None:
     assert done.stdout.strip() == "set()"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["check", "--list"], ["check", "{task}"]])
 def test_without_hypothesis_one_line_names_the_extra(write_sum: WriteSum, words: list[str]) -> None:
     task = write_sum()
@@ -250,6 +253,7 @@ def test_problems_are_made_up_only_where_the_task_says_which(write_sum: WriteSum
     assert len(truths[1]) >= len(truths[0])
 
 
+@pytest.mark.slow
 def test_a_brute_force_solve_does_not_hang_the_check(write_sum: WriteSum, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_HUNT_ITEM_SECONDS", 0.5)
     solve = """

@@ -39,6 +39,7 @@ def test_the_last_words_of_a_child_are_heard(write_task, monkeypatch):
         child.observe("text", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["os._exit(1)", "time.sleep(60)", "raise ValueError(1)"])
 def test_a_solve_that_does_not_come_back_costs_its_process_only(write_task, what):
     solve = "import os, time\n\n@hookimpl\ndef solve(item):\n"
