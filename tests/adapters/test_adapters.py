@@ -48,6 +48,7 @@ def test_text_that_looks_like_json_stays_text_where_the_task_takes_text(write_ta
         assert compute("", "<answer>[1, 2]</answer>", "[1, 2]") == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("truth", "workers"),
     [(None, 0), (None, 1), ("7", 0), (7, 0), ([], 0), ("{", 0), ("[7]", 0), ({"target": 7}, 0)],

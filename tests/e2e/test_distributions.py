@@ -77,6 +77,7 @@ def imported(file: Path) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDERS)
 def test_imports_point_one_way(name: str) -> None:
     package = name.replace("-", "_")

@@ -17,6 +17,7 @@ def console(*lines: str, rest: str = "") -> str:
     return "\n".join([f"```console{rest}", *lines, "```\n"])
 
 
+@pytest.mark.slow
 def test_files_are_written_added_to_and_changed_in_place(shell):
     document = """
 ```python

@@ -15,6 +15,7 @@ REACHED = {
 COMMON = [r"\\boxed", r"\$", r"\\times", "[٠-٩]", "[０-９]", "²", r"\.$", "=", "\u202e", "\x00"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REACHED)
 def test_the_rules_reach_what_rewards_trip_over_and_both_verdicts_agree_on_it(name):
     task, rng = load_task(name), random.Random(0)

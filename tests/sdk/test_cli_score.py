@@ -67,6 +67,7 @@ def test_json_stays_json_whatever_the_task_prints(run: Run, write_task: Callable
     assert summary["bad"] == [{"number": 2, "problem": "null; expected a JSON object"}]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("real_workers")
 def test_limits_are_taken(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
     slow = "import time\n@hookimpl\ndef score(answer):\n    time.sleep(30)\n"

@@ -218,6 +218,7 @@ def test_text_that_the_terminal_cannot_show_is_escaped(write_task):
     assert shown.stderr == ""
 
 
+@pytest.mark.slow
 def test_interrupt_exits_130(write_task):
     code = "import os, signal\n@hookimpl\ndef info(): os.kill(os.getpid(), signal.SIGINT)"
     command = [sys.executable, "-c", CALL, "tasks", write_task(extra=code)]
@@ -226,6 +227,7 @@ def test_interrupt_exits_130(write_task):
     assert "Traceback" not in finished.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_full_disk_behind_stdout_is_one_line(write_task):
     with open("/dev/full", "w") as full:
@@ -235,6 +237,7 @@ def test_full_disk_behind_stdout_is_one_line(write_task):
     assert ended.stderr == "error: [Errno 28] No space left on device\n"
 
 
+@pytest.mark.slow
 def test_keys_are_whole_on_a_narrow_terminal(write_task):
     command = [sys.executable, "-c", CALL, "tasks", write_task(extra=DESCRIBED.replace("size", "s" * 40))]
     ended = subprocess.run(command, env={**os.environ, "COLUMNS": "40"}, stdout=subprocess.PIPE, text=True, check=True)

@@ -64,6 +64,7 @@ def test_every_completion_is_kept_with_all_that_belongs_to_it(run, server, task,
     assert len({request["seed"] for request in server.requests}) == len(server.requests) == 6
 
 
+@pytest.mark.slow
 def test_text_goes_to_the_completions_endpoint_and_json_to_stdout(run, server, tmp_path):
     output = tmp_path / "out.parquet"
     arguments = ("--size", 4, "--template", "base", "--max-tokens", 3, "--temperature", 0, "-o", output, "--json")

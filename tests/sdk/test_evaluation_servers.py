@@ -84,6 +84,7 @@ def test_an_answer_without_usage_or_text(server, sample):
     assert {row["token_count"] for row in rows} == {None}
 
 
+@pytest.mark.slow
 def test_requests_that_fail_are_repeated(server, sample):
     failures = {1: (429, {"error": {"message": "slow down"}}), 2: (500, "oops"), 3: (503, ""), 5: (200, "{no json")}
     server.intervene = lambda number, request: failures.get(number)
@@ -150,6 +151,7 @@ def test_no_server(sample, server, tmp_path):
     assert not (tmp_path / "out.jsonl").exists()  # nothing came, so nothing is left
 
 
+@pytest.mark.slow
 def test_so_many_requests_at_a_time_and_no_more(server, sample):
     server.delay = 0.02
     sample(size=12, samples=1, concurrency=3)

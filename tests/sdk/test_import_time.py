@@ -26,6 +26,7 @@ def test_start_up_time_over_a_bare_interpreter(code, limit):
     assert any(processor_seconds(code) - bare < limit for _ in range(10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [IMPORT, HELP], ids=["import", "help"])
 def test_nothing_heavy_is_imported(code):
     code = f"import atexit, sys\natexit.register(lambda: print('loaded', *sys.modules))\n{code}"

@@ -258,6 +258,7 @@ pool.score([Completion("<answer>C loop {tmp_path}/mark</answer>")] * 8, [1] * 8)
     process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker in a C call ends with that call")
 def test_workers_die_with_their_parent_even_in_a_c_call(parent: subprocess.Popen[bytes], tmp_path: Path) -> None:
     assert eventually((tmp_path / "pids").exists)

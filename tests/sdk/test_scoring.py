@@ -62,6 +62,7 @@ def bad_numbers(report: ScoreReport) -> list[int]:
     return [row.number for row in report.bad]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("into", FORMATS)
 @pytest.mark.parametrize("source", FORMATS)
 @pytest.mark.usefixtures("real_workers")
@@ -361,6 +362,7 @@ def of(source: str | None, version: str | None = None, **columns: str) -> dict[s
     return OUTPUTS[0] | {"data_source": source, "extra_info": {"task_version": version}} | columns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", FORMATS)
 @pytest.mark.parametrize(
     ("row", "problem"),

@@ -112,6 +112,7 @@ def test_equal(left, right):
     assert verdicts(left, right) == (True, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("left", "right"), DIFFERENT)
 def test_different(left, right):
     assert verdicts(left, right) == (False, False)

@@ -175,6 +175,7 @@ def test_text_that_only_looks_like_a_token_stays(text):
     assert strip_special_tokens(text) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "piece",
     [

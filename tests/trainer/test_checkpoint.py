@@ -124,6 +124,7 @@ def test_if_every_one_is_damaged_resuming_stops(root):
         latest(root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*content(20), "manifest.json"])
 def test_any_changed_byte_is_found(root, name):
     file = root / "step_20" / name

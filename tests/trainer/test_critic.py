@@ -48,6 +48,7 @@ def test_it_learns_what_completions_are_worth_and_leaves_the_policy_alone(toy_mo
     assert all(torch.equal(before[name], value) for name, value in toy_model.model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_micro_batches_do_not_change_the_update(toy_model: LanguageModel) -> None:
     samples, results = ragged_samples(toy_model), []
     for budget in (1, 40, 10**6):

@@ -57,6 +57,7 @@ def labels(figure):
     return [axes.get_ylabel().replace("\n", " ") for axes in figure.axes]
 
 
+@pytest.mark.slow
 def test_everything_is_labelled_with_its_unit(metrics, tmp_path, drawn):
     draw(metrics([before(), *steps(9), steps(1)[0] | before(0.5)]), tmp_path)
     (figure,) = drawn
@@ -86,6 +87,7 @@ def test_several_tasks_have_a_colour_and_labels_each(metrics, tmp_path, drawn):
     assert [line.get_ydata()[0] for line in strong] == [20.0, 50.0]
 
 
+@pytest.mark.slow
 def test_a_reward_that_is_not_the_accuracy_has_a_panel_of_its_own(metrics, tmp_path, drawn):
     draw(metrics([before(), *steps(3, **{REWARD: 0.4})]), tmp_path)
     assert labels(drawn[0]) == ["accuracy (%)", "mean reward", "mean length of completions (tokens)"]

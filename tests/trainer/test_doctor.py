@@ -378,6 +378,7 @@ def test_this_machine(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_help_imports_no_torch() -> None:
     code = "import sys; from tinyzero_trainer import commands; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

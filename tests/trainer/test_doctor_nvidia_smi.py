@@ -159,6 +159,7 @@ def test_an_nvidia_smi_that_hangs_or_is_no_program(tmp_path: Path, monkeypatch: 
     assert error == "nvidia-smi: No such file or directory"
 
 
+@pytest.mark.slow
 def test_whatever_goes_wrong_before_a_run_does_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise IndexError

@@ -304,6 +304,7 @@ def test_what_a_process_of_its_own_says(
         assert (found.nodes[0].inside, found.here) == (INSIDE, INSIDE)
 
 
+@pytest.mark.slow
 def test_a_ray_that_never_answers_costs_no_more_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     code = (sys.executable, "-c", 'import time; print(\'{"stage": "connect"}\', flush=True); time.sleep(60)')

@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 import tinyzero_trainer
 
 LIMIT = 80
@@ -20,6 +22,7 @@ def function_lengths(folder: Path) -> list[tuple[int, str]]:
     return sorted(found, reverse=True)
 
 
+@pytest.mark.slow
 def test_the_longest_function_of_the_trainer_stays_under_eighty_lines() -> None:
     found = function_lengths(Path(tinyzero_trainer.__file__).parent)
     assert len(found) > 200

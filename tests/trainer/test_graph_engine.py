@@ -117,6 +117,7 @@ def test_what_is_drawn_does_not_depend_on_how_many_are_drawn_at_a_time() -> None
         assert_same(plain(model, max_sequences=at_a_time).generate(PROMPTS, 6, ALL, seed=3), whole)
 
 
+@pytest.mark.slow
 def test_buffers_serve_smaller_larger_and_other_batches() -> None:
     model = random_model("qwen2")
     engine, other = graph(model), plain(model)
@@ -165,6 +166,7 @@ def test_an_end_in_the_first_token_and_rows_that_leave_early() -> None:
     assert_same(ours, plain(model, eos_ids=ends).generate(PROMPTS, 16, params, seed=5))
 
 
+@pytest.mark.slow
 def test_weights_are_taken_over_when_they_are_loaded_and_not_before(any_model: Any) -> None:
     engine = graph(any_model)
     before = engine.generate(PROMPTS, 4, ALL, seed=6)

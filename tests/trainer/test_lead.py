@@ -215,6 +215,7 @@ def test_nothing_is_sampled_past_the_last_step() -> None:
     assert len(world.sampled) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", range(5))
 def test_a_run_that_is_cut_anywhere_goes_on_with_the_same_batches(cut: int) -> None:
     """What a checkpoint holds: carried, and the batch that is ready."""

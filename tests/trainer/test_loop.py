@@ -121,6 +121,7 @@ def test_a_run_leaves_all_that_it_promises(whole_run: loop.TrainResult) -> None:
     assert {"prompt", "completion", "ground_truth", "score", "reason"} <= rollouts[0].keys()
 
 
+@pytest.mark.slow
 def test_metrics_carry_verls_names(whole: list[dict[str, Any]]) -> None:
     names = {name for row in whole for name in row}
     groups, parts = ("critic/score", "critic/rewards", "response_length"), ("mean", "max", "min")
@@ -246,6 +247,7 @@ def test_a_run_without_its_metrics_is_not_resumed(config: Configure) -> None:
             train(run, resume=True)
 
 
+@pytest.mark.slow
 def test_another_configuration_is_not_resumed(config: Configure) -> None:
     train(config(run__steps=2))
     with pytest.raises(SettingsError, match=r"config\.toml has changed"):
@@ -314,6 +316,7 @@ def test_a_full_disk_while_saving_stops_with_one_line_and_keeps_the_last_checkpo
     assert [path.name for path in (Path(run.run.output) / "checkpoints").iterdir()] == ["step_2"]
 
 
+@pytest.mark.slow
 def test_threads_other_than_the_main_one_can_train(config: Configure) -> None:
     import threading
 

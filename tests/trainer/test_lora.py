@@ -176,6 +176,7 @@ def test_decoders_follow_the_adapter(architecture: PreTrainedModel) -> None:
                 torch.testing.assert_close(logits[row], expected, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_engine_agrees_with_the_policy_after_every_update(toy_model: LanguageModel) -> None:
     samples = ragged_samples(toy_model)
     model = adapted(toy_model, moved=False)
@@ -238,6 +239,7 @@ def test_the_reference_knows_no_dropout_and_the_policy_keeps_its_own(toy_model: 
     assert not torch.equal(model(batch.tokens).logits, model(batch.tokens).logits)
 
 
+@pytest.mark.slow
 def test_the_export_is_a_plain_model_that_scores_as_the_adapter_does(toy_model: LanguageModel, tmp_path: Path) -> None:
     plain = set(toy_model.model.state_dict())
     model = adapted(toy_model)

@@ -108,6 +108,7 @@ def random_batch(
     return (old + spread * new - 2).requires_grad_(), LossInputs(old - 2, advantages, lengths, LOW, HIGH, dual_clip)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dual_clip", [None, 1.5])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", POLICY_LOSSES)

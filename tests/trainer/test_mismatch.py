@@ -202,6 +202,7 @@ def test_what_is_learnt_does_not_depend_on_which_steps_are_sampled(mini_batches:
     assert (never[0]["actor/is_ratio/std"] == 0) == (mini_batches == 1)
 
 
+@pytest.mark.slow
 def test_always_takes_them_as_the_old_ones_and_saves_the_pass(run: Run) -> None:
     lines, _ = run("always", rollout={"logprobs": "always"}, optimizer={"mini_batches": 2})
     for line in lines:

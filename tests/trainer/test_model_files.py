@@ -189,6 +189,7 @@ def test_of_an_architecture_that_is_not_counted_the_loader_names_what_does_not_f
         assert said in str(refused.value)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_bytes_make_the_doctor_fail(toy_model_path: Path, data: st.DataObject) -> None:

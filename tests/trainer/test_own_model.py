@@ -174,6 +174,7 @@ def copy_instead(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu", "cache")
 @pytest.mark.parametrize(
     ("name", "size", "why"),

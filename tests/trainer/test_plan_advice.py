@@ -32,6 +32,7 @@ def small_card(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return card
 
 
+@pytest.mark.slow
 def test_train_warns_of_a_run_that_will_not_fit_and_goes_on(
     toy_task: str, toy_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_card: SimpleNamespace,
     capsys: pytest.CaptureFixture[str],
@@ -144,6 +145,7 @@ def test_vllm_is_given_less_where_it_is_what_memory_ran_out_for() -> None:
     assert advice.after_out_of_memory(config, [advice.LOADING]) == "memory.offload=idle"
 
 
+@pytest.mark.slow
 @given(MODELS, SETTINGS, st.sampled_from(["gen", "update_actor", "update_weights"]), st.sampled_from([None, RTX_4090]))
 @settings(max_examples=30, deadline=None)
 def test_every_word_said_after_out_of_memory_lowers_that_phase(

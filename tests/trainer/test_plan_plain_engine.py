@@ -65,6 +65,7 @@ def test_the_copies_of_one_layers_cache_are_counted() -> None:
     assert engine_of(alone, config, work).awake["KV cache"] == cache + cache // 24
 
 
+@pytest.mark.slow
 def test_plan_says_that_vllm_is_faster(
     tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_larger_card_needs_no_more_changes() -> None:
 ORDER = [("memory.offload", "idle"), ("memory.checkpoint_activations", True), ("memory.offload", "always")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
 @pytest.mark.parametrize(
     ("recipe", "words"), [("tinyzero-grpo", GRPO), ("tinyzero-ppo", ("data.prompts_per_step=256",))]

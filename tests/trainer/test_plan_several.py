@@ -178,6 +178,7 @@ def held_by(count: int, index: int, replicas: int) -> dict[str, int]:
         return dict(zip(STATE, (sum(local(one).nbytes for one in of_kind) for of_kind in tensors), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "replicas"), [(2, 1), (4, 2), (3, 1)])
 def test_a_rank_holds_what_is_planned(count: int, replicas: int) -> None:
     shape = shape_of("small", SMALL)
@@ -346,6 +347,7 @@ def plan(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     return call(capsys, "plan", "--task", "countdown", "--model", SEVEN_B, *words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -422,6 +424,7 @@ def test_wrong_use_is_refused_as_train_does(
     assert message in " ".join(err.split())
 
 
+@pytest.mark.slow
 def test_train_warns_of_several_gpus_that_are_too_small(
     toy_task: str, toy_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

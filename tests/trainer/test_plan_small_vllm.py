@@ -22,6 +22,7 @@ LARGER = "Qwen/Qwen2.5-1.5B"
 VLLM = "rollout.engine=vllm"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "gib", "words"),
     [
@@ -36,6 +37,7 @@ def test_little_memory_for_vllm_is_no_reason_that_nothing_fits(model: str, gib: 
     assert can_fit(shape, config, memory)
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from([HALF_B, LARGER]),
     st.floats(0.1, 60),

@@ -75,6 +75,7 @@ def test_each_task_is_measured_on_its_own_problems(whole: loop.TrainResult) -> N
         assert [row[f"val-aux/{name}/size"] for row in (found[0], found[2], found[4])] == [6, 3, 6]
 
 
+@pytest.mark.slow
 def test_training_metrics_tell_the_tasks_apart(whole: loop.TrainResult) -> None:
     steps = rows(whole.output)[1:]
     assert {"task/short/acc", "task/short/score", "task/long/acc", "task/long/score"} <= steps[0].keys()

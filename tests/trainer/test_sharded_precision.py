@@ -20,6 +20,7 @@ from tinyzero_trainer.shards import local
 from tinyzero_trainer.weights import named_weights
 
 
+@pytest.mark.slow
 def test_in_half_precision_the_weights_that_are_stepped_stay_whole(toy_model: LanguageModel) -> None:
     experience = made_up(toy_model)
     exact, half = (

@@ -18,6 +18,7 @@ def test_numbers_up_to_999_are_one_token(number: int) -> None:
     assert len(TOKENIZER(f"+{number}=")["input_ids"]) == 3
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Mn", "Mc"])))
 def test_any_text_survives(text: str) -> None:

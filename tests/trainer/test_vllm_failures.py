@@ -36,6 +36,7 @@ def test_an_engine_that_fails_is_replaced_and_its_batch_repeated(kind: str, reas
     assert not fake.engines[0].alive()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["add", "send", "sleep", "wake"])
 @pytest.mark.parametrize("kind", ["dies", "raises"])
 def test_it_may_fail_in_whatever_it_does(method: str, kind: str) -> None:
@@ -89,6 +90,7 @@ def test_a_stop_aborts_what_is_under_way_and_the_engine_goes_on(
     assert fake.log.count("start") == 1
 
 
+@pytest.mark.slow
 def test_a_stop_while_it_hangs_ends_the_engine_and_not_the_wish() -> None:
     fake = Setup(("step", 2, "hangs"))
     engine = fake.engine()

@@ -35,6 +35,7 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_process", [True, False])
 def test_a_failed_call_keeps_nothing_that_it_was_given(own_process: bool, no_collection: None) -> None:
     fake = Setup(("send", 2, "raises"), own_process=own_process)

@@ -46,6 +46,7 @@ class Waits(TorchDispatchMode):
         return function(*args, **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 @pytest.mark.parametrize(("loss", "kl"), [("ppo", "exact"), ("gspo", "k3"), ("cispo", None)])
 def test_no_micro_batch_of_the_policy_makes_the_host_wait(

@@ -46,6 +46,7 @@ def test_every_receiver_has_all_weights_as_they_are_sent(parcel: int, monkeypatc
             assert torch.equal(tensor, weights[name].to(torch.bfloat16))
 
 
+@pytest.mark.slow
 def test_who_waits_for_one_that_has_died_is_freed_by_a_cut() -> None:
     def work(group: WeightGroup, index: int) -> str:
         if index == 0:

@@ -16,6 +16,7 @@ spec.loader.exec_module(score)
 task = load_task("countdown")
 
 
+@pytest.mark.slow
 def test_workloads_are_as_long_and_as_mixed_as_they_should_be():
     workloads = score.make_workloads(400)
     reasons = {

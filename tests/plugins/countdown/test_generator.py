@@ -116,6 +116,7 @@ def test_some_puzzles_need_a_fraction():
     assert sum(load_task("countdown").difficulties(items) > 6) >= 4
 
 
+@pytest.mark.slow
 def test_difficulty_range_is_kept():
     options = CountdownOptions(difficulty_range=(4.5, 5.5))
     items = generate("train", 300, 0, 0, options)

@@ -86,6 +86,7 @@ def test_survey_finds_what_trying_everything_finds(numbers, target):
     assert len(solutions(numbers, target)) == surveyed(numbers, target)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("numbers", "target"), [([8, 3, 8, 3], 24), ([1, 2, 3, 4], 10), ([6, 6, 6, 5], 30), ([9, 2, 7, 0], 9)]
 )

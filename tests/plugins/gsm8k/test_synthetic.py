@@ -105,6 +105,7 @@ def test_names_and_idle_facts_make_no_new_problem():
     assert len(by_signature) > 3_700
 
 
+@pytest.mark.slow
 def test_splits_share_no_problem():
     train = {item.data["signature"] for item in task.dataset("train", 1000)}
     test = {item.data["signature"] for item in task.dataset("test", 100)}

@@ -67,6 +67,7 @@ def test_a_failure_is_shown_and_its_command_replays_it(run: Callable[..., tuple]
     assert (code, json.loads(out)["laws"][0]["tried"]) == (0, 1)
 
 
+@pytest.mark.slow
 def test_labelled_cases_hold_the_reward(write_sum: WriteSum) -> None:
     task = load_task(write_sum())
     truth = {"numbers": [1, 2], "total": 3}
@@ -173,6 +174,7 @@ def test_the_pytest_plugin_opens_a_task_as_the_commands_do(tmp_path: Path) -> No
     assert "unknown key" in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 def test_the_pytest_plugin_is_light_until_it_is_used() -> None:
     code = "import sys, tinyzero_sdk.pytest_plugin; print({'hypothesis', 'tinyzero_sdk.testing'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
