@@ -17,6 +17,7 @@ from tests.trainer.configurations import changed
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer import collecting, loop, training_step
+from tinyzero_trainer.checkpoint import latest
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.configure import make_config
 from tinyzero_trainer.interrupts import Interrupted
@@ -24,6 +25,7 @@ from tinyzero_trainer.loop import train
 from tinyzero_trainer.models import ModelError
 from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.rollout.build import TorchEngine
+from tinyzero_trainer.rollout.vllm.connection import VllmError
 
 STEPS = 5
 UNTIMED = ("timing_", "perf/", "time/")
@@ -222,6 +224,38 @@ def test_a_signal_in_any_phase_saves_what_is_done_and_the_run_goes_on_from_there
     assert stopped.value.exit_code == 143
     checkpoints = sorted(path.name for path in (Path(run.run.output) / "checkpoints").iterdir())
     assert checkpoints[-1] == f"step_{saved}"
+    train(run, resume=True)
+    assert lines(run.run.output) == whole
+
+
+@pytest.mark.parametrize(
+    ("method", "call", "saved"),
+    [
+        ("generate", 7, 3),  # two evaluations, steps 1 and 2, an evaluation, step 3
+        ("sleep", 4, 3),
+        ("load_weights", 4, 2),  # after the update of step 4, which nobody can save as a whole step
+    ],
+)
+@pytest.mark.slow
+def test_an_engine_that_fails_for_good_costs_no_step_that_is_whole(
+    method: str, call: int, saved: int, config: Configure, whole: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, calls, function = config(), 0, getattr(TorchEngine, method)
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise VllmError("vLLM failed 3 times")
+        return function(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchEngine, method, failing)
+        with pytest.raises(VllmError, match="failed 3 times"):
+            train(run)
+    found = latest(Path(run.run.output) / "checkpoints")
+    assert found is not None
+    assert found.step == saved
     train(run, resume=True)
     assert lines(run.run.output) == whole
 

@@ -33,6 +33,7 @@ from tinyzero_trainer.records import Prompt, Sample
 from tinyzero_trainer.resuming import check_fingerprint, fingerprint
 from tinyzero_trainer.roles import Roles, StopRequested, build_roles
 from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.rollout.vllm.connection import VllmError
 from tinyzero_trainer.run_directory import RunDirectory
 from tinyzero_trainer.saved_batch import from_json, to_json
 from tinyzero_trainer.trackers import Trackers
@@ -190,6 +191,10 @@ class _Run:
                 self.save()
             newest = checkpoints.latest(self.run.checkpoints)
             raise lost.told(None if newest is None else newest.step, config.run.output) from None
+        except VllmError:
+            if training.policy_is_whole:
+                self.save()
+            raise
         return self.finish()
 
     def totals(self, samples: list[Sample], seconds: dict[str, float]) -> dict[str, float]:

@@ -87,6 +87,8 @@ class TrainingStep:
             self._next = Future()
             self._next.set_result(ready)
         self._clock = Clock()  # of the present step
+        self.policy_is_whole = True
+        """Whether it is as the last step left it, and not amid the next one's update, or after it."""
 
     @property
     def ready(self) -> Collected | None:
@@ -155,6 +157,7 @@ class TrainingStep:
         cards = self.policy.cards()
         metrics |= timing_metrics(seconds, batch.samples, batch.kept) | memory_metrics(cards)
         metrics |= self.utilization(seconds, batch.kept, cards)
+        self.policy_is_whole = True
         return batch.samples, metrics, seconds
 
     def next_batch(self, step: int) -> Collected:
@@ -248,6 +251,7 @@ class TrainingStep:
     def update(self, experience: Experience, now: StepSettings, step: int) -> dict[str, float]:
         """Update the critic, if there is one, and the policy, unless the critic is still warming up."""
         group_size, critic = self.config.rollout.samples_per_prompt, self.roles.critic
+        self.policy_is_whole = False
         metrics = {}
         if critic is not None:
             metrics = critic.update(experience, group_size=group_size)

@@ -29,6 +29,7 @@ from tinyzero_trainer.ray.weight_group import Shapes, WeightGroup
 from tinyzero_trainer.records import Rollout
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
 from tinyzero_trainer.rollout.build import build_engine
+from tinyzero_trainer.rollout.vllm.connection import VllmError
 from tinyzero_trainer.rollout.vllm.engine import START_LIMIT
 from tinyzero_trainer.rollout.vllm.transfer import Weights, parcels
 from tinyzero_trainer.schedules import settings_at
@@ -232,10 +233,14 @@ class LearnerRank(Generating):
             )
         return notes
 
-    def load_weights(self) -> None:
-        """See `RolloutEngine`."""
-        with self._helping(), explained(self._config, "the rollout engine took over the weights"):
-            self.engine.load_weights()
+    def load_weights(self) -> VllmError | None:
+        """See `RolloutEngine`; why vLLM could not, if so, once the other ranks are through the weights too."""
+        try:
+            with self._helping(), explained(self._config, "the rollout engine took over the weights"):
+                self.engine.load_weights()
+        except VllmError as fault:
+            return fault
+        return None
 
     def weights(self) -> Iterator[Weights]:
         """The policy's weights, put together one after another by all ranks; here is what to do with them."""

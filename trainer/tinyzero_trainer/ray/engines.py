@@ -13,8 +13,9 @@ from itertools import pairwise
 from threading import Event
 from typing import Protocol
 
+from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.lost import WorkerLost
-from tinyzero_trainer.ray.asking import TICK_SECONDS, Member, Replaceable, answers
+from tinyzero_trainer.ray.asking import TICK_SECONDS, Call, Member, Replaceable, answers
 from tinyzero_trainer.ray.stand_ins import LearnerRanks
 from tinyzero_trainer.records import Rollout
 from tinyzero_trainer.rollout import SamplingParams
@@ -52,9 +53,12 @@ class Beside:
         self.engines = [Replaceable(ranks.members[place], self._replace, restarts, (VllmError,)) for place in places]
 
     def load_weights(self) -> None:
-        """See `Fleet`."""
+        """See `Fleet`; one that cannot take them is replaced."""
         self._free_memory()
-        self._ranks.go_through_weights("load_weights", self._places)
+        faults = self._ranks.go_through_weights("load_weights", self._places)
+        for engine, place in zip(self.engines, self._places, strict=True):
+            if faults[place] is not None and not engine.mend(faults[place]):
+                raise faults[place]
 
     def _build(self, places: Sequence[int]) -> None:
         self._free_memory()
@@ -63,7 +67,7 @@ class Beside:
                 self._note(note)
 
     def _replace(self, failed: Member, told: str) -> Member:
-        self._note(f"{failed.name}: {told}; its engine is started anew, and its part of the batch generated again")
+        self._note(f"{failed.name}: {told}; its engine is started anew and repeats what it was doing")
         self._build([self._ranks.members.index(failed)])
         return failed
 
@@ -133,8 +137,14 @@ class RemoteEngine:
             raise
 
     def sleep(self) -> None:
-        """See `RolloutEngine`."""
-        answers([(member, member.actor.sleep.remote()) for member in self._members()], whole=True)
+        """See `RolloutEngine`; one that fails is replaced."""
+        calls = [(member, member.actor.sleep.remote()) for member in self._members()]
+        faults = [_fault_of(call) for call in calls]  # of all, before the ranks are asked for anything else
+        for engine, fault in zip(self._fleet.engines, faults, strict=True):
+            if fault is not None:
+                if not engine.mend(fault):
+                    raise fault
+                engine.do(lambda member: answers([(member, member.actor.sleep.remote())], whole=True))
 
     def close(self) -> None:
         """See `RolloutEngine`."""
@@ -190,6 +200,14 @@ class RemoteEngine:
 
     def _members(self) -> list[Member]:
         return [engine.member for engine in self._fleet.engines]
+
+
+def _fault_of(call: Call) -> TinyZeroError | None:
+    try:
+        answers([call], whole=True)
+    except TinyZeroError as fault:
+        return fault
+    return None
 
 
 def _failure(serving: Sequence[Future[None]]) -> BaseException | None:

@@ -40,7 +40,7 @@ class LearnerRanks:
         with self._asked:
             return answers([(member, member.actor.do.remote(role, method, given)) for member in self.members])[0]
 
-    def go_through_weights(self, method: str, places: Sequence[int]) -> list[list[str] | None]:
+    def go_through_weights(self, method: str, places: Sequence[int]) -> list[Any]:
         """Call a method that goes through the weights, on ranks at some places, while the others help."""
         with self._asked:
             return answers(
