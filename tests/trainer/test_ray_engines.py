@@ -1,5 +1,6 @@
 """Several engines share a batch: with engines that are made up, and no Ray; the real ones are in test_ray.py."""
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +18,16 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import RayConfig, TrainConfig, VllmConfig
 from tinyzero_trainer.configure import make_config
 from tinyzero_trainer.lost import WorkerLost
-from tinyzero_trainer.ray import actors, engines, stand_ins
+from tinyzero_trainer.ray import actors, build, engines, stand_ins
 from tinyzero_trainer.ray.asking import Member, Replaceable
+from tinyzero_trainer.ray.cluster import RayError
 from tinyzero_trainer.ray.engines import Beside, RemoteEngine, parts
 from tinyzero_trainer.ray.layout import Layout, LayoutError, layout_of
 from tinyzero_trainer.ray.stand_ins import LearnerRanks
 from tinyzero_trainer.records import Rollout
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.vllm.connection import VllmError
+from tinyzero_trainer.run_directory import OWNER
 
 PARAMS = SamplingParams(4)
 
@@ -238,6 +241,34 @@ def test_a_rank_goes_through_the_weights_once_whatever_fails(fails: str, monkeyp
         assert (rank.load_weights() is None) == (fails == "never")
     rank.help_with_weights()
     assert passes == [3, 3, 3]
+
+
+# ---- the run directory -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("there", ["the same", "another run's", None])
+def test_a_rank_that_does_not_see_the_run_directory_is_named(
+    there: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actors, "SEE_SECONDS", 0.3)
+    monkeypatch.setattr(build, "answers", lambda calls, **_: [call() for _, call in calls])
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for directory, content in ((run, "the same"), (elsewhere, there)):
+        directory.mkdir()
+        if content is not None:
+            (directory / OWNER).write_text(content)
+
+    def member(place: int, directory: Path) -> Member:
+        worker = actors.Worker()
+        sees = SimpleNamespace(remote=lambda file, content: lambda: worker.sees(directory / file.name, content))
+        actor = SimpleNamespace(sees=sees, host=SimpleNamespace(remote=lambda: lambda: f"10.0.0.{place}"))
+        return Member(f"policy rank {place} of 2", actor, learns=True)
+
+    config = make_config({"run": {"task": "countdown", "output": str(run)}})
+    ranks = LearnerRanks([member(0, run), member(1, elsewhere)], "cpu")
+    told = re.escape(f"policy rank 1 of 2 on 10.0.0.1 does not see {run}, where it is to save its part")
+    with nullcontext() if there == "the same" else pytest.raises(RayError, match=told):
+        build._check_run_directory(config, ranks)
 
 
 # ---- who is where ----------------------------------------------------------------------------------------------------

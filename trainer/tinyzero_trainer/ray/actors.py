@@ -5,6 +5,7 @@ Each is made at once and does what takes time in a method, so that its errors re
 
 import copy
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -45,6 +46,10 @@ JOIN_SECONDS = 300
 """For all ranks to find each other; a model is loaded after it."""
 
 
+SEE_SECONDS = 5.0
+"""For a file that was just written to be seen on another machine."""
+
+
 class Stopped(TinyZeroError):
     """A batch was given up."""
 
@@ -60,6 +65,17 @@ class Worker:
         import ray
 
         return str(ray.util.get_node_ip_address())
+
+    def sees(self, file: Path, content: bytes) -> bool:
+        """Whether a file is on this machine as it is on another; over a network it may take a while to get here."""
+        until = time.monotonic() + SEE_SECONDS
+        while True:
+            with suppress(OSError):
+                if file.read_bytes() == content:
+                    return True
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.2)
 
     def place(self) -> tuple[str, str]:
         """Its machine, and the GPU that Ray has given it, by its name in CUDA_VISIBLE_DEVICES."""

@@ -15,12 +15,13 @@ from tinyzero_trainer.lost import WorkerLost
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.ray import actors
 from tinyzero_trainer.ray.asking import Member, Replaceable, answers
-from tinyzero_trainer.ray.cluster import ROOM_SECONDS, import_ray, room
+from tinyzero_trainer.ray.cluster import ROOM_SECONDS, RayError, import_ray, room
 from tinyzero_trainer.ray.engines import Apart, Beside, Fleet, RemoteEngine
 from tinyzero_trainer.ray.layout import Layout, LayoutError, layout_of
 from tinyzero_trainer.ray.paths import with_whole_paths
 from tinyzero_trainer.ray.stand_ins import LearnerRanks, RemoteCritic, RemotePolicy, RemotePool
 from tinyzero_trainer.roles import Roles
+from tinyzero_trainer.run_directory import OWNER
 from tinyzero_trainer.tasks import task_roles
 
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -55,6 +56,7 @@ def build_ray_roles(
             for index in range(layout.engines)
         ]
         scorers = [crew.hire(f"the scorer of {name}", actors.Scorer) for name in tasks]
+        _check_run_directory(config, ranks)
         display.phase("loading the models")
         language_model, notes = _build(config, layout, ranks, engines, checkpoint)
         for note in dict.fromkeys(notes):
@@ -101,6 +103,26 @@ def _hire_ranks(config: TrainConfig, crew: "Crew", layout: Layout) -> list[Membe
         for place, member in enumerate(found[start : start + spread]):
             answers([(member, member.actor.see.remote([*gpus[place:], *gpus[:place]]))])
     return found
+
+
+def _check_run_directory(config: TrainConfig, ranks: LearnerRanks) -> None:
+    """Refuse a run some of whose ranks would save their parts of each checkpoint where nobody finds them.
+
+    Raises:
+        RayError: names the first such rank and its machine.
+    """
+    owner = Path(config.run.output) / OWNER
+    if not owner.exists():  # no run holds it
+        return
+    content = owner.read_bytes()
+    found = answers([(member, member.actor.sees.remote(owner, content)) for member in ranks.members])
+    blind = next((member for member, sees in zip(ranks.members, found, strict=True) if not sees), None)
+    if blind is not None:
+        (host,) = answers([(blind, blind.actor.host.remote())])
+        raise RayError(
+            f"{blind.name} on {host} does not see {config.run.output}, where it is to save its part of each "
+            "checkpoint; give --output a directory that all machines share"
+        )
 
 
 class Crew:
