@@ -243,6 +243,20 @@ def test_a_rank_goes_through_the_weights_once_whatever_fails(fails: str, monkeyp
     assert passes == [3, 3, 3]
 
 
+def test_each_actor_has_a_seat_and_those_that_share_an_engine_sit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    bundles = layout(2, gpus=4).bundles(scorers=1)
+    table = {"bundles_to_node_id": {0: "a", 1: "b", 2: "a"}}
+    ray = SimpleNamespace(util=SimpleNamespace(placement_group_table=lambda group: table))
+    monkeypatch.setattr(build, "import_ray", lambda: ray)
+    started: list[tuple[int, type]] = []
+    monkeypatch.setattr(build.Crew, "_start", lambda self, bundle, kind, args: started.append((bundle, kind)))
+    crew = build.Crew(SimpleNamespace(bundle_specs=bundles))
+    for _ in range(4):
+        crew.hire("a rank", actors.LearnerRank)
+    crew.hire("a scorer", actors.Scorer)
+    assert started == [*[(bundle, actors.LearnerRank) for bundle in (0, 0, 1, 1)], (2, actors.Scorer)]
+
+
 # ---- the run directory -----------------------------------------------------------------------------------------------
 
 
@@ -287,6 +301,8 @@ def test_each_gpu_has_a_rank_or_belongs_to_an_engine() -> None:
     assert (apart.ranks, apart.engines, list(apart.places)) == (2, 1, [])
     assert sum(bundle.get("GPU", 0) for bundle in apart.bundles(scorers=3)) == 4
     assert len(apart.bundles(scorers=3)) == 2 + 1 + 3
+    together = layout(2, gpus=4).bundles(scorers=3)
+    assert together == [{"CPU": 2.0, "GPU": 2.0}] * 2 + [{"CPU": 1.0}] * 3, "those that share an engine are on one node"
     cpu = layout(ranks=2)
     assert (cpu.ranks, cpu.device, list(cpu.places)) == (2, "cpu", [0, 1])
     assert not any("GPU" in bundle for bundle in cpu.bundles(1))

@@ -17,7 +17,7 @@ from tinyzero_trainer.ray import actors
 from tinyzero_trainer.ray.asking import Member, Replaceable, answers
 from tinyzero_trainer.ray.cluster import ROOM_SECONDS, RayError, import_ray, room
 from tinyzero_trainer.ray.engines import Apart, Beside, Fleet, RemoteEngine
-from tinyzero_trainer.ray.layout import Layout, LayoutError, layout_of
+from tinyzero_trainer.ray.layout import Layout, layout_of
 from tinyzero_trainer.ray.paths import with_whole_paths
 from tinyzero_trainer.ray.stand_ins import LearnerRanks, RemoteCritic, RemotePolicy, RemotePool
 from tinyzero_trainer.roles import Roles
@@ -94,12 +94,7 @@ def _hire_ranks(config: TrainConfig, crew: "Crew", layout: Layout) -> list[Membe
         return found
     where = answers([(member, member.actor.place.remote()) for member in found])
     for start in range(0, len(found), spread):
-        hosts, gpus = zip(*where[start : start + spread], strict=True)
-        if len(set(hosts)) > 1:
-            raise LayoutError(
-                f"vllm.tensor_parallel={spread}, but Ray has put ranks {start} to {start + spread - 1} on "
-                f"{len(set(hosts))} machines; lower it to what divides the GPUs of a machine, or set ray.engines"
-            )
+        gpus = [gpu for _, gpu in where[start : start + spread]]
         for place, member in enumerate(found[start : start + spread]):
             answers([(member, member.actor.see.remote([*gpus[place:], *gpus[:place]]))])
     return found
@@ -126,15 +121,16 @@ def _check_run_directory(config: TrainConfig, ranks: LearnerRanks) -> None:
 
 
 class Crew:
-    """All actors of a run, each in a bundle of its own; at the end none is left."""
+    """All actors of a run, each in a seat of its own; at the end none is left."""
 
     def __init__(self, group: Any) -> None:
         """
         Args:
-            group: Ray's placement group, with a bundle for each.
+            group: Ray's placement group, with the bundles of `Layout`: a seat for each of its CPUs.
         """
         self._group, self._members, self._starts = group, list[Member](), list[Callable[[], Any]]()
-        self._order = by_node(import_ray().util.placement_group_table(group)["bundles_to_node_id"], group.bundle_specs)
+        order = by_node(import_ray().util.placement_group_table(group)["bundles_to_node_id"], group.bundle_specs)
+        self._seats = [bundle for bundle in order for _ in range(int(group.bundle_specs[bundle]["CPU"]))]
 
     def __enter__(self) -> "Crew":
         return self
@@ -145,14 +141,14 @@ class Crew:
                 import_ray().kill(member.actor)
 
     def hire(self, name: str, kind: type, *args: Any) -> Member:
-        """Start an actor in the next bundle, all of which it takes.
+        """Start an actor in the next seat.
 
         Args:
             name: for messages.
             kind: its class.
             args: of the class.
         """
-        start = partial(self._start, self._order[len(self._members)], kind, args)
+        start = partial(self._start, self._seats[len(self._members)], kind, args)
         self._members.append(Member(name, start(), learns=kind is actors.LearnerRank))
         self._starts.append(start)
         return self._members[-1]
@@ -175,9 +171,10 @@ class Crew:
         ray = import_ray()
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        spec = self._group.bundle_specs[bundle]
         made = ray.remote(kind).options(
             num_cpus=1,
-            num_gpus=self._group.bundle_specs[bundle].get("GPU", 0),
+            num_gpus=spec.get("GPU", 0) / spec["CPU"],
             max_concurrency=2 if issubclass(kind, actors.Generating) else 1,  # how far a batch is, asked meanwhile
             max_restarts=0,  # one that came back would have forgotten everything, and not say so
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),

@@ -35,11 +35,22 @@ class Layout:
         return range(0, 0 if self.engines else self.ranks, max(self.gpus_of_engine, 1))
 
     def bundles(self, scorers: int) -> list[Resources]:
-        """What each actor takes: ranks, engines, scorers."""
-        gpu = {"GPU": 1.0} if self.device == "cuda" else {}
-        gpus = {"GPU": float(self.gpus_of_engine)} if self.device == "cuda" else {}
-        one = {"CPU": 1.0}
-        return [one | gpu] * self.ranks + [one | gpus] * self.engines + [one] * scorers
+        """What is taken of a node at a time, with a CPU for each actor: by ranks, engines, scorers.
+
+        Ranks that share an engine are taken together, so that they are on one node.
+
+        Example:
+            >>> Layout(ranks=4, engines=0, gpus_of_engine=2, device="cuda").bundles(scorers=1)
+            [{'CPU': 2.0, 'GPU': 2.0}, {'CPU': 2.0, 'GPU': 2.0}, {'CPU': 1.0}]
+        """
+        spread = max(self.gpus_of_engine, 1)
+        together = 1 if self.engines else spread
+
+        def taken(actors: int, gpus: int) -> Resources:
+            return {"CPU": float(actors)} | ({"GPU": float(gpus)} if self.device == "cuda" and gpus else {})
+
+        ranks = [taken(together, together)] * (self.ranks // together)
+        return ranks + [taken(1, spread)] * self.engines + [taken(1, 0)] * scorers
 
 
 def flag_settings(gpus: int | None, address: str | None) -> dict[str, Any]:
