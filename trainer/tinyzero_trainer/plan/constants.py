@@ -106,12 +106,13 @@ TORCH_BANDWIDTH_SHARE, TORCH_SHARE = 0.95, 0.6
 TORCH_LEAST_TOKENS = 160
 """By so many tokens a sequence seems longer when the engine `torch` reads its cache: what starting to read costs."""
 
-PLAIN_STEP, PLAIN_LAYER = 5e-3, 0.5e-3
+PLAIN_STEP, PLAIN_LAYER = 5e-3, 1.1e-3
 """Seconds of the host for a decoding step of the engine `torch` without CUDA graphs, and for each layer in it: kernel
-after kernel is launched from Python, while the card works them off."""
+after kernel is launched from Python, while the card works them off. Between two virtual hosts, of 32 and 36 ms."""
 
-PLAIN_CACHE_PASSES = 3
-"""How often that engine reads or writes its cache in a step: it grows by being copied, and then it is read."""
+PLAIN_CACHE_PASSES = 14
+"""How often that engine reads or writes its cache in a step, as measured: it grows by being copied, and is then attended
+to by kernels that are made for more than one query."""
 
 PLAIN_LOGIT_BYTES = 50
 """Read and written of each logit, by that engine's drawing in plain torch."""
