@@ -15,7 +15,7 @@ from tinyzero_trainer.configure import make_config
 from tinyzero_trainer.critic import Critic
 from tinyzero_trainer.learners import _build_policy
 from tinyzero_trainer.models import LanguageModel, save_model
-from tinyzero_trainer.sharding import call, layers_of
+from tinyzero_trainer.sharding import call, cast_copy, cast_weights, layers_of
 from tinyzero_trainer.shards import local
 from tinyzero_trainer.weights import named_weights
 
@@ -64,6 +64,27 @@ def test_in_half_precision_the_policy_starts_at_no_distance_from_its_reference(
     assert {parameter.dtype for parameter in policy._reference.model.parameters()} == {torch.bfloat16}
     for buffer, exact in zip(policy._reference.model.buffers(), toy_model.model.buffers(), strict=True):
         assert torch.equal(buffer, exact)
+
+
+def test_a_cast_copy_is_a_copy_that_was_cast(toy_model: LanguageModel) -> None:
+    model: torch.nn.Module = toy_model.model  # type: ignore[assignment]
+    expected = copy.deepcopy(model)
+    cast_weights(expected, torch.bfloat16)
+    found = cast_copy(model, torch.bfloat16)
+    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for parameter in found.parameters():
+        assert not parameter.requires_grad
+        parameter.data.zero_()
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items()), "nothing is shared"
+    found = cast_copy(model, torch.bfloat16)
+    assert {name: tensor.dtype for name, tensor in found.named_buffers()} == {
+        name: tensor.dtype for name, tensor in model.named_buffers()
+    }
+    for (name, ours), (_, theirs) in zip(found.state_dict().items(), expected.state_dict().items(), strict=True):
+        assert ours.dtype == theirs.dtype, name
+        assert torch.equal(ours, theirs), name
+    assert found.get_input_embeddings().weight is found.get_output_embeddings().weight, "what is tied stays so"
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_gradients_of_micro_batches_in_half_precision_are_added_in_float32(toy_model: LanguageModel) -> None:

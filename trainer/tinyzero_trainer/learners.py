@@ -4,7 +4,6 @@ The protocols are what a step and the loop ask of them, wherever they are: in th
 `local`, or on ranks of their own, for which ray/ has stand-ins.
 """
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from tinyzero_trainer.models import LanguageModel, ModelError, load_model
 from tinyzero_trainer.policy import Policy
 from tinyzero_trainer.records import Sample
 from tinyzero_trainer.schedules import StepSettings
-from tinyzero_trainer.sharding import Placement, cast_weights, shard
+from tinyzero_trainer.sharding import Placement, cast_copy, cast_weights, shard
 from tinyzero_trainer.utilization import CardUse
 
 
@@ -148,11 +147,13 @@ def _build_policy(config: TrainConfig, language_model: LanguageModel, placement:
     if config.algorithm.kl_coefficient > 0 and language_model.adapter is not None:
         reference = Reference(language_model.model)  # with the adapter off
     elif config.algorithm.kl_coefficient > 0:
-        model = language_model.model
-        # The reference is what the run started from, not what it was resumed from.
-        start = _load(config.model.path, placement).model if resumed else copy.deepcopy(model)
-        # Never stepped, so it needs no more precision than it computes in.
-        cast_weights(start.requires_grad_(False), placement.dtype)
+        # What the run started from, not what it was resumed from. Never stepped, so it needs no more precision than it
+        # computes in.
+        if resumed:
+            start = _load(config.model.path, placement).model
+            cast_weights(start.requires_grad_(False), placement.dtype)
+        else:
+            start = cast_copy(language_model.model, placement.dtype)
         shard(start, placement)
         reference = Reference(start)
     shard(language_model.model, placement)

@@ -5,6 +5,7 @@ sharded. Whoever computes with such a model goes through `call`; whoever reads i
 `on_device`. What is computed is not in here.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -33,6 +34,7 @@ from tinyzero_trainer.ranks import ALONE, Ranks
 from tinyzero_trainer.shards import local
 
 Result = TypeVar("Result")
+Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,18 @@ def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
     """
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
+
+
+def cast_copy(model: Model, dtype: torch.dtype) -> Model:
+    """A copy with weights in another type, as `cast_weights` leaves them, and not to be trained.
+
+    There is never a whole copy in the type that the model has.
+    """
+    weights = {
+        id(weight): nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
+        for weight in model.parameters()
+    }
+    return copy.deepcopy(model, weights)
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
