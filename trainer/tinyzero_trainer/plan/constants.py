@@ -111,8 +111,8 @@ PLAIN_STEP, PLAIN_LAYER = 5e-3, 1.1e-3
 after kernel is launched from Python, while the card works them off. Between two virtual hosts, of 32 and 36 ms."""
 
 PLAIN_CACHE_PASSES = 14
-"""How often that engine reads or writes its cache in a step, as measured: it grows by being copied, and kernels that are
-made for more than one query attend to it."""
+"""How often that engine reads or writes its cache in a step, as measured: it grows by being copied, and kernels that
+are made for more than one query attend to it."""
 
 PLAIN_LOGIT_BYTES = 50
 """Read and written of each logit, by that engine's drawing in plain torch."""
