@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -370,13 +371,22 @@ def test_sigkill_at_random_times_changes_nothing(config: Configure, whole: list[
         "from tinyzero_trainer import train\nfrom pathlib import Path\nimport torch\ntorch.set_num_threads(1)\n"
         f"train(build(TrainConfig, {to_mapping(run)!r}), resume=Path({run.run.output!r}, 'config.toml').exists())\n"
     )
+    metrics = Path(run.run.output) / "metrics.jsonl"
+
+    def seen() -> int | None:
+        return metrics.stat().st_mtime_ns if metrics.exists() else None
+
     for attempt in range(40):
+        before, started = seen(), time.monotonic()
         child = subprocess.Popen([sys.executable, str(file)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        while child.poll() is None and seen() == before and time.monotonic() - started < 60:
+            time.sleep(0.01)
         try:
-            # Ever later, so that each part of the run is hit and the last attempt gets through.
-            assert child.wait(timeout=2.5 + 0.35 * attempt) == 0
+            # Ever later, so that each part of a step is hit and the last attempt gets through.
+            assert child.wait(timeout=0.3 * attempt) == 0
             break
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+    assert attempt > 3, "it was killed several times"
     assert lines(run.run.output) == whole
