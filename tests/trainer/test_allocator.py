@@ -15,8 +15,9 @@ EXPANDING = "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2],expanda
 
 
 @pytest.fixture
-def settings() -> Iterator[Callable[[], str]]:
+def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
     """Those of the allocator, which are expanding, whatever torch can do with them here."""
+    monkeypatch.setattr(allocator, "_told", [])
     get, change = torch._C._accelerator_getAllocatorSettings, torch._C._accelerator_setAllocatorSettings
     before = get()
     change(EXPANDING)
@@ -85,6 +86,19 @@ def test_segments_expand_where_nobody_else_says_how(
     torch._C._accelerator_setAllocatorSettings("")
     allocator.expand_segments(config_of(*words))
     assert settings() == expected
+
+
+def test_they_are_off_for_a_parcel_with_a_torch_too_that_does_not_tell_its_settings(
+    settings: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in allocator.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    torch._C._accelerator_setAllocatorSettings("")
+    monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
+    allocator.expand_segments(config_of())
+    with allocator.fixed_segments():
+        assert settings() == "expandable_segments:False"
+    assert settings() == "expandable_segments:True"
 
 
 def test_a_torch_that_cannot_turn_them_off_again_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 _SETTING = "expandable_segments"
 _GET, _SET = "_accelerator_getAllocatorSettings", "_accelerator_setAllocatorSettings"
+_told: list[str] = []
+"""Settings that PyTorch was given in this process: not every one that takes them tells them."""
 
 
 def expands(settings: str | None) -> bool:
@@ -48,7 +50,8 @@ def expand_segments(config: TrainConfig) -> None:
     """
     shared = config.rollout.engine == "vllm" and not config.vllm.own_process
     if not shared and hasattr(torch._C, _SET) and not any(name in os.environ for name in VARIABLES):
-        getattr(torch._C, _SET)(f"{_SETTING}:True")
+        _told[:] = [f"{_SETTING}:True"]
+        getattr(torch._C, _SET)(*_told)
 
 
 @contextmanager
@@ -72,4 +75,4 @@ def _settings() -> str:
     """Those that hold now."""
     if hasattr(torch._C, _GET):
         return getattr(torch._C, _GET)()
-    return next((os.environ[name] for name in VARIABLES if name in os.environ), "")
+    return next(iter(_told), None) or next((os.environ[name] for name in VARIABLES if name in os.environ), "")
