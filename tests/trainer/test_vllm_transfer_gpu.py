@@ -10,7 +10,8 @@ pytestmark = pytest.mark.gpu
 
 SCRIPT = """
 import subprocess, sys, torch
-from tinyzero_trainer.allocator import expands, _settings
+from tinyzero_trainer.allocator import expand_segments, expands, _settings
+from tinyzero_trainer.configure import make_config
 from tinyzero_trainer.rollout.vllm.transfer import wrapped
 
 RECEIVE = '''
@@ -26,6 +27,7 @@ def kinds(size):
     return {segment["is_expandable"] for segment in segments}
 
 
+expand_segments(make_config({"run": {"task": "countdown"}}))  # leaves alone what the environment says
 print("settings", _settings(), flush=True)
 kept = torch.ones(2**24, device="cuda")
 free = torch.ones(2**26, device="cuda")
@@ -46,10 +48,10 @@ print("passed")
 """
 
 
-@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-def test_a_parcel_reaches_another_process_from_a_trainer_with_expandable_segments(variable: str) -> None:
+@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", None])
+def test_a_parcel_reaches_another_process_from_a_trainer_with_expandable_segments(variable: str | None) -> None:
     others = {name: value for name, value in os.environ.items() if not name.endswith("_ALLOC_CONF")}
-    environment = others | {variable: "max_split_size_mb:512,expandable_segments:True"}
+    environment = others | ({variable: "max_split_size_mb:512,expandable_segments:True"} if variable else {})
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
