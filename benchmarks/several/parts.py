@@ -312,14 +312,20 @@ def one_step_off(setup: Setup) -> list[Job]:
         return []
     jobs = [] if setup.cpu else [Job(tables.OWN_MODEL, 1, partial(warm_start, setup), limit=250)]
     needs = tuple(job.name for job in jobs)
-    for name, words in (("synchronous", setup.on(2)), ("one step off", [*setup.on(2, engines=1), ONE_STEP_OFF])):
+    apart = [*setup.on(2, engines=1), ONE_STEP_OFF]
+    runs = {
+        "synchronous": setup.on(2),
+        "one step off": [*apart, "mismatch.weights=token"],
+        "one step off, loss' ratio alone": apart,
+    }
+    for name, words in runs.items():
         work = partial(learn, setup, words)
         jobs.append(Job(f"one_step_off: {name}", 2, work, needs, limit=setup.learning))
     return jobs
 
 
 def small_words(setup: Setup) -> list[str]:
-    """Settings of both runs."""
+    """Settings of all of its runs."""
     own = [] if setup.cpu else [f"own_model.directory={setup.folder / 'own'}"]
     return ["--task", TASK, *own, *setup.sizes.small]
 

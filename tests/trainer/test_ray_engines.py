@@ -40,6 +40,8 @@ class Actor:
         self.stopped = threading.Event()
         for name in ("generate", "finished", "stop", "sleep", "close"):
             setattr(self, name, SimpleNamespace(remote=getattr(self, f"_{name}")))
+        self.check_engine = SimpleNamespace(remote=lambda found: lambda: self.told.append(f"check {found}"))
+        self.probe_engine = SimpleNamespace(remote=lambda: lambda: f"of {id(self)}")
         for name in ("build_engine", "load_weights", "help_with_weights", "free_memory"):
             setattr(self, name, SimpleNamespace(remote=lambda name=name: lambda: self.told.append(name)))
 
@@ -176,6 +178,21 @@ def test_ranks_without_an_engine_help_with_the_weights_and_give_up_their_memory(
     assert notes == ["policy rank 2 of 4: it hangs; its engine is started anew and repeats what it was doing"]
 
 
+def test_each_engine_is_compared_with_the_policy_by_all_ranks_at_once() -> None:
+    workers = [Actor(0.02) for _ in range(4)]
+    members = [Member(f"policy rank {place} of 4", actor, learns=True) for place, actor in enumerate(workers)]
+    beside = Beside(LearnerRanks(members, "cuda"), range(0, 4, 2), 1, lambda _: None, check_sync=True)
+    beside.load_weights()
+    expected = [f"check of {id(workers[place])}" for place in (0, 2)]  # in the same order everywhere
+    for actor in workers:
+        assert [told for told in actor.told if told.startswith("check")] == expected * 2
+    # One that is replaced is checked with what it took then, and no other.
+    workers[2].fails = [VllmError("it hangs")]
+    draw(RemoteEngine(beside, 1), 4)
+    for actor in workers:
+        assert actor.told[-2:] in ([task, expected[1]] for task in ("build_engine", "help_with_weights"))
+
+
 @pytest.mark.parametrize("method", ["sleep", "load_weights"])
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_an_engine_that_cannot_sleep_or_take_weights_is_replaced(method: str, restarts: int) -> None:
@@ -306,6 +323,9 @@ def test_each_gpu_has_a_rank_or_belongs_to_an_engine() -> None:
     cpu = layout(ranks=2)
     assert (cpu.ranks, cpu.device, list(cpu.places)) == (2, "cpu", [0, 1])
     assert not any("GPU" in bundle for bundle in cpu.bundles(1))
+    shared = layout(2, ranks=2)
+    assert list(shared.places) == [0], "on the CPU ranks share an engine as on GPUs"
+    assert shared.bundles(scorers=1) == [{"CPU": 2.0}, {"CPU": 1.0}]
     assert layout_of(TrainConfig(ray=RayConfig(), vllm=VllmConfig())).ranks == 1
 
 
@@ -316,6 +336,7 @@ def test_each_gpu_has_a_rank_or_belongs_to_an_engine() -> None:
         (2, {"gpus": 4, "engines": 2}, r"ray\.engines=2 of 2 GPUs each leave no GPU"),
         (1, {"gpus": 4, "ranks": 3}, r"ray\.ranks=3, but ray\.gpus=4 with ray\.engines=0 is 4.*leave ray\.ranks out"),
         (2, {"gpus": 3}, r"vllm\.tensor_parallel=2 does not divide ray\.gpus=3"),
+        (2, {"ranks": 3}, r"vllm\.tensor_parallel=2 does not divide the 3 ranks"),
     ],
 )
 def test_what_does_not_fit_is_refused(tensor_parallel: int, ray: dict[str, int], told: str) -> None:

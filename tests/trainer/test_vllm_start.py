@@ -52,7 +52,6 @@ def test_vllm_missing_or_too_old_is_said_in_one_line_before_a_model_is_loaded(mo
     [
         ({"vllm__sleep": True}, "no sleep mode"),
         ({"vllm__gpu_memory": 3.0}, "there is no GPU"),
-        ({"vllm__tensor_parallel": 2}, "there are no GPUs"),
         (
             {"vllm__cuda_graphs": False},
             r"^vllm\.cuda_graphs=false means nothing on the CPU: .*; leave it out$",
@@ -109,6 +108,9 @@ def test_the_configuration_becomes_vllms_arguments(toy_model: LanguageModel) -> 
     assert found["logprobs_mode"] == "processed_logprobs"
     assert arguments(toy_model, rollout__max_tokens=5000)["max_model_len"] == toy_model.context
     assert arguments(toy_model, rollout__top_p=0.9)["logprobs_mode"] == "raw_logprobs"
+    # Within an actor of Ray's, vLLM by itself would have Ray place its workers, where no GPU is left.
+    assert arguments(toy_model)["distributed_executor_backend"] == "uni"
+    assert arguments(toy_model, vllm__tensor_parallel=2)["distributed_executor_backend"] == "mp"
 
 
 def test_a_gpus_memory_is_shared_as_the_plan_says(toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:

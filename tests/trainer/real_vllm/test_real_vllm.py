@@ -202,9 +202,14 @@ def test_a_run_whose_engine_is_killed_goes_on(
     assert (output / "vllm.log").exists()
 
 
-@pytest.mark.parametrize("engines", [0, 1], ids=["beside the ranks", "apart"])
-def test_three_steps_of_two_ranks_of_ray(engines: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("engines", "spread"),
+    [(0, 1), (0, 2), (1, 2)],
+    ids=["one beside each rank", "one beside both, of two processes", "one apart, of two processes"],
+)
+def test_three_steps_of_two_ranks_of_ray(engines: int, spread: int, tmp_path: Path) -> None:
     more: dict[str, Any] = {"run__executor": "ray", "ray__ranks": 2, "ray__engines": engines}
+    more["vllm__tensor_parallel"] = spread
     # In a process of its own, since Ray leaves much open in one that goes on.
     apart(train, tmp_path, make_config(tmp_path / "run", **more))
     check_run(tmp_path / "run")

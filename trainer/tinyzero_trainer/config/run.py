@@ -126,7 +126,7 @@ class VllmConfig:
     """Give its memory back during the update and load the weights anew after it; none = where memory needs it."""
 
     tensor_parallel: PositiveInt = 1
-    """GPUs that the engine's model is split over."""
+    """GPUs that the engine's model is split over; on the CPU, processes."""
 
     own_process: bool = True
     """Run the engine in a process of its own, which can be replaced if it dies; otherwise in the trainer's."""

@@ -123,7 +123,8 @@ def _places(config: "TrainConfig") -> "Places | None":
     if config.run.executor != "ray" or not (ray.gpus or ray.engines or ray.ranks or config.run.device == "cpu"):
         return None
     layout = layout_of(config)
-    return Places(layout.ranks, layout.engines, layout.gpus_of_engine, len(config.task_shares()) or 1)
+    spread = layout.spread if layout.device == "cuda" else 0
+    return Places(layout.ranks, layout.engines, spread, len(config.task_shares()) or 1)
 
 
 def _look(

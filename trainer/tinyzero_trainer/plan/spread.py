@@ -109,7 +109,7 @@ def spread_of(config: TrainConfig) -> Spread:
         ray.replicas,
         ray.sequence_parallel,
         layout.engines if apart else len(layout.places),
-        layout.gpus_of_engine,
+        layout.spread,
         apart,
         ray.parts,
     )

@@ -32,6 +32,7 @@ from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
 from tinyzero_trainer.rollout.build import build_engine
 from tinyzero_trainer.rollout.vllm.connection import VllmError
 from tinyzero_trainer.rollout.vllm.engine import START_LIMIT
+from tinyzero_trainer.rollout.vllm.sync_check import PARAMS, compare, probes
 from tinyzero_trainer.rollout.vllm.transfer import Weights, parcels
 from tinyzero_trainer.schedules import settings_at
 from tinyzero_trainer.sharding import Placement, cast_weights, compute_dtype
@@ -180,8 +181,8 @@ class LearnerRank(Generating):
             device: of this one.
         """
         if count > 1 and config.rollout.engine == "vllm":
-            # One that is started anew takes its weights from all ranks, who must be told.
-            config = replace(config, vllm=replace(config.vllm, restarts=0))
+            # One that is started anew takes its weights from all ranks, and all compare them: they must be told.
+            config = replace(config, vllm=replace(config.vllm, restarts=0, check_sync=False))
         self._config, self._index, self._count, self._device = config, index, count, torch.device(device)
         self._store: dist.TCPStore | None = None
         self._learners: Learners | None = None
@@ -282,14 +283,27 @@ class LearnerRank(Generating):
         with self._helping():
             pass
 
+    def probe_engine(self) -> list[Rollout]:
+        """What its engine answers to the probes of `check_engine`."""
+        prompts = probes(len(self._language_model.tokenizer))
+        return [group[0] for group in self.engine.generate(prompts, 1, PARAMS, seed=0)]
+
+    def check_engine(self, answers: list[Rollout]) -> None:
+        """With all other ranks: whether the engine that gave these answers has the policy's weights."""
+        compare(self._language_model, compute_dtype(self._config.model.dtype, self._device), answers)
+
     def free_memory(self) -> None:
         """Give the GPU what this process only keeps: the engine of another rank needs it."""
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
-    def _begin_pass(self) -> Iterator[tuple[str, Tensor]]:
+    @property
+    def _language_model(self) -> LanguageModel:
         assert self._learners is not None
-        self._pass = named_weights(self._learners.language_model.model)
+        return self._learners.language_model
+
+    def _begin_pass(self) -> Iterator[tuple[str, Tensor]]:
+        self._pass = named_weights(self._language_model.model)
         return self._pass
 
     @contextmanager

@@ -89,8 +89,8 @@ def _hire_ranks(config: TrainConfig, crew: "Crew", layout: Layout) -> list[Membe
         )
         for index in range(layout.ranks)
     ]
-    spread = layout.gpus_of_engine
-    if layout.engines or spread < 2:
+    spread = layout.spread
+    if layout.engines or spread < 2 or layout.device == "cpu":
         return found
     where = answers([(member, member.actor.place.remote()) for member in found])
     for start in range(0, len(found), spread):
@@ -223,7 +223,9 @@ def _fleet(
 ) -> Fleet:
     restarts = config.ray.restarts
     if not engines:
-        return Beside(ranks, layout.places, restarts, display.note)
+        # A single rank checks its engine by itself.
+        checks = config.rollout.engine == "vllm" and config.vllm.check_sync and layout.ranks > 1
+        return Beside(ranks, layout.places, restarts, display.note, check_sync=checks)
     replace_engine = partial(_replace_engine, config, crew, ranks, display)
     return Apart(ranks, [Replaceable(engine, replace_engine, restarts) for engine in engines])
 

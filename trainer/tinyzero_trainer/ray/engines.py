@@ -37,7 +37,15 @@ class Fleet(Protocol):
 class Beside:
     """Engines in the processes of ranks: with tensor parallelism each has the GPUs of the ranks behind it too."""
 
-    def __init__(self, ranks: LearnerRanks, places: Sequence[int], restarts: int, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        ranks: LearnerRanks,
+        places: Sequence[int],
+        restarts: int,
+        note: Callable[[str], None],
+        *,
+        check_sync: bool = False,
+    ) -> None:
         """Start them, with the present weights.
 
         Args:
@@ -45,10 +53,14 @@ class Beside:
             places: those that have an engine.
             restarts: times that each is replaced if vLLM fails.
             note: is told of what the user should know.
+            check_sync: after each sync compare each engine's log-probabilities with the policy's.
+
+        Raises:
+            VllmError: one does not start, or has other weights than the policy.
         """
         from tinyzero_trainer.rollout.vllm.connection import VllmError
 
-        self._ranks, self._places, self._note = ranks, places, note
+        self._ranks, self._places, self._note, self._checks = ranks, places, note, check_sync
         self._build(places)
         self.engines = [Replaceable(ranks.members[place], self._replace, restarts, (VllmError,)) for place in places]
 
@@ -56,15 +68,23 @@ class Beside:
         """See `Fleet`; one that cannot take them is replaced."""
         self._free_memory()
         faults = self._ranks.go_through_weights("load_weights", self._places)
+        whole = [place for place in self._places if faults[place] is None]
         for engine, place in zip(self.engines, self._places, strict=True):
             if faults[place] is not None and not engine.mend(faults[place]):
                 raise faults[place]
+        self._check(whole)
 
     def _build(self, places: Sequence[int]) -> None:
         self._free_memory()
         for notes in self._ranks.go_through_weights("build_engine", places):
             for note in notes or ():
                 self._note(note)
+        self._check(places)
+
+    def _check(self, places: Sequence[int]) -> None:
+        if self._checks:
+            for place in places:
+                self._ranks.check_engine(place)
 
     def _replace(self, failed: Member, told: str) -> Member:
         self._note(f"{failed.name}: {told}; its engine is started anew and repeats what it was doing")

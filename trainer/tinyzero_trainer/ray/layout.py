@@ -23,8 +23,8 @@ class Layout:
     engines: int
     """Rollout engines in processes of their own; 0 = ranks have them."""
 
-    gpus_of_engine: int
-    """On which one is spread; 0 = the CPU."""
+    spread: int
+    """GPUs of an engine; on the CPU, processes."""
 
     device: str
     """Of all: `cpu` or `cuda`."""
@@ -32,7 +32,7 @@ class Layout:
     @property
     def places(self) -> range:
         """Ranks with an engine beside them: the first of each so many that share one."""
-        return range(0, 0 if self.engines else self.ranks, max(self.gpus_of_engine, 1))
+        return range(0, 0 if self.engines else self.ranks, self.spread)
 
     def bundles(self, scorers: int) -> list[Resources]:
         """What is taken of a node at a time, with a CPU for each actor: by ranks, engines, scorers.
@@ -40,17 +40,16 @@ class Layout:
         Ranks that share an engine are taken together, so that they are on one node.
 
         Example:
-            >>> Layout(ranks=4, engines=0, gpus_of_engine=2, device="cuda").bundles(scorers=1)
+            >>> Layout(ranks=4, engines=0, spread=2, device="cuda").bundles(scorers=1)
             [{'CPU': 2.0, 'GPU': 2.0}, {'CPU': 2.0, 'GPU': 2.0}, {'CPU': 1.0}]
         """
-        spread = max(self.gpus_of_engine, 1)
-        together = 1 if self.engines else spread
+        together = 1 if self.engines else self.spread
 
         def taken(actors: int, gpus: int) -> Resources:
             return {"CPU": float(actors)} | ({"GPU": float(gpus)} if self.device == "cuda" and gpus else {})
 
         ranks = [taken(together, together)] * (self.ranks // together)
-        return ranks + [taken(1, spread)] * self.engines + [taken(1, 0)] * scorers
+        return ranks + [taken(1, self.spread)] * self.engines + [taken(1, 0)] * scorers
 
 
 def flag_settings(gpus: int | None, address: str | None) -> dict[str, Any]:
@@ -84,7 +83,7 @@ def layout_of(config: TrainConfig) -> Layout:
     """
     ray, spread = config.ray, config.vllm.tensor_parallel
     if not ray.gpus:
-        return _divided(Layout(ray.ranks or 1, ray.engines, 0, "cpu"), ray)
+        return _divided(Layout(ray.ranks or 1, ray.engines, spread, "cpu"), ray)
     ranks, each = ray.gpus - ray.engines * spread, f" of {spread} GPUs each" if spread > 1 else ""
     if ranks < 1:
         raise LayoutError(
@@ -96,16 +95,17 @@ def layout_of(config: TrainConfig) -> Layout:
             f"ray.ranks={ray.ranks}, but ray.gpus={ray.gpus} with ray.engines={ray.engines}{each} is {ranks}: a rank "
             "for each GPU that no engine has to itself; leave ray.ranks out"
         )
-    if not ray.engines and ranks % spread:
-        raise LayoutError(
-            f"vllm.tensor_parallel={spread} does not divide ray.gpus={ray.gpus}, each of which is to generate; change "
-            "one of them, or give engines GPUs of their own with ray.engines"
-        )
     return _divided(Layout(ranks, ray.engines, spread, "cuda"), ray)
 
 
 def _divided(layout: Layout, ray: RayConfig) -> Layout:
     """The same, if its ranks can be divided as they are to be; see meshes.py."""
+    if not layout.engines and layout.ranks % layout.spread:
+        what = f"ray.gpus={ray.gpus}" if ray.gpus else f"the {layout.ranks} ranks"
+        raise LayoutError(
+            f"vllm.tensor_parallel={layout.spread} does not divide {what}, each of which is to generate; change one of "
+            "them, or give engines places of their own with ray.engines"
+        )
     if layout.ranks % ray.replicas:
         raise LayoutError(f"ray.replicas={ray.replicas} does not divide the {layout.ranks} ranks; change one of them")
     each = layout.ranks // ray.replicas

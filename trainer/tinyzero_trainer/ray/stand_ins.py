@@ -51,6 +51,17 @@ class LearnerRanks:
                 whole=True,
             )
 
+    def check_engine(self, place: int) -> None:
+        """Refuse the engine of a rank if it has other weights than the policy, which all ranks are asked about.
+
+        Raises:
+            VllmError: it has.
+        """
+        with self._asked:
+            member = self.members[place]
+            (found,) = answers([(member, member.actor.probe_engine.remote())], whole=True)
+            answers([(other, other.actor.check_engine.remote(found)) for other in self.members], whole=True)
+
     def cards(self) -> list[CardUse]:
         """GPUs of all ranks."""
         with self._asked:

@@ -50,7 +50,6 @@ def refuse_impossible(config: TrainConfig, device: torch.device) -> None:
         reasons = {
             "sleep": "vLLM for the CPU has no sleep mode",
             "gpu_memory": "there is no GPU",
-            "tensor_parallel": "there are no GPUs",
             "cuda_graphs": "there are none without a GPU",
         }
         for name, reason in reasons.items():
@@ -126,6 +125,8 @@ def engine_arguments(
         "max_model_len": longest,
         "max_num_seqs": sequences_at_a_time(config, device),
         "tensor_parallel_size": vllm.tensor_parallel,
+        # Left to itself, in an actor of Ray's it would ask Ray for GPUs, which are all given to the ranks.
+        "distributed_executor_backend": "mp" if vllm.tensor_parallel > 1 else "uni",
         "enable_prefix_caching": True,  # a prompt's completions share its cache
         "logprobs_mode": logprobs_mode(config),
         "disable_log_stats": True,

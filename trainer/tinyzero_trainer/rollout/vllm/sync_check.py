@@ -33,6 +33,9 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 One step at a learning rate of 1e-6 is far less, so a weight of the step before passes.
 """
 
+PARAMS = SamplingParams(ANSWER_TOKENS, temperature=1.0, ignore_eos=True, logprobs=True)
+"""With which an engine answers the probes."""
+
 
 def make_check(language_model: LanguageModel, dtype: torch.dtype) -> Callable[["VllmEngine"], None]:
     """A check for `VllmEngine`: raises a VllmError if its log-probabilities are not the policy's.
@@ -44,17 +47,31 @@ def make_check(language_model: LanguageModel, dtype: torch.dtype) -> Callable[["
     prompts = probes(len(language_model.tokenizer))
 
     def check(engine: "VllmEngine") -> None:
-        rollouts = engine.probe(prompts, SamplingParams(ANSWER_TOKENS, temperature=1.0, ignore_eos=True, logprobs=True))
-        theirs = torch.tensor([value for rollout in rollouts for value in rollout.logprobs or ()])
-        gap = (theirs - completion_logprobs(language_model, list(zip(prompts, rollouts, strict=True)))).abs().mean()
-        if not gap <= TOLERANCE[dtype]:  # also if it is NaN
-            raise VllmError(
-                f"vLLM's log-probabilities differ from the policy's by {gap:.3g} a token after its weights were sent, "
-                f"expected at most {TOLERANCE[dtype]:g}: this vLLM does not take over all weights of "
-                f"{plain_class(language_model.model).__name__}; take rollout.engine=torch, or another version of vLLM"
-            )
+        compare(language_model, dtype, engine.probe(prompts, PARAMS))
 
     return check
+
+
+def compare(language_model: LanguageModel, dtype: torch.dtype, answers: Sequence[Rollout]) -> None:
+    """Compare an engine's answers to the probes with the policy; with several ranks all must, at the same time.
+
+    Args:
+        language_model: the policy's.
+        dtype: that both compute in.
+        answers: one to each of `probes`.
+
+    Raises:
+        VllmError: the engine has other weights.
+    """
+    prompts = probes(len(language_model.tokenizer))
+    theirs = torch.tensor([value for answer in answers for value in answer.logprobs or ()])
+    gap = (theirs - completion_logprobs(language_model, list(zip(prompts, answers, strict=True)))).abs().mean()
+    if not gap <= TOLERANCE[dtype]:  # also if it is NaN
+        raise VllmError(
+            f"vLLM's log-probabilities differ from the policy's by {gap:.3g} a token after its weights were sent, "
+            f"expected at most {TOLERANCE[dtype]:g}: this vLLM does not take over all weights of "
+            f"{plain_class(language_model.model).__name__}; take rollout.engine=torch, or another version of vLLM"
+        )
 
 
 def probes(vocabulary: int) -> list[list[int]]:
