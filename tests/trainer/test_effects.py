@@ -81,6 +81,8 @@ IDLE = [
     ("algorithm.advantage=gae critic.value_clip=0.2", "critic.value_clip", "with one update a batch"),
     ("eval.every=0 eval.during_size=64", "eval.during_size", "evaluates before and after training only"),
     ("log.project=mine", "log.project", "only the tracker wandb"),
+    ("ray.engines=2", "ray.engines", "run.executor='local' has no such setting; give --gpus N (0 = on the CPU)"),
+    ("vllm.gpu_memory=10", "vllm.gpu_memory", "rollout.engine='torch' has no such setting; give rollout.engine=vllm"),
     ("log.rollouts_every=0 log.rollouts_count=3", "log.rollouts_count", "log.rollouts_every=0 writes none"),
 ]
 

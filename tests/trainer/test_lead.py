@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
-from tinyzero_sdk.errors import BrokenTaskError, SettingsError
+from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_trainer import collecting
 from tinyzero_trainer.beside import beside
 from tinyzero_trainer.collecting import Collected
@@ -34,6 +34,7 @@ from tinyzero_trainer.ray.asking import Member
 from tinyzero_trainer.records import Prompt, Rollout, Sample
 from tinyzero_trainer.roles import StopRequested
 from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.rollout.vllm.connection import VllmError
 from tinyzero_trainer.saved_batch import from_json, to_json
 from tinyzero_trainer.schedules import StepSettings
 from tinyzero_trainer.training_step import STOPPING, Carried, TrainingStep
@@ -311,17 +312,22 @@ def test_a_signal_before_anything_was_sampled_ends_the_step_at_once() -> None:
     assert world.trained == []
 
 
-def test_a_lost_engine_is_told_of_after_the_step_that_was_under_way() -> None:
+@pytest.mark.parametrize(
+    "failure",
+    [WorkerLost("the rollout engine", "has died", policy_is_whole=True), VllmError("the rollout engine has failed")],
+)
+def test_a_lost_engine_is_told_of_after_the_step_that_was_under_way(failure: TinyZeroError) -> None:
     world = World()
     steps = world.steps()
     take(steps, [1])
     steps.check_workers()
-    world.fail_sampling = WorkerLost("the rollout engine", "has died", policy_is_whole=True)
+    world.fail_sampling = failure
     ((_, metrics, _),) = [steps.take(2)]
     assert metrics["staleness/steps"] == 1
     assert steps.carried.progress["toy"].taken == 2
-    with pytest.raises(WorkerLost, match="the rollout engine"):
+    with pytest.raises(type(failure), match="the rollout engine"):
         steps.check_workers()
+    assert steps.policy_is_whole
     assert steps.ready is None
     assert world.loaded == 1, "a dead engine was sent weights"
     assert len(world.trained) == 2

@@ -55,6 +55,15 @@ def test_none_is_made_where_one_is_named_or_the_run_is_on_the_cpu(words: tuple[s
     assert plan(said(*words, task=toy_task)) is None
 
 
+@pytest.mark.usefixtures("gpu", "cache")
+def test_on_ray_one_is_made_where_the_run_has_gpus(toy_task: str) -> None:
+    assert plan(said("run.executor=ray", "ray.gpus=2", task=toy_task)) is not None
+    for words in (("run.executor=ray",), ("run.executor=ray", "ray.gpus=0", "run.device=cuda")):
+        assert plan(said(*words, task=toy_task)) is None
+        with pytest.raises(SettingsError, match=r"own_model has no effect: Ray with ray\.gpus=0 has no GPU"):
+            plan(said(*words, "own_model.seconds=3", task=toy_task))
+
+
 @pytest.mark.usefixtures("gpu")
 def test_the_tiny_model_can_be_had_by_name(toy_task: str) -> None:
     tiny, layers = resolve(said("model.path=tiny", task="countdown"))

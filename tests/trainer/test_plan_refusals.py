@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from tests.trainer.configurations import call
-from tests.trainer.planned import HALF_B
+from tests.trainer.planned import HALF_B, config_of
+from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.models import ModelError
 from tinyzero_trainer.plan import target
 from tinyzero_trainer.plan.find_shape import context_of, find_shape
+from tinyzero_trainer.plan.refusals import refuse_cards
 from tinyzero_trainer.roles import check_context
 
 TINY = ("plan", "--gpu-memory", "24GB", "--model", "tiny")
@@ -93,6 +95,46 @@ def test_vllm_on_several_gpus_needs_them(capsys: pytest.CaptureFixture[str], mon
         found = call(capsys, "plan", *HALF[3:], "vllm.tensor_parallel=2")
         assert found[0] == expected
     assert "vLLM is on 2 GPUs" in found[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--gpus 2 --nodes 3", "--nodes 3 is more than --gpus 2, and each node has one; give fewer nodes"),
+        ("--nodes 2", "--nodes 2 is of several GPUs, and one is planned for; give --gpus N"),
+        ("--gpus 1 --nodes 2", "--nodes 2 is of several GPUs, and one is planned for; give --gpus N"),
+        ("--gpus 2 --nodes 2 vllm.tensor_parallel=2", "--gpus 2 in --nodes 2 are 1 in each; give --nodes 1, or"),
+        ("--gpus 5 --nodes 3 vllm.tensor_parallel=7 ray.engines=1", "ray.engines=1 of 7 GPUs each leave no GPU"),
+        ("--gpus 10 --nodes 4 vllm.tensor_parallel=7 ray.engines=1", "are at most 3 in each; give --nodes 1, or"),
+        ("run.device=cpu", "run.device=cpu uses no GPU, and plans are of GPUs; leave it out"),
+        ("--gpus 0", "a run on Ray with ray.gpus=0 uses no GPU, and plans are of GPUs; give --gpus N"),
+        ("run.executor=ray", "a run on Ray with ray.gpus=0 uses no GPU, and plans are of GPUs; give --gpus N"),
+        ("run.executor=ray ray.gpus=2 run.device=cpu", "run.device=cpu, but each process has one of ray.gpus=2"),
+    ],
+)
+def test_cards_that_cannot_be_are_refused_with_what_to_give(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for card in (("--gpu", "RTX 4090"), ("--gpu-memory", "24GB"), ()):
+        code, out, err = call(capsys, "plan", *HALF[3:], *card, *words.split())
+        assert (code, out) == (2, "")
+        assert message in " ".join(err.split())
+        assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("cards", "takes"), [(cards, takes) for cards in range(2, 17) for takes in range(2, cards)])
+def test_an_engine_has_a_node_with_room_for_it_and_the_nodes_that_are_named_instead_do(cards: int, takes: int) -> None:
+    words = ("run.executor=ray", f"ray.gpus={cards}", "ray.engines=1", f"vllm.tensor_parallel={takes}")
+    config = config_of(*words, "rollout.engine=vllm", model=HALF_B)
+    for nodes in (None, *range(1, cards + 1)):
+        if nodes is None or -(-cards // nodes) >= takes:
+            refuse_cards(config, nodes)
+            continue
+        with pytest.raises(SettingsError, match="give --nodes") as caught:
+            refuse_cards(config, nodes)
+        instead = int(str(caught.value).partition("give --nodes ")[2].partition(",")[0])
+        assert 1 <= instead < nodes
+        refuse_cards(config, instead)
 
 
 @pytest.mark.parametrize("size", ["9" * 24 + "GB", "9" * 500, "100001GB"])

@@ -408,8 +408,8 @@ def test_json_has_each_kind_of_card(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--gpus", "0", "ray.ranks=2"), "run.device=cpu uses no GPU"),
-        (("run.executor=ray", "ray.ranks=2"), "run.device=cpu uses no GPU"),
+        (("--gpus", "0", "ray.ranks=2"), "a run on Ray with ray.gpus=0 uses no GPU"),
+        (("run.executor=ray", "ray.ranks=2"), "a run on Ray with ray.gpus=0 uses no GPU"),
         (("--gpus", "2", "--gpu", "H200", "ray.engines=2"), "leave no GPU of ray.gpus=2 to learn on"),
         (("--gpus", "4", "--gpu", "H200", "ray.replicas=3"), "ray.replicas=3 does not divide the 4 ranks"),
         (("--gpu", "H200", "ray.engines=1"), "has no such setting"),

@@ -15,7 +15,7 @@ from tinyzero_trainer.lost import WorkerLost
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.ray import asking, stand_ins
 from tinyzero_trainer.ray.actors import outline
-from tinyzero_trainer.ray.asking import Member, Replaceable, answers
+from tinyzero_trainer.ray.asking import Member, NoRoom, Replaceable, answers
 
 DIED = (
     "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n\tpid: 2869\n\tip: 10.0.0.2\n"
@@ -152,6 +152,38 @@ def test_who_died_is_replaced_so_often_and_nobody_else_is() -> None:
     assert len(replaced) == 2
 
 
+def test_one_that_does_not_get_ready_in_its_place_is_replaced_too() -> None:
+    ends: list[WorkerLost] = []
+    tried: list[str] = []
+
+    def replace(dead: Member, told: str) -> Member:
+        tried.append(told)
+        if ends:
+            raise ends.pop(0)
+        return Member("engine", "new", learns=False)
+
+    def lost(which: str, end: str, kind: type[WorkerLost] = WorkerLost) -> WorkerLost:
+        return kind(which, end, policy_is_whole=True)
+
+    def engine() -> Replaceable:
+        tried.clear()
+        return Replaceable(Member("engine", "old", learns=False), replace, restarts=2)
+
+    ends[:] = [lost("engine", "could not start")]
+    found = engine()
+    assert found.mend(lost("engine", "has died"))
+    assert (found.member.actor, tried) == ("new", ["engine has died", "engine could not start"])
+    ends[:] = [lost("engine", "could not start"), lost("engine", "could not start again")]
+    with pytest.raises(WorkerLost, match="could not start again"):
+        engine().mend(lost("engine", "has died"))
+    assert len(tried) == 2
+    for other in (lost("rank 0", "has died"), lost("engine", "has no room", NoRoom)):
+        ends[:] = [other]
+        with pytest.raises(WorkerLost, match=str(other)):
+            engine().mend(lost("engine", "has died"))
+        assert len(tried) == 1
+
+
 class Stream:
     """What a rank sends: parcels, of which it waits for each to be taken."""
 
@@ -194,6 +226,28 @@ def test_an_engine_that_dies_while_it_takes_weights_leaves_no_rank_waiting(
     with pytest.raises(WorkerLost, match="rank 1" if rank_died else "engine"):
         stand_ins.LearnerRanks(ranks, "cpu").send_weights([engine])
     assert asked == [["engine"], ["rank 0", "rank 1"]]
+
+
+@pytest.mark.parametrize("lost", ["rank 1", "engine"])
+def test_a_group_is_left_and_ranks_are_waited_for_only_where_they_can_come_back(
+    lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[list[str]] = []
+
+    def answer(calls: Any, **_: Any) -> list[Any]:
+        raise WorkerLost(lost, "has died", policy_is_whole=False)
+
+    ray = SimpleNamespace(wait=lambda calls, **_: waited.append(calls))
+    monkeypatch.setattr(stand_ins, "answers", answer)
+    monkeypatch.setattr(stand_ins, "import_ray", lambda: ray)
+    names = ("broadcast", "help_with_weights", "receive", "leave_group")
+    actor = SimpleNamespace(**{name: SimpleNamespace(remote=lambda name=name: name) for name in names})
+    ranks = stand_ins.LearnerRanks([Member(f"rank {n}", actor, True) for n in range(2)], "cuda")
+    engine = Member("engine", actor, False)
+    ranks._group_of = [engine]
+    with pytest.raises(WorkerLost, match=lost):
+        ranks.send_weights([engine])
+    assert waited == ([["leave_group", "leave_group", "broadcast", "help_with_weights"]] if lost == "engine" else [])
 
 
 def test_a_model_without_its_weights_can_be_sent(toy_model: LanguageModel) -> None:

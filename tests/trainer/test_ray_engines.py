@@ -3,6 +3,7 @@
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -128,6 +129,18 @@ def test_the_part_of_one_that_dies_is_done_again_and_no_other() -> None:
     dies, lives = Actor(0.02, [WorkerLost("engine 0", "has died", policy_is_whole=True)]), Actor(0.02)
     assert len(draw(RemoteEngine(fleet(dies, lives, restarts=1), 1), 4)) == 4
     assert (dies.drawn, lives.drawn) == (2, 2)
+
+
+def test_one_that_is_replaced_while_the_batch_is_given_up_generates_nothing() -> None:
+    batch = engines._Batch([[0]], 1, PARAMS, 7, deque([slice(0, 1)]))
+    actor = Actor(fails=[WorkerLost("engine 0", "has died", policy_is_whole=True)])
+
+    def again(dead: Member, told: str) -> Member:
+        batch.stopped.set()
+        return dead
+
+    engines._serve(Replaceable(Member("engine 0", actor, learns=False), again, restarts=1), batch)
+    assert actor.drawn == 0
 
 
 def test_a_failure_stops_the_others_and_is_what_is_told() -> None:
@@ -342,6 +355,18 @@ def test_each_gpu_has_a_rank_or_belongs_to_an_engine() -> None:
 def test_what_does_not_fit_is_refused(tensor_parallel: int, ray: dict[str, int], told: str) -> None:
     with pytest.raises(LayoutError, match=told):
         layout(tensor_parallel, **ray)
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda", "cpu", "cuda:0", "cuda:1"])
+def test_which_gpu_is_rays_to_say(device: str) -> None:
+    settings = {"run": {"task": "countdown", "executor": "ray", "device": device}}
+    assert layout_of(make_config(settings)).device == "cpu", "there is nothing to choose"
+    config = make_config(settings | {"ray": {"gpus": 2}})
+    if device in ("auto", "cuda"):
+        assert layout_of(config) == Layout(2, 0, 1, "cuda")
+        return
+    with pytest.raises(LayoutError, match=rf"run\.device={device}, but .* one of ray\.gpus=2 .*; leave it out"):
+        layout_of(config)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,27 @@ with RunDirectory.open(sys.argv[1]):
             pass
 
 
+def test_a_run_that_was_refused_at_its_start_leaves_nothing(path):
+    for there in (False, True):
+        if there:
+            path.mkdir()
+        with pytest.raises(RuntimeError, match="no vLLM"), RunDirectory.open(path):
+            raise RuntimeError("no vLLM")
+        assert path.exists() == there, "a directory of the user's own stays"
+
+
+def test_what_was_written_before_an_error_stays(path):
+    def fail(run):
+        (run.path / "vllm.log").write_text("why")
+        raise RuntimeError("hangs")
+
+    with pytest.raises(RuntimeError, match="hangs"), RunDirectory.open(path) as run:
+        fail(run)
+    with RunDirectory.open(path) as run:
+        run.save_config(CONFIG)
+    assert {"vllm.log", "config.toml", "checkpoints"} <= {file.name for file in path.iterdir()}
+
+
 def test_it_can_be_opened_again_after_an_error(path):
     with pytest.raises(RuntimeError, match="loss"), RunDirectory.open(path):
         raise RuntimeError("loss")

@@ -38,11 +38,10 @@ def _across(groups: Mapping[str, Group]) -> Idle:
         because = f"rollout.logprobs={rollout['logprobs']!r} leaves steps without the engine's to compare; set always"
         yield from ((f"mismatch.{name}", because) for name in groups["mismatch"])
     if run["executor"] != "ray":
-        yield from (
-            (f"ray.{name}", f"run.executor={run['executor']!r} has no such setting; set ray") for name in groups["ray"]
-        )
+        because = f"run.executor={run['executor']!r} has no such setting; give --gpus N (0 = on the CPU)"
+        yield from ((f"ray.{name}", because) for name in groups["ray"])
     if rollout["engine"] != "vllm":
-        because = f"rollout.engine={rollout['engine']!r} has no such setting; set vllm"
+        because = f"rollout.engine={rollout['engine']!r} has no such setting; give rollout.engine=vllm"
         yield from ((f"vllm.{name}", because) for name in groups["vllm"])
     if rollout["samples_per_prompt"] == 1:
         yield "data.dynamic_rounds", "the rewards of rollout.samples_per_prompt=1 completion are always all equal"

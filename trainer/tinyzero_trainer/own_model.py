@@ -224,11 +224,13 @@ def plan(said: Mapping[str, Any]) -> OwnModel | None:
     device = get(said, "run.device") or "auto"
     if get(said, "model.path") is not None or not isinstance(device, str):
         return None  # the former is for effects.py, the latter for `build`
-    if not gpu_seen.sees_gpu(device):
+    without = get(said, "run.executor") == "ray" and not get(said, "ray.gpus")  # so is device_of in plan/spread.py
+    if without or not gpu_seen.sees_gpu(device):
         if said.get("own_model"):
+            why = "Ray with ray.gpus=0 has" if without else f"run.device={device} finds"
             raise SettingsError(
-                f"own_model has no effect: run.device={device} finds no GPU, and on the CPU the tiny model that comes "
-                "with the trainer is trained; leave it out"
+                f"own_model has no effect: {why} no GPU, and on the CPU the tiny model that comes with the trainer is "
+                "trained; leave it out"
             )
         return None
     config, _ = resolve(said, preset=merge(SETTINGS, {"data": {"template": TEMPLATES[0]}}))

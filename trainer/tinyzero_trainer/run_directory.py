@@ -26,6 +26,10 @@ OWNER = ".owner.json"
 """Who holds the lock, or held it last; also the mark of a run directory."""
 
 
+_EMPTY = {LOCK, OWNER, "checkpoints", "rollouts"}
+"""What is in the directory of a run that has written nothing."""
+
+
 class RunDirectoryError(TinyZeroError):
     """A run directory cannot be used: another trainer, another run, no rights, no space."""
 
@@ -81,6 +85,7 @@ class RunDirectory:
             raise RunDirectoryError("run.output is empty; name the directory of the run")
         run = cls(Path(path).expanduser())
         run.check(resume=resume)
+        is_new = not run.path.exists()
         with _errors_in_one_line(run.path):
             run.checkpoints.mkdir(parents=True, exist_ok=True)
             run.rollouts.mkdir(exist_ok=True)
@@ -96,6 +101,8 @@ class RunDirectory:
                 checkpoint.sweep(run.checkpoints)
             yield run
         finally:
+            if is_new:
+                run._remove_if_empty()
             lock.release()
 
     def check(self, *, resume: bool) -> None:
@@ -131,6 +138,17 @@ class RunDirectory:
         with _errors_in_one_line(self.config):
             aside.write_text(text, encoding="utf-8")
             os.replace(aside, self.config)
+
+    def _remove_if_empty(self) -> None:
+        """Leave nothing of a run that was refused before it had anything to write."""
+        with suppress(OSError):  # something is in one of them, or all is gone already
+            if {file.name for file in self.path.iterdir()} - _EMPTY:
+                return
+            self.checkpoints.rmdir()
+            self.rollouts.rmdir()
+            (self.path / OWNER).unlink()
+            (self.path / LOCK).unlink()
+            self.path.rmdir()
 
     def _sign(self) -> None:
         owner = {"pid": os.getpid(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}

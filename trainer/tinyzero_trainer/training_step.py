@@ -30,6 +30,7 @@ from tinyzero_trainer.optimizing import UpdateError
 from tinyzero_trainer.prompts import Progress
 from tinyzero_trainer.records import Sample
 from tinyzero_trainer.roles import Roles
+from tinyzero_trainer.rollout.vllm.connection import VllmError
 from tinyzero_trainer.schedules import StepSettings, settings_at
 from tinyzero_trainer.step_metrics import batch_metrics, timing_metrics, trained_tokens
 from tinyzero_trainer.utilization import CardUse, memory_metrics, peak_of, utilization
@@ -96,10 +97,10 @@ class TrainingStep:
         return None if self._next is None or self._next.exception() else self._next.result()
 
     @property
-    def _lost(self) -> WorkerLost | None:
+    def _lost(self) -> WorkerLost | VllmError | None:
         """Whom the next step's batch lacked."""
         error = None if self._next is None else self._next.exception()
-        return error if isinstance(error, WorkerLost) else None
+        return error if isinstance(error, WorkerLost | VllmError) else None
 
     def check_workers(self) -> None:
         """Between steps: whether everyone is there who is needed to go on.
@@ -107,6 +108,7 @@ class TrainingStep:
         Raises:
             WorkerLost: someone was lost while the next step's batch was collected. The step that was taken meanwhile is
                 whole, but the engines may lack its weights.
+            VllmError: the same of a vLLM that has failed more often than it may.
         """
         if self._lost is not None:
             raise self._lost

@@ -78,8 +78,7 @@ def plan(
     from tinyzero_trainer.layers import put_together
     from tinyzero_trainer.own_model import SETTINGS as SUIT_OWN_MODEL
     from tinyzero_trainer.plan.find_shape import find_shape, shape_of_own
-    from tinyzero_trainer.plan.refusals import refuse_or_note
-    from tinyzero_trainer.plan.spread import device_of
+    from tinyzero_trainer.plan.refusals import refuse_cards, refuse_or_note
     from tinyzero_trainer.plan.target import cards_for, choose_target
     from tinyzero_trainer.plan.view import plan_for, show
     from tinyzero_trainer.ray.layout import flag_settings as ray_settings
@@ -91,7 +90,8 @@ def plan(
     owned = get(said, "model.path") is None
     resolved = build_layers(put_together(said, SUIT_OWN_MODEL if owned else None), said)
     refuse_missing_directory(resolved.model.path)
-    target = choose_target(gpu, gpu_memory, device_of(resolved))
+    refuse_cards(resolved, nodes)
+    target = choose_target(gpu, gpu_memory, resolved.run.device)
     shape = shape_of_own(resolved.own_model) if owned else find_shape(resolved.model.path)
     for note in refuse_or_note(shape, resolved, prompt_tokens, cards_for(gpu, gpu_memory)):
         warn(note)

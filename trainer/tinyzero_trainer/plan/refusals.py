@@ -7,7 +7,7 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.plan.find_shape import context_of
 from tinyzero_trainer.plan.shape import ModelShape
-from tinyzero_trainer.plan.spread import refuse_uneven
+from tinyzero_trainer.plan.spread import device_of, refuse_uneven, spread_of
 from tinyzero_trainer.plan.work import work_on
 from tinyzero_trainer.presets import TINY_MODEL, directory_of
 
@@ -44,6 +44,39 @@ def beyond_context(name: str, context: int, prompt: int, max_tokens: int) -> str
         f"a prompt of {prompt} token{'s' * (prompt != 1)} and rollout.max_tokens={max_tokens} exceed the {context} "
         f"tokens that {name} was made for; lower rollout.max_tokens"
     )
+
+
+def refuse_cards(config: TrainConfig, nodes: int | None) -> None:
+    """Refuse a run that has no card to plan for, and machines that its cards cannot be in.
+
+    Args:
+        config: of the run.
+        nodes: machines that the user names, or None.
+
+    Raises:
+        LayoutError, SettingsError: says what to change.
+    """
+    cards, takes = spread_of(config).cards, config.vllm.tensor_parallel
+    if device_of(config) == "cpu":
+        what, instead = "run.device=cpu", "leave it out"
+        if config.run.executor == "ray":
+            what, instead = "a run on Ray with ray.gpus=0", "give --gpus N"
+        raise SettingsError(f"{what} uses no GPU, and plans are of GPUs; {instead}")
+    if nodes is None or nodes == 1:
+        return
+    if cards == 1:
+        raise SettingsError(
+            f"--nodes {nodes} is of several GPUs, and one is planned for; give --gpus N, or leave it out"
+        )
+    if nodes > cards:
+        raise SettingsError(f"--nodes {nodes} is more than --gpus {cards}, and each node has one; give fewer nodes")
+    most = -(-cards // nodes)
+    if takes > most:
+        raise SettingsError(
+            f"vllm.tensor_parallel={takes} takes {takes} GPUs of one node, and --gpus {cards} in --nodes {nodes} are "
+            f"{'at most ' * (cards % nodes > 0)}{most} in each; give --nodes {(cards - 1) // (takes - 1)}, or a "
+            "smaller vllm.tensor_parallel"
+        )
 
 
 def refuse_beyond_context(shape: ModelShape, config: TrainConfig, prompt_tokens: int | None = None) -> None:

@@ -36,6 +36,10 @@ class Member:
     """Whether what it holds cannot be had again without a checkpoint."""
 
 
+class NoRoom(WorkerLost):
+    """Nothing can be started where one has died, as where its machine is gone: it is not tried again."""
+
+
 Call = tuple[Member, Any]
 """Who was asked, and Ray's reference to the answer."""
 
@@ -104,13 +108,30 @@ class Replaceable:
                     raise
 
     def mend(self, failure: TinyZeroError) -> bool:
-        """Replace the member, if it is what has failed and may be replaced."""
-        someone_else = isinstance(failure, WorkerLost) and failure.which != self.member.name
-        if someone_else or not self._left or not isinstance(failure, self._failures):
+        """Replace the member, if it is what has failed and may be replaced.
+
+        Raises:
+            TinyZeroError: none that took its place got ready for work.
+        """
+        if not self._may_replace(failure):
             return False
-        self._left -= 1
-        self.member = self._replace(self.member, str(failure))
-        return True
+        while True:
+            self._left -= 1
+            try:
+                self.member = self._replace(self.member, str(failure))
+                return True
+            except self._failures as again:
+                if not self._may_replace(again):
+                    raise
+                failure = again
+
+    def _may_replace(self, failure: TinyZeroError) -> bool:
+        someone_else = isinstance(failure, WorkerLost) and failure.which != self.member.name
+        return (
+            bool(self._left)
+            and isinstance(failure, self._failures)
+            and not (someone_else or isinstance(failure, NoRoom))
+        )
 
 
 def _error_of(ray: Any, answer: Any, member: Member, whole: bool) -> BaseException | None:

@@ -11,10 +11,9 @@ from typing import Any
 from tinyzero_sdk import Task
 from tinyzero_trainer.config import RewardConfig, TrainConfig
 from tinyzero_trainer.display import Display
-from tinyzero_trainer.lost import WorkerLost
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.ray import actors
-from tinyzero_trainer.ray.asking import Member, Replaceable, answers
+from tinyzero_trainer.ray.asking import Member, NoRoom, Replaceable, answers
 from tinyzero_trainer.ray.cluster import ROOM_SECONDS, RayError, import_ray, room
 from tinyzero_trainer.ray.engines import Apart, Beside, Fleet, RemoteEngine
 from tinyzero_trainer.ray.layout import Layout, layout_of
@@ -154,17 +153,19 @@ class Crew:
         return self._members[-1]
 
     def replace(self, dead: Member) -> Member:
-        """Start the same again, in the room that one had which has died.
+        """Start the same again, in the room that one had which has died, or one that took its place since.
 
         Raises:
-            WorkerLost: that room is gone, as where its machine is.
+            NoRoom: that room is gone, as where its machine is.
         """
-        ray, place = import_ray(), self._members.index(dead)
+        ray, place = import_ray(), [member.name for member in self._members].index(dead.name)
+        with suppress(Exception):  # it may be what has died
+            ray.kill(self._members[place].actor)
         self._members[place] = replace(dead, actor=self._starts[place]())
         there, _ = ray.wait([self._members[place].actor.host.remote()], timeout=ROOM_SECONDS)
         if not there:
             end = f"has died, and in {ROOM_SECONDS:g} s no other could be started on its machine"
-            raise WorkerLost(dead.name, end, policy_is_whole=not dead.learns)
+            raise NoRoom(dead.name, end, policy_is_whole=not dead.learns)
         return self._members[place]
 
     def _start(self, bundle: int, kind: type, args: tuple[Any, ...]) -> Any:

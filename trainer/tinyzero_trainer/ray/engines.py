@@ -245,6 +245,8 @@ def _serve(engine: Replaceable, batch: _Batch) -> None:
 
 
 def _ask(member: Member, batch: _Batch, part: slice) -> Groups:
+    if batch.stopped.is_set():  # while a member was replaced
+        return []
     call = member.actor.generate.remote(batch.prompts[part], batch.samples, batch.params, batch.seed, part.start)
     (groups,) = answers([(member, call)], whole=True)
     found: Groups = groups

@@ -64,7 +64,7 @@ def flag_settings(gpus: int | None, address: str | None) -> dict[str, Any]:
         "ray.gpus": gpus,
         "ray.address": address,
         "run.executor": executor,
-        "run.device": "cpu" if gpus == 0 else None,
+        "run.device": None if gpus is None else "auto" if gpus else "cpu",  # a run that goes on may have had another
     }
 
 
@@ -84,6 +84,11 @@ def layout_of(config: TrainConfig) -> Layout:
     ray, spread = config.ray, config.vllm.tensor_parallel
     if not ray.gpus:
         return _divided(Layout(ray.ranks or 1, ray.engines, spread, "cpu"), ray)
+    if config.run.device not in ("auto", "cuda"):
+        raise LayoutError(
+            f"run.device={config.run.device}, but each process has one of ray.gpus={ray.gpus} that Ray chooses; leave "
+            "it out, or with --resume give run.device=auto"
+        )
     ranks, each = ray.gpus - ray.engines * spread, f" of {spread} GPUs each" if spread > 1 else ""
     if ranks < 1:
         raise LayoutError(

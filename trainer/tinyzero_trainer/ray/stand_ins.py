@@ -11,6 +11,7 @@ from torch import Tensor
 from tinyzero_sdk import Completion, Score
 from tinyzero_sdk.records import Json
 from tinyzero_trainer.experience import Experience
+from tinyzero_trainer.lost import WorkerLost
 from tinyzero_trainer.ray.asking import Member, Replaceable, answers
 from tinyzero_trainer.ray.cluster import import_ray
 from tinyzero_trainer.records import Sample
@@ -87,11 +88,13 @@ class LearnerRanks:
             sent, *_ = answers([*sending, *((engine, engine.actor.receive.remote()) for engine in engines)])
             taken = answers([(engine, engine.actor.shapes.remote()) for engine in engines])
             assert all(sent == shapes for shapes in taken), "engines take the policy's weights, in its order"
-        except BaseException:
+        except BaseException as error:
             self._group_of = []
-            for member in (first, *engines):
-                member.actor.leave_group.remote()
-            import_ray().wait([call for _, call in sending], num_returns=len(sending), timeout=CUT_SECONDS)
+            leaving = [member.actor.leave_group.remote() for member in (first, *engines)]
+            rank_lost = isinstance(error, WorkerLost) and error.which in [member.name for member in self.members]
+            if not rank_lost:  # the others would wait for it in a group of theirs that nobody cuts, and the run is over
+                waited = [*leaving, *(call for _, call in sending)]
+                import_ray().wait(waited, num_returns=len(waited), timeout=CUT_SECONDS)
             raise
 
     def _make_group(self, engines: Sequence[Member]) -> None:
