@@ -1,8 +1,6 @@
 """Rollouts a batch ahead of the update (`rollout.lead=1`): what runs beside what, who trains on what, who ends when."""
 
 import itertools
-import json
-import math
 import signal
 import threading
 import time
@@ -14,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
@@ -38,7 +34,6 @@ from tinyzero_trainer.rollout.vllm.connection import VllmError
 from tinyzero_trainer.saved_batch import from_json, to_json
 from tinyzero_trainer.schedules import StepSettings
 from tinyzero_trainer.training_step import STOPPING, Carried, TrainingStep
-from tinyzero_trainer.window import WindowState
 
 APART = {"run": {"executor": "ray", "task": "toy", "output": "run"}, "ray": {"engines": 1}}
 CORRECTED = {"rollout": {"lead": 1, "logprobs": "always"}, "mismatch": {"weights": "token"}}
@@ -403,64 +398,6 @@ def test_ranks_are_asked_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch
                 ranks.do("policy", "update")
         sent.result()
     assert most == 1
-
-
-# ---- what is saved ---------------------------------------------------------------------------------------------------
-
-NUMBERS = st.floats(allow_nan=False)
-TEXTS = st.text()  # half a surrogate pair among them
-
-
-@given(
-    logprobs=st.lists(NUMBERS, min_size=1, max_size=4),
-    texts=st.lists(st.text(st.characters(codec=None)), min_size=4, max_size=4),
-    truth=st.recursive(st.none() | st.booleans() | st.integers() | NUMBERS | TEXTS, st.lists, max_leaves=4),
-    greedy=st.none() | st.lists(NUMBERS, max_size=2),
-    value=NUMBERS,
-)
-def test_a_saved_batch_is_the_same_batch(
-    logprobs: list[float], texts: list[str], truth: Any, greedy: list[float] | None, value: float
-) -> None:
-    prompts = [Prompt(Item(truth, {"n": truth}), text, [1, 2], "toy", 3) for text in texts[:2]]
-    samples = [
-        Sample(
-            prompt,
-            Rollout([7] * len(logprobs), logprobs, text == ""),
-            text,
-            Score(value, True, "ok", text, {"task": value}, masked=text == ""),
-        )
-        for prompt in prompts
-        for text in texts
-    ]
-    batch = Collected(
-        step=3,
-        version=1,
-        samples=samples,
-        kept=samples[4:],
-        greedy_rewards=greedy,
-        window=8,
-        window_after=WindowState(tokens=5, success_rate=1 / 3),
-        progress={"toy": Progress(7, 1, 5, (2, 1), (0.25, None))},
-        chosen={"curriculum/bucket_0/weight": 0.1},
-        seconds={"gen": 0.1 + 0.2},
-    )
-    text = to_json(batch)
-    found = from_json(text)
-    assert found == batch
-    assert len({id(sample.prompt) for sample in found.samples}) == 2
-    assert all(sample is found.samples[place] for sample, place in zip(found.kept, range(4, 8), strict=True))
-    assert len(json.loads(text)["prompts"]) == 2
-
-
-def test_a_log_probability_that_is_no_number_is_saved_too() -> None:
-    world = World()
-    steps = world.steps()
-    take(steps, [1])
-    assert steps.ready is not None
-    steps.ready.samples[0].rollout.logprobs[0] = math.nan  # type: ignore[index]
-    steps.ready.samples[1].rollout.logprobs[0] = -math.inf  # type: ignore[index]
-    saved = from_json(to_json(steps.ready))
-    assert str([sample.rollout.logprobs for sample in saved.samples]) == "[[-inf], [-inf]]"  # one rollout, shared
 
 
 # ---- which configurations there are ----------------------------------------------------------------------------------

@@ -224,9 +224,8 @@ def _fleet(
 ) -> Fleet:
     restarts = config.ray.restarts
     if not engines:
-        # A single rank checks its engine by itself.
-        checks = config.rollout.engine == "vllm" and config.vllm.check_sync and layout.ranks > 1
-        return Beside(ranks, layout.places, restarts, display.note, check_sync=checks)
+        by_all = config.vllm.check_sync and layout.ranks > 1  # a single rank checks its engine by itself
+        return Beside(ranks, layout.places, restarts, display.note, check_sync=by_all)
     replace_engine = partial(_replace_engine, config, crew, ranks, display)
     return Apart(ranks, [Replaceable(engine, replace_engine, restarts) for engine in engines])
 

@@ -1,0 +1,71 @@
+"""A batch that is ahead of its update is the same after it was saved."""
+
+import json
+import math
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinyzero_sdk import Item, Score
+from tinyzero_trainer.collecting import Collected
+from tinyzero_trainer.prompts import Progress
+from tinyzero_trainer.records import Prompt, Rollout, Sample
+from tinyzero_trainer.saved_batch import from_json, to_json
+from tinyzero_trainer.window import WindowState
+
+NUMBERS = st.floats(allow_nan=False)
+TEXTS = st.text()  # half a surrogate pair among them
+
+
+def batch_of(samples: list[Sample], greedy_rewards: list[float] | None = None) -> Collected:
+    return Collected(
+        step=3,
+        version=1,
+        samples=samples,
+        kept=samples[len(samples) // 2 :],
+        greedy_rewards=greedy_rewards,
+        window=8,
+        window_after=WindowState(tokens=5, success_rate=1 / 3),
+        progress={"toy": Progress(7, 1, 5, (2, 1), (0.25, None))},
+        chosen={"curriculum/bucket_0/weight": 0.1},
+        seconds={"gen": 0.1 + 0.2},
+    )
+
+
+@given(
+    logprobs=st.lists(NUMBERS, min_size=1, max_size=4),
+    texts=st.lists(st.text(st.characters(codec=None)), min_size=4, max_size=4),
+    truth=st.recursive(st.none() | st.booleans() | st.integers() | NUMBERS | TEXTS, st.lists, max_leaves=4),
+    greedy=st.none() | st.lists(NUMBERS, max_size=2),
+    value=NUMBERS,
+)
+def test_a_saved_batch_is_the_same_batch(
+    logprobs: list[float], texts: list[str], truth: Any, greedy: list[float] | None, value: float
+) -> None:
+    prompts = [Prompt(Item(truth, {"n": truth}), text, [1, 2], "toy", 3) for text in texts[:2]]
+    samples = [
+        Sample(
+            prompt,
+            Rollout([7] * len(logprobs), logprobs, text == ""),
+            text,
+            Score(value, True, "ok", text, {"task": value}, masked=text == ""),
+        )
+        for prompt in prompts
+        for text in texts
+    ]
+    batch = batch_of(samples, greedy)
+    text = to_json(batch)
+    found = from_json(text)
+    assert found == batch
+    assert len({id(sample.prompt) for sample in found.samples}) == 2
+    assert all(sample is found.samples[place] for sample, place in zip(found.kept, range(4, 8), strict=True))
+    assert len(json.loads(text)["prompts"]) == 2
+
+
+def test_a_log_probability_that_is_no_number_is_saved_too() -> None:
+    values = [[math.nan], [-math.inf]]
+    prompt, score = Prompt(Item(None), "", [1], "toy"), Score(0.0, correct=False)
+    samples = [Sample(prompt, Rollout([7], logprobs, False), "", score) for logprobs in values]
+    found = from_json(to_json(batch_of(samples)))
+    assert str([sample.rollout.logprobs for sample in found.samples]) == "[[nan], [-inf]]"
