@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import signal
 import sys
 import threading
 import time
@@ -121,7 +122,7 @@ def test_an_interrupted_start_leaves_no_engine(own_process: bool) -> None:
 
 
 class Started:
-    """In place of vLLM's engine: a real process, and what its start then does."""
+    """In place of vLLM's engine: a real process, spawned as vLLM's is, and what its start then does."""
 
     def __init__(self, then: Callable[[Any], None]) -> None:
         self.then, self.closed = then, False
@@ -130,7 +131,7 @@ class Started:
         self.model_config = type("Model", (), {"dtype": torch.float32})
 
     def __call__(self, arguments: Any, *, own_process: bool) -> "Started":
-        self.process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+        self.process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), daemon=True)
         self.process.start()
         self.then(self.process)
         return self
@@ -145,6 +146,16 @@ def connected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, started: Started)
     return VllmConnection({}, {}, own_process=True, log=EngineLog(tmp_path / "vllm.log"))
 
 
+def end_of(process: Any) -> int | None:
+    """Its exit code, for which another thread may have waited too, and be about to tell it."""
+    for _ in range(100):
+        if process.exitcode is not None:
+            break
+        time.sleep(0.01)
+    exitcode: int | None = process.exitcode
+    return exitcode
+
+
 def hang(process: Any) -> None:
     process.join()  # as vLLM waits for a word of its process
     raise RuntimeError("Engine core initialization failed")
@@ -153,7 +164,7 @@ def hang(process: Any) -> None:
 @pytest.fixture
 def bystander() -> Iterator[Any]:
     """A process of the trainer's that is none of vLLM's."""
-    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), daemon=True)
     process.start()
     yield process
     process.kill()
@@ -167,7 +178,7 @@ def test_the_process_of_an_engine_that_still_starts_is_ended_and_no_other(
     monkeypatch.setattr(engine, "START_LIMIT", 0.2)
     with pytest.raises(VllmError, match="did not start"):
         VllmEngine(lambda: connected(monkeypatch, tmp_path, started), lambda: iter(()), eos_ids={1}, limits=Limits())
-    assert not started.process.is_alive()
+    assert end_of(started.process) == -signal.SIGKILL, "it lived until then"
     assert bystander.is_alive()
 
 
@@ -181,7 +192,7 @@ def test_the_process_of_an_interrupted_start_is_ended(monkeypatch: pytest.Monkey
     started = Started(interrupt)
     with pytest.raises(KeyboardInterrupt):
         VllmEngine(lambda: connected(monkeypatch, tmp_path, started), lambda: iter(()), eos_ids={1}, limits=Limits())
-    assert not started.process.is_alive()
+    assert end_of(started.process) == -signal.SIGKILL, "it lived until then"
     assert spawn.get_executable() == sys.executable.encode()  # the start is over, and what it had changed is back
 
 
@@ -195,7 +206,7 @@ def test_an_engine_ended_before_its_start_does_not_start(monkeypatch: pytest.Mon
 
 
 def test_an_engine_that_has_started_after_its_end_is_shut_down(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(connection, "END_LIMIT", 0.1)
+    monkeypatch.setattr(connection, "END_LIMIT", 0.3)
     go_on = threading.Event()
     started = Started(lambda process: (process.join(), go_on.wait())[0])
     made = connected(monkeypatch, tmp_path, started)
@@ -212,10 +223,10 @@ def test_an_engine_that_has_started_after_its_end_is_shut_down(monkeypatch: pyte
     while started.process is None or not started.process.is_alive():
         time.sleep(0.01)
     made.kill()
-    assert not started.process.is_alive()
     assert not started.closed
     go_on.set()
     thread.join(9)
+    assert end_of(started.process) == -signal.SIGKILL
     assert started.closed
     assert caught
 
