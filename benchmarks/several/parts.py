@@ -354,9 +354,28 @@ def learn(setup: Setup, words: Sequence[str], place: Place) -> dict[str, Any]:
         failed = str(error)
     rows = metrics(run)
     whole = outcome(rows, minutes=rows[-1].get(TRAINING_SECONDS, 0.0) / 60)
-    seconds = rows[-1][TRAINING_SECONDS]
-    found = {"words": list(words), **whole, "tokens_per_s": rows[-1][TRAINING_TOKENS] / seconds}
+    found = {
+        "words": list(words),
+        **whole,
+        "tokens_per_s": rate(rows),
+        "settled_tokens_per_s": rate(rows, tables.SETTLED),
+    }
     return found | ({"failed": failed} if failed else {})
+
+
+def rate(rows: Sequence[dict[str, Any]], since: int = 0) -> float | None:
+    """Generated tokens a second of training, in the steps after that one; None = there are none.
+
+    Example:
+        >>> rate([{"step": n, TRAINING_TOKENS: 90.0 * n, TRAINING_SECONDS: 8.0 + n} for n in range(3)], since=1)
+        90.0
+    """
+    first = next((row for row in rows if row["step"] == since), {})
+    last = rows[-1]
+    if last["step"] <= since:
+        return None
+    tokens, seconds = (last[name] - first.get(name, 0.0) for name in (TRAINING_TOKENS, TRAINING_SECONDS))
+    return float(tokens / seconds)
 
 
 PARTS: dict[str, Callable[[Setup], list[Job]]] = {

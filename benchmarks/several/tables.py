@@ -17,6 +17,9 @@ OWN_MODEL = "one_step_off: model"
 WANTED = 1e-3
 """Largest relative difference of a loss that rounding may make."""
 
+SETTLED = 10
+"""Steps of part `one_step_off` before the second rate: the first have short completions, and may compile something."""
+
 COMPARED = ("loss", "KL", "gradient norm")
 RESUMED = {
     "reward": REWARD,
@@ -46,7 +49,7 @@ def differences(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
 
     Example:
         >>> differences([1.1, 0.0], [1.0, 0.5])
-        [0.1, 0.67]
+        [0.1, 0.666666666667]
     """
     size = fmean(abs(value) for value in theirs)
     pairs = zip(ours, theirs, strict=False)  # one that was stopped has fewer
@@ -153,6 +156,7 @@ def one_step_off(found: Found) -> Iterator[str]:
             "steps": str(run["steps"]),
             "training": f"{run['seconds']:.0f} s",
             "tokens/s": f"{run['tokens_per_s']:,.0f}",
+            f"after step {SETTLED}": "" if (rate := run.get("settled_tokens_per_s")) is None else f"{rate:,.0f}",
             "a step at the end": f"{run['last_steps']['timing_s/step']:.2f} s" if run["last_steps"] else "",
         }
         for name, run in runs.items()

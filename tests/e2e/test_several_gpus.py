@@ -307,7 +307,7 @@ def test_the_tables_show_what_there_is_and_what_failed():
     run = {"step": 3, "critic/score/mean": 0.5, "actor/grad_norm": 1.25}
     learnt = {"before": 0.2, "after": 0.8, "seconds": 100.0, "tokens": 3e6, "steps": 9, "tokens_per_s": 3e4}
     curve = [{"seconds": at, "tokens": 3e4 * at, "accuracy": 0.2 + at / 200} for at in (0.0, 60.0, 100.0)]
-    learnt |= {"curve": curve, "last_steps": {}}
+    learnt |= {"curve": curve, "last_steps": {}, "settled_tokens_per_s": 31234.0}
     found = {
         f"same 10M: {tables.RECORDED}": {"rows": rows_of(1.0, 2.0)},
         "same 10M: 2, sharded": {"rows": rows_of(1.0, 2.02)},
@@ -317,7 +317,8 @@ def test_the_tables_show_what_there_is_and_what_failed():
         "strong 2": scaled(1500.0),
         "resume: without a break": {"rows": [run]},
         "one_step_off: synchronous": learnt,
-        "one_step_off: one step off": learnt | {"seconds": 60.0, "tokens": 1.8e6, "failed": "stopped at its limit\n…"},
+        "one_step_off: one step off": learnt
+        | {"seconds": 60.0, "tokens": 1.8e6, "settled_tokens_per_s": None, "failed": "stopped at its limit\n…"},
     }
     same, weak, strong, third, fourth, off, *failures = tables.all_tables(found)
     assert [cell.strip() for cell in same.splitlines()[3].split("|")[1:-1]] == [
@@ -330,6 +331,7 @@ def test_the_tables_show_what_there_is_and_what_failed():
     assert "1.25" in third
     assert "1.25" not in fourth
     assert "after 60 s" in off
+    assert off.count("31,234") == 1
     assert off.count("50.0 %") == 4  # of both, after as much time and after as many tokens
     assert failures == ["same 10M: 4, sharded: exit code 1", "one_step_off: one step off: stopped at its limit"]
 

@@ -1,6 +1,7 @@
 """Holds the plan to what the code does: sizes and counts are asked of the code itself, or were measured on a GPU."""
 
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -368,7 +369,13 @@ def test_what_is_tried_out_is_no_more_than_a_step_has(
         raise InterruptedError
 
     monkeypatch.setattr(policy, "fill_budget", count)
-    trained = SimpleNamespace(language_model=toy_model, _settings=config.optimizer, _max_tokens=16, _ranks=ALONE)
+    trained = SimpleNamespace(
+        language_model=toy_model,
+        _settings=config.optimizer,
+        _max_tokens=16,
+        _ranks=ALONE,
+        _updating=lambda **_: nullcontext(),
+    )
     with pytest.raises(InterruptedError):
         policy.Policy.warm_up(trained, settings_at(config, 1), work_of(config).micro_batch)
     assert asked == [filled] == [work_of(config).micro_batch]

@@ -70,7 +70,10 @@ def test_warming_up_leaves_no_trace(saving: str, toy_model: LanguageModel, tmp_p
     assert learn(policy, made_up(toy_model), tmp_path) == EXPECTED["KL"]
 
 
-def test_warming_up_fills_a_micro_batch(toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warming_up_fills_a_micro_batch_and_makes_a_small_one(
+    toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinyzero_trainer.policy.SMALL", 10)
     policy, sizes = make_policy(toy_model, Case(), PLAIN), []
     losses = policy._token_losses
     monkeypatch.setattr(
@@ -78,4 +81,4 @@ def test_warming_up_fills_a_micro_batch(toy_model: LanguageModel, monkeypatch: p
     )
     policy._layout = "packed"
     policy.warm_up(NOW)
-    assert sizes == [80]
+    assert sizes == [80, 10]

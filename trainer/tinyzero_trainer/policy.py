@@ -27,6 +27,10 @@ from tinyzero_trainer.utilization import CardUse, use_of
 OPTIMIZER = "optimizer"
 """Of a checkpoint: a file of one rank's, or a directory with the parts of several."""
 
+SMALL = 256
+"""Tokens of the smaller micro-batch before the first step. Below some size, 5 · 2²⁰ numbers in PyTorch 2.11, compiled
+layers take other kernels, and what is left over of a mini-batch is often below it: that shall not stop a step."""
+
 
 class Policy:
     """A model with its optimiser.
@@ -140,7 +144,8 @@ class Policy:
     def warm_up(self, now: StepSettings, most: int | None = None) -> None:
         """Let the allocator meet its largest micro-batch first, so that later ones find room in what it has then.
 
-        A whole forward and backward pass over made-up completions; nothing is learnt.
+        A whole forward and backward pass over made-up completions, and one over few, so that all is compiled by then;
+        nothing is learnt.
 
         Args:
             now: of the first step.
@@ -150,14 +155,15 @@ class Policy:
         line, context = self._ranks.line, self.language_model.context
         budget = self._settings.micro_batch_tokens * (1 if line is None else line.count)
         budget = budget if most is None else min(budget, most)
-        samples = fill_budget(budget, self._max_tokens, context=context)
-        lengths = completion_lengths(samples)
-        part = Experience(samples, lengths, None, torch.zeros(int(lengths.sum())))
         with self._updating(changed=False):
-            for batch in self._micro_batches(samples, Ranks(line=line)):
-                weight = torch.zeros(int(lengths[batch.rows].sum()), device=batch.tokens.device)
-                loss = self._token_losses(batch, part.select(batch.rows), weight, now, Tally())
-                (weight * loss).sum().backward()
+            for size in sorted({budget, min(budget, SMALL)}, reverse=True):
+                samples = fill_budget(size, self._max_tokens, context=context)
+                lengths = completion_lengths(samples)
+                part = Experience(samples, lengths, None, torch.zeros(int(lengths.sum())))
+                for batch in self._micro_batches(samples, Ranks(line=line)):
+                    weight = torch.zeros(int(lengths[batch.rows].sum()), device=batch.tokens.device)
+                    loss = self._token_losses(batch, part.select(batch.rows), weight, now, Tally())
+                    (weight * loss).sum().backward()
             self._optimizer.begin()
 
     def _update_mini_batch(self, experience: Experience, now: StepSettings, tally: Tally) -> None:
