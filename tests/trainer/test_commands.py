@@ -105,6 +105,15 @@ def test_a_number_of_gpus_or_an_address_means_ray(capsys, stand_ins, tmp_path):
     assert found == [("ray", 0, None), ("ray", 0, "auto"), ("local", 0, None)]
 
 
+def test_a_vllm_that_is_missing_is_told_before_anything_is_loaded(capsys, stand_ins, tmp_path):
+    words = ["--task", "countdown", "--output", str(tmp_path / "run"), "rollout.engine=vllm"]
+    code, _, told = call(capsys, "train", *words)
+    assert (code, stand_ins) == (2, [])
+    assert "rollout.engine=vllm needs vLLM, which is not installed; pip install 'tinyzero-trainer[vllm]'" in told
+    assert not (tmp_path / "run").exists()
+    assert call(capsys, "train", *words, "--address", "auto")[0] == 0  # there it is the workers' matter
+
+
 def test_a_run_with_checkpoints_is_refused_before_anything_is_loaded(capsys, stand_ins, saved_run):
     code, _, told = call(capsys, "train", "--task", "countdown", "--output", str(saved_run))
     assert (code, stand_ins) == (2, [])

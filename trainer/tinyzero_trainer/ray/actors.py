@@ -1,11 +1,10 @@
-"""What runs in the actors: a rank of those that learn, a rollout engine of its own, a scorer.
+"""What runs in the actors: a rank of those that learn, a rollout engine of its own. Scorers: scorer.py.
 
 Each is made at once and does what takes time in a method, so that its errors reach the caller as they are.
 """
 
 import copy
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -17,16 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tinyzero_sdk import Completion, Score, Task
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.records import Json
 from tinyzero_trainer.allocator import expand_segments
-from tinyzero_trainer.config import RewardConfig, TrainConfig
+from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.learners import Learners, build_learners
 from tinyzero_trainer.memory_errors import explained
 from tinyzero_trainer.models import LanguageModel, choose_device, load_model
 from tinyzero_trainer.plan.work import work_on
 from tinyzero_trainer.ray.weight_group import Shapes, WeightGroup
+from tinyzero_trainer.ray.worker import Worker
 from tinyzero_trainer.records import Rollout
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
 from tinyzero_trainer.rollout.build import build_engine
@@ -36,7 +34,6 @@ from tinyzero_trainer.rollout.vllm.sync_check import PARAMS, compare, probes
 from tinyzero_trainer.rollout.vllm.transfer import Weights, parcels
 from tinyzero_trainer.schedules import settings_at
 from tinyzero_trainer.sharding import Placement, cast_weights, compute_dtype
-from tinyzero_trainer.tasks import scoring_pool
 from tinyzero_trainer.utilization import CardUse, use_of
 from tinyzero_trainer.weights import named_weights
 
@@ -47,45 +44,15 @@ JOIN_SECONDS = 300
 """For all ranks to find each other; a model is loaded after it."""
 
 
-SEE_SECONDS = 5.0
-"""For a file that was just written to be seen on another machine."""
-
-
 class Stopped(TinyZeroError):
     """A batch was given up."""
-
-
-class Worker:
-    """What every actor can tell."""
-
-    _config: TrainConfig
-    _device: torch.device
-
-    def host(self) -> str:
-        """Its machine's address, as others of the cluster reach it."""
-        import ray
-
-        return str(ray.util.get_node_ip_address())
-
-    def sees(self, file: Path, content: bytes) -> bool:
-        """Whether a file is on this machine as it is on another; over a network it may take a while to get here."""
-        until = time.monotonic() + SEE_SECONDS
-        while True:
-            with suppress(OSError):
-                if file.read_bytes() == content:
-                    return True
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.2)
-
-    def place(self) -> tuple[str, str]:
-        """Its machine, and the GPU that Ray has given it, by its name in CUDA_VISIBLE_DEVICES."""
-        return self.host(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
 
 class InWeightGroup(Worker):
     """An end of the group through which weights go from GPU to GPU. `leave_group` may be called while they do."""
 
+    _config: TrainConfig
+    _device: torch.device
     _group: WeightGroup | None = None
     _group_store: dist.TCPStore | None = None
 
@@ -362,22 +329,6 @@ class EngineWorker(Generating):
         for parcel in self.weight_group.receive(self.shapes()):
             self.take(parcel)
         self.load_weights()
-
-
-class Scorer(Worker):
-    """A task's scoring processes, on the machine that this actor is on."""
-
-    def start(self, config: RewardConfig, task: Task) -> None:
-        """Begin; the task was found by its name when it got here, and would not have been in another version."""
-        self._pool = scoring_pool(config, task)
-
-    def score(self, completions: list[Completion], ground_truths: list[Json]) -> tuple[list[Score], str | None]:
-        """The verdicts in the order given, and the pool's first error so far."""
-        return self._pool.score(completions, ground_truths), self._pool.first_error
-
-    def close(self) -> None:
-        """End the processes."""
-        self._pool.close()
 
 
 class _Outline(nn.Module):

@@ -18,6 +18,7 @@ from tinyzero_trainer.ray.cluster import ROOM_SECONDS, RayError, import_ray, roo
 from tinyzero_trainer.ray.engines import Apart, Beside, Fleet, RemoteEngine
 from tinyzero_trainer.ray.layout import Layout, layout_of
 from tinyzero_trainer.ray.paths import with_whole_paths
+from tinyzero_trainer.ray.scorer import Scorer
 from tinyzero_trainer.ray.stand_ins import LearnerRanks, RemoteCritic, RemotePolicy, RemotePool
 from tinyzero_trainer.roles import Roles
 from tinyzero_trainer.run_directory import OWNER
@@ -47,6 +48,8 @@ def build_ray_roles(
     layout = layout_of(config)
     display.phase("starting Ray and its workers")
     with room(config.ray, layout.bundles(len(tasks))) as group, Crew(group) as crew, ExitStack() as stack:
+        if (idle := _idle_gpus(config)) is not None:
+            display.note(idle)
         ranks = LearnerRanks(_hire_ranks(config, crew, layout), layout.device)
         engines = [
             crew.hire(
@@ -54,7 +57,7 @@ def build_ray_roles(
             )
             for index in range(layout.engines)
         ]
-        scorers = [crew.hire(f"the scorer of {name}", actors.Scorer) for name in tasks]
+        scorers = [crew.hire(f"the scorer of {name}", Scorer) for name in tasks]
         _check_run_directory(config, ranks)
         display.phase("loading the models")
         language_model, notes = _build(config, layout, ranks, engines, checkpoint)
@@ -74,6 +77,16 @@ def build_ray_roles(
             yield Roles(roles, language_model, engine, RemotePolicy(ranks), critic, display)
         finally:
             engine.close()
+
+
+def _idle_gpus(config: TrainConfig) -> str | None:
+    """What to say of a cluster with GPUs to whoever has not said how many of them to use; None = nothing."""
+    if config.ray.gpus or config.run.device != "auto":
+        return None
+    there = import_ray().cluster_resources().get("GPU", 0)
+    if not there:
+        return None
+    return f"the Ray at {config.ray.address} has {there:g} GPUs, and this run uses none; give --gpus N for N of them"
 
 
 def _one_of(what: str, index: int, count: int) -> str:

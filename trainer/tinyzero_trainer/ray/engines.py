@@ -191,7 +191,7 @@ class RemoteEngine:
         def show() -> None:
             nonlocal told
             if on_progress is not None:
-                finished = samples * sum(map(len, batch.found.values())) + self._under_way(batch)
+                finished = samples * sum(map(len, batch.found.values())) + self._under_way(serving)
                 on_progress(finished - told)  # below 0 where a part is done again
                 told = finished
 
@@ -211,11 +211,16 @@ class RemoteEngine:
         show()
         return [group for start in sorted(batch.found) for group in batch.found[start]]
 
-    def _under_way(self, batch: _Batch) -> int:
-        """Completions that are finished, of parts that are not."""
+    def _under_way(self, serving: Sequence[Future[None]]) -> int:
+        """Completions that are finished, of parts that are not; whoever does not say so keeps nobody from a failure."""
+
+        def look() -> None:
+            if failed := _failure(serving):
+                raise failed
+
+        asked = [(member, member.actor.finished.remote()) for member in self._members()]
         with suppress(Exception):  # of whoever has died its own thread is told
-            found: list[int] = answers([(member, member.actor.finished.remote()) for member in self._members()])
-            return sum(found)
+            return sum(answers(asked, meanwhile=look))
         return 0
 
     def _members(self) -> list[Member]:

