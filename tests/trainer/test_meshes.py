@@ -1,12 +1,15 @@
 """Which ranks hold a model together, and which have the same sequences."""
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tinyzero_trainer.meshes import Meshes, find_meshes
+from tinyzero_trainer.meshes import Meshes, _own_group, find_meshes
 
 
 @pytest.fixture
@@ -48,6 +51,17 @@ def test_replicas_alone_leave_the_batch_to_all(on_each: Callable[..., Iterator[M
     for rank, meshes in enumerate(on_each(4, 2)):
         assert meshes.weights.mesh_dim_names == ("replicate", "shard")
         assert (meshes.ranks.count, meshes.ranks.index, meshes.ranks.line) == (4, rank, None)
+
+
+def test_all_groups_are_as_patient_as_that_of_all(tmp_path: Path) -> None:
+    patience = timedelta(seconds=77)
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=patience)
+    try:
+        group = _own_group([[0]], 0, "cpu")
+        assert group._get_backend(torch.device("cpu")).options._timeout == patience
+    finally:
+        dist.destroy_process_group()
 
 
 def test_all_models_of_a_process_share_the_groups(on_each: Callable[..., Iterator[Meshes]]) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -59,7 +60,10 @@ def find_meshes(device: str, replicas: int = 1, sequence_parallel: int = 1) -> M
 def _make(device: str, replicas: int, slices: int) -> Meshes:
     count, rank = dist.get_world_size(), dist.get_rank()
     if replicas > 1:
-        weights = init_device_mesh(device, (replicas, count // replicas), mesh_dim_names=("replicate", "shard"))
+        rows = [list(range(start, start + count // replicas)) for start in range(0, count, count // replicas)]
+        across = [list(column) for column in zip(*rows, strict=True)]
+        groups = [_own_group(across, rank, device), _own_group(rows, rank, device)]
+        weights = DeviceMesh.from_group(groups, device, mesh=rows, mesh_dim_names=("replicate", "shard"))
     else:
         weights = init_device_mesh(device, (count,))
     if slices == 1:
@@ -67,11 +71,15 @@ def _make(device: str, replicas: int, slices: int) -> Meshes:
     # Groups and no mesh: these talk over the host as well, for which a mesh of GPUs need not have a way.
     lines = [list(range(start, start + slices)) for start in range(0, count, slices)]
     same_slice = [list(range(start, count, slices)) for start in range(slices)]
-    line = Line(slices, rank % slices, _own_group(lines, rank))
-    return Meshes(weights, Ranks(count // slices, rank // slices, _own_group(same_slice, rank), line))
+    line = Line(slices, rank % slices, _own_group(lines, rank, device))
+    return Meshes(weights, Ranks(count // slices, rank // slices, _own_group(same_slice, rank, device), line))
 
 
-def _own_group(members: list[list[int]], rank: int) -> Any:
+def _own_group(members: list[list[int]], rank: int, device: str) -> Any:
     """All ranks make all groups, in the same order; the one that this rank is in."""
-    made = [dist.new_group(ranks) for ranks in members]
+    # As patient as the group of all: a new one has ten minutes by itself, and an engine may take longer to start.
+    world = dist.group.WORLD
+    assert world is not None
+    patience = getattr(world._get_backend(torch.device(device)).options, "_timeout", None)  # no public name for it
+    made = [dist.new_group(ranks, timeout=patience) for ranks in members]
     return made[next(index for index, ranks in enumerate(members) if rank in ranks)]
