@@ -18,6 +18,7 @@ from tinyzero_sdk.cli.output import stderr, stdout, warn
 from tinyzero_sdk.cli.task_options import AllowUnsafe
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer import recipe_commands
+from tinyzero_trainer.collector import without_collector
 from tinyzero_trainer.doctor.command import doctor
 from tinyzero_trainer.plan.command import plan
 from tinyzero_trainer.presets import TINY_MODEL, directory_of, other_task
@@ -109,8 +110,8 @@ def train(
         _check_early(resolved, resume=resume)
         _announce(resolved, layers, planned=planned)
         calm_threads()
-        from tinyzero_trainer.loop import train as run_loop
-
+        with without_collector():
+            from tinyzero_trainer.loop import train as run_loop
         run_loop(resolved, resume=resume)
 
 
@@ -139,8 +140,8 @@ def warm_start(
     stopped = "before the model was made; nothing is left of it"
     with _stops_in_one_line(), left_at_once(stopped), Display() as display:
         display.phase("loading PyTorch")
-        from tinyzero_trainer.warmstart import warm_start as make_model
-
+        with without_collector():
+            from tinyzero_trainer.warmstart import warm_start as make_model
         display.done(make_model(resolved, display=display, stop=StopFlag()).summary)
 
 

@@ -11,6 +11,7 @@ from tinyzero_sdk import Completion, Task
 from tinyzero_sdk.evaluation import EvaluationPlan, EvaluationRequest, Keep, Problem, Sampler
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.seeds import derive_seed
+from tinyzero_trainer.collector import without_collector
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.task_shares import load_shares
 
@@ -80,9 +81,10 @@ def _open(config: TrainConfig, task: Task, request: EvaluationRequest) -> Iterat
 
     with Display() as display:
         display.phase("loading PyTorch")
-        from tinyzero_trainer.memory_errors import explained
-        from tinyzero_trainer.plan.advice import LAST_RESORT
-        from tinyzero_trainer.rollout import SamplingParams
+        with without_collector():
+            from tinyzero_trainer.memory_errors import explained
+            from tinyzero_trainer.plan.advice import LAST_RESORT
+            from tinyzero_trainer.rollout import SamplingParams
 
         display.phase("loading the model")
         params = SamplingParams(config.rollout.max_tokens, request.temperature, request.top_p)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import build, get, merge, nested, read_toml, to_mapping
 from tinyzero_trainer import gpu_seen
+from tinyzero_trainer.collector import without_collector
 from tinyzero_trainer.config import OwnModelConfig, TrainConfig
 from tinyzero_trainer.configure import resolve
 from tinyzero_trainer.presets import PRESET_FILE, TINY_NAME
@@ -249,7 +250,8 @@ def plan(said: Mapping[str, Any]) -> OwnModel | None:
 def on_gpu(device: str, display: "Display") -> bool:
     """Whether torch, too, would take a GPU."""
     display.phase("loading PyTorch")
-    from tinyzero_trainer.models import choose_device
+    with without_collector():
+        from tinyzero_trainer.models import choose_device
 
     return choose_device(device).type == "cuda"
 

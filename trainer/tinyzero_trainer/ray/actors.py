@@ -12,30 +12,33 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.allocator import expand_segments
-from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.learners import Learners, build_learners
-from tinyzero_trainer.memory_errors import explained
-from tinyzero_trainer.models import LanguageModel, choose_device, load_model
-from tinyzero_trainer.plan.work import work_on
-from tinyzero_trainer.ray.weight_group import Shapes, WeightGroup
-from tinyzero_trainer.ray.worker import Worker
-from tinyzero_trainer.records import Rollout
-from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
-from tinyzero_trainer.rollout.build import build_engine
-from tinyzero_trainer.rollout.vllm.connection import VllmError
-from tinyzero_trainer.rollout.vllm.engine import START_LIMIT
-from tinyzero_trainer.rollout.vllm.sync_check import PARAMS, compare, probes
-from tinyzero_trainer.rollout.vllm.transfer import Weights, parcels
-from tinyzero_trainer.schedules import settings_at
-from tinyzero_trainer.sharding import Placement, cast_weights, compute_dtype
-from tinyzero_trainer.utilization import CardUse, use_of
-from tinyzero_trainer.weights import named_weights
+from tinyzero_trainer.collector import without_collector
+
+with without_collector():
+    import torch
+    import torch.distributed as dist
+    from torch import Tensor, nn
+
+    from tinyzero_trainer.allocator import expand_segments
+    from tinyzero_trainer.config import TrainConfig
+    from tinyzero_trainer.learners import Learners, build_learners
+    from tinyzero_trainer.memory_errors import explained
+    from tinyzero_trainer.models import LanguageModel, choose_device, load_model
+    from tinyzero_trainer.plan.work import work_on
+    from tinyzero_trainer.ray.weight_group import Shapes, WeightGroup
+    from tinyzero_trainer.ray.worker import Worker
+    from tinyzero_trainer.records import Rollout
+    from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
+    from tinyzero_trainer.rollout.build import build_engine
+    from tinyzero_trainer.rollout.vllm.connection import VllmError
+    from tinyzero_trainer.rollout.vllm.engine import START_LIMIT
+    from tinyzero_trainer.rollout.vllm.sync_check import PARAMS, compare, probes
+    from tinyzero_trainer.rollout.vllm.transfer import Weights, parcels
+    from tinyzero_trainer.schedules import settings_at
+    from tinyzero_trainer.sharding import Placement, cast_weights, compute_dtype
+    from tinyzero_trainer.utilization import CardUse, use_of
+    from tinyzero_trainer.weights import named_weights
 
 PARCEL_BYTES = 2**26
 """Of weights that are on their way at a time."""
