@@ -1,5 +1,7 @@
 """Functions run on several ranks, each in a process of its own, on the CPU or on a GPU each; or each in a thread."""
 
+import multiprocessing
+import os
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.trainer import preloaded
 from tinyzero_trainer import ulysses
 from tinyzero_trainer.ranks import Line
 
@@ -22,7 +25,11 @@ def on_ranks(
 ) -> list[Any]:
     """What a function of a module gives on each rank; `directory` is an existing one for what passes between them."""
     store = directory / f"store_of_{count}"
-    torch.multiprocessing.spawn(_run, (count, function, str(store), arguments, gpus), nprocs=count)
+    given = (count, function, str(store), arguments, gpus)
+    if gpus:
+        torch.multiprocessing.spawn(_run, given, nprocs=count)
+    else:
+        _start(_run, given, count)
     return [pickle.loads(Path(f"{store}_{rank}").read_bytes()) for rank in range(count)]
 
 
@@ -72,8 +79,25 @@ def in_slices(count: int, function: Callable[[Line], Any], monkeypatch: pytest.M
 def apart(function: Callable[..., Any], directory: Path, *arguments: Any) -> Any:
     """What a function of a module gives in a process of its own; `directory` is an existing one for its result."""
     file = directory / "result"
-    torch.multiprocessing.spawn(_run_apart, (function, str(file), arguments), nprocs=1)
+    _start(_run_apart, (function, str(file), arguments), 1)
     return pickle.loads(file.read_bytes())
+
+
+def _start(function: Callable[..., Any], arguments: tuple[Any, ...], count: int) -> None:
+    """Call a function in processes, with the place of each among them first; theirs is the environment of now."""
+    # Forked from one that has imported torch, which takes each of them seconds else.
+    multiprocessing.set_forkserver_preload([preloaded.__name__])
+    torch.multiprocessing.start_processes(
+        _in_environment, (dict(os.environ), function, arguments), count, start_method="forkserver"
+    )
+
+
+def _in_environment(
+    place: int, environment: dict[str, str], function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    function(place, *arguments)
 
 
 def _run_apart(_: int, function: Callable[..., Any], file: str, arguments: tuple[Any, ...]) -> None:
