@@ -364,15 +364,14 @@ def learn(setup: Setup, words: Sequence[str], place: Place) -> dict[str, Any]:
 
 
 def rate(rows: Sequence[dict[str, Any]], since: int = 0) -> float | None:
-    """Generated tokens a second of training, in the steps after that one; None = there are none.
+    """Generated tokens a second of training, in the steps after that one; None = there are none, or not that one.
 
     Example:
         >>> rate([{"step": n, TRAINING_TOKENS: 90.0 * n, TRAINING_SECONDS: 8.0 + n} for n in range(3)], since=1)
         90.0
     """
-    first = next((row for row in rows if row["step"] == since), {})
-    last = rows[-1]
-    if last["step"] <= since:
+    first, last = next((row for row in rows if row["step"] == since), None), rows[-1]
+    if first is None or last["step"] <= since:
         return None
     tokens, seconds = (last[name] - first.get(name, 0.0) for name in (TRAINING_TOKENS, TRAINING_SECONDS))
     return float(tokens / seconds)

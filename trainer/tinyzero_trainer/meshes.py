@@ -12,6 +12,7 @@ only their gradients. So with a replica for each node all but the last stays wit
 """
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -77,9 +78,17 @@ def _make(device: str, replicas: int, slices: int) -> Meshes:
 
 def _own_group(members: list[list[int]], rank: int, device: str) -> Any:
     """All ranks make all groups, in the same order; the one that this rank is in."""
-    # As patient as the group of all: a new one has ten minutes by itself, and an engine may take longer to start.
+    made = [dist.new_group(ranks, timeout=_patience(device)) for ranks in members]
+    return made[next(index for index, ranks in enumerate(members) if rank in ranks)]
+
+
+def _patience(device: str) -> timedelta | None:
+    """How long ranks wait for each other in the group of all; None = it does not say.
+
+    A new group has NCCL's ten minutes by itself, and an engine may take longer to start.
+    """
     world = dist.group.WORLD
     assert world is not None
-    patience = getattr(world._get_backend(torch.device(device)).options, "_timeout", None)  # no public name for it
-    made = [dist.new_group(ranks, timeout=patience) for ranks in members]
-    return made[next(index for index, ranks in enumerate(members) if rank in ranks)]
+    options = getattr(world._get_backend(torch.device(device)), "options", None)  # there is no public name for either
+    found: timedelta | None = getattr(options, "_timeout", None)
+    return found

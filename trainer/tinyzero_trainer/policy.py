@@ -28,8 +28,9 @@ OPTIMIZER = "optimizer"
 """Of a checkpoint: a file of one rank's, or a directory with the parts of several."""
 
 SMALL = 256
-"""Tokens of the smaller micro-batch before the first step. Below some size, 5 · 2²⁰ numbers in PyTorch 2.11, compiled
-layers take other kernels, and what is left over of a mini-batch is often below it: that shall not stop a step."""
+"""Tokens of the smaller micro-batch before the first step. Where tokens · hidden size is below some bound, 5 · 2²⁰ in
+PyTorch 2.11, compiled layers have kernels of their own, and what is left over of a mini-batch is often below it: that
+shall not stop a step."""
 
 
 class Policy:
@@ -144,8 +145,8 @@ class Policy:
     def warm_up(self, now: StepSettings, most: int | None = None) -> None:
         """Let the allocator meet its largest micro-batch first, so that later ones find room in what it has then.
 
-        A whole forward and backward pass over made-up completions, and one over few, so that all is compiled by then;
-        nothing is learnt.
+        A whole forward and backward pass over made-up completions, and one over a few short ones, so that the update's
+        passes are compiled by then where sequences are packed; nothing is learnt.
 
         Args:
             now: of the first step.
@@ -155,9 +156,10 @@ class Policy:
         line, context = self._ranks.line, self.language_model.context
         budget = self._settings.micro_batch_tokens * (1 if line is None else line.count)
         budget = budget if most is None else min(budget, most)
+        few = min(self._max_tokens, SMALL // 5)  # so that there are several, of unequal length as ever
         with self._updating(changed=False):
-            for size in sorted({budget, min(budget, SMALL)}, reverse=True):
-                samples = fill_budget(size, self._max_tokens, context=context)
+            for size, longest in ((budget, self._max_tokens), (min(budget, SMALL), few)):
+                samples = fill_budget(size, longest, context=context)
                 lengths = completion_lengths(samples)
                 part = Experience(samples, lengths, None, torch.zeros(int(lengths.sum())))
                 for batch in self._micro_batches(samples, Ranks(line=line)):

@@ -75,7 +75,7 @@ def build_roles(
     display.phase("loading the task and the model")
     elsewhere = training and config.run.executor == "ray"
     device = _workers_device(config) if elsewhere else choose_device(config.run.device)
-    require_engine(config, device)
+    require_engine(config, device, here=config.ray.address is None)
     loaded = load_shares(
         config.task_shares(),
         wrappers=config.wrappers_with_limit() if training else (),

@@ -20,7 +20,7 @@ from tinyzero_trainer.doctor.alike import SAME, WHERE_USED
 from tinyzero_trainer.doctor.facts import Facts
 from tinyzero_trainer.doctor.probe import ask_apart, without_user
 from tinyzero_trainer.doctor.ray_facts import Inside, Node, Ray, Token, Trouble
-from tinyzero_trainer.ray.cluster import in_one_line, not_listening
+from tinyzero_trainer.ray.cluster import in_one_line, is_host_and_port, not_listening
 
 SECONDS = 75.0
 """For all of it."""
@@ -88,8 +88,7 @@ def not_reached(address: str) -> tuple[Trouble, str] | None:
         return "scheme", ""
     if address == "auto":
         return None
-    host, separator, port = address.rpartition(":")
-    if not (separator and host and port.isascii() and port.isdigit() and int(port) < 2**16):
+    if not is_host_and_port(address):
         return "form", ""
     reason = not_listening(address)
     return None if reason is None else ("nobody", reason)

@@ -120,15 +120,28 @@ def check_address(address: str | None) -> None:
     Raises:
         RayError: see there.
     """
-    if address is not None and (reason := not_listening(address)):
+    if address is None or address == "auto":
+        return
+    if "://" in address or not is_host_and_port(address):
+        raise RayError(f"ray.address={address!r} is none; give auto, or HOST:PORT as `ray start --head` told it")
+    if reason := not_listening(address):
         raise RayError(f"there is no Ray at ray.address={address!r} ({reason}); `ray start` tells the address")
+
+
+def is_host_and_port(address: str) -> bool:
+    """Whether it has the form of one.
+
+    Example:
+        >>> [is_host_and_port(address) for address in ("10.0.0.1:6379", "10.0.0.1", "head:70000")]
+        [True, False, False]
+    """
+    host, _, port = address.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 2**16
 
 
 def not_listening(address: str) -> str | None:
     """Why nobody takes a call at HOST:PORT, before Ray is asked, which would try for minutes; None = somebody does."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or "/" in host:
-        return None  # `auto`, or for Ray to refuse
     try:
         socket.create_connection((host.strip("[]"), int(port)), LISTEN_SECONDS).close()
     except (OSError, UnicodeError, OverflowError) as error:

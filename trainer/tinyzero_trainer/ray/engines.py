@@ -218,8 +218,8 @@ class RemoteEngine:
             if failed := _failure(serving):
                 raise failed
 
-        asked = [(member, member.actor.finished.remote()) for member in self._members()]
         with suppress(Exception):  # of whoever has died its own thread is told
+            asked = [(member, member.actor.finished.remote()) for member in self._members()]
             return sum(answers(asked, meanwhile=look))
         return 0
 

@@ -83,6 +83,8 @@ def layout_of(config: TrainConfig) -> Layout:
     """
     ray, spread = config.ray, config.vllm.tensor_parallel
     if not ray.gpus:
+        if config.run.device not in ("auto", "cpu"):
+            raise LayoutError(f"run.device={config.run.device}, but ray.gpus=0 is a run on the CPU; give --gpus N")
         return _divided(Layout(ray.ranks or 1, ray.engines, spread, "cpu"), ray)
     if config.run.device not in ("auto", "cuda"):
         raise LayoutError(
@@ -98,7 +100,7 @@ def layout_of(config: TrainConfig) -> Layout:
     if ray.ranks not in (None, ranks):
         raise LayoutError(
             f"ray.ranks={ray.ranks}, but ray.gpus={ray.gpus} with ray.engines={ray.engines}{each} is {ranks}: a rank "
-            "for each GPU that no engine has to itself; leave ray.ranks out"
+            f"for each GPU that no engine has to itself; leave ray.ranks out, or with --resume give ray.ranks={ranks}"
         )
     return _divided(Layout(ranks, ray.engines, spread, "cuda"), ray)
 

@@ -17,8 +17,13 @@ from tinyzero_trainer.vllm_installed import require_vllm
 from tinyzero_trainer.weights import WeightSource, named_weights, plain_class
 
 
-def require_engine(config: TrainConfig, device: torch.device) -> None:
+def require_engine(config: TrainConfig, device: torch.device, *, here: bool = True) -> None:
     """Refuse an engine that is not there, or cannot do what is asked of it, before a model is loaded for it.
+
+    Args:
+        config: the run's.
+        device: that it is to be on.
+        here: whether it is to be on this machine; another's may have vLLM where this one has none.
 
     Raises:
         VllmMissing: there is none that fits.
@@ -27,7 +32,8 @@ def require_engine(config: TrainConfig, device: torch.device) -> None:
     if config.rollout.engine == "vllm":
         from tinyzero_trainer.rollout.vllm.settings import refuse_impossible
 
-        require_vllm()
+        if here:
+            require_vllm()
         refuse_impossible(config, device)
 
 
