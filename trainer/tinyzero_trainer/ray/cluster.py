@@ -123,7 +123,9 @@ def check_address(address: str | None) -> None:
     if address is None or address == "auto":
         return
     if "://" in address or not is_host_and_port(address):
-        raise RayError(f"ray.address={address!r} is none; give auto, or HOST:PORT as `ray start --head` told it")
+        raise RayError(
+            f"ray.address={address!r} is no address of a Ray; give auto, or HOST:PORT as `ray start --head` told it"
+        )
     if reason := not_listening(address):
         raise RayError(f"there is no Ray at ray.address={address!r} ({reason}); `ray start` tells the address")
 
