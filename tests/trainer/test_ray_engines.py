@@ -186,7 +186,7 @@ def test_one_that_does_not_say_how_far_it_is_keeps_nobody_from_a_failure() -> No
         except VllmError as error:
             told.put(str(error))
 
-    threading.Thread(target=generate, daemon=True).start()  # without the mend it would wait for ever
+    threading.Thread(target=generate, daemon=True).start()  # which might wait for ever
     assert told.get(timeout=5) == "out of memory"
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.trainer.processes import on_ranks
 from tests.trainer.samples import ragged_samples
 from tests.trainer.sharded import (
     CASES,
@@ -112,14 +113,9 @@ def test_compiled_layers_compute_the_same(toy_model: LanguageModel) -> None:
             torch.testing.assert_close(value, found[0][1][name], rtol=0, atol=4e-3)  # Adam's steps are of 1e-2
 
 
-def _one_of_two_ranks(rank: int, directory: str) -> None:
-    """Half of a mini-batch's samples each; what comes of a step is written by the first."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{directory}/store", 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    language_model = load_model(f"{directory}/start", CPU)
-    torch.save(_a_step(language_model, rank, 2), f"{directory}/rank{rank}.pt")
-    dist.destroy_process_group()
+def _one_of_two_ranks(start: str) -> tuple[float, dict[str, Tensor], dict[str, Tensor]]:
+    """A step with half of a mini-batch's samples."""
+    return _a_step(load_model(start, CPU), dist.get_rank(), 2)
 
 
 def _a_step(language_model: LanguageModel, rank: int, ranks: int) -> tuple[float, dict[str, Tensor], dict[str, Tensor]]:
@@ -140,10 +136,8 @@ def _a_step(language_model: LanguageModel, rank: int, ranks: int) -> tuple[float
 @pytest.mark.slow
 def test_two_ranks_take_the_step_of_one(toy_model: LanguageModel, tmp_path: Path) -> None:
     save_model(tmp_path / "start", toy_model)
-    torch.multiprocessing.spawn(_one_of_two_ranks, (str(tmp_path),), nprocs=2)
     norm, gradients, weights = _a_step(toy_model, 0, 1)
-    for rank in range(2):
-        found_norm, found_gradients, found = torch.load(tmp_path / f"rank{rank}.pt")
+    for found_norm, found_gradients, found in on_ranks(2, _one_of_two_ranks, tmp_path, str(tmp_path / "start")):
         assert found_norm == pytest.approx(norm, rel=1e-6)
         for name, value in found_gradients.items():
             torch.testing.assert_close(value, gradients[name], rtol=0, atol=1e-6 * norm)
