@@ -17,7 +17,7 @@ from benchmarks.common import machine, print_machine, print_table
 from tinyzero_sdk import load_task
 from tinyzero_sdk.fuzz import FuzzReport, fuzz
 from tinyzero_sdk.fuzz.findings import SAYS
-from tinyzero_sdk.worker import count_cores
+from tinyzero_sdk.workers.process import count_cores
 
 VERSIONS = ("tinyzero-countdown", "tinyzero-multiply", "tinyzero-gsm8k")
 BROKEN = Path(__file__).parents[1] / "tests" / "broken_rewards"

@@ -25,18 +25,18 @@ import typer
 
 from benchmarks.common import print_machine, print_table
 from tinyzero_sdk.settings import build
-from tinyzero_trainer.advantages import ESTIMATORS, AdvantageInputs
-from tinyzero_trainer.batching import completion_lengths, micro_batches
+from tinyzero_trainer.algorithms.advantages import ESTIMATORS, AdvantageInputs
+from tinyzero_trainer.algorithms.importance_sampling import engine_logprobs
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.evaluation import write_samples
-from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.mismatch import engine_logprobs
-from tinyzero_trainer.records import Prompt, Rollout
-from tinyzero_trainer.roles import Roles, score
-from tinyzero_trainer.step_metrics import batch_metrics, timing_metrics
-from tinyzero_trainer.task_shares import load_shares
-from tinyzero_trainer.tasks import TaskRole, task_roles, training_stream
-from tinyzero_trainer.tiny import build_tokenizer
+from tinyzero_trainer.config.tasks import load_shares
+from tinyzero_trainer.controller.heldout_eval import write_samples
+from tinyzero_trainer.controller.step_metrics import batch_metrics, timing_metrics
+from tinyzero_trainer.executors.local import Roles, score
+from tinyzero_trainer.executors.tasks import TaskRole, task_roles, training_stream
+from tinyzero_trainer.sft.tiny_model import build_tokenizer
+from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.micro_batches import completion_lengths, micro_batches
+from tinyzero_trainer.types import Prompt, Rollout
 
 TASK = "countdown"
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from benchmarks.common import TINYZERO, print_machine, print_table
-from tinyzero_trainer.curve import series, smooth
-from tinyzero_trainer.metrics import ACCURACY, held_out_key, read_metrics, size_key
+from tinyzero_trainer.monitoring.metrics_log import ACCURACY, held_out_key, read_metrics, size_key
+from tinyzero_trainer.monitoring.plot import series, smooth
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

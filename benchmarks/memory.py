@@ -26,8 +26,8 @@ import typer
 from benchmarks.common import TINYZERO, machine, print_machine, table
 from benchmarks.shapes import write_model
 from benchmarks.watching import Watch, bytes_in_use, run_watched
-from tinyzero_trainer.metrics import read_metrics
-from tinyzero_trainer.plan import constants
+from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.monitoring.metrics_log import read_metrics
 
 GIB = 2**30
 BUSY = GIB
@@ -193,8 +193,9 @@ def child(marks: Path, memory: int, arguments: Sequence[str]) -> None:
     import torch
 
     from tinyzero_sdk.cli import main as tinyzero
-    from tinyzero_trainer import collecting, training_step
-    from tinyzero_trainer.clock import Clock
+    from tinyzero_trainer.controller import collector as collecting
+    from tinyzero_trainer.controller import step as training_step
+    from tinyzero_trainer.monitoring.timer import Clock
 
     if memory and torch.cuda.is_available() and memory < torch.cuda.get_device_properties(0).total_memory:
         on_a_smaller_card(memory)

@@ -18,9 +18,9 @@ import typer
 
 from benchmarks.common import machine, table
 from benchmarks.training import Run, accuracy_over_steps, problems, row, run_all
-from tinyzero_trainer.curve import smooth
-from tinyzero_trainer.metrics import REWARD
-from tinyzero_trainer.recipes import recipe_names
+from tinyzero_trainer.config.recipes import recipe_names
+from tinyzero_trainer.monitoring.metrics_log import REWARD
+from tinyzero_trainer.monitoring.plot import smooth
 
 TASK = "countdown"
 VERSIONS = ("tinyzero-trainer", "tinyzero-countdown", "torch", "transformers")

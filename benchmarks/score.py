@@ -22,7 +22,7 @@ from benchmarks.scoring.tinyzero import countdown as tinyzero_method
 from benchmarks.scoring.verdicts import LIMIT, Verdicts, judge_cases, payments
 from benchmarks.scoring.workloads import LENGTH, OPTIONS, SHARES, Workload, make_workloads
 from tinyzero_sdk import load_task
-from tinyzero_sdk.cases import cases_path, read_cases
+from tinyzero_sdk.testing.cases import cases_path, read_cases
 
 __all__ = ["EXPLOITS", "HONEST", "LENGTH", "SHARES", "make_workloads", "tinyzero_method"]
 

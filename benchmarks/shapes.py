@@ -35,7 +35,7 @@ def _write(directory: Path, shape: str) -> int:
     import torch
     from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-    from tinyzero_trainer.tiny import build_tokenizer
+    from tinyzero_trainer.sft.tiny_model import build_tokenizer
 
     tokenizer = build_tokenizer()
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}

@@ -28,7 +28,7 @@ import typer
 
 from benchmarks.common import TINYZERO, machine, print_machine, print_table
 from benchmarks.learn import TASK, TRAINING_SECONDS, TRAINING_TOKENS, draw
-from tinyzero_trainer.metrics import held_out_key, read_metrics, size_key
+from tinyzero_trainer.monitoring.metrics_log import held_out_key, read_metrics, size_key
 
 VERSIONS = ("tinyzero-trainer", "tinyzero-countdown", "torch", "transformers")
 TARGETS = {"before": "10 to 40 %", "within the time": "82 %"}

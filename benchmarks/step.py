@@ -16,7 +16,7 @@ import typer
 from benchmarks.common import TINYZERO, machine, print_machine, table
 from benchmarks.shapes import write_model
 from benchmarks.watching import Watched, run_watched
-from tinyzero_trainer.metrics import read_metrics
+from tinyzero_trainer.monitoring.metrics_log import read_metrics
 
 CEILING = 790e12
 """Floating-point operations a second that a bf16 matrix product reaches on an H200."""

@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.common import TINYZERO
-from tinyzero_sdk.worker import count_cores
-from tinyzero_trainer.metrics import ACCURACY, LENGTH, REWARD, held_out_key, read_metrics, size_key
+from tinyzero_sdk.workers.process import count_cores
+from tinyzero_trainer.monitoring.metrics_log import ACCURACY, LENGTH, REWARD, held_out_key, read_metrics, size_key
 
 ENDS = 5
 """Steps at the beginning and the end of a run whose mean reward is compared."""

@@ -16,7 +16,7 @@ import typer
 
 from benchmarks.common import TINYZERO, print_machine, print_table
 from benchmarks.training import Run, run_all
-from tinyzero_trainer.metrics import size_key
+from tinyzero_trainer.monitoring.metrics_log import size_key
 
 TASKS = ("--task", "countdown:2", "--task", "multiply:1")
 PROBLEMS = (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 from tests import scoring_here
-from tinyzero_sdk import pool
+from tinyzero_sdk.scoring import pool
 
 # A busy machine is no fault of the code; what must be fast says so in a test of its own. The examples are drawn anew
 # in every run, so fewer in each lose nothing for long; what every change must pass takes the other profile.

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 
-from tinyzero_sdk import pool
-from tinyzero_sdk.task import Task
-from tinyzero_sdk.worker import Clock, Service, as_sendable
+from tinyzero_sdk.scoring import pool
+from tinyzero_sdk.tasks.task import Task
+from tinyzero_sdk.workers.process import Clock, Service, as_sendable
 
 
 class ScoringThread:

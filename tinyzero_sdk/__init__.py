@@ -2,12 +2,12 @@
 
 from importlib.metadata import version as _version
 
-from tinyzero_sdk.columns import ItemColumns
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.hookspecs import hookimpl
-from tinyzero_sdk.host import list_tasks, load_task
 from tinyzero_sdk.records import Completion, Item, Score, TaskInfo
-from tinyzero_sdk.task import Task
+from tinyzero_sdk.records_arrow import ItemColumns
+from tinyzero_sdk.tasks.registry import list_tasks, load_task
+from tinyzero_sdk.tasks.task import Task
 
 __version__ = _version("tinyzero-sdk")
 __all__ = [

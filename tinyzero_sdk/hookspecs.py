@@ -10,8 +10,8 @@ from typing import Any
 
 import pluggy
 
-from tinyzero_sdk.columns import ItemColumns
 from tinyzero_sdk.records import Completion, Item, Json, Score, Split, TaskInfo
+from tinyzero_sdk.records_arrow import ItemColumns
 
 PROJECT = "tinyzero"
 hookspec = pluggy.HookspecMarker(PROJECT)

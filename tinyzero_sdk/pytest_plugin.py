@@ -55,7 +55,7 @@ class TaskCollector(pytest.Collector):
             yield LawItem.from_parent(self, name=law.name, law=law)
 
     def _open(self) -> "Checker":
-        from tinyzero_sdk.task_words import open_task_line
+        from tinyzero_sdk.tasks.spec import open_task_line
         from tinyzero_sdk.testing import Checker
 
         unsafe = self.config.getoption("--tinyzero-allow-unsafe-scorers")

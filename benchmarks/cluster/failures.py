@@ -3,8 +3,8 @@
 import math
 
 from benchmarks.cluster.host import SHA256
-from tinyzero_trainer.plan import constants
-from tinyzero_trainer.plan.shape import ModelShape
+from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.models.spec import ModelShape
 
 GPU_MTBF = 54 * 24 * 3600 * 16_384 / 419
 """Seconds of a GPU for each interruption: 419 that nobody had planned in 54 days of 16,384 H100, whatever their reason
@@ -14,7 +14,7 @@ DISK, FILE_SYSTEM = 2e9, 20e9
 """Bytes a second that one process writes to the shared file system, and all together. Assumed."""
 
 HASHING_THREADS = 16
-"""On a driver's machine; the most that `tinyzero_trainer.checkpoint` takes."""
+"""On a driver's machine; the most that `tinyzero_trainer.checkpoint.store` takes."""
 
 RESTART = 300.0
 """Seconds from a failure to the first step after it, for a run that is started again at once. Assumed."""

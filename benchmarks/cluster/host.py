@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from random import Random
 
-from tinyzero_trainer.records import Rollout
+from tinyzero_trainer.types import Rollout
 
 HOST = {
     "reward": ((60, 65.4e-3 / 4096), (1024, 154.1e-3 / 1024)),

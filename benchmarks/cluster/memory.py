@@ -6,11 +6,11 @@ Ranks and engines are processes of their own, as in the executor that is planned
 from collections.abc import Mapping
 
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.plan import constants
-from tinyzero_trainer.plan.memory import Part, predict_memory
-from tinyzero_trainer.plan.proposals import with_settings
-from tinyzero_trainer.plan.shape import ModelShape
-from tinyzero_trainer.plan.work import number_bytes
+from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.estimate.memory import Part, predict_memory
+from tinyzero_trainer.estimate.workload import number_bytes
+from tinyzero_trainer.models.spec import ModelShape
+from tinyzero_trainer.plan.candidates import with_settings
 
 SHARDED = ("weights in float32", "AdamW's moments", "gradients in float32")
 """Parts of the plan that are divided by the number of shards."""

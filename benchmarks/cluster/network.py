@@ -6,9 +6,9 @@ node, then on to the next, and there are as many rings as NICs, each with its sh
 
 from dataclasses import dataclass
 
-from tinyzero_trainer.cards import Card
-from tinyzero_trainer.plan.constants import LINK_HOP, NIC, NIC_HOP, NVLINK_SHARE, RING_BASE
-from tinyzero_trainer.plan.links import ring_seconds
+from tinyzero_trainer.estimate.constants import LINK_HOP, NIC, NIC_HOP, NVLINK_SHARE, RING_BASE
+from tinyzero_trainer.estimate.interconnect import ring_seconds
+from tinyzero_trainer.hardware.gpu_specs import Card
 
 NVLINK = 450e9 * NVLINK_SHARE
 """Bytes a second, each way, of a GPU's NVLink."""

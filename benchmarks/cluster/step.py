@@ -16,11 +16,11 @@ from benchmarks.cluster.host import DUMPS, LOADS, WIRE_BYTES, host_seconds
 from benchmarks.cluster.memory import phase_bytes, places_for
 from benchmarks.cluster.network import Cluster, Group, Traffic, broadcast
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.plan import constants
-from tinyzero_trainer.plan.constants import GIB
-from tinyzero_trainer.plan.shape import ModelShape
-from tinyzero_trainer.plan.speed import decoding_step, predict_speed, reading
-from tinyzero_trainer.plan.work import number_bytes, work_of
+from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.estimate.speed import decoding_step, predict_speed, reading
+from tinyzero_trainer.estimate.workload import number_bytes, work_of
+from tinyzero_trainer.models.spec import ModelShape
 
 Sharding = Literal["full", "hybrid", "hybrid, reduced once"]
 """`full` = over all ranks; `hybrid` = within a node, with gradients added up across nodes after each micro-batch, or

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tinyzero_sdk.cases import Case
+from tinyzero_sdk.testing.cases import Case
 
 Reward = Callable[[str, Any], float]
 

@@ -20,7 +20,7 @@ from benchmarks.several.side_by_side import Failed, Job, Place, slug
 from benchmarks.several.sizes import ON_CPU, ON_GPUS, Sizes
 from benchmarks.small_gpu import outcome
 from benchmarks.step import settings as step_settings
-from tinyzero_trainer.metrics import read_metrics
+from tinyzero_trainer.monitoring.metrics_log import read_metrics
 
 FIXED_TASK = str(Path(__file__).parents[1] / "fixed_task.py")
 REPLAY = str(Path(__file__).with_name("replay.py"))

@@ -17,19 +17,19 @@ from typing import Annotated, Any
 
 import typer
 
-from tinyzero_trainer.threads import calm_threads
+from tinyzero_trainer.utils.threads import calm_threads
 
 calm_threads()
 
 from tinyzero_sdk.settings import parse_words  # noqa: E402  # before torch, see threads.py
-from tinyzero_trainer.collecting import Collected  # noqa: E402
-from tinyzero_trainer.configure import make_config  # noqa: E402
-from tinyzero_trainer.display import Display  # noqa: E402
-from tinyzero_trainer.interrupts import StopFlag  # noqa: E402
-from tinyzero_trainer.records import Sample  # noqa: E402
-from tinyzero_trainer.roles import build_roles  # noqa: E402
-from tinyzero_trainer.saved_batch import from_json, to_json  # noqa: E402
-from tinyzero_trainer.training_step import Carried, TrainingStep  # noqa: E402
+from tinyzero_trainer.config.compose import make_config  # noqa: E402
+from tinyzero_trainer.controller.collector import Collected  # noqa: E402
+from tinyzero_trainer.controller.pending_batch import from_json, to_json  # noqa: E402
+from tinyzero_trainer.controller.step import Carried, TrainingStep  # noqa: E402
+from tinyzero_trainer.executors.local import build_roles  # noqa: E402
+from tinyzero_trainer.monitoring.progress import Display  # noqa: E402
+from tinyzero_trainer.types import Sample  # noqa: E402
+from tinyzero_trainer.utils.signals import StopFlag  # noqa: E402
 
 SHOWN = {"loss": "actor/pg_loss", "KL": "actor/kl_loss", "gradient norm": "actor/grad_norm"}
 """What is kept of a step's metrics."""

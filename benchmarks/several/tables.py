@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.common import table
 from benchmarks.several.side_by_side import succeeded
-from tinyzero_trainer.metrics import LENGTH, REWARD
+from tinyzero_trainer.monitoring.metrics_log import LENGTH, REWARD
 
 Found = Mapping[str, Mapping[str, Any]]
 

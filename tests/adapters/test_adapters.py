@@ -201,5 +201,5 @@ def test_an_unsafe_scorer_needs_leave_and_gets_a_worker(write_task: Callable[...
     with pytest.raises(UnsafeScorerError, match="--allow-unsafe-scorers"):
         RewardFunction(path)
     with RewardFunction(load_task(path, allow_unsafe_scorers=True)) as reward:
-        inside = "<answer>'tinyzero_sdk.worker' in __import__('sys').orig_argv</answer>"
+        inside = "<answer>'tinyzero_sdk.workers.process' in __import__('sys').orig_argv</answer>"
         assert reward(completions=[inside], ground_truth=[True]) == [1.0]

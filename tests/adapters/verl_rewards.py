@@ -14,7 +14,7 @@ def main(data_file: str) -> None:
     from verl.trainer.ppo.reward import get_custom_reward_fn, load_reward_manager
 
     from tinyzero_sdk import load_task
-    from tinyzero_sdk.wire import row_to_item
+    from tinyzero_sdk.data.rows import row_to_item
 
     task = load_task("countdown")
     rows = pandas.read_parquet(data_file).to_dict("records")  # numpy arrays within, as verl's own evaluation has them
@@ -52,7 +52,7 @@ async def manage(config: Any, load_reward_manager: Any, rows: list[dict[str, Any
     from transformers import AutoTokenizer
     from verl import DataProto
 
-    from tinyzero_trainer.presets import BUILT_IN_MODEL
+    from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL
 
     tokenizer = AutoTokenizer.from_pretrained(BUILT_IN_MODEL)
     manager = load_reward_manager(config, tokenizer)

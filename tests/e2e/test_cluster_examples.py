@@ -21,9 +21,9 @@ import yaml
 
 from tinyzero_sdk.settings import leaves, to_mapping
 from tinyzero_trainer.config import AlgorithmConfig, ModelConfig, RayConfig, RunConfig, TrainConfig
-from tinyzero_trainer.presets import BUILT_IN_MODEL
-from tinyzero_trainer.ray.cluster import RayError, room
-from tinyzero_trainer.ray.paths import with_whole_paths
+from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL
+from tinyzero_trainer.executors.ray.cluster import RayError, room
+from tinyzero_trainer.executors.ray.paths import with_whole_paths
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples/cluster"

@@ -21,14 +21,14 @@ from benchmarks.several.parts import Setup
 from benchmarks.several.side_by_side import Board, Failed, Job, Place
 from tinyzero_sdk import Item, Score
 from tinyzero_sdk.settings import merge, parse_words, to_mapping
-from tinyzero_trainer.collecting import Collected
+from tinyzero_trainer.algorithms.adaptive_length import WindowState
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.configure import gather, make_config, resolve
-from tinyzero_trainer.own_model import SETTINGS
-from tinyzero_trainer.ray.layout import layout_of
-from tinyzero_trainer.records import Prompt, Rollout, Sample
-from tinyzero_trainer.resuming import resume_config
-from tinyzero_trainer.window import WindowState
+from tinyzero_trainer.config.compose import gather, make_config, resolve
+from tinyzero_trainer.config.parallel import layout_of
+from tinyzero_trainer.config.resume import resume_config
+from tinyzero_trainer.controller.collector import Collected
+from tinyzero_trainer.sft.default_model import SETTINGS
+from tinyzero_trainer.types import Prompt, Rollout, Sample
 
 SCRIPT = Path(common.__file__).with_name("several_gpus.py")
 NUMBERS = st.lists(st.floats(0.01, 10) | st.floats(-10, -0.01), min_size=1)
@@ -338,8 +338,8 @@ def test_the_tables_show_what_there_is_and_what_failed():
 
 @pytest.mark.slow
 def test_two_ranks_find_the_losses_of_one_on_recorded_rollouts(tmp_path):
-    from tinyzero_trainer.models import from_parts, save_model
-    from tinyzero_trainer.tiny import TinyShape, build_model, build_tokenizer
+    from tinyzero_trainer.models.loading import from_parts, save_model
+    from tinyzero_trainer.sft.tiny_model import TinyShape, build_model, build_tokenizer
 
     tokenizer = build_tokenizer()
     small = TinyShape(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=256)

@@ -3,7 +3,7 @@
 import pytest
 
 from tinyzero_sdk import load_task
-from tinyzero_sdk.cases import cases_path, read_cases
+from tinyzero_sdk.testing.cases import cases_path, read_cases
 
 CASES = {name: read_cases(cases_path(load_task(name))) for name in ("countdown", "multiply")}
 

@@ -11,7 +11,7 @@ from benchmarks.scoring import reasoning_gym, tinyzero
 from benchmarks.scoring.verdicts import judge_cases, payments
 from benchmarks.scoring.workloads import LENGTH, OPTIONS, SHARES, make_workloads
 from tinyzero_sdk import load_task
-from tinyzero_sdk.cases import Case
+from tinyzero_sdk.testing.cases import Case
 
 REASONS = {"right": "ok", "wrong": "wrong", "malformed": "malformed", "no tag": "no_answer"}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tinyzero_sdk.extensions import load_extensions
+from tinyzero_sdk.plugins.extensions import load_extensions
 
 HOOKS = {
     "generate_dataset": """
@@ -48,7 +48,7 @@ def task_source(**changes: str | None) -> str:
 @pytest.fixture(autouse=True)
 def _one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start a worker where a command would start one for each core; tests of many say how many."""
-    monkeypatch.setattr("tinyzero_sdk.worker.count_cores", lambda: 1)
+    monkeypatch.setattr("tinyzero_sdk.workers.process.count_cores", lambda: 1)
 
 
 @pytest.fixture(name="task_source")

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tinyzero_sdk import load_task
-from tinyzero_sdk.cases import Case, cases_path, read_cases, write_cases
 from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.testing.cases import Case, cases_path, read_cases, write_cases
 
 
 def test_cases_survive_a_file(tmp_path):

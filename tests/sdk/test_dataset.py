@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Task, load_task
-from tinyzero_sdk.builder import write_dataset
-from tinyzero_sdk.dataset import iterate
+from tinyzero_sdk.data.build import write_dataset
+from tinyzero_sdk.data.files import read_rows
+from tinyzero_sdk.data.rows import row_to_item
 from tinyzero_sdk.errors import BrokenTaskError, DataError, ExhaustedError, SettingsError
-from tinyzero_sdk.files import read_rows
 from tinyzero_sdk.seeds import split_of_key
-from tinyzero_sdk.wire import row_to_item
+from tinyzero_sdk.tasks.splits import iterate
 
 TASK_FILE = """
 import os

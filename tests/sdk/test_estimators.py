@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_sdk.estimators import (
+from tinyzero_sdk.scoring.statistics import (
     NORMAL_95,
     best_at_k,
     effective_size,

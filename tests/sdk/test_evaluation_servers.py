@@ -7,10 +7,10 @@ import pytest
 from tests.sdk.evaluating import rows_of
 from tests.sdk.evaluating import server as server
 from tests.sdk.evaluating import task as task
-from tinyzero_sdk import endpoint as endpoint_module
-from tinyzero_sdk.endpoint import EndpointOptions, plan_endpoint
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.evaluation import EvaluationRequest, evaluate
+from tinyzero_sdk.evaluation import openai_endpoint as endpoint_module
+from tinyzero_sdk.evaluation.evaluate import EvaluationRequest, evaluate
+from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions, plan_endpoint
 
 
 class Quiet:
@@ -32,8 +32,8 @@ def sample(server, task, tmp_path, monkeypatch):
     """Sample three problems, without the command line and without scoring."""
     monkeypatch.setenv("OPENAI_API_KEY", "secret-key")
     monkeypatch.setattr(endpoint_module, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr("tinyzero_sdk.evaluation._score", lambda *_: None)
-    monkeypatch.setattr("tinyzero_sdk.evaluation._sum_up", lambda *_: None)
+    monkeypatch.setattr("tinyzero_sdk.evaluation.evaluate._score", lambda *_: None)
+    monkeypatch.setattr("tinyzero_sdk.evaluation.evaluate._sum_up", lambda *_: None)
 
     def sample(size=3, samples=2, **options):
         output = tmp_path / "out.jsonl"

@@ -13,7 +13,7 @@ from tests.sdk.evaluating import rows_of
 from tests.sdk.evaluating import server as server
 from tests.sdk.evaluating import task as task
 from tinyzero_sdk.errors import DataError, SettingsError
-from tinyzero_sdk.sample_file import SampleFile
+from tinyzero_sdk.evaluation.sample_log import SampleFile
 
 
 def row(index):
@@ -41,7 +41,7 @@ def test_a_signal_amid_an_append_loses_nothing(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     path = tmp_path / "out.jsonl"
-    monkeypatch.setattr("tinyzero_sdk.sample_file._SYNC_SECONDS", -1.0)
+    monkeypatch.setattr("tinyzero_sdk.evaluation.sample_log._SYNC_SECONDS", -1.0)
     with SampleFile(path, {}) as file, monkeypatch.context() as patch:
         patch.setattr(os, "fsync", interrupted)
         with pytest.raises(KeyboardInterrupt):

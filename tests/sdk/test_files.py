@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyzero_sdk import files
+from tinyzero_sdk.data import files
+from tinyzero_sdk.data.arrow import check_json_types, infer_schema, to_table
+from tinyzero_sdk.data.files import JsonLinesWriter, ParquetWriter, parse_line, read_blocks, read_rows, replacing
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.files import JsonLinesWriter, ParquetWriter, parse_line, read_blocks, read_rows, replacing
-from tinyzero_sdk.table import check_json_types, infer_schema, to_table
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_what_a_killed_process_left_is_swept_and_what_is_in_use_is_not(tmp_path:
     path = tmp_path / "a[1].jsonl"  # no pattern
     script = f"""
 import os, pathlib, signal
-from tinyzero_sdk.files import replacing
+from tinyzero_sdk.data.files import replacing
 with replacing(pathlib.Path({str(path)!r})) as temporary:
     temporary.write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)

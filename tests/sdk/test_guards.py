@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tinyzero_sdk import Completion, Score, load_task
 from tinyzero_sdk.errors import BrokenTaskError
-from tinyzero_sdk.guards import ScoreGuard
 from tinyzero_sdk.records import REASONS
+from tinyzero_sdk.tasks.score_guard import ScoreGuard
 from tinyzero_sdk.text import last_tagged
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tinyzero_sdk import Completion, extensions, hookspecs, load_task
+from tinyzero_sdk import Completion, hookspecs, load_task
+from tinyzero_sdk.plugins import extensions
 from tinyzero_sdk.testing import LAWS
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/hooks.md").read_text(encoding="utf-8")

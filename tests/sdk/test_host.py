@@ -14,7 +14,7 @@ from tinyzero_sdk.errors import (
     TaskNotFoundError,
     VersionMismatchError,
 )
-from tinyzero_sdk.host import TaskEntry
+from tinyzero_sdk.tasks.registry import TaskEntry
 
 RAISES = "raise RuntimeError('imported')"
 

@@ -11,7 +11,7 @@ from tinyzero_sdk.errors import (
     TaskClashError,
     TaskNotFoundError,
 )
-from tinyzero_sdk.extensions import load_extensions
+from tinyzero_sdk.plugins.extensions import load_extensions
 
 FAMILY = """
 from tinyzero_sdk import hookimpl

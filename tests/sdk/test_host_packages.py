@@ -8,15 +8,15 @@ import pytest
 
 from tinyzero_sdk import Completion, load_task
 from tinyzero_sdk.adapters.verl import compute_score
-from tinyzero_sdk.cases import cases_path
 from tinyzero_sdk.errors import (
     BrokenTaskError,
     SettingsError,
     TaskNotFoundError,
     VersionMismatchError,
 )
-from tinyzero_sdk.packages import is_path
-from tinyzero_sdk.pool import ScoringPool
+from tinyzero_sdk.scoring.pool import ScoringPool
+from tinyzero_sdk.tasks.local_packages import is_path
+from tinyzero_sdk.testing.cases import cases_path
 
 PROJECT = '[project.entry-points."tinyzero.tasks"]\ntz-loose = "tz_loose"\n'
 

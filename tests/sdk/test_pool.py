@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Completion, Score, Task, load_task
-from tinyzero_sdk.answers import AnswerList, PackedText, Verdicts
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, VersionMismatchError
-from tinyzero_sdk.pool import ScoringPool
+from tinyzero_sdk.scoring.batches import AnswerList, PackedText, Verdicts
+from tinyzero_sdk.scoring.pool import ScoringPool
 
 HOSTILE_SCORE = """
 import ctypes, os, re, signal, subprocess, sys, time
@@ -243,7 +243,7 @@ def parent(hostile: Task, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         f"""
 from pathlib import Path
 from tinyzero_sdk import Completion, load_task
-from tinyzero_sdk.pool import ScoringPool
+from tinyzero_sdk.scoring.pool import ScoringPool
 pool = ScoringPool(load_task({hostile.source!r}), workers=2, time_limit=60)
 pool.score([Completion("<answer>1</answer>")] * 8, [1] * 8)
 pids = Path({str(tmp_path)!r}) / "pids"
@@ -328,7 +328,7 @@ def test_stream_passes_batches_on_in_order_while_one_hangs(hostile: Task) -> Non
 
 
 def test_stream_holds_no_more_than_it_may(mild: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinyzero_sdk.pool._MOST_WAITING", 100)
+    monkeypatch.setattr("tinyzero_sdk.scoring.pool._MOST_WAITING", 100)
     held: list[int] = []
 
     def batches() -> Iterator[AnswerList]:

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tinyzero_sdk import load_task
+from tinyzero_sdk.data.files import BadRow, read_rows
 from tinyzero_sdk.errors import DataError, SettingsError
-from tinyzero_sdk.files import BadRow, read_rows
-from tinyzero_sdk.outputs import Stamp
-from tinyzero_sdk.readers import READERS, find_reader
-from tinyzero_sdk.scoring import score_file
+from tinyzero_sdk.scoring.outputs import Stamp
+from tinyzero_sdk.scoring.readers import READERS, find_reader
+from tinyzero_sdk.scoring.score_file import score_file
 
 pytestmark = pytest.mark.usefixtures("scored_here")
 

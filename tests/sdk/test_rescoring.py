@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tinyzero_sdk import Task, load_task
+from tinyzero_sdk.data.files import read_rows
 from tinyzero_sdk.errors import DataError, VersionMismatchError
-from tinyzero_sdk.files import read_rows
-from tinyzero_sdk.outputs import Origin, stamp_of
-from tinyzero_sdk.rescoring import RescoreReport, judge_for_rescoring, rescore_file
-from tinyzero_sdk.scoring import score_file
+from tinyzero_sdk.scoring.outputs import Origin, stamp_of
+from tinyzero_sdk.scoring.rescore import RescoreReport, judge_for_rescoring, rescore_file
+from tinyzero_sdk.scoring.score_file import score_file
 
 pytestmark = pytest.mark.usefixtures("scored_here")
 
@@ -119,7 +119,7 @@ def test_both_accuracies_are_of_the_compared_rows(task: Task, write_task: Callab
 def test_rare_changes_are_listed_among_very_many(
     task: Task, write_task: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinyzero_sdk.rescoring.MAX_LISTED", 1)
+    monkeypatch.setattr("tinyzero_sdk.scoring.rescore.MAX_LISTED", 1)
     old = scored(task, tmp_path / "old.parquet")
     report = rescore_file(load_task(write_task(extract_answer=LENIENT)), old)
     assert [change.reasons for change in report.changes] == [("no_answer", "ok"), ("no_answer", "wrong")]

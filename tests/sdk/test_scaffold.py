@@ -14,12 +14,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tinyzero_sdk import load_task
-from tinyzero_sdk.cases import read_cases
 from tinyzero_sdk.cli import main
 from tinyzero_sdk.cli.new import next_commands
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.scaffold.names import check_name, module_name
 from tinyzero_sdk.scaffold.package import render_example, render_file, sdk_bound, write_package
+from tinyzero_sdk.testing.cases import read_cases
 
 ROOT = Path(__file__).parents[2]
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,9}(-[a-z0-9]{1,9}){0,3}", fullmatch=True)

@@ -9,12 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tinyzero_sdk import Task, files, load_task, scoring
-from tinyzero_sdk.answers import unpacked
+from tinyzero_sdk import Task, load_task
+from tinyzero_sdk.data import files
+from tinyzero_sdk.data.files import read_blocks, read_rows
 from tinyzero_sdk.errors import DataError, VersionMismatchError
-from tinyzero_sdk.files import read_blocks, read_rows
-from tinyzero_sdk.outputs import RESULT_COLUMNS, anything_goes, judge_for_scoring, read_outputs
-from tinyzero_sdk.scoring import METADATA_KEY, ScoreReport, score_file
+from tinyzero_sdk.scoring import score_file as scoring
+from tinyzero_sdk.scoring.batches import unpacked
+from tinyzero_sdk.scoring.outputs import RESULT_COLUMNS, anything_goes, judge_for_scoring, read_outputs
+from tinyzero_sdk.scoring.score_file import METADATA_KEY, ScoreReport, score_file
 
 pytestmark = pytest.mark.usefixtures("scored_here")
 

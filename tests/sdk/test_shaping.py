@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tinyzero_sdk import Completion, load_task
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.shaping import repeated_share
+from tinyzero_sdk.rewards.shaping import repeated_share
 
 RIGHT, WRONG, NONE = "<answer>7</answer>", "<answer>8</answer>", "no answer"
 
@@ -63,7 +63,7 @@ def test_cosine_punishes_what_exceeds_the_limit(score, tokens: int, finished: bo
 @given(st.integers(0, 200))
 def test_overlong_is_the_papers_formula(length: int) -> None:
     from tinyzero_sdk.records import Score
-    from tinyzero_sdk.shaping import SoftOverlong
+    from tinyzero_sdk.rewards.shaping import SoftOverlong
 
     shaping = SoftOverlong(limit=100, buffer=20).score_completion(Completion("", length))
     next(shaping)
@@ -75,7 +75,7 @@ def test_overlong_is_the_papers_formula(length: int) -> None:
 
 @given(st.integers(1, 200))
 def test_overlongs_buffer_is_a_fifth_of_the_limit(limit: int) -> None:
-    from tinyzero_sdk.wrappers import make_wrapper
+    from tinyzero_sdk.rewards.wrappers import make_wrapper
 
     assert _shaped(make_wrapper(f"overlong(limit={limit})"), limit - max(1, limit // 5)) == 1.0
     assert _shaped(make_wrapper(f"overlong(limit={limit})"), limit) == 0.0

@@ -12,12 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Score
-from tinyzero_sdk.answers import Verdicts
-from tinyzero_sdk.files import Block
-from tinyzero_sdk.hashing import hash_array, hash_values
-from tinyzero_sdk.outputs import anything_goes, read_outputs
-from tinyzero_sdk.summary import Summary, Tally
-from tinyzero_sdk.table import to_list
+from tinyzero_sdk.data.arrow import to_list
+from tinyzero_sdk.data.column_hash import hash_array, hash_values
+from tinyzero_sdk.data.files import Block
+from tinyzero_sdk.scoring.batches import Verdicts
+from tinyzero_sdk.scoring.outputs import anything_goes, read_outputs
+from tinyzero_sdk.scoring.summary import Summary, Tally
 
 
 def summarised(rows: list[dict[str, Any]], *, cut: int = 0, tables: bool = False, by: str | None = None) -> Summary:

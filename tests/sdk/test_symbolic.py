@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tinyzero_sdk import load_task
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.pool import ScoringPool
 from tinyzero_sdk.records import Completion
+from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.symbolic import ExpressionError, compare, equal, numerically_equal, parse
 from tinyzero_sdk.symbolic.compare import to_sympy
 

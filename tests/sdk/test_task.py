@@ -6,8 +6,8 @@ import pickle
 import pytest
 
 from tinyzero_sdk import Completion, Item, ItemColumns, Score, TaskInfo, load_task
-from tinyzero_sdk.binding import bind
 from tinyzero_sdk.errors import BrokenTaskError, DataError, VersionMismatchError
+from tinyzero_sdk.tasks.hook_binding import bind
 
 OPTIONS = """
 import dataclasses

@@ -10,7 +10,7 @@ import pytest
 from tinyzero_sdk import Completion, load_task
 from tinyzero_sdk.cli import main
 from tinyzero_sdk.errors import UnsafeScorerError
-from tinyzero_sdk.pool import ScoringPool
+from tinyzero_sdk.scoring.pool import ScoringPool
 
 EVALUATES = """
 @hookimpl
@@ -25,7 +25,7 @@ def score(answer, ground_truth):
 def solve(item):
     return f"<answer>{item.ground_truth}</answer>"
 """
-WHERE = "<answer>'tinyzero_sdk.worker' in __import__('sys').orig_argv</answer>"
+WHERE = "<answer>'tinyzero_sdk.workers.process' in __import__('sys').orig_argv</answer>"
 
 
 @pytest.fixture

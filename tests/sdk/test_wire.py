@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Completion, Item, TaskInfo
+from tinyzero_sdk.data.rows import completion_of, ground_truth_of, item_to_row, make_table, plain, row_to_item
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.wire import completion_of, ground_truth_of, item_to_row, make_table, plain, row_to_item
 
 # Rows as TinyZero's own preprocessing writes them and pandas reads them.
 TINYZERO_ROW = {

@@ -15,18 +15,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.trainer.samples import ragged_samples
-from tinyzero_trainer import ragged
-from tinyzero_trainer.advantages import ESTIMATORS, AdvantageInputs
-from tinyzero_trainer.batching import completion_lengths, micro_batches
+from tinyzero_trainer.algorithms.advantages import ESTIMATORS, AdvantageInputs
+from tinyzero_trainer.algorithms.losses import LossInputs, find_policy_loss, token_weights
+from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
-from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.forward import Reference, token_statistics
-from tinyzero_trainer.losses import LossInputs, find_policy_loss, token_weights
-from tinyzero_trainer.models import from_parts, save_model
-from tinyzero_trainer.policy import Policy
-from tinyzero_trainer.records import Sample
-from tinyzero_trainer.schedules import StepSettings
-from tinyzero_trainer.tiny import TinyShape, build_model, build_tokenizer
+from tinyzero_trainer.models.loading import from_parts, save_model
+from tinyzero_trainer.sft.tiny_model import TinyShape, build_model, build_tokenizer
+from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.logprobs import Reference, token_statistics
+from tinyzero_trainer.training.micro_batches import completion_lengths, micro_batches
+from tinyzero_trainer.training.policy import Policy
+from tinyzero_trainer.types import Sample
+from tinyzero_trainer.utils import jagged as ragged
 
 PROMPTS, SAMPLES, MAX_TOKENS, KL = 4, 6, 32, 0.04
 OWN = "a loss of one's own"

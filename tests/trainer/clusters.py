@@ -6,7 +6,7 @@ from typing import Any
 from tests.trainer.machines import GIB, facts_of
 from tinyzero_trainer.doctor.checks import examine
 from tinyzero_trainer.doctor.facts import Facts, Wanted
-from tinyzero_trainer.doctor.findings import Finding
+from tinyzero_trainer.doctor.finding import Finding
 from tinyzero_trainer.doctor.ray_facts import Inside, Node, Ray, Token
 
 VERSIONS = {

@@ -7,7 +7,7 @@ import pytest
 from tinyzero_sdk.cli import main
 from tinyzero_sdk.settings import merge, nested
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.configure import gather, make_config
+from tinyzero_trainer.config.compose import gather, make_config
 
 
 def changed(values: dict[str, Any], changes: dict[str, Any]) -> TrainConfig:

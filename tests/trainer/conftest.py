@@ -14,14 +14,16 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from tests.trainer.configurations import said
 from tinyzero_sdk.settings import build, to_mapping
-from tinyzero_trainer import checkpoint, gpu_seen, presets
-from tinyzero_trainer.configure import make_config
-from tinyzero_trainer.display import Display
-from tinyzero_trainer.interrupts import StopFlag
-from tinyzero_trainer.models import LanguageModel, from_parts, save_model
-from tinyzero_trainer.tiny import TinyShape, build_model, build_tokenizer
-from tinyzero_trainer.warmstart import warm_start
-from tinyzero_trainer.warmstart_config import WarmStartConfig
+from tinyzero_trainer.checkpoint import store as checkpoint
+from tinyzero_trainer.config import model_defaults as presets
+from tinyzero_trainer.config.compose import make_config
+from tinyzero_trainer.config.sft import WarmStartConfig
+from tinyzero_trainer.hardware import gpu_seen
+from tinyzero_trainer.models.loading import LanguageModel, from_parts, save_model
+from tinyzero_trainer.monitoring.progress import Display
+from tinyzero_trainer.sft.tiny_model import TinyShape, build_model, build_tokenizer
+from tinyzero_trainer.sft.train import warm_start
+from tinyzero_trainer.utils.signals import StopFlag
 
 torch.set_num_threads(1)  # the models are so small that a second thread only waits
 

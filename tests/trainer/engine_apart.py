@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from tinyzero_trainer.config import RayConfig, TrainConfig
-from tinyzero_trainer.models import LanguageModel, load_model
-from tinyzero_trainer.records import Rollout
-from tinyzero_trainer.roles import Roles, build_roles
+from tinyzero_trainer.executors.local import Roles, build_roles
+from tinyzero_trainer.models.loading import LanguageModel, load_model
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
 from tinyzero_trainer.rollout.build import build_engine
-from tinyzero_trainer.weights import named_weights
+from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.types import Rollout
 
 
 class EngineApart:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import Tensor
 
-from tinyzero_trainer.rollout.vllm.connection import Answer, Request
+from tinyzero_trainer.rollout.vllm.client import Answer, Request
 
 
 class FakeVllm:

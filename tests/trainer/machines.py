@@ -15,8 +15,8 @@ from tinyzero_trainer.doctor.facts import (
     Wandb,
     Wanted,
 )
-from tinyzero_trainer.doctor.findings import Finding
-from tinyzero_trainer.model_files import Model
+from tinyzero_trainer.doctor.finding import Finding
+from tinyzero_trainer.models.files import Model
 
 GIB = 2**30
 CU124 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.trainer import preloaded
-from tinyzero_trainer import ulysses
-from tinyzero_trainer.ranks import Line
+from tinyzero_trainer.distributed import ulysses
+from tinyzero_trainer.distributed.groups import Line
 
 
 def on_ranks(

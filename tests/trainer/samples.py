@@ -4,8 +4,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.models import LanguageModel, from_parts
-from tinyzero_trainer.records import Prompt, Rollout, Sample
+from tinyzero_trainer.models.loading import LanguageModel, from_parts
+from tinyzero_trainer.types import Prompt, Rollout, Sample
 
 
 def ragged_samples(language_model: LanguageModel, groups: int = 3, samples: int = 4, seed: int = 0) -> list[Sample]:

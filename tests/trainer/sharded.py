@@ -13,16 +13,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.trainer.samples import ragged_samples
-from tinyzero_trainer.batching import completion_lengths
+from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig
-from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.forward import Reference
-from tinyzero_trainer.lora import Adapter
-from tinyzero_trainer.models import LanguageModel
-from tinyzero_trainer.policy import Policy
-from tinyzero_trainer.schedules import StepSettings
-from tinyzero_trainer.sharding import Placement, process_group, shard
-from tinyzero_trainer.weights import named_weights
+from tinyzero_trainer.distributed.fsdp import Placement, process_group, shard
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.models.lora import Adapter
+from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.logprobs import Reference
+from tinyzero_trainer.training.micro_batches import completion_lengths
+from tinyzero_trainer.training.policy import Policy
 
 CPU = torch.device("cpu")
 PLAIN = Placement(CPU, torch.float32)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyzero_trainer.advantages import ESTIMATORS, AdvantageInputs, gae, whiten
+from tinyzero_trainer.algorithms.advantages import ESTIMATORS, AdvantageInputs, gae, whiten
 
 real = st.floats(-3, 3, width=32)
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from tests.trainer.samples import ragged_samples
-from tinyzero_sdk import wrappers
-from tinyzero_trainer import ragged
-from tinyzero_trainer.advantages import ESTIMATORS
-from tinyzero_trainer.batching import completion_lengths
+from tinyzero_sdk.rewards import wrappers
+from tinyzero_trainer.algorithms.advantages import ESTIMATORS
+from tinyzero_trainer.algorithms.losses import POLICY_LOSSES
+from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
-from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.losses import POLICY_LOSSES
-from tinyzero_trainer.models import LanguageModel
-from tinyzero_trainer.policy import Policy
-from tinyzero_trainer.schedules import StepSettings
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.micro_batches import completion_lengths
+from tinyzero_trainer.training.policy import Policy
+from tinyzero_trainer.utils import jagged as ragged
 
 PAGE = (Path(__file__).parents[2] / "docs/algorithms.md").read_text(encoding="utf-8")
 HINTS = get_type_hints(AlgorithmConfig)

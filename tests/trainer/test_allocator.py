@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tests.trainer.planned import config_of
-from tinyzero_trainer import allocator
-from tinyzero_trainer.rollout.vllm.transfer import wrapped
+from tinyzero_trainer.distributed import cuda_allocator as allocator
+from tinyzero_trainer.rollout.vllm.weight_transfer import wrapped
 
 EXPANDING = "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2],expandable_segments:True"
 

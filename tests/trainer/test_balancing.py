@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.test_batching import CPU, make_sample
-from tinyzero_trainer.balancing import balance, share_metrics
-from tinyzero_trainer.batching import Layout, micro_batches
-from tinyzero_trainer.ranks import Ranks
+from tinyzero_trainer.distributed.groups import Ranks
+from tinyzero_trainer.training.micro_batches import Layout, micro_batches
+from tinyzero_trainer.training.seqlen_balancing import balance, share_metrics
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=60)
 

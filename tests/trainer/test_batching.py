@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.batching import Layout, fill_budget, micro_batches, mini_batch_rows
-from tinyzero_trainer.records import Prompt, Rollout, Sample
+from tinyzero_trainer.training.micro_batches import Layout, fill_budget, micro_batches, mini_batch_rows
+from tinyzero_trainer.types import Prompt, Rollout, Sample
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from tinyzero_trainer import checkpoint
-from tinyzero_trainer.checkpoint import CheckpointError, DamagedCheckpointError, latest, save, sweep, verify
+from tinyzero_trainer.checkpoint import store as checkpoint
+from tinyzero_trainer.checkpoint.store import CheckpointError, DamagedCheckpointError, latest, save, sweep, verify
 
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR
 META = {"config": "c0ffee", "world_size": 1}

@@ -4,11 +4,11 @@ import gc
 import subprocess
 import sys
 
-from tinyzero_trainer.collector import without_collector
+from tinyzero_trainer.utils.startup import without_collector
 
 SEEN = """
 import gc, sys
-from tinyzero_trainer.collector import without_collector
+from tinyzero_trainer.utils.startup import without_collector
 seen = ["torch" in sys.modules]
 try:
     with without_collector():

@@ -11,7 +11,7 @@ import types
 import pytest
 
 from tests.trainer.configurations import call
-from tinyzero_trainer.interrupts import Interrupted
+from tinyzero_trainer.utils.signals import Interrupted
 
 pytestmark = pytest.mark.usefixtures("built_in_preset")
 
@@ -46,9 +46,9 @@ def stand_ins(monkeypatch):
         monkeypatch.setitem(sys.modules, f"tinyzero_trainer.{module}", types.SimpleNamespace(**{function: stand_in}))
 
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    put("loop", "train", None)
-    monkeypatch.setattr("tinyzero_sdk.evaluation.evaluate", evaluate)
-    put("warmstart", "warm_start", types.SimpleNamespace(summary="model: made"))
+    put("controller.loop", "train", None)
+    monkeypatch.setattr("tinyzero_sdk.evaluation.evaluate.evaluate", evaluate)
+    put("sft.train", "warm_start", types.SimpleNamespace(summary="model: made"))
     return calls
 
 
@@ -139,7 +139,7 @@ def test_an_interrupted_run_exits_by_its_signal_and_says_how_to_go_on(capsys, st
     def train(config, *, resume):
         raise Interrupted(number, 40, config.run.output)
 
-    monkeypatch.setattr(sys.modules["tinyzero_trainer.loop"], "train", train)
+    monkeypatch.setattr(sys.modules["tinyzero_trainer.controller.loop"], "train", train)
     left, _, told = call(capsys, "train", "--task", "countdown", "--output", "runs/x")
     assert left == code
     assert told.splitlines()[-1] == (
@@ -189,9 +189,9 @@ def test_warmstart_needs_an_output(capsys, stand_ins):
 
 
 def test_the_stand_ins_take_what_the_real_ones_take():
-    from tinyzero_sdk.evaluation import evaluate
-    from tinyzero_trainer.loop import train
-    from tinyzero_trainer.warmstart import warm_start
+    from tinyzero_sdk.evaluation.evaluate import evaluate
+    from tinyzero_trainer.controller.loop import train
+    from tinyzero_trainer.sft.train import warm_start
 
     assert list(inspect.signature(train).parameters) == ["config", "resume"]
     assert list(inspect.signature(evaluate).parameters) == ["plan", "output", "observer"]

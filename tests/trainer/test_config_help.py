@@ -7,8 +7,8 @@ import pytest
 from tests.trainer.configurations import call
 from tinyzero_sdk.settings import describe
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config_help import markdown
-from tinyzero_trainer.evaluating import EVALUATION_KEYS
+from tinyzero_trainer.config.help import markdown
+from tinyzero_trainer.controller.eval_config import EVALUATION_KEYS
 
 ROOT = Path(__file__).parents[2]
 KEYS = [field.key for field in describe(TrainConfig)]
@@ -21,7 +21,7 @@ def test_every_key_is_explained():
 def test_the_documentation_is_up_to_date():
     page = ROOT / "docs" / "configuration.md"
     assert page.read_text(encoding="utf-8") == markdown(), (
-        "write it anew: python -c 'from tinyzero_trainer.config_help import markdown; print(markdown(), end=\"\")' > "
+        "write it anew: python -c 'from tinyzero_trainer.config.help import markdown; print(markdown(), end=\"\")' > "
         "docs/configuration.md"
     )
 

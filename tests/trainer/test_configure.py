@@ -8,8 +8,8 @@ from tests.trainer.configurations import said
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import TABLE, build, describe, show
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.configure import make_config
-from tinyzero_trainer.layers import put_together
+from tinyzero_trainer.config.compose import make_config
+from tinyzero_trainer.config.layers import put_together
 
 pytestmark = pytest.mark.usefixtures("built_in_preset")
 

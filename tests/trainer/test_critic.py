@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from tests.trainer.samples import ragged_samples, with_dropout
-from tinyzero_trainer import ragged
-from tinyzero_trainer.batching import completion_lengths
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
-from tinyzero_trainer.critic import Critic, ValueModel
-from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.models import LanguageModel
-from tinyzero_trainer.records import Sample
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.critic import Critic, ValueModel
+from tinyzero_trainer.training.micro_batches import completion_lengths
+from tinyzero_trainer.types import Sample
+from tinyzero_trainer.utils import jagged as ragged
 
 
 def make_critic(language_model: LanguageModel, **optimizer: int) -> Critic:

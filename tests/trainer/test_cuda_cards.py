@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from tinyzero_trainer.cuda_cards import ask_cuda, visible_cards
 from tinyzero_trainer.doctor.facts import Card
+from tinyzero_trainer.hardware.cuda_devices import ask_cuda, visible_cards
 
 OWN = (UUID("8932f937-d72c-4106-c12f-20bd9faed9f6"), UUID("00000000-0000-0000-0000-0000000000ff"))
 

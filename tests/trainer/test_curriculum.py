@@ -13,9 +13,9 @@ from tinyzero_sdk import Item, Score
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build
 from tinyzero_trainer.config import CurriculumConfig, TrainConfig
-from tinyzero_trainer.curriculum import bucket_edges, bucket_of, bucket_weights, choose_bucket, updated_rates
-from tinyzero_trainer.prompts import TrainingStream
-from tinyzero_trainer.records import Prompt, Rollout, Sample
+from tinyzero_trainer.data.curriculum import bucket_edges, bucket_of, bucket_weights, choose_bucket, updated_rates
+from tinyzero_trainer.data.prompts import TrainingStream
+from tinyzero_trainer.types import Prompt, Rollout, Sample
 
 DIFFICULTIES = st.lists(st.integers(0, 9).map(float), min_size=1, max_size=60)
 RATES = st.lists(st.none() | st.floats(0, 1), min_size=2, max_size=6).map(tuple)

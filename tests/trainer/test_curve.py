@@ -5,8 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from tinyzero_trainer.curve import CurveError, draw_curve, smooth
-from tinyzero_trainer.metrics import ACCURACY, LENGTH, REWARD, MetricsLog, held_out_key, size_key, task_accuracy_key
+from tinyzero_trainer.monitoring.metrics_log import (
+    ACCURACY,
+    LENGTH,
+    REWARD,
+    MetricsLog,
+    held_out_key,
+    size_key,
+    task_accuracy_key,
+)
+from tinyzero_trainer.monitoring.plot import CurveError, draw_curve, smooth
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30)
 

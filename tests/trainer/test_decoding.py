@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyzero_trainer.decoding import decode_texts
-from tinyzero_trainer.tiny import build_tokenizer
+from tinyzero_trainer.data.tokenization import decode_texts
+from tinyzero_trainer.sft.tiny_model import build_tokenizer
 
 TOKENIZER = build_tokenizer()
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import build
-from tinyzero_trainer import demonstrations
-from tinyzero_trainer.demonstrations import BatchSource, Example, batch_stream, pack
-from tinyzero_trainer.task_shares import load_shares
-from tinyzero_trainer.warmstart_config import WarmStartConfig
+from tinyzero_trainer.config.sft import WarmStartConfig
+from tinyzero_trainer.config.tasks import load_shares
+from tinyzero_trainer.sft import dataset as demonstrations
+from tinyzero_trainer.sft.dataset import BatchSource, Example, batch_stream, pack
 
 LENGTH, PAD = 16, 999
 TOKENS = st.lists(st.integers(0, 99), min_size=1, max_size=LENGTH // 2)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tinyzero_trainer.display import Display, _duration, outcome_line, sparkline
-from tinyzero_trainer.metrics import ACCURACY, LENGTH, REWARD, THROUGHPUT
+from tinyzero_trainer.monitoring.metrics_log import ACCURACY, LENGTH, REWARD, THROUGHPUT
+from tinyzero_trainer.monitoring.progress import Display, _duration, outcome_line, sparkline
 
 METRICS = {REWARD: 0.4123, ACCURACY: 0.382, LENGTH: 57.4, THROUGHPUT: 12345.6, "actor/entropy": 1.0}
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_trainer.divergences import SAMPLED, adapted_coefficient, entropy, exact
+from tinyzero_trainer.algorithms.kl import SAMPLED, adapted_coefficient, entropy, exact
 
 logprob = st.floats(-30, 0)
 

@@ -12,8 +12,15 @@ import torch
 from tests.trainer.machines import CU124, GIB, H200, RTX_5090, facts_of, machine, seen
 from tests.trainer.planned import config_of
 from tinyzero_sdk.cli import main
+from tinyzero_trainer.cli import doctor as command
 from tinyzero_trainer.config import AlgorithmConfig, LogConfig, ModelConfig, TrainConfig
-from tinyzero_trainer.doctor import alike, checks, cluster, command, fitting, gpus, links, packages, probe
+from tinyzero_trainer.doctor import checks, probe
+from tinyzero_trainer.doctor import cluster_checks as cluster
+from tinyzero_trainer.doctor import consistency_checks as alike
+from tinyzero_trainer.doctor import gpu_checks as gpus
+from tinyzero_trainer.doctor import interconnect_checks as links
+from tinyzero_trainer.doctor import package_checks as packages
+from tinyzero_trainer.doctor import placement_checks as fitting
 from tinyzero_trainer.doctor.checks import examine
 from tinyzero_trainer.doctor.facts import (
     Card,
@@ -23,9 +30,9 @@ from tinyzero_trainer.doctor.facts import (
     Torch,
     Wanted,
 )
-from tinyzero_trainer.model_files import Model
-from tinyzero_trainer.plan.find_shape import find_shape
-from tinyzero_trainer.plan.memory import host_bytes
+from tinyzero_trainer.estimate.memory import host_bytes
+from tinyzero_trainer.models.files import Model
+from tinyzero_trainer.models.hub import find_shape
 
 
 @pytest.mark.parametrize("cards", [(), (H200,), (RTX_5090,), (H200, dataclasses.replace(H200, index=1, uuid="e"))])

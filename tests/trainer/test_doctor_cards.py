@@ -19,8 +19,8 @@ from tinyzero_trainer.doctor.facts import (
     Torch,
     Wanted,
 )
-from tinyzero_trainer.doctor.kernels import build_for, has_kernels
-from tinyzero_trainer.models import ModelError, choose_device
+from tinyzero_trainer.hardware.compute_capability import build_for, has_kernels
+from tinyzero_trainer.models.loading import ModelError, choose_device
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ def test_the_refusal_comes_before_a_model_is_loaded(
     toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     FakeCuda(monkeypatch, RTX_5090, CU124, "12.4")
-    monkeypatch.setattr("tinyzero_trainer.learners.load_model", lambda *_: pytest.fail("a model is loaded"))
+    monkeypatch.setattr("tinyzero_trainer.training.build.load_model", lambda *_: pytest.fail("a model is loaded"))
     with pytest.raises(SystemExit) as ended:
         main(["train", "--task", toy_task, "--output", str(tmp_path / "run")])
     said = capsys.readouterr().err

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.trainer.clusters import ADDRESS, bad, of_gpus, with_ray
 from tests.trainer.machines import H200, facts_of, seen
 from tinyzero_trainer.doctor.facts import Package, Wanted
-from tinyzero_trainer.doctor.fitting import fits
+from tinyzero_trainer.doctor.placement_checks import fits
 from tinyzero_trainer.doctor.ray_facts import Places
 
 

@@ -13,9 +13,9 @@ from tests.trainer.machines import H200, RTX_5090, facts_of, machine, seen
 from tests.trainer.test_doctor_nvidia_smi import smi
 from tinyzero_trainer.doctor import checks, probe
 from tinyzero_trainer.doctor.facts import Card, Driver, Facts, Link, Wanted
-from tinyzero_trainer.doctor.findings import Finding
-from tinyzero_trainer.doctor.links import check_links, parse_links
-from tinyzero_trainer.doctor.nvidia_smi import ask_links
+from tinyzero_trainer.doctor.finding import Finding
+from tinyzero_trainer.doctor.interconnect_checks import check_links, parse_links
+from tinyzero_trainer.hardware.nvml import ask_links
 
 LEGEND = """
 Legend:

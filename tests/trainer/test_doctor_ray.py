@@ -26,14 +26,15 @@ from tests.trainer.clusters import (
 )
 from tests.trainer.machines import facts_of, seen
 from tinyzero_sdk.cli import main
-from tinyzero_trainer.doctor import cluster_probe, command, node_probe, probe
-from tinyzero_trainer.doctor.alike import matching
+from tinyzero_trainer.cli import doctor as command
+from tinyzero_trainer.doctor import cluster_probe, node_probe, probe
 from tinyzero_trainer.doctor.checks import examine
 from tinyzero_trainer.doctor.cluster_probe import look_at_ray, marker, ray_of, trouble_of
+from tinyzero_trainer.doctor.consistency_checks import matching
 from tinyzero_trainer.doctor.facts import Facts, Package, Wanted
 from tinyzero_trainer.doctor.ray_facts import Inside, Node, Ray, Token, Trouble
-from tinyzero_trainer.model_files import Model
-from tinyzero_trainer.ray.cluster import in_one_line
+from tinyzero_trainer.executors.ray.cluster import in_one_line
+from tinyzero_trainer.models.files import Model
 
 
 def test_nothing_is_said_without_ray_and_nothing_is_wrong_with_two_nodes_that_are_alike() -> None:

@@ -15,7 +15,7 @@ from tinyzero_trainer.config import RayConfig
 from tinyzero_trainer.doctor import node_probe
 from tinyzero_trainer.doctor.cluster_probe import look_at_ray
 from tinyzero_trainer.doctor.ray_facts import Ray
-from tinyzero_trainer.ray.cluster import RayError, room
+from tinyzero_trainer.executors.ray.cluster import RayError, room
 
 pytestmark = pytest.mark.slow
 

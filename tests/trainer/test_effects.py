@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, describe, leaves, merge, nested, parse_words
-from tinyzero_trainer import named_losses
 from tinyzero_trainer.config import Advantage, Estimator, TrainConfig
-from tinyzero_trainer.effects import COMPARES_SAMPLES, DISCOUNTS
-from tinyzero_trainer.layers import idle_settings, with_defaults, without_idle
+from tinyzero_trainer.config.layers import idle_settings, with_defaults, without_idle
+from tinyzero_trainer.config.unused import COMPARES_SAMPLES, DISCOUNTS
+from tinyzero_trainer.utils import import_object as named_losses
 
 IDLE = [
     ("algorithm.policy_loss=reinforce algorithm.clip_low=0.1", "algorithm.clip_low", "clips nothing"),
@@ -203,9 +203,9 @@ def test_rules_speak_of_settings_that_exist() -> None:
 
 
 def test_the_names_that_settings_take_are_those_of_functions() -> None:
-    from tinyzero_trainer.advantages import ESTIMATORS
-    from tinyzero_trainer.divergences import SAMPLED
-    from tinyzero_trainer.losses import POLICY_LOSSES
+    from tinyzero_trainer.algorithms.advantages import ESTIMATORS
+    from tinyzero_trainer.algorithms.kl import SAMPLED
+    from tinyzero_trainer.algorithms.losses import POLICY_LOSSES
 
     assert set(get_args(Advantage)) == set(ESTIMATORS)
     assert all(name == function.__name__ for name, function in ESTIMATORS.items())  # as the setting's text has it

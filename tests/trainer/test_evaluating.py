@@ -5,7 +5,7 @@ import pytest
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import describe
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.evaluating import EVALUATION_KEYS, evaluation_config
+from tinyzero_trainer.controller.eval_config import EVALUATION_KEYS, evaluation_config
 
 pytestmark = pytest.mark.usefixtures("built_in_preset")
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.records import Prompt, Rollout
-from tinyzero_trainer.roles import score
+from tinyzero_trainer.executors.local import score
+from tinyzero_trainer.types import Prompt, Rollout
 
 SCORES = [
     Score(0.0, False, "error"),

@@ -8,13 +8,20 @@ import transformers
 from tests.trainer.conftest import SHAPE
 from tests.trainer.samples import ragged_samples
 from tests.trainer.test_batching import make_sample
-from tinyzero_trainer import forward, head
-from tinyzero_trainer.batching import micro_batches
 from tinyzero_trainer.config import AlgorithmConfig, Estimator, OptimizerConfig
-from tinyzero_trainer.forward import Reference, head_of, keeps_packed_apart, sampled_logprobs, token_statistics
-from tinyzero_trainer.models import LanguageModel, ModelError
-from tinyzero_trainer.policy import Policy
-from tinyzero_trainer.tiny import build_model
+from tinyzero_trainer.models import fused_logprobs as head
+from tinyzero_trainer.models.loading import LanguageModel, ModelError
+from tinyzero_trainer.sft.tiny_model import build_model
+from tinyzero_trainer.training import logprobs as forward
+from tinyzero_trainer.training.logprobs import (
+    Reference,
+    head_of,
+    keeps_packed_apart,
+    sampled_logprobs,
+    token_statistics,
+)
+from tinyzero_trainer.training.micro_batches import micro_batches
+from tinyzero_trainer.training.policy import Policy
 
 CPU = torch.device("cpu")
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.trainer.conftest import random_model
-from tinyzero_trainer.records import Rollout
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
-from tinyzero_trainer.rollout import graph as graph_package
-from tinyzero_trainer.rollout.graph.engine import GraphEngine, batch_levels, kernels_run
-from tinyzero_trainer.rollout.graph.replaying import Replayer
-from tinyzero_trainer.rollout.graph.room import Memory, NoRoom
-from tinyzero_trainer.weights import named_weights
+from tinyzero_trainer.rollout import cuda_graph as graph_package
+from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine, batch_levels, kernels_run
+from tinyzero_trainer.rollout.cuda_graph.graph_runner import Replayer
+from tinyzero_trainer.rollout.cuda_graph.kv_capacity import Memory, NoRoom
+from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.types import Rollout
 
 ENDS = set(range(0, 97, 11))
 PROMPTS = [[5], [7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8, 9], [40, 41], [90, 3, 17, 17]]
@@ -247,7 +247,7 @@ def test_kernels_that_do_not_run_are_told_of_and_done_without(
         raise error
 
     notes: list[str] = []
-    monkeypatch.setattr(graph_package, "step_kernels", SimpleNamespace(try_out=try_out), raising=False)
+    monkeypatch.setattr(graph_package, "triton_kernels", SimpleNamespace(try_out=try_out), raising=False)
     assert not kernels_run(graph(random_model("llama"))._model, ENDS, notes.append)
     assert not notes
     on_a_gpu: Any = SimpleNamespace(device=torch.device("cuda"))

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from tests.trainer.conftest import random_model
-from tinyzero_trainer.models import from_parts
-from tinyzero_trainer.records import Rollout
+from tinyzero_trainer.models.loading import from_parts
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
 from tinyzero_trainer.rollout.build import build_engine
-from tinyzero_trainer.rollout.graph import attention
-from tinyzero_trainer.rollout.graph.engine import GraphEngine
-from tinyzero_trainer.rollout.graph.state import State, draw
-from tinyzero_trainer.tiny import TinyShape, build_model, build_tokenizer
-from tinyzero_trainer.weights import named_weights
+from tinyzero_trainer.rollout.cuda_graph import reference_ops as attention
+from tinyzero_trainer.rollout.cuda_graph.batch_state import State, draw
+from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
+from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.sft.tiny_model import TinyShape, build_model, build_tokenizer
+from tinyzero_trainer.types import Rollout
 
 pytestmark = pytest.mark.gpu
 
@@ -72,7 +72,7 @@ def test_draws_what_the_plain_engine_draws(kind: str, params: SamplingParams, ke
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(6, 6, 64), (14, 2, 64), (7, 1, 128), (4, 4, 96), (4, 2, 16)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention_kernel(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
-    from tinyzero_trainer.rollout.graph import step_kernels
+    from tinyzero_trainer.rollout.cuda_graph import triton_kernels as step_kernels
 
     torch.manual_seed(0)
     positions, slots = [0, 1, 63, 64, 65, 130, 255], 256
@@ -94,7 +94,7 @@ def test_attention_kernel(heads: int, kv_heads: int, size: int, dtype: torch.dty
 @pytest.mark.parametrize("vocabulary", [50, 1252, 151_936])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_drawing_kernel(vocabulary: int, dtype: torch.dtype) -> None:
-    from tinyzero_trainer.rollout.graph import step_kernels
+    from tinyzero_trainer.rollout.cuda_graph import triton_kernels as step_kernels
 
     rows, params = 512, SamplingParams(8, 0.8)
     logits = (3 * torch.randn(rows, vocabulary, device=GPU)).to(dtype)
@@ -121,7 +121,7 @@ def test_drawing_kernel(vocabulary: int, dtype: torch.dtype) -> None:
 
 
 def test_tokens_come_as_often_as_their_probability_says() -> None:
-    from tinyzero_trainer.rollout.graph import step_kernels
+    from tinyzero_trainer.rollout.cuda_graph import triton_kernels as step_kernels
 
     rows = 100_000
     logits = torch.tensor([2.0, 0.0, -1.0, 1.0, -20.0], device=GPU)

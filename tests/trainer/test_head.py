@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tinyzero_trainer.divergences import exact
-from tinyzero_trainer.head import _gradient, _statistics, token_divergences, token_logprobs
+from tinyzero_trainer.algorithms.kl import exact
+from tinyzero_trainer.models.fused_logprobs import _gradient, _statistics, token_divergences, token_logprobs
 
 
 def written_out(states: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -110,7 +110,7 @@ def test_a_frozen_head_gets_no_gradient_and_large_logits_stay_finite():
 @pytest.mark.parametrize("anchored", [False, True])
 @pytest.mark.parametrize("vocabulary", [7, 1252, 4096, 10_001])
 def test_the_kernels_compute_what_is_written_out(vocabulary, anchored, dtype):
-    from tinyzero_trainer import head_kernels
+    from tinyzero_trainer.models import fused_logprobs_triton as head_kernels
 
     logits = (3 * torch.randn(33, vocabulary, device="cuda")).to(dtype)
     anchors = (logits + torch.randn_like(logits)).to(dtype) if anchored else None
@@ -126,7 +126,7 @@ def test_the_kernels_compute_what_is_written_out(vocabulary, anchored, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("vocabulary", [1252, 10_001])
 def test_the_kernels_find_no_divergence_where_there_is_none(vocabulary):
-    from tinyzero_trainer import head_kernels
+    from tinyzero_trainer.models import fused_logprobs_triton as head_kernels
 
     logits = (3 * torch.randn(33, vocabulary, device="cuda")).bfloat16()
     columns = head_kernels.measure(logits, logits.clone(), torch.zeros(33, dtype=torch.long, device="cuda"), 0.7)

@@ -3,9 +3,9 @@
 import pytest
 
 from tinyzero_sdk import Item, Score
-from tinyzero_sdk.evaluation import EvaluationResult
-from tinyzero_trainer.evaluation import _summary
-from tinyzero_trainer.records import Prompt, Rollout, Sample
+from tinyzero_sdk.evaluation.evaluate import EvaluationResult
+from tinyzero_trainer.controller.heldout_eval import _summary
+from tinyzero_trainer.types import Prompt, Rollout, Sample
 
 
 def made(prompt, correct, length):

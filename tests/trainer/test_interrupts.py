@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from tinyzero_trainer import interrupts
-from tinyzero_trainer.interrupts import Interrupted, StopFlag, catch_signals
+from tinyzero_trainer.utils import signals as interrupts
+from tinyzero_trainer.utils.signals import Interrupted, StopFlag, catch_signals
 
 
 @pytest.mark.parametrize("number", interrupts.SIGNALS)
@@ -82,7 +82,7 @@ def test_interrupted_says_how_to_go_on(number, code):
 def test_a_real_process_finishes_its_step_and_exits_with_143():
     program = """
 import sys, time
-from tinyzero_trainer.interrupts import Interrupted, catch_signals
+from tinyzero_trainer.utils.signals import Interrupted, catch_signals
 with catch_signals() as stop:
     print("ready", flush=True)
     while not stop.requested:

@@ -11,17 +11,19 @@ from torch import Tensor
 
 from tests.trainer.conftest import SHAPE
 from tests.trainer.samples import ragged_samples
-from tinyzero_trainer import batching, critic, policy, ragged
-from tinyzero_trainer.batching import MicroBatch, completion_lengths
+from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import Aggregation, AlgorithmConfig, CriticConfig, OptimizerConfig
-from tinyzero_trainer.critic import Critic
-from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.forward import Reference
-from tinyzero_trainer.models import LanguageModel
-from tinyzero_trainer.policy import Policy
-from tinyzero_trainer.records import Sample
-from tinyzero_trainer.schedules import StepSettings
-from tinyzero_trainer.tiny import build_model
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.sft.tiny_model import build_model
+from tinyzero_trainer.training import critic, policy
+from tinyzero_trainer.training import micro_batches as batching
+from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.critic import Critic
+from tinyzero_trainer.training.logprobs import Reference
+from tinyzero_trainer.training.micro_batches import MicroBatch, completion_lengths
+from tinyzero_trainer.training.policy import Policy
+from tinyzero_trainer.types import Sample
+from tinyzero_trainer.utils import jagged as ragged
 
 NOW = StepSettings(learning_rate=1e-3, temperature=0.8, kl_coefficient=0.3)
 WHOLE = 10**6

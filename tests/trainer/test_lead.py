@@ -15,25 +15,25 @@ import torch
 
 from tinyzero_sdk import Item, Score
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
-from tinyzero_trainer import collecting
-from tinyzero_trainer.beside import beside
-from tinyzero_trainer.collecting import Collected
+from tinyzero_trainer.algorithms.importance_sampling import ENGINE_DIVERGENCE
+from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.configure import make_config
-from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.interrupts import StopFlag
-from tinyzero_trainer.lost import WorkerLost
-from tinyzero_trainer.mismatch import ENGINE_DIVERGENCE
-from tinyzero_trainer.prompts import Progress
-from tinyzero_trainer.ray import stand_ins
-from tinyzero_trainer.ray.asking import Member
-from tinyzero_trainer.records import Prompt, Rollout, Sample
-from tinyzero_trainer.roles import StopRequested
+from tinyzero_trainer.config.compose import make_config
+from tinyzero_trainer.controller import collector as collecting
+from tinyzero_trainer.controller.collector import Collected
+from tinyzero_trainer.controller.pending_batch import from_json, to_json
+from tinyzero_trainer.controller.step import STOPPING, Carried, TrainingStep
+from tinyzero_trainer.data.prompts import Progress
+from tinyzero_trainer.errors import WorkerLost
+from tinyzero_trainer.executors.local import StopRequested
+from tinyzero_trainer.executors.ray import remote_workers as stand_ins
+from tinyzero_trainer.executors.ray.calls import Member
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.vllm.connection import VllmError
-from tinyzero_trainer.saved_batch import from_json, to_json
-from tinyzero_trainer.schedules import StepSettings
-from tinyzero_trainer.training_step import STOPPING, Carried, TrainingStep
+from tinyzero_trainer.rollout.vllm.client import VllmError
+from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.utils.background import beside
+from tinyzero_trainer.utils.signals import StopFlag
 
 APART = {"run": {"executor": "ray", "task": "toy", "output": "run"}, "ray": {"engines": 1}}
 CORRECTED = {"rollout": {"lead": 1, "logprobs": "always"}, "mismatch": {"weights": "token"}}

@@ -13,14 +13,15 @@ from safetensors.torch import load_file
 from tests.trainer.configurations import changed
 from tests.trainer.engine_apart import built_apart
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer import collecting, loop
-from tinyzero_trainer.checkpoint import latest
+from tinyzero_trainer.checkpoint.store import latest
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.interrupts import Interrupted
-from tinyzero_trainer.loop import BATCH_FILE, STATE_DIRECTORY, train
-from tinyzero_trainer.lost import WorkerLost
-from tinyzero_trainer.policy import Policy
-from tinyzero_trainer.training_step import TrainingStep
+from tinyzero_trainer.controller import collector as collecting
+from tinyzero_trainer.controller import loop
+from tinyzero_trainer.controller.loop import BATCH_FILE, STATE_DIRECTORY, train
+from tinyzero_trainer.controller.step import TrainingStep
+from tinyzero_trainer.errors import WorkerLost
+from tinyzero_trainer.training.policy import Policy
+from tinyzero_trainer.utils.signals import Interrupted
 
 STEPS = 4
 UNTIMED = ("timing_", "perf/", "time/")

@@ -15,10 +15,10 @@ from tests.trainer.configurations import changed
 from tests.trainer.engine_apart import built_apart
 from tests.trainer.processes import apart
 from tests.trainer.test_ray import ENDS_WITHIN, STARTS_WITHIN, below, entitled, lines, running, steps_of, until
-from tinyzero_trainer import loop
-from tinyzero_trainer.checkpoint import latest
+from tinyzero_trainer.checkpoint.store import latest
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.loop import BATCH_FILE, STATE_DIRECTORY, train
+from tinyzero_trainer.controller import loop
+from tinyzero_trainer.controller.loop import BATCH_FILE, STATE_DIRECTORY, train
 
 pytestmark = pytest.mark.slow
 

@@ -7,13 +7,13 @@ import torch
 
 from tinyzero_sdk import load_task
 from tinyzero_sdk.cli import main
-from tinyzero_sdk.evaluation import EVALUATION_SEED, EvaluationRequest, evaluate
-from tinyzero_sdk.sample_file import SampleFile
-from tinyzero_trainer import prompts
+from tinyzero_sdk.evaluation.evaluate import EVALUATION_SEED, EvaluationRequest, evaluate
+from tinyzero_sdk.evaluation.sample_log import SampleFile
 from tinyzero_trainer.config import DataConfig
-from tinyzero_trainer.local_models import LocalModels
-from tinyzero_trainer.memory_errors import OutOfMemory
-from tinyzero_trainer.prompts import PromptSource
+from tinyzero_trainer.controller.local_sampler import LocalModels
+from tinyzero_trainer.data import prompts
+from tinyzero_trainer.data.prompts import PromptSource
+from tinyzero_trainer.oom_errors import OutOfMemory
 from tinyzero_trainer.rollout import TorchEngine
 
 WORDS = ("rollout.max_tokens=12", "rollout.max_sequences=8", "data.test_share=0.4", "run.device=cpu")
@@ -54,7 +54,7 @@ def test_the_problems_are_those_held_out_in_training(plan, toy_task, toy_model, 
 @pytest.mark.slow
 def test_an_evaluation_that_was_stopped_gives_what_one_that_was_not_gives(plan, tmp_path, monkeypatch):
     for name in ("_score", "_sum_up"):
-        monkeypatch.setattr(f"tinyzero_sdk.evaluation.{name}", lambda *_: None)
+        monkeypatch.setattr(f"tinyzero_sdk.evaluation.evaluate.{name}", lambda *_: None)
     whole, stopped = tmp_path / "whole.jsonl", tmp_path / "stopped.jsonl"
     evaluate(plan(), whole, Quiet())
     append = SampleFile.append
@@ -81,7 +81,7 @@ def stop_at(append, most):
 def test_a_finished_evaluation_is_not_sampled_again(plan, tmp_path, monkeypatch):
     output = tmp_path / "out.jsonl"
     first = evaluate(plan(), output, Quiet())
-    monkeypatch.setattr("tinyzero_trainer.local_models.LocalSampler.sample", None)
+    monkeypatch.setattr("tinyzero_trainer.controller.local_sampler.LocalSampler.sample", None)
     again = evaluate(plan(), output, Quiet())
     assert (again.accuracy, again.mean_length, again.tokens_per_second) == (first.accuracy, first.mean_length, None)
 

@@ -17,16 +17,18 @@ from safetensors.torch import load_file
 from tests.trainer.configurations import changed
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.settings import to_mapping
-from tinyzero_trainer import collecting, loop, training_step
-from tinyzero_trainer.checkpoint import latest
+from tinyzero_trainer.checkpoint.store import latest
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.configure import make_config
-from tinyzero_trainer.interrupts import Interrupted
-from tinyzero_trainer.loop import train
-from tinyzero_trainer.models import ModelError
-from tinyzero_trainer.policy import Policy
+from tinyzero_trainer.config.compose import make_config
+from tinyzero_trainer.controller import collector as collecting
+from tinyzero_trainer.controller import loop
+from tinyzero_trainer.controller import step as training_step
+from tinyzero_trainer.controller.loop import train
+from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.rollout.build import TorchEngine
-from tinyzero_trainer.rollout.vllm.connection import VllmError
+from tinyzero_trainer.rollout.vllm.client import VllmError
+from tinyzero_trainer.training.policy import Policy
+from tinyzero_trainer.utils.signals import Interrupted
 
 STEPS = 5
 UNTIMED = ("timing_", "perf/", "time/")

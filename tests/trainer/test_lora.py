@@ -21,19 +21,21 @@ from tests.trainer.samples import ragged_samples, token_logprobs
 from tests.trainer.test_loop import killed, lines
 from tests.trainer.test_policy import NOW, as_experience
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer import loop, roles, training_step
-from tinyzero_trainer.batching import MicroBatch, micro_batches
 from tinyzero_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig, TrainConfig
-from tinyzero_trainer.configure import make_config
-from tinyzero_trainer.display import Display
-from tinyzero_trainer.forward import Reference
-from tinyzero_trainer.loop import train
-from tinyzero_trainer.lora import Adapter, LoraError, merged_state
-from tinyzero_trainer.models import LanguageModel, ModelError, load_model, save_model
-from tinyzero_trainer.policy import Policy
+from tinyzero_trainer.config.compose import make_config
+from tinyzero_trainer.controller import loop
+from tinyzero_trainer.controller import step as training_step
+from tinyzero_trainer.controller.loop import train
+from tinyzero_trainer.executors import local as roles
+from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model, save_model
+from tinyzero_trainer.models.lora import Adapter, LoraError, merged_state
+from tinyzero_trainer.monitoring.progress import Display
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
 from tinyzero_trainer.rollout.decoder import build_decoder
-from tinyzero_trainer.weights import named_weights
+from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.training.logprobs import Reference
+from tinyzero_trainer.training.micro_batches import MicroBatch, micro_batches
+from tinyzero_trainer.training.policy import Policy
 
 CPU = torch.device("cpu")
 ADVANTAGES = [1.0, -1.0, 0.5, -0.5] * 3

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_trainer import ragged
-from tinyzero_trainer.losses import POLICY_LOSSES, LossInputs, token_weights, value_loss
-from tinyzero_trainer.named_losses import BUILT_IN
+from tinyzero_trainer.algorithms.losses import POLICY_LOSSES, LossInputs, token_weights, value_loss
+from tinyzero_trainer.utils import jagged as ragged
+from tinyzero_trainer.utils.import_object import BUILT_IN
 
 LOW, HIGH = 0.2, 0.28
 MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]

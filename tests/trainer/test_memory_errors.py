@@ -9,18 +9,21 @@ import torch
 
 from tests.trainer.configurations import call, changed
 from tinyzero_sdk.settings import build, merge, parse_words, to_mapping
-from tinyzero_trainer import policy, roles, sharding, warmstart
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.critic import Critic
-from tinyzero_trainer.loop import train
-from tinyzero_trainer.memory_errors import OutOfMemory, explained, out_of_memory
-from tinyzero_trainer.models import ModelError
+from tinyzero_trainer.config.resume import resume_config
+from tinyzero_trainer.controller.loop import train
+from tinyzero_trainer.distributed import fsdp as sharding
+from tinyzero_trainer.executors import local as roles
+from tinyzero_trainer.models.loading import ModelError
+from tinyzero_trainer.oom_errors import OutOfMemory, explained, out_of_memory
 from tinyzero_trainer.plan import advice as advice_of_plan
-from tinyzero_trainer.plan.proposals import with_settings
-from tinyzero_trainer.policy import Policy
-from tinyzero_trainer.resuming import resume_config
+from tinyzero_trainer.plan.candidates import with_settings
 from tinyzero_trainer.rollout import TorchEngine
-from tinyzero_trainer.rollout.graph.room import NoRoom
+from tinyzero_trainer.rollout.cuda_graph.kv_capacity import NoRoom
+from tinyzero_trainer.sft import train as warmstart
+from tinyzero_trainer.training import policy
+from tinyzero_trainer.training.critic import Critic
+from tinyzero_trainer.training.policy import Policy
 
 ALLOCATOR = "CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0 has a total capacity of 23.65 GiB of which 2.39 GiB"
 

@@ -9,8 +9,8 @@ import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tinyzero_trainer import meshes
-from tinyzero_trainer.meshes import Meshes, find_meshes
+from tinyzero_trainer.distributed import mesh as meshes
+from tinyzero_trainer.distributed.mesh import Meshes, find_meshes
 
 
 @pytest.fixture

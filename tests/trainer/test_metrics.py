@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk.errors import DataError
-from tinyzero_trainer.metrics import MetricsError, MetricsLog, held_out_key, read_metrics
+from tinyzero_trainer.monitoring.metrics_log import MetricsError, MetricsLog, held_out_key, read_metrics
 
 NUMBERS = st.floats() | st.integers(-(2**60), 2**60)
 ROW = st.dictionaries(st.text().filter(lambda name: name != "step"), NUMBERS, max_size=8)

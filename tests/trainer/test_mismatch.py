@@ -15,17 +15,18 @@ from safetensors.torch import load_file
 
 from tests.trainer.samples import ragged_samples
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer import loop, mismatch
-from tinyzero_trainer.config import AlgorithmConfig, MismatchConfig, OptimizerConfig, RolloutConfig, TrainConfig
-from tinyzero_trainer.configure import make_config
-from tinyzero_trainer.loop import train
-from tinyzero_trainer.mismatch import (
+from tinyzero_trainer.algorithms import importance_sampling as mismatch
+from tinyzero_trainer.algorithms.importance_sampling import (
     asks_engine,
     engine_logprobs,
     importance_weights,
     mismatch_metrics,
 )
-from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.config import AlgorithmConfig, MismatchConfig, OptimizerConfig, RolloutConfig, TrainConfig
+from tinyzero_trainer.config.compose import make_config
+from tinyzero_trainer.controller import loop
+from tinyzero_trainer.controller.loop import train
+from tinyzero_trainer.models.loading import LanguageModel
 
 ALWAYS = RolloutConfig(logprobs="always")
 TOKEN = MismatchConfig(weights="token")

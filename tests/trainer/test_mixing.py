@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.trainer.toy_problems import problems, take
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.config import CurriculumConfig
-from tinyzero_trainer.mixing import Mixture, next_share, some_of_each
-from tinyzero_trainer.prompts import Progress
-from tinyzero_trainer.records import Prompt, Rollout, Sample
+from tinyzero_trainer.data.mixture import Mixture, next_share, some_of_each
+from tinyzero_trainer.data.prompts import Progress
+from tinyzero_trainer.types import Prompt, Rollout, Sample
 
 WEIGHTS = st.lists(
     st.sampled_from([1.0, 1, 2, 3, 5, 9, 20, 50, 0.1, 2.5]) | st.floats(0.01, 100), min_size=1, max_size=9

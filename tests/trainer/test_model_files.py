@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from tests.trainer.conftest import random_model
 from tests.trainer.machines import facts_of, seen
-from tinyzero_trainer import model_files
-from tinyzero_trainer.model_files import Model, find_fault, find_model
-from tinyzero_trainer.models import LanguageModel, ModelError, load_model
-from tinyzero_trainer.plan.find_shape import find_shape
+from tinyzero_trainer.models import files as model_files
+from tinyzero_trainer.models.files import Model, find_fault, find_model
+from tinyzero_trainer.models.hub import find_shape
+from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model
 
 CPU = torch.device("cpu")
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 99\n"

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tinyzero_trainer.models import LanguageModel, ModelError, choose_device, from_parts, load_model
+from tinyzero_trainer.models.loading import LanguageModel, ModelError, choose_device, from_parts, load_model
 
 CPU = torch.device("cpu")
 

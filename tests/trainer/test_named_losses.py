@@ -10,18 +10,18 @@ from tests.trainer.samples import ragged_samples
 from tests.trainer.test_policy import as_experience
 from tinyzero_sdk.cli import main
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer import roles
+from tinyzero_trainer.algorithms.losses import find_policy_loss
+from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
-from tinyzero_trainer.configure import make_config
-from tinyzero_trainer.losses import find_policy_loss
-from tinyzero_trainer.named_losses import load_function
-from tinyzero_trainer.policy import Policy
-from tinyzero_trainer.schedules import StepSettings
+from tinyzero_trainer.config.compose import make_config
+from tinyzero_trainer.executors import local as roles
+from tinyzero_trainer.training.policy import Policy
+from tinyzero_trainer.utils.import_object import load_function
 
 OWN = '''
 import torch
 
-from tinyzero_trainer.losses import PolicyLoss
+from tinyzero_trainer.algorithms.losses import PolicyLoss
 
 
 def clipped(logprobs, given):
@@ -140,7 +140,7 @@ def test_the_command_refuses_it_before_anything_is_loaded(capsys, toy_task: str,
 
 
 def test_a_file_at_fault_costs_no_loading_of_the_model(own: Path, toy_task: str, monkeypatch) -> None:
-    from tinyzero_trainer.display import Display
+    from tinyzero_trainer.monitoring.progress import Display
 
     monkeypatch.setattr(roles, "load_model", lambda *args: pytest.fail("the model was loaded"))
     config = make_config(

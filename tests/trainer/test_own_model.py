@@ -14,23 +14,26 @@ import tomli_w
 import torch
 
 from tests.trainer.configurations import call, said
-from tinyzero_sdk.cli import output
+from tinyzero_sdk import console as output
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import build, read_toml
-from tinyzero_trainer import gpu_seen, loop, own_model, warmstart
 from tinyzero_trainer.config import OwnModelConfig, TrainConfig
-from tinyzero_trainer.configure import resolve
-from tinyzero_trainer.gpu_seen import sees_gpu
-from tinyzero_trainer.memory_errors import OutOfMemory
-from tinyzero_trainer.own_model import OwnModel, find_fault, plan
+from tinyzero_trainer.config.compose import resolve
+from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, PRESET_FILE, preset_content
+from tinyzero_trainer.config.sft import WarmStartConfig
+from tinyzero_trainer.controller import loop
+from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.hardware import gpu_seen
+from tinyzero_trainer.hardware.gpu_seen import sees_gpu
+from tinyzero_trainer.oom_errors import OutOfMemory
 from tinyzero_trainer.plan import advice
-from tinyzero_trainer.plan.constants import GIB
-from tinyzero_trainer.plan.proposals import setting
-from tinyzero_trainer.plan.target import Target
-from tinyzero_trainer.presets import BUILT_IN_MODEL, PRESET_FILE, preset_content
-from tinyzero_trainer.tiny import TinyShape, build_model, build_tokenizer
-from tinyzero_trainer.warmstart import WarmStartResult
-from tinyzero_trainer.warmstart_config import WarmStartConfig
+from tinyzero_trainer.plan.candidates import setting
+from tinyzero_trainer.plan.target_gpu import Target
+from tinyzero_trainer.sft import default_model as own_model
+from tinyzero_trainer.sft import train as warmstart
+from tinyzero_trainer.sft.default_model import OwnModel, find_fault, plan
+from tinyzero_trainer.sft.tiny_model import TinyShape, build_model, build_tokenizer
+from tinyzero_trainer.sft.train import WarmStartResult
 
 SMALL = ("own_model.hidden_size=32", "own_model.layers=1", "own_model.head_size=16", "own_model.mlp_size=48")
 

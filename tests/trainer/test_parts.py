@@ -13,18 +13,18 @@ from torch import Tensor
 from tests.trainer.processes import on_ranks
 from tests.trainer.sharded import CASES, CPU, NOW, PLAIN, make_policy, make_up
 from tests.trainer.test_ranks import OPTIMIZER, copies
+from tinyzero_trainer.checkpoint.sharded_tensors import load_parts, save_parts, shapes
 from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, LoraConfig
-from tinyzero_trainer.critic import Critic
-from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.learners import _load
-from tinyzero_trainer.lora import DIRECTORY as ADAPTER
-from tinyzero_trainer.lora import Adapter
-from tinyzero_trainer.models import LanguageModel, load_model, save_model
-from tinyzero_trainer.optimizing import Optimizer
-from tinyzero_trainer.parts import load_parts, save_parts, shapes
-from tinyzero_trainer.policy import Policy
-from tinyzero_trainer.sharding import Placement, process_group, shard
-from tinyzero_trainer.weights import named_weights
+from tinyzero_trainer.distributed.fsdp import Placement, process_group, shard
+from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
+from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER
+from tinyzero_trainer.models.lora import Adapter
+from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.build import _load
+from tinyzero_trainer.training.critic import Critic
+from tinyzero_trainer.training.optimizer import Optimizer
+from tinyzero_trainer.training.policy import Policy
 
 
 def test_one_rank_writes_and_reads_parts_too_and_nothing_is_pickled(tmp_path: Path) -> None:

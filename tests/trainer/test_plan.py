@@ -10,11 +10,11 @@ import pytest
 
 from tests.trainer.configurations import call
 from tests.trainer.planned import HALF_B, PUBLISHED, SHAPES, config_of
-from tinyzero_trainer.cards import known_cards
 from tinyzero_trainer.doctor.facts import Card, Driver
-from tinyzero_trainer.plan import target
-from tinyzero_trainer.plan.constants import GIB
-from tinyzero_trainer.plan.proposals import usable
+from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.hardware.gpu_specs import known_cards
+from tinyzero_trainer.plan import target_gpu as target
+from tinyzero_trainer.plan.candidates import usable
 from tinyzero_trainer.plan.search import make_plan
 
 
@@ -37,7 +37,7 @@ PPO = ("--task", "countdown", "--model", HALF_B, "--recipe", "tinyzero-ppo", "ro
     ],
 )
 def test_eighty_columns(words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    from tinyzero_trainer.plan import view
+    from tinyzero_trainer.cli import plan_report as view
 
     monkeypatch.setattr(view.stdout, "_width", 80)
     code, out, _ = call(capsys, "plan", *words)
@@ -87,7 +87,7 @@ def test_it_says_which_card_would_do(capsys: pytest.CaptureFixture[str]) -> None
 def test_what_others_hold_of_the_card_that_is_here_is_planned_around(
     capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    from tinyzero_trainer.plan import view
+    from tinyzero_trainer.cli import plan_report as view
 
     def planned(taken: int, *more: str) -> tuple[int, str]:
         card = Card(0, "NVIDIA GeForce RTX 4090", (8, 9), 24 * GIB, used=taken, uuid="a")

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from tests.trainer.configurations import call
 from tests.trainer.planned import GRPO, MODELS, SETTINGS, SHAPES, config_of
 from tinyzero_sdk.settings import leaves, parse_words, show
-from tinyzero_trainer import memory_errors
-from tinyzero_trainer.cards import find_card
+from tinyzero_trainer import oom_errors as memory_errors
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.estimate.memory import predict_memory
+from tinyzero_trainer.hardware.gpu_specs import find_card
 from tinyzero_trainer.plan import advice
-from tinyzero_trainer.plan.constants import GIB
-from tinyzero_trainer.plan.memory import predict_memory
-from tinyzero_trainer.plan.proposals import setting, settle, usable, with_settings
+from tinyzero_trainer.plan.candidates import setting, settle, usable, with_settings
 from tinyzero_trainer.plan.search import make_plan
-from tinyzero_trainer.plan.target import Target
+from tinyzero_trainer.plan.target_gpu import Target
 
 RTX_4090 = Target("NVIDIA GeForce RTX 4090", 24 * GIB, find_card("RTX 4090"))
 
@@ -37,7 +37,7 @@ def test_train_warns_of_a_run_that_will_not_fit_and_goes_on(
     toy_task: str, toy_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_card: SimpleNamespace,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    from tinyzero_trainer import loop
+    from tinyzero_trainer.controller import loop
 
     begun = []
     monkeypatch.setattr(loop, "train", lambda config, **_: begun.append(config))

@@ -14,30 +14,32 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor
 
 from tests.trainer.planned import GRPO, HALF_B, SHAPES, config_of
-from tinyzero_trainer import head, policy, sharding
-from tinyzero_trainer.batching import completion_lengths, fill_budget, micro_batches
-from tinyzero_trainer.cards import find_card
-from tinyzero_trainer.compiling import COMPILED_FROM, compiles
+from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import OptimizerConfig, TrainConfig
-from tinyzero_trainer.engine_sizes import drawing_bytes
-from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.models import LanguageModel
-from tinyzero_trainer.plan import constants
-from tinyzero_trainer.plan.constants import GIB
-from tinyzero_trainer.plan.memory import Memory, Part, Phase, _Step, predict_memory
-from tinyzero_trainer.plan.proposals import predict_within, settle, usable, with_settings
-from tinyzero_trainer.plan.rollout import engine_of, needed_by_vllm
+from tinyzero_trainer.config.compiling import COMPILED_FROM, compiles
+from tinyzero_trainer.distributed import fsdp as sharding
+from tinyzero_trainer.distributed.fsdp import Placement
+from tinyzero_trainer.distributed.groups import ALONE
+from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.estimate.engine_buffers import drawing_bytes
+from tinyzero_trainer.estimate.engine_memory import engine_of, needed_by_vllm
+from tinyzero_trainer.estimate.memory import Memory, Part, Phase, _Step, predict_memory
+from tinyzero_trainer.estimate.speed import predict_speed
+from tinyzero_trainer.estimate.workload import work_of
+from tinyzero_trainer.hardware.gpu_specs import find_card
+from tinyzero_trainer.models import fused_logprobs as head
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.models.spec import ModelShape, shape_of
+from tinyzero_trainer.plan.candidates import predict_within, settle, usable, with_settings
 from tinyzero_trainer.plan.search import make_plan
-from tinyzero_trainer.plan.shape import ModelShape, shape_of
-from tinyzero_trainer.plan.speed import predict_speed
-from tinyzero_trainer.plan.work import work_of
-from tinyzero_trainer.ranks import ALONE
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.graph.engine import GraphEngine
-from tinyzero_trainer.rollout.vllm.settings import sequences_at_a_time
-from tinyzero_trainer.schedules import settings_at
-from tinyzero_trainer.sharding import Placement
-from tinyzero_trainer.weights import named_weights
+from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
+from tinyzero_trainer.rollout.vllm.engine_args import sequences_at_a_time
+from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.training import policy
+from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.micro_batches import completion_lengths, fill_budget, micro_batches
 
 H200 = find_card("NVIDIA H200")
 assert H200 is not None

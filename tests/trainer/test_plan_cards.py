@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.cards import find_card, known_cards
 from tinyzero_trainer.doctor.facts import Card, Driver
-from tinyzero_trainer.plan import target
-from tinyzero_trainer.plan.constants import GIB
-from tinyzero_trainer.plan.proposals import usable
-from tinyzero_trainer.plan.target import choose_target, present_card, read_size
+from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.hardware.gpu_specs import find_card, known_cards
+from tinyzero_trainer.plan import target_gpu as target
+from tinyzero_trainer.plan.candidates import usable
+from tinyzero_trainer.plan.target_gpu import choose_target, present_card, read_size
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,17 @@ from tests.trainer.configurations import call
 from tests.trainer.machines import T4, facts_of, seen
 from tests.trainer.planned import GRPO, HALF_B, SHAPES, config_of
 from tests.trainer.test_plan_cards import cards_here
-from tinyzero_trainer.cards import find_card, has_bfloat16, known_cards
+from tinyzero_trainer.cli.plan_report import plan_for
+from tinyzero_trainer.distributed.fsdp import compute_dtype
 from tinyzero_trainer.doctor.facts import Card
-from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.estimate.speed import predict_speed
+from tinyzero_trainer.hardware.gpu_specs import find_card, has_bfloat16, known_cards
+from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.plan import advice
-from tinyzero_trainer.plan.constants import GIB
-from tinyzero_trainer.plan.proposals import with_settings
-from tinyzero_trainer.plan.speed import predict_speed
-from tinyzero_trainer.plan.target import Target, choose_target, on_card, present_card
-from tinyzero_trainer.plan.view import plan_for
-from tinyzero_trainer.rollout.vllm.settings import settled
-from tinyzero_trainer.sharding import compute_dtype
+from tinyzero_trainer.plan.candidates import with_settings
+from tinyzero_trainer.plan.target_gpu import Target, choose_target, on_card, present_card
+from tinyzero_trainer.rollout.vllm.engine_args import settled
 
 CAPABILITIES = [(6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
 

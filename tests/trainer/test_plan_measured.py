@@ -7,14 +7,14 @@ import pytest
 
 from tests.trainer.planned import HALF_B, SHAPES, config_of
 from tinyzero_sdk.settings import leaves
-from tinyzero_trainer import own_model
-from tinyzero_trainer.cards import find_card
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.plan import constants
-from tinyzero_trainer.plan.constants import GIB
-from tinyzero_trainer.plan.proposals import predict_within, with_settings
-from tinyzero_trainer.plan.shape import ModelShape
-from tinyzero_trainer.plan.speed import predict_speed
+from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.estimate.speed import predict_speed
+from tinyzero_trainer.hardware.gpu_specs import find_card
+from tinyzero_trainer.models.spec import ModelShape
+from tinyzero_trainer.plan.candidates import predict_within, with_settings
+from tinyzero_trainer.sft import default_model as own_model
 
 OWN = ModelShape(
     "m", 9_930_624, hidden=384, layers=6, heads=6, kv_heads=2, head_size=64, mlp=1024, vocabulary=1252, tied=True

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from tests.trainer.configurations import call
 from tests.trainer.planned import GRPO, HALF_B, MODELS, SHAPES, config_of
-from tinyzero_trainer.cards import find_card, known_cards
-from tinyzero_trainer.plan import constants
-from tinyzero_trainer.plan.find_shape import find_shape
-from tinyzero_trainer.plan.rollout import engine_of
-from tinyzero_trainer.plan.speed import decoding_step, predict_speed
-from tinyzero_trainer.plan.work import work_of
+from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.estimate.engine_memory import engine_of
+from tinyzero_trainer.estimate.speed import decoding_step, predict_speed
+from tinyzero_trainer.estimate.workload import work_of
+from tinyzero_trainer.hardware.gpu_specs import find_card, known_cards
+from tinyzero_trainer.models.hub import find_shape
 
 H200 = find_card("H200")
 GEMMA = {
@@ -71,7 +71,7 @@ def test_plan_says_that_vllm_is_faster(
 ) -> None:
     import json
 
-    from tinyzero_trainer.plan import view
+    from tinyzero_trainer.cli import plan_report as view
 
     monkeypatch.setattr(view.stdout, "_width", 80)
     (tmp_path / "config.json").write_text(json.dumps(GEMMA))
@@ -97,13 +97,13 @@ def test_a_measured_step_takes_about_what_is_planned(sequences: int, length: int
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from tinyzero_trainer.models import choose_device
-    from tinyzero_trainer.plan.shape import shape_of
+    from tinyzero_trainer.models.loading import choose_device
+    from tinyzero_trainer.models.spec import shape_of
     from tinyzero_trainer.rollout.decoder import TransformersDecoder
 
     device = choose_device("cuda")
     kind = find_card(torch.cuda.get_device_name(device))
-    assert kind is not None, "needs a card that cards.py knows the speed of"
+    assert kind is not None, "needs a card that hardware/gpu_specs.py knows the speed of"
     settings = {key: value for key, value in GEMMA.items() if key != "model_type"}
     described = AutoConfig.for_model("gemma3_text", **settings)
     with device:

@@ -10,11 +10,11 @@ import pytest
 from tests.trainer.configurations import call
 from tests.trainer.planned import HALF_B, config_of
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.models import ModelError
-from tinyzero_trainer.plan import target
-from tinyzero_trainer.plan.find_shape import context_of, find_shape
-from tinyzero_trainer.plan.refusals import refuse_cards
-from tinyzero_trainer.roles import check_context
+from tinyzero_trainer.executors.local import check_context
+from tinyzero_trainer.models.hub import context_of, find_shape
+from tinyzero_trainer.models.loading import ModelError
+from tinyzero_trainer.plan import target_gpu as target
+from tinyzero_trainer.plan.limits import refuse_cards
 
 TINY = ("plan", "--gpu-memory", "24GB", "--model", "tiny")
 HALF = ("plan", "--gpu", "RTX 4090", "--model", HALF_B, "rollout.engine=vllm")
@@ -68,7 +68,7 @@ def test_other_architectures_name_their_context_otherwise(tmp_path: Path) -> Non
 def test_train_refuses_before_anything_is_loaded(
     toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tinyzero_trainer import loop
+    from tinyzero_trainer.controller import loop
 
     begun = []
     monkeypatch.setattr(loop, "train", lambda config, **_: begun.append(config))

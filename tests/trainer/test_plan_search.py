@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.planned import MODELS, SETTINGS, SHAPES, config_of
-from tinyzero_trainer.cards import Card, find_card
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.plan.constants import GIB
-from tinyzero_trainer.plan.memory import host_bytes
-from tinyzero_trainer.plan.proposals import Plan, predict_within, settle, with_settings
+from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.estimate.memory import host_bytes
+from tinyzero_trainer.estimate.speed import predict_speed
+from tinyzero_trainer.hardware.gpu_specs import Card, find_card
+from tinyzero_trainer.models.spec import ModelShape
+from tinyzero_trainer.plan.candidates import Plan, predict_within, settle, with_settings
 from tinyzero_trainer.plan.search import WORTH, make_plan
-from tinyzero_trainer.plan.shape import ModelShape
-from tinyzero_trainer.plan.speed import predict_speed
 
 RTX_4090 = find_card("RTX 4090") or Card("", 0, 0, 0, 0)
 

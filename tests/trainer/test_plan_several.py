@@ -16,25 +16,27 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.trainer.configurations import call
 from tests.trainer.planned import COMMON, GRPO, HALF_B, MODELS, SETTINGS, SHAPES, config_of
-from tinyzero_trainer import sharding
-from tinyzero_trainer.cards import Card, find_card
+from tinyzero_trainer.cli import plan_report as view
+from tinyzero_trainer.cli.plan_report import plan_for
 from tinyzero_trainer.config import OptimizerConfig, TrainConfig
-from tinyzero_trainer.optimizing import Optimizer
-from tinyzero_trainer.plan import advice, constants, view
-from tinyzero_trainer.plan.constants import GIB
-from tinyzero_trainer.plan.links import links_of, ring_seconds
-from tinyzero_trainer.plan.memory import Memory, host_bytes, predict_memory
-from tinyzero_trainer.plan.proposals import settle, smaller_micro_batches, usable, with_settings
-from tinyzero_trainer.plan.rollout import needed_by_vllm
+from tinyzero_trainer.config.spread import spread_of
+from tinyzero_trainer.distributed import fsdp as sharding
+from tinyzero_trainer.distributed.dtensor import local
+from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.estimate.engine_memory import needed_by_vllm
+from tinyzero_trainer.estimate.interconnect import links_of, ring_seconds
+from tinyzero_trainer.estimate.memory import Memory, host_bytes, predict_memory
+from tinyzero_trainer.estimate.speed import COLLECTING, predict_speed
+from tinyzero_trainer.estimate.workload import work_of, work_on
+from tinyzero_trainer.executors.ray.weight_broadcast import PARCEL_BYTES
+from tinyzero_trainer.hardware.gpu_specs import Card, find_card
+from tinyzero_trainer.models.spec import ModelShape, shape_of
+from tinyzero_trainer.plan import advice
+from tinyzero_trainer.plan.candidates import settle, smaller_micro_batches, usable, with_settings
 from tinyzero_trainer.plan.search import can_fit, make_plan
-from tinyzero_trainer.plan.shape import ModelShape, shape_of
-from tinyzero_trainer.plan.speed import COLLECTING, predict_speed
-from tinyzero_trainer.plan.spread import spread_of
-from tinyzero_trainer.plan.target import Target
-from tinyzero_trainer.plan.view import plan_for
-from tinyzero_trainer.plan.work import work_of, work_on
-from tinyzero_trainer.ray.weight_group import PARCEL_BYTES
-from tinyzero_trainer.shards import local
+from tinyzero_trainer.plan.target_gpu import Target
+from tinyzero_trainer.training.optimizer import Optimizer
 
 H200 = find_card("H200") or Card("", 0, 0, 0, 0)
 SEVEN_B = "Qwen/Qwen2.5-7B"
@@ -429,7 +431,7 @@ def test_train_warns_of_several_gpus_that_are_too_small(
     toy_task: str, toy_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    from tinyzero_trainer import loop
+    from tinyzero_trainer.controller import loop
 
     begun = []
     monkeypatch.setattr(loop, "train", lambda config, **_: begun.append(config))

@@ -10,16 +10,16 @@ import torch
 
 from tests.trainer.planned import config_of
 from tests.trainer.processes import on_ranks
+from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.learners import build_learners
-from tinyzero_trainer.models import from_parts, save_model
-from tinyzero_trainer.plan.constants import GIB, SLACK
-from tinyzero_trainer.plan.find_shape import find_shape
-from tinyzero_trainer.plan.memory import predict_memory
-from tinyzero_trainer.plan.work import work_of
-from tinyzero_trainer.schedules import settings_at
-from tinyzero_trainer.sharding import Placement
-from tinyzero_trainer.tiny import TinyShape, build_model, build_tokenizer
+from tinyzero_trainer.distributed.fsdp import Placement
+from tinyzero_trainer.estimate.constants import GIB, SLACK
+from tinyzero_trainer.estimate.memory import predict_memory
+from tinyzero_trainer.estimate.workload import work_of
+from tinyzero_trainer.models.hub import find_shape
+from tinyzero_trainer.models.loading import from_parts, save_model
+from tinyzero_trainer.sft.tiny_model import TinyShape, build_model, build_tokenizer
+from tinyzero_trainer.training.build import build_learners
 
 pytestmark = pytest.mark.gpu
 

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from tests.trainer.configurations import call
 from tests.trainer.planned import HALF_B, SHAPES, config_of
-from tinyzero_trainer.cards import find_card
+from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.estimate.engine_memory import GB, needed_by_vllm
+from tinyzero_trainer.estimate.workload import work_on
+from tinyzero_trainer.hardware.gpu_specs import find_card
 from tinyzero_trainer.plan import advice
-from tinyzero_trainer.plan.constants import GIB
-from tinyzero_trainer.plan.proposals import with_settings
-from tinyzero_trainer.plan.rollout import GB, needed_by_vllm
+from tinyzero_trainer.plan.candidates import with_settings
 from tinyzero_trainer.plan.search import can_fit, make_plan
-from tinyzero_trainer.plan.target import Target
-from tinyzero_trainer.plan.work import work_on
+from tinyzero_trainer.plan.target_gpu import Target
 
 LARGER = "Qwen/Qwen2.5-1.5B"
 VLLM = "rollout.engine=vllm"

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from tests.trainer.samples import ragged_samples, token_logprobs, with_dropout
-from tinyzero_trainer import ragged
-from tinyzero_trainer.batching import completion_lengths
+from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
-from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.forward import Reference
-from tinyzero_trainer.models import LanguageModel, from_parts
-from tinyzero_trainer.optimizing import UpdateError
-from tinyzero_trainer.policy import Policy
-from tinyzero_trainer.records import Sample
-from tinyzero_trainer.schedules import StepSettings
+from tinyzero_trainer.models.loading import LanguageModel, from_parts
+from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.logprobs import Reference
+from tinyzero_trainer.training.micro_batches import completion_lengths
+from tinyzero_trainer.training.optimizer import UpdateError
+from tinyzero_trainer.training.policy import Policy
+from tinyzero_trainer.types import Sample
+from tinyzero_trainer.utils import jagged as ragged
 
 SGD_LIKE = {"max_grad_norm": 1e9}
 NOW = StepSettings(learning_rate=1e-3, temperature=1.0, kl_coefficient=0.1)

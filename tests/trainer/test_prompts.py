@@ -9,7 +9,7 @@ from tests.trainer import toy_task
 from tinyzero_sdk import Task, load_task
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.config import DataConfig
-from tinyzero_trainer.prompts import PromptSource
+from tinyzero_trainer.data.prompts import PromptSource
 
 
 class NoTokenizer:

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_trainer import ragged
+from tinyzero_trainer.utils import jagged as ragged
 
 
 @given(st.lists(st.lists(st.integers(-9, 9), min_size=1, max_size=5), min_size=1, max_size=6), st.randoms())

@@ -16,17 +16,17 @@ from tests.trainer.processes import on_ranks
 from tests.trainer.samples import ragged_samples
 from tests.trainer.sharded import CASES, CPU, NOW, PLAIN, make_policy, make_up
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
-from tinyzero_trainer.critic import Critic
-from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.learners import _load
-from tinyzero_trainer.models import LanguageModel, load_model, save_model
-from tinyzero_trainer.optimizing import Optimizer
-from tinyzero_trainer.policy import Policy
-from tinyzero_trainer.ranks import Ranks
-from tinyzero_trainer.sharding import Placement, process_group
-from tinyzero_trainer.shards import as_shard, local, whole
-from tinyzero_trainer.tally import Tally
-from tinyzero_trainer.weights import named_weights
+from tinyzero_trainer.distributed.dtensor import as_shard, local, whole
+from tinyzero_trainer.distributed.fsdp import Placement, process_group
+from tinyzero_trainer.distributed.groups import Ranks
+from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
+from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.build import _load
+from tinyzero_trainer.training.critic import Critic
+from tinyzero_trainer.training.optimizer import Optimizer
+from tinyzero_trainer.training.policy import Policy
+from tinyzero_trainer.training.update_metrics import Tally
 
 OPTIMIZER = OptimizerConfig(micro_batch_tokens=80, mini_batches=2, weight_decay=0.1, max_grad_norm=0.05)
 TOLERANCE = 1e-5

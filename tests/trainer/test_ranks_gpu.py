@@ -15,13 +15,13 @@ from tests.trainer.processes import on_ranks
 from tests.trainer.sharded import CASES, NOW, OPTIMIZER, make_policy, make_up
 from tests.trainer.test_ranks import watched
 from tinyzero_trainer.config import CriticConfig
-from tinyzero_trainer.critic import Critic
-from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.learners import _load
-from tinyzero_trainer.models import from_parts, save_model
-from tinyzero_trainer.sharding import Placement
-from tinyzero_trainer.tiny import TinyShape, build_model, build_tokenizer
-from tinyzero_trainer.weights import named_weights
+from tinyzero_trainer.distributed.fsdp import Placement
+from tinyzero_trainer.models.loading import from_parts, save_model
+from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.sft.tiny_model import TinyShape, build_model, build_tokenizer
+from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.build import _load
+from tinyzero_trainer.training.critic import Critic
 
 pytestmark = pytest.mark.gpu
 

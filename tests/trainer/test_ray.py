@@ -26,14 +26,14 @@ from tests.trainer.processes import apart
 from tests.trainer.sharded import NOW, make_up
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.config import RayConfig, TrainConfig
-from tinyzero_trainer.display import Display
-from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.loop import train
-from tinyzero_trainer.models import LanguageModel, load_model
-from tinyzero_trainer.ray import cluster as room
-from tinyzero_trainer.ray.cluster import RayError
-from tinyzero_trainer.roles import build_roles
+from tinyzero_trainer.controller.loop import train
+from tinyzero_trainer.executors.local import build_roles
+from tinyzero_trainer.executors.ray import cluster as room
+from tinyzero_trainer.executors.ray.cluster import RayError
+from tinyzero_trainer.models.loading import LanguageModel, load_model
+from tinyzero_trainer.monitoring.progress import Display
 from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.training.batch import Experience
 
 pytestmark = pytest.mark.slow
 

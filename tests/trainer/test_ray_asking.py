@@ -10,12 +10,13 @@ import pytest
 from tests.trainer.test_batching import make_sample
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.configure import make_config
-from tinyzero_trainer.lost import WorkerLost
-from tinyzero_trainer.models import LanguageModel
-from tinyzero_trainer.ray import asking, stand_ins
-from tinyzero_trainer.ray.actors import outline
-from tinyzero_trainer.ray.asking import Member, NoRoom, Replaceable, answers
+from tinyzero_trainer.config.compose import make_config
+from tinyzero_trainer.errors import WorkerLost
+from tinyzero_trainer.executors.ray import calls as asking
+from tinyzero_trainer.executors.ray import remote_workers as stand_ins
+from tinyzero_trainer.executors.ray.actors import outline
+from tinyzero_trainer.executors.ray.calls import Member, NoRoom, Replaceable, answers
+from tinyzero_trainer.models.loading import LanguageModel
 
 DIED = (
     "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n\tpid: 2869\n\tip: 10.0.0.2\n"

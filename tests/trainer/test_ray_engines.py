@@ -20,20 +20,22 @@ from hypothesis import strategies as st
 from tests.trainer.configurations import call
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import merge
+from tinyzero_trainer.checkpoint.run_directory import OWNER
 from tinyzero_trainer.config import RayConfig, TrainConfig, VllmConfig
-from tinyzero_trainer.configure import make_config
-from tinyzero_trainer.lost import WorkerLost
-from tinyzero_trainer.ray import actors, build, engines, stand_ins, worker
-from tinyzero_trainer.ray.asking import Member, Replaceable
-from tinyzero_trainer.ray.cluster import RayError
-from tinyzero_trainer.ray.engines import Beside, RemoteEngine, parts
-from tinyzero_trainer.ray.layout import Layout, LayoutError, layout_of
-from tinyzero_trainer.ray.scorer import Scorer
-from tinyzero_trainer.ray.stand_ins import LearnerRanks
-from tinyzero_trainer.records import Rollout
+from tinyzero_trainer.config.compose import make_config
+from tinyzero_trainer.config.parallel import Layout, LayoutError, layout_of
+from tinyzero_trainer.errors import WorkerLost
+from tinyzero_trainer.executors.ray import actors, build, worker
+from tinyzero_trainer.executors.ray import remote_engine as engines
+from tinyzero_trainer.executors.ray import remote_workers as stand_ins
+from tinyzero_trainer.executors.ray.calls import Member, Replaceable
+from tinyzero_trainer.executors.ray.cluster import RayError
+from tinyzero_trainer.executors.ray.remote_engine import Beside, RemoteEngine, parts
+from tinyzero_trainer.executors.ray.remote_workers import LearnerRanks
+from tinyzero_trainer.executors.ray.reward_actor import Scorer
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.vllm.connection import VllmError
-from tinyzero_trainer.run_directory import OWNER
+from tinyzero_trainer.rollout.vllm.client import VllmError
+from tinyzero_trainer.types import Rollout
 
 PARAMS = SamplingParams(4)
 
@@ -327,9 +329,9 @@ def test_each_actor_has_a_seat_and_those_that_share_an_engine_sit_together(monke
 
 
 def test_a_scorer_does_not_wait_for_torch() -> None:
-    code = "import sys; from tinyzero_trainer.ray import scorer; print(*sys.modules)"
+    code = "import sys; from tinyzero_trainer.executors.ray import reward_actor; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "tinyzero_trainer.scoring" in (loaded := done.stdout.split())
+    assert "tinyzero_trainer.rewards.pool" in (loaded := done.stdout.split())
     assert not {"torch", "transformers"} & set(loaded)
 
 

@@ -12,12 +12,12 @@ import pytest
 from tests.trainer.configurations import call
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, describe, leaves, merge
-from tinyzero_trainer import presets
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.configure import gather, make_config
-from tinyzero_trainer.layers import put_together, with_defaults
-from tinyzero_trainer.recipes import find_recipe, recipe_names
-from tinyzero_trainer.resuming import resume_config
+from tinyzero_trainer.config import model_defaults as presets
+from tinyzero_trainer.config.compose import gather, make_config
+from tinyzero_trainer.config.layers import put_together, with_defaults
+from tinyzero_trainer.config.recipes import find_recipe, recipe_names
+from tinyzero_trainer.config.resume import resume_config
 
 ROOT = Path(__file__).parents[2]
 NAMES = recipe_names()
@@ -266,14 +266,14 @@ def test_the_wheel_brings_them(tmp_path: Path) -> None:
     subprocess.run(command, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     files = zipfile.ZipFile(wheel).namelist()
-    assert {f"tinyzero_trainer/recipes/{name}.toml" for name in NAMES} <= set(files)
+    assert {f"tinyzero_trainer/config/recipes/{name}.toml" for name in NAMES} <= set(files)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_each_recipe_trains(name: str, warm_model: Path, toy_task: str, tmp_path: Path) -> None:
-    from tinyzero_trainer.loop import train
-    from tinyzero_trainer.metrics import read_metrics
+    from tinyzero_trainer.controller.loop import train
+    from tinyzero_trainer.monitoring.metrics_log import read_metrics
 
     values = {
         "run": {"task": toy_task, "output": str(tmp_path / "run"), "steps": 2, "device": "cpu"},

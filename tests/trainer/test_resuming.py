@@ -9,8 +9,8 @@ from tests.trainer.configurations import said
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import describe, to_mapping
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.configure import make_config
-from tinyzero_trainer.resuming import RESUMABLE, check_fingerprint, fingerprint, resume_config
+from tinyzero_trainer.config.compose import make_config
+from tinyzero_trainer.config.resume import RESUMABLE, check_fingerprint, fingerprint, resume_config
 
 pytestmark = pytest.mark.usefixtures("built_in_preset")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tinyzero_sdk.settings import build, to_mapping
-from tinyzero_trainer import checkpoint
+from tinyzero_trainer.checkpoint import store as checkpoint
+from tinyzero_trainer.checkpoint.run_directory import RunDirectory, RunDirectoryError
 from tinyzero_trainer.config import RunConfig, TrainConfig
-from tinyzero_trainer.run_directory import RunDirectory, RunDirectoryError
 
 CONFIG = TrainConfig(run=RunConfig(task="countdown"), task={"numbers": [3, 4]})
 
@@ -39,7 +39,7 @@ def test_everything_has_its_place(path):
 def test_a_second_trainer_is_refused_and_told_which_process_holds_it(path):
     program = """
 import sys
-from tinyzero_trainer.run_directory import RunDirectory
+from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 with RunDirectory.open(sys.argv[1]):
     print("in", flush=True)
     sys.stdin.read()
@@ -154,7 +154,7 @@ def test_saving_the_configuration_is_whole_or_not_at_all(path, monkeypatch):
         def replace(source, target):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("tinyzero_trainer.run_directory.os.replace", replace)
+        monkeypatch.setattr("tinyzero_trainer.checkpoint.run_directory.os.replace", replace)
         with pytest.raises(RunDirectoryError, match="No space left"):
             run.save_config(TrainConfig())
         assert run.config.read_text() == before

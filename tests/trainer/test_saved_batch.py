@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.collecting import Collected
-from tinyzero_trainer.prompts import Progress
-from tinyzero_trainer.records import Prompt, Rollout, Sample
-from tinyzero_trainer.saved_batch import from_json, to_json
-from tinyzero_trainer.window import WindowState
+from tinyzero_trainer.algorithms.adaptive_length import WindowState
+from tinyzero_trainer.controller.collector import Collected
+from tinyzero_trainer.controller.pending_batch import from_json, to_json
+from tinyzero_trainer.data.prompts import Progress
+from tinyzero_trainer.types import Prompt, Rollout, Sample
 
 NUMBERS = st.floats(allow_nan=False)
 TEXTS = st.text()  # half a surrogate pair among them

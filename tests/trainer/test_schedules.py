@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tinyzero_trainer.algorithms.schedules import decayed, settings_at
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig, RolloutConfig, RunConfig, TrainConfig
-from tinyzero_trainer.schedules import decayed, settings_at
 
 CONFIG = TrainConfig(
     run=RunConfig(task="countdown", steps=20),

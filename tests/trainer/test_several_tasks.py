@@ -10,10 +10,12 @@ from safetensors.torch import load_file
 
 from tests.trainer.configurations import changed
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError
-from tinyzero_trainer import loop, prompts, training_step
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.configure import make_config
-from tinyzero_trainer.loop import train
+from tinyzero_trainer.config.compose import make_config
+from tinyzero_trainer.controller import loop
+from tinyzero_trainer.controller import step as training_step
+from tinyzero_trainer.controller.loop import train
+from tinyzero_trainer.data import prompts
 
 STEPS = 4
 UNTIMED = ("timing_", "perf/", "time/")

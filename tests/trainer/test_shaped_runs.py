@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from tinyzero_sdk.endpoint import EndpointOptions, plan_endpoint
-from tinyzero_sdk.evaluation import EvaluationRequest
+from tinyzero_sdk.evaluation.evaluate import EvaluationRequest
+from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions, plan_endpoint
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.config import RolloutConfig, RunConfig, TrainConfig
-from tinyzero_trainer.configure import make_config
-from tinyzero_trainer.display import Display
-from tinyzero_trainer.evaluation import evaluate
-from tinyzero_trainer.interrupts import StopFlag
-from tinyzero_trainer.local_models import LocalModels
-from tinyzero_trainer.roles import build_roles
+from tinyzero_trainer.config.compose import make_config
+from tinyzero_trainer.controller.heldout_eval import evaluate
+from tinyzero_trainer.controller.local_sampler import LocalModels
+from tinyzero_trainer.executors.local import build_roles
+from tinyzero_trainer.monitoring.progress import Display
 from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.utils.signals import StopFlag
 
 
 @pytest.mark.parametrize(

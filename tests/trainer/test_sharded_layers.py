@@ -13,11 +13,11 @@ from tests.trainer.samples import ragged_samples, with_dropout
 from tests.trainer.sharded import CPU, NOW, PLAIN, SAVING, Case, made_up, make_policy
 from tests.trainer.sharded import group as group
 from tinyzero_trainer.config import OptimizerConfig
-from tinyzero_trainer.forward import sampled_logprobs
-from tinyzero_trainer.models import LanguageModel
-from tinyzero_trainer.optimizing import Optimizer
-from tinyzero_trainer.sharding import call, layers_of, process_group, reshard, shard
-from tinyzero_trainer.weights import named_weights
+from tinyzero_trainer.distributed.fsdp import call, layers_of, process_group, reshard, shard
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.training.logprobs import sampled_logprobs
+from tinyzero_trainer.training.optimizer import Optimizer
 
 
 @pytest.mark.parametrize(

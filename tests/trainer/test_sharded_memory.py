@@ -8,11 +8,11 @@ import torch
 
 from tests.trainer.sharded import CASES, EXPECTED, NOW, PLAIN, SAVING, Case, each, learn, made_up, make_policy
 from tests.trainer.sharded import group as group
-from tinyzero_trainer.models import LanguageModel
-from tinyzero_trainer.offloading import Waiting
-from tinyzero_trainer.sharding import on_device
-from tinyzero_trainer.shards import local
-from tinyzero_trainer.weights import named_weights
+from tinyzero_trainer.distributed.dtensor import local
+from tinyzero_trainer.distributed.fsdp import on_device
+from tinyzero_trainer.distributed.offload import Waiting
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.rollout.weight_sync import named_weights
 
 
 def held(tensors: Any) -> int:
@@ -73,7 +73,7 @@ def test_warming_up_leaves_no_trace(saving: str, toy_model: LanguageModel, tmp_p
 def test_warming_up_fills_a_micro_batch_and_makes_a_small_one(
     toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinyzero_trainer.policy.SMALL", 11)
+    monkeypatch.setattr("tinyzero_trainer.training.policy.SMALL", 11)
     policy, sizes = make_policy(toy_model, Case(), PLAIN), []
     losses = policy._token_losses
     monkeypatch.setattr(

@@ -11,13 +11,13 @@ from tests.trainer.samples import ragged_samples
 from tests.trainer.sharded import NOW, OPTIMIZER, PLAIN, Case, made_up, make_policy
 from tests.trainer.sharded import group as group
 from tinyzero_trainer.config import CriticConfig
-from tinyzero_trainer.configure import make_config
-from tinyzero_trainer.critic import Critic
-from tinyzero_trainer.learners import _build_policy
-from tinyzero_trainer.models import LanguageModel, save_model
-from tinyzero_trainer.sharding import call, cast_copy, cast_weights, layers_of
-from tinyzero_trainer.shards import local
-from tinyzero_trainer.weights import named_weights
+from tinyzero_trainer.config.compose import make_config
+from tinyzero_trainer.distributed.dtensor import local
+from tinyzero_trainer.distributed.fsdp import call, cast_copy, cast_weights, layers_of
+from tinyzero_trainer.models.loading import LanguageModel, save_model
+from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.training.build import _build_policy
+from tinyzero_trainer.training.critic import Critic
 
 
 @pytest.mark.slow

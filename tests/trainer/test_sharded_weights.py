@@ -10,10 +10,10 @@ from torch.distributed.tensor import DTensor
 from tests.trainer.samples import with_dropout
 from tests.trainer.sharded import CPU, NOW, PLAIN, SAVING, Case, each, made_up, make_policy
 from tests.trainer.sharded import group as group
-from tinyzero_trainer.models import LanguageModel, load_model, save_model
+from tinyzero_trainer.distributed.dtensor import local
+from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
 from tinyzero_trainer.rollout.decoder import Decoder, FusedDecoder, TransformersDecoder, build_decoder
-from tinyzero_trainer.shards import local
-from tinyzero_trainer.weights import named_weights
+from tinyzero_trainer.rollout.weight_sync import named_weights
 
 
 @pytest.mark.slow

@@ -26,15 +26,15 @@ from tests.trainer.sharded import (
     make_policy,
 )
 from tests.trainer.sharded import group as group
-from tinyzero_trainer import forward
 from tinyzero_trainer.config import AlgorithmConfig, CriticConfig
-from tinyzero_trainer.critic import Critic
-from tinyzero_trainer.models import LanguageModel, load_model, save_model
-from tinyzero_trainer.optimizing import Optimizer
-from tinyzero_trainer.policy import Policy
-from tinyzero_trainer.sharding import call
-from tinyzero_trainer.shards import local, whole
-from tinyzero_trainer.weights import named_weights
+from tinyzero_trainer.distributed.dtensor import local, whole
+from tinyzero_trainer.distributed.fsdp import call
+from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
+from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.training import logprobs as forward
+from tinyzero_trainer.training.critic import Critic
+from tinyzero_trainer.training.optimizer import Optimizer
+from tinyzero_trainer.training.policy import Policy
 
 COMBINATIONS = {f"{case}, {saving}": (case, saving) for case in CASES for saving in SAVING}
 QUICK = [f"{case}, as it is" for case in ("all weights", "exact KL", "LoRA, exact KL to itself")] + ["KL, all of it"]

@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer import collecting, training_step
-from tinyzero_trainer.advantages import ESTIMATORS
+from tinyzero_trainer.algorithms.adaptive_length import WindowState
+from tinyzero_trainer.algorithms.advantages import ESTIMATORS
+from tinyzero_trainer.algorithms.importance_sampling import KnownLogprobs
+from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, RolloutConfig, RunConfig, TrainConfig
-from tinyzero_trainer.interrupts import StopFlag
-from tinyzero_trainer.mismatch import KnownLogprobs
-from tinyzero_trainer.records import Prompt, Rollout, Sample
-from tinyzero_trainer.schedules import StepSettings
-from tinyzero_trainer.training_step import Carried, TrainingStep, as_experience
-from tinyzero_trainer.window import WindowState
+from tinyzero_trainer.controller import collector as collecting
+from tinyzero_trainer.controller import step as training_step
+from tinyzero_trainer.controller.step import Carried, TrainingStep, as_experience
+from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.utils.signals import StopFlag
 
 LENGTHS, REWARDS = [2, 1, 3, 2], [1.0, 0.0, 0.25, 0.5]
 OLD = torch.tensor([-1.0, -2.0, -0.5, -1.5, -0.1, -3.0, -2.5, -0.7])

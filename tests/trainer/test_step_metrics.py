@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from tinyzero_sdk import Item, ItemColumns, Score, load_task
-from tinyzero_trainer import step_metrics
-from tinyzero_trainer.records import Prompt, Rollout, Sample
+from tinyzero_trainer.controller import step_metrics
+from tinyzero_trainer.types import Prompt, Rollout, Sample
 
 
 def sample(prompt: Prompt, *, correct: bool) -> Sample:

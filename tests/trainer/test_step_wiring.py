@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer import collecting
+from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import (
     AlgorithmConfig,
     DataConfig,
@@ -22,11 +22,11 @@ from tinyzero_trainer.config import (
     RunConfig,
     TrainConfig,
 )
-from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.records import Prompt, Rollout, Sample
+from tinyzero_trainer.controller import collector as collecting
+from tinyzero_trainer.controller.step import Carried, TrainingStep
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.schedules import StepSettings
-from tinyzero_trainer.training_step import Carried, TrainingStep
+from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.types import Prompt, Rollout, Sample
 
 POLICY, ENGINE, REFERENCE = -1.0, -1.5, -1.25
 """log π of every token, as each of them has it."""

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_trainer.tally import Tally
+from tinyzero_trainer.training.update_metrics import Tally
 
 PARTS = st.lists(st.lists(st.floats(-10, 10), min_size=1), min_size=1)
 

@@ -9,13 +9,15 @@ import tomli_w
 from tinyzero_sdk.cli import main
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import to_mapping
-from tinyzero_trainer import checkpoint, commands, presets
+from tinyzero_trainer.checkpoint import store as checkpoint
+from tinyzero_trainer.cli import train as commands
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.configure import gather, make_config
-from tinyzero_trainer.evaluating import evaluation_config
-from tinyzero_trainer.resuming import check_fingerprint, fingerprint
-from tinyzero_trainer.resuming import resume_config as resume
-from tinyzero_trainer.task_shares import TaskShare, flag_settings, load_shares
+from tinyzero_trainer.config import model_defaults as presets
+from tinyzero_trainer.config.compose import gather, make_config
+from tinyzero_trainer.config.resume import check_fingerprint, fingerprint
+from tinyzero_trainer.config.resume import resume_config as resume
+from tinyzero_trainer.config.tasks import TaskShare, flag_settings, load_shares
+from tinyzero_trainer.controller.eval_config import evaluation_config
 
 TWO = ["countdown:2", "multiply:1"]
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tinyzero_trainer.models import LanguageModel, encode_prompt
-from tinyzero_trainer.tiny import TinyShape, build_tokenizer
+from tinyzero_trainer.models.loading import LanguageModel, encode_prompt
+from tinyzero_trainer.sft.tiny_model import TinyShape, build_tokenizer
 
 TOKENIZER = build_tokenizer()
 TEXTS = ["17 5 3=15\n17+5=22;<answer>17-5+3</answer>", "007 12345", "é 中文  x\n\n", "<think>so</think>", "-1.5e10"]
@@ -50,7 +50,7 @@ def test_an_impossible_shape_is_refused() -> None:
 
 
 def test_chat_messages_need_a_chat_template(toy_model: LanguageModel) -> None:
-    from tinyzero_trainer.models import ModelError
+    from tinyzero_trainer.models.loading import ModelError
 
     with pytest.raises(ModelError, match="no chat template"):
         encode_prompt(toy_model.tokenizer, [{"role": "user", "content": "1+1"}])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.trainer.configurations import changed
-from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine, build
 from tinyzero_trainer.rollout.decoder import FusedDecoder, TransformersDecoder
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tinyzero_trainer import trackers
-from tinyzero_trainer.trackers import Trackers
+from tinyzero_trainer.monitoring import trackers
+from tinyzero_trainer.monitoring.trackers import Trackers
 
 GOOD_WANDB = """
 import json, os

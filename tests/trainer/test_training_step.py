@@ -6,16 +6,16 @@ from types import SimpleNamespace
 import pytest
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer import collecting
-from tinyzero_trainer.collecting import Collector
+from tinyzero_trainer.algorithms.adaptive_length import WindowState
 from tinyzero_trainer.config import DataConfig, RolloutConfig, TrainConfig
-from tinyzero_trainer.interrupts import StopFlag
-from tinyzero_trainer.loop import STATE, RunState
-from tinyzero_trainer.prompts import Progress
-from tinyzero_trainer.records import Prompt, Rollout, Sample
+from tinyzero_trainer.controller import collector as collecting
+from tinyzero_trainer.controller.collector import Collector
+from tinyzero_trainer.controller.loop import STATE, RunState
+from tinyzero_trainer.controller.step import Carried
+from tinyzero_trainer.data.prompts import Progress
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.training_step import Carried
-from tinyzero_trainer.window import WindowState
+from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.utils.signals import StopFlag
 
 PARAMS = SamplingParams(8, 1.0)
 NOTES: list[str] = []

@@ -16,15 +16,16 @@ from tests.trainer.processes import in_slices
 from tests.trainer.sharded import CPU, PLAIN
 from tests.trainer.test_attention import samples, sliding_model
 from tests.trainer.test_batching import make_sample
-from tinyzero_trainer import ragged, ulysses
-from tinyzero_trainer.attention import use_kernel
-from tinyzero_trainer.batching import completion_lengths, micro_batches
 from tinyzero_trainer.config import OptimizerConfig, RayConfig, RunConfig, TrainConfig
-from tinyzero_trainer.forward import Reference, computes_the_same_in_slices, token_statistics
-from tinyzero_trainer.learners import _load
-from tinyzero_trainer.models import ModelError
-from tinyzero_trainer.ranks import ALONE, Line, Ranks
-from tinyzero_trainer.ray.layout import LayoutError, layout_of
+from tinyzero_trainer.config.parallel import LayoutError, layout_of
+from tinyzero_trainer.distributed import ulysses
+from tinyzero_trainer.distributed.groups import ALONE, Line, Ranks
+from tinyzero_trainer.models.loading import ModelError
+from tinyzero_trainer.training.build import _load
+from tinyzero_trainer.training.logprobs import Reference, computes_the_same_in_slices, token_statistics
+from tinyzero_trainer.training.micro_batches import completion_lengths, micro_batches
+from tinyzero_trainer.training.varlen_attention import use_kernel
+from tinyzero_trainer.utils import jagged as ragged
 
 
 @settings(max_examples=50)
@@ -162,7 +163,7 @@ def test_heads_that_cannot_be_divided_are_refused(toy_model_path: Path) -> None:
 
 
 def test_a_model_that_attends_in_its_own_way_is_refused(toy_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinyzero_trainer.attention._is_plain", lambda model: False)
+    monkeypatch.setattr("tinyzero_trainer.training.varlen_attention._is_plain", lambda model: False)
     _load(str(toy_model_path), PLAIN)
     with pytest.raises(ModelError, match="attends in a way of its own"):
         _load(str(toy_model_path), replace(PLAIN, sequence_parallel=2))

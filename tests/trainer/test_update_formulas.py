@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from tests.trainer.samples import ragged_samples
-from tinyzero_trainer.batching import completion_lengths
+from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
-from tinyzero_trainer.experience import Experience
-from tinyzero_trainer.forward import Reference
-from tinyzero_trainer.models import LanguageModel
-from tinyzero_trainer.policy import Policy
-from tinyzero_trainer.records import Sample
-from tinyzero_trainer.schedules import StepSettings
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.logprobs import Reference
+from tinyzero_trainer.training.micro_batches import completion_lengths
+from tinyzero_trainer.training.policy import Policy
+from tinyzero_trainer.types import Sample
 
 MAX_TOKENS, TEMPERATURE, KL, ENTROPY = 40, 0.8, 0.3, 0.05
 

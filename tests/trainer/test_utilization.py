@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer import training_step, utilization
 from tinyzero_trainer.config import OptimizerConfig, TrainConfig
-from tinyzero_trainer.records import Prompt, Rollout, Sample
-from tinyzero_trainer.training_step import TrainingStep
-from tinyzero_trainer.utilization import CardUse
+from tinyzero_trainer.controller import step as training_step
+from tinyzero_trainer.controller.step import TrainingStep
+from tinyzero_trainer.monitoring import performance as utilization
+from tinyzero_trainer.monitoring.performance import CardUse
+from tinyzero_trainer.types import Prompt, Rollout, Sample
 
 SECONDS = {"gen": 1.0, "update_actor": 2.0, "update_critic": 4.0, "step": 7.0}
 

@@ -10,12 +10,12 @@ import torch
 
 from tests.trainer.vllm_setup import END, PROMPTS, Setup, expected
 from tests.trainer.vllm_setup import _quick as _quick
-from tinyzero_trainer.models import LanguageModel
-from tinyzero_trainer.records import Rollout
+from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.vllm.connection import VllmError
+from tinyzero_trainer.rollout.vllm.client import VllmError
 from tinyzero_trainer.rollout.vllm.engine import VllmEngine
 from tinyzero_trainer.rollout.vllm.sync_check import completion_logprobs, make_check
+from tinyzero_trainer.types import Rollout
 
 
 def test_completions_come_in_order_with_their_end_and_logprobs() -> None:

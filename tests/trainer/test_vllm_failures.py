@@ -6,7 +6,7 @@ import torch
 from tests.trainer.vllm_setup import PROMPTS, Setup, expected
 from tests.trainer.vllm_setup import _quick as _quick
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.vllm.connection import VllmError
+from tinyzero_trainer.rollout.vllm.client import VllmError
 
 
 @pytest.mark.slow

@@ -19,9 +19,10 @@ from torch import Tensor
 from tests.trainer.vllm_setup import PROMPTS, Setup, expected
 from tests.trainer.vllm_setup import _quick as _quick
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.vllm import connection, engine
-from tinyzero_trainer.rollout.vllm.calls import Caller
-from tinyzero_trainer.rollout.vllm.connection import VllmConnection, VllmError
+from tinyzero_trainer.rollout.vllm import client as connection
+from tinyzero_trainer.rollout.vllm import engine
+from tinyzero_trainer.rollout.vllm.call_timeout import Caller
+from tinyzero_trainer.rollout.vllm.client import VllmConnection, VllmError
 from tinyzero_trainer.rollout.vllm.engine import Limits, VllmEngine
 from tinyzero_trainer.rollout.vllm.log import EngineLog
 

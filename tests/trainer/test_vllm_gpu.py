@@ -10,11 +10,11 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.trainer.configurations import changed
-from tinyzero_trainer.models import LanguageModel, from_parts
+from tinyzero_trainer.models.loading import LanguageModel, from_parts
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.build import build_engine
 from tinyzero_trainer.rollout.vllm.engine import VllmEngine
-from tinyzero_trainer.tiny import build_tokenizer
+from tinyzero_trainer.sft.tiny_model import build_tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tinyzero_trainer.rollout.vllm import lifeline
+from tinyzero_trainer.rollout.vllm import parent_watchdog as lifeline
 
 ENGINE = """
 import runpy, sys, time

@@ -12,15 +12,16 @@ import torch
 
 from tests.trainer.configurations import changed
 from tests.trainer.vllm_setup import CPU, PROMPTS, Setup
-from tinyzero_trainer import vllm_installed
-from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.build import require_engine
-from tinyzero_trainer.rollout.vllm import connection, settings
-from tinyzero_trainer.rollout.vllm.connection import VllmError
+from tinyzero_trainer.rollout.vllm import client as connection
+from tinyzero_trainer.rollout.vllm import engine_args as settings
+from tinyzero_trainer.rollout.vllm import version as vllm_installed
+from tinyzero_trainer.rollout.vllm.client import VllmError
+from tinyzero_trainer.rollout.vllm.engine_args import engine_arguments, environment, settled
 from tinyzero_trainer.rollout.vllm.log import EngineLog
-from tinyzero_trainer.rollout.vllm.settings import engine_arguments, environment, settled
-from tinyzero_trainer.vllm_installed import VllmMissing
+from tinyzero_trainer.rollout.vllm.version import VllmMissing
 
 BASE = {"run": {"task": "countdown", "device": "cpu"}, "rollout": {"engine": "vllm"}}
 

@@ -10,13 +10,13 @@ pytestmark = pytest.mark.gpu
 
 SCRIPT = """
 import subprocess, sys, torch
-from tinyzero_trainer.allocator import expand_segments, expands, _settings
-from tinyzero_trainer.configure import make_config
-from tinyzero_trainer.rollout.vllm.transfer import wrapped
+from tinyzero_trainer.distributed.cuda_allocator import expand_segments, expands, _settings
+from tinyzero_trainer.config.compose import make_config
+from tinyzero_trainer.rollout.vllm.weight_transfer import wrapped
 
 RECEIVE = '''
 import sys, torch
-from tinyzero_trainer.rollout.vllm.transfer import opened
+from tinyzero_trainer.rollout.vllm.weight_transfer import opened
 with opened(sys.stdin.buffer.read()) as weights:
     print([(name, tensor.dtype == torch.bfloat16, float(tensor.double().sum())) for name, tensor in weights])
 '''

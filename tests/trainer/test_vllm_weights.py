@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.trainer.vllm_setup import CPU
-from tinyzero_trainer.rollout.vllm.transfer import opened, parcels, wrapped
-from tinyzero_trainer.rollout.vllm.worker import WeightReceiver
+from tinyzero_trainer.rollout.vllm.weight_transfer import opened, parcels, wrapped
+from tinyzero_trainer.rollout.vllm.worker_extension import WeightReceiver
 
 
 @given(sizes=st.lists(st.integers(1, 9), max_size=12), limit=st.integers(2, 60))
@@ -36,7 +36,7 @@ def test_weights_arrive_as_they_are_and_their_memory_is_given_back() -> None:
 
 def test_without_room_in_shared_memory_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "tinyzero_trainer.rollout.vllm.transfer.shutil.disk_usage", lambda _: type("U", (), {"free": 3})
+        "tinyzero_trainer.rollout.vllm.weight_transfer.shutil.disk_usage", lambda _: type("U", (), {"free": 3})
     )
     with pytest.raises(Exception, match="--shm-size"), wrapped([("a", torch.ones(9))]):
         pass

@@ -10,11 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.sharded import NOW, made_up
 from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, OptimizerConfig
-from tinyzero_trainer.critic import Critic
-from tinyzero_trainer.forward import Reference
-from tinyzero_trainer.models import LanguageModel
-from tinyzero_trainer.policy import Policy
-from tinyzero_trainer.tally import Tally
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.training.critic import Critic
+from tinyzero_trainer.training.logprobs import Reference
+from tinyzero_trainer.training.policy import Policy
+from tinyzero_trainer.training.update_metrics import Tally
 
 WAIT = ("nonzero", "_local_scalar_dense", "masked_select", "is_nonzero")
 
@@ -73,8 +73,8 @@ def test_the_critic_makes_the_host_wait_for_the_norm_alone(toy_model: LanguageMo
     experience = made_up(toy_model)
     with Waits() as waits:
         critic._update_mini_batch(experience, Tally())
-    of_device = [line for line in waits.lines if "ragged.py" not in line]  # lengths are the host's
-    assert all("optimizing.py" in line or "tally.py" in line for line in of_device)
+    of_device = [line for line in waits.lines if "jagged.py" not in line]  # lengths are the host's
+    assert all("optimizer.py" in line or "update_metrics.py" in line for line in of_device)
     assert len(of_device) == 2
 
 

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import build
-from tinyzero_trainer.demonstrations import Example, pack
-from tinyzero_trainer.display import Display
-from tinyzero_trainer.interrupts import StopFlag
-from tinyzero_trainer.models import LanguageModel
-from tinyzero_trainer.presets import PRESET_FILE, other_task, preset
-from tinyzero_trainer.warmstart import _loss, learning_rate, warm_start
-from tinyzero_trainer.warmstart_config import WarmStartConfig, WarmStartTraining
+from tinyzero_trainer.config.model_defaults import PRESET_FILE, other_task, preset
+from tinyzero_trainer.config.sft import WarmStartConfig, WarmStartTraining
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.monitoring.progress import Display
+from tinyzero_trainer.sft.dataset import Example, pack
+from tinyzero_trainer.sft.train import _loss, learning_rate, warm_start
+from tinyzero_trainer.utils.signals import StopFlag
 
 
 def test_it_leaves_a_model_that_attempts_the_task(warm_model: Path) -> None:

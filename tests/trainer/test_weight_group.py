@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tinyzero_trainer.ray import weight_group
-from tinyzero_trainer.ray.weight_group import WeightGroup
+from tinyzero_trainer.executors.ray import weight_broadcast as weight_group
+from tinyzero_trainer.executors.ray.weight_broadcast import WeightGroup
 
 CPU = torch.device("cpu")
 SIZES = {"embedding": (40, 8), "norm": (8,), "scale": (), "head": (40, 8)}

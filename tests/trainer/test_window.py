@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
+from tinyzero_trainer.algorithms.adaptive_length import Measured, WindowState, measure, observe, window_at
 from tinyzero_trainer.config import TrainConfig, WindowConfig
-from tinyzero_trainer.records import Prompt, Rollout, Sample
-from tinyzero_trainer.window import Measured, WindowState, measure, observe, window_at
+from tinyzero_trainer.types import Prompt, Rollout, Sample
 
 CONFIG = WindowConfig(mode="adaptive", warmup_steps=3, every=1, hold_steps=4, decay=0.0)
 FULL = 1024

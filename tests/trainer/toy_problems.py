@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 from tinyzero_sdk import Item
 from tinyzero_sdk.seeds import derive_seed
-from tinyzero_trainer.prompts import PromptSource
-from tinyzero_trainer.records import Prompt
+from tinyzero_trainer.data.prompts import PromptSource
+from tinyzero_trainer.types import Prompt
 
 
 class Problems:

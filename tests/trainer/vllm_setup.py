@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from tests.trainer.fake_vllm import FakeVllm
-from tinyzero_trainer.records import Rollout
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.vllm import calls
+from tinyzero_trainer.rollout.vllm import call_timeout as calls
 from tinyzero_trainer.rollout.vllm.engine import Limits, VllmEngine
+from tinyzero_trainer.types import Rollout
 
 CPU = torch.device("cpu")
 PROMPTS = [[1, 2], [3], [1, 2]]

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from tinyzero_sdk.errors import BrokenTaskError, DataError
-from tinyzero_sdk.guards import show
-from tinyzero_sdk.host import load_task
-from tinyzero_sdk.pool import ScoringPool
 from tinyzero_sdk.records import Completion, Json, Score
-from tinyzero_sdk.task import Task
+from tinyzero_sdk.scoring.pool import ScoringPool
+from tinyzero_sdk.tasks.registry import load_task
+from tinyzero_sdk.tasks.score_guard import show
+from tinyzero_sdk.tasks.task import Task
 
 MOST_FAILURES = 32
 """After so many errors, and no answer found right or wrong, the task or the ground truths are taken to be broken."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tinyzero_sdk.adapters.scorer import Scorer
+from tinyzero_sdk.data.rows import plain
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.host import load_task
 from tinyzero_sdk.records import Completion, Json, Split
-from tinyzero_sdk.task import Task
-from tinyzero_sdk.wire import plain
+from tinyzero_sdk.tasks.registry import load_task
+from tinyzero_sdk.tasks.task import Task
 
 if TYPE_CHECKING:
     import datasets

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinyzero_sdk.adapters.scorer import Scorer
 from tinyzero_sdk.records import Completion, Split
-from tinyzero_sdk.task import Task
+from tinyzero_sdk.tasks.task import Task
 
 if TYPE_CHECKING:
     import verifiers.v1 as vf

@@ -17,12 +17,12 @@ from functools import cache
 from typing import Any
 
 from tinyzero_sdk.adapters.scorer import Scorer
+from tinyzero_sdk.data.rows import plain
 from tinyzero_sdk.errors import SettingsError, TaskNotFoundError, did_you_mean
-from tinyzero_sdk.host import list_tasks, load_task
-from tinyzero_sdk.packages import is_path
 from tinyzero_sdk.records import Completion
-from tinyzero_sdk.task import Task
-from tinyzero_sdk.wire import plain
+from tinyzero_sdk.tasks.local_packages import is_path
+from tinyzero_sdk.tasks.registry import list_tasks, load_task
+from tinyzero_sdk.tasks.task import Task
 
 KEYS = ("task", "options", "workers", "time_limit", "details", "allow_unsafe_scorers")
 """What `compute_score` takes of `reward_kwargs`."""

@@ -13,9 +13,9 @@ import typer
 
 import tinyzero_sdk
 from tinyzero_sdk.cli import check, data, evaluate, fuzz, new, rescore, score, tasks
-from tinyzero_sdk.cli.output import exit_on_error, stdout, warn
+from tinyzero_sdk.console import exit_on_error, stdout, warn
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.extensions import load_extensions
+from tinyzero_sdk.plugins.extensions import load_extensions
 
 TRAINER_COMMANDS = {
     "warmstart": "Make a small model from nothing that can attempt a task.",

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from tinyzero_sdk.cli.output import print_json, stderr, stdout, warn
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskWords, open_task
+from tinyzero_sdk.console import print_json, stderr, stdout, warn
 from tinyzero_sdk.errors import SettingsError
 
 if TYPE_CHECKING:
-    from tinyzero_sdk.cases import Case
-    from tinyzero_sdk.task import Task
+    from tinyzero_sdk.tasks.task import Task
+    from tinyzero_sdk.testing.cases import Case
     from tinyzero_sdk.testing.report import Report, Result
 
 _STYLES = {"kept": "green", "broken": "bold red", "waived": "yellow", "not checked": "dim"}
@@ -127,8 +127,8 @@ def _show_failures(report: "Report") -> None:
 
 
 def _save(task: "Task", report: "Report") -> None:
-    from tinyzero_sdk.cases import add_cases
     from tinyzero_sdk.testing import local_cases_path
+    from tinyzero_sdk.testing.cases import add_cases
 
     path = local_cases_path(task)
     added = add_cases(path, [result.case for result in report.results if result.case])

@@ -12,16 +12,16 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from tinyzero_sdk.cli.output import print_json, stdout
 from tinyzero_sdk.cli.task_options import TaskName, TaskWords, Workers, open_task, progress_bar
-from tinyzero_sdk.dataset import DEFAULT_TEST_SHARE, iterate
+from tinyzero_sdk.console import print_json, stdout
+from tinyzero_sdk.data.rows import as_messages
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.records import Item, Split
-from tinyzero_sdk.task import Task
-from tinyzero_sdk.wire import as_messages
+from tinyzero_sdk.tasks.splits import DEFAULT_TEST_SHARE, iterate
+from tinyzero_sdk.tasks.task import Task
 
 if TYPE_CHECKING:
-    from tinyzero_sdk.builder import SplitReport
+    from tinyzero_sdk.data.build import SplitReport
 
 
 class Format(StrEnum):
@@ -70,8 +70,8 @@ def data(
 
     all stands for every problem there is, of a task that comes to an end.
     """
-    from tinyzero_sdk.builder import write_dataset
-    from tinyzero_sdk.worker import count_cores
+    from tinyzero_sdk.data.build import write_dataset
+    from tinyzero_sdk.workers.process import count_cores
 
     started = time.perf_counter()
     sizes: dict[Split, int | None] = {"train": _size("--size", size), "test": _size("--test-size", test_size)}

@@ -9,14 +9,14 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 
-from tinyzero_sdk.cli.output import print_json, stdout
-from tinyzero_sdk.cli.summary_view import complain, show_faults, show_tables
+from tinyzero_sdk.cli.summary_report import complain, show_faults, show_tables
 from tinyzero_sdk.cli.task_options import AllowUnsafe, progress_bar
+from tinyzero_sdk.console import print_json, stdout
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
-from tinyzero_sdk.extensions import Extension
+from tinyzero_sdk.plugins.extensions import Extension
 
 if TYPE_CHECKING:
-    from tinyzero_sdk.evaluation import EvaluationPlan, EvaluationResult, LocalModels
+    from tinyzero_sdk.evaluation.evaluate import EvaluationPlan, EvaluationResult, LocalModels
 
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the task: task.KEY=VALUE.")]
@@ -94,8 +94,8 @@ def evaluate(
     A model out of a training run is measured on that run's task and held-out problems, unless told otherwise.
     The same command again, with the same --output, goes on where the last one stopped.
     """
-    from tinyzero_sdk import evaluation
-    from tinyzero_sdk.endpoint import EndpointOptions, plan_endpoint
+    from tinyzero_sdk.evaluation import evaluate as evaluation
+    from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions, plan_endpoint
 
     if endpoint is None:
         _refuse_what_needs_an_endpoint(context)

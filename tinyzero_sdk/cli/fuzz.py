@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from tinyzero_sdk.cli.output import print_json, stderr, stdout
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskWords, Workers, open_task
+from tinyzero_sdk.console import print_json, stderr, stdout
 
 if TYPE_CHECKING:
     from tinyzero_sdk.fuzz import Finding, FuzzReport
-    from tinyzero_sdk.task import Task
+    from tinyzero_sdk.tasks.task import Task
 
 _LAWS = {"timeout": "bounded-time", "died": "never-raises", "error": "never-raises"}
 """The law that judges a finding without a label again."""
@@ -45,10 +45,10 @@ def fuzz(
     what makes the scorer raise, hang or die. Findings become labelled cases, which `tinyzero check` replays; if there
     are any, the exit code is 1. Ctrl-C ends the search and keeps what was found.
     """
-    from tinyzero_sdk.cases import add_cases, read_cases
     from tinyzero_sdk.fuzz import fuzz as search
     from tinyzero_sdk.testing import local_cases_path
-    from tinyzero_sdk.worker import count_cores
+    from tinyzero_sdk.testing.cases import add_cases, read_cases
+    from tinyzero_sdk.workers.process import count_cores
 
     opened = open_task(task, words, allow_unsafe_scorers=allow_unsafe_scorers)
     path = cases or local_cases_path(opened)
@@ -132,8 +132,8 @@ def _describe(task: "Task", path: Path, finding: "Finding") -> Text:
 def _replay(task: "Task", path: Path, finding: "Finding") -> str:
     """The command that judges the completion again; all cases of the file where it is too long, if it is one."""
     from tinyzero_sdk.fuzz.findings import IN_ORACLE
+    from tinyzero_sdk.testing.completions import Sample
     from tinyzero_sdk.testing.report import check_command, replay_words
-    from tinyzero_sdk.testing.samples import Sample
 
     inline = replay_words(Sample(finding.completion, finding.ground_truth, right=finding.right))
     if finding.right is not None:

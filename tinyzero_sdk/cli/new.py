@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from tinyzero_sdk.cli.output import stdout
+from tinyzero_sdk.console import stdout
 
 
 def register(app: typer.Typer) -> None:

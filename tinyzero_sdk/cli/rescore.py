@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from tinyzero_sdk.cli.output import print_json, stdout
 from tinyzero_sdk.cli.score import GroupBy, MemoryLimit, TimeLimit, Wrappers
-from tinyzero_sdk.cli.summary_view import as_json, count, percent, show_faults, table
+from tinyzero_sdk.cli.summary_report import as_json, count, percent, show_faults, table
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskWords, Workers, open_task, progress_bar
+from tinyzero_sdk.console import print_json, stdout
 
 if TYPE_CHECKING:
-    from tinyzero_sdk.outputs import Stamp
-    from tinyzero_sdk.rescoring import Change, RescoreReport, Verdict
+    from tinyzero_sdk.scoring.outputs import Stamp
+    from tinyzero_sdk.scoring.rescore import Change, RescoreReport, Verdict
 
 
 def register(app: typer.Typer) -> None:
@@ -54,8 +54,8 @@ def rescore(
 
     The exit code is 0 if none did, and 1 if some did or rows could not be compared.
     """
-    from tinyzero_sdk.rescoring import rescore_file
-    from tinyzero_sdk.worker import count_cores
+    from tinyzero_sdk.scoring.rescore import rescore_file
+    from tinyzero_sdk.workers.process import count_cores
 
     opened = open_task(task, words, wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe)
     with progress_bar() as progress:

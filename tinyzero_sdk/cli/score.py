@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from tinyzero_sdk.cli.output import print_json, stdout
-from tinyzero_sdk.cli.summary_view import as_json, count, show_faults, show_summary
+from tinyzero_sdk.cli.summary_report import as_json, count, show_faults, show_summary
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskWords, Workers, open_task, progress_bar
+from tinyzero_sdk.console import print_json, stdout
 
 TimeLimit = Annotated[float, typer.Option("--time-limit", min=0.01, help="Seconds for one answer.")]
 MemoryLimit = Annotated[float, typer.Option("--memory-limit", min=0.1, help="GiB for one worker.")]
@@ -67,8 +67,8 @@ def score(
     A row needs `completion` and `ground_truth` (or a whole row of a data file). Rows that cannot be scored
     are left out and listed; then the exit code is 1.
     """
-    from tinyzero_sdk.scoring import score_file
-    from tinyzero_sdk.worker import count_cores
+    from tinyzero_sdk.scoring.score_file import score_file
+    from tinyzero_sdk.workers.process import count_cores
 
     opened = open_task(task, words, wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe)
     with progress_bar() as progress:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tinyzero_sdk.cli.output import stderr
-from tinyzero_sdk.task_words import open_task
+from tinyzero_sdk.console import stderr
+from tinyzero_sdk.tasks.spec import open_task
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -11,14 +11,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from tinyzero_sdk.cli.output import print_json, stdout
+from tinyzero_sdk.console import print_json, stdout
 from tinyzero_sdk.errors import TaskNotFoundError, TinyZeroError
-from tinyzero_sdk.extensions import Extension, family_tasks, load_extensions
 from tinyzero_sdk.hookspecs import Message
-from tinyzero_sdk.host import TaskEntry, list_tasks, load_task
+from tinyzero_sdk.plugins.extensions import Extension, family_tasks, load_extensions
 from tinyzero_sdk.records import Item
 from tinyzero_sdk.settings import describe
-from tinyzero_sdk.task import Task
+from tinyzero_sdk.tasks.registry import TaskEntry, list_tasks, load_task
+from tinyzero_sdk.tasks.task import Task
 
 TEMPLATES = ("base", "chat", "compact")
 OFFERS = {"register_commands": "commands", "task_names": "tasks", "score_wrappers": "score wrappers"}

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any, Self
 
-from tinyzero_sdk.task import Task
+from tinyzero_sdk.tasks.task import Task
 
 DEFAULT_SHARE = 1.0 if sys.version_info >= (3, 12) else 1 / 16
 """Share of the attempts that are traced."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.fuzz.frames import Attempt
+from tinyzero_sdk.fuzz.presentations import Attempt
 from tinyzero_sdk.records import Json, Score
-from tinyzero_sdk.task import Task
-from tinyzero_sdk.worker import Clock
+from tinyzero_sdk.tasks.task import Task
+from tinyzero_sdk.workers.process import Clock
 
 Kind = Literal["wrong_paid", "right_unpaid", "error", "oracle_error", "timeout", "died"]
 """What can be wrong; `findings.SAYS` has it in words."""

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
-from tinyzero_sdk.cases import Case
 from tinyzero_sdk.fuzz.differential import Fault, Kind
-from tinyzero_sdk.fuzz.frames import Attempt, frame_traits
+from tinyzero_sdk.fuzz.presentations import Attempt, frame_traits
 from tinyzero_sdk.records import Json
+from tinyzero_sdk.testing.cases import Case
 
 SAYS: dict[str, str] = {
     "wrong_paid": "paid in full, though wrong",

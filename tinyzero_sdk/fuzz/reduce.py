@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from tinyzero_sdk.fuzz.differential import DifferentialOracle
 from tinyzero_sdk.fuzz.findings import Finding, make_finding
-from tinyzero_sdk.fuzz.frames import Attempt, present, simpler_frame
-from tinyzero_sdk.fuzz.puzzles import Puzzle, check_variant, make_variant
-from tinyzero_sdk.fuzz.shrink import shrink_pair
+from tinyzero_sdk.fuzz.items import Puzzle, check_variant, make_variant
+from tinyzero_sdk.fuzz.presentations import Attempt, present, simpler_frame
+from tinyzero_sdk.fuzz.shrinking import shrink_pair
 from tinyzero_sdk.records import Json
 
 _MOST_TRIES = 20_000

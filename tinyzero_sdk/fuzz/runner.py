@@ -12,14 +12,14 @@ from multiprocessing.connection import Connection, wait
 from typing import cast
 
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
+from tinyzero_sdk.fuzz.confirm import Trial
 from tinyzero_sdk.fuzz.coverage import DEFAULT_SHARE
 from tinyzero_sdk.fuzz.differential import PREPARING, Kind
 from tinyzero_sdk.fuzz.findings import IN_ORACLE, Finding, FindingSet, traits_of
 from tinyzero_sdk.fuzz.search import BATCH_MARK, Batch, Orders, Progress, run_search
-from tinyzero_sdk.fuzz.trial import Trial
 from tinyzero_sdk.seeds import derive_seed
-from tinyzero_sdk.task import Task
-from tinyzero_sdk.worker import WorkerProcess
+from tinyzero_sdk.tasks.task import Task
+from tinyzero_sdk.workers.process import WorkerProcess
 
 _TICK_SECONDS = 0.05
 _START_SECONDS = 120.0  # for Python, the task's imports and its first problems

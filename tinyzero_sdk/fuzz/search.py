@@ -15,20 +15,20 @@ from fractions import Fraction
 from multiprocessing.connection import Connection
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.fuzz import frames
-from tinyzero_sdk.fuzz.arithmetic import guess_value
+from tinyzero_sdk.fuzz import presentations as frames
 from tinyzero_sdk.fuzz.coverage import Coverage
 from tinyzero_sdk.fuzz.differential import DifferentialOracle, Fault
 from tinyzero_sdk.fuzz.findings import Finding, FindingSet, make_finding, traits_of
-from tinyzero_sdk.fuzz.frames import Attempt
+from tinyzero_sdk.fuzz.items import Puzzle, check_variant, make_variant
 from tinyzero_sdk.fuzz.mutators import mutate
-from tinyzero_sdk.fuzz.puzzles import Puzzle, check_variant, make_variant
+from tinyzero_sdk.fuzz.presentations import Attempt
 from tinyzero_sdk.fuzz.reduce import Reducer
+from tinyzero_sdk.fuzz.reward_guess import guess_value
 from tinyzero_sdk.records import Item, Json
 from tinyzero_sdk.seeds import derive_seed
-from tinyzero_sdk.task import Task
-from tinyzero_sdk.testing.ground_truths import fit
-from tinyzero_sdk.worker import Clock, as_sendable
+from tinyzero_sdk.tasks.task import Task
+from tinyzero_sdk.testing.ground_truth_mutation import fit
+from tinyzero_sdk.workers.process import Clock, as_sendable
 
 BATCH = 256
 BATCH_MARK = b"B"

@@ -7,8 +7,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, distribution
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.extensions import family_tasks
-from tinyzero_sdk.host import list_tasks
+from tinyzero_sdk.plugins.extensions import family_tasks
+from tinyzero_sdk.tasks.registry import list_tasks
 
 _NAME = re.compile("[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _LONGEST = 32

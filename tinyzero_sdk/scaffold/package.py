@@ -8,10 +8,10 @@ from string import Template
 from packaging.version import Version
 
 import tinyzero_sdk
-from tinyzero_sdk.cases import cases_path
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.host import load_task
 from tinyzero_sdk.scaffold.names import check_name, module_name
+from tinyzero_sdk.tasks.registry import load_task
+from tinyzero_sdk.testing.cases import cases_path
 
 COMMON = {
     "pyproject.toml": "pyproject.toml",

@@ -12,23 +12,23 @@ from tinyzero_sdk.testing.gold import Gold, find_gold, golds
 if TYPE_CHECKING:
     from tinyzero_sdk.testing import strategies
     from tinyzero_sdk.testing.checker import Checker, check_task, known_cases, local_cases_path
-    from tinyzero_sdk.testing.law import Failure, Law
-    from tinyzero_sdk.testing.laws import LAWS, find_laws
+    from tinyzero_sdk.testing.completions import Sample
+    from tinyzero_sdk.testing.properties import LAWS, find_laws
+    from tinyzero_sdk.testing.property import Failure, Law
     from tinyzero_sdk.testing.report import Report, Result
-    from tinyzero_sdk.testing.samples import Sample
 
 _HOMES = {
     "Checker": "checker",
     "check_task": "checker",
     "known_cases": "checker",
     "local_cases_path": "checker",
-    "Failure": "law",
-    "Law": "law",
-    "LAWS": "laws",
-    "find_laws": "laws",
+    "Failure": "property",
+    "Law": "property",
+    "LAWS": "properties",
+    "find_laws": "properties",
     "Report": "report",
     "Result": "report",
-    "Sample": "samples",
+    "Sample": "completions",
 }
 
 __all__ = [

@@ -7,13 +7,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tinyzero_sdk.cases import Case, cases_path, read_cases
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError
-from tinyzero_sdk.task import Task
-from tinyzero_sdk.testing.bench import Bench
-from tinyzero_sdk.testing.laws import Failure, Law, NotChecked, check_names, find_laws
+from tinyzero_sdk.tasks.task import Task
+from tinyzero_sdk.testing.cases import Case, cases_path, read_cases
+from tinyzero_sdk.testing.completions import Sample
+from tinyzero_sdk.testing.properties import Failure, Law, NotChecked, check_names, find_laws
 from tinyzero_sdk.testing.report import Report, Result, as_case, replay_command
-from tinyzero_sdk.testing.samples import Sample
+from tinyzero_sdk.testing.task_under_test import Bench
 
 DEFAULT_EXAMPLES = 200
 

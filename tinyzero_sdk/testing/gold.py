@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.records import Item
-from tinyzero_sdk.task import Task
+from tinyzero_sdk.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tinyzero_sdk.cases import Case, parse_case
 from tinyzero_sdk.records import Json
-from tinyzero_sdk.task import Task
-from tinyzero_sdk.testing.law import Failure, Law
-from tinyzero_sdk.testing.samples import Sample
+from tinyzero_sdk.tasks.task import Task
+from tinyzero_sdk.testing.cases import Case, parse_case
+from tinyzero_sdk.testing.completions import Sample
+from tinyzero_sdk.testing.property import Failure, Law
 
 Status = Literal["kept", "broken", "waived", "not checked"]
 

@@ -1,7 +1,7 @@
 """Hypothesis strategies for completions: gold, near misses, malformed and hostile ones, and those of a grammar.
 
 Each gives a `Sample`: the text, the ground truth it is judged against, and what was done. The texts themselves are
-made in `samples.py`. This is the one module that needs hypothesis.
+made in `completions.py`. This is the one module that needs hypothesis.
 """
 
 import contextlib
@@ -12,11 +12,11 @@ from typing import Any
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.records import Item
-from tinyzero_sdk.task import Task
-from tinyzero_sdk.testing import samples
+from tinyzero_sdk.tasks.task import Task
+from tinyzero_sdk.testing import completions as samples
+from tinyzero_sdk.testing.completions import Sample
 from tinyzero_sdk.testing.gold import Gold
 from tinyzero_sdk.testing.grammar import Choose, Grammar
-from tinyzero_sdk.testing.samples import Sample
 
 try:
     from hypothesis import configuration

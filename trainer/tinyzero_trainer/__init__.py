@@ -1,14 +1,14 @@
 """Reinforcement learning of language models on verifiable tasks. Importing this package imports no torch.
 
-`train(config, resume=False)` runs what `tinyzero train` runs; see `loop.py`.
+`train(config, resume=False)` runs what `tinyzero train` runs; see `controller/loop.py`.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tinyzero_trainer.config import TrainConfig as TrainConfig
-    from tinyzero_trainer.loop import TrainResult as TrainResult
-    from tinyzero_trainer.loop import train as train
+    from tinyzero_trainer.controller.loop import TrainResult as TrainResult
+    from tinyzero_trainer.controller.loop import train as train
 
 __all__ = ["TrainConfig", "TrainResult", "train"]
 
@@ -19,7 +19,7 @@ def __getattr__(name: str) -> Any:
 
         return TrainConfig
     if name in ("train", "TrainResult"):
-        from tinyzero_trainer import loop
+        from tinyzero_trainer.controller import loop
 
         return getattr(loop, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

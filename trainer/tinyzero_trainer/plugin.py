@@ -7,13 +7,13 @@ from tinyzero_sdk import hookimpl
 if TYPE_CHECKING:
     import typer
 
-    from tinyzero_sdk.evaluation import LocalModels
+    from tinyzero_sdk.evaluation.evaluate import LocalModels
 
 
 @hookimpl
 def register_commands(app: "typer.Typer") -> None:
     """Add `train`, `warmstart`, `recipes`, `plan` and `doctor`."""
-    from tinyzero_trainer import commands
+    from tinyzero_trainer.cli import train as commands
 
     commands.register(app)
 
@@ -21,6 +21,6 @@ def register_commands(app: "typer.Typer") -> None:
 @hookimpl
 def local_models() -> "LocalModels":
     """Load models of transformers'."""
-    from tinyzero_trainer.local_models import LocalModels
+    from tinyzero_trainer.controller.local_sampler import LocalModels
 
     return LocalModels()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tinyzero_gsm8k.options import Gsm8kOptions
 from tinyzero_gsm8k.problems import Problem, question_key, read_problems
+from tinyzero_sdk.data.files import ENDINGS
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.files import ENDINGS
 from tinyzero_sdk.records import Split
 
 _Stamp = tuple[tuple[str, int], ...]
@@ -75,7 +75,7 @@ def _pool(path: Path, stamp: _Stamp) -> tuple[Problem, ...]:
         from tinyzero_gsm8k.folders import read_saved
 
         return read_problems(read_saved(path), str(path))
-    from tinyzero_sdk.files import read_rows  # which, unlike `datasets`, names the line of a fault
+    from tinyzero_sdk.data.files import read_rows  # which, unlike `datasets`, names the line of a fault
 
     if path.suffix not in ENDINGS:
         raise DataError(f"task.path={path}: expected a folder, or a file that ends in {' or '.join(ENDINGS)}")

@@ -9,8 +9,8 @@ import pytest
 from tests.plugins.gsm8k.rows import SHARED, TEST, TRAIN, as_dataset, write_jsonl, write_parquet, write_repository
 from tinyzero_gsm8k.sources import collect
 from tinyzero_sdk import Item, Task, load_task
-from tinyzero_sdk.dataset import iterate
 from tinyzero_sdk.errors import DataError, ExhaustedError, SettingsError
+from tinyzero_sdk.tasks.splits import iterate
 
 
 def open_path(path: Path) -> Task:

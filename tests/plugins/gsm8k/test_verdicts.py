@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tinyzero_gsm8k.numbers import LONGEST, MOST_DIGITS, read_number
 from tinyzero_gsm8k.verdicts import judge
 from tinyzero_sdk import load_task
-from tinyzero_sdk.cases import cases_path, read_cases
+from tinyzero_sdk.testing.cases import cases_path, read_cases
 
 README = (Path(__file__).parents[3] / "plugins/gsm8k/README.md").read_text(encoding="utf-8")
 TABLE = re.findall(r"^\| ([-\d,./]+) \| (?:`` |`)(.*?)(?: ``|`) \| (\w+) \|", README, re.MULTILINE)

@@ -19,9 +19,9 @@ from tinyzero_reasoning_gym.names import find_names
 from tinyzero_reasoning_gym.unsupported import UNSUPPORTED
 from tinyzero_sdk import Completion, load_task
 from tinyzero_sdk.cli import main
+from tinyzero_sdk.data.rows import item_to_row, row_to_item
 from tinyzero_sdk.errors import SettingsError, TaskNotFoundError, UnsafeScorerError
-from tinyzero_sdk.pool import ScoringPool
-from tinyzero_sdk.wire import item_to_row, row_to_item
+from tinyzero_sdk.scoring.pool import ScoringPool
 
 SUPPORTED = [name for name in find_names() if name not in UNSUPPORTED]
 NO_GOLD = {"boxnet", "rush_hour"}

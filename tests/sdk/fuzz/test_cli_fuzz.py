@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.sdk.fuzz.test_fuzz import ORACLE, SOLVE, scorer
-from tinyzero_sdk.cases import Case, add_cases, read_cases, write_cases
 from tinyzero_sdk.cli.app import build_app
 from tinyzero_sdk.errors import DataError, SettingsError
+from tinyzero_sdk.testing.cases import Case, add_cases, read_cases, write_cases
 
 HOLE = scorer("str(ground_truth) in answer")
 

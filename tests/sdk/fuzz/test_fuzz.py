@@ -11,10 +11,10 @@ import pytest
 from tinyzero_sdk import load_task
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.fuzz import Finding, fuzz, runner
+from tinyzero_sdk.fuzz.confirm import Trial
 from tinyzero_sdk.fuzz.differential import DifferentialOracle
-from tinyzero_sdk.fuzz.frames import Attempt
+from tinyzero_sdk.fuzz.presentations import Attempt
 from tinyzero_sdk.fuzz.search import MOST_GROUPS
-from tinyzero_sdk.fuzz.trial import Trial
 
 SOLVE = """
 @hookimpl

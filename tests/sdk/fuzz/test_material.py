@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_sdk.fuzz import frames
-from tinyzero_sdk.fuzz.arithmetic import guess_value
-from tinyzero_sdk.fuzz.frames import Frame
+from tinyzero_sdk.fuzz import presentations as frames
 from tinyzero_sdk.fuzz.mutators import _SPELLINGS, LONGEST, MUTATORS, Stock, mutate, tokenize
+from tinyzero_sdk.fuzz.presentations import Frame
+from tinyzero_sdk.fuzz.reward_guess import guess_value
 from tinyzero_sdk.testing.grammar import Grammar
 
 RULES = {"sum": ["<n>", "<n> + <sum>", "(<sum>)"], "n": ["1", "20", "<m> <n"], "never": ["<never>"]}

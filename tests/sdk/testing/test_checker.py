@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from tinyzero_sdk import load_task
-from tinyzero_sdk.cases import Case, read_cases, write_cases
 from tinyzero_sdk.cli import main
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.task_words import open_task_line
-from tinyzero_sdk.testing import LAWS, Checker, bench, check_task, find_laws, known_cases
-from tinyzero_sdk.testing.minimize import minimize
+from tinyzero_sdk.tasks.spec import open_task_line
+from tinyzero_sdk.testing import LAWS, Checker, check_task, find_laws, known_cases
+from tinyzero_sdk.testing import task_under_test as bench
+from tinyzero_sdk.testing.cases import Case, read_cases, write_cases
 from tinyzero_sdk.testing.report import show_text
+from tinyzero_sdk.testing.shrinking import minimize
 
 WriteSum = Callable[..., str]
 EMPTY_PAYS = """

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_sdk.testing.ground_truths import entries, fit, integers, nudge, redraw, with_number, without
+from tinyzero_sdk.testing.ground_truth_mutation import entries, fit, integers, nudge, redraw, with_number, without
 
 LEAVES = st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.text(max_size=3)
 TRUTHS = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner), max_leaves=8)

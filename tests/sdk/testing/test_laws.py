@@ -8,9 +8,9 @@ from tests.sdk.testing.broken_tasks import BREAKERS, MORE_BREAKERS, SCORE
 from tests.sdk.testing.conftest import HOOKS
 from tinyzero_sdk import load_task
 from tinyzero_sdk.testing import LAWS, Result, check_task
-from tinyzero_sdk.testing.bench import Bench
-from tinyzero_sdk.testing.law import Law, Problem
-from tinyzero_sdk.testing.samples import Sample
+from tinyzero_sdk.testing.completions import Sample
+from tinyzero_sdk.testing.property import Law, Problem
+from tinyzero_sdk.testing.task_under_test import Bench
 
 WriteSum = Callable[..., str]
 

@@ -5,8 +5,8 @@ import pytest
 from tinyzero_sdk import load_task
 from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.records import Item
-from tinyzero_sdk.testing import process
-from tinyzero_sdk.testing.process import ObservedProcess
+from tinyzero_sdk.testing import sandbox as process
+from tinyzero_sdk.testing.sandbox import ObservedProcess
 
 
 class Ended:

@@ -12,14 +12,14 @@ import torch
 from tests.trainer.configurations import changed
 from tests.trainer.processes import apart
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.loop import train
-from tinyzero_trainer.models import LanguageModel, load_model
-from tinyzero_trainer.records import Rollout
+from tinyzero_trainer.controller.loop import train
+from tinyzero_trainer.models.loading import LanguageModel, load_model
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
 from tinyzero_trainer.rollout.build import build_engine
-from tinyzero_trainer.rollout.vllm.connection import VllmConnection, VllmError
+from tinyzero_trainer.rollout.vllm.client import VllmConnection, VllmError
 from tinyzero_trainer.rollout.vllm.engine import VllmEngine
-from tinyzero_trainer.weights import named_weights
+from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.types import Rollout
 
 STEPS = 3
 

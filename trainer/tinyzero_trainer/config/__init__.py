@@ -2,13 +2,14 @@
 
 Filled from TOML and `key=value` words by `tinyzero_sdk.settings`; checks across fields are in `__post_init__`, so an
 impossible configuration stops before anything is loaded. The groups are in the files of this folder, and what has no
-effect under other settings is in effects.py. No torch in here.
+effect under other settings is in unused.py. No torch in here.
 """
 
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Literal
 
-from tinyzero_trainer.config.learning import AlgorithmConfig, CriticConfig, LoraConfig, OptimizerConfig
+from tinyzero_trainer.config.algorithm import AlgorithmConfig, CriticConfig, LoraConfig, OptimizerConfig
+from tinyzero_trainer.config.rollout import CurriculumConfig, DataConfig, MismatchConfig, RolloutConfig, WindowConfig
 from tinyzero_trainer.config.run import (
     CheckpointConfig,
     EvalConfig,
@@ -21,10 +22,9 @@ from tinyzero_trainer.config.run import (
     RunConfig,
     VllmConfig,
 )
-from tinyzero_trainer.config.sampling import CurriculumConfig, DataConfig, MismatchConfig, RolloutConfig, WindowConfig
-from tinyzero_trainer.config.values import Advantage, Aggregation, Decay, Estimator, Layout
-from tinyzero_trainer.effects import COMPARES_SAMPLES, idle, refuse
-from tinyzero_trainer.task_shares import TaskShare, read_shares, whole_entries
+from tinyzero_trainer.config.tasks import TaskShare, read_shares, whole_entries
+from tinyzero_trainer.config.types import Advantage, Aggregation, Decay, Estimator, Layout
+from tinyzero_trainer.config.unused import COMPARES_SAMPLES, idle, refuse
 
 __all__ = [
     "Advantage",
@@ -95,7 +95,7 @@ class TrainConfig:
     @property
     def old_logprobs_source(self) -> Literal["engine", "policy", "update"]:
         """Where the loss has its old log-probabilities from: the engine, a pass of the policy's, or the update's own
-        pass; see mismatch.py."""
+        pass; see algorithms/importance_sampling.py."""
         if self.rollout.logprobs == "always" and not self.mismatch.corrects:
             return "engine"
         single_update = self.optimizer.mini_batches == self.optimizer.epochs == 1
@@ -113,7 +113,7 @@ class TrainConfig:
         Raises:
             SettingsError: one of them is unknown.
         """
-        from tinyzero_sdk.wrappers import with_limit
+        from tinyzero_sdk.rewards.wrappers import with_limit
 
         fixed = self.window.mode == "fixed"
         return with_limit(self.run.wrappers, self.window.tokens if fixed else self.rollout.max_tokens)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge
 
-from tinyzero_trainer.config.values import (
+from tinyzero_trainer.config.types import (
     DEVICES,
     Fraction,
     NonNegativeInt,

@@ -2,14 +2,19 @@
 
 from collections.abc import Callable, Iterator
 
-from tinyzero_trainer.doctor.alike import check_alike, check_network, check_shared_directory, check_unlike_cards
-from tinyzero_trainer.doctor.cluster import check_nodes, check_ray
+from tinyzero_trainer.doctor.cluster_checks import check_nodes, check_ray
+from tinyzero_trainer.doctor.consistency_checks import (
+    check_alike,
+    check_network,
+    check_shared_directory,
+    check_unlike_cards,
+)
 from tinyzero_trainer.doctor.facts import Facts, Wanted
-from tinyzero_trainer.doctor.findings import GIB, Finding, Level, as_size
-from tinyzero_trainer.doctor.fitting import check_places
-from tinyzero_trainer.doctor.gpus import check_cards, check_driver, check_visibility
-from tinyzero_trainer.doctor.links import check_links
-from tinyzero_trainer.doctor.packages import check_imports, check_python, check_versions
+from tinyzero_trainer.doctor.finding import GIB, Finding, Level, as_size
+from tinyzero_trainer.doctor.gpu_checks import check_cards, check_driver, check_visibility
+from tinyzero_trainer.doctor.interconnect_checks import check_links
+from tinyzero_trainer.doctor.package_checks import check_imports, check_python, check_versions
+from tinyzero_trainer.doctor.placement_checks import check_places
 
 WEIGHT_BYTES = 4
 """Master weights are float32."""

@@ -16,11 +16,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tinyzero_trainer.doctor.alike import SAME, WHERE_USED
+from tinyzero_trainer.doctor.consistency_checks import SAME, WHERE_USED
 from tinyzero_trainer.doctor.facts import Facts
 from tinyzero_trainer.doctor.probe import ask_apart, without_user
 from tinyzero_trainer.doctor.ray_facts import Inside, Node, Ray, Token, Trouble
-from tinyzero_trainer.ray.cluster import in_one_line, is_host_and_port, not_listening
+from tinyzero_trainer.executors.ray.cluster import in_one_line, is_host_and_port, not_listening
 
 SECONDS = 75.0
 """For all of it."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tinyzero_trainer.doctor.ray_facts import Places, Ray, Token
-from tinyzero_trainer.model_files import Model
+from tinyzero_trainer.models.files import Model
 
 Capability: TypeAlias = tuple[int, int]
 """Compute capability of a card, such as (9, 0)."""

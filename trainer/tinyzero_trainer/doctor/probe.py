@@ -26,9 +26,9 @@ from urllib.parse import urlsplit
 from packaging.utils import canonicalize_name
 
 from tinyzero_trainer.doctor.facts import Card, Driver, Facts, Folder, Machine, Package, Torch, Wandb, Wanted
-from tinyzero_trainer.doctor.nvidia_smi import ask_links, nvidia_driver
-from tinyzero_trainer.doctor.packages import WATCHED
-from tinyzero_trainer.model_files import find_model, hub_cache
+from tinyzero_trainer.doctor.package_checks import WATCHED
+from tinyzero_trainer.hardware.nvml import ask_links, nvidia_driver
+from tinyzero_trainer.models.files import find_model, hub_cache
 
 TORCH_SECONDS = 120.0
 """Importing torch and transformers from a cold disk may take most of it."""

@@ -133,7 +133,7 @@ class Ray:
 
 @dataclass(frozen=True)
 class Places:
-    """What a run's actors take, by its layout; see ray/layout.py."""
+    """What a run's actors take, by its layout; see config/parallel.py."""
 
     ranks: int
     """Processes that learn, with one CPU each, and one GPU unless all is on the CPU."""

@@ -46,7 +46,7 @@ def main(asked: dict[str, Any]) -> None:
 
 
 def _connect(address: str) -> Any:
-    from tinyzero_trainer.ray.cluster import import_ray
+    from tinyzero_trainer.executors.ray.cluster import import_ray
 
     ray = import_ray()
     logging.getLogger("ray").setLevel(logging.ERROR)

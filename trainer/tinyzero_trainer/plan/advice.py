@@ -6,10 +6,15 @@ from contextlib import suppress
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import show
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.plan.constants import GIB
-from tinyzero_trainer.plan.find_shape import WELL_KNOWN, find_shape
-from tinyzero_trainer.plan.memory import Phase, host_bytes, predict_memory
-from tinyzero_trainer.plan.proposals import (
+from tinyzero_trainer.config.resume import RESUMABLE
+from tinyzero_trainer.config.spread import device_of, spread_of
+from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.estimate.engine_memory import GB, needed_by_vllm
+from tinyzero_trainer.estimate.memory import Phase, host_bytes, predict_memory
+from tinyzero_trainer.estimate.workload import work_on
+from tinyzero_trainer.models.hub import WELL_KNOWN, find_shape
+from tinyzero_trainer.models.spec import ModelShape, shape_of
+from tinyzero_trainer.plan.candidates import (
     LEAST_SEQUENCES,
     SETTLED,
     Change,
@@ -20,13 +25,8 @@ from tinyzero_trainer.plan.proposals import (
     settle,
     with_settings,
 )
-from tinyzero_trainer.plan.rollout import GB, needed_by_vllm
 from tinyzero_trainer.plan.search import make_plan
-from tinyzero_trainer.plan.shape import ModelShape, shape_of
-from tinyzero_trainer.plan.spread import device_of, spread_of
-from tinyzero_trainer.plan.target import Target, on_card, present_card
-from tinyzero_trainer.plan.work import work_on
-from tinyzero_trainer.resuming import RESUMABLE
+from tinyzero_trainer.plan.target_gpu import Target, on_card, present_card
 
 LAST_RESORT = "take a smaller model or a card with more memory"
 

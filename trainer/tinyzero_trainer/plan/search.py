@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, product
 
-from tinyzero_trainer.cards import Card, find_card
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.plan import constants
-from tinyzero_trainer.plan.memory import Memory, host_bytes
-from tinyzero_trainer.plan.proposals import (
+from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.estimate.engine_memory import lacking_in_vllm, sequences_in_vllm
+from tinyzero_trainer.estimate.memory import Memory, host_bytes
+from tinyzero_trainer.estimate.speed import predict_speed
+from tinyzero_trainer.estimate.workload import work_on
+from tinyzero_trainer.hardware.gpu_specs import Card, find_card
+from tinyzero_trainer.models.spec import ModelShape
+from tinyzero_trainer.plan.candidates import (
     COSTS,
     COSTS_OF_VALUE,
     Change,
@@ -26,10 +30,6 @@ from tinyzero_trainer.plan.proposals import (
     usable,
     with_settings,
 )
-from tinyzero_trainer.plan.rollout import lacking_in_vllm, sequences_in_vllm
-from tinyzero_trainer.plan.shape import ModelShape
-from tinyzero_trainer.plan.speed import predict_speed
-from tinyzero_trainer.plan.work import work_on
 
 WORTH = 1.05
 """What was asked and fits is changed only where that makes the step shorter by more than this factor: where it has room

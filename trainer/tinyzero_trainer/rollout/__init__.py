@@ -4,7 +4,7 @@
 - graph/: Llama-like models on a GPU, every step a CUDA graph.
 - vllm/: vLLM, beside the trainer.
 
-The first two are `rollout.engine=torch`, and share sampling.py and results.py.
+The first two are `rollout.engine=torch`, and share sampling.py and engine.py.
 """
 
 from tinyzero_trainer.rollout.engine import RolloutEngine, SamplingParams

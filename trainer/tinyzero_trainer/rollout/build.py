@@ -6,15 +6,15 @@ from functools import partial
 import torch
 
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.engine_sizes import FEW_SEQUENCES
-from tinyzero_trainer.models import LanguageModel
+from tinyzero_trainer.distributed.fsdp import compute_dtype, device_of
+from tinyzero_trainer.estimate.engine_buffers import FEW_SEQUENCES
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.rollout.decoder import FusedDecoder
 from tinyzero_trainer.rollout.engine import RolloutEngine
-from tinyzero_trainer.rollout.graph.engine import GraphEngine
 from tinyzero_trainer.rollout.torch_engine import TorchEngine
-from tinyzero_trainer.sharding import compute_dtype, device_of
-from tinyzero_trainer.vllm_installed import require_vllm
-from tinyzero_trainer.weights import WeightSource, named_weights, plain_class
+from tinyzero_trainer.rollout.vllm.version import require_vllm
+from tinyzero_trainer.rollout.weight_sync import WeightSource, named_weights, plain_class
 
 
 def require_engine(config: TrainConfig, device: torch.device, *, here: bool = True) -> None:
@@ -30,7 +30,7 @@ def require_engine(config: TrainConfig, device: torch.device, *, here: bool = Tr
         VllmError: a setting is none for this device.
     """
     if config.rollout.engine == "vllm":
-        from tinyzero_trainer.rollout.vllm.settings import refuse_impossible
+        from tinyzero_trainer.rollout.vllm.engine_args import refuse_impossible
 
         if here:
             require_vllm()

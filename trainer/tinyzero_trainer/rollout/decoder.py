@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from tinyzero_trainer.engine_sizes import has_graphs
-from tinyzero_trainer.lora import merged_weight
-from tinyzero_trainer.sharding import on_device, placement_of
-from tinyzero_trainer.shards import whole
-from tinyzero_trainer.weights import engine_weight, named_weights, plain_twin
+from tinyzero_trainer.distributed.dtensor import whole
+from tinyzero_trainer.distributed.fsdp import on_device, placement_of
+from tinyzero_trainer.estimate.engine_buffers import has_graphs
+from tinyzero_trainer.models.lora import merged_weight
+from tinyzero_trainer.rollout.weight_sync import engine_weight, named_weights, plain_twin
 
 CACHE_BLOCK = 64
 """Slots by which the cache grows, so that short completions do not pay for the longest allowed."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tinyzero_trainer.records import Rollout
+from tinyzero_trainer.types import Rollout
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tinyzero_trainer.records import Rollout
+from tinyzero_trainer.types import Rollout
 
 
 def to_rollouts(tokens: Tensor, logprobs: Tensor | None, lengths: Tensor, finished: Tensor) -> list[Rollout]:

@@ -1,6 +1,6 @@
 """Drawing the next token: which number decides, and which token it decides for.
 
-step_kernels.py has the same two laws for a GPU, in one pass over the logits.
+rollout/cuda_graph/triton_kernels.py has the same two laws for a GPU, in one pass over the logits.
 """
 
 import torch

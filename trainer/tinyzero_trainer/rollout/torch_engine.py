@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tinyzero_trainer.records import Rollout
 from tinyzero_trainer.rollout.decoder import build_decoder
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.results import to_rollouts
 from tinyzero_trainer.rollout.sampling import sample_tokens, streams, uniforms
+from tinyzero_trainer.types import Rollout
 
 DROP_EVERY = 8
 """Steps between removals of finished sequences: copying the cache costs about as much as a step."""

@@ -10,14 +10,14 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.models import LanguageModel
-from tinyzero_trainer.rollout.vllm.connection import VllmConnection
+from tinyzero_trainer.distributed.fsdp import compute_dtype, device_of
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.rollout.vllm.client import VllmConnection
 from tinyzero_trainer.rollout.vllm.engine import Limits, VllmEngine
+from tinyzero_trainer.rollout.vllm.engine_args import engine_arguments, environment, settled
 from tinyzero_trainer.rollout.vllm.log import EngineLog
-from tinyzero_trainer.rollout.vllm.settings import engine_arguments, environment, settled
 from tinyzero_trainer.rollout.vllm.sync_check import make_check
-from tinyzero_trainer.sharding import compute_dtype, device_of
-from tinyzero_trainer.weights import WeightSource, plain_class
+from tinyzero_trainer.rollout.weight_sync import WeightSource, plain_class
 
 
 def build_vllm(

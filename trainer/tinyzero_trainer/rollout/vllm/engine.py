@@ -1,7 +1,7 @@
 """The rollout engine `vllm`: generates with vLLM, and replaces it when it fails.
 
-What speaks to vLLM is connection.py, how long a call may take is in calls.py, and with which arguments vLLM
-is started is in settings.py.
+What speaks to vLLM is client.py, how long a call may take is in call_timeout.py, and with which arguments vLLM
+is started is in engine_args.py.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ import torch
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
-from tinyzero_trainer.records import Rollout
 from tinyzero_trainer.rollout.engine import SamplingParams
-from tinyzero_trainer.rollout.vllm.calls import Caller, Cancelled, EngineFault
-from tinyzero_trainer.rollout.vllm.connection import Answer, Connection, Request, VllmError
+from tinyzero_trainer.rollout.vllm.call_timeout import Caller, Cancelled, EngineFault
+from tinyzero_trainer.rollout.vllm.client import Answer, Connection, Request, VllmError
 from tinyzero_trainer.rollout.vllm.progress import Progress
-from tinyzero_trainer.weights import WeightSource
+from tinyzero_trainer.rollout.weight_sync import WeightSource
+from tinyzero_trainer.types import Rollout
 
 START_LIMIT = 1200.0
 """Seconds for an engine to start, kernels compiled and graphs captured."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from threading import Event
 from time import monotonic
 
-from tinyzero_trainer.rollout.vllm.calls import POLL, Cancelled
+from tinyzero_trainer.rollout.vllm.call_timeout import POLL, Cancelled
 
 
 class Progress:

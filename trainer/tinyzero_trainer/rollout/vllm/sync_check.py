@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.batching import completion_lengths, in_row_order, micro_batches
-from tinyzero_trainer.forward import evaluating, sampled_logprobs
-from tinyzero_trainer.models import LanguageModel
-from tinyzero_trainer.records import Prompt, Rollout, Sample
+from tinyzero_trainer.distributed.fsdp import device_of, on_device
+from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.engine import SamplingParams
-from tinyzero_trainer.rollout.vllm.connection import VllmError
-from tinyzero_trainer.sharding import device_of, on_device
-from tinyzero_trainer.weights import plain_class
+from tinyzero_trainer.rollout.vllm.client import VllmError
+from tinyzero_trainer.rollout.weight_sync import plain_class
+from tinyzero_trainer.training.logprobs import evaluating, sampled_logprobs
+from tinyzero_trainer.training.micro_batches import completion_lengths, in_row_order, micro_batches
+from tinyzero_trainer.types import Prompt, Rollout, Sample
 
 if TYPE_CHECKING:
     from tinyzero_trainer.rollout.vllm.engine import VllmEngine

@@ -1,0 +1,369 @@
+"""Whole data sets at speed: the Python call behind `tinyzero data`.
+
+Worker processes take ranges of candidates and send back columns; the parent drops repeated keys in candidate
+order and writes. For some problems at a time there is `dataset.iterate`, which gives the same ones.
+"""
+
+import contextlib
+import math
+import pickle
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+import numpy as np
+import pyarrow as pa
+
+from tinyzero_sdk.data.arrow import Row
+from tinyzero_sdk.data.files import JsonLinesWriter, ParquetWriter, replacing
+from tinyzero_sdk.data.rows import as_messages, make_row, make_table, plain
+from tinyzero_sdk.errors import BrokenTaskError, DataError, ExhaustedError, SettingsError, TinyZeroError
+from tinyzero_sdk.hookspecs import Message
+from tinyzero_sdk.records import Json, Split
+from tinyzero_sdk.tasks.splits import DEFAULT_TEST_SHARE, Sieve, check_test_share, read_candidates, share_of
+from tinyzero_sdk.tasks.task import Task
+from tinyzero_sdk.workers.process import Clock, WorkerProcess, as_sendable
+
+_MIN_BLOCK, _MAX_BLOCK = 64, 8192  # candidates that a worker takes at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the rows of a split are made from."""
+
+    split: Split
+    """The split."""
+
+    seed: int
+    """Another seed gives other problems."""
+
+    test_share: float
+    """Share of all problems that belongs to the test split."""
+
+    template: str
+    """Name of the prompt template."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The problems of one range of candidates, none of them twice."""
+
+    keys: list[str]
+    """[k] canonical keys."""
+
+    positions: list[int]
+    """[k] candidate numbers, rising."""
+
+    end: int
+    """Number of the first candidate after the range."""
+
+    is_last: bool
+    """There are no candidates from `end` on."""
+
+    prompts: pa.ListArray
+    """[k] prompts, as lists of messages."""
+
+    difficulties: np.ndarray
+    """[k] floats."""
+
+    ground_truth: pa.Array | list[Json]
+    """[k] ground truths; a list where the task gives items one by one."""
+
+    data: pa.StructArray | list[dict[str, Json]]
+    """[k] the task's own columns; likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitReport:
+    """One file written."""
+
+    path: Path
+    """The file."""
+
+    rows: int
+    """How many problems are in it."""
+
+    difficulty: tuple[float, float, float]
+    """Least, median and greatest difficulty."""
+
+
+def write_dataset(
+    task: Task,
+    output: Path,
+    *,
+    sizes: Mapping[Split, int | None],
+    seed: int = 0,
+    test_share: float = DEFAULT_TEST_SHARE,
+    template: str = "base",
+    format: Literal["parquet", "jsonl"] = "parquet",
+    workers: int = 1,
+    overwrite: bool = False,
+    on_progress: Callable[[Split, int], object] = lambda split, rows: None,
+) -> dict[Split, SplitReport]:
+    """Write a file for each split: train.parquet and test.parquet, both or none.
+
+    Args:
+        task: from `load_task`.
+        output: a directory; made if missing.
+        sizes: how many problems each split gets; 0 = no file, None = all there are, of a task that comes to an end.
+        seed: another seed gives other problems, but never moves one to the other split.
+        test_share: share of all problems that belongs to the test split.
+        template: name of the prompt template.
+        format: of the files.
+        workers: processes at most; the files are the same, byte for byte, for any number.
+        overwrite: replace files that are there.
+        on_progress: called with a split and how many of its rows there are so far.
+
+    Raises:
+        DataError: a file is there already or cannot be written, or the task has too few different problems.
+        SettingsError: nothing is asked for, or `test_share` would leave a split empty, or have no effect.
+    """
+    check_test_share(task, test_share)
+    paths = {split: output / f"{split}.{format}" for split, size in sizes.items() if size != 0}
+    _make_way(output, list(paths.values()), overwrite)
+    reports: dict[Split, SplitReport] = {}
+    with ExitStack() as stack:  # at its end, with both files whole, they get their names
+        wanted = sum(math.inf if size is None else size for size in sizes.values())
+        crew = stack.enter_context(Crew(task, math.ceil(min(workers, wanted / _MIN_BLOCK))))
+        for split, path in paths.items():
+            temporary = stack.enter_context(replacing(path))
+            request = Request(split, seed, test_share, template)
+            with ParquetWriter(temporary) if format == "parquet" else JsonLinesWriter(temporary) as writer:
+                difficulties = _fill(writer, crew, request, sizes[split], on_progress)
+            low, median, high = np.quantile(difficulties, [0, 0.5, 1]).tolist()
+            reports[split] = SplitReport(path, len(difficulties), (low, median, high))
+    return reports
+
+
+def _fill(
+    writer: ParquetWriter | JsonLinesWriter,
+    crew: "Crew",
+    request: Request,
+    size: int | None,
+    on_progress: Callable[[Split, int], object],
+) -> np.ndarray:
+    """Write the rows of a split, and return their difficulties."""
+    difficulties: list[np.ndarray] = []
+    done = 0
+    for columns, rows in build(crew, request, size):
+        if isinstance(writer, ParquetWriter):
+            writer.write(_table(crew.task, request, columns, rows, done))
+        else:
+            writer.write(_rows(crew.task, request, columns, rows, done))
+        difficulties.append(columns.difficulties[rows])
+        done += len(rows)
+        on_progress(request.split, done)
+    return np.concatenate(difficulties)
+
+
+def _make_way(output: Path, paths: Sequence[Path], overwrite: bool) -> None:
+    if not paths:
+        raise SettingsError("both splits have size 0; ask for at least one problem")
+    there = [path for path in paths if path.exists()]
+    if there and not overwrite:
+        raise DataError(f"{there[0]} is there already; choose another directory, or overwrite it (--overwrite)")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot make the directory {output}: {error.strerror}") from error
+
+
+def build(crew: "Crew", request: Request, size: int | None) -> Iterator[tuple[Columns, np.ndarray]]:
+    """The first `size` problems of a split: columns, and which of their rows count ([r] places, rising).
+
+    Raises:
+        ExhaustedError: the task has fewer different problems, where `size` is not None.
+    """
+    sieve = Sieve(crew.task, request.split, size=size, test_share=request.test_share)
+    share = share_of(crew.task, request.split, request.test_share)
+    left, start = math.inf if size is None else size, 0
+    # Small data sets take small blocks, since a task may need milliseconds for each candidate.
+    block = math.ceil(max(_MIN_BLOCK, min(_MAX_BLOCK, left / share / 16)))
+    news = block * share  # expected of a block; fewer and fewer are new where a task has little left to give
+    while left > 0:
+        while crew.has_room and crew.waiting * news < left:
+            crew.submit(request, start, block)
+            start += block
+        columns = crew.receive()
+        admitted = sieve.admit(columns.keys, columns.positions, columns.end, columns.is_last)
+        wanted = None if size is None else int(left)
+        rows, is_end = _take_rows(admitted, wanted)
+        left, news = 0 if is_end else left - len(rows), max(1, len(rows))
+        if len(rows):
+            yield columns, rows
+    while crew.waiting:
+        crew.receive()  # not needed after all
+
+
+def _take_rows(admitted: Iterator[int], wanted: int | None) -> tuple[np.ndarray, bool]:
+    """The next `wanted` rows, [r], and False; of None all there are, and whether there are no more in the task."""
+    if wanted is not None:
+        return np.fromiter(islice(admitted, wanted), dtype=np.int64), False
+    rows: list[int] = []
+    try:
+        rows.extend(admitted)
+    except ExhaustedError:
+        return np.array(rows, dtype=np.int64), True
+    return np.array(rows, dtype=np.int64), False
+
+
+class Crew:
+    """Processes that turn ranges of candidates into columns; with one worker it is this process."""
+
+    def __init__(self, task: Task, workers: int) -> None:
+        self.task = task
+        task_bytes = pickle.dumps(task)
+        self._workers = [WorkerProcess(task_bytes, serve_columns) for _ in range(workers if workers > 1 else 0)]
+        self._jobs: deque[tuple[Request, int, int]] = deque()
+        self._received = 0
+
+    def __enter__(self) -> Self:
+        for worker in self._workers:
+            self._take(worker)  # that it is ready
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self._workers:
+            worker.close()
+
+    @property
+    def waiting(self) -> int:
+        """How many ranges were submitted and are not received yet."""
+        return len(self._jobs)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether to submit another one: two for each worker, one to do while the other is taken in."""
+        return len(self._jobs) < max(1, 2 * len(self._workers))
+
+    def submit(self, request: Request, start: int, size: int) -> None:
+        """Ask for the problems among the candidates start … start + size - 1."""
+        self._jobs.append((request, start, size))
+        if self._workers:
+            worker = self._workers[(self._received + len(self._jobs) - 1) % len(self._workers)]
+            with contextlib.suppress(OSError):  # it has died; its answer will be the end of the connection
+                worker.connection.send(self._jobs[-1])
+
+    def receive(self) -> Columns:
+        """The columns of the range that was submitted first.
+
+        Raises:
+            TinyZeroError: the task failed on it.
+        """
+        job = self._jobs.popleft()
+        if not self._workers:
+            return _try_to_read(self.task, *job)
+        worker = self._workers[self._received % len(self._workers)]
+        self._received += 1
+        return self._take(worker)
+
+    def _take(self, worker: WorkerProcess) -> Columns:
+        try:
+            message = worker.connection.recv()
+        except (EOFError, OSError):
+            raise BrokenTaskError(f"a worker process died while task {self.task.name!r} made problems") from None
+        if isinstance(message, TinyZeroError):
+            raise message
+        return message
+
+
+def serve_columns(task: Task, connection: Connection, clock: Clock) -> None:
+    """What such a worker does (see `worker.Service`): ranges in, columns out."""
+    while True:
+        job = connection.recv()
+        try:
+            connection.send(_try_to_read(task, *job))
+        except TinyZeroError as error:
+            connection.send(error)
+
+
+def _try_to_read(task: Task, request: Request, start: int, size: int) -> Columns:
+    try:
+        return read_columns(task, request, start, size)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the task's code may raise anything
+        raise as_sendable(error) from error
+
+
+def read_columns(task: Task, request: Request, start: int, size: int) -> Columns:
+    """The problems among the candidates start … start + size - 1, with their prompts."""
+    found = read_candidates(task, request.split, start, size, seed=request.seed, test_share=request.test_share)
+    items, columns = found.items, found.columns
+    difficulties = np.asarray(task.difficulties(items if columns is None else columns), dtype=np.float64)
+    if difficulties.shape != (len(items),) or not np.isfinite(difficulties).all():
+        raise BrokenTaskError(f"task {task.name!r}: `difficulties` did not return a finite number for each item")
+    return Columns(
+        found.keys,
+        found.positions,
+        found.end,
+        found.is_last,
+        prompts=_prompt_array([as_messages(task.make_prompt(item, request.template)) for item in items]),
+        difficulties=difficulties,
+        ground_truth=[plain(item.ground_truth) for item in items] if columns is None else columns.ground_truth,
+        data=[plain(item.data) for item in items] if columns is None else columns.data,
+    )
+
+
+def _prompt_array(prompts: Sequence[Sequence[Message]]) -> pa.ListArray:
+    ends = np.cumsum([0, *map(len, prompts)])
+    fields = {
+        name: pa.array([message[name] for prompt in prompts for message in prompt], pa.string())
+        for name in ("role", "content")
+    }
+    messages = pa.StructArray.from_arrays(list(fields.values()), names=list(fields))
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), messages)
+
+
+def _table(task: Task, request: Request, columns: Columns, rows: np.ndarray, first_index: int) -> pa.Table:
+    return make_table(
+        task,
+        _take(columns.ground_truth, rows, "the ground truths"),
+        _take(columns.data, rows, "the task's own columns"),
+        prompts=columns.prompts.take(rows),
+        first_index=first_index,
+        split=request.split,
+        difficulties=pa.array(columns.difficulties[rows]),
+        keys=pa.array([columns.keys[row] for row in rows], pa.string()),
+    )
+
+
+def _take(values: pa.Array | list[Json], rows: np.ndarray, what: str) -> pa.Array:
+    if isinstance(values, pa.Array):
+        return values.take(rows)
+    wanted = [values[row] for row in rows]
+    try:
+        array = pa.array(wanted)
+        faithful = array.to_pylist() == wanted
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"{what} do not fit a Parquet column: {error}; write jsonl instead (--format jsonl)") from error
+    if not faithful:
+        raise DataError(f"{what} have different keys, which Parquet would fill with null; write jsonl (--format jsonl)")
+    return array
+
+
+def _rows(task: Task, request: Request, columns: Columns, rows: np.ndarray, first_index: int) -> Iterator[Row]:
+    prompts = columns.prompts.take(rows).to_pylist()
+    truths, data = (
+        values.take(rows).to_pylist() if isinstance(values, pa.Array) else [values[row] for row in rows]
+        for values in (columns.ground_truth, columns.data)
+    )
+    for place, row in enumerate(rows):
+        yield make_row(
+            task,
+            truths[place],
+            data[place],
+            prompt=prompts[place],
+            index=first_index + place,
+            split=request.split,
+            difficulty=float(columns.difficulties[row]),
+            key=columns.keys[row],
+        )

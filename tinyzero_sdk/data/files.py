@@ -1,0 +1,384 @@
+"""Data files, .jsonl and .parquet: read in blocks, written atomically. What is in a row is `rows.py`'s business.
+
+A file that cannot be read at all is a DataError; a row that cannot is a `BadRow`, and the others go on.
+"""
+
+import contextlib
+import fcntl
+import glob
+import json
+import math
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, NoReturn, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tinyzero_sdk.data.arrow import Row, without_views
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.records import Json
+
+ENDINGS = (".jsonl", ".parquet")
+_BLOCK_ROWS = 1024
+_BLOCK_BYTES = 16 << 20
+_TABLE_ROWS = 4096
+_TABLE_BYTES = 8 << 20
+_READ_AHEAD = 1 << 20
+_MAX_LINE = 64 << 20
+_GROUP_ROWS = 16384
+_GROUP_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be used."""
+
+    number: int
+    """Line of a JSON Lines file, row of a Parquet file; the first is 1."""
+
+    problem: str
+    """What is wrong with it."""
+
+
+@dataclass(slots=True)
+class Block:
+    """Some rows of a file, in order: of a JSON Lines file as `rows`, of a Parquet file as `table`."""
+
+    numbers: list[int]
+    """Line or row numbers, from 1."""
+
+    rows: list[Row]
+    """The rows, where the file is JSON Lines."""
+
+    table: pa.Table | None
+    """The rows, where the file is Parquet."""
+
+    bad: list[BadRow]
+    """Rows of this stretch of the file that are not among the others."""
+
+    progress: float
+    """Share of the file read with this block, 0 to 1."""
+
+    def drop(self, problems: Mapping[int, str]) -> None:
+        """Move the rows at these places (from 0, in this block) to the bad ones."""
+        if not problems:
+            return
+        keep = [place for place in range(len(self.numbers)) if place not in problems]
+        bad = [BadRow(self.numbers[place], problem) for place, problem in problems.items()]
+        self.bad = sorted(self.bad + bad, key=lambda row: row.number)
+        self.numbers = [self.numbers[place] for place in keep]
+        self.rows = [self.rows[place] for place in keep] if self.rows else []
+        self.table = None if self.table is None else self.table.take(pa.array(keep, pa.int64()))
+
+
+def check_ending(path: Path) -> None:
+    """Refuse a name that does not say which format is meant."""
+    if path.suffix not in ENDINGS:
+        raise DataError(f"{path} ends in {path.suffix or 'nothing'}; expected a name that ends in .jsonl or .parquet")
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of a file.
+
+    Raises:
+        DataError: at the first bad row, with its number, or where the file cannot be read.
+    """
+    for block in read_blocks(path):
+        if block.bad:
+            raise DataError(f"{path}:{block.bad[0].number}: {block.bad[0].problem}")
+        yield from block.rows if block.table is None else block.table.to_pylist()
+
+
+def read_blocks(path: Path) -> Iterator[Block]:
+    """The rows of a file, some thousand at a time.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    check_ending(path)
+    try:
+        yield from _read_parquet(path) if path.suffix == ".parquet" else _read_json_lines(path)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _read_json_lines(path: Path) -> Iterator[Block]:
+    block, size = Block([], [], None, [], 0.0), 0
+    with path.open("rb") as file:
+        length = max(1, os.fstat(file.fileno()).st_size)
+        for number, line in _lines(file):
+            try:
+                row = parse_line(line)
+            except DataError as error:
+                block.bad.append(BadRow(number, str(error)))
+            else:
+                if row is not None:
+                    block.rows.append(row)
+                    block.numbers.append(number)
+            size += len(line)
+            if len(block.numbers) + len(block.bad) >= _BLOCK_ROWS or size >= _BLOCK_BYTES:
+                block.progress = file.tell() / length
+                yield block
+                block, size = Block([], [], None, [], 0.0), 0
+    block.progress = 1.0
+    yield block
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Numbered lines; of one too long for memory only the start, which is no JSON."""
+    number = 0
+    while line := file.readline(_MAX_LINE):
+        number += 1
+        rest = line
+        while len(rest) == _MAX_LINE and not rest.endswith(b"\n"):
+            rest = file.readline(_MAX_LINE)
+        yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+
+
+def parse_line(line: bytes) -> Row | None:
+    """One line of a JSON Lines file; None if it is blank.
+
+    Raises:
+        DataError: it is not a JSON object in UTF-8, or holds what others cannot read: a key twice, NaN, a number too
+            great for a float, half a surrogate pair.
+    """
+    try:
+        text = line.decode()
+        if not text.strip(" \t\r\n"):
+            return None
+        row = _DECODER.decode(text)
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"not UTF-8 at byte {error.start + 1} of the line") from error
+    except UnicodeEncodeError as error:
+        raise DataError("half a character: a lone surrogate") from error
+    except json.JSONDecodeError as error:
+        raise DataError(f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from error
+    except RecursionError as error:
+        raise DataError("nested too deeply") from error
+    except ValueError as error:  # an integer with thousands of digits
+        raise DataError(f"not readable: {error}") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{'null' if row is None else f'a {type(row).__name__}'}; expected a JSON object")
+    return row
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> Row:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise DataError(f"the key {next(name for name in names if names.count(name) > 1)!r} twice")
+    return row
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if number in (float("inf"), float("-inf")):
+        raise DataError(f"the number {text[:20]}, too great for a float")
+    return number
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise DataError(f"{name}, which JSON does not have")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant)
+
+
+def _read_parquet(path: Path) -> Iterator[Block]:
+    done = 0
+    try:
+        # With a buffer a column is read page by page, however large its row group.
+        with (
+            path.open("rb") as raw,
+            pq.ParquetFile(raw, page_checksum_verification=True, pre_buffer=False, buffer_size=_READ_AHEAD) as file,
+        ):
+            names = file.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise DataError(f"{path} has two columns of one name, among: {', '.join(names)}; rename one")
+            for batch in file.iter_batches(_rows_at_once(file.metadata)):
+                start, done = done, done + len(batch)
+                table = without_views(pa.Table.from_batches([batch]))
+                block = Block(list(range(start + 1, done + 1)), [], table, [], done / file.metadata.num_rows)
+                block.drop(invalid_rows(table))
+                yield block
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path} is not Parquet, or damaged after row {done}: {reason}") from error
+
+
+def _rows_at_once(metadata: pq.FileMetaData) -> int:
+    """How many rows to read at a time, by the size of those in the largest row group."""
+    groups = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
+    most = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0.0)
+    return max(16, min(_TABLE_ROWS, int(_TABLE_BYTES / max(1.0, most))))
+
+
+def invalid_rows(table: pa.Table) -> dict[int, str]:
+    """What is wrong with rows that do not hold what their type says, such as text that is not UTF-8, by place."""
+    try:
+        table.validate(full=True)
+    except pa.ArrowInvalid:
+        problems = {}
+        for place in range(len(table)):
+            try:
+                # A copy, since a slice is validated with all that its buffers hold.
+                table.take([place]).validate(full=True)
+            except pa.ArrowInvalid as error:
+                problems[place] = " ".join(str(error).split())
+        return problems
+    return {}
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write to; it becomes `path` when the block ends, and goes away if the block fails.
+
+    Raises:
+        DataError: the system refuses to write.
+    """
+    try:
+        _sweep(path)
+        with _claim(path) as file:
+            temporary = Path(file.name)
+            try:
+                yield temporary
+                os.fsync(file.fileno())
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _claim(path: Path) -> BinaryIO:
+    """A new file beside `path`, locked for as long as it is open, so that whoever finds it knows it is in use."""
+    while True:
+        file = open(path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp"), "xb")  # noqa: SIM115
+        with contextlib.suppress(OSError):  # some network file systems have no locks, and then nobody sweeps
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.exists(file.name):
+            return file
+        file.close()  # it was swept before it was locked
+
+
+def _sweep(path: Path) -> None:
+    """Remove what killed processes left beside `path`: temporary files of its name that nobody has locked."""
+    for stale in path.parent.glob(f".{glob.escape(path.name)}.????????.tmp"):
+        with contextlib.suppress(OSError), stale.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stale.unlink()
+
+
+class JsonLinesWriter:
+    """Rows into a JSON Lines file. All of it is ASCII, so no reader can trip over a character."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="ascii", newline="\n")
+
+    def write(self, rows: Iterable[Row]) -> None:
+        """Append rows; NaN and infinities, which JSON lacks, become null."""
+        self._file.writelines(_encode(row) + "\n" for row in rows)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+_ENCODER = json.JSONEncoder(allow_nan=False)
+
+
+def _encode(row: Row) -> str:
+    try:
+        return _ENCODER.encode(row)
+    except ValueError:
+        return _ENCODER.encode(_finite_only(row))
+
+
+def _finite_only(value: Json) -> Json:
+    if isinstance(value, dict):
+        return {key: _finite_only(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_finite_only(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class ParquetWriter:
+    """Tables into a Parquet file, in row groups of one size, so that how they were cut never shows in the bytes."""
+
+    def __init__(self, path: Path, *, plain: Sequence[str] = ()) -> None:
+        """
+        Args:
+            path: of the new file.
+            plain: columns of text in which nothing repeats: no dictionary is tried for them.
+        """
+        self._path = path
+        self._plain = plain
+        self._writer: pq.ParquetWriter | None = None
+        self._waiting: pa.Table | None = None
+
+    def write(self, table: pa.Table) -> None:
+        """Append a table; the first one decides the schema.
+
+        Raises:
+            DataError: Parquet has no such type, or the types are not those of the first table.
+        """
+        if self._writer is None or self._waiting is None:
+            self._writer, self._waiting = self._open(table.schema), table
+        else:
+            self._waiting = pa.concat_tables([self._waiting, _cast(table, self._waiting.schema)])
+        while len(self._waiting) >= _GROUP_ROWS or self._waiting.nbytes > _GROUP_BYTES:
+            self._waiting = self._write_group(self._waiting)
+
+    def _open(self, schema: pa.Schema) -> pq.ParquetWriter:
+        others: bool | list[str] = [name for name in schema.names if name not in self._plain] if self._plain else True
+        try:
+            return pq.ParquetWriter(
+                self._path,
+                schema,
+                version="2.6",
+                compression="zstd",
+                use_dictionary=others,
+                write_page_checksum=True,
+            )
+        except pa.ArrowNotImplementedError as error:
+            raise DataError(f"Parquet cannot hold this: {error}; write .jsonl instead") from error
+
+    def _write_group(self, table: pa.Table) -> pa.Table:
+        """Write the first rows of `table` and return the others."""
+        assert self._writer is not None
+        self._writer.write_table(table[:_GROUP_ROWS].combine_chunks(), row_group_size=_GROUP_ROWS)
+        return table[_GROUP_ROWS:]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer is not None and self._waiting is not None:
+            if kind is None and len(self._waiting):
+                self._write_group(self._waiting)
+            self._writer.close()
+
+
+def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    try:
+        return table.cast(schema)
+    except (pa.ArrowException, ValueError) as error:
+        raise DataError(
+            f"a column changes its type, and Parquet needs one type ({error}); make it one type, or write .jsonl"
+        ) from error

@@ -1,0 +1,182 @@
+"""The wire format: one row of a data file, as TinyZero and verl read it, to and from `Item`.
+
+Rows are plain JSON here; reading and writing whole files is `files.py`'s business.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.hookspecs import Message
+from tinyzero_sdk.records import Completion, Item, Json, Split
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tinyzero_sdk.tasks.task import Task
+
+WIRE_COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
+"""The columns every data file has; all others are the task's own."""
+
+
+def item_to_row(task: "Task", item: Item, *, index: int, split: Split, template: str = "base") -> dict[str, Json]:
+    """One problem as a row of the wire format.
+
+    Raises:
+        DataError: the item is not plain JSON, or has a column with a name of the wire format.
+    """
+    return make_row(
+        task,
+        plain(item.ground_truth),
+        plain(item.data),
+        prompt=as_messages(task.make_prompt(item, template)),
+        index=index,
+        split=split,
+        difficulty=task.difficulty(item),
+        key=task.item_key(item),
+    )
+
+
+def make_row(
+    task: "Task",
+    ground_truth: Json,
+    data: Mapping[str, Json],
+    *,
+    prompt: list[Message],
+    index: int,
+    split: Split,
+    difficulty: float,
+    key: str,
+) -> dict[str, Json]:
+    """A row of the wire format from its parts."""
+    check_own_columns(task.name, data)
+    return {
+        "data_source": task.name,
+        "prompt": prompt,
+        "ability": task.info.ability,
+        "reward_model": {"style": "rule", "ground_truth": ground_truth},
+        "extra_info": {
+            "index": index,
+            "split": split,
+            "difficulty": difficulty,
+            "key": key,
+            "task_version": task.version,
+        },
+        **data,
+    }
+
+
+def make_table(
+    task: "Task",
+    ground_truth: "pa.Array",
+    data: "pa.StructArray",
+    *,
+    prompts: "pa.Array",
+    first_index: int,
+    split: Split,
+    difficulties: "pa.Array",
+    keys: "pa.Array",
+) -> "pa.Table":
+    """Rows of the wire format as a table, from arrays of one length: `make_row` for columns."""
+    import pyarrow as pa
+
+    size = len(keys)
+    own = {field.name: data.field(place) for place, field in enumerate(data.type)}
+    check_own_columns(task.name, own)
+    extra_info = {
+        "index": pa.array(range(first_index, first_index + size), pa.int64()),
+        "split": pa.repeat(split, size),
+        "difficulty": difficulties,
+        "key": keys,
+        "task_version": pa.repeat(task.version, size),
+    }
+    return pa.table(
+        {
+            "data_source": pa.repeat(task.name, size),
+            "prompt": prompts,
+            "ability": pa.repeat(task.info.ability, size),
+            "reward_model": _struct({"style": pa.repeat("rule", size), "ground_truth": ground_truth}),
+            "extra_info": _struct(extra_info),
+            **own,
+        }
+    )
+
+
+def _struct(fields: "Mapping[str, pa.Array]") -> "pa.StructArray":
+    import pyarrow as pa
+
+    return pa.StructArray.from_arrays(list(fields.values()), names=list(fields))
+
+
+def check_own_columns(task_name: str, data: Mapping[str, Any]) -> None:
+    """Refuse a column of the task's own that would hide one of the wire format."""
+    taken = [name for name in data if name in WIRE_COLUMNS]
+    if taken:
+        raise DataError(f"task {task_name} has a column {taken[0]!r} of its own, a name of the wire format; rename it")
+
+
+def row_to_item(row: Mapping[str, Any]) -> Item:
+    """The problem in a row: our own, or one written by TinyZero or verl with numpy arrays inside.
+
+    Raises:
+        DataError: the row has no ground truth, or a value that JSON cannot hold.
+    """
+    own = {name: plain(value) for name, value in row.items() if name not in (*WIRE_COLUMNS, "ground_truth")}
+    return Item(ground_truth_of(row), own)
+
+
+def completion_of(row: Mapping[str, Any]) -> Completion:
+    """The completion in a row of an outputs file.
+
+    Raises:
+        DataError: there is none, or it is not text.
+    """
+    text = row.get("completion")
+    if text is None:
+        raise DataError("no completion; expected a string in the column `completion`")
+    if not isinstance(text, str):
+        raise DataError(f"the completion is of type {type(text).__name__}; expected a string")
+    return Completion(text)
+
+
+def ground_truth_of(row: Mapping[str, Any]) -> Json:
+    """The ground truth in a row: of its column `ground_truth`, else of `reward_model`.
+
+    Raises:
+        DataError: there is none, or it is not plain JSON.
+    """
+    truth = row.get("ground_truth")
+    if truth is None and isinstance(row.get("reward_model"), Mapping):
+        truth = row["reward_model"].get("ground_truth")
+    if truth is None:
+        raise DataError("no ground truth; expected it in the column `ground_truth`, or in `reward_model`")
+    return plain(truth)
+
+
+def as_messages(prompt: str | list[Message]) -> list[Message]:
+    """A prompt as chat messages; bare text is one message of the user."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def plain(value: Any) -> Json:
+    """`value` as plain JSON: numpy arrays and tuples become lists, numpy scalars become numbers.
+
+    Raises:
+        DataError: JSON has no such value.
+
+    Example:
+        >>> import numpy as np
+        >>> plain({"numbers": np.array([3, 4]), "target": np.int64(7)})
+        {'numbers': [3, 4], 'target': 7}
+    """
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        listed = value.tolist()
+        if type(listed) is not type(value):  # a datetime64 stays what it is
+            return plain(listed)
+    raise DataError(f"a value is of type {type(value).__name__}; expected plain JSON (text, numbers, lists, dicts)")

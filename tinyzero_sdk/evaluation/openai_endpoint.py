@@ -1,0 +1,248 @@
+"""A sampler that asks an OpenAI-compatible endpoint: a server of vLLM, SGLang, llama.cpp or Ollama, or a provider.
+
+Retries, back-off and time-outs are those of the `openai` package, which minds what the server says of them. Needs the
+extra `endpoint`; imported only where `tinyzero eval --endpoint` asks for it.
+"""
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tinyzero_sdk.errors import SettingsError, TinyZeroError
+from tinyzero_sdk.evaluation.evaluate import (
+    DEFAULT_SIZE,
+    EvaluationPlan,
+    EvaluationRequest,
+    Keep,
+    Problem,
+    Sampler,
+)
+from tinyzero_sdk.records import Completion, Json
+from tinyzero_sdk.seeds import derive_seed
+from tinyzero_sdk.settings import parse_words, unknown_key_message
+
+DEFAULT_TEMPLATE = "chat"
+DEFAULT_MAX_TOKENS = 1024
+FIRST_PAUSE = 0.5  # seconds, before a request is repeated; then twice as long each time
+_GRACE_SECONDS = 30.0  # that requests under way are given once one has failed: they may be paid for
+
+
+class EndpointError(TinyZeroError):
+    """The endpoint refuses, or does not answer; what it gave before is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointOptions:
+    """How to reach an endpoint."""
+
+    url: str
+    """Its base, with `/v1` where the server wants that."""
+
+    key_variable: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key; it is never written down."""
+
+    concurrency: int = 16
+    """Requests at a time."""
+
+    retries: int = 6
+    """How often a request is tried again, after 0.5 s, 1 s, 2 s …, or when the server says."""
+
+    timeout: float = 600.0
+    """Seconds for one answer."""
+
+
+def plan_endpoint(request: EvaluationRequest, options: EndpointOptions) -> EvaluationPlan:
+    """An evaluation of a model behind an endpoint.
+
+    Raises:
+        SettingsError: no model or no task is named, the URL is none, or a word is no option of the task.
+    """
+    from tinyzero_sdk.tasks.registry import load_task
+    from tinyzero_sdk.workers.process import count_cores
+
+    if not request.task or not request.model:
+        what = "--model, the name that the endpoint knows it by" if request.task else "--task"
+        raise SettingsError(f"an evaluation at an endpoint needs {what}")
+    if not options.url.startswith(("http://", "https://")):
+        raise SettingsError(f"got --endpoint {options.url}; expected a URL, such as http://localhost:8000/v1")
+    tree = parse_words(request.words)
+    values = tree.pop("task", {})
+    if tree or not isinstance(values, dict):
+        raise SettingsError(unknown_key_message(next(iter(tree), "task"), ["task.KEY"]))
+    task = load_task(request.task, options=values, allow_unsafe_scorers=request.allow_unsafe_scorers)
+    max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
+    return EvaluationPlan(
+        task=task,
+        model=request.model,
+        opener=lambda: _open(request, options, max_tokens),
+        max_tokens=max_tokens,
+        size=request.size or DEFAULT_SIZE,
+        test_share=1 / 16 if request.test_share is None else request.test_share,
+        split=request.split,
+        samples=request.samples,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        seed=request.seed,
+        workers=count_cores(),
+    )
+
+
+@contextmanager
+def _open(request: EvaluationRequest, options: EndpointOptions, max_tokens: int) -> Iterator[Sampler]:
+    yield EndpointSampler(request, options, max_tokens)
+
+
+class EndpointSampler:
+    """See `Sampler`. Messages go to the chat endpoint, text to the completions endpoint."""
+
+    def __init__(self, request: EvaluationRequest, options: EndpointOptions, max_tokens: int) -> None:
+        self.template = request.template or DEFAULT_TEMPLATE
+        self.settings: Mapping[str, Json] = {"endpoint": options.url}
+        self._options = options
+        self._seed = request.seed
+        self._together = True  # several completions in one request, until the server will not
+        self._limit_name = "max_tokens"  # or what the server calls it
+        self._parameters: dict[str, Any] = {
+            "model": request.model,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+        }
+        self._max_tokens = max_tokens
+
+    def sample(self, problems: Sequence[Problem], keep: Keep, advance: Callable[[int], None]) -> None:
+        """See `Sampler`.
+
+        Raises:
+            EndpointError: a request failed for good.
+        """
+        asyncio.run(self._sample_all([problem for problem in problems if problem.missing], keep))
+
+    async def _sample_all(self, problems: Sequence[Problem], keep: Keep) -> None:
+        try:
+            import openai
+        except ModuleNotFoundError as error:
+            raise TinyZeroError("an endpoint needs the openai package: pip install 'tinyzero-sdk[endpoint]'") from error
+        key = os.environ.get(self._options.key_variable, "").strip()
+        waiting = deque(problems)
+        async with openai.AsyncOpenAI(
+            base_url=self._options.url,
+            api_key=key or "none",
+            max_retries=self._options.retries,
+            timeout=self._options.timeout,
+        ) as client:
+
+            async def work() -> None:
+                while waiting:
+                    await self._sample_one(client, waiting.popleft(), keep)
+
+            workers = [asyncio.create_task(work()) for _ in range(min(self._options.concurrency, len(problems)))]
+            try:
+                done, pending = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+                failures = [failure for worker in done if (failure := worker.exception())]
+                if failures:
+                    waiting.clear()
+                    if pending:
+                        await asyncio.wait(pending, timeout=_GRACE_SECONDS)
+                    raise self._tell(failures[0], key) from failures[0]
+            finally:
+                for worker in workers:
+                    worker.cancel()
+                await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _sample_one(self, client: Any, problem: Problem, keep: Keep) -> None:
+        """All that is missing of one problem."""
+        left = list(problem.missing)
+        while left:
+            asked = len(left) if self._together else 1
+            completions = await self._ask(client, problem, left[0], asked)
+            if len(completions) < asked:
+                self._together = False  # it takes no notice of `n`
+            for completion in completions[:asked]:
+                keep(problem, left.pop(0), completion)
+
+    async def _ask(self, client: Any, problem: Problem, sample: int, count: int) -> list[Completion]:
+        """One answer, with at least one completion."""
+        import openai
+
+        parameters = {**self._parameters, self._limit_name: self._max_tokens}
+        if count > 1:
+            parameters["n"] = count
+        if self._seed is not None:
+            parameters["seed"] = derive_seed("completion", self._seed, problem.index, sample) % 2**31
+        for attempt in range(self._options.retries + 1):
+            try:
+                if isinstance(problem.prompt, str):
+                    answer = await client.completions.create(prompt=problem.prompt, **parameters)
+                else:
+                    answer = await client.chat.completions.create(messages=problem.prompt, **parameters)
+                completions = _read(answer)
+                if completions:
+                    return completions
+                problem_found = "an answer without choices"
+            except openai.BadRequestError as error:
+                if not self._adapt(str(error), parameters):
+                    raise
+                return await self._ask(client, problem, sample, count if self._together else 1)
+            except ValueError as error:  # a body that is no JSON, which the package does not try again
+                problem_found = f"an answer that is no JSON ({error})"
+            await asyncio.sleep(min(FIRST_PAUSE * 2**attempt, 8.0) if attempt < self._options.retries else 0)
+        raise EndpointError(f"{self._options.url} gave {problem_found}, {self._options.retries + 1} times")
+
+    def _adapt(self, refusal: str, parameters: Mapping[str, Any]) -> bool:
+        """Whether the refused request can be put in another way that this server may take."""
+        if "max_completion_tokens" in refusal and "max_tokens" in parameters:
+            self._limit_name = "max_completion_tokens"
+            return True
+        if "n" in parameters:
+            self._together = False
+            return True
+        return False
+
+    def _tell(self, error: BaseException, key: str) -> BaseException:
+        """The error in one line, with what to do; those that are no error of the endpoint as they are."""
+        import openai
+
+        url, variable, tries = self._options.url, self._options.key_variable, self._options.retries + 1
+        said = " ".join(str(error).split())[:200]
+        if key:
+            said = said.replace(key, "…")  # some servers repeat it
+        if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
+            cure = f"check the key in {variable}" if key else f"put the key into the environment as {variable}"
+            return EndpointError(f"{url} refuses access ({error.status_code}); {cure}, or name another --api-key-env")
+        if isinstance(error, openai.APITimeoutError):
+            seconds = f"{self._options.timeout:g} s"
+            return EndpointError(f"{url} did not answer within {seconds}, {tries} times; raise --timeout")
+        if isinstance(error, openai.APIConnectionError):
+            return EndpointError(f"cannot reach {url} ({error.__cause__ or said}), tried {tries} times; is it running?")
+        if isinstance(error, openai.NotFoundError):
+            model = self._parameters["model"]
+            return EndpointError(f"{url} has no model {model!r}, or is not the base of an API ({said})")
+        if isinstance(error, openai.BadRequestError | openai.UnprocessableEntityError):
+            return EndpointError(f"{url} refuses the request ({said})")
+        if isinstance(error, openai.APIStatusError):
+            return EndpointError(f"{url} answered {error.status_code} {tries} times ({said}); try again later")
+        if isinstance(error, openai.APIError):
+            return EndpointError(f"{url} gave no answer ({said})")
+        return error
+
+
+def _read(answer: Any) -> list[Completion]:
+    """The completions in an answer; none if it is not what it should be, which the package does not check."""
+    choices, usage = getattr(answer, "choices", None), getattr(answer, "usage", None)
+    if not isinstance(choices, list):
+        return []
+    tokens = getattr(usage, "completion_tokens", None)
+    if type(tokens) is not int or len(choices) > 1:  # a server counts all its choices together
+        tokens = None
+    completions = []
+    for choice in choices:
+        message = getattr(choice, "message", None)
+        text = getattr(message, "content", 0) if message is not None else getattr(choice, "text", 0)
+        if not isinstance(text, str | None):
+            return []
+        completions.append(Completion(text or "", tokens, getattr(choice, "finish_reason", None) != "length"))
+    return completions

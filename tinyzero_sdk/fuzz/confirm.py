@@ -1,0 +1,109 @@
+"""A second look at what a worker did not survive: one slow moment of the machine is no finding.
+
+Whoever is blamed for a hang or a death is tried again, alone and in a fresh process, and it counts only if that
+process does not survive it either, every time.
+"""
+
+import pickle
+import random
+import resource
+import time
+import warnings
+from functools import partial
+from itertools import islice
+from multiprocessing.connection import Connection
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.fuzz.differential import PREPARING, DifferentialOracle
+from tinyzero_sdk.fuzz.findings import Finding
+from tinyzero_sdk.fuzz.items import Puzzle
+from tinyzero_sdk.fuzz.presentations import Attempt
+from tinyzero_sdk.records import Json
+from tinyzero_sdk.tasks.task import Task
+from tinyzero_sdk.workers.process import Clock, WorkerProcess
+
+TIMES = 2
+"""So often what was blamed once must fail again."""
+
+_START_SECONDS = 120.0  # for Python, the task's imports and a first verdict
+_WARM_UP_ITEMS = 2
+_WARM_UP_TIMES = 5  # the first verdicts may take so many time limits, or seconds; else not even gold survives
+
+
+class Trial:
+    """One suspect, and the processes in which it is tried again, one after the other."""
+
+    def __init__(self, task: bytes, suspect: Finding, time_limit: float, memory_limit: int) -> None:
+        """
+        Args:
+            task: the pickled task.
+            suspect: a finding of the kind `timeout` or `died`.
+            time_limit: seconds for the completion.
+            memory_limit: address space of a process, in bytes.
+        """
+        self.suspect = suspect
+        self._task = task
+        self._time_limit = time_limit
+        self._service = partial(
+            try_again, text=suspect.completion, truth=suspect.ground_truth, memory_limit=memory_limit
+        )
+        self._failed = 0
+        self._start()
+
+    def look(self) -> bool | None:
+        """Whether it failed every time; None as long as that is open. Called again and again."""
+        if self._has_survived():
+            return False
+        index, seconds = self._process.clock.index, self._process.clock.seconds
+        patience = _WARM_UP_TIMES * max(1.0, self._time_limit) if index == PREPARING else self._time_limit
+        if self._process.has_ended():
+            if self._has_survived() or index is None:
+                return False
+        elif seconds <= patience:
+            return False if time.monotonic() - self._born > _START_SECONDS else None
+        self._failed += 1
+        if self._failed == TIMES:
+            return True
+        self._process.close()
+        self._start()
+        return None
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+
+    def _start(self) -> None:
+        self._born = time.monotonic()
+        self._process = WorkerProcess(self._task, self._service)
+
+    def _has_survived(self) -> bool:
+        """Whether the process said that it is done, or why it cannot even begin."""
+        try:
+            while self._process.connection.poll():
+                if pickle.loads(self._process.connection.recv_bytes()) is not None:
+                    return True
+        except (EOFError, OSError):
+            pass  # it ended
+        return False
+
+
+def try_again(task: Task, connection: Connection, clock: Clock, *, text: str, truth: Json, memory_limit: int) -> None:
+    """What the process does (see `worker.Service`): one completion, after what a task does on its first calls."""
+    warnings.simplefilter("ignore")
+    resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
+    judge = DifferentialOracle(task, clock)
+    judge.preparing()
+    try:
+        for item in islice(task.dataset("train", _WARM_UP_ITEMS), _WARM_UP_ITEMS):
+            puzzle = Puzzle(judge, item, random.Random(0))
+            answer = puzzle.gold or puzzle.answers[0]
+            judge.is_right(answer, puzzle.short.around(answer), puzzle.truth)
+            task.score_completion(puzzle.short.around(answer), puzzle.truth)
+    except TinyZeroError:
+        pass  # not what is tried here
+    try:
+        judge.look(Attempt(text), truth)
+    except MemoryError:
+        return  # the search did not survive it either
+    clock.stop()
+    connection.send_bytes(pickle.dumps("done"))

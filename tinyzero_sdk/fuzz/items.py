@@ -1,0 +1,89 @@
+"""The problems a search works on: those the task makes, and others like them that the task itself can solve.
+
+A changed ground truth counts only if the task's hook `is_valid` takes it, its own `solve` answers it, and both the
+reward and the oracle call that right: so no finding rests on a problem that the task never meant.
+"""
+
+import random
+from functools import cached_property
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.fuzz.differential import DifferentialOracle
+from tinyzero_sdk.fuzz.findings import size_of
+from tinyzero_sdk.fuzz.mutators import Stock
+from tinyzero_sdk.fuzz.presentations import Frame
+from tinyzero_sdk.records import Item, Json
+from tinyzero_sdk.testing.gold import find_gold
+from tinyzero_sdk.testing.grammar import Grammar
+from tinyzero_sdk.testing.ground_truth_mutation import nudge, numbers_in
+
+COMMON_FRAMES = (Frame("<answer>", "</answer>"), Frame("\\boxed{", "}"), Frame("#### ", ""), Frame("", ""))
+"""For tasks without gold completions."""
+
+_COMMON_NUMBERS = ("0", "1", "2", "10", "100", "1000")
+_MOST_ANSWERS = 64
+
+
+class Puzzle:
+    """One problem, with the answers to it from which others are made."""
+
+    def __init__(self, judge: DifferentialOracle, item: Item, rng: random.Random) -> None:
+        """Raises TinyZeroError where the task's own hooks fail on the item."""
+        task = judge.task
+        self.item = item
+        self.truth = item.ground_truth
+        self.steps = 0  # how often it was varied
+        gold = find_gold(task, item)
+        self.gold = gold.answer if gold else None
+        self.frame = Frame(gold.before, gold.after) if gold else rng.choice(COMMON_FRAMES)
+        self.short = _shorten(judge, self.frame, gold.answer) if gold else self.frame
+        self._task = task
+        numbers = numbers_in(self.truth)
+        self.answers = [gold.answer] if gold else numbers[:4] or ["1"]
+        self.stock = Stock(rng, [*numbers, *numbers, *_COMMON_NUMBERS], self.answers)
+
+    @cached_property
+    def grammar(self) -> Grammar | None:
+        """The task's rules of answers to it."""
+        rules = self._task.grammar(self.item)
+        return Grammar(rules) if rules else None
+
+    @property
+    def size(self) -> tuple[int, int, int, str]:
+        """Which of two problems is smaller."""
+        return size_of(self.short.around(self.gold or ""), self.truth)
+
+    def keep(self, answer: str) -> None:
+        """An answer worth changing further; where there are many, it takes the place of one (never gold's)."""
+        if len(self.answers) < _MOST_ANSWERS:
+            self.answers.append(answer)
+        else:
+            self.answers[1 + self.stock.below(_MOST_ANSWERS - 1)] = answer
+
+
+def _shorten(judge: DifferentialOracle, frame: Frame, answer: str) -> Frame:
+    """The last line of the frame alone, where the task finds the answer in it as well."""
+    short = Frame(frame.before.rpartition("\n")[2], frame.after)
+    return short if judge.task.extract_answer(short.around(answer)) == answer else frame
+
+
+def make_variant(judge: DifferentialOracle, puzzle: Puzzle, rng: random.Random) -> Puzzle | None:
+    """A puzzle with a slightly different ground truth, if the task solves it and nobody objects."""
+    variant = check_variant(judge, puzzle.item, nudge(puzzle.truth, puzzle.stock.below), rng)
+    if variant is not None:
+        variant.steps = puzzle.steps + 1
+    return variant
+
+
+def check_variant(judge: DifferentialOracle, item: Item, truth: Json, rng: random.Random) -> Puzzle | None:
+    """The puzzle of this ground truth, if it is one by the rule of this file."""
+    judge.preparing()
+    try:
+        if not judge.task.is_valid(truth):
+            return None
+        puzzle = Puzzle(judge, Item(truth, item.data), rng)
+        if puzzle.gold is None or not judge.task.oracle(puzzle.gold, truth):
+            return None
+        return puzzle if judge.task.score_completion(puzzle.frame.around(puzzle.gold), truth).correct else None
+    except TinyZeroError:
+        return None

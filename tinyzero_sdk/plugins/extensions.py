@@ -1,0 +1,121 @@
+# mypy: disable-error-code="empty-body"
+"""Plugins of the SDK itself, found through the entry-point group `tinyzero.plugins`.
+
+An extension adds commands, families of tasks or score wrappers; a single task needs none of this and uses
+the group `tinyzero.tasks`. A broken extension is reported and left out, and never stops the others.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from tinyzero_sdk.hookspecs import PROJECT, hookspec
+from tinyzero_sdk.plugins.validation import check_sdk_version, check_spelling
+
+if TYPE_CHECKING:
+    import typer
+
+    from tinyzero_sdk.evaluation.evaluate import LocalModels
+
+GROUP = "tinyzero.plugins"
+
+
+@hookspec(firstresult=True)
+def register_commands(app: "typer.Typer") -> None:
+    """Add commands to `tinyzero`. Import what they need inside them: this runs for every `tinyzero --help`."""
+
+
+@hookspec(firstresult=True)
+def task_names() -> Iterable[str]:
+    """The names of a family's tasks, each `family/name`."""
+
+
+@hookspec(firstresult=True)
+def load_family_task(name: str) -> object:
+    """The task of that name, one of `task_names()`, as a module or object with hooks."""
+
+
+@hookspec(firstresult=True)
+def score_wrappers() -> Mapping[str, Callable[[], object]]:
+    """Score wrappers by name; each makes an object whose `score_completion` is marked `@hookimpl(wrapper=True)`."""
+
+
+@hookspec(firstresult=True)
+def local_models() -> "LocalModels":
+    """Someone who can load a model here, for `tinyzero eval`. Called for its help too: import in its methods."""
+
+
+def _new_manager() -> pluggy.PluginManager:
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(sys.modules[__name__])
+    return manager
+
+
+@dataclass
+class Extension:
+    """One installed extension, imported if it could be."""
+
+    name: str
+    """Of its entry point."""
+
+    module: str
+    """Where its hooks are."""
+
+    distribution: str
+    """The distribution that brings it."""
+
+    version: str
+    """That distribution's version."""
+
+    manager: pluggy.PluginManager = field(default_factory=_new_manager, repr=False)
+    """Holds this extension alone; empty if it is broken."""
+
+    error: str | None = None
+    """Why it is broken, in one line."""
+
+    def call(self, hook: str, **arguments: Any) -> Any:
+        """Its answer to a hook; None where it has none, or fails, which `error` then tells."""
+        try:
+            return getattr(self.manager.hook, hook)(**arguments)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # one extension's fault must not stop the others
+            self.error = f"{hook} raised {type(error).__name__}: {error}"
+            return None
+
+
+@cache
+def load_extensions() -> tuple[Extension, ...]:
+    """Every installed extension, by name; imported once per process."""
+    return tuple(_load(point) for point in sorted(entry_points(group=GROUP), key=lambda point: point.name))
+
+
+def _load(point: EntryPoint) -> Extension:
+    assert point.dist is not None  # entry_points() sets it
+    extension = Extension(point.name, point.value, point.dist.name, point.dist.version)
+    manager = _new_manager()
+    try:
+        check_sdk_version(point.dist)
+        plugin = point.load()
+        manager.register(plugin)
+        check_spelling(manager, plugin, sys.modules[__name__])
+        extension.manager = manager
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # as in `call`
+        extension.error = f"{type(error).__name__}: {error}"
+    return extension
+
+
+def family_tasks() -> dict[str, list[Extension]]:
+    """The tasks of all families, each with the extensions that offer it (more than one = a clash)."""
+    offers: dict[str, list[Extension]] = {}
+    for extension in load_extensions():
+        for name in extension.call("task_names") or ():
+            offers.setdefault(name, []).append(extension)
+    return offers

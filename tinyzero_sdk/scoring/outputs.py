@@ -1,0 +1,364 @@
+"""A file of model outputs as batches for the scoring pool: what there is to score in each row, and which rows are bad.
+
+Also what a row says of its origin, and whether that fits the installed task. No verdicts in here.
+"""
+
+import json
+from array import array
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tinyzero_sdk.data.arrow import Row, fits_json, to_list, to_table
+from tinyzero_sdk.data.files import Block
+from tinyzero_sdk.data.rows import completion_of, ground_truth_of
+from tinyzero_sdk.errors import DataError, VersionMismatchError
+from tinyzero_sdk.records import Json
+from tinyzero_sdk.rewards.wrappers import columns_needed
+from tinyzero_sdk.scoring.batches import Column, PackedText, Parcel
+from tinyzero_sdk.tasks.registry import list_tasks
+from tinyzero_sdk.tasks.task import Task
+
+Texts: TypeAlias = pa.Array | list[str]
+Truths: TypeAlias = pa.Array | list[Json]
+
+
+LENGTH_COLUMNS = ("token_count", "tokens")
+"""The first of these that a file has gives the number of tokens: as a number, or as a list of them."""
+
+
+class Stamp(NamedTuple):
+    """What gave a verdict; four columns of a scored file."""
+
+    task: str
+    """Name of the task."""
+
+    task_version: str
+    """Version of its distribution, or hash of its file."""
+
+    task_options: str
+    """All its options, as JSON."""
+
+    task_wrappers: str
+    """Names of the score wrappers, innermost first, as a JSON list."""
+
+
+VERDICT_COLUMNS = ("score", "correct", "reason", "answer")
+"""The verdict on a row; the other columns of a scored file."""
+
+RESULT_COLUMNS = (*VERDICT_COLUMNS, *Stamp._fields)
+"""What scoring adds to a row, in place of columns of these names."""
+
+
+def stamp_of(task: Task) -> Stamp:
+    """The stamp of a loaded task."""
+    options = {} if task.options is None else asdict(task.options)
+    return Stamp(
+        task.name,
+        task.version,
+        json.dumps(options, sort_keys=True, default=str),
+        json.dumps(list(task.wrappers)),
+    )
+
+
+class Origin(NamedTuple):
+    """What a row says of where it comes from; None where it says nothing."""
+
+    data_source: str | None
+    """The task that made the problem, or another name."""
+
+    data_version: str | None
+    """Its version (`extra_info.task_version`); only our own files have one."""
+
+    scored_by: Stamp | None
+    """What scored it before."""
+
+
+Judge = Callable[[Origin], str | None]
+"""What is wrong with rows of this origin, or None."""
+
+_ORIGIN_COLUMNS = ("data_source", "extra_info.task_version", *Stamp._fields)
+
+
+@dataclass(slots=True)
+class OutputBatch:
+    """Rows of an outputs file that can be scored: a batch for the pool."""
+
+    block: Block
+    """The rows, without the bad ones."""
+
+    texts: Texts
+    """[n] completions."""
+
+    truths: Truths
+    """[n] ground truths."""
+
+    details: list[tuple[int | None, bool]] | None
+    """[n] number of tokens and whether the completion is finished, where the task's wrappers may want to know."""
+
+    weight: int
+    """About how many bytes all this takes."""
+
+    def __len__(self) -> int:
+        return len(self.block.numbers)
+
+    def pack(self, start: int, stop: int) -> Parcel:
+        """Some of them, for a worker."""
+        if isinstance(self.truths, pa.Array) and not _is_text(self.truths.type):
+            self.truths = to_list(self.truths)  # once, for all parcels of the batch
+        details = None if self.details is None else self.details[start:stop]
+        return Parcel(_pack(self.texts, start, stop), _pack(self.truths, start, stop), details)
+
+
+def _pack(values: Texts | Truths, start: int, stop: int) -> Column:
+    if isinstance(values, list):
+        return values[start:stop]
+    kind = np.int64 if pa.types.is_large_string(values.type) else np.int32
+    _, places, data = values.buffers()
+    offsets = np.frombuffer(places, kind)[values.offset + start : values.offset + stop + 1].astype(np.int64)
+    text = data.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).to_pybytes() if data else b""
+    return PackedText(text, array("q", (offsets - offsets[0]).tobytes()))
+
+
+def read_outputs(
+    blocks: Iterable[Block],
+    source: Path,
+    judge: Judge,
+    *,
+    schema: pa.Schema | None = None,
+    wrappers: Sequence[str] = (),
+) -> Generator[OutputBatch, None, None]:
+    """The rows of a file that can be scored, and with each batch the bad rows of its stretch.
+
+    Args:
+        blocks: from a reader.
+        source: their file, for messages.
+        judge: sees each origin once.
+        schema: makes tables of blocks of rows; those that do not fit are bad.
+        wrappers: score wrappers; with any, length and end of the completions are looked for.
+
+    Raises:
+        VersionMismatchError: the judge objects.
+        DataError: the file lacks the columns, or those that a wrapper needs.
+    """
+    seen: set[Origin] = set()
+    needed = columns_needed(wrappers)
+    for block in blocks:
+        batch = _from_rows(block, schema) if block.table is None else _from_table(block, source)
+        for number, origin in _origins(block):
+            if origin not in seen:
+                seen.add(origin)
+                problem = judge(origin)
+                if problem is not None:
+                    raise VersionMismatchError(f"{source}:{number}: {problem}")
+        if wrappers:
+            batch.details = _details(block)
+            if len(batch):
+                _check_needed(block, source, needed)
+                needed = {}  # a single row may lack it still, and is then one that could not be scored
+        yield batch
+
+
+def _from_rows(block: Block, schema: pa.Schema | None) -> OutputBatch:
+    texts: list[str] = []
+    truths: list[Json] = []
+    problems: dict[int, str] = {}
+    for place, row in enumerate(block.rows):
+        try:
+            text, truth = completion_of(row).text, ground_truth_of(row)
+        except DataError as error:
+            problems[place] = str(error)
+        else:
+            texts.append(text)
+            truths.append(truth)
+    block.drop(problems)
+    if schema is not None:
+        table, misfits = to_table(block.rows, schema)
+        block.drop(misfits)
+        block.table = table
+        texts = [text for place, text in enumerate(texts) if place not in misfits]
+        truths = [truth for place, truth in enumerate(truths) if place not in misfits]
+    return OutputBatch(block, texts, truths, None, 2 * sum(map(len, texts)))
+
+
+def _from_table(block: Block, source: Path) -> OutputBatch:
+    table = block.table
+    assert table is not None
+    names = [name for name in ("completion", "ground_truth", "reward_model") if name in table.column_names]
+    if "completion" not in names or len(names) == 1:
+        raise DataError(
+            f"{source} has the columns {', '.join(table.column_names)}; expected `completion`, "
+            "and `ground_truth` or `reward_model`"
+        )
+    texts, truths = _text_column(table), _truth_column(table)
+    if texts is None or truths is None:  # unusual types: a row at a time
+        cells = table.select(names).to_pylist()
+        batch = _from_rows(Block(block.numbers, cells, None, block.bad, block.progress), None)
+        kept = set(batch.block.numbers)
+        block.drop({place: "" for place, number in enumerate(block.numbers) if number not in kept})
+        block.bad = batch.block.bad
+        return OutputBatch(block, batch.texts, batch.truths, None, table.nbytes)
+    missing = np.flatnonzero(np.asarray(pc.or_(pc.is_null(texts), pc.is_null(truths)))).tolist()
+    if missing:
+        problems = {}
+        for place in missing:
+            lacks = "completion" if not texts[place].is_valid else "ground_truth"
+            problems[place] = _problem({"completion": "", "ground_truth": 0} | {lacks: None})
+        block.drop(problems)
+        keep = pc.and_(pc.is_valid(texts), pc.is_valid(truths))
+        texts, truths = texts.filter(keep), truths.filter(keep)
+    return OutputBatch(block, texts, truths, None, table.nbytes)
+
+
+def _problem(row: Row) -> str:
+    """What is wrong with a row that lacks something."""
+    try:
+        completion_of(row)
+        ground_truth_of(row)
+    except DataError as error:
+        return str(error)
+    raise AssertionError("nothing is wrong with the row")
+
+
+def _text_column(table: pa.Table) -> pa.Array | None:
+    """[n] the completions as text, or None where they are of another type."""
+    return _as_text(table["completion"].combine_chunks())
+
+
+def _truth_column(table: pa.Table) -> pa.Array | None:
+    """[n] the ground truths of one column, or None where they are in two, or of a type that JSON lacks."""
+    columns = []
+    if "ground_truth" in table.column_names:
+        columns.append(table["ground_truth"].combine_chunks())
+    if "reward_model" in table.column_names:
+        models = table["reward_model"].combine_chunks()
+        if pa.types.is_struct(models.type) and models.type.get_field_index("ground_truth") >= 0:
+            columns.append(pc.struct_field(models, "ground_truth"))
+    if len(columns) == 2 and columns[0].null_count:
+        columns = columns[1:] if columns[0].null_count == len(table) else []
+    if not columns or not fits_json(columns[0].type):
+        return None
+    text = _as_text(columns[0])
+    return columns[0] if text is None else text
+
+
+def _as_text(values: pa.Array) -> pa.Array | None:
+    if pa.types.is_dictionary(values.type) and _is_text(values.type.value_type):
+        return values.dictionary_decode()
+    if pa.types.is_string_view(values.type):
+        return values.cast(pa.large_string())
+    return values if _is_text(values.type) else None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def column(block: Block, path: str) -> pa.Array | list[Json] | None:
+    """A column (`name`) or a field of one (`name.field`) of a block; None where there is none."""
+    name, _, inner = path.partition(".")
+    if block.table is None:
+        cells = [row.get(name) for row in block.rows]
+        return [cell.get(inner) if isinstance(cell, dict) else None for cell in cells] if inner else cells
+    if name not in block.table.column_names:
+        return None
+    values = block.table[name].combine_chunks()
+    if not inner:
+        return values
+    if not pa.types.is_struct(values.type) or values.type.get_field_index(inner) < 0:
+        return None
+    return pc.struct_field(values, inner)
+
+
+def _origins(block: Block) -> Iterator[tuple[int, Origin]]:
+    """The different origins of the rows of a block, each with the number of its first row."""
+    columns = [column(block, path) for path in _ORIGIN_COLUMNS]
+    if all(isinstance(values, pa.Array) and len(values.unique()) == 1 for values in columns if values is not None):
+        columns = [None if values is None else values[:1] for values in columns]  # as is usual
+    size = max((len(values) for values in columns if values is not None), default=min(1, len(block.numbers)))
+    lists = [[None] * size if values is None else _texts_or_none(values) for values in columns]
+    firsts: dict[tuple[str | None, ...], int] = {}
+    for place, cells in enumerate(zip(*lists, strict=True)):
+        firsts.setdefault(cells, block.numbers[place])
+    for (data_source, data_version, *stamp), number in firsts.items():
+        scored_by = Stamp(*[cell or "" for cell in stamp]) if stamp[0] and stamp[1] else None
+        yield number, Origin(data_source, data_version, scored_by)
+
+
+def _texts_or_none(values: pa.Array | Sequence[Json]) -> list[str | None]:
+    cells = to_list(values) if isinstance(values, pa.Array) else values
+    return [cell if isinstance(cell, str) else None for cell in cells]
+
+
+def _details(block: Block) -> list[tuple[int | None, bool]] | None:
+    """What the file says of length and end of the completions, for wrappers that shape by them."""
+    counts, ends = _token_counts(block), column(block, "finished")
+    if counts is None and ends is None:
+        return None
+    size = len(block.numbers)
+    numbers, flags = ([None] * size if values is None else _cells(values) for values in (counts, ends))
+    return [(number, flag is not False) for number, flag in zip(numbers, flags, strict=True)]
+
+
+def _token_counts(block: Block) -> list[int | None] | None:
+    """[n] numbers of tokens, by the first of `LENGTH_COLUMNS` with any; None where there is none."""
+    for name in LENGTH_COLUMNS:
+        values = column(block, name)
+        cells = [] if values is None else _cells(values)
+        counts = [len(cell) if isinstance(cell, list) else cell for cell in cells]
+        if any(type(count) is int for count in counts):
+            return [count if type(count) is int else None for count in counts]
+    return None
+
+
+def _check_needed(block: Block, source: Path, needed: Mapping[str, str]) -> None:
+    """Refuse a file without what a wrapper needs."""
+    for name, wrapper in needed.items():
+        values = _token_counts(block) if name == "token_count" else column(block, name)
+        if values is None or all(cell is None for cell in _cells(values)):
+            raise DataError(
+                f"{source} has no {name}, which the score wrapper {wrapper!r} needs; add that column, or leave the "
+                "wrapper out"
+            )
+
+
+def _cells(values: pa.Array | Sequence[Any]) -> Sequence[Any]:
+    return to_list(values) if isinstance(values, pa.Array) else values
+
+
+def judge_for_scoring(task: Task) -> Judge:
+    """Objects to rows made by, or scored by, another task or another version of it.
+
+    Files of other tools name no version; of theirs only a `data_source` that is another installed task is refused.
+    """
+    others = {entry.name for entry in list_tasks()} - {task.name}
+    here = f"{task.name} {task.version}"
+
+    def judge(origin: Origin) -> str | None:
+        made_by = None
+        if origin.data_version:
+            made_by = f"{origin.data_source} {origin.data_version}"
+        elif origin.data_source in others:
+            made_by = f"{origin.data_source}"
+        if made_by is not None and made_by != here:
+            return f"the problem was made by task {made_by}, and {here} is to score it{CURE}"
+        if origin.scored_by is not None and origin.scored_by[:2] != (task.name, task.version):
+            before = " ".join(origin.scored_by[:2])
+            return f"the row was scored by task {before} before, and {here} is to score it now{CURE}"
+        return None
+
+    return judge
+
+
+CURE = "; install that version, name that task, or accept the difference with --allow-version-mismatch"
+"""What can be done about a mismatch."""
+
+
+def anything_goes(origin: Origin) -> str | None:
+    """Objects to nothing."""
+    return None

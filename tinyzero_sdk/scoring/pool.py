@@ -1,0 +1,417 @@
+"""Scoring in worker processes, with a time and a memory limit for every single answer.
+
+A task's scorer may hang, die, leak or print, whatever it is made to read; the pool kills and replaces the
+worker, that one answer scores 0 with the reason `timeout` or `error`, and all others get their verdict.
+"""
+
+import math
+import os
+import pickle
+import resource
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Generic, Self, cast
+
+from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
+from tinyzero_sdk.records import Completion, Json, Reason, Score
+from tinyzero_sdk.scoring.batches import AnswerList, AnyBatch, Batch, Parcel, Verdicts, unpacked
+from tinyzero_sdk.tasks.task import Task
+from tinyzero_sdk.workers.process import Clock, WorkerProcess
+
+_FIRST_JOB = 64  # answers sent to a worker at a time, until it is known how long they take
+_LARGEST_JOB = 4096
+_JOB_SECONDS = 0.03  # what a job should take: one answer at a time is six times slower, one job for all is not shared
+_FLUSH_SECONDS = 0.05  # a worker sends what it has this often, so a kill costs little finished work
+_TICK_SECONDS = 0.2  # how soon the end of a worker is noticed where its socket stays open
+_START_SECONDS = 120.0  # for the start of Python and the task's imports
+_MAX_USELESS = 3  # workers in a row that ended before they answered anything, and no answer explains it
+_MOST_WAITING = 192 << 20  # bytes of answers held while one that hangs keeps those behind it from being passed on
+
+
+class ScoringPool:
+    """Worker processes that score completions.
+
+    Works from any thread (calls from several take turns) and in any script, and is a context manager.
+
+    Example:
+        >>> from tinyzero_sdk import Completion, load_task
+        >>> with ScoringPool(load_task("countdown"), workers=2) as pool:
+        ...     pool.score([Completion("<answer>3 + 4</answer>")], [{"target": 7, "numbers": [3, 4]}])[0].value
+        1.0
+    """
+
+    def __init__(self, task: Task, *, workers: int = 1, time_limit: float = 5.0, memory_limit_gb: float = 4.0) -> None:
+        """
+        Args:
+            task: what to score; each worker loads it anew.
+            workers: how many processes score at a time (spare ones wait beside them while an answer hangs).
+            time_limit: seconds for one answer, from when a worker starts on it.
+            memory_limit_gb: address space of a worker, in GiB.
+
+        Raises:
+            SettingsError: one of the numbers is not above 0 and finite.
+            UnsafeScorerError: the scorer must not be trusted with a model's text, and was not allowed.
+        """
+        task.check_scoring_allowed()
+        if workers < 1 or not 0 < time_limit < math.inf or not 0 < memory_limit_gb < math.inf:
+            raise SettingsError(
+                f"got workers={workers}, time_limit={time_limit}, memory_limit_gb={memory_limit_gb}; "
+                "expected finite numbers above 0"
+            )
+        self.counts: Counter[str] = Counter()
+        """How many answers so far got the reason `error` or `timeout`."""
+        self.first_error: str | None = None
+        """The traceback of the first exception that the task raised in a worker."""
+
+        self._task_name = task.name
+        self._task_bytes = pickle.dumps(task)
+        self._time_limit = time_limit
+        self._service = partial(score_answers, memory_limit=int(min(memory_limit_gb * 2**30, sys.maxsize)))
+        self._size = workers
+        self._workers: list[_Worker] = []
+        self._useless = 0
+        self._job_rows = _FIRST_JOB
+        self._lock = threading.Lock()
+        self._fill(workers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers."""
+        while self._workers:
+            self._remove(self._workers[-1])
+
+    def score(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
+        """The verdicts, in the order given.
+
+        Raises:
+            TinyZeroError: the workers cannot load the task, or keep dying for no answer's sake.
+        """
+        if len(completions) != len(ground_truths):
+            raise ValueError(f"got {len(completions)} completions and {len(ground_truths)} ground truths")
+        if not completions:
+            return []
+        share = -(-len(completions) // (4 * self._size))
+        with closing(self.stream([AnswerList(completions, ground_truths)], largest_job=share)) as stream:
+            ((_, verdicts),) = stream
+        return list(verdicts)
+
+    def stream(
+        self, batches: Iterable[AnyBatch], *, largest_job: int = _LARGEST_JOB
+    ) -> Generator[tuple[AnyBatch, Verdicts], None, None]:
+        """Score batches as they come: each with its verdicts, in the order given.
+
+        Takes no more of them than the workers need, and some for the time in which one hangs; so neither end
+        needs to fit in memory. Other calls wait until it is exhausted or closed.
+
+        Args:
+            batches: read lazily.
+            largest_job: most answers that are sent to a worker at a time.
+
+        Raises:
+            TinyZeroError: the workers cannot load the task, or keep dying for no answer's sake.
+        """
+        source = iter(batches)
+        with self._lock:
+            queue: _Queue[AnyBatch] = _Queue()
+            try:
+                while self._admit(source, queue):
+                    yield from self._finished(queue)
+                    if queue.batches:
+                        self._work(queue.jobs, largest_job)
+            except BaseException:  # Ctrl-C included: a worker must not answer the next call with this one's results
+                for worker in [worker for worker in self._workers if worker.job or not worker.ready]:
+                    self._remove(worker)
+                raise
+
+    def _admit(self, source: Iterator[AnyBatch], queue: "_Queue[AnyBatch]") -> bool:
+        """Take batches from the source until every worker has a next job; False if all is done."""
+        while len(queue.jobs) <= self._size and queue.weight < _MOST_WAITING:
+            batch = next(source, None)
+            if batch is None:
+                break
+            queue.add(batch)
+        return bool(queue.batches)
+
+    def _finished(self, queue: "_Queue[AnyBatch]") -> Iterator[tuple[AnyBatch, Verdicts]]:
+        while queue.batches and not queue.batches[0].left:
+            done = queue.pop()
+            verdicts = done.verdicts()
+            self.counts += Counter({reason: verdicts.reasons.count(reason) for reason in ("error", "timeout")})
+            yield cast(AnyBatch, done.batch), verdicts
+
+    def _work(self, jobs: deque["_Job"], largest_job: int) -> None:
+        """Give jobs, wait for a message or a limit, and deal with it."""
+        busy = sum(worker.job is not None for worker in self._workers)
+        if jobs:
+            self._fill(self._size + sum(self._is_suspect(worker) for worker in self._workers))
+        for worker in self._workers:
+            if jobs and worker.ready and worker.job is None and busy < self._size:
+                worker.give(_cut(jobs, min(self._job_rows, largest_job)))
+                busy += 1
+        watched = {worker.process.connection: worker for worker in self._workers if worker.job or not worker.ready}
+        for connection in wait(list(watched), self._patience(watched.values())):
+            self._receive(watched[cast(Connection, connection)])
+        for worker in watched.values():
+            if self._is_over(worker):
+                jobs.extendleft(reversed(self._bury(worker)))
+
+    def _fill(self, size: int) -> None:
+        while len(self._workers) < size:
+            self._workers.append(_Worker(WorkerProcess(self._task_bytes, self._service)))
+
+    def _is_suspect(self, worker: "_Worker") -> bool:
+        """Whether it may well have to be killed: its successor starts while it uses up its time."""
+        return worker.job is not None and worker.process.clock.seconds > self._time_limit / 2
+
+    def _patience(self, workers: Iterable["_Worker"]) -> float:
+        left = (self._time_limit - worker.process.clock.seconds for worker in workers)
+        return max(0.0, min(_TICK_SECONDS, self._time_limit / 4, *left))
+
+    def _receive(self, worker: "_Worker") -> bool:
+        """Take one message; False if there are no more."""
+        try:
+            message = worker.process.connection.recv()
+        except (EOFError, OSError):
+            worker.ended = True
+            return False
+        if isinstance(message, TinyZeroError):
+            raise message
+        if message is None:
+            worker.ready = True
+            return True
+        verdicts, error = message
+        seconds = worker.take(verdicts)
+        if seconds is not None:
+            rate = worker.answered_in_job / max(seconds, 1e-6)
+            self._job_rows = max(1, min(_LARGEST_JOB, int(rate * _JOB_SECONDS), 4 * self._job_rows))
+        self.first_error = self.first_error or error
+        self._useless = 0
+        return True
+
+    def _is_over(self, worker: "_Worker") -> bool:
+        """Whether a worker is dead, or too late."""
+        if worker.ended or worker.process.has_ended():
+            worker.ended = True
+        elif not worker.ready:
+            return time.monotonic() - worker.born > _START_SECONDS
+        return worker.ended or worker.process.clock.seconds > self._time_limit
+
+    def _bury(self, worker: "_Worker") -> list["_Job"]:
+        """End a worker, give the answer it was at its score, and return the jobs that are still to do."""
+        reason: Reason = "error" if worker.ended else "timeout"
+        # A closed socket is seen at once, and by then the worker may be at a later answer than the one that closed it.
+        caught = worker.process.has_ended() or (worker.job is not None and worker.job.careful)
+        worker.process.kill()
+        while worker.process.connection.poll() and self._receive(worker):
+            pass  # what it had sent counts
+        running, late = worker.running(), worker.process.clock.seconds > self._time_limit
+        self._remove(worker)
+        if not worker.ready:
+            raise BrokenTaskError(
+                f"a scoring worker ended or hung while it loaded task {self._task_name!r}; messages above may tell why"
+            )
+        # Between our look and the kill a late worker may have gone on to another answer, which is not to blame.
+        if worker.job is not None and running is not None and (late or (worker.ended and caught)):
+            failed = Verdicts()
+            failed.add(Score(0.0, False, reason))
+            worker.job.owner.put(running, failed)
+            self._useless = 0
+            return worker.job.without(running)
+        if worker.job is None or worker.job.careful:
+            self._useless += not worker.answered
+        if self._useless > _MAX_USELESS:
+            raise BrokenTaskError(f"the scoring workers of task {self._task_name!r} keep dying between two answers")
+        # An answer may have closed the socket, and all seems well until verdicts are to be sent: find out which.
+        return [replace(worker.job, careful=True)] if worker.job else []
+
+    def _remove(self, worker: "_Worker") -> None:
+        self._workers.remove(worker)
+        worker.process.close()
+
+
+@dataclass(slots=True)
+class _Open:
+    """A batch with the verdicts so far."""
+
+    batch: Batch
+    left: int
+    """Answers without a verdict."""
+
+    pieces: list[tuple[int, Verdicts]] = field(default_factory=list)
+    """Verdicts by the place of the first."""
+
+    def put(self, start: int, verdicts: Verdicts) -> None:
+        self.pieces.append((start, verdicts))
+        self.left -= len(verdicts)
+
+    def verdicts(self) -> Verdicts:
+        self.pieces.sort(key=lambda piece: piece[0])
+        (_, whole), *others = self.pieces or [(0, Verdicts())]
+        for start, verdicts in others:
+            assert start == len(whole), "an answer without a verdict, or with two"
+            whole.extend(verdicts)
+        assert len(whole) == len(self.batch), "an answer without a verdict"
+        return whole
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Answers `start` to before `stop` of a batch; never none."""
+
+    owner: _Open
+    start: int
+    stop: int
+    careful: bool = False
+    """Whether to find out which answer ends its worker (see `Parcel.careful`)."""
+
+    def without(self, place: int) -> list["_Job"]:
+        """What is left of it without the answer at `place`."""
+        parts = (replace(self, stop=place), replace(self, start=place + 1))
+        return [part for part in parts if part.start < part.stop]
+
+
+class _Queue(Generic[AnyBatch]):
+    """The batches that were taken and not passed on, in order, and the jobs in them that no worker has."""
+
+    def __init__(self) -> None:
+        self.batches: deque[_Open] = deque()
+        self.jobs: deque[_Job] = deque()
+        self.weight = 0
+
+    def add(self, batch: AnyBatch) -> None:
+        opened = _Open(batch, len(batch))
+        self.batches.append(opened)
+        self.weight += batch.weight
+        if opened.left:
+            self.jobs.append(_Job(opened, 0, opened.left))
+
+    def pop(self) -> _Open:
+        done = self.batches.popleft()
+        self.weight -= done.batch.weight
+        return done
+
+
+def _cut(jobs: deque[_Job], size: int) -> _Job:
+    """The next job, of at most `size` answers."""
+    job = jobs.popleft()
+    if job.stop - job.start <= size:
+        return job
+    jobs.appendleft(replace(job, start=job.start + size))
+    return replace(job, stop=job.start + size)
+
+
+class _Worker:
+    """What the pool knows of one worker process."""
+
+    def __init__(self, process: WorkerProcess) -> None:
+        self.process = process
+        self.born = time.monotonic()
+        self.ready = False  # it has loaded the task
+        self.ended = False  # it is dead, or has closed its socket
+        self.job: _Job | None = None  # what it still has to answer
+        self.answered = 0  # in its whole life
+        self.answered_in_job = 0
+        self._given = 0.0  # when it got its job
+
+    def give(self, job: _Job) -> None:
+        """Send it a job."""
+        self.job, self.answered_in_job, self._given = job, 0, time.monotonic()
+        try:
+            self.process.connection.send(job.owner.batch.pack(job.start, job.stop)._replace(careful=job.careful))
+        except OSError:  # it died while it had nothing to do
+            self.ended = True
+
+    def take(self, verdicts: Verdicts) -> float | None:
+        """Pass on what it answered; the seconds its job took, if that was the end of it."""
+        assert self.job is not None, "a verdict that nobody asked for"
+        if len(verdicts):
+            self.job.owner.put(self.job.start, verdicts)
+        self.answered += len(verdicts)
+        self.answered_in_job += len(verdicts)
+        start = self.job.start + len(verdicts)
+        if start < self.job.stop:
+            self.job = replace(self.job, start=start)
+            return None
+        self.job = None
+        return time.monotonic() - self._given
+
+    def running(self) -> int | None:
+        """Place in its batch of the answer it is at."""
+        index = self.process.clock.index
+        if self.job is None or index is None:
+            return None
+        place = self.job.start - self.answered_in_job + index
+        return place if self.job.start <= place < self.job.stop else None
+
+
+def score_answers(task: Task, connection: Connection, clock: Clock, *, memory_limit: int) -> None:
+    """What a scoring worker does (see `worker.Service`): parcels of answers in, their verdicts out."""
+    at_start = _address_space()
+    if at_start >= memory_limit:
+        connection.send(
+            BrokenTaskError(
+                f"task {task.name!r} takes {at_start / 2**30:.1f} GiB of address space before the first answer, "
+                f"the limit is {memory_limit / 2**30:.1f}; raise memory_limit_gb"
+            )
+        )
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
+    enough = (at_start + memory_limit) // 2
+    try:
+        while _answer(connection.recv(), task, connection, clock, enough):
+            pass
+    except OSError:  # an answer closed the socket, or the parent is gone
+        os._exit(1)
+
+
+def _answer(parcel: Parcel, task: Task, connection: Connection, clock: Clock, enough: int) -> bool:
+    """Score a parcel; False as soon as the process has grown to `enough` bytes.
+
+    Where a scorer leaks, it is a later answer that fails, and not its fault: a fresh worker goes on in time.
+    """
+    verdicts, flushed, pid = Verdicts(), time.monotonic(), os.getpid()
+    pairs = zip(parcel.completions(), unpacked(parcel.ground_truths), strict=True)
+    for index, (completion, ground_truth) in enumerate(pairs):
+        if clock.start(index) - flushed > _FLUSH_SECONDS:
+            clock.stop()
+            if len(verdicts):
+                connection.send((verdicts, task.first_error))
+                if _address_space() > enough:
+                    return False
+            verdicts, flushed = Verdicts(), clock.start(index)
+        verdicts.add(task.score_completion(completion, ground_truth))
+        if os.getpid() != pid:
+            os._exit(0)  # the scorer forked, and this is the copy: it must not answer too
+        if parcel.careful:
+            connection.send((verdicts, task.first_error))  # if that fails, it is by the clock at this answer
+            verdicts = Verdicts()
+            if _address_space() > enough:
+                break
+    clock.stop()
+    if len(verdicts) or not parcel.careful:
+        connection.send((verdicts, task.first_error))
+    return _address_space() <= enough
+
+
+def _address_space() -> int:
+    """Bytes of address space in use; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+    except OSError:
+        return 0

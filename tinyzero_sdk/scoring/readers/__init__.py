@@ -1,0 +1,68 @@
+"""Readers: outputs of other tools, read as they are, by name. Each makes blocks of rows with `completion` and
+`ground_truth`; what is done with them is `scoring/outputs.py`'s business.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinyzero_sdk.data.files import Block, check_ending, read_blocks
+from tinyzero_sdk.errors import DataError, SettingsError, did_you_mean
+from tinyzero_sdk.scoring.readers import hf, inspect_logs, lm_eval, verl
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """One way to read outputs."""
+
+    name: str
+    """What `--format` takes."""
+
+    description: str
+    """What it reads, in a line."""
+
+    read: Callable[[Path], Iterator[Block]]
+    """The blocks of a file or folder; raises DataError where it cannot be read."""
+
+    gives_tables: Callable[[Path], bool]
+    """Whether the blocks of this file hold tables; else they hold rows."""
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix == ".parquet"
+
+
+OWN = Reader("rows", ".jsonl or .parquet with `completion` and `ground_truth`", read_blocks, _is_parquet)
+
+READERS = {
+    reader.name: reader
+    for reader in (
+        OWN,
+        Reader("verl", "rollouts that verl dumps as .jsonl: a file, or their folder", verl.read, lambda path: False),
+        Reader("lm-eval", "samples_*.jsonl of lm-eval's --log_samples", lm_eval.read, lambda path: False),
+        Reader("inspect", "logs of Inspect, .eval or .json", inspect_logs.read, lambda path: False),
+        Reader("hf", "folder of save_to_disk, or of Parquet files", hf.read, lambda path: True),
+    )
+}
+"""By name."""
+
+
+def find_reader(name: str | None, source: Path) -> Reader:
+    """The reader of this name, or the one for our own files, which looks at the ending.
+
+    Raises:
+        SettingsError: no reader of this name.
+        DataError: there is no such file, or its ending says nothing.
+    """
+    if name is not None and name not in READERS:
+        raise SettingsError(f"no format {name!r}; {did_you_mean(name, READERS)}known: {', '.join(READERS)}")
+    reader = READERS[name or OWN.name]
+    if reader is OWN:
+        if source.suffix == ".eval":
+            raise DataError(f"{source} looks like a log of Inspect; read it with --format inspect")
+        check_ending(source)
+        if source.is_dir():
+            raise DataError(f"{source} is a directory; expected a file, or one of --format {', '.join(READERS)}")
+    if not source.exists():
+        raise DataError(f"{source} does not exist; expected a file")
+    return reader

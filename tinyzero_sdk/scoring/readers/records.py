@@ -1,0 +1,85 @@
+"""What the readers share: records of other tools, one by one, into blocks of rows."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from tinyzero_sdk.data.arrow import Row
+from tinyzero_sdk.data.files import BadRow, Block, read_blocks
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.scoring.outputs import RESULT_COLUMNS
+
+Convert = Callable[[Row], Sequence[Row]]
+"""The rows that a record stands for, one for each completion; raises DataError for a record without any."""
+
+_OURS = (*RESULT_COLUMNS, "prompt", "completion", "ground_truth")
+
+
+def files_of(path: Path, *patterns: str) -> list[Path]:
+    """A file itself, or those of a folder, in the order of the numbers in their names.
+
+    Raises:
+        DataError: the folder has none.
+    """
+    if not path.is_dir():
+        return [path]
+    files = {file for pattern in patterns for file in path.glob(pattern)}
+    if not files:
+        raise DataError(f"the folder {path} has no file like {' or '.join(patterns)}; name the file, or its folder")
+    return sorted(files, key=_natural)
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    return [(int(word), "") if word.isdigit() else (-1, word) for word in re.split(r"([0-9]+)", path.name)]
+
+
+def read_json_lines(path: Path, pattern: str, convert_for: Callable[[Path], Convert], *, form: str) -> Iterator[Block]:
+    """The records of a JSON Lines file, or of the files of a folder that match `pattern`, as blocks of rows.
+
+    Rows are numbered by the line of their record; in a folder lines are counted through all files. Each file gets a
+    `Convert` of its own.
+    """
+    files, before = files_of(path, pattern), 0
+    for place, file in enumerate(files):
+        lines, convert = before, convert_for(file)
+        for block in read_blocks(file):
+            numbers = [before + number for number in block.numbers]
+            lines = max([lines, *numbers[-1:], *(before + bad.number for bad in block.bad[-1:])])
+            bad = [BadRow(before + row.number, row.problem) for row in block.bad]
+            progress = (place + block.progress) / len(files)
+            yield converted(zip(numbers, block.rows, strict=True), bad, convert, progress, form=form)
+        before = lines
+
+
+def converted(
+    records: Iterable[tuple[int, Row]], bad: Sequence[BadRow], convert: Convert, progress: float, *, form: str
+) -> Block:
+    """A block of the rows that numbered records stand for.
+
+    Args:
+        records: with their numbers.
+        bad: those that are known to be bad already.
+        convert: makes rows of one.
+        progress: share of the file read with this block.
+        form: whose records they are, for what is said of one that has another form.
+    """
+    block = Block([], [], None, list(bad), progress)
+    for number, record in records:
+        try:
+            rows = convert(record)
+        except DataError as error:
+            block.bad.append(BadRow(number, str(error)))
+            continue
+        except (TypeError, AttributeError, KeyError) as error:  # a list where an object should be, and the like
+            fault = f"{type(error).__name__}: {error}"
+            block.bad.append(BadRow(number, f"the record has not the form of {form} ({fault})"))
+            continue
+        block.rows += rows
+        block.numbers += [number] * len(rows)
+    block.bad.sort(key=lambda row: row.number)
+    return block
+
+
+def renamed(record: Row, tool: str, without: Sequence[str] = ()) -> Row:
+    """What else a record holds; columns that we make, or that scoring would replace, are kept as `tool_name`."""
+    return {f"{tool}_{name}" if name in _OURS else name: value for name, value in record.items() if name not in without}

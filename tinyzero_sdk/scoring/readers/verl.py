@@ -1,0 +1,27 @@
+"""verl's rollouts: what its trainers dump under `rollout_data_dir` and `validation_data_dir`, one .jsonl a step.
+
+A line has `input` (the prompt as text), `output`, `gts` (the ground truth), `score`, `step`, and what the reward
+function returned besides. Source: `_dump_generations` of verl/trainer/ppo/ray_trainer.py.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tinyzero_sdk.data.arrow import Row
+from tinyzero_sdk.data.files import Block
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.scoring.readers.records import read_json_lines, renamed
+
+
+def read(path: Path) -> Iterator[Block]:
+    """The rollouts of a step, or of all steps in a folder."""
+    return read_json_lines(path, "*.jsonl", lambda file: _convert, form="a rollout of verl")
+
+
+def _convert(record: Row) -> Sequence[Row]:
+    if "output" not in record:
+        raise DataError("no `output`; expected a line of a rollout that verl dumped")
+    if record.get("gts") is None:
+        raise DataError("no ground truth in `gts`; verl writes it since version 0.5")
+    row = {"prompt": record.get("input"), "completion": record["output"], "ground_truth": record["gts"]}
+    return [row | renamed(record, "verl", without=("input", "output", "gts"))]

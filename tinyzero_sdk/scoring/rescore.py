@@ -1,0 +1,294 @@
+"""Scoring a scored file again under the installed task, and telling which verdicts changed: behind `tinyzero rescore`.
+
+The old verdicts are those in the file; nothing of the old version is run.
+"""
+
+import json
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from tinyzero_sdk.data.arrow import to_list
+from tinyzero_sdk.data.files import BadRow, Block
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.scoring.batches import Verdicts
+from tinyzero_sdk.scoring.outputs import (
+    RESULT_COLUMNS,
+    VERDICT_COLUMNS,
+    Judge,
+    Origin,
+    OutputBatch,
+    Stamp,
+    anything_goes,
+    column,
+    stamp_of,
+)
+from tinyzero_sdk.scoring.readers import OWN, find_reader
+from tinyzero_sdk.scoring.score_file import (
+    MAX_LISTED,
+    Limits,
+    ScoreReport,
+    check_output,
+    find_schema,
+    scored_batches,
+    writing,
+)
+from tinyzero_sdk.tasks.task import Task
+
+_END = 200  # characters of a completion that are shown
+_ALWAYS_LISTED = 20  # changes of each pair of reasons
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One side of a comparison."""
+
+    score: float
+    """The reward."""
+
+    correct: bool
+    """Whether the problem is solved."""
+
+    reason: str
+    """Why."""
+
+    answer: str | None
+    """What was found in the completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A row with another verdict than before."""
+
+    number: int
+    """Line of a JSON Lines file, row of a Parquet file; the first is 1."""
+
+    old: Verdict
+    """As the file says."""
+
+    new: Verdict
+    """As the installed task says."""
+
+    completion_end: str
+    """The last characters of the completion."""
+
+    @property
+    def is_flip(self) -> bool:
+        """Whether it is solved now and was not, or the other way round."""
+        return self.old.correct != self.new.correct
+
+    @property
+    def reasons(self) -> tuple[str, str]:
+        """The reason before and the one now."""
+        return self.old.reason, self.new.reason
+
+
+@dataclass
+class RescoreReport:
+    """What became of the verdicts of a file."""
+
+    scored: ScoreReport
+    """The new verdicts."""
+
+    before: list[Stamp] = field(default_factory=list)
+    """What gave the old ones, as far as the rows tell."""
+
+    compared: int = 0
+    """Rows with a verdict of then and one of now; the figures below are about these."""
+
+    old_correct: int = 0
+    """Those of them that were correct before."""
+
+    new_correct: int = 0
+    """Those of them that are correct now."""
+
+    changed: int = 0
+    """Rows whose score, correctness or reason changed."""
+
+    flipped: int = 0
+    """Those of them that are solved now and were not, or the other way round."""
+
+    other_answer: int = 0
+    """Rows with the same verdict, for another answer."""
+
+    reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """How many changed from which reason to which."""
+
+    changes: list[Change] = field(default_factory=list)
+    """The first `MAX_LISTED`, and after these the first few of each pair of reasons."""
+
+    @property
+    def old_accuracy(self) -> float | None:
+        """Share of the compared rows that was correct before; None without any."""
+        return self.old_correct / self.compared if self.compared else None
+
+    @property
+    def new_accuracy(self) -> float | None:
+        """Share of the compared rows that is correct now; None without any."""
+        return self.new_correct / self.compared if self.compared else None
+
+    def add(self, change: Change) -> None:
+        """Count a change."""
+        self.changed += 1
+        self.flipped += change.is_flip
+        self.reasons[change.reasons] += 1
+        if len(self.changes) < MAX_LISTED or self.reasons[change.reasons] <= _ALWAYS_LISTED:
+            self.changes.append(change)
+
+
+def rescore_file(
+    task: Task,
+    source: Path,
+    output: Path | None = None,
+    *,
+    workers: int = 1,
+    time_limit: float = 5.0,
+    memory_limit_gb: float = 4.0,
+    group_by: str | None = None,
+    allow_version_mismatch: bool = False,
+    on_progress: Callable[[float], object] = lambda share: None,
+) -> RescoreReport:
+    """Score a scored file again and compare.
+
+    Args:
+        task: from `load_task`.
+        source: what `score_file` wrote.
+        output: where to write the rows with their new verdicts, the old ones in columns `old_score` and so on.
+        workers: scoring processes.
+        time_limit: seconds for one answer.
+        memory_limit_gb: address space of a worker, in GiB.
+        group_by: column that tells prompts apart in the summary.
+        allow_version_mismatch: compare whatever the file says of its origin (see `judge_for_rescoring`).
+        on_progress: called with the share of the file that is done.
+
+    Raises:
+        DataError: the file cannot be read, has no rows or no verdicts.
+        VersionMismatchError: the two sides are not alike but for the version.
+    """
+    reader = find_reader(None, source)
+    if output is not None:
+        check_output(source, output)
+    before: list[Stamp] = []
+    judge = _watching(anything_goes if allow_version_mismatch else judge_for_rescoring(task), before)
+    started = time.perf_counter()
+    tables = reader.gives_tables(source)
+    schema = find_schema(OWN, source, judge) if output and output.suffix == ".parquet" and not tables else None
+    report = RescoreReport(ScoreReport(stamp=stamp_of(task)), before)
+    limits = Limits(workers, time_limit, memory_limit_gb)
+    with ExitStack() as stack:
+        write = None if output is None else stack.enter_context(writing(source, output, stamp_of(task)))
+        batches = scored_batches(task, reader, source, judge, limits, report.scored, schema=schema, group_by=group_by)
+        for batch, verdicts in stack.enter_context(batches):
+            _compare(source, batch, verdicts, report)
+            if write is not None:
+                _keep_old(batch.block)
+                write(batch, verdicts)
+            on_progress(batch.block.progress)
+    report.scored.seconds = time.perf_counter() - started
+    return report
+
+
+def judge_for_rescoring(task: Task) -> Judge:
+    """Objects where more than the version of the scorer differs between the verdicts to compare.
+
+    That is: rows that do not tell what scored them; another task; other options or wrappers; rows scored under several
+    versions; and problems made by a version that is neither the old scorer's nor the installed one.
+    """
+    now = stamp_of(task)
+    first: list[Stamp] = []
+
+    def judge(origin: Origin) -> str | None:
+        old = origin.scored_by
+        if old is None:
+            return f"the row does not tell what scored it{_CURE}"
+        first.append(old)
+        if old.task != now.task:
+            return f"the row was scored by task {old.task}, and this is {now.task}{_CURE}"
+        if old.task_options != now.task_options:
+            return f"the row was scored with {old.task_options}, and this is {now.task_options}{_CURE}"
+        if old.task_wrappers != now.task_wrappers:
+            return f"the row was scored with {_typed(old)}, and this is with {_typed(now)}{_CURE}"
+        if old != first[0]:
+            return f"rows were scored by {old.task} {old.task_version} and by {first[0].task_version}{_CURE}"
+        if origin.data_version and origin.data_version not in (old.task_version, now.task_version):
+            made = f"made by {origin.data_source} {origin.data_version}"
+            return f"the problem was {made}, and scored by {old.task_version}{_CURE}"
+        return None
+
+    return judge
+
+
+def _typed(stamp: Stamp) -> str:
+    """The wrappers of a stamp as one types them."""
+    try:
+        specs = json.loads(stamp.task_wrappers or "[]")
+        return " ".join(f"--wrapper {shlex.quote(spec)}" for spec in specs) or "no wrapper"
+    except (ValueError, TypeError):  # no column of ours
+        return stamp.task_wrappers
+
+
+_CURE = "; like is compared with like only; compare all the same with --allow-version-mismatch"
+
+
+def _watching(judge: Judge, stamps: list[Stamp]) -> Judge:
+    """A judge that also notes what scored the rows."""
+
+    def watch(origin: Origin) -> str | None:
+        if origin.scored_by is not None and origin.scored_by not in stamps:
+            stamps.append(origin.scored_by)
+        return judge(origin)
+
+    return watch
+
+
+def _compare(source: Path, batch: OutputBatch, verdicts: Verdicts, report: RescoreReport) -> None:
+    new = zip(verdicts.values, verdicts.correct, verdicts.reasons, verdicts.answers, strict=True)
+    for place, (old_cells, new_cells) in enumerate(zip(_old(source, batch.block), new, strict=True)):
+        old_score, old_correct, old_reason, old_answer = old_cells
+        number = batch.block.numbers[place]
+        if type(old_score) not in (int, float) or type(old_correct) is not bool or not isinstance(old_reason, str):
+            report.scored.note_bad([BadRow(number, "no verdict in score, correct and reason to compare with")])
+            continue
+        report.compared += 1
+        report.old_correct += old_correct
+        report.new_correct += new_cells[1]
+        if old_cells[:3] != new_cells[:3]:
+            texts = batch.texts
+            text = texts[place] if isinstance(texts, list) else texts[place].as_py()
+            report.add(Change(number, Verdict(*old_cells), Verdict(*new_cells), text[-_END:]))
+        elif old_answer != new_cells[3]:
+            report.other_answer += 1
+
+
+def _old(source: Path, block: Block) -> Iterator[tuple]:
+    """The old verdicts of the rows."""
+    columns = {name: column(block, name) for name in VERDICT_COLUMNS}
+    missing = [name for name, values in columns.items() if values is None]
+    if block.table is None and not any(name in row for row in block.rows for name in VERDICT_COLUMNS):
+        missing = list(VERDICT_COLUMNS) if block.rows else []
+    if missing:
+        raise DataError(f"{source} has no {', '.join(missing)}; expected a file that `tinyzero score` wrote")
+    cells = (to_list(values) if isinstance(values, pa.Array) else values for values in columns.values())
+    return zip(*cells, strict=True)
+
+
+def _keep_old(block: Block) -> None:
+    """Move the old verdicts to columns of their own, in place of any that were there."""
+    if block.table is None:
+        block.rows = [_moved(row) for row in block.rows]
+        return
+    names = [f"old_{name}" if name in RESULT_COLUMNS else name for name in block.table.column_names]
+    stale = {f"old_{name}" for name in RESULT_COLUMNS}.intersection(block.table.column_names)
+    kept = [place for place, name in enumerate(block.table.column_names) if name not in stale]
+    block.table = block.table.select(kept).rename_columns([names[place] for place in kept])
+
+
+def _moved(row: dict) -> dict:
+    stale = {f"old_{name}" for name in RESULT_COLUMNS}
+    return {f"old_{name}" if name in RESULT_COLUMNS else name: cell for name, cell in row.items() if name not in stale}

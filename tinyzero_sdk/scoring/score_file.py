@@ -1,0 +1,352 @@
+"""Scoring a file of outputs: the Python call behind `tinyzero score`.
+
+Reads and writes a block at a time, so a file may be larger than memory. Rows that cannot be scored are left
+out of the output and listed in the report; an answer that the scorer fails on is kept, with its reason.
+"""
+
+import json
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+
+from tinyzero_sdk.data.arrow import Row, check_json_types, infer_schema
+from tinyzero_sdk.data.files import BadRow, JsonLinesWriter, ParquetWriter, check_ending, replacing
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.scoring.batches import Verdicts, unpacked
+from tinyzero_sdk.scoring.outputs import (
+    RESULT_COLUMNS,
+    Judge,
+    OutputBatch,
+    Stamp,
+    anything_goes,
+    column,
+    judge_for_scoring,
+    read_outputs,
+    stamp_of,
+)
+from tinyzero_sdk.scoring.pool import ScoringPool
+from tinyzero_sdk.scoring.readers import OWN, Reader, find_reader
+from tinyzero_sdk.scoring.summary import Summary, Tally
+from tinyzero_sdk.tasks.score_guard import show
+from tinyzero_sdk.tasks.task import Task
+
+MAX_LISTED = 1000
+"""So many bad rows are listed; more are counted."""
+
+METADATA_KEY = b"tinyzero.scored_by"
+"""Under this key a scored Parquet file carries its stamp as JSON, for those who read no row."""
+
+_AHEAD = 4  # blocks read, and tables to be written, beside the work
+
+T = TypeVar("T")
+
+
+@dataclass
+class ScoreReport:
+    """What became of a file."""
+
+    rows: int = 0
+    """Rows scored; all of them are in the output."""
+
+    correct: int = 0
+    """How many of them are correct."""
+
+    score_sum: float = 0.0
+    """The sum of their scores."""
+
+    reasons: Counter[str] = field(default_factory=Counter)
+    """How many have each reason."""
+
+    bad_rows: int = 0
+    """Rows left out, since they cannot be read, or have no completion or no ground truth."""
+
+    bad: list[BadRow] = field(default_factory=list)
+    """The first `MAX_LISTED` of them."""
+
+    first_error: str | None = None
+    """Traceback of the first exception that the scorer raised."""
+
+    suspicion: str | None = None
+    """Why the scorer may have failed on every answer it was given: the ground truths look wrong."""
+
+    seconds: float = 0.0
+    """How long it took."""
+
+    stamp: Stamp | None = None
+    """What gave the verdicts."""
+
+    summary: Summary | None = None
+    """What the verdicts say; None without any."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the scored rows that are correct; None without any."""
+        return self.correct / self.rows if self.rows else None
+
+    @property
+    def mean_score(self) -> float | None:
+        """Mean of the scores; None without any."""
+        return self.score_sum / self.rows if self.rows else None
+
+    @property
+    def is_clean(self) -> bool:
+        """No row was bad, and no answer too much for the scorer."""
+        return not (self.bad_rows or self.reasons["error"] or self.reasons["timeout"])
+
+    def add(self, verdicts: Verdicts, bad: list[BadRow]) -> None:
+        """Count what came of a block."""
+        self.rows += len(verdicts)
+        self.correct += sum(verdicts.correct)
+        self.score_sum += sum(verdicts.values)
+        self.reasons.update(verdicts.reasons)
+        self.note_bad(bad)
+
+    def note_bad(self, bad: list[BadRow]) -> None:
+        """Count bad rows."""
+        self.bad_rows += len(bad)
+        self.bad += bad[: MAX_LISTED - len(self.bad)]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How scoring is done."""
+
+    workers: int = 1
+    """Scoring processes."""
+
+    time_limit: float = 5.0
+    """Seconds for one answer."""
+
+    memory_limit_gb: float = 4.0
+    """Address space of a worker, in GiB."""
+
+
+def score_file(
+    task: Task,
+    source: Path,
+    output: Path,
+    *,
+    workers: int = 1,
+    time_limit: float = 5.0,
+    memory_limit_gb: float = 4.0,
+    format: str | None = None,
+    group_by: str | None = None,
+    allow_version_mismatch: bool = False,
+    on_progress: Callable[[float], object] = lambda share: None,
+) -> ScoreReport:
+    """Score every row of `source` and write it to `output`, with `RESULT_COLUMNS`.
+
+    Args:
+        task: from `load_task`.
+        source: `.jsonl` or `.parquet` with the columns of an outputs file (`docs/data-format.md`), or what `format`
+            names.
+        output: `.jsonl` or `.parquet`; written aside, and put in place when all is done.
+        workers: scoring processes.
+        time_limit: seconds for one answer.
+        memory_limit_gb: address space of a worker, in GiB.
+        format: name of a reader (`tinyzero_sdk.scoring.readers`); None = by the ending.
+        group_by: column that tells prompts apart in the summary; None = the usual ones.
+        allow_version_mismatch: score rows of another task or version too.
+        on_progress: called with the share of the file that is done.
+
+    Raises:
+        DataError: a file cannot be read or written, or the source has no rows.
+        VersionMismatchError: a row was made or scored by another task or version.
+    """
+    started = time.perf_counter()
+    reader = find_reader(format, source)
+    check_output(source, output)
+    judge = anything_goes if allow_version_mismatch else judge_for_scoring(task)
+    limits = Limits(workers, time_limit, memory_limit_gb)
+    report = ScoreReport(stamp=stamp_of(task))
+    to_parquet = output.suffix == ".parquet"
+    schema = find_schema(reader, source, judge) if to_parquet and not reader.gives_tables(source) else None
+    with ExitStack() as stack:
+        write = stack.enter_context(writing(source, output, stamp_of(task)))
+        for batch, verdicts in stack.enter_context(
+            scored_batches(task, reader, source, judge, limits, report, schema=schema, group_by=group_by)
+        ):
+            write(batch, verdicts)
+            on_progress(batch.block.progress)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+@contextmanager
+def scored_batches(
+    task: Task,
+    reader: Reader,
+    source: Path,
+    judge: Judge,
+    limits: Limits,
+    report: ScoreReport,
+    *,
+    schema: pa.Schema | None = None,
+    group_by: str | None = None,
+) -> Iterator[Iterator[tuple[OutputBatch, Verdicts]]]:
+    """The batches of a file with their verdicts, in order, counted in `report`.
+
+    Raises:
+        DataError: the file cannot be read, or has no rows.
+        VersionMismatchError: the judge objects to a row.
+    """
+    with ExitStack() as stack:
+        # The pool first: its workers start while we look at the file.
+        pool = stack.enter_context(
+            ScoringPool(
+                task,
+                workers=limits.workers,
+                time_limit=limits.time_limit,
+                memory_limit_gb=limits.memory_limit_gb,
+            )
+        )
+        batches = read_outputs(reader.read(source), source, judge, schema=schema, wrappers=task.wrappers)
+        if reader.gives_tables(source):  # Arrow works without the interpreter's lock; Python would only wait for it
+            batches = stack.enter_context(closing(_ahead(batches)))
+        stream = stack.enter_context(closing(pool.stream(batches)))
+
+        tally = Tally(group_by)
+        sample: list[str] = []  # a ground truth that the scorer failed on
+
+        def counted() -> Iterator[tuple[OutputBatch, Verdicts]]:
+            for batch, verdicts in stream:
+                if reader is not OWN and not report.rows:
+                    _check_usable(task, batch, verdicts, pool.first_error)
+                if "error" in verdicts.reasons and not sample:
+                    sample.append(_failed_truth(batch, verdicts))
+                report.add(verdicts, batch.block.bad)
+                tally.add(batch, verdicts)
+                yield batch, verdicts
+
+        yield counted()
+        if not report.rows and not report.bad_rows:
+            raise DataError(f"{source} has no rows; there is nothing to score")
+        report.first_error = pool.first_error
+        if sample and report.first_error and not any(report.reasons[reason] for reason in ("ok", "wrong", "malformed")):
+            report.suspicion = (
+                f"task {task.name!r} failed on every answer; the ground truths may be of another form than it needs: "
+                f"{sample[0]} ({report.first_error.splitlines()[-1]}; --json has the traceback)"
+            )
+        report.summary = tally.result()
+
+
+def _failed_truth(batch: OutputBatch, verdicts: Verdicts) -> str:
+    """Where the ground truth of the first answer that the scorer failed on stands, and what it is."""
+    place = verdicts.reasons.index("error")
+    truth = unpacked(batch.pack(place, place + 1).ground_truths)[0]
+    bare = column(batch.block, "ground_truth")
+    is_bare = bare is not None and (bare[place] if isinstance(bare, list) else bare[place].as_py()) is not None
+    name = "ground_truth" if is_bare else "reward_model.ground_truth"
+    return f"{name} of row {batch.block.numbers[place]} is {show(truth)}"
+
+
+def _check_usable(task: Task, batch: OutputBatch, verdicts: Verdicts, error: str | None) -> None:
+    """Stop where a task fails on all of a foreign file: its ground truths are of another form.
+
+    Raises:
+        DataError: says what they look like.
+    """
+    if len(verdicts) and verdicts.reasons.count("error") == len(verdicts):
+        truth = unpacked(batch.pack(0, 1).ground_truths)[0]
+        cause = f": {error.splitlines()[-1]}" if error else ""
+        raise DataError(
+            f"task {task.name!r} failed on all of the first {len(verdicts)} rows ({show(truth)} is a ground truth of "
+            f"this file, which it may be unable to use){cause}"
+        )
+
+
+def _ahead(items: Iterable[T]) -> Generator[T, None, None]:
+    """The items, the next few of them made in a thread while the caller is busy with one."""
+    source, end = iter(items), object()
+    with ThreadPoolExecutor(1) as thread:
+        coming: deque[Future[object]] = deque(thread.submit(next, source, end) for _ in range(_AHEAD))
+        while (item := coming.popleft().result()) is not end:
+            coming.append(thread.submit(next, source, end))
+            yield item  # type: ignore[misc]
+
+
+def check_output(source: Path, output: Path) -> None:
+    """Refuse an output that cannot be meant."""
+    check_ending(output)
+    if output.resolve() == source.resolve():
+        raise DataError(f"the output {output} is the input itself; give it another name")
+    if not output.parent.is_dir():
+        raise DataError(f"the directory of the output, {output.parent}, does not exist; create it first")
+
+
+def find_schema(reader: Reader, source: Path, judge: Judge) -> pa.Schema:
+    """The types of a file of rows, for Parquet, which must know them before the first row: a pass of its own."""
+    return infer_schema(batch.block.rows for batch in read_outputs(reader.read(source), source, judge))
+
+
+@contextmanager
+def writing(source: Path, output: Path, stamp: Stamp) -> Iterator[Callable[[OutputBatch, Verdicts], None]]:
+    """A function that writes scored batches to `output`, which is put in place at the end."""
+    with replacing(output) as temporary:
+        if output.suffix != ".parquet":
+            with JsonLinesWriter(temporary) as lines:
+                yield lambda batch, verdicts: lines.write(_scored_rows(source, batch, verdicts, stamp))
+            return
+        with ParquetWriter(temporary, plain=("completion",)) as tables, ThreadPoolExecutor(1) as thread:
+            under_way: deque[Future[None]] = deque()
+
+            def write(batch: OutputBatch, verdicts: Verdicts) -> None:
+                under_way.append(thread.submit(tables.write, _scored_table(batch, verdicts, stamp)))
+                if len(under_way) > _AHEAD:
+                    under_way.popleft().result()
+
+            yield write
+            for waiting in under_way:
+                waiting.result()
+
+
+def _scored_rows(source: Path, batch: OutputBatch, verdicts: Verdicts, stamp: Stamp) -> Iterator[Row]:
+    table = batch.block.table
+    if table is not None:
+        check_json_types(source, table.schema)
+    by = stamp._asdict()
+    columns = (verdicts.values, verdicts.correct, verdicts.reasons, verdicts.answers)
+    for row, *results in zip(batch.block.rows if table is None else table.to_pylist(), *columns, strict=True):
+        yield row | dict(zip(RESULT_COLUMNS, results, strict=False)) | by
+
+
+def _scored_table(batch: OutputBatch, verdicts: Verdicts, stamp: Stamp) -> pa.Table:
+    table = batch.block.table
+    assert table is not None
+    columns = [
+        pa.array(verdicts.values, pa.float64()),
+        pa.array(verdicts.correct, pa.bool_()),
+        pa.array(verdicts.reasons, pa.string()),
+        _text_array(verdicts.answers),
+        *_repeated(stamp, len(verdicts)),
+    ]
+    others = [name for name in table.column_names if name not in RESULT_COLUMNS]
+    # Without the old metadata: what pandas or `datasets` noted there about the columns is no longer true.
+    table = table.select(others).replace_schema_metadata({METADATA_KEY: json.dumps(stamp._asdict())})
+    for name, cells in zip(RESULT_COLUMNS, columns, strict=True):
+        table = table.append_column(name, cells)
+    return table
+
+
+@lru_cache(maxsize=8)  # blocks of a file are of one size but for the last
+def _repeated(stamp: Stamp, size: int) -> list[pa.Array]:
+    """A column for each entry of the stamp."""
+    return [pa.repeat(pa.scalar(text, pa.string()), size) for text in stamp]
+
+
+def _text_array(texts: list[str | None]) -> pa.Array:
+    """The answers, without lone surrogates, which Arrow refuses (the completion has none, but who knows the task)."""
+    try:
+        return pa.array(texts, pa.string())
+    except UnicodeEncodeError:
+        return pa.array(
+            [None if text is None else text.encode("utf-8", "backslashreplace").decode() for text in texts], pa.string()
+        )

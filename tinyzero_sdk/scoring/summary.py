@@ -1,0 +1,408 @@
+"""The summary of scored completions: gathered block by block, worked out at the end.
+
+A row costs 30 bytes until then, so ten million fit beside the rest. The formulas are in `statistics.py`.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tinyzero_sdk.data.column_hash import hash_array, hash_numbers, hash_values
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.records import REASONS, Json
+from tinyzero_sdk.scoring.batches import Verdicts
+from tinyzero_sdk.scoring.outputs import LENGTH_COLUMNS, OutputBatch, column
+from tinyzero_sdk.scoring.statistics import (
+    best_at_k,
+    draws_each,
+    interval_of_share,
+    majority_at_k,
+    pass_at_k,
+    quantile_edges,
+    standard_error,
+)
+
+PROMPT_COLUMNS = ("extra_info.key", "prompt", "extra_info.index")
+"""Where two rows agree in the first of these that a file has, they are completions of one prompt."""
+
+MOST_DRAWN = 1024
+"""The greatest k of the figures at k."""
+
+_NO_LENGTH = int(np.iinfo(np.uint32).max)
+_CODES = {reason: code for code, reason in enumerate(REASONS)}
+
+
+@dataclass(frozen=True, slots=True)
+class AtK:
+    """What k completions of a prompt are worth, on average over the prompts that have as many."""
+
+    k: int
+    """How many are drawn."""
+
+    prompts: int
+    """Prompts with at least k completions."""
+
+    pass_at_k: float
+    """Chance that one of them is correct."""
+
+    majority_at_k: float
+    """Chance that the most frequent answer is correct."""
+
+    best_at_k: float
+    """Mean of the greatest score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The rows of a range of difficulty."""
+
+    low: float
+    """The least difficulty among them."""
+
+    high: float
+    """The greatest."""
+
+    rows: int
+    """How many there are."""
+
+    accuracy: float
+    """Share that is correct."""
+
+    interval: tuple[float, float]
+    """95 % interval of the accuracy."""
+
+    mean_score: float
+    """Mean of the scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The rows of one reason."""
+
+    reason: str
+    """The reason; `ok` are the correct ones."""
+
+    rows: int
+    """How many there are."""
+
+    mean_score: float
+    """Mean of the scores."""
+
+    mean_length: float | None
+    """Mean of the lengths; None where none is known."""
+
+    median_length: float | None
+    """Median of the lengths."""
+
+    p95_length: float | None
+    """95 % are no longer."""
+
+    max_length: int | None
+    """The longest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the verdicts on a file say."""
+
+    rows: int
+    """Completions."""
+
+    prompts: int
+    """Different prompts among them."""
+
+    prompts_by: str
+    """What tells prompts apart: a column, `ground_truth`, or `row` where every row counts as a prompt of its own."""
+
+    accuracy: float
+    """Share of the rows that is correct."""
+
+    interval: tuple[float, float]
+    """95 % interval of the accuracy, by Wilson, with completions of one prompt taken as alike (`interval_of_share`)."""
+
+    standard_error: float
+    """Of the accuracy, over prompts."""
+
+    mean_score: float
+    """Mean of the scores."""
+
+    length_unit: str
+    """`tokens` or `characters`."""
+
+    mean_length: float | None
+    """Mean of the lengths; None where none is known."""
+
+    at_k: list[AtK] = field(default_factory=list)
+    """For powers of two and the greatest number of completions; empty where no prompt has several."""
+
+    by_difficulty: list[Bucket] = field(default_factory=list)
+    """At most five, easiest first; empty where no row tells its difficulty."""
+
+    by_reason: list[Outcome] = field(default_factory=list)
+    """The most frequent first."""
+
+    alone: int = 0
+    """Rows without what tells prompts apart: each counts as a prompt of its own."""
+
+    late: str = ""
+    """A better column than `prompts_by` to tell prompts apart, which is not used: the first rows have no value."""
+
+    def as_json(self) -> dict[str, Json]:
+        """All of it as plain JSON."""
+        return asdict(self)
+
+
+class Tally:
+    """Gathers verdicts, block by block."""
+
+    def __init__(self, group_by: str | None = None) -> None:
+        """
+        Args:
+            group_by: column (`name` or `name.field`) that tells prompts apart, in place of the usual ones.
+        """
+        self.rows = 0
+        self.prompts_by = ""
+        self.length_unit = ""
+        self.alone = 0
+        self.late = ""
+        self._group_by = group_by
+        self._length_column = ""
+        self._columns: dict[str, list[np.ndarray]] = {}
+
+    def add(self, batch: OutputBatch, verdicts: Verdicts) -> None:
+        """Take n rows and their verdicts."""
+        size = len(verdicts)
+        if not size:
+            return
+        if not self.prompts_by:
+            self._choose(batch)
+        elif not self.late and not self._group_by:
+            self._look_for_better(batch)
+        self._keep(
+            key=self._keys(batch),
+            answer=self._votes(verdicts),
+            score=np.array(verdicts.values, np.float64),
+            correct=np.array(verdicts.correct, bool),
+            reason=np.array([_CODES[reason] for reason in verdicts.reasons], np.uint8),
+            difficulty=_difficulties(batch),
+            length=self._lengths(batch),
+        )
+        self.rows += size
+
+    def _keep(self, **arrays: np.ndarray) -> None:
+        for name, values in arrays.items():
+            self._columns.setdefault(name, []).append(values)
+
+    def _choose(self, batch: OutputBatch) -> None:
+        """On the first rows, decide what tells prompts apart and what a length is."""
+        wanted = [self._group_by] if self._group_by else PROMPT_COLUMNS
+        found = [name for name in wanted if _has_values(column(batch.block, name))]
+        if self._group_by and not found:
+            raise DataError(f"no row at the start of the file has {self._group_by!r}, which is to tell prompts apart")
+        self.prompts_by = found[0] if found else "ground_truth" if _is_structured(batch.truths) else "row"
+        lengths = [name for name in LENGTH_COLUMNS if _has_values(column(batch.block, name))]
+        self._length_column = lengths[0] if lengths else ""
+        self.length_unit = "tokens" if lengths else "characters"
+
+    def _look_for_better(self, batch: OutputBatch) -> None:
+        """Note a column that would have been chosen if the first rows had it."""
+        chosen = PROMPT_COLUMNS.index(self.prompts_by) if self.prompts_by in PROMPT_COLUMNS else len(PROMPT_COLUMNS)
+        better = (name for name in PROMPT_COLUMNS[:chosen] if _has_values(column(batch.block, name)))
+        self.late = next(better, "")
+
+    def _keys(self, batch: OutputBatch) -> np.ndarray:
+        alone = hash_numbers(np.arange(self.rows, self.rows + len(batch)))
+        if self.prompts_by == "row":
+            return alone
+        values = batch.truths if self.prompts_by == "ground_truth" else column(batch.block, self.prompts_by)
+        if values is None:
+            self.alone += len(batch)
+            return alone
+        if isinstance(values, pa.Array):
+            self.alone += values.null_count
+            return np.where(np.asarray(values.is_valid()), hash_array(values), alone)
+        known = np.array([value is not None for value in values], bool)
+        self.alone += len(known) - int(known.sum())
+        return np.where(known, hash_values(values), alone)
+
+    def _votes(self, verdicts: Verdicts) -> np.ndarray:
+        """[n] the answers as numbers, -1 for none."""
+        if self.prompts_by == "row":  # nothing to vote on
+            return np.full(len(verdicts), -1, np.int32)
+        votes = (hash_values(verdicts.answers) >> np.uint64(33)).astype(np.int32)
+        return np.where([answer is not None for answer in verdicts.answers], votes, np.int32(-1))
+
+    def _lengths(self, batch: OutputBatch) -> np.ndarray:
+        if self._length_column:
+            numbers = _numbers(column(batch.block, self._length_column), len(batch))
+        elif isinstance(batch.texts, pa.Array):
+            ascii_only = pc.all(pc.string_is_ascii(batch.texts)).as_py()  # then a byte is a character
+            lengths = pc.binary_length(batch.texts) if ascii_only else pc.utf8_length(batch.texts)
+            numbers = np.asarray(lengths, np.float64)
+        else:
+            numbers = np.array([len(text) for text in batch.texts], np.float64)
+        known = np.isfinite(numbers) & (numbers >= 0)
+        return np.where(known, np.minimum(numbers, _NO_LENGTH - 1), _NO_LENGTH).astype(np.uint32)
+
+    def result(self) -> Summary | None:
+        """The summary; None of no rows. Gives up what was gathered."""
+        if not self.rows:
+            return None
+        columns = {name: np.concatenate(self._columns.pop(name)) for name in list(self._columns)}
+        summary = summarise(columns, self.prompts_by, self.length_unit)
+        return replace(summary, alone=self.alone, late=self.late)
+
+
+def summarise(columns: Mapping[str, np.ndarray], prompts_by: str, length_unit: str) -> Summary:
+    """The summary of `Tally`'s columns: key, answer, score, correct, reason, difficulty and length, each [n]."""
+    keys, correct, score = columns["key"], columns["correct"], columns["score"]
+    order = np.argsort(keys, kind="stable")
+    starts = np.flatnonzero(np.diff(keys[order], prepend=~keys[order[:1]]))
+    sizes = np.diff(starts, append=len(keys))
+    solved = np.add.reduceat(correct[order].astype(np.int64), starts)
+    share = float(correct.mean())
+    lengths = columns["length"][columns["length"] != _NO_LENGTH]
+    return Summary(
+        rows=len(keys),
+        prompts=len(sizes),
+        prompts_by=prompts_by,
+        accuracy=share,
+        interval=interval_of_share(solved, sizes),
+        standard_error=standard_error(solved, sizes),
+        mean_score=float(score.mean()),
+        length_unit=length_unit,
+        mean_length=float(lengths.mean()) if len(lengths) else None,
+        at_k=_at_k(columns, order, starts, sizes, solved),
+        by_difficulty=_by_difficulty(columns),
+        by_reason=_by_reason(columns),
+    )
+
+
+def _at_k(
+    columns: Mapping[str, np.ndarray], order: np.ndarray, starts: np.ndarray, sizes: np.ndarray, solved: np.ndarray
+) -> list[AtK]:
+    most = min(int(sizes.max()), MOST_DRAWN)
+    if most < 2:
+        return []
+    by_size = {}
+    for size in np.unique(sizes).tolist():
+        rows = order[starts[sizes == size][:, None] + np.arange(size)]  # [G, size]
+        by_size[size] = {name: columns[name][rows] for name in ("score", "answer", "correct")}
+    result = []
+    for k in sorted({*(2**power for power in range(most.bit_length())), most}):
+        enough = sizes >= k
+        groups = [group for size, group in by_size.items() if size >= k]
+        draws = draws_each(int(enough.sum()), k)
+        result.append(
+            AtK(
+                k,
+                int(enough.sum()),
+                float(pass_at_k(solved[enough], sizes[enough], k).mean()),
+                _mean(majority_at_k(group["answer"], group["correct"], k, draws=draws) for group in groups),
+                _mean(best_at_k(group["score"], k) for group in groups),
+            )
+        )
+    return result
+
+
+def _mean(parts: Iterable[np.ndarray]) -> float:
+    return float(np.concatenate(list(parts)).mean())
+
+
+def _by_difficulty(columns: Mapping[str, np.ndarray]) -> list[Bucket]:
+    known = np.isfinite(columns["difficulty"])
+    if not known.any():
+        return []
+    names = ("key", "difficulty", "correct", "score")
+    values = {name: columns[name] if known.all() else columns[name][known] for name in names}
+    edges = quantile_edges(values["difficulty"])
+    places = np.searchsorted(np.array(edges, np.float32), values["difficulty"], side="right") - 1
+    return [_bucket({name: values[name][places == place] for name in names}) for place in np.unique(places).tolist()]
+
+
+def _bucket(values: Mapping[str, np.ndarray]) -> Bucket:
+    _, prompt, sizes = np.unique(values["key"], return_inverse=True, return_counts=True)
+    solved = np.bincount(prompt, weights=values["correct"], minlength=len(sizes))
+    share = float(values["correct"].mean())
+    return Bucket(
+        # By way of its digits: 0.1 as a 4-byte number is 0.10000000149.
+        low=float(str(values["difficulty"].min())),
+        high=float(str(values["difficulty"].max())),
+        rows=len(prompt),
+        accuracy=share,
+        interval=interval_of_share(solved, sizes),
+        mean_score=float(values["score"].mean()),
+    )
+
+
+def _by_reason(columns: Mapping[str, np.ndarray]) -> list[Outcome]:
+    outcomes = []
+    for code, reason in enumerate(REASONS):
+        rows = columns["reason"] == code
+        if not rows.any():
+            continue
+        lengths = columns["length"][rows]
+        lengths = lengths[lengths != _NO_LENGTH]
+        known = len(lengths) > 0
+        median, p95 = np.quantile(lengths, [0.5, 0.95]).tolist() if known else (None, None)
+        outcomes.append(
+            Outcome(
+                reason,
+                int(rows.sum()),
+                float(columns["score"][rows].mean()),
+                float(lengths.mean()) if known else None,
+                median,
+                p95,
+                int(lengths.max()) if known else None,
+            )
+        )
+    return sorted(outcomes, key=lambda outcome: -outcome.rows)
+
+
+def _has_values(values: "pa.Array | list[Json] | None") -> bool:
+    if values is None:
+        return False
+    if isinstance(values, list):
+        return any(value is not None for value in values)
+    return values.null_count < len(values)
+
+
+def _is_structured(ground_truths: "pa.Array | list[Json]") -> bool:
+    if isinstance(ground_truths, pa.Array):
+        return pa.types.is_nested(ground_truths.type)
+    return all(isinstance(truth, dict | list) for truth in ground_truths)
+
+
+def _numbers(values: "pa.Array | list[Json] | None", size: int) -> np.ndarray:
+    """[n] float64: numbers, or lengths of lists; NaN for everything else."""
+    array: Any = values
+    if isinstance(values, pa.Array):
+        if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+            array = pc.list_value_length(array)
+        if pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
+            return np.asarray(pc.cast(array, pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
+    if isinstance(values, list):
+        lengths = [len(value) if isinstance(value, list) else value for value in values]
+        return np.array([_number(entry) for entry in lengths], np.float64)
+    return np.full(size, np.nan)
+
+
+def _number(value: Json) -> float:
+    """A number as a float; NaN for what is none, or too great for one."""
+    if type(value) not in (int, float):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
+
+
+def _difficulties(batch: OutputBatch) -> np.ndarray:
+    """[n] float32: the difficulties, infinite or NaN where unknown."""
+    with np.errstate(over="ignore"):  # one too great for 4 bytes is unknown
+        return _numbers(column(batch.block, "extra_info.difficulty"), len(batch)).astype(np.float32)

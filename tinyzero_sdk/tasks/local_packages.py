@@ -1,0 +1,132 @@
+"""Tasks that are packages and are not installed: found by a path, and imported from there under their own names.
+
+A single file is `registry.py`'s business; here is what has an `__init__.py`, or a project whose `pyproject.toml` names it.
+"""
+
+import hashlib
+import importlib.util
+import os
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tinyzero_sdk.errors import BrokenTaskError, TaskNotFoundError
+
+GROUP = "tinyzero.tasks"
+_INIT = "__init__.py"
+_versions: dict[str, str] = {}
+"""The versions of the packages that were imported from here, by their files."""
+
+
+def is_path(source: str) -> bool:
+    """Whether the text can only mean a path: a name of a task neither ends in `.py` or a slash nor starts with `./`."""
+    if os.path.isabs(source) or source in (".", ".."):
+        return True
+    return source.endswith((".py", "/", os.sep)) or source.startswith(("./", "../", f".{os.sep}", f"..{os.sep}"))
+
+
+def find_module(path: Path) -> Path:
+    """The file of the task in a folder: a package, or a project that has one task.
+
+    Raises:
+        TaskNotFoundError: there is none, or more than one.
+    """
+    if (path / _INIT).is_file():
+        return path / _INIT
+    tasks = _entry_points(path)
+    if len(tasks) > 1:
+        raise TaskNotFoundError(f"{path} has the tasks {', '.join(tasks)}; pip install -e {path} and name one of them")
+    for name, module in tasks.items():
+        for base in (path, path / "src"):
+            place = base.joinpath(*module.split("."))
+            for file in (place / _INIT, place.with_suffix(".py")):
+                if file.is_file():
+                    return file
+        raise TaskNotFoundError(f"{path} has no module {module}; pip install -e {path}, and then name the task {name}")
+    raise TaskNotFoundError(
+        f"no task in {path}: expected an {_INIT}, or a pyproject.toml with an entry point in the group {GROUP}"
+    )
+
+
+def task_name(init: Path) -> str:
+    """What the project around a package calls the task; else the package's own name."""
+    module, base = _module_name(init)
+    for project in (base, base.parent):
+        for name, value in _entry_points(project).items():
+            if value == module:
+                return name
+    return init.parent.name
+
+
+def version_of(init: Path) -> str:
+    """A hash of the package's Python files."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(init.parent.rglob("*.py")):
+        code = path.read_bytes()
+        digest.update(f"{path.relative_to(init.parent).as_posix()} {len(code)} ".encode() + code)
+    return digest.hexdigest()
+
+
+def import_package(init: Path, version: str) -> ModuleType:
+    """Import it under its own name, anew if its files are not those that were imported last.
+
+    Raises:
+        BrokenTaskError: another module has the name.
+    """
+    name, base = _module_name(init)
+    top, *inner = name.split(".")
+    loaded = sys.modules.get(top)
+    if loaded is not None:
+        place = Path(getattr(loaded, "__file__", None) or ".").resolve()
+        if place != base / top / _INIT:
+            raise BrokenTaskError(f"is named {top!r} like a module that is imported already, from {place}")
+        if name in sys.modules and _versions.get(str(init), version) == version:
+            return sys.modules[name]
+        for stale in [each for each in sys.modules if each == top or each.startswith(f"{top}.")]:
+            del sys.modules[stale]
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # a file changed within a second looks unchanged
+    try:
+        for depth in range(len(inner) + 1):
+            module = execute(".".join([top, *inner[:depth]]), base.joinpath(top, *inner[:depth], _INIT))
+    finally:
+        sys.dont_write_bytecode = writes
+    _versions[str(init)] = version
+    return module
+
+
+def execute(name: str, file: Path) -> ModuleType:
+    """Run a .py file as the module of that name, a package if it is an `__init__.py`; what fails leaves no trace."""
+    folders = [str(file.parent)] if file.name == _INIT else None
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
+    assert spec is not None  # a file that ends in .py has a loader
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        for imported in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+            del sys.modules[imported]
+        raise
+    return module
+
+
+def _module_name(init: Path) -> tuple[str, Path]:
+    """The dotted name of a package, and the folder that its outermost package is in."""
+    folder, names = init.parent, [init.parent.name]
+    while (folder.parent / _INIT).is_file():
+        folder = folder.parent
+        names.append(folder.name)
+    return ".".join(reversed(names)), folder.parent
+
+
+def _entry_points(project: Path) -> dict[str, str]:
+    """The tasks of a project, and their modules."""
+    try:
+        content: Any = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    for key in ("project", "entry-points", GROUP):
+        content = content.get(key) if isinstance(content, dict) else None
+    return {name: str(value) for name, value in content.items()} if isinstance(content, dict) else {}

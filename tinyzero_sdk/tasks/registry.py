@@ -1,0 +1,295 @@
+"""Finding tasks and loading one: by name among installed distributions and families, or by a path.
+
+Listing reads metadata and imports nothing. Each task gets a plugin manager of its own, so that no task can
+answer for another and no call pays for plugins that are not in use.
+"""
+
+import hashlib
+import math
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from importlib.metadata import Distribution, EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pluggy
+
+from tinyzero_sdk import hookspecs
+from tinyzero_sdk.errors import (
+    BrokenTaskError,
+    SettingsError,
+    TaskClashError,
+    TaskNotFoundError,
+    TinyZeroError,
+    did_you_mean,
+)
+from tinyzero_sdk.plugins.extensions import Extension, family_tasks
+from tinyzero_sdk.plugins.validation import check_hooks, check_sdk_version
+from tinyzero_sdk.records import TaskInfo
+from tinyzero_sdk.rewards.wrappers import make_wrapper
+from tinyzero_sdk.settings import build
+from tinyzero_sdk.tasks import default_hooks as defaults
+from tinyzero_sdk.tasks import local_packages as packages
+from tinyzero_sdk.tasks.task import Task
+
+GROUP = "tinyzero.tasks"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEntry:
+    """An installed task, as its distribution's metadata tells of it."""
+
+    name: str
+    """What `load_task` takes."""
+
+    module: str
+    """Where its hooks are."""
+
+    distribution: str
+    """The distribution that brings it."""
+
+    version: str
+    """That distribution's version."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A task that was found and is not imported yet."""
+
+    name: str
+    source: str
+    """What finds it again in another process."""
+
+    version: str
+    origin: str
+    """Where it is from, for messages."""
+
+    cure: str
+    """What a user can do if it does not load."""
+
+    load: Callable[[], object]
+    distribution: Distribution | None = None
+
+
+def list_tasks() -> list[TaskEntry]:
+    """The installed tasks by name, without importing any; two entries of one name clash once it is asked for."""
+    entries = [_entry(point) for point in entry_points(group=GROUP)]
+    return sorted(entries, key=lambda entry: (entry.name, entry.distribution))
+
+
+def load_task(
+    name_or_path: str | os.PathLike[str],
+    *,
+    options: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] = (),
+    allow_unsafe_scorers: bool = False,
+) -> Task:
+    """Import one task and check it.
+
+    Args:
+        name_or_path: name of an installed task, name in a family (`family/name`), or path of a file ending in `.py`,
+            of a package's folder, or of a project with a task; a path begins with `./`, `../` or `/`.
+        options: values for the task's options; the others take their defaults.
+        wrappers: names of score wrappers to put around it, innermost first.
+        allow_unsafe_scorers: let a scorer run that its task says must not be trusted with a model's text
+            (`TaskInfo.unsafe_scorer`); it does so in worker processes alone.
+
+    Raises:
+        TaskNotFoundError: nothing of this name; the message lists what there is.
+        TaskClashError: several distributions offer the name.
+        BrokenTaskError: it cannot be imported, or its hooks are not what they must be.
+        VersionMismatchError: its distribution needs another SDK.
+        SettingsError: an option or a wrapper is unknown, or a value does not fit.
+    """
+    source = os.fspath(name_or_path)
+    if not isinstance(name_or_path, str) and os.path.isdir(source):  # a Path drops the ./ that makes a text a path
+        source = os.path.abspath(source)
+    candidate = _find(source)
+    if candidate.distribution:
+        check_sdk_version(candidate.distribution)
+    try:
+        return _assemble(candidate, options or {}, wrappers, allow_unsafe_scorers)
+    except BrokenTaskError as error:
+        raise BrokenTaskError(f"task {candidate.name!r} ({candidate.origin}) {error}; {candidate.cure}") from error
+
+
+def _find(source: str) -> _Candidate:
+    if packages.is_path(source):
+        return _at_path(source)
+    candidates = [_in_distribution(point) for point in entry_points(group=GROUP, name=source)]
+    families = {} if candidates else family_tasks()
+    candidates += [_in_family(source, extension) for extension in families.get(source, ())]
+    if len(candidates) == 1:
+        return candidates[0]
+    if not candidates:
+        if os.path.isdir(source):
+            raise TaskNotFoundError(f"no task {source!r} is installed; for the folder here, write ./{source}")
+        raise _not_found(source, sorted({*(entry.name for entry in list_tasks()), *families}))
+    origins = " and ".join(sorted(candidate.origin for candidate in candidates))
+    raise TaskClashError(f"task {source!r} is offered by {origins}; keep one and pip uninstall the other")
+
+
+def _not_found(source: str, known: Sequence[str]) -> TaskNotFoundError:
+    hint = did_you_mean(source, known, most=3)
+    return TaskNotFoundError(
+        f"no task {source!r}; {hint}installed: {', '.join(_shortened(known)) or 'none'}; "
+        "install the package that brings it, or give the path of a task file, such as ./my_task.py"
+    )
+
+
+def _shortened(names: Sequence[str]) -> list[str]:
+    """The names, those of a large family as one."""
+    sizes = Counter(name.partition("/")[0] for name in names)
+    families = {family: f"{family}/… ({size} tasks)" for family, size in sizes.items() if size > 8}
+    return list(dict.fromkeys(families.get(name.partition("/")[0], name) for name in names))
+
+
+def _entry(point: EntryPoint) -> TaskEntry:
+    assert point.dist is not None  # entry_points() sets it
+    return TaskEntry(point.name, point.value, point.dist.name, point.dist.version)
+
+
+def _in_distribution(point: EntryPoint) -> _Candidate:
+    entry = _entry(point)
+    return _Candidate(
+        name=entry.name,
+        source=entry.name,
+        version=entry.version,
+        origin=f"{entry.distribution} {entry.version}",
+        cure=_reinstall(entry.distribution),
+        load=point.load,
+        distribution=point.dist,
+    )
+
+
+def _in_family(name: str, extension: Extension) -> _Candidate:
+    return _Candidate(
+        name=name,
+        source=name,
+        version=extension.version,
+        origin=f"{extension.distribution} {extension.version}",
+        cure=_reinstall(extension.distribution),
+        load=lambda: extension.manager.hook.load_family_task(name=name),
+    )
+
+
+def _reinstall(distribution: str) -> str:
+    return f"mend it, or pip install --upgrade --force-reinstall {distribution}"
+
+
+def _at_path(source: str) -> _Candidate:
+    path = Path(source)
+    if path.is_dir() and path.suffix != ".py":
+        path = packages.find_module(path)
+    elif path.suffix != ".py":
+        there = "neither" if path.exists() else "nothing"
+        raise TaskNotFoundError(f"no task at {source}: expected a folder or a file that ends in .py, found {there}")
+    if path.name == "__init__.py" and path.is_file():
+        return _in_package(path.resolve())
+    return _in_file(path)
+
+
+def _in_package(init: Path) -> _Candidate:
+    try:
+        name, version = packages.task_name(init), packages.version_of(init)
+    except OSError as error:
+        raise TaskNotFoundError(f"cannot read {error.filename}: {error.strerror}") from error
+    return _Candidate(
+        name=name,
+        source=str(init),
+        version=version,
+        origin=str(init.parent),
+        cure="correct the package",
+        load=lambda: packages.import_package(init, version),
+    )
+
+
+def _in_file(path: Path) -> _Candidate:
+    try:
+        code = path.read_bytes()
+    except OSError as error:
+        raise TaskNotFoundError(f"cannot read the task file {path}: {error.strerror}") from error
+    version = hashlib.blake2b(code, digest_size=8).hexdigest()
+    location = str(path.resolve())
+
+    def load() -> ModuleType:
+        # The very bytes that were hashed; importlib would read the file again, or take a stale .pyc for it.
+        module = ModuleType(f"tinyzero_task_file_{version}")
+        module.__file__ = location
+        sys.modules[module.__name__] = module  # dataclasses look their module up there
+        exec(compile(code, location, "exec"), module.__dict__)
+        return module
+
+    return _Candidate(path.stem, location, version, origin=location, cure="correct the file", load=load)
+
+
+def _assemble(
+    candidate: _Candidate, values: Mapping[str, Any], wrappers: Sequence[str], allow_unsafe_scorers: bool
+) -> Task:
+    plugin = _contain(candidate.load, "cannot be imported")
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    _register(manager, plugin, "task")
+    check_hooks(manager, plugin)
+    for name in ("item_key", "info"):
+        if not getattr(manager.hook, name).get_hookimpls():
+            manager.register(SimpleNamespace(**{name: getattr(defaults, name)}), f"default {name}")
+    for name in wrappers:
+        if manager.has_plugin(f"wrapper {name}"):
+            raise SettingsError(f"the score wrapper {name} is given twice; give it once")
+        _register(manager, make_wrapper(name), f"wrapper {name}")
+    return Task(
+        candidate.name,
+        candidate.version,
+        candidate.source,
+        manager,
+        info=_info(manager),
+        options=_options(candidate.name, manager, values),
+        option_values=values,
+        wrappers=wrappers,
+        allow_unsafe_scorers=allow_unsafe_scorers,
+    )
+
+
+def _register(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
+    try:
+        manager.register(plugin, name)
+    except pluggy.PluginValidationError as error:
+        raise BrokenTaskError(" ".join(str(error).split())) from error
+
+
+def _info(manager: pluggy.PluginManager) -> TaskInfo:
+    info = _contain(manager.hook.info, "cannot be used: info()")
+    if not isinstance(info, TaskInfo):
+        raise BrokenTaskError(f"info() returned {info!r}, expected a TaskInfo")
+    low, high = info.score_range
+    if not (low <= 0 <= high and low < high and math.isfinite(high - low)):
+        raise BrokenTaskError(
+            f"info() has score_range {info.score_range}, expected finite bounds around 0, which no answer scores"
+        )
+    return info
+
+
+def _options(task_name: str, manager: pluggy.PluginManager, values: Mapping[str, Any]) -> Any:
+    cls = _contain(manager.hook.options, "cannot be used: options()")
+    if cls is None:
+        if values:
+            raise SettingsError(f"task {task_name!r} has no options, got {', '.join(values)}")
+        return None
+    if not (is_dataclass(cls) and isinstance(cls, type) and cls.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+        raise BrokenTaskError(f"options() returned {cls!r}, expected a frozen dataclass type")
+    return build(cls, values, prefix="task.")
+
+
+def _contain(call: Callable[[], Any], doing: str) -> Any:
+    """A call into a plugin's code: every fault becomes a BrokenTaskError, but for what it tells in its own words."""
+    try:
+        return call()
+    except (KeyboardInterrupt, TinyZeroError):
+        raise
+    except BaseException as error:  # a module may raise anything, SystemExit included
+        raise BrokenTaskError(f"{doing}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,290 @@
+"""The handle of one task: its hooks as typed methods, with the host's guards around the score.
+
+Made by `load_task`; finding, importing and checking plugins is the business of `registry.py` and `plugins/validation.py`.
+"""
+
+import math
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from pluggy import PluginManager
+
+from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, VersionMismatchError, tell_fault
+from tinyzero_sdk.hookspecs import Message
+from tinyzero_sdk.records import Completion, Item, Json, Score, Split, TaskInfo
+from tinyzero_sdk.records_arrow import ItemColumns
+from tinyzero_sdk.tasks.hook_binding import bind
+from tinyzero_sdk.tasks.score_guard import ScoreGuard, show
+from tinyzero_sdk.tasks.unsafe_scorers import check_allowed, check_place
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Task:
+    """One task with its options.
+
+    A pickled task is its name, options, wrappers and version; unpickling loads it anew, in any process, and
+    refuses another version.
+
+    A hook that raises, or returns what it may not, is a BrokenTaskError that names the task and the hook; only
+    `score` raises what the task raises, and `score_completion` nothing at all.
+
+    Example:
+        >>> from tinyzero_sdk import load_task
+        >>> task = load_task("countdown")
+        >>> task.score_completion("<answer>3 + 4</answer>", {"target": 7, "numbers": [3, 4]}).value
+        1.0
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        source: str,
+        plugin_manager: PluginManager,
+        info: TaskInfo,
+        options: Any = None,
+        option_values: Mapping[str, Any] | None = None,
+        wrappers: Sequence[str] = (),
+        allow_unsafe_scorers: bool = False,
+    ) -> None:
+        """Call `load_task` instead; it checks what it passes here.
+
+        Args:
+            name: the entry point's name, or the stem of a task file.
+            version: of the distribution, or the hash of the task file.
+            source: what `load_task` finds the task by in another process: its name or the file's absolute path.
+            plugin_manager: holds the task, the defaults and the wrappers; the guard is added here.
+            info: what the task says about itself.
+            options: instance of the task's options dataclass, or None if it has no options.
+            option_values: the mapping `options` was built from.
+            wrappers: names of score wrappers, innermost first.
+            allow_unsafe_scorers: whether a scorer that `info` calls unsafe may run, in worker processes.
+        """
+        self.name = name
+        self.version = version
+        self.source = source
+        self.plugin_manager = plugin_manager
+        self.info = info
+        self.options = options
+        self.option_values = dict(option_values or {})
+        self.wrappers = tuple(wrappers)
+        self.allow_unsafe_scorers = allow_unsafe_scorers
+
+        hook = plugin_manager.hook
+        self._generate = bind(hook.generate_dataset, options)
+        self._make_prompt = bind(hook.make_prompt, options)
+        self._score = bind(hook.score, options)
+        self._difficulty = bind(hook.difficulty, options)
+        self._difficulties = bind(hook.difficulties, options)
+        self._solve = bind(hook.solve, options)
+        self._demonstrate = bind(hook.demonstrate, options)
+        self._oracle = bind(hook.oracle, options)
+        self._grammar = bind(hook.grammar, options)
+        self._is_valid = bind(hook.is_valid, options)
+        self._item_key = bind(hook.item_key, options)
+
+        self.has_own_splits = bool(self._call("has_own_splits", bind(hook.has_own_splits, options)))
+        """Whether the task keeps its splits apart itself; else the host divides them by the hash of the key."""
+
+        self._guard = ScoreGuard(name, bind(hook.extract_answer, options), self._score, info.score_range)
+        plugin_manager.register(self._guard, name="host")
+        shaped = len(hook.score_completion.get_hookimpls()) > 1
+        scorer = bind(hook.score_completion, options)
+        self._score_completion = self._guard.around(scorer) if shaped else self._guard.score_completion
+        if info.unsafe_scorer:  # put in the way here, so that a safe task's calls do not pay for it
+            self._score, self._score_completion = self._in_place(self._score), self._in_place(self._score_completion)
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name} {self.version}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.source, self.version, self.option_values, self.wrappers, self.allow_unsafe_scorers)
+
+    def check_scoring_allowed(self) -> None:
+        """Whoever is going to score in worker processes asks this first.
+
+        Raises:
+            UnsafeScorerError: the scorer must not be trusted with a model's text, and was not allowed.
+        """
+        check_allowed(self.name, self.info.unsafe_scorer, self.allow_unsafe_scorers)
+
+    def _in_place(self, scorer: Callable[..., Any]) -> Callable[..., Any]:
+        """The scorer, refusing to run where an unsafe one must not."""
+
+        def score(text: Any, ground_truth: Json) -> Any:
+            check_place(self.name, self.info.unsafe_scorer, self.allow_unsafe_scorers)
+            return scorer(text, ground_truth)
+
+        return score
+
+    @property
+    def error_count(self) -> int:
+        """How many completions of `score_completion` got the reason `error`, in this process."""
+        return self._guard.error_count
+
+    @property
+    def first_error(self) -> str | None:
+        """The traceback of the first of them."""
+        return self._guard.first_error
+
+    def generate(self, split: Split, size: int, *, seed: int = 0, start: int = 0) -> ItemColumns | list[Item]:
+        """Candidates start … start + size - 1 as the task makes them, repeats and the other split's problems included.
+
+        Fewer than `size` if the task ends there.
+        """
+        return self._call("generate_dataset", self._candidates, split, size, seed, start)
+
+    def _candidates(self, split: Split, size: int, seed: int, start: int) -> ItemColumns | list[Item]:
+        given = self._generate(split, size, seed, start)
+        if isinstance(given, ItemColumns):
+            return given
+        if not isinstance(given, Iterable):
+            raise self._refusal("generate_dataset", given, "an iterable of Item, or ItemColumns")
+        items = list(islice(given, size))
+        for item in items:
+            if not isinstance(item, Item):
+                raise self._refusal("generate_dataset", item, "nothing but Item in the iterable")
+        return items
+
+    def dataset(
+        self, split: Split, size: int | None = None, *, seed: int = 0, test_share: float = 1 / 16
+    ) -> Iterator[Item]:
+        """The first `size` items of a split (None = as many as there are): no problem twice, or on both sides."""
+        from tinyzero_sdk.tasks.splits import iterate
+
+        return iterate(self, split, size=size, seed=seed, test_share=test_share)
+
+    def make_prompt(self, item: Item, template: str = "base") -> str | list[Message]:
+        """The prompt of an item: text or chat messages."""
+        prompt = self._call("make_prompt", self._make_prompt, item, template)
+        if not (_is_text(prompt) or (isinstance(prompt, list) and all(map(_is_message, prompt)))):
+            raise self._refusal("make_prompt", prompt, "str, or a list of {'role': str, 'content': str}, in UTF-8")
+        return prompt
+
+    def extract_answer(self, text: str) -> str | None:
+        """The answer in a completion, special tokens removed, or None."""
+        return self._guard.extract_answer(text)
+
+    def score(self, answer: str, ground_truth: Json) -> Score:
+        """The verdict on an answer. Unlike `score_completion` it raises what the task raises.
+
+        Raises:
+            BrokenTaskError: the task returned no valid score.
+            UnsafeScorerError: an unsafe scorer, which runs only where it is allowed and in a worker process.
+        """
+        return self._guard.check(self._score(answer, ground_truth), answer)
+
+    def score_completion(self, completion: Completion | str, ground_truth: Json) -> Score:
+        """The verdict on a completion: extract, score, check.
+
+        Never raises for what the task or the completion did: a fault of the task scores 0 with the reason
+        `error`, is counted in `error_count`, and the first one's traceback is in `first_error`.
+        The ground truth is passed on as it is, not copied: a task must not change it.
+
+        Raises:
+            UnsafeScorerError: an unsafe scorer, which runs only where it is allowed and in a worker process.
+        """
+        return self._score_completion(completion, ground_truth)
+
+    def difficulty(self, item: Item) -> float:
+        """How hard the item is."""
+        value = self._call("difficulty", self._difficulty, item)
+        if isinstance(value, numbers.Real) and not isinstance(value, bool):
+            number = self._call("difficulty", float, value)
+            if math.isfinite(number):
+                return number
+        raise self._refusal("difficulty", value, "a finite number")
+
+    def difficulties(self, items: ItemColumns | Sequence[Item]) -> "np.ndarray | list[float]":
+        """How hard each of the items is: [n]."""
+        batch = items if isinstance(items, ItemColumns) else None
+        together = None if batch is None else self._call("difficulties", self._difficulties, batch)
+        return [self.difficulty(item) for item in items] if together is None else together
+
+    def item_key(self, item: Item) -> str:
+        """The item's canonical key: the same for items that are the same problem."""
+        key = self._call("item_key", self._item_key, item)
+        if not _is_text(key):
+            raise self._refusal("item_key", key, "str, in UTF-8")
+        return key
+
+    def solve(self, item: Item) -> str | None:
+        """A gold completion, or None where the task gives none."""
+        return self._text_or_none("solve", self._solve, item)
+
+    def demonstrate(self, item: Item, seed: int) -> str | None:
+        """A fallible worked attempt at the item, or None where the task gives none."""
+        return self._text_or_none("demonstrate", self._demonstrate, item, seed)
+
+    def oracle(self, answer: str, ground_truth: Json) -> bool | None:
+        """Whether the answer is right by the task's second method, or None where it cannot tell."""
+        return self._call("oracle", self._oracle, answer, ground_truth)
+
+    def is_valid(self, ground_truth: Json) -> bool:
+        """Whether this could be the ground truth of an item; False where the task does not say."""
+        return bool(self._call("is_valid", self._is_valid, ground_truth))
+
+    def grammar(self, item: Item) -> Mapping[str, Sequence[str]] | None:
+        """Rules of answers to the item, or None where the task gives none; see `docs/hooks.md` for their form."""
+        rules = self._call("grammar", self._grammar, item)
+        if rules is not None and not (isinstance(rules, Mapping) and rules and all(map(_is_rule, rules.items()))):
+            raise self._refusal("grammar", rules, "a mapping from names to lists of str, none of them empty")
+        return rules
+
+    def _text_or_none(self, hook: str, function: Callable[..., Any], *arguments: Any) -> str | None:
+        text = self._call(hook, function, *arguments)
+        if text is not None and not _is_text(text):
+            raise self._refusal(hook, text, "str, in UTF-8, or None")
+        return text
+
+    def _call(self, hook: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What the task's function returns; whatever it raises is a BrokenTaskError."""
+        try:
+            return function(*arguments)
+        except (KeyboardInterrupt, TinyZeroError):
+            raise
+        except BaseException as error:  # SystemExit included, which would end the program without a word
+            raise BrokenTaskError(f"task {self.name!r}: {hook} raised {tell_fault(error)}") from error
+
+    def _refusal(self, hook: str, value: Any, expected: str) -> BrokenTaskError:
+        return BrokenTaskError(f"task {self.name!r}: {hook} returned {show(value)}; expected {expected}")
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is text that a file can hold: a lone surrogate has no UTF-8."""
+    if not isinstance(value, str):
+        return False
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return False
+    return True
+
+
+def _is_rule(rule: tuple[Any, Any]) -> bool:
+    name, productions = rule
+    is_list = isinstance(productions, list | tuple)
+    return isinstance(name, str) and is_list and bool(productions) and all(map(_is_text, productions))
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {"role", "content"} and all(map(_is_text, value.values()))
+
+
+def _rebuild(
+    source: str, version: str, option_values: Mapping[str, Any], wrappers: Sequence[str], allow_unsafe_scorers: bool
+) -> Task:
+    from tinyzero_sdk.tasks.registry import load_task
+
+    task = load_task(source, options=option_values, wrappers=wrappers, allow_unsafe_scorers=allow_unsafe_scorers)
+    if task.version != version:
+        raise VersionMismatchError(
+            f"task {task.name!r}: this process has version {task.version}, the sender has {version};"
+            " install the same version on both sides"
+        )
+    return task

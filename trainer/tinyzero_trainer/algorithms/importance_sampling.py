@@ -1,0 +1,126 @@
+"""What the engine says it sampled from, against what the policy says: old log-probabilities, weights, metrics.
+
+An engine with kernels or a precision of its own samples from π_engine, not quite from the policy π. Pure functions;
+the forward passes they need are the policy's business. Where the old log-probabilities of the loss come from
+(`TrainConfig.old_logprobs_source`):
+
+- `rollout.logprobs=always`, no correction: from the engine. No pass is needed, and the ratio π/π_old covers the
+  mismatch too.
+- `never` and `sample`: they are the policy's own, from a pass before the update, or, where one update takes the whole
+  batch, from that update's own pass. In sampled steps the engine's are for the metrics alone, so what is learnt does
+  not depend on which steps are sampled.
+- A correction (`mismatch.weights`, `mismatch.mask`; needs `always`): the policy's own, from a pass before the update,
+  and the loss of each token is weighted with π_old/π_engine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinyzero_trainer.algorithms.kl import bounded_ratio, k1, k3
+from tinyzero_trainer.config import MismatchConfig, TrainConfig
+from tinyzero_trainer.types import Sample
+from tinyzero_trainer.utils import jagged as ragged
+
+SAMPLE_EVERY = 10
+"""With `rollout.logprobs=sample` the engine is asked in the first step of so many."""
+
+
+ENGINE_DIVERGENCE = "rollout_corr/k3_kl"
+"""The metric that estimates KL(π_engine ‖ π) with the least noise, and is never below 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLogprobs:
+    """What is known of the completions' probabilities before the update; all [tokens]."""
+
+    old: Tensor | None
+    """Old log-probabilities of the loss; None = the update's own pass finds them."""
+
+    engine: Tensor | None
+    """The engine's; None if it was not asked."""
+
+    importance: Tensor | None = None
+    """Weights that correct for the engine; None = without."""
+
+
+def asks_engine(config: TrainConfig, step: int) -> bool:
+    """Whether the engine shall return log-probabilities in a step, counted from 1."""
+    mode = config.rollout.logprobs
+    return mode == "always" or (mode == "sample" and step % SAMPLE_EVERY == 1)
+
+
+def engine_logprobs(samples: Sequence[Sample]) -> Tensor | None:
+    """[tokens] of all completions; None if the engine was not asked."""
+    columns = [column for sample in samples if (column := sample.rollout.logprobs) is not None]
+    if len(columns) < len(samples):
+        return None
+    return torch.from_numpy(np.fromiter(chain.from_iterable(columns), np.float32, sum(map(len, columns))))
+
+
+def importance_weights(
+    old_logprobs: Tensor, engine: Tensor, lengths: Tensor, settings: MismatchConfig
+) -> tuple[Tensor, dict[str, float]]:
+    """Truncated weights min(π_old/π_engine, cap), and 0 where the ratio lies outside the mask.
+
+    Log-ratios are clamped to ±20. A token that is left out still counts in the divisor of the loss, as in IcePop
+    (arXiv 2510.18855), so that the gradient of the others does not depend on it; the KL and entropy terms keep it.
+    Truncation: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training".
+
+    Args:
+        old_logprobs: [tokens] the policy's, before the update.
+        engine: [tokens] the engine's.
+        lengths: [completions]
+        settings: `weights=sequence` takes one ratio a completion, the product over its tokens, for the mask too.
+
+    Returns:
+        [tokens] weights without gradient, and the metrics `rollout_corr/*`, of which the mean is before the mask.
+    """
+    log_ratio = old_logprobs - engine
+    if settings.weights == "sequence":
+        log_ratio = ragged.spread(ragged.sums(log_ratio, lengths), lengths)
+    ratio = bounded_ratio(log_ratio)
+    weights, metrics = torch.ones_like(ratio), {}
+    if settings.weights is not None:
+        weights = ratio.clamp(max=settings.cap)
+        metrics["rollout_corr/rollout_is_mean"] = weights.mean().item()
+        metrics["rollout_corr/rollout_is_ratio_fraction_high"] = (ratio > settings.cap).float().mean().item()
+    if settings.mask is not None:
+        low, high = settings.mask
+        outside = (ratio < low) | (ratio > high)
+        weights = weights.masked_fill(outside, 0.0)
+        metrics["rollout_corr/rollout_rs_masked_fraction"] = outside.float().mean().item()
+    return weights, metrics
+
+
+def mismatch_metrics(logprobs: Tensor, engine: Tensor) -> dict[str, float]:
+    """How far the engine's log-probabilities lie from the policy's, under verl's names.
+
+    Both [tokens], before any update. `kl` and `k3_kl` estimate KL(π_engine ‖ π) from the sampled tokens.
+    """
+    gaps = (logprobs.exp() - engine.exp()).abs()
+    return {
+        "training/rollout_probs_diff_mean": gaps.mean().item(),
+        "training/rollout_probs_diff_max": gaps.max().item(),
+        "training/rollout_probs_diff_std": gaps.std(correction=0).item(),
+        "training/rollout_logprobs_diff_mean": (logprobs - engine).abs().mean().item(),
+        "rollout_corr/kl": k1(engine, logprobs).mean().item(),
+        ENGINE_DIVERGENCE: k3(engine, logprobs).mean().item(),
+    }
+
+
+def notes(config: TrainConfig) -> list[str]:
+    """What a user should know at the start of a run."""
+    rollout = config.rollout
+    cuts = [f"rollout.top_p={rollout.top_p:g}"] * (rollout.top_p < 1) + [f"rollout.top_k={rollout.top_k}"] * (
+        rollout.top_k > 0
+    )
+    if not cuts:
+        return []
+    return [
+        f"{' and '.join(cuts)}: tokens come from a cut distribution, ratios from the whole one; the gradient is biased"
+    ]

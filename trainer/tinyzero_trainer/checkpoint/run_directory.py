@@ -1,0 +1,169 @@
+"""The directory of a run: who may write in it, and what is where.
+
+config.toml          the resolved configuration
+metrics.jsonl        one line a step
+rollouts/            samples of what the model wrote
+checkpoints/step_N/  what the run can go on from, and what transformers and vLLM load
+curve.png            the picture at the end
+"""
+
+import json
+import os
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.settings import to_mapping
+from tinyzero_trainer.checkpoint import store as checkpoint
+from tinyzero_trainer.config import TrainConfig
+
+LOCK = ".lock"
+OWNER = ".owner.json"
+"""Who holds the lock, or held it last; also the mark of a run directory."""
+
+
+_EMPTY = {LOCK, OWNER, "checkpoints", "rollouts"}
+"""What is in the directory of a run that has written nothing."""
+
+
+class RunDirectoryError(TinyZeroError):
+    """A run directory cannot be used: another trainer, another run, no rights, no space."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A run directory that this process holds alone."""
+
+    path: Path
+    """The directory itself."""
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line a step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        """Directory of samples of what the model wrote."""
+        return self.path / "rollouts"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Directory of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def curve(self) -> Path:
+        """The picture of the run."""
+        return self.path / "curve.png"
+
+    def rollouts_file(self, step: int) -> Path:
+        """Where the samples of a step go."""
+        return self.rollouts / f"step_{step:06d}.jsonl"
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: str | Path, *, resume: bool = False) -> Iterator["RunDirectory"]:
+        """Create or enter a run directory and hold its lock; the system gives it back even if the process is killed.
+
+        Raises:
+            RunDirectoryError: another process trains there; it holds a run and `resume` is False, or none and it is
+                True; it is not a run's; it cannot be written.
+        """
+        from filelock import FileLock, Timeout
+
+        if not str(path):
+            raise RunDirectoryError("run.output is empty; name the directory of the run")
+        run = cls(Path(path).expanduser())
+        run.check(resume=resume)
+        is_new = not run.path.exists()
+        with _errors_in_one_line(run.path):
+            run.checkpoints.mkdir(parents=True, exist_ok=True)
+            run.rollouts.mkdir(exist_ok=True)
+            lock = FileLock(run.path / LOCK)
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                raise RunDirectoryError(f"{run.path} is in use by {run._owner()}; wait or stop it") from None
+        try:
+            run.check(resume=resume)  # again: now nobody else can change it
+            with _errors_in_one_line(run.path):
+                run._sign()
+                checkpoint.sweep(run.checkpoints)
+            yield run
+        finally:
+            if is_new:
+                run._remove_if_empty()
+            lock.release()
+
+    def check(self, *, resume: bool) -> None:
+        """Refuse a directory that cannot be used, without touching it.
+
+        Raises:
+            RunDirectoryError: as for `open`, but for another process.
+        """
+        with _errors_in_one_line(self.path):
+            if resume and not self.config.exists():
+                raise RunDirectoryError(f"{self.path} holds no run to resume; leave out --resume to start one")
+            if not resume and self.checkpoints.is_dir() and any(checkpoint.sealed(self.checkpoints)):
+                words = f"tinyzero train --output {shlex.quote(str(self.path))} --resume"
+                raise RunDirectoryError(
+                    f"{self.path} holds a run with checkpoints; go on with: {words} (or choose another --output)"
+                )
+            if not resume and self.config.exists() and not (self.path / OWNER).exists():
+                raise RunDirectoryError(
+                    f"{self.config} is not from a run and would be overwritten; choose another --output"
+                )
+
+    def save_config(self, config: TrainConfig) -> None:
+        """Write `config.toml`, whole or not at all.
+
+        Raises:
+            RunDirectoryError: it cannot be written.
+        """
+        import tomli_w
+
+        text = "# Resolved configuration of this run; `tinyzero train --help` explains every key.\n"
+        text += tomli_w.dumps(to_mapping(config))
+        aside = self.config.with_name("config.toml.tmp")
+        with _errors_in_one_line(self.config):
+            aside.write_text(text, encoding="utf-8")
+            os.replace(aside, self.config)
+
+    def _remove_if_empty(self) -> None:
+        """Leave nothing of a run that was refused before it had anything to write."""
+        with suppress(OSError):  # something is in one of them, or all is gone already
+            if {file.name for file in self.path.iterdir()} - _EMPTY:
+                return
+            self.checkpoints.rmdir()
+            self.rollouts.rmdir()
+            (self.path / OWNER).unlink()
+            (self.path / LOCK).unlink()
+            self.path.rmdir()
+
+    def _sign(self) -> None:
+        owner = {"pid": os.getpid(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
+        (self.path / OWNER).write_text(json.dumps(owner), encoding="utf-8")
+
+    def _owner(self) -> str:
+        with suppress(OSError, ValueError, KeyError, TypeError):  # the other process is just writing it
+            owner = json.loads((self.path / OWNER).read_text(encoding="utf-8"))
+            return f"process {owner['pid']}, started {owner['started']}"
+        return "another process"
+
+
+@contextmanager
+def _errors_in_one_line(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryError(f"cannot write {path}: {error.strerror or error}") from error

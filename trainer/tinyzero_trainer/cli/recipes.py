@@ -1,0 +1,130 @@
+"""`tinyzero recipes`: the recipes that `tinyzero train --recipe` takes, what each sets, and how two of them differ."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from tinyzero_sdk.console import print_json, stdout
+from tinyzero_sdk.errors import SettingsError
+
+WORDS = "nothing, NAME, or diff NAME NAME"
+
+
+def recipes(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME | diff NAME NAME", help="One to show, or two to compare.", show_default=False),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the recipes for training, show what one sets, or how two differ.
+
+    A recipe holds only what an algorithm means; a .toml file of your own is taken wherever a name is.
+    """
+    match words or []:
+        case []:
+            _list(json)
+        case [name] if name != "diff":
+            _one(name, json)
+        case ["diff", left, right]:
+            _diff(left, right, json)
+        case given:
+            raise SettingsError(f"got {' '.join(given)!r} after recipes; expected {WORDS}")
+
+
+def _list(as_json: bool) -> None:
+    from tinyzero_trainer.config.recipes import find_recipe, recipe_names
+
+    found = [find_recipe(name) for name in recipe_names()]
+    if as_json:
+        print_json([{"name": one.name, "about": one.about, "source": one.source} for one in found])
+        return
+    table = _table("recipe", "", no_wrap=True)
+    for one in found:
+        table.add_row(f"[cyan]{one.name}[/]", _plain(one.about, f"\n{one.source}"))
+    stdout.print(table)
+    stdout.print("\nto see one: tinyzero recipes NAME; to train by it: tinyzero train --recipe NAME", style="dim")
+
+
+def _one(name: str, as_json: bool) -> None:
+    from tinyzero_sdk.settings import leaves, show
+    from tinyzero_trainer.config.recipes import find_recipe
+
+    recipe = find_recipe(name)
+    if as_json:
+        parts = {"settings": dict(leaves(recipe.settings)), "full_size": dict(leaves(recipe.full_size))}
+        print_json({"name": recipe.name, "about": recipe.about, "source": recipe.source, **parts})
+        return
+    stdout.print(f"[bold cyan]{recipe.name}[/] ", _plain(recipe.about))
+    stdout.print(_plain("", recipe.source))
+    help = _help()
+    for title, settings in (
+        ("what it means", recipe.settings),
+        ("for models of full size; what suits a model wins over it", recipe.full_size),
+    ):
+        if not settings:
+            continue
+        table = _table("", "", no_wrap=False)
+        table.show_header = False
+        for key, value in leaves(settings):
+            table.add_row(_setting(key, show(value)), help.get(key, ""))
+        stdout.print(f"\n[bold]{title}[/]")
+        stdout.print(table)
+
+
+def _diff(left: str, right: str, as_json: bool) -> None:
+    from tinyzero_sdk.settings import show
+    from tinyzero_trainer.config.recipes import find_recipe
+
+    sides = [_resolved(find_recipe(name)) for name in (left, right)]
+    keys = [key for key in _help() if sides[0].get(key) != sides[1].get(key)]
+    if as_json:
+        print_json({key: {left: sides[0][key], right: sides[1][key]} for key in keys})
+        return
+    if not keys:
+        stdout.print(f"{left} and {right} set the same")
+        return
+    table = _table("setting", left, right)
+    for key in keys:
+        table.add_row(f"[cyan]{key}[/]", *(_plain(show(side[key])) for side in sides))
+    stdout.print(table)
+    stdout.print("\nwhere only one of them sets something, the other has the default", style="dim")
+
+
+def _resolved(recipe: Any) -> dict[str, Any]:
+    """All settings under a recipe and the defaults, by full names; lists as such, as TOML has them."""
+    from tinyzero_sdk.settings import leaves, merge
+    from tinyzero_trainer.config.layers import with_defaults
+
+    values: Mapping[str, Any] = with_defaults(merge(recipe.full_size, recipe.settings))
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in leaves(values)}
+
+
+def _help() -> dict[str, str]:
+    """What each key means, in the order of the configuration."""
+    from tinyzero_sdk.settings import TABLE, describe
+    from tinyzero_trainer.config import TrainConfig
+
+    return {field.key: field.help for field in describe(TrainConfig) if field.type != TABLE}
+
+
+def _table(*columns: str, no_wrap: bool = True) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for place, name in enumerate(columns):
+        table.add_column(name, no_wrap=no_wrap and place == 0)
+    return table
+
+
+def _setting(key: str, value: str) -> Any:
+    from rich.text import Text
+
+    return Text.assemble((key, "cyan"), "\n= ", value)
+
+
+def _plain(text: str, dim: str = "") -> Any:
+    from rich.text import Text
+
+    return Text.assemble(text, (dim, "dim"))

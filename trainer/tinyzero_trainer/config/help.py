@@ -1,0 +1,84 @@
+"""What the configuration's tree tells of itself: the panels of keys under --help, and docs/configuration.md."""
+
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
+from typing import TYPE_CHECKING
+
+from tinyzero_sdk.settings import TABLE, Field, describe, show
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.resume import RESUMABLE
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def key_help(cls: type, only: Sequence[str] = ()) -> Iterator["RenderableType"]:
+    """A panel for each group of keys, in the manner of the command line's own.
+
+    Args:
+        cls: the configuration's dataclass.
+        only: keys to show; all if empty.
+    """
+    from rich import box
+    from rich.markup import escape
+    from rich.panel import Panel
+    from rich.table import Table
+
+    for group, about, fields in _groups(cls):
+        fields = [field for field in fields if not only or field.key in only]
+        if not fields:
+            continue
+        table = Table(box=box.SIMPLE, show_header=False, show_edge=False, pad_edge=False, padding=(0, 1), expand=True)
+        table.add_column(ratio=9, overflow="fold")
+        table.add_column(ratio=10)
+        for field in fields:
+            if field.type == TABLE:
+                table.add_row(f"[bold cyan]{field.key}[/][dim].KEY=…[/]", escape(field.help))
+                continue
+            key = f"[bold cyan]{field.key}[/][dim]={escape(show(field.default))}[/]"
+            unbroken = escape(field.type.replace(" ", "\N{NO-BREAK SPACE}"))
+            table.add_row(key, f"{escape(field.help)} [dim]\\[{unbroken}][/]")
+        title = f"{group}: {about.rstrip('.')}" if about else group
+        yield Panel(table, title=escape(title), title_align="left", border_style="dim")
+
+
+def markdown() -> str:
+    """The text of docs/configuration.md."""
+    lines = [
+        "# Configuration",
+        "",
+        "Every key of `tinyzero train`, as `key=value` on the command line or in a TOML file (`--config FILE`).",
+        "Later wins: the defaults below, what suits the model (a warm start records it), the recipe (`--recipe`), the",
+        "file, the command line. A recipe's figures for models of full size stand below what suits the model.",
+        "What came of it is saved as `config.toml` in the run directory, and can be given to `--config` again.",
+        "",
+        "Keys marked ↻ may be changed with `--resume`: they bear on speed, memory and records, not on what is learnt.",
+        "(This page is generated from the configuration's own docstrings; a test holds it to them.)",
+    ]
+    for group, about, fields in _groups(TrainConfig):
+        lines += [
+            "",
+            f"## {group}",
+            "",
+            *([about, ""] if about else []),
+            "| key | default | type | |",
+            "|---|---|---|---|",
+        ]
+        for field in fields:
+            key = f"`{field.key}.…`" if field.type == TABLE else f"`{field.key}`"
+            mark = " ↻" if field.key in RESUMABLE else ""
+            default = "" if field.type == TABLE else f"`{show(field.default)}`"
+            cells = [key + mark, default, field.type, field.help]
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _groups(cls: type) -> Iterator[tuple[str, str, list[Field]]]:
+    """(name, what it is about, its leaves) for each group of keys; a table of its own is a group of one."""
+    grouped: dict[str, list[Field]] = {}
+    for field in describe(cls):
+        grouped.setdefault(field.key.partition(".")[0], []).append(field)
+    hints = typing.get_type_hints(cls)
+    for group, fields in grouped.items():
+        yield group, (hints[group].__doc__ or "") if is_dataclass(hints[group]) else "", fields

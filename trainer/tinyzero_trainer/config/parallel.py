@@ -1,0 +1,124 @@
+"""Who is where: how many ranks and engines a run has, and what each takes of the machines. Ray is not needed for it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.config import RayConfig, TrainConfig
+
+Resources = dict[str, float]
+
+
+class LayoutError(TinyZeroError):
+    """Ranks and engines do not fit on the GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Of a run's actors."""
+
+    ranks: int
+    """Processes that learn."""
+
+    engines: int
+    """Rollout engines in processes of their own; 0 = ranks have them."""
+
+    spread: int
+    """GPUs of an engine; on the CPU, processes."""
+
+    device: str
+    """Of all: `cpu` or `cuda`."""
+
+    @property
+    def places(self) -> range:
+        """Ranks with an engine beside them: the first of each so many that share one."""
+        return range(0, 0 if self.engines else self.ranks, self.spread)
+
+    def bundles(self, scorers: int) -> list[Resources]:
+        """What is taken of a node at a time, with a CPU for each actor: by ranks, engines, scorers.
+
+        Ranks that share an engine are taken together, so that they are on one node.
+
+        Example:
+            >>> Layout(ranks=4, engines=0, spread=2, device="cuda").bundles(scorers=1)
+            [{'CPU': 2.0, 'GPU': 2.0}, {'CPU': 2.0, 'GPU': 2.0}, {'CPU': 1.0}]
+        """
+        together = 1 if self.engines else self.spread
+
+        def taken(actors: int, gpus: int) -> Resources:
+            return {"CPU": float(actors)} | ({"GPU": float(gpus)} if self.device == "cuda" and gpus else {})
+
+        ranks = [taken(together, together)] * (self.ranks // together)
+        return ranks + [taken(1, self.spread)] * self.engines + [taken(1, 0)] * scorers
+
+
+def flag_settings(gpus: int | None, address: str | None) -> dict[str, Any]:
+    """The settings that `--gpus` and `--address` stand for; None = not given.
+
+    Example:
+        >>> flag_settings(0, None)
+        {'ray.gpus': 0, 'ray.address': None, 'run.executor': 'ray', 'run.device': 'cpu'}
+    """
+    executor = None if gpus is None and address is None else "ray"
+    return {
+        "ray.gpus": gpus,
+        "ray.address": address,
+        "run.executor": executor,
+        "run.device": None if gpus is None else "auto" if gpus else "cpu",  # a run that goes on may have had another
+    }
+
+
+def layout_of(config: TrainConfig) -> Layout:
+    """What a configuration says.
+
+    Raises:
+        LayoutError: see there; says what to change.
+
+    Example:
+        >>> from tinyzero_sdk.settings import build
+        >>> words = {"run": {"task": "countdown", "executor": "ray"}, "ray": {"gpus": 4, "engines": 1}}
+        >>> layout = layout_of(build(TrainConfig, words))
+        >>> layout.ranks, layout.engines, list(layout.places)
+        (3, 1, [])
+    """
+    ray, spread = config.ray, config.vllm.tensor_parallel
+    if not ray.gpus:
+        if config.run.device not in ("auto", "cpu"):
+            raise LayoutError(f"run.device={config.run.device}, but ray.gpus=0 is a run on the CPU; give --gpus N")
+        return _divided(Layout(ray.ranks or 1, ray.engines, spread, "cpu"), ray)
+    if config.run.device not in ("auto", "cuda"):
+        raise LayoutError(
+            f"run.device={config.run.device}, but each process has one of ray.gpus={ray.gpus} that Ray chooses; leave "
+            "it out, or with --resume give run.device=auto"
+        )
+    ranks, each = ray.gpus - ray.engines * spread, f" of {spread} GPUs each" if spread > 1 else ""
+    if ranks < 1:
+        raise LayoutError(
+            f"ray.engines={ray.engines}{each} leave no GPU of ray.gpus={ray.gpus} to learn on; raise ray.gpus, or "
+            "lower ray.engines (0 = engines beside the ranks)"
+        )
+    if ray.ranks not in (None, ranks):
+        raise LayoutError(
+            f"ray.ranks={ray.ranks}, but ray.gpus={ray.gpus} with ray.engines={ray.engines}{each} is {ranks}: a rank "
+            f"for each GPU that no engine has to itself; leave ray.ranks out, or with --resume give ray.ranks={ranks}"
+        )
+    return _divided(Layout(ranks, ray.engines, spread, "cuda"), ray)
+
+
+def _divided(layout: Layout, ray: RayConfig) -> Layout:
+    """The same, if its ranks can be divided as they are to be; see distributed/mesh.py."""
+    if not layout.engines and layout.ranks % layout.spread:
+        what = f"ray.gpus={ray.gpus}" if ray.gpus else f"the {layout.ranks} ranks"
+        raise LayoutError(
+            f"vllm.tensor_parallel={layout.spread} does not divide {what}, each of which is to generate; change one of "
+            "them, or give engines places of their own with ray.engines"
+        )
+    if layout.ranks % ray.replicas:
+        raise LayoutError(f"ray.replicas={ray.replicas} does not divide the {layout.ranks} ranks; change one of them")
+    each = layout.ranks // ray.replicas
+    if each % ray.sequence_parallel:
+        raise LayoutError(
+            f"ray.sequence_parallel={ray.sequence_parallel} does not divide the {each} ranks of a replica; change one "
+            "of them"
+        )
+    return layout

@@ -1,0 +1,73 @@
+"""Recipes by name: an algorithm as a small TOML file that holds only what it means.
+
+A recipe's tables are those of a configuration, beside `about` (a line) and `source`. Its table `full_size` holds
+figures for a model of the size that it was published with; they yield to what suits the model. See config/compose.py.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tinyzero_sdk.errors import SettingsError, did_you_mean
+from tinyzero_sdk.settings import check_keys, read_toml
+from tinyzero_trainer.config import TrainConfig
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """An algorithm's settings."""
+
+    name: str
+    """Its name, or the path of its file."""
+
+    about: str
+    """What it is, in a line."""
+
+    source: str
+    """The paper or the script it is taken from."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What it means."""
+
+    full_size: dict[str, Any] = field(default_factory=dict)
+    """Figures for a model of full size."""
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the trainer."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of a name, or of a TOML file (a path that ends in `.toml`).
+
+    Raises:
+        SettingsError: there is none, or it is no recipe; says what there is.
+    """
+    if name.endswith(".toml"):
+        return _read(name, Path(name))
+    names = recipe_names()
+    if name not in names:
+        hint = did_you_mean(name, names, show=repr)
+        raise SettingsError(f"no recipe {name!r}; {hint}known: {', '.join(names)}, or the path of a .toml file")
+    return _read(name, FOLDER / f"{name}.toml")
+
+
+def _read(name: str, path: Path) -> Recipe:
+    settings = read_toml(path)
+    about, source, full_size = (settings.pop(key, default) for key, default in _HEADER.items())
+    if not (isinstance(about, str) and isinstance(source, str) and isinstance(full_size, dict)):
+        raise SettingsError(f"{path}: expected about and source to be text and full_size to be a table of settings")
+    for values in (settings, full_size):
+        try:
+            check_keys(TrainConfig, values, in_help=True)
+        except SettingsError as error:
+            raise SettingsError(f"{path}: {error}") from error
+        if "recipe" in values.get("run", {}):
+            raise SettingsError(f"{path}: a recipe cannot name another in run.recipe; copy what you need of it")
+    return Recipe(name, about, source, settings, full_size)
+
+
+_HEADER: dict[str, Any] = {"about": "", "source": "", "full_size": {}}

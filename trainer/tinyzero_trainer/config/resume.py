@@ -1,0 +1,118 @@
+"""The configuration of a run that goes on: what --resume may change, and what tells that nothing else has changed."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.settings import build, leaves, merge, nested, read_toml, show, to_mapping
+from tinyzero_trainer.algorithms.schedules import ending_schedules
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.layers import without_idle
+
+RESUMABLE = (
+    "run.output",
+    "run.steps",
+    "run.device",
+    "run.executor",
+    "ray.address",
+    "ray.gpus",
+    "ray.ranks",
+    "ray.engines",
+    "ray.parts",
+    "ray.replicas",
+    "ray.sequence_parallel",
+    "ray.restarts",
+    "model.compile",
+    "memory.checkpoint_activations",
+    "memory.offload",
+    "rollout.max_sequences",
+    "vllm.gpu_memory",
+    "vllm.sleep",
+    "vllm.tensor_parallel",
+    "vllm.own_process",
+    "vllm.cuda_graphs",
+    "vllm.restarts",
+    "vllm.time_limit",
+    "vllm.check_sync",
+    "optimizer.micro_batch_tokens",
+    "optimizer.layout",
+    "reward.workers",
+    "reward.memory_limit_gb",
+    "eval.every",
+    "eval.during_size",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "log.trackers",
+    "log.project",
+    "log.rollouts_every",
+    "log.rollouts_count",
+)
+"""Keys that --resume may change: they bear on speed, memory and what is recorded, not on what is learnt."""
+
+
+def resume_config(directory: Path, values: Mapping[str, Any]) -> TrainConfig:
+    """The configuration that a run was started with, with what may be changed changed.
+
+    Args:
+        directory: of the run, which may have been moved.
+        values: what the user said beside --resume; repeating what is saved is fine.
+
+    Raises:
+        SettingsError: there is no run, or `values` would change what is learnt.
+    """
+    file = directory / "config.toml"
+    if not file.exists():
+        raise SettingsError(f"{directory} holds no run to resume; leave out --resume to start one")
+    saved = build(TrainConfig, read_toml(file))
+    # What was saved yields where a change leaves it without effect, if it may be changed at all.
+    kept, dropped = without_idle(to_mapping(saved), values)
+    if not dropped.keys() <= set(RESUMABLE):
+        kept = to_mapping(saved)
+    try:
+        config = build(TrainConfig, merge(merge(kept, values), nested("run.output", str(directory))))
+    except SettingsError:
+        _refuse_changes(saved, _flat(saved) | dict(leaves(values)))  # then that is the reason
+        raise
+    _refuse_changes(saved, _flat(config))
+    if config.run.steps < saved.run.steps:
+        raise SettingsError(f"--resume can raise run.steps={saved.run.steps}, but not lower it; leave it out")
+    if config.run.steps > saved.run.steps and (schedules := ending_schedules(saved)):
+        raise SettingsError(
+            f"--resume cannot raise run.steps={saved.run.steps}, where {' and '.join(schedules)} ends: it would jump "
+            "back; leave it out, or start a run in another --output"
+        )
+    return config
+
+
+def _refuse_changes(saved: TrainConfig, after: Mapping[str, Any]) -> None:
+    before = _flat(saved)
+    for key in sorted(before.keys() | after.keys()):
+        old, new = before.get(key), after.get(key)
+        if old != new and key not in RESUMABLE:
+            change = f"{key} from {show(old)} to {show(new)}"
+            raise SettingsError(f"--resume cannot change {change}; leave it out, or start a run in another --output")
+
+
+def fingerprint(config: TrainConfig) -> str:
+    """A hash of everything that bears on what is learnt, i.e. all but `RESUMABLE`."""
+    kept = {key: value for key, value in _flat(config).items() if key not in RESUMABLE}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def check_fingerprint(config: TrainConfig, saved: str) -> None:
+    """Refuse to go on from a checkpoint of another configuration.
+
+    Raises:
+        SettingsError: `saved` is not the fingerprint of `config`.
+    """
+    if fingerprint(config) != saved:
+        raise SettingsError(
+            "config.toml has changed since the checkpoint was saved; restore it, or start a run in another --output"
+        )
+
+
+def _flat(config: TrainConfig) -> dict[str, Any]:
+    return dict(leaves(to_mapping(config)))

@@ -1,0 +1,168 @@
+"""The first half of a step: problems are drawn, completions generated and scored. What is learnt of them comes after.
+
+Nothing here depends on an update but through the weights that the engine has, so it may run beside the update of the
+batch before (`rollout.lead=1`): curriculum and window go by what was sampled, which is known when a batch is collected.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tinyzero_sdk.seeds import derive_seed
+from tinyzero_trainer.algorithms.adaptive_length import WindowState, measure, observe, window_at
+from tinyzero_trainer.algorithms.importance_sampling import asks_engine
+from tinyzero_trainer.algorithms.schedules import settings_at
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.data.prompts import Progress
+from tinyzero_trainer.executors.local import Roles, generate, score
+from tinyzero_trainer.executors.tasks import training_stream
+from tinyzero_trainer.monitoring.timer import Clock
+from tinyzero_trainer.oom_errors import explained
+from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.utils.signals import Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """A batch to train on, and how things stand after it."""
+
+    step: int
+    """That it is for, counted from 1."""
+
+    version: int
+    """Steps that the weights which sampled it had behind them."""
+
+    samples: list[Sample]
+    """All completions."""
+
+    kept: list[Sample]
+    """Those that are trained on: whole groups."""
+
+    greedy_rewards: list[float] | None
+    """Of the likeliest completion of each prompt that is trained on; None but for `algorithm.advantage=remax`."""
+
+    window: int
+    """Tokens that a completion could have."""
+
+    window_after: WindowState
+    """Of the adaptive window."""
+
+    progress: dict[str, Progress]
+    """How far the training stream of each task has come."""
+
+    chosen: dict[str, float]
+    """Metrics of how the problems were chosen."""
+
+    seconds: dict[str, float]
+    """Of the parts of the work."""
+
+
+class Collector:
+    """Collects batches, in the order of the steps."""
+
+    def __init__(
+        self, config: TrainConfig, roles: Roles, progress: Mapping[str, Progress], window: WindowState
+    ) -> None:
+        """
+        Args:
+            config: of the run.
+            roles: whose engine and reward pools do the work.
+            progress: of the training streams, after the last batch that was collected.
+            window: after that batch.
+        """
+        self.config, self.roles = config, roles
+        self.stream = training_stream(config, roles.tasks, progress)
+        self._window = window
+        self._clock = Clock()  # of the present batch
+
+    def collect(self, step: int, version: int, stop: Stop) -> Collected:
+        """The batch of a step.
+
+        Args:
+            step: counted from 1.
+            version: steps that the engine's weights have behind them.
+            stop: polled while generating.
+
+        Raises:
+            StopRequested: `stop` was requested; the policy has not been touched.
+        """
+        config, rollout = self.config, self.config.rollout
+        self._clock = Clock()
+        window = window_at(self._window, config.window, full=rollout.max_tokens, step=step, seed=config.run.seed)
+        params = SamplingParams(
+            window,
+            settings_at(config, step).temperature,
+            rollout.top_p,
+            rollout.top_k,
+            ignore_eos=rollout.ignore_eos,
+            logprobs=asks_engine(config, step),
+        )
+        samples, kept = self.sample(params, step, stop)
+        greedy_rewards = self.greedy_rewards(kept, stop) if config.algorithm.advantage == "remax" else None
+        self._window = observe(self._window, measure(samples), config.window, full=rollout.max_tokens, step=step)
+        return Collected(
+            step=step,
+            version=version,
+            samples=samples,
+            kept=kept,
+            greedy_rewards=greedy_rewards,
+            window=window,
+            window_after=self._window,
+            chosen=self.stream.close_step(samples),
+            progress=self.stream.progress(),
+            seconds=self._clock.seconds,
+        )
+
+    def sample(self, params: SamplingParams, step: int, stop: Stop) -> tuple[list[Sample], list[Sample]]:
+        """All completions sampled, and those that are trained on.
+
+        With dynamic sampling (arXiv 2503.14476, §3.2) groups whose answers are all equally right are left out, and
+        more problems drawn in their place, for some rounds.
+        """
+        config, group_size = self.config, self.config.rollout.samples_per_prompt
+        wanted, refills = config.data.prompts_per_step, config.data.dynamic_rounds
+        samples: list[Sample] = []
+        kept: list[Sample] = []
+        for attempt in range(1 + refills):
+            batch = [next(self.stream) for _ in range(wanted - len(kept) // group_size)]
+            seed = derive_seed("rollout", config.run.seed, step, *([attempt] if attempt else []))
+            rollouts = self._generate(batch, params, samples=group_size, seed=seed, stop=stop)
+            self._clock.lap("gen")
+            scored = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
+            self._clock.lap("reward")
+            samples += scored
+            kept += _informative(scored, group_size) if refills else scored
+            if len(kept) == wanted * group_size:
+                break
+        if not kept:
+            # The step is made with what there is. That need not be nothing: rewards may be shaped, and not every
+            # advantage is a comparison within a group.
+            drawn = len(samples) // group_size
+            self.roles.display.note(f"step {step}: in each of {drawn} groups all answers are equally right")
+            kept = samples[: wanted * group_size]
+        if all(sample.score.masked for sample in kept):
+            self.roles.display.note(f"step {step}: all completions are masked, so nothing is learnt from it")
+        return samples, kept
+
+    def greedy_rewards(self, kept: list[Sample], stop: Stop) -> list[float]:
+        """What the likeliest completion of each prompt earns, at full length, under the weights that sampled."""
+        config = self.config
+        params = SamplingParams(config.rollout.max_tokens, temperature=0.0)
+        prompts = [sample.prompt for sample in kept[:: config.rollout.samples_per_prompt]]
+        rollouts = self._generate(prompts, params, samples=1, seed=0, stop=stop)
+        greedy = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
+        self._clock.lap("gen_greedy")
+        return [sample.score.value for sample in greedy]
+
+    def _generate(
+        self, prompts: list[Prompt], params: SamplingParams, *, samples: int, seed: int, stop: Stop
+    ) -> list[tuple[Prompt, Rollout]]:
+        with explained(self.config, "completions were generated"):
+            return generate(self.roles, prompts, params, samples=samples, seed=seed, stop=stop)
+
+
+def _informative(samples: list[Sample], group_size: int) -> list[Sample]:
+    """The groups in which what counts in the loss was not all scored alike by the task, however it was shaped."""
+    groups = [samples[start : start + group_size] for start in range(0, len(samples), group_size)]
+    scores = [{sample.score.unshaped for sample in group if not sample.score.masked} for group in groups]
+    return [sample for group, found in zip(groups, scores, strict=True) if len(found) > 1 for sample in group]

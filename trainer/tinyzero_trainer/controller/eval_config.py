@@ -1,0 +1,87 @@
+"""The configuration of an evaluation: the keys that bear on it, and what a run's model takes from its run."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.settings import leaves, merge, nested, read_toml
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.compose import make_config
+from tinyzero_trainer.config.layers import text
+from tinyzero_trainer.config.model_defaults import TINY_NAME
+from tinyzero_trainer.config.tasks import read_shares, same_task
+
+EVALUATION_KEYS = (
+    "run.task",
+    "run.seed",
+    "run.device",
+    "task",
+    "model.path",
+    "data.template",
+    "data.test_share",
+    "data.max_prompt_tokens",
+    "rollout.max_tokens",
+    "rollout.max_sequences",
+    "reward.workers",
+    "reward.time_limit",
+    "reward.memory_limit_gb",
+    "eval.size",
+)
+"""Keys that bear on `tinyzero eval`; any other is refused there."""
+
+
+def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
+    """A configuration to evaluate with.
+
+    A model out of a run takes the task, its options and what is held out from that run, so that the figures can be
+    compared and nothing it was trained on is asked.
+
+    Raises:
+        SettingsError: a key that has no effect, or whatever `make_config` refuses.
+    """
+    if values.get("tasks"):
+        raise SettingsError("an evaluation is of one task; give --task TASK, and its options as task.KEY=…")
+    for key, _ in leaves(values):
+        if key not in EVALUATION_KEYS and not key.startswith("task."):
+            raise SettingsError(f"{key} has no effect on an evaluation; leave it out (--help lists what has)")
+    model = text(values, "model.path")
+    if model and model != TINY_NAME and (run := _run_of(Path(model))):
+        inherited = _inherited(run, values)
+        # What a run calls its task need not be the task's own name.
+        values = merge(merge(inherited, values), {"run": inherited.get("run", {})})
+        values = merge(values, nested("model.path", str(_newest_checkpoint(run) if run == Path(model) else model)))
+    return make_config(values)
+
+
+def _run_of(model: Path) -> Path | None:
+    """The run directory that `model` is, or is a checkpoint of."""
+    candidates = (model, model.parent.parent)
+    return next((run for run in candidates if (run / "config.toml").exists() and (run / "checkpoints").is_dir()), None)
+
+
+def _newest_checkpoint(run: Path) -> Path:
+    from tinyzero_trainer.checkpoint.store import latest
+
+    found = latest(run / "checkpoints")
+    if found is None:
+        raise SettingsError(f"{run} has no checkpoint yet; wait for its first, or give another --model")
+    return found.path
+
+
+def _inherited(run: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What an evaluation takes from the run's configuration; nothing of its task if another one is asked for."""
+    saved = read_toml(run / "config.toml")
+    inherited: dict[str, Any] = {}
+    for key, value in leaves(saved):
+        if key.startswith(("data.", "rollout.max_tokens", "eval.size")):
+            inherited = merge(inherited, nested(key, value))
+    shares = read_shares(text(saved, "run.task") or "", saved.get("task", {}), saved.get("tasks", {}))
+    asked = text(values, "run.task")
+    if asked is None and len(shares) > 1:
+        names = ", ".join(share.title for share in shares)
+        raise SettingsError(f"{run} was trained on several tasks; choose one of them with --task: {names}")
+    found = [share for share in shares if asked in (None, share.name) or same_task(share.task, asked)]
+    if not found:
+        return inherited
+    return inherited | {"run": {"task": found[0].task}, "task": dict(found[0].options)}

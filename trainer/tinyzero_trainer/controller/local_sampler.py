@@ -1,0 +1,161 @@
+"""Models on this machine, for `tinyzero eval`: what the user asked for as a plan, and the sampler that carries it out.
+
+The command itself, its output file and the scoring belong to the SDK. No torch before a model is opened.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tinyzero_sdk import Completion, Task
+from tinyzero_sdk.evaluation.evaluate import EvaluationPlan, EvaluationRequest, Keep, Problem, Sampler
+from tinyzero_sdk.records import Json
+from tinyzero_sdk.seeds import derive_seed
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.tasks import load_shares
+from tinyzero_trainer.utils.startup import without_collector
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from tinyzero_trainer.rollout import SamplingParams
+
+
+class LocalModels:
+    """See `tinyzero_sdk.evaluation.evaluate.LocalModels`."""
+
+    def plan(self, request: EvaluationRequest) -> EvaluationPlan:
+        """How to evaluate a model of transformers', or the tiny one that comes with the trainer.
+
+        Raises:
+            SettingsError: a setting is unknown, has no effect here, or does not fit.
+        """
+        from tinyzero_trainer.config.compose import gather
+        from tinyzero_trainer.config.model_defaults import TINY_MODEL, directory_of
+        from tinyzero_trainer.controller.eval_config import evaluation_config
+        from tinyzero_trainer.utils.threads import calm_threads
+
+        flags = {
+            "run.task": request.task,
+            "run.seed": request.seed,
+            "model.path": request.model,
+            "data.template": request.template,
+            "data.test_share": request.test_share,
+            "eval.size": request.size,
+            "rollout.max_tokens": request.max_tokens,
+        }
+        config = evaluation_config(gather(TrainConfig, flags, request.words))
+        (task,) = load_shares(
+            config.task_shares(),
+            allow_unsafe_scorers=request.allow_unsafe_scorers,
+        ).values()
+        calm_threads()
+        return EvaluationPlan(
+            task=task,
+            model=str(directory_of(config.model.path) or TINY_MODEL),
+            opener=lambda: _open(config, task, request),
+            size=config.eval.size,
+            test_share=config.data.test_share,
+            split=request.split,
+            samples=request.samples,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            max_tokens=config.rollout.max_tokens,
+            seed=config.run.seed,
+            workers=config.reward.workers,
+            time_limit=config.reward.time_limit,
+            memory_limit_gb=config.reward.memory_limit_gb,
+        )
+
+    def key_help(self) -> "Iterable[RenderableType]":
+        """The keys of the configuration that bear on an evaluation."""
+        from tinyzero_trainer.config.help import key_help
+        from tinyzero_trainer.controller.eval_config import EVALUATION_KEYS
+
+        return key_help(TrainConfig, only=EVALUATION_KEYS)
+
+
+@contextmanager
+def _open(config: TrainConfig, task: Task, request: EvaluationRequest) -> Iterator[Sampler]:
+    from tinyzero_trainer.monitoring.progress import Display
+
+    with Display() as display:
+        display.phase("loading PyTorch")
+        with without_collector():
+            from tinyzero_trainer.oom_errors import explained
+            from tinyzero_trainer.plan.advice import LAST_RESORT
+            from tinyzero_trainer.rollout import SamplingParams
+
+        display.phase("loading the model")
+        params = SamplingParams(config.rollout.max_tokens, request.temperature, request.top_p)
+        with explained(config, "the model was loaded", LAST_RESORT):
+            sampler = LocalSampler(config, task, params, samples=request.samples, note=display.note)
+    yield sampler
+
+
+class LocalSampler:
+    """See `tinyzero_sdk.evaluation.evaluate.Sampler`.
+
+    Problems are taken in groups, each with a seed of its own, so that an evaluation that goes on gives what one that
+    was never stopped gives.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        task: Task,
+        params: "SamplingParams",
+        *,
+        samples: int,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """
+        Args:
+            config: names the model and its device; of `run.seed` the sampling derives.
+            task: whose prompts are worded.
+            params: how to draw.
+            samples: completions of each problem.
+            note: is told of what the user should know.
+        """
+        from tinyzero_trainer.data.prompts import PromptSource
+        from tinyzero_trainer.models.loading import choose_device, load_model
+        from tinyzero_trainer.rollout.build import FEW_SEQUENCES, build_engine
+
+        self._model = load_model(config.model.path, choose_device(config.run.device))
+        self._config, self._engine = config, build_engine(config, self._model, note)
+        self._prompts = PromptSource(task, self._model.tokenizer, config.data)
+        self._params, self._samples, self._seed = params, samples, config.run.seed
+        most = config.rollout.max_sequences or FEW_SEQUENCES
+        self._at_a_time = max(1, most // samples)
+        self.template = self._prompts.template
+        # What a problem's draw depends on beside its own seed: which others are drawn with it.
+        self.settings: Mapping[str, Json] = {"max_sequences": most}
+
+    def sample(self, problems: Sequence[Problem], keep: Keep, advance: Callable[[int], None]) -> None:
+        """See `Sampler`.
+
+        Raises:
+            ModelError: a prompt and the longest completion do not fit into the model's context.
+        """
+        for start in range(0, len(problems), self._at_a_time):
+            group = problems[start : start + self._at_a_time]
+            if any(problem.missing for problem in group):
+                self._sample_group(group, derive_seed("evaluation", self._seed, start), keep, advance)
+
+    def _sample_group(self, group: Sequence[Problem], seed: int, keep: Keep, advance: Callable[[int], None]) -> None:
+        from tinyzero_trainer.executors.local import check_context
+        from tinyzero_trainer.oom_errors import explained
+
+        prompts = [self._prompts.word(problem.item) for problem in group]
+        check_context(self._model, prompts, self._params.max_tokens)
+        token_ids = [prompt.token_ids for prompt in prompts]
+        fewer = f"give rollout.max_sequences={self._at_a_time * self._samples // 2} and another --output"
+        advice = fewer if self._at_a_time > 1 else "ask for fewer samples, or take a smaller model"
+        with explained(self._config, "completions were generated", advice):
+            rollouts = self._engine.generate(token_ids, self._samples, self._params, seed=seed, on_progress=advance)
+        for problem, drawn in zip(group, rollouts, strict=True):
+            texts = self._model.tokenizer.batch_decode(
+                [rollout.token_ids for rollout in drawn], skip_special_tokens=True
+            )
+            for sample, (text, rollout) in enumerate(zip(texts, drawn, strict=True)):
+                keep(problem, sample, Completion(text, len(rollout.token_ids), rollout.finished))

@@ -1,0 +1,366 @@
+"""The controller: one readable loop from problems to a better policy.
+
+Everything that computes is elsewhere; what is here is the order of things, and what survives an interruption.
+Line k of `metrics.jsonl` is written before checkpoint k, so a run resumed from it cuts exactly what lies past it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import ClassVar
+
+import torch
+from pydantic import ConfigDict, TypeAdapter
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.records import Json
+from tinyzero_sdk.seeds import derive_seed
+from tinyzero_sdk.settings import to_mapping
+from tinyzero_trainer.algorithms import importance_sampling as mismatch
+from tinyzero_trainer.checkpoint import store as checkpoints
+from tinyzero_trainer.checkpoint.run_directory import RunDirectory
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.resume import check_fingerprint, fingerprint
+from tinyzero_trainer.controller.collector import Collected
+from tinyzero_trainer.controller.heldout_eval import evaluate, write_samples
+from tinyzero_trainer.controller.pending_batch import from_json, to_json
+from tinyzero_trainer.controller.step import Carried, TrainingStep
+from tinyzero_trainer.data.mixture import some_of_each
+from tinyzero_trainer.errors import WorkerLost
+from tinyzero_trainer.executors.local import Roles, StopRequested, build_roles
+from tinyzero_trainer.monitoring.metrics_log import MetricsLog, greedy_key, held_out_key, read_metrics, size_key
+from tinyzero_trainer.monitoring.plot import draw_curve
+from tinyzero_trainer.monitoring.progress import Display, outcome_line
+from tinyzero_trainer.monitoring.trackers import Trackers
+from tinyzero_trainer.oom_errors import explained
+from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.rollout.vllm.client import VllmError
+from tinyzero_trainer.types import Prompt, Sample
+from tinyzero_trainer.utils.signals import Interrupted, StopFlag, catch_signals
+
+STATE_FILE = "state.json"
+BATCH_FILE = "next_batch.json"
+STATE_DIRECTORY = "training_state"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Held-out accuracy on one task, sampled, on the same problems both times."""
+
+    before: float
+    """Before training."""
+
+    after: float
+    """After training."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """What a finished run leaves behind."""
+
+    output: Path
+    """The run directory."""
+
+    accuracy: Mapping[str, Change]
+    """What training changed, by the task's name."""
+
+
+@dataclass(slots=True)
+class RunState:
+    """What a checkpoint holds beside weights and optimiser."""
+
+    __pydantic_config__: ClassVar = ConfigDict(ser_json_inf_nan="constants")  # or a metric that is NaN became null
+
+    step: int = 0
+    """Steps done."""
+
+    pending: dict[str, float] | None = field(default_factory=dict)
+    """Metrics of this step, while its evaluation is still owed; None once its line is written."""
+
+    elapsed_s: float = 0.0
+    """Wall-clock seconds spent training, over all sittings."""
+
+    carried: Carried = field(default_factory=Carried)
+    """What one step hands to the next."""
+
+    cumulative_reward: float = 0.0
+    """Sum of all rewards."""
+
+    prompt_tokens: int = 0
+    """Prompt tokens of all completions."""
+
+    response_tokens: int = 0
+    """Generated tokens."""
+
+
+STATE = TypeAdapter(RunState)
+"""To and from the JSON of a checkpoint."""
+
+
+def train(config: TrainConfig, *, resume: bool = False) -> TrainResult:
+    """Train a model on a task, or several.
+
+    Args:
+        config: the whole configuration; `run.task` or `tasks`, and `run.output`, are required.
+        resume: go on from the newest sound checkpoint in `run.output`.
+
+    Raises:
+        Interrupted: a signal ended the run; a checkpoint was saved.
+        TinyZeroError: anything else a user can cause.
+    """
+    with (
+        Display() as display,
+        RunDirectory.open(config.run.output, resume=resume) as run,
+        catch_signals() as stop,
+    ):
+        found = checkpoints.latest(run.checkpoints) if resume else None
+        if found is not None:
+            check_fingerprint(config, str(found.meta["config"]))
+            for line in found.skipped:
+                display.note(line)
+        with (
+            build_roles(config, display=display, training=True, checkpoint=found.path if found else None) as roles,
+            MetricsLog(run.metrics) as log,
+            _trackers(config, run, display) as trackers,
+        ):
+            return _Run(config, run, roles, log, trackers, stop).execute(found)
+
+
+class _Run:
+    """One sitting of a run."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        run: RunDirectory,
+        roles: Roles,
+        log: MetricsLog,
+        trackers: Trackers,
+        stop: StopFlag,
+    ) -> None:
+        assert roles.policy is not None
+        self.config, self.run, self.roles, self.log, self.trackers, self.stop = config, run, roles, log, trackers, stop
+        self.policy, self.display = roles.policy, roles.display
+        self.state = RunState()
+        self.training: TrainingStep | None = None  # once it has begun
+        self.ready: Collected | None = None  # the next step's batch, as a checkpoint has it
+        self.saved_step: int | None = None  # newest checkpoint of this state
+        self.saving: dict[str, float] = {}  # seconds of a save that no line tells of yet
+        self.held_out: dict[str, list[Prompt]] = {}
+
+    def execute(self, found: checkpoints.Checkpoint | None) -> TrainResult:
+        """Train until `run.steps`, or until a signal."""
+        config, state = self.config, self.restore(found)
+        self.display.note(self.roles.language_model.trained)
+        for line in mismatch.notes(config):
+            self.display.note(line)
+        self.display.phase("drawing held-out problems")
+        self.held_out = {name: role.prompts.held_out(config.eval.size) for name, role in self.roles.tasks.items()}
+        for name, prompts in self.held_out.items():
+            if len(prompts) < config.eval.size:
+                self.display.note(f"{name} has {len(prompts):,} held-out problems only; all of them are taken")
+        training = TrainingStep(config, self.roles, state.carried, self.stop, self.run.rollouts, self.ready)
+        self.training, self.ready = training, None
+        try:
+            if state.pending is not None:
+                self.close_step(state.pending)
+            self.display.train(config.run.steps, done=state.step)
+            while state.step < config.run.steps:
+                samples, metrics, seconds = training.take(state.step + 1)
+                metrics |= self.totals(samples, seconds) | self.saving
+                self.saving = {}
+                if config.log.rollouts_every and (state.step + 1) % config.log.rollouts_every == 0:
+                    shown = some_of_each(samples, len(self.roles.tasks), config.log.rollouts_count)
+                    write_samples(self.run.rollouts_file(state.step + 1), shown)
+                state.step += 1
+                state.pending = metrics
+                training.check_workers()
+                self.close_step(metrics)
+                if self.stop.requested:
+                    raise StopRequested
+                if config.checkpoint.every and state.step % config.checkpoint.every == 0:
+                    self.save()
+            self.save()
+        except StopRequested:
+            self.save()
+            assert self.stop.signal is not None
+            raise Interrupted(self.stop.signal, state.step, config.run.output) from None
+        except WorkerLost as lost:
+            if lost.policy_is_whole:
+                self.save()
+            newest = checkpoints.latest(self.run.checkpoints)
+            raise lost.told(None if newest is None else newest.step, config.run.output) from None
+        except VllmError:
+            if training.policy_is_whole:
+                self.save()
+            raise
+        return self.finish()
+
+    def totals(self, samples: list[Sample], seconds: dict[str, float]) -> dict[str, float]:
+        """Sums over the run."""
+        state = self.state
+        prompt_tokens = sum(len(sample.prompt.token_ids) for sample in samples)
+        response_tokens = sum(len(sample.rollout.token_ids) for sample in samples)
+        state.prompt_tokens += prompt_tokens
+        state.response_tokens += response_tokens
+        state.cumulative_reward += sum(sample.score.value for sample in samples)
+        state.elapsed_s += seconds["step"]
+        return {
+            "tokens/prompt_total": float(state.prompt_tokens),
+            "tokens/response_total": float(state.response_tokens),
+            "tokens/overall_total": float(state.prompt_tokens + state.response_tokens),
+            "train/cumulative_reward": state.cumulative_reward,
+            "time/elapsed_s": state.elapsed_s,
+        }
+
+    def close_step(self, metrics: dict[str, float]) -> None:
+        """Evaluate if it is due, then write the line of the present step.
+
+        A stop during the evaluation leaves `state.pending` for the checkpoint; the resumed run comes back here.
+        """
+        config, step = self.config.eval, self.state.step
+        at_an_end = step in (0, self.config.run.steps)
+        if at_an_end or (config.every and step % config.every == 0):
+            started = perf_counter()
+            evaluated = self.evaluate(thorough=at_an_end)
+            metrics = {**metrics, **evaluated, "timing_s/testing": perf_counter() - started}
+        self.log.append(step, metrics)
+        self.trackers.log(step, metrics)
+        if step:
+            self.display.step(step, metrics)
+        self.state.pending = None
+
+    def evaluate(self, *, thorough: bool) -> dict[str, float]:
+        """Held-out accuracy on each task; thorough = on all held-out problems, and greedily too."""
+        metrics: dict[str, float] = {}
+        for name in self.held_out:
+            metrics |= self.evaluate_task(name, thorough=thorough)
+        self.display.end_phase()
+        self.display.held_out(self.state.step, {name: metrics[held_out_key(name)] for name in self.held_out})
+        return metrics
+
+    def evaluate_task(self, name: str, *, thorough: bool) -> dict[str, float]:
+        """Held-out accuracy on one task."""
+        config = self.config.eval
+        prompts = self.held_out[name] if thorough else self.held_out[name][: config.during_size]
+        which = "held-out problems" if len(self.held_out) == 1 else f"held-out problems of {name}"
+        modes = {held_out_key(name): config.temperature}
+        if thorough and config.greedy:
+            modes[greedy_key(name)] = 0.0
+        metrics = {size_key(name): float(len(prompts))}
+        for key, temperature in modes.items():
+            how = "greedily" if temperature == 0 else f"sampled at temperature {temperature:g}"
+            self.display.phase(f"evaluating on {which}, {how}", len(prompts), "problems")
+            params = SamplingParams(self.config.rollout.max_tokens, temperature)
+            # The same seed each time: two evaluations differ by the policy, not by the draw.
+            seed = derive_seed("evaluation", self.config.run.seed)
+            with explained(self.config, "completions were generated"):
+                result, _ = evaluate(self.roles, prompts, params, samples=1, seed=seed, stop=self.stop)
+            metrics[key] = result.accuracy
+        return metrics
+
+    def restore(self, found: checkpoints.Checkpoint | None) -> RunState:
+        """Take over a checkpoint's state, or begin; cut the metrics that lie past it."""
+        self.run.save_config(self.config)  # also when resumed: run.steps may have been raised
+        if found is None:
+            model = self.roles.language_model
+            self.state.pending = {
+                "model/parameters": float(model.parameters),
+                "model/trained_parameters": float(model.trained_parameters),
+            }
+            self.log.cut_after(-1)
+            return self.state
+        directory = found.path / STATE_DIRECTORY
+        with explained(self.config, "the checkpoint was loaded"):
+            self.policy.load(directory)
+            if self.roles.critic is not None:
+                self.roles.critic.load(directory)
+        self.state = STATE.validate_json((directory / STATE_FILE).read_bytes())
+        if (directory / BATCH_FILE).exists():
+            self.ready = from_json((directory / BATCH_FILE).read_bytes())
+        self.saved_step = self.state.step
+        # A step whose line is still owed has none to keep.
+        self.log.cut_after(self.state.step if self.state.pending is None else self.state.step - 1)
+        self.display.note(f"going on from step {self.state.step}")
+        return self.state
+
+    def save(self) -> None:
+        """Save a checkpoint of the present step, unless there is one."""
+        if self.saved_step == self.state.step:
+            return
+        language_model, started = self.roles.language_model, perf_counter()
+        assert self.training is not None
+        batch = None if self.training.ready is None else to_json(self.training.ready)
+
+        def fill(directory: Path) -> None:
+            state_directory = directory / STATE_DIRECTORY
+            with explained(self.config, "a checkpoint was saved"):
+                self.policy.export(directory)
+                state_directory.mkdir()
+                self.policy.save(state_directory)
+                if self.roles.critic is not None:
+                    self.roles.critic.save(state_directory)
+            (state_directory / STATE_FILE).write_bytes(STATE.dump_json(self.state))
+            if batch is not None:
+                (state_directory / BATCH_FILE).write_bytes(batch)
+
+        weights, trained = language_model.parameters * 4, language_model.trained_parameters * 4  # float32
+        checkpoints.save(
+            self.run.checkpoints,
+            self.state.step,
+            fill,
+            meta=self.checkpoint_meta(),
+            keep=self.config.checkpoint.keep,
+            # And AdamW's two moments; a critic is as large as the model and trained as a whole.
+            expected_bytes=weights
+            + 2 * trained
+            + (0 if self.roles.critic is None else 3 * weights)
+            + len(batch or b""),
+        )
+        self.saved_step = self.state.step
+        # The line of this step is written already, since it must be there before its checkpoint is.
+        self.saving = {"timing_s/save_checkpoint": perf_counter() - started}
+
+    def checkpoint_meta(self) -> dict[str, Json]:
+        """What a checkpoint's manifest says of the run."""
+        return {
+            "config": fingerprint(self.config),
+            "tasks": {name: role.task.version for name, role in self.roles.tasks.items()},
+            "torch": torch.__version__,
+            "world_size": self.policy.ranks,
+        }
+
+    def finish(self) -> TrainResult:
+        """Draw the curve and say what was reached."""
+        lines = {int(line["step"]): line for line in read_metrics(self.run.metrics)}
+        first, last = lines[0], lines[self.config.run.steps]
+        accuracy = {name: Change(first[held_out_key(name)], last[held_out_key(name)]) for name in self.held_out}
+        outcomes = [
+            outcome_line(
+                change.before,
+                change.after,
+                problems=len(self.held_out[name]),
+                temperature=self.config.eval.temperature,
+                task=name if len(accuracy) > 1 else None,
+            )
+            for name, change in accuracy.items()
+        ]
+        try:
+            draw_curve(self.run.metrics, self.run.curve, tasks=list(accuracy), model=self.roles.language_model.name)
+            picture = f"curve: {self.run.curve}"
+        except TinyZeroError as error:  # a picture must not cost the result
+            picture = f"no curve: {error}"
+        self.display.done(*outcomes, picture, f"model: {self.run.checkpoints / f'step_{self.state.step}'}")
+        return TrainResult(self.run.path, accuracy)
+
+
+def _trackers(config: TrainConfig, run: RunDirectory, display: Display) -> Trackers:
+    return Trackers(
+        config.log.trackers,
+        directory=run.path,
+        project=config.log.project,
+        name=run.path.name,
+        config=to_mapping(config),
+        note=display.note,
+    )

@@ -1,0 +1,152 @@
+"""Metrics of one training step, under verl's names so that dashboards port. Pure functions."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from tinyzero_sdk import Item, ItemColumns, Task
+from tinyzero_sdk.records import Reason
+from tinyzero_trainer.algorithms.advantages import AdvantageInputs
+from tinyzero_trainer.monitoring.metrics_log import ACCURACY, task_accuracy_key, task_key
+from tinyzero_trainer.training.seqlen_balancing import share_metrics
+from tinyzero_trainer.types import Sample
+
+FAILURES: tuple[Reason, ...] = ("error", "timeout", "no_answer", "malformed")
+
+
+def batch_metrics(
+    tasks: Mapping[str, Task],
+    samples: Sequence[Sample],
+    group_size: int,
+    outcome: AdvantageInputs,
+    advantages: Tensor,
+    ranks: int = 1,
+) -> dict[str, float]:
+    """What a batch of scored completions looks like.
+
+    Args:
+        tasks: by what the run calls them; for the difficulty of the problems, and told apart if there are several.
+        samples: all that were sampled, group after group.
+        group_size: completions of a prompt.
+        outcome: what those that are trained on earned, penalties included; `critic/rewards` is over these alone, so
+            with dynamic sampling over the groups that were kept.
+        advantages: [tokens] of those that are trained on, as the loss takes them.
+        ranks: that share the sequences out among them.
+    """
+    lengths = [len(sample.rollout.token_ids) for sample in samples]
+    prompts = [len(sample.prompt.token_ids) for sample in samples]
+    reasons = [sample.score.reason for sample in samples]
+    scores = torch.tensor([sample.score.value for sample in samples]).view(-1, group_size)
+    zero_std = scores.amax(dim=1) == scores.amin(dim=1)
+    counted = outcome.counted_tokens()
+    in_loss = advantages if counted is None else advantages[counted]
+    return {
+        **_spread("critic/score", [sample.score.value for sample in samples]),
+        **_spread("critic/rewards", outcome.groups().flatten().tolist()),
+        **(_spread_of("critic/advantages", in_loss) if len(in_loss) else {}),
+        **_spread("response_length", lengths),
+        **_spread("prompt_length", prompts),
+        **share_metrics([_length(sample) for sample in samples], ranks),
+        "response_length/clip_ratio": fmean(not sample.rollout.finished for sample in samples),
+        "group/zero_std_frac": zero_std.float().mean().item(),
+        "group/drawn": len(samples) / group_size,
+        "group/trained_on": len(outcome.lengths) / group_size,
+        **{f"reward/{reason}_frac": reasons.count(reason) / len(reasons) for reason in FAILURES},
+        **_completions(samples),
+        **_by_task(tasks, samples, group_size),
+    }
+
+
+def timing_metrics(seconds: Mapping[str, float], samples: Sequence[Sample], kept: Sequence[Sample]) -> dict[str, float]:
+    """Times of a step, in seconds and in milliseconds a token.
+
+    Args:
+        seconds: of the parts of the step, and of the whole as `step`.
+        samples: all that were sampled.
+        kept: those that are trained on; what is masked among them the update does not see.
+    """
+    response_tokens = sum(len(sample.rollout.token_ids) for sample in samples)
+    tokens = sum(map(_length, samples))
+    divisors = {"gen": response_tokens, "update_actor": trained_tokens(kept), "reward": response_tokens}
+    metrics = {f"timing_s/{name}": value for name, value in seconds.items()}
+    for name, divisor in divisors.items():
+        if name in seconds and divisor:
+            metrics[f"timing_per_token_ms/{name}"] = 1000 * seconds[name] / divisor
+    metrics["perf/total_num_tokens"] = float(tokens)
+    metrics["perf/throughput"] = tokens / seconds["step"]
+    return metrics
+
+
+def trained_tokens(kept: Sequence[Sample]) -> int:
+    """Prompt and completion tokens that one pass of the update takes."""
+    return sum(_length(sample) for sample in kept if not sample.score.masked)
+
+
+def _length(sample: Sample) -> int:
+    return len(sample.prompt.token_ids) + len(sample.rollout.token_ids)
+
+
+def _completions(samples: Sequence[Sample]) -> dict[str, float]:
+    finished = [sample.score.correct for sample in samples if sample.rollout.finished]
+    truncated = [sample.score.correct for sample in samples if not sample.rollout.finished]
+    correct_lengths = [len(sample.rollout.token_ids) for sample in samples if sample.score.correct]
+    metrics = {
+        ACCURACY: fmean(sample.score.correct for sample in samples),
+        "completion/finished_frac": len(finished) / len(samples),
+        "completion/truncated_frac": len(truncated) / len(samples),
+    }
+    # A mean over nothing is left out, rather than made up.
+    optional: dict[str, Sequence[float]] = {
+        "acc_finished": finished,
+        "acc_truncated": truncated,
+        "correct_length_mean": correct_lengths,
+    }
+    return metrics | {f"completion/{name}": fmean(values) for name, values in optional.items() if values}
+
+
+def _by_task(tasks: Mapping[str, Task], samples: Sequence[Sample], group_size: int) -> dict[str, float]:
+    """What of a batch belongs to one task: tasks that differ in difficulty are not thrown together."""
+    if len(tasks) == 1:
+        (task,) = tasks.values()
+        return {f"difficulty/{level}": accuracy for level, accuracy in _by_difficulty(task, samples).items()}
+    metrics = {}
+    for name, task in tasks.items():
+        own = [sample for sample in samples if sample.prompt.task == name]
+        metrics[task_key(name, "prompts")] = float(len(own) // group_size)
+        if own:
+            metrics[task_accuracy_key(name)] = fmean(sample.score.correct for sample in own)
+            metrics[task_key(name, "score")] = fmean(sample.score.value for sample in own)
+        metrics |= {f"difficulty/{name}/{level}": accuracy for level, accuracy in _by_difficulty(task, own).items()}
+    return metrics
+
+
+def _by_difficulty(task: Task, samples: Sequence[Sample]) -> dict[str, float]:
+    """Accuracy of each level: the problem's difficulty, rounded down."""
+    levels: dict[int, list[bool]] = defaultdict(list)
+    prompts = {id(sample.prompt): sample.prompt for sample in samples}
+    found = dict(zip(prompts, _difficulties(task, [prompt.item for prompt in prompts.values()]), strict=True))
+    for sample in samples:
+        levels[int(found[id(sample.prompt)])].append(sample.score.correct)
+    return {f"{level}_acc": fmean(levels[level]) for level in sorted(levels)}
+
+
+def _difficulties(task: Task, items: Sequence[Item]) -> Sequence[float]:
+    """How hard each is; of all at once, where the task can tell that and the items go into columns."""
+    return [*map(float, task.difficulties(ItemColumns.of(items) or items))]
+
+
+def _spread_of(name: str, values: Tensor) -> dict[str, float]:
+    numbers = values.double()
+    return {
+        f"{name}/mean": numbers.mean().item(),
+        f"{name}/max": numbers.max().item(),
+        f"{name}/min": numbers.min().item(),
+    }
+
+
+def _spread(name: str, values: Iterable[float]) -> dict[str, float]:
+    values = list(values)
+    return {f"{name}/mean": fmean(values), f"{name}/max": max(values), f"{name}/min": min(values)}

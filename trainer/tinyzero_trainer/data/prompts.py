@@ -1,0 +1,224 @@
+"""From a task's problems to prompts: an endless stream for training, a fixed list for evaluation."""
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from random import Random
+from typing import Self
+
+from transformers import PreTrainedTokenizerBase
+
+from tinyzero_sdk import Item, Task
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.records import Split
+from tinyzero_sdk.seeds import derive_seed
+from tinyzero_trainer.config import CurriculumConfig, DataConfig
+from tinyzero_trainer.data.curriculum import (
+    SAMPLE,
+    PassRates,
+    bucket_edges,
+    bucket_of,
+    bucket_weights,
+    choose_bucket,
+    updated_rates,
+)
+from tinyzero_trainer.models.loading import encode_prompt
+from tinyzero_trainer.types import Prompt, Sample
+
+EVALUATION_SEED = 0
+"""The held-out problems are the same in every run of a task, whatever the run's own seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the training stream of a task has come; part of a checkpoint."""
+
+    taken: int = 0
+    """Problems handed out, over all epochs."""
+
+    epoch: int = 0
+    """Times that all problems have been through."""
+
+    read: int = 0
+    """Problems of this epoch that were looked at: those handed out, and those that wait for their bucket."""
+
+    taken_from: tuple[int, ...] = (0,)
+    """Problems of this epoch handed out from each bucket."""
+
+    pass_rates: PassRates = (None,)
+    """Of each bucket, as the curriculum measured it."""
+
+
+class PromptSource:
+    """Problems of one task, worded for one model."""
+
+    def __init__(self, task: Task, tokenizer: PreTrainedTokenizerBase, data: DataConfig, name: str = "") -> None:
+        """
+        Args:
+            task: whose problems.
+            tokenizer: the model's.
+            data: the template, and what is held out.
+            name: what the run calls the task; empty = what it calls itself.
+        """
+        self.task, self.name = task, name or task.name
+        self._tokenizer, self._data = tokenizer, data
+        self.template = data.template or ("chat" if tokenizer.chat_template else "base")
+
+    def training(
+        self, seed: int, progress: Progress | None = None, curriculum: CurriculumConfig | None = None
+    ) -> "TrainingStream":
+        """Problems of the training split for ever: each once, then all again in another order.
+
+        Args:
+            seed: sets the order.
+            progress: where a resumed run goes on.
+            curriculum: whether problems are chosen by their difficulty; None = no.
+        """
+        return TrainingStream(self, seed, progress or Progress(), curriculum or CurriculumConfig())
+
+    def held_out(self, count: int) -> list[Prompt]:
+        """The first `count` problems of the test split, or all there are."""
+        return [self.word(item) for item in self._items("test", EVALUATION_SEED, count)]
+
+    def some(self, most: int, seed: int) -> list[Prompt]:
+        """Different problems of the training split: `most` of them, or all there are."""
+        return [self.word(item) for item in self._items("train", seed, most)]
+
+    def word(self, item: Item, bucket: int = 0) -> Prompt:
+        """The prompt of one problem.
+
+        Raises:
+            DataError: it is empty, or longer than `data.max_prompt_tokens`.
+        """
+        text, token_ids = encode_prompt(self._tokenizer, self.task.make_prompt(item, self.template))
+        if not 0 < len(token_ids) <= self._data.max_prompt_tokens:
+            raise DataError(
+                f"a prompt of task {self.name!r} has {len(token_ids)} tokens, expected 1 to "
+                f"data.max_prompt_tokens={self._data.max_prompt_tokens}; raise it or change the template"
+            )
+        return Prompt(item, text, token_ids, self.name, bucket)
+
+    def epoch(self, seed: int, number: int) -> Iterator[Item]:
+        """All problems of the training split once, in the order of this epoch, counted from 0."""
+        return self._items("train", derive_seed("epoch", seed, number), None)
+
+    def _items(self, split: Split, seed: int, most: int | None) -> Iterator[Item]:
+        """Different problems of a split: `most` of them, or all there are, but one at the least."""
+        found = False
+        try:
+            for item in self.task.dataset(split, most, seed=seed, test_share=self._data.test_share):
+                found = True
+                yield item
+        except DataError:
+            if not found:
+                raise
+
+
+class TrainingStream(Iterator[Prompt]):
+    """The training problems of one task for ever, each once an epoch.
+
+    With a curriculum the bucket of each problem is drawn, and those of other buckets wait in order: an epoch ends when
+    none waits any more. The draw depends on how many came before, so a resumed stream draws the same.
+    """
+
+    def __init__(self, source: PromptSource, seed: int, progress: Progress, curriculum: CurriculumConfig) -> None:
+        """
+        Args:
+            source: words the problems.
+            seed: sets their order, and the draws.
+            progress: where to go on.
+            curriculum: its settings; `buckets=0` = none.
+
+        Raises:
+            SettingsError: with a curriculum, all problems are equally difficult.
+        """
+        self._source, self._seed, self._curriculum = source, seed, curriculum
+        self._edges, self._sizes = self._find_buckets() if curriculum.buckets else ((), [1])
+        count = len(self._sizes)
+        if progress == Progress():
+            progress = replace(progress, taken_from=(0,) * count, pass_rates=(None,) * count)
+        self.progress = progress
+        self._weights = bucket_weights(progress.pass_rates, self._sizes, curriculum)
+        self._waiting: list[deque[Item]] = [deque() for _ in range(count)]
+        self._items = source.epoch(seed, progress.epoch)
+        self._catch_up()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Prompt:
+        bucket = self._choose()
+        item = self._waiting[bucket].popleft()
+        progress = self.progress
+        taken_from = tuple(count + (place == bucket) for place, count in enumerate(progress.taken_from))
+        self.progress = replace(progress, taken=progress.taken + 1, taken_from=taken_from)
+        return self._source.word(item, bucket)
+
+    def close_step(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Measure the pass rates and weigh the buckets anew.
+
+        Args:
+            samples: all completions of this task's problems.
+
+        Returns:
+            `bucket_K/weight`, as it was in the step, and `bucket_K/pass_rate` after it; nothing without a curriculum.
+        """
+        if not self._curriculum.buckets:
+            return {}
+        used, results = self._weights, ((sample.prompt.bucket, sample.score.correct) for sample in samples)
+        rates = updated_rates(self.progress.pass_rates, results, self._curriculum)
+        self.progress = replace(self.progress, pass_rates=rates)
+        self._weights = bucket_weights(rates, self._sizes, self._curriculum)
+        metrics = {f"bucket_{bucket}/weight": weight for bucket, weight in enumerate(used)}
+        return metrics | {f"bucket_{bucket}/pass_rate": rate for bucket, rate in enumerate(rates) if rate is not None}
+
+    def _find_buckets(self) -> tuple[tuple[float, ...], list[int]]:
+        """Where the buckets lie, and how many problems of the sample are in each."""
+        items = list(islice(self._source.epoch(self._seed, 0), SAMPLE))
+        difficulties = [self._source.task.difficulty(item) for item in items]
+        edges = bucket_edges(difficulties, self._curriculum.buckets, task=self._source.name)
+        found = Counter(bucket_of(difficulty, edges) for difficulty in difficulties)
+        return edges, [found[bucket] for bucket in range(len(edges) + 1)]
+
+    def _catch_up(self) -> None:
+        """Read again what was read of this epoch, and leave out what was handed out."""
+        read = self.progress.read
+        if not self._edges:  # none waits, and the difficulties are of no use
+            next(islice(self._items, read, read), None)
+            return
+        for item in islice(self._items, read):
+            self._sort(item)
+        for waiting, count in zip(self._waiting, self.progress.taken_from, strict=True):
+            for _ in range(count):
+                waiting.popleft()
+
+    def _choose(self) -> int:
+        """The bucket of the next problem, which waits there: drawn among those that have one left in this epoch."""
+        chance = 0.0
+        if self._edges:
+            chance = Random(derive_seed("curriculum", self._seed, self._source.name, self.progress.taken)).random()
+        available = list(range(len(self._waiting)))
+        while available:
+            bucket = choose_bucket(self._weights, available, chance)
+            if self._waiting[bucket] or self._read_until(bucket):
+                return bucket
+            # The epoch has been read to its end: what waits is all that is left of it.
+            available = [place for place, waiting in enumerate(self._waiting) if waiting]
+        epoch = self.progress.epoch + 1
+        self.progress = replace(self.progress, epoch=epoch, read=0, taken_from=(0,) * len(self._waiting))
+        self._items = self._source.epoch(self._seed, epoch)
+        return self._choose()
+
+    def _read_until(self, bucket: int) -> bool:
+        """Read on until a problem of `bucket` comes; False at the end of the epoch."""
+        for item in self._items:
+            self.progress = replace(self.progress, read=self.progress.read + 1)
+            if self._sort(item) == bucket:
+                return True
+        return False
+
+    def _sort(self, item: Item) -> int:
+        bucket = bucket_of(self._source.task.difficulty(item), self._edges) if self._edges else 0
+        self._waiting[bucket].append(item)
+        return bucket

@@ -1,0 +1,341 @@
+"""Where the models of the training roles live: FSDP2 over one rank or many, on a CPU or on GPUs.
+
+Wraps a model in place, once its modules and parameters are final: activations checkpointed, layers compiled, weights
+sharded. Whoever computes with such a model goes through `call`; whoever reads its weights, through `rollout/weight_sync.py` within
+`on_device`. What is computed is not in here.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.utils.checkpoint import checkpoint
+
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.compiling import compiles
+from tinyzero_trainer.distributed.dtensor import local
+from tinyzero_trainer.distributed.groups import ALONE, Ranks
+from tinyzero_trainer.distributed.mesh import find_meshes
+from tinyzero_trainer.distributed.offload import Waiting
+
+Result = TypeVar("Result")
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How a run's models are placed."""
+
+    device: torch.device
+    """What this rank computes on."""
+
+    dtype: torch.dtype
+    """What the networks compute in; the weights that an optimiser steps are in float32."""
+
+    checkpoint_activations: bool = False
+    """Keep only each layer's input for the backward pass."""
+
+    compile: bool | None = None
+    """Compile each layer; None = see `compiling.compiles`."""
+
+    offload: Literal["idle", "always"] | None = None
+    """See `memory.offload`."""
+
+    replicas: int = 1
+    """See `ray.replicas`."""
+
+    sequence_parallel: int = 1
+    """See `ray.sequence_parallel`."""
+
+    @classmethod
+    def of(cls, config: TrainConfig, device: torch.device) -> "Placement":
+        """What the configuration says for this device; on a CPU nothing can be offloaded."""
+        return cls(
+            device,
+            compute_dtype(config.model.dtype, device),
+            config.memory.checkpoint_activations,
+            config.model.compile,
+            config.memory.offload if device.type == "cuda" else None,
+            config.ray.replicas,
+            config.ray.sequence_parallel,
+        )
+
+    @property
+    def saves_memory(self) -> bool:
+        """Whether speed is to be given up for memory."""
+        return self.checkpoint_activations or self.offload is not None
+
+    @property
+    def loading_device(self) -> torch.device:
+        """Where a model is to be until it is sharded: one that is larger than a GPU is never on it as a whole."""
+        several = dist.is_initialized() and dist.get_world_size() > 1
+        return torch.device("cpu") if several or self.offload == "always" else self.device
+
+
+def compute_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` = bfloat16 on a GPU that computes in it, else float32."""
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "float32"
+    return cast(torch.dtype, getattr(torch, name))
+
+
+def offload_note(config: TrainConfig, device: torch.device) -> str | None:
+    """What is to be said of a setting that has no effect on this device."""
+    if config.memory.offload is None or device.type == "cuda":
+        return None
+    return f"memory.offload={config.memory.offload} has no effect: there is no GPU whose memory it would save"
+
+
+@contextmanager
+def process_group(device: torch.device) -> Iterator[None]:
+    """Within, there is a process group: the one that was there already, or one of this process alone (no network).
+
+    Args:
+        device: of this rank; on a GPU it becomes the current one.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if dist.is_initialized():
+        yield
+        return
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        if dist.is_initialized():  # vLLM in this process ends it with itself
+            dist.destroy_process_group()
+
+
+class _Placed:
+    """What is remembered of a sharded model, on it."""
+
+    def __init__(self, placement: Placement, ranks: Ranks, *, trained: bool) -> None:
+        self.placement, self.ranks, self.trained = placement, ranks, trained
+        self.inside = False  # of `call`
+        self.waiting: Waiting | None = None
+
+
+def shard(model: nn.Module, placement: Placement, *, exact: Iterable[nn.Module] = ()) -> None:
+    """Shard a model in place: each layer is gathered by itself, and all the rest (embeddings, head) together.
+
+    Needs a process group. After it, no module or parameter may be added or replaced.
+
+    Args:
+        model: in float32; one that is not trained may be in the type that it computes in.
+        placement: of the run.
+        exact: parts of the model that compute in float32 whatever the others do.
+    """
+    meshes = find_meshes(placement.device.type, placement.replicas, placement.sequence_parallel)
+    mesh = meshes.weights
+    trained = any(parameter.requires_grad for parameter in model.parameters())
+    # With one rank to hold all, what is gathered is a copy in the type that is computed in. The backward pass need not
+    # make it again if there is room for that of all layers; where there is none it would only be in the way.
+    again = placement.saves_memory or mesh.shape[-1] > 1 or not trained
+    layers = layers_of(model)
+    for layer in layers:
+        if placement.checkpoint_activations and trained:
+            _checkpoint(layer)
+        # Not where ranks exchange heads in the midst of a layer, which is nothing for the compiler.
+        gpu, alone = placement.device.type == "cuda", placement.sequence_parallel == 1
+        if alone and compiles(placement.compile, _size(model), gpu=gpu):
+            _compile(layer)
+    for part in exact:
+        _fully_shard(part, mesh, placement, torch.float32, reshard=again)
+    for layer in layers:
+        _fully_shard(layer, mesh, placement, placement.dtype, reshard=again)
+    _fully_shard(model, mesh, placement, placement.dtype, reshard=False)
+    model._placed = _Placed(placement, meshes.ranks, trained=trained)  # type: ignore[assignment]
+    model._run = lambda function: function()  # type: ignore[assignment]
+    register_fsdp_forward_method(model, "_run")
+    if placement.offload == "idle":
+        _placed(model).waiting = Waiting(partial(_shards, model), leave=partial(reshard, model))
+
+
+def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Keep a model's weights in another type, in place; its buffers, frequencies of positions above all, stay exact.
+
+    `Module.to` would round those too, and a token's place would be another than for the policy.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
+def cast_copy(model: Model, dtype: torch.dtype) -> Model:
+    """A copy with weights in another type, as `cast_weights` leaves them, and not to be trained.
+
+    There is never a whole copy in the type that the model has.
+    """
+    weights = {
+        id(weight): nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
+        for weight in model.parameters()
+    }
+    return copy.deepcopy(model, weights)
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a network: those that transformers says not to split, else the largest list of modules."""
+    named = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    found: list[nn.Module] = []
+    for module in model.modules():
+        if type(module).__name__ in named and not any(module is inner for outer in found for inner in outer.modules()):
+            found.append(module)
+    if found:
+        return found
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return list(max(lists, key=_size, default=[]))
+
+
+def call(model: nn.Module, function: Callable[[], Result]) -> Result:
+    """Run a function that uses the parts of a model outside of its `forward`; a model that is not sharded is as ever.
+
+    Args:
+        model: the whole that was given to `shard`; within `function` its weights can be used.
+        function: gives a tensor, or a tuple or dataclass of tensors, from which a backward pass may start.
+    """
+    placed = _find_placed(model)
+    if placed is None or placed.inside:
+        return function()
+    results: list[Result] = []
+
+    def run() -> list[Tensor]:
+        results.append(_without_views(function()))
+        return _tensors(results[0])  # FSDP2 hangs its hooks for the backward pass on these
+
+    placed.inside = True
+    try:
+        cast(Any, model)._run(run)
+    finally:
+        placed.inside = False
+    if placed.trained and not any(tensor.requires_grad for tensor in _tensors(results[0])):
+        # Only a backward pass would give the gathered weights back, so the next call, after a step of the optimiser,
+        # would find the old ones.
+        reshard(model)
+    return results[0]
+
+
+def on_device(model: nn.Module, *, changed: bool = False) -> Any:
+    """Context within which a model's shards are on its device, from wherever they wait.
+
+    Args:
+        model: sharded or not.
+        changed: whether its weights are written to.
+    """
+    placed = _find_placed(model)
+    if placed is None:
+        return nullcontext()
+    if placed.waiting is not None:
+        return placed.waiting.present(changed=changed)
+    return nullcontext() if placed.trained else _given_back(model)
+
+
+@contextmanager
+def _given_back(model: nn.Module) -> Iterator[None]:
+    """Afterwards nothing of a model stays gathered that has no backward pass to give it back."""
+    try:
+        yield
+    finally:
+        reshard(model)
+
+
+def placement_of(model: nn.Module) -> Placement | None:
+    """How a model was sharded; None = it was not."""
+    placed = _find_placed(model)
+    return None if placed is None else placed.placement
+
+
+def ranks_of(model: nn.Module) -> Ranks:
+    """Those that a model is sharded over, each of which takes a part of a batch; a plain model is alone."""
+    placed = _find_placed(model)
+    return ALONE if placed is None else placed.ranks
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """What a model computes on, which need not be where its shards are."""
+    placement = placement_of(model)
+    return next(model.parameters()).device if placement is None else placement.device
+
+
+def reshard(model: nn.Module) -> None:
+    """Give back every gathered weight of a model."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def _fully_shard(
+    module: nn.Module, mesh: DeviceMesh, placement: Placement, dtype: torch.dtype, *, reshard: bool
+) -> None:
+    mixed = MixedPrecisionPolicy()
+    if dtype != torch.float32:
+        mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    offload = OffloadPolicy()
+    if placement.offload == "always":
+        offload = CPUOffloadPolicy(pin_memory=placement.device.type == "cuda")
+    fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=mixed, offload_policy=offload)
+    if mesh.size() > 1:
+        # A rank's loss is its part of the whole mini-batch's, so gradients are added and not averaged.
+        cast(FSDPModule, module).set_gradient_divide_factor(1.0)
+        cast(FSDPModule, module).set_force_sum_reduction_for_comms(True)  # gloo has no other kind
+
+
+def _checkpoint(layer: nn.Module) -> None:
+    """In place and without a module around it, which would change the parameters' names."""
+    layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def _compile(layer: nn.Module) -> None:
+    """Only its forward, so that FSDP2's hooks stay outside of what is compiled."""
+    layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _shards(model: nn.Module) -> list[Tensor]:
+    return [local(parameter) for parameter in model.parameters()]
+
+
+def _find_placed(model: nn.Module) -> _Placed | None:
+    return cast("_Placed | None", getattr(model, "_placed", None))
+
+
+def _placed(model: nn.Module) -> _Placed:
+    found = _find_placed(model)
+    assert found is not None
+    return found
+
+
+def _without_views(result: Any) -> Any:
+    """The same with a copy of each view: an operation in place on one would drop FSDP2's hook."""
+    if isinstance(result, Tensor):
+        return result.clone() if result._base is not None else result
+    if isinstance(result, tuple):
+        return tuple(map(_without_views, result))
+    if is_dataclass(result) and not isinstance(result, type):
+        return replace(result, **{field.name: _without_views(getattr(result, field.name)) for field in fields(result)})
+    return result
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
+    if is_dataclass(result):
+        result = tuple(getattr(result, field.name) for field in fields(result))
+    return [part for part in result if isinstance(part, Tensor)] if isinstance(result, tuple) else []

@@ -1,0 +1,214 @@
+"""Findings on the driver and the cards."""
+
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from tinyzero_trainer.doctor.facts import Capability, Card, CudaVersion, Driver, Facts, Wanted
+from tinyzero_trainer.doctor.finding import Finding, Level, as_size
+from tinyzero_trainer.hardware.compute_capability import (
+    MIN_DRIVER,
+    build_for,
+    has_kernels,
+    install,
+    named_outside,
+    parse_cuda,
+    refusal,
+)
+from tinyzero_trainer.hardware.gpu_specs import has_bfloat16
+
+TAKEN_SHARE = 0.1
+"""Of a card's memory: what others may hold before it is worth a word."""
+
+
+def check_driver(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+    """Whether there is a driver, and whether it is new enough for the CUDA that torch was built for."""
+    driver = facts.driver
+    if driver is None:
+        if facts.torch.hip and facts.torch.cards:
+            return
+        if wanted.device.startswith("cuda"):
+            do = "set run.device=auto, or start the container with the cards"
+            yield Finding("driver", "error", f"run.device={wanted.device}, but no NVIDIA driver", do, _CONTAINER)
+        else:
+            yield Finding("driver", "note", "no NVIDIA GPU: training runs on the CPU, which suits the tiny model")
+    elif driver.error:
+        do, commands = "see what it says; after an update, reboot", ("nvidia-smi",)
+        if _FAILED.search(driver.error):
+            do = _OF_FAILED
+        elif facts.machine.container:
+            do, commands = "start the container with the cards", _CONTAINER
+        yield _if_used(Finding("driver", "error", driver.error, do, commands), wanted)
+    else:
+        yield _if_used(_fit_of_driver(facts, driver), wanted)
+        if driver.unread:
+            level: Level = "warning" if facts.torch.cards else "error"
+            what = f"beside the healthy cards, nvidia-smi says: {_short(driver.unread)}"
+            yield _if_used(Finding("driver", level, what, _OF_FAILED, ("nvidia-smi",)), wanted)
+        if driver.unread_uses:
+            what = f"of who uses the cards, nvidia-smi says: {_short(driver.unread_uses)}"
+            yield Finding("driver", "note", what, "look", ("nvidia-smi",))
+
+
+def _if_used(finding: Finding, wanted: Wanted, *devices: str) -> Finding:
+    """A finding on cards, which is no error where they are not used.
+
+    Args:
+        finding: on one card or all.
+        wanted: names the device to train on.
+        devices: what `run.device` may be for it to matter; whatever is not the CPU if none is given.
+    """
+    used = wanted.device in devices if devices else wanted.device != "cpu"
+    return finding if used or finding.level == "ok" else replace(finding, level="note")
+
+
+def _fit_of_driver(facts: Facts, driver: Driver) -> Finding:
+    """The driver's CUDA against torch's."""
+    name = f"NVIDIA driver {driver.version}".rstrip()
+    if driver.cuda is None:
+        return Finding("driver", "note", f"{name}; which CUDA it supports is not known", "look", ("nvidia-smi",))
+    what = f"{name} supports CUDA up to {_dotted(driver.cuda)}"
+    if not facts.torch.cuda:
+        return Finding("driver", "ok", what)
+    built = parse_cuda(facts.torch.cuda)
+    fit = f"{what}, torch was built for CUDA {facts.torch.cuda}"
+    if built[0] > driver.cuda[0]:
+        needed = MIN_DRIVER.get(built[0], f"one for CUDA {built[0]}")
+        # The oldest builds are for CUDA 12.
+        build = build_for(_first_capability(driver), driver.cuda) if driver.cuda >= (12, 0) else None
+        do = f"update the driver (to {needed} or newer)" + (", or install a torch built for its CUDA" if build else "")
+        return Finding("driver", "error", fit, do, (install(build),) if build else ())
+    if built > driver.cuda:
+        do = f"nothing, unless a kernel cannot be compiled: then update it to one for CUDA {facts.torch.cuda}"
+        return Finding("driver", "note", f"{fit}: that works within CUDA {built[0]}", do)
+    return Finding("driver", "ok", fit)
+
+
+def _first_capability(driver: Driver) -> Capability | None:
+    return driver.cards[0].capability if driver.cards else None
+
+
+def check_visibility(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+    """Whether torch sees the cards that the driver knows, and the one that is asked for."""
+    torch, driver = facts.torch, facts.driver
+    if torch.cards:
+        yield from _asked_for(facts, wanted)
+        return
+    if not torch.version or driver is None or driver.error:
+        return
+    if torch.hip or not (driver.cards or torch.cuda_error):  # whether there is a card is not known
+        if wanted.device.startswith("cuda"):
+            what = f"run.device={wanted.device}, but torch {torch.version} sees no GPU"
+            yield Finding("gpu", "error", what, "set run.device=auto, or install a torch built for the card")
+        return
+    cards = f"any of the {len(driver.cards)} GPUs" if driver.cards else "a GPU"
+    if len(driver.cards) == 1:
+        cards = f"the {driver.cards[0].name}"
+    what = f"torch {torch.version} does not see {cards}"
+    commands: tuple[str, ...] = ("nvidia-smi",)
+    if torch.cuda is None:
+        what += ": it was built for the CPU only"
+        build = build_for(_first_capability(driver), driver.cuda)
+        do = "install a torch built for CUDA" if build else "train on the CPU: no torch is built for such a card"
+        commands = (install(build),) if build else ()
+    elif hidden := _hidden(facts.visible, driver):
+        what += f": {hidden}"
+        do, commands = "show them", ("unset CUDA_VISIBLE_DEVICES",)
+    else:
+        what += f": {torch.cuda_error or 'it gives no reason'}"
+        do = "cure that, or train on the CPU with run.device=cpu"
+    yield _if_used(Finding("gpu", "error", what, do, commands), wanted)
+
+
+def _hidden(visible: str | None, driver: Driver) -> str:
+    """How CUDA_VISIBLE_DEVICES hides all cards; empty if it does not.
+
+    Cards are seen up to the first name that is none (CUDA C++ Programming Guide, "CUDA environment variables").
+    """
+    if visible is None:
+        return ""
+    said, first = f"CUDA_VISIBLE_DEVICES={visible!r}", visible.partition(",")[0].strip()
+    if first.startswith("MIG-"):
+        return ""  # parts of a card, which are not asked for here
+    if first.startswith("GPU-"):
+        unknown = not any(f"GPU-{card.uuid}".startswith(first) for card in driver.cards)
+    else:
+        number = int(first) if first.isascii() and first.isdigit() else None
+        unknown = number is None or number >= len(driver.cards)
+    if not unknown:
+        return ""
+    if not first or first == "-1" or not driver.cards or driver.unread:  # of a card that failed the number is not known
+        return f"{said} hides them"
+    names = "only GPU 0" if len(driver.cards) == 1 else f"GPUs 0 to {len(driver.cards) - 1}"
+    return f"{said} hides all, since there is no GPU {first} ({names})"
+
+
+def _asked_for(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+    """Whether torch sees the card that run.device names."""
+    seen = [f"cuda:{card.index}" for card in facts.torch.cards]
+    if not wanted.device.startswith("cuda:") or wanted.device in seen:
+        return
+    what = f"run.device={wanted.device}, but torch sees {' '.join(seen)} only"
+    if facts.visible is not None:
+        what += f" (CUDA_VISIBLE_DEVICES={facts.visible!r})"
+    yield Finding("gpu", "error", what, "give one that it sees, or run.device=auto")
+
+
+def check_cards(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+    """Each visible card: its kernels, and who else is on it."""
+    torch, cards = facts.torch, facts.torch.cards
+    if torch.hip:
+        yield Finding("gpu", "note", f"torch {torch.version} is built for AMD's cards, on which nobody has tried this")
+        return
+    fine = [card for card in cards if card.capability and has_kernels(card.capability, torch.archs)]
+    for card in cards:
+        check = f"gpu {card.index}"
+        refused = card.capability and refusal(
+            check,
+            card.name,
+            card.capability,
+            torch=torch.version,
+            cuda=torch.cuda,
+            archs=torch.archs,
+            driver=facts.driver.cuda if facts.driver else None,
+            others=[named_outside(card.index, facts.visible) for card in fine],
+        )
+        state = refused or _state(
+            check, card, [named_outside(other.index, facts.visible) for other in fine if _emptier(other, card)]
+        )
+        yield _if_used(state, wanted, "auto", "cuda", f"cuda:{card.index}")
+
+
+def _emptier(other: Card, card: Card) -> bool:
+    return (other.free or 0) > (card.free or 0)
+
+
+def _state(check: str, card: Card, emptier: list[str]) -> Finding:
+    """A card that torch can use: what it is, and what is free."""
+    capability = "" if card.capability is None else f", sm_{card.capability[0]}{card.capability[1]}"
+    what = f"{card.name}{capability}, {as_size(card.memory)}"
+    if card.free is not None and card.memory - card.free > TAKEN_SHARE * card.memory:
+        taken = f"{as_size(card.memory - card.free)} of it in use"
+        by = ", ".join(f"{process.name} ({process.pid}): {as_size(process.used)}" for process in card.processes)
+        do = "end what holds it" + (f", or take CUDA_VISIBLE_DEVICES={emptier[0]}" if emptier else "")
+        return Finding(check, "warning", f"{what}, {taken}{f' by {by}' if by else ''}", do, ("nvidia-smi",))
+    if not has_bfloat16(card.capability):
+        return Finding(check, "note", f"{what}; it has no bfloat16: model.dtype=auto is float32 on it, which is slow")
+    return Finding(check, "ok", what + ("" if card.free is None else f", {as_size(card.free)} free"))
+
+
+def _short(lines: Sequence[str]) -> str:
+    return textwrap.shorten(" / ".join(lines), 300, placeholder=" …")
+
+
+_FAILED = re.compile(r"unable to determine the device handle|\blost\b|unknown error", re.IGNORECASE)
+"""What nvidia-smi says of a card that is there and does not answer."""
+
+_OF_FAILED = "a card may have failed: look, and reboot if it stays so"
+
+_CONTAINER = ("docker run --gpus all …",)
+
+
+def _dotted(version: CudaVersion) -> str:
+    return f"{version[0]}.{version[1]}"

@@ -1,0 +1,320 @@
+"""What each role holds of a GPU in each phase of a step, in bytes, and the phase that needs most.
+
+The phases bear the names of their times in the metrics (`timing_s/*`). A phase's figure is that of its worst moment.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+from typing import Literal
+
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.compiling import compiles
+from tinyzero_trainer.config.spread import ALONE, CardKind, Spread, spread_of
+from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.estimate.engine_memory import Engine, engine_of
+from tinyzero_trainer.estimate.interconnect import nodes_of
+from tinyzero_trainer.estimate.workload import Work, number_bytes, work_of
+from tinyzero_trainer.models.spec import ModelShape
+
+Role = Literal["policy", "critic", "reference", "rollout", "process"]
+ROLES: tuple[Role, ...] = ("policy", "critic", "reference", "rollout", "process")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of what is held."""
+
+    role: Role
+    """Whose it is; `process` = nobody's: the CUDA context, and what the allocator wastes."""
+
+    what: str
+    """The reason for it."""
+
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A phase of a step."""
+
+    name: str
+    """As in `timing_s/*`."""
+
+    parts: tuple[Part, ...]
+    """What is held at its worst moment."""
+
+    card: CardKind = "rank"
+    """The kind of card that is meant."""
+
+    @property
+    def total(self) -> int:
+        """Bytes."""
+        return sum(part.size for part in self.parts)
+
+    def of(self, role: Role) -> int:
+        """Bytes of a role."""
+        return sum(part.size for part in self.parts if part.role == role)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A step."""
+
+    phases: tuple[Phase, ...]
+    """In their order."""
+
+    @property
+    def worst(self) -> Phase:
+        """The phase that needs most."""
+        return max(self.phases, key=lambda phase: phase.total)
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the card in use, all processes together."""
+        return self.worst.total
+
+
+def predict_memory(
+    shape: ModelShape,
+    config: TrainConfig,
+    prompt_tokens: int | None = None,
+    *,
+    keeps: bool = False,
+    card: CardKind | None = None,
+) -> Memory:
+    """Memory of every phase, with all completions at full length.
+
+    Args:
+        shape: the model's.
+        config: of the run.
+        prompt_tokens: see `work_of`.
+        keeps: see `rollout.engine_of`.
+        card: which kind is meant; None = in each phase the one that holds most.
+    """
+    spread = spread_of(config)
+    work = work_of(config, prompt_tokens, spread)
+    found = list[Phase]()
+    if card != "engine":
+        engine = None if spread.apart else engine_of(shape, config, work, keeps=keeps)
+        found += _Step(shape, config, work, engine, spread).phases()
+    if card == "engine" or (card is None and spread.apart):
+        found += _engine_phases(shape, config, engine_of(shape, config, work, keeps=True))
+    names = dict.fromkeys(phase.name for phase in found)
+    return Memory(tuple(max((one for one in found if one.name == name), key=lambda one: one.total) for name in names))
+
+
+def host_bytes(shape: ModelShape, config: TrainConfig, nodes: int | None = None) -> int:
+    """Bytes that `memory.offload` keeps in main memory on a machine with a card; 0 without it.
+
+    Of what is trained the float32 weights and AdamW's two moments, with `always` its gradients too; and what is frozen.
+
+    Args:
+        shape: the model's.
+        config: of the run.
+        nodes: machines over which its cards are spread evenly; None = see `links.nodes_of`.
+    """
+    offload, algorithm = config.memory.offload, config.algorithm
+    if offload is None:
+        return 0
+    each = (4 if offload == "always" else 3) * constants.MASTER_BYTES
+    adapter = shape.adapter(config.lora.rank, config.lora.targets)
+    held = each * (adapter or shape.parameters) + (constants.FROZEN_BYTES * shape.parameters if adapter else 0)
+    if algorithm.needs_critic:
+        head = 0 if shape.tied else shape.embedding  # which the critic does not train
+        held += each * (shape.parameters - head) + constants.FROZEN_BYTES * head
+    if algorithm.kl_coefficient > 0 and not adapter:
+        held += number_bytes(config) * shape.parameters
+    spread = spread_of(config)
+    return -(-held * spread.replicas // nodes_of(spread.cards, nodes))
+
+
+def _engine_phases(shape: ModelShape, config: TrainConfig, engine: Engine) -> Iterator[Phase]:
+    """Of a card of an engine's own; of several it is the one that its process is on.
+
+    That process keeps the model, in the type that is computed in, to take new weights: all engines but the one that
+    computes with it have another copy.
+    """
+    number = number_bytes(config)
+    twice = config.rollout.engine == "vllm" or shape.graphs
+    copy = [Part("rollout", "model that takes weights", number * shape.parameters if twice else 0)]
+    awake = [Part("rollout", what, size) for what, size in engine.awake.items()]
+    coming = [Part("rollout", "weights on their way", max(constants.WEIGHT_PARCEL, number * shape.embedding))]
+
+    def phase(name: str, own: list[Part], of_engine: list[Part]) -> Phase:
+        here = own if engine.own_process else [*own, *of_engine]
+        parts = (*own, *of_engine, *_process(here, several=True))
+        return Phase(name, tuple(part for part in parts if part.size), "engine")
+
+    yield phase("gen", copy, awake)
+    if config.algorithm.advantage == "remax":
+        yield phase("gen_greedy", copy, awake)
+    yield phase("update_weights", [*copy, *coming], awake)
+
+
+def _process(held: list[Part], *, several: bool) -> Iterator[Part]:
+    """What a process takes beside what it holds."""
+    yield Part("process", "CUDA context", constants.CONTEXT)
+    yield Part("process", "NCCL", constants.NCCL if several else 0)
+    yield Part("process", "allocator", int(constants.SLACK * sum(part.size for part in held)))
+
+
+class _Step:
+    """The parts of each phase of a step."""
+
+    def __init__(
+        self, shape: ModelShape, config: TrainConfig, work: Work, engine: Engine | None, spread: Spread = ALONE
+    ) -> None:
+        self.shape, self.config, self.work, self.spread, self.engine = shape, config, work, spread, engine
+        self.number = number_bytes(config)
+        self.adapter = shape.adapter(config.lora.rank, config.lora.targets)
+        self.frozen: Role = "policy" if self.adapter else "reference"  # whose weights the KL is measured to
+        self.kl = config.algorithm.kl_coefficient > 0
+        self.in_loss = self.kl and config.algorithm.kl_in == "loss"
+        self.exact = self.in_loss and config.algorithm.kl_estimator == "exact"
+
+    def phases(self) -> Iterator[Phase]:
+        """In the order in which they happen."""
+        yield self._phase("gen", [], awake=True)
+        if self.config.old_logprobs_source == "policy":
+            yield self._phase("old_log_prob", self._forward("policy"), "policy")
+        if self.kl and not self.in_loss:
+            yield self._phase("ref", self._forward(self.frozen), self.frozen)
+        if self.config.algorithm.advantage == "remax":
+            yield self._phase("gen_greedy", [], awake=True)
+        if self.config.algorithm.needs_critic:
+            yield self._phase("values", self._forward("critic"), "critic")
+            yield self._worst("update_critic", self._update("critic"), "critic")
+        active: tuple[Role, ...] = ("policy", "reference") if self.in_loss else ("policy",)
+        yield self._worst("update_actor", self._update("policy"), *active)
+        yield self._phase("update_weights", [self._sent()], "policy", awake=True)
+
+    # ---- what is held --------------------------------------------------------------------------------------------
+
+    def _phase(self, name: str, moment: list[Part], *active: Role, awake: bool = False) -> Phase:
+        parts, of_engine = [*self._weights(name, active), *moment], list[Part]()
+        if self.engine is not None:
+            engine = self.engine.awake if awake else self.engine.asleep
+            of_engine = [Part("rollout", what, size) for what, size in engine.items()]
+        here = parts if self.engine is None or self.engine.own_process else [*parts, *of_engine]
+        process = _process(here, several=self.spread.cards > 1)
+        return Phase(name, tuple(part for part in (*parts, *of_engine, *process) if part.size))
+
+    def _sent(self) -> Part:
+        """A tensor that the engine is to have: put together in float32 if it is in shards, then as engines take it."""
+        size = (self.number + (constants.MASTER_BYTES if self.spread.shards > 1 else 0)) * self.shape.embedding
+        if self.spread.apart:  # side by side with others
+            size += self.number * self.shape.embedding + 2 * constants.WEIGHT_PARCEL
+        return Part("policy", "a tensor on its way", size)
+
+    def shard(self, parameters: int) -> int:
+        """Of so many those that are here."""
+        return self.spread.shard(parameters)
+
+    def _worst(self, name: str, moments: list[list[Part]], *active: Role) -> Phase:
+        return max((self._phase(name, moment, *active) for moment in moments), key=lambda phase: phase.total)
+
+    def _weights(self, phase: str, active: tuple[Role, ...]) -> Iterator[Part]:
+        """Weights and optimiser states that are on the card."""
+        offload, shape, algorithm = self.config.memory.offload, self.shape, self.config.algorithm
+        if offload == "always":
+            return
+        everyone = offload is None
+        if everyone or "policy" in active:
+            yield from self._trained("policy", self.adapter or shape.parameters, everyone or phase == "update_actor")
+            frozen = self.shard(shape.parameters) if self.adapter else 0
+            yield Part("policy", "frozen weights", constants.FROZEN_BYTES * frozen)
+        if algorithm.needs_critic and (everyone or "critic" in active):
+            head = 0 if shape.tied else shape.embedding  # which the critic does not train
+            trained = shape.parameters - head
+            yield from self._trained("critic", trained, everyone or phase == "update_critic")
+            yield Part("critic", "frozen weights", constants.FROZEN_BYTES * self.shard(head))
+        if self.kl and not self.adapter and (everyone or "reference" in active):
+            yield Part("reference", "weights", self.number * self.shard(shape.parameters))
+
+    def _trained(self, role: Role, count: int, moments: bool) -> Iterator[Part]:
+        yield Part(role, "weights in float32", constants.MASTER_BYTES * self.shard(count))
+        if moments:
+            yield Part(role, "AdamW's moments", 2 * constants.MASTER_BYTES * self.shard(count))
+
+    # ---- passes over a micro-batch -------------------------------------------------------------------------------
+
+    def _gathered(self, role: Role) -> Part:
+        """Weights in the type they are used in: of embedding, head, and the layers at work; see sharding.shard."""
+        several, memory = self.spread.shards > 1, self.config.memory
+        again = several or role == "reference" or memory.checkpoint_activations or memory.offload
+        layers = (
+            constants.LAYERS_GATHERED + (constants.LAYERS_ARRIVING if several else 0) if again else self.shape.layers
+        )
+        size = self.shape.embeddings + layers * self.shape.layer
+        staged = constants.MASTER_BYTES * self.shard(self.shape.layer) if memory.offload == "always" else 0
+        return Part(role, "weights at work", self.number * size + staged)
+
+    def _forward(self, role: Role) -> list[Part]:
+        """A pass without gradient."""
+        return [self._gathered(role), self._layer(role), self._logits(role, models=int(role != "critic"))]
+
+    def _layer(self, role: Role) -> Part:
+        """What a layer takes while it is computed without gradient."""
+        layer = constants.HIDDEN_FORWARD * self.shape.hidden + constants.MLP_FORWARD * self.shape.mlp
+        return Part(role, "a layer's activations", self.work.micro_batch * layer * self.number // 2)
+
+    def _logits(self, role: Role, models: int = 1) -> Part:
+        """A chunk of those of so many models together; a gradient takes the place of its logits. See models/fused_logprobs.py."""
+        tokens = max(1, int(self.work.micro_batch * self.work.share))
+        count = min(constants.HEAD_ELEMENTS[self.number], tokens * models * self.shape.vocabulary)
+        return Part(role, "logits", self.number * count)
+
+    def _update(self, role: Role) -> list[list[Part]]:
+        """The moments of an update that may be its worst."""
+        shape, trained = self.shape, self.adapter if role == "policy" and self.adapter else self.shape.parameters
+        whole = 0 if self.config.memory.offload == "always" else constants.MASTER_BYTES * self.shard(trained)
+        gradients = Part(role, "gradients in float32", whole if self.work.accumulates else 0)
+        kept, layer = self._activations()
+        held = [self._gathered(role), Part(role, "activations", kept), gradients]
+        of_head = 0 if role == "critic" or self.adapter else shape.embedding
+        reducing = self._reducing(bool(self.adapter) and role == "policy") if self.spread.shards > 1 else 0
+        backward = Part(role, "gradients on their way", layer + self.number * of_head + reducing)
+        embedding = 0 if self.adapter and role == "policy" else shape.embedding
+        root = (self.number + 4) * embedding + 4 * self.shard(embedding)
+        reduced = [self._gathered(role), Part(role, "gradients in float32", whole), Part(role, "reducing", root)]
+        if role == "critic":
+            return [[*held, backward], reduced]
+        head = [self._logits(role, models=2 if self.exact else 1), Part(role, "gradient of the head", 8 * of_head)]
+        moments = [[*held, backward], [*held, *head], reduced]
+        return self._beside_reference(held, moments) if self.in_loss else moments
+
+    def _reducing(self, adapted: bool) -> int:
+        """Bytes of a layer's gradients between several ranks."""
+        trained = self.adapter // max(1, self.shape.layers) if adapted else self.shape.layer
+        return constants.LAYERS_REDUCED * (self.number + constants.MASTER_BYTES) * trained
+
+    def _beside_reference(self, held: list[Part], moments: list[list[Part]]) -> list[list[Part]]:
+        """The moments of the policy's update with what the reference takes in them, and the moment of its own pass."""
+        # With `exact` its logits are only computed beside the policy's.
+        passing = [*held, self._layer(self.frozen), self._logits(self.frozen, models=0 if self.exact else 1)]
+        if self.adapter:  # it is the policy's model, whose weights are there
+            return [*moments, passing]
+        # Its layers are gathered in its pass only; the rest of it stays, for there is no backward pass to give it back.
+        rest = Part("reference", "weights at work", self.number * self.shape.embeddings)
+        return [*([*moment, rest] for moment in moments), [*passing, self._gathered("reference")]]
+
+    def _activations(self) -> tuple[int, int]:
+        """Bytes kept for the backward pass of all layers, and bytes that exist within the one that is at work."""
+        shape, tokens = self.shape, self.work.micro_batch
+        hidden, mlp = constants.HIDDEN_EAGER, constants.MLP_EAGER
+        slices = self.spread.slices
+        if slices == 1 and compiles(self.config.model.compile, shape.parameters):
+            hidden, mlp = constants.HIDDEN_COMPILED, constants.MLP_COMPILED
+        attention = 2 * (2 * shape.attention + 2 * shape.kv) + 4 * shape.heads
+        if slices > 1:
+            # What attention gives is kept before and after it is exchanged, and heads that are too few twice.
+            repeated = slices // gcd(shape.kv_heads, slices)
+            attention += 2 * (shape.attention + 2 * (repeated - 1) * shape.kv)
+        layer = tokens * (hidden * shape.hidden + mlp * shape.mlp + attention) * self.number // 2
+        adapted = 2 * tokens * self.config.lora.rank * len(shape.matrices) * self.number
+        working = int(constants.LAYER_BACKWARD * layer)
+        if self.config.memory.checkpoint_activations:
+            return shape.layers * tokens * shape.hidden * self.number, layer + adapted + working
+        return shape.layers * (layer + adapted), working

@@ -1,0 +1,182 @@
+"""Seconds of each phase of a step, from a card's data sheet and a few measured shares of it.
+
+On several cards each has its share of the work; what they send each other, and do not hide behind it, is in communication.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.spread import spread_of
+from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.estimate.communication import Traffic
+from tinyzero_trainer.estimate.engine_memory import sequences_in_vllm
+from tinyzero_trainer.estimate.workload import Work, number_bytes, work_of
+from tinyzero_trainer.hardware.gpu_specs import Card
+from tinyzero_trainer.models.spec import ModelShape
+
+COLLECTING = ("gen", "reward", "gen_greedy")
+"""Phases that lie beside the update of the batch before with `rollout.lead=1`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A step's time."""
+
+    seconds: Mapping[str, float]
+    """Of each phase, by its name in `timing_s/*`."""
+
+    tokens: int
+    """Of the step, prompts included."""
+
+    generated: int
+    """Of them, those that the model generates."""
+
+    cards: int = 1
+    """That the step takes."""
+
+    beside: bool = False
+    """Whether the next batch is collected while this one is trained on."""
+
+    @property
+    def step(self) -> float:
+        """Seconds of the whole."""
+        if not self.beside:
+            return sum(self.seconds.values())
+        sent = self.seconds["update_weights"]
+        collected = sum(seconds for name, seconds in self.seconds.items() if name in COLLECTING)
+        return max(collected, sum(self.seconds.values()) - collected - sent) + sent
+
+    @property
+    def throughput(self) -> float:
+        """Tokens a second, prompts included, as `perf/throughput` counts them."""
+        return self.tokens / self.step
+
+    @property
+    def rollout(self) -> float:
+        """Tokens generated a second while generating."""
+        return self.generated / self.seconds["gen"]
+
+
+def predict_speed(
+    shape: ModelShape, config: TrainConfig, card: Card, prompt_tokens: int | None = None, nodes: int | None = None
+) -> Speed:
+    """Time of a step on a card, or as many of a kind as the configuration names, with all completions at full length.
+
+    Args:
+        shape: the model's.
+        config: of the run.
+        card: a kind of GPU.
+        prompt_tokens: see `work_of`.
+        nodes: see `links.nodes_of`.
+    """
+    spread, algorithm = spread_of(config), config.algorithm
+    work = work_of(config, prompt_tokens, spread)
+    traffic = Traffic.of(shape, config, card, work, spread, nodes)
+    forward, whole = _passes(shape, config, card, work, traffic)
+    prompts = spread.of_an_engine(config.data.prompts_per_step)
+    completions = prompts * config.rollout.samples_per_prompt
+    seconds = {"gen": _generation(shape, config, card, work, traffic, completions, prompts)}
+    seconds["reward"] = work.completions / constants.SCORING_RATE
+    if config.old_logprobs_source == "policy":
+        seconds["old_log_prob"] = forward
+    if algorithm.kl_in_reward:
+        seconds["ref"] = forward
+    if algorithm.advantage == "remax":
+        seconds["gen_greedy"] = _generation(shape, config, card, work, traffic, prompts, prompts)
+    if algorithm.needs_critic:
+        seconds |= {"values": forward, "update_critic": whole}
+    in_loss = algorithm.kl_coefficient > 0 and not algorithm.kl_in_reward
+    seconds["update_actor"] = whole + (work.epochs * forward if in_loss else 0)
+    sleeps = constants.VLLM_WAKE if config.rollout.engine == "vllm" and config.vllm.sleep else 0.0
+    copied = 10 * shape.parameters / (card.bandwidth * 1e9)
+    seconds["update_weights"] = sleeps + copied + traffic.new_weights()
+    return Speed(seconds, work.tokens, work.completions * work.completion, spread.cards, config.rollout.lead > 0)
+
+
+def _passes(shape: ModelShape, config: TrainConfig, card: Card, work: Work, traffic: Traffic) -> tuple[float, float]:
+    """Seconds of a pass over the batch without gradient, and of a critic's or the policy's whole update."""
+    size, spread = shape.parameters, traffic.spread
+    share = constants.UPDATE_SHARE * size / (size + constants.HALF_SHARE_AT)
+    unit = size * work.tokens_of_a_card / (card.flops_in(number_bytes(config)) * share)
+    of_update = (8 if config.memory.checkpoint_activations else 6) * unit
+    # Layer after layer the host launches kernels: with few tokens to a micro-batch it is what takes long.
+    launching = work.micro_batches * shape.layers * constants.PASS_LAYER
+    forward = max(traffic.beside_forward(2 * unit), launching)
+    update = traffic.beside_forward(2 * unit) + traffic.beside_backward(of_update - 2 * unit)
+    update = max(update, of_update / (2 * unit) * launching) * work.epochs
+    shard, trained = size / spread.shards, 0 if config.lora.rank else size / spread.shards
+    if config.memory.offload == "idle":  # weights and moments there and back
+        update += 2 * 12 * trained / constants.PCIE
+        forward += 4 * shard / constants.PCIE
+    if config.memory.offload == "always":
+        travels = 12 * shard * work.micro_batches / constants.PCIE  # weights in both passes, and gradients
+        # The ranks of a machine step on the same processors.
+        stepped = 28 * trained * spread.ranks / traffic.links.nodes
+        update += work.epochs * travels + stepped * work.epochs * work.mini_batches / constants.HOST_STEP
+        forward += work.micro_batches * 4 * shard / constants.PCIE
+    return forward, update
+
+
+def _generation(
+    shape: ModelShape,
+    config: TrainConfig,
+    card: Card,
+    work: Work,
+    traffic: Traffic,
+    completions: int,
+    prompts: int,
+) -> float:
+    """Seconds in which an engine generates so many completions of its prompts, as many at a time as it takes."""
+    at_a_time = min(work.trained_at_a_time, completions)
+    if config.rollout.engine == "vllm":
+        at_a_time = min(at_a_time, sequences_in_vllm(shape, config, work))
+    rounds, length = completions / at_a_time, work.prompt + work.completion / 2
+    cards = config.vllm.tensor_parallel
+    together = replace(card, bandwidth=cards * card.bandwidth, tflops=cards * card.tflops, float32=cards * card.float32)
+    step = decoding_step(shape, config, together, at_a_time, length) + traffic.of_decoding(at_a_time)
+    return rounds * work.completion * step + reading(shape, config, together, prompts * work.prompt)
+
+
+def decoding_step(shape: ModelShape, config: TrainConfig, card: Card, sequences: int, length: float) -> float:
+    """Seconds in which the rollout engine makes one token of each sequence.
+
+    Args:
+        shape: the model's.
+        config: of the run.
+        card: a kind of GPU.
+        sequences: generated at a time.
+        length: tokens that each has so far, its prompt included, in the mean.
+    """
+    number, cache = number_bytes(config), number_bytes(config) * shape.cache_numbers
+    token = 2 * shape.parameters / card.flops_in(number)
+    if config.rollout.engine == "vllm":
+        touched = number * shape.parameters + sequences * (
+            length * cache + constants.VLLM_LOGIT_BYTES * shape.vocabulary
+        )
+        read = touched / (card.bandwidth * 1e9 * constants.VLLM_BANDWIDTH_SHARE)
+        host = constants.VLLM_STEP + sequences * constants.VLLM_SEQUENCE
+        return host + max(read, sequences * token / constants.UPDATE_SHARE)
+    length += constants.TORCH_LEAST_TOKENS
+    logit = 3 * number  # written once and read twice
+    if not shape.graphs:
+        cache *= constants.PLAIN_CACHE_PASSES + 2 * shape.repeated_heads
+        logit = constants.PLAIN_LOGIT_BYTES
+    touched = number * shape.parameters + sequences * (length * cache + logit * shape.vocabulary)
+    read = touched / (card.bandwidth * 1e9 * constants.TORCH_BANDWIDTH_SHARE)
+    host = constants.TORCH_STEP + shape.layers * constants.TORCH_LAYER
+    # Kernels follow each other, so that what computes and what reads add up.
+    seconds = host + read + sequences * token / constants.TORCH_SHARE
+    if shape.graphs:
+        return seconds
+    return max(seconds, constants.PLAIN_STEP + shape.layers * constants.PLAIN_LAYER)  # host and card work side by side
+
+
+def reading(shape: ModelShape, config: TrainConfig, card: Card, tokens: int) -> float:
+    """Seconds in which the rollout engine reads so many tokens of prompts, each once for all its completions.
+
+    vLLM's are within its decoding steps.
+    """
+    if config.rollout.engine == "vllm":
+        return 0.0
+    return 2 * shape.parameters * tokens / (card.flops_in(number_bytes(config)) * constants.TORCH_SHARE)

@@ -1,0 +1,137 @@
+"""What a step has to do, in tokens, by the configuration alone: as if every completion had its full length."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.spread import ALONE, Spread, spread_of
+from tinyzero_trainer.estimate.constants import PROMPT_TOKENS, VLLM_SEQUENCES
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Sizes of a step."""
+
+    prompt: int
+    """Tokens of a prompt."""
+
+    completion: int
+    """Tokens of a completion."""
+
+    completions: int
+    """Of a step."""
+
+    trained_at_a_time: int
+    """Completions of a step that a rollout engine generates at a time."""
+
+    evaluated_at_a_time: int
+    """The same of an evaluation, which may be more of them."""
+
+    mini_batches: int
+    """Updates of a pass over the batch."""
+
+    epochs: int
+    """Passes over the batch."""
+
+    micro_batch: int
+    """Tokens of a forward and backward pass, on a card."""
+
+    seats: int
+    """Sequences at a time for which vLLM makes itself ready, whether an engine is given as many or not."""
+
+    groups: int
+    """Prompts of a step."""
+
+    shares: int = 1
+    """Parts of a mini-batch that are trained on at the same time, on cards of their own."""
+
+    slices: int = 1
+    """Cards that share each sequence."""
+
+    @property
+    def sequence(self) -> int:
+        """Tokens of a prompt and its completion."""
+        return self.prompt + self.completion
+
+    @property
+    def at_a_time(self) -> int:
+        """Sequences that a rollout engine has room for."""
+        return max(self.trained_at_a_time, self.evaluated_at_a_time)
+
+    @property
+    def tokens(self) -> int:
+        """Of a step's sequences."""
+        return self.completions * self.sequence
+
+    @property
+    def share(self) -> float:
+        """Of the tokens, those that are generated."""
+        return self.completion / self.sequence
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a mini-batch takes several micro-batches."""
+        return self.micro_batches > self.mini_batches
+
+    @property
+    def micro_batches(self) -> int:
+        """Of a pass over the batch, on a card."""
+        of_a_mini_batch = -(-self.completions // self.mini_batches)
+        sequences = -(-of_a_mini_batch // self.shares)
+        fitting = max(1, self.micro_batch * self.slices // self.sequence)
+        return self.mini_batches * -(-sequences // fitting)
+
+    @property
+    def tokens_of_a_card(self) -> float:
+        """Of a pass over the batch, those that the card with most of them has."""
+        samples = self.completions // self.groups
+        ends = [-(-place * self.groups // self.mini_batches) for place in range(self.mini_batches + 1)]
+        fullest = sum(-(-(end - start) * samples // self.shares) for start, end in pairwise(ends))
+        return fullest * self.sequence / self.slices
+
+
+def work_of(config: TrainConfig, prompt_tokens: int | None = None, spread: Spread = ALONE) -> Work:
+    """What a step of a configuration has to do.
+
+    Args:
+        config: of the run.
+        prompt_tokens: of a prompt; none = `PROMPT_TOKENS`, or data.max_prompt_tokens if that is less.
+        spread: over cards, of which each has its share; by itself it is one.
+    """
+    data, rollout, optimizer = config.data, config.rollout, config.optimizer
+    prompt = prompt_tokens or min(PROMPT_TOKENS, data.max_prompt_tokens)
+    completions = data.prompts_per_step * rollout.samples_per_prompt
+    most = rollout.max_sequences or max(completions, config.eval.size)  # none: as many as fit
+    if rollout.engine == "vllm" and rollout.max_sequences is None:
+        most = min(most, VLLM_SEQUENCES)
+    sequence, per_mini_batch = prompt + rollout.max_tokens, -(-completions // optimizer.mini_batches)
+    share, budget = -(-per_mini_batch // spread.shares), optimizer.micro_batch_tokens * spread.slices
+    line = max(sequence, min(budget, share * sequence))  # a sequence longer than the budget goes alone
+    part, evaluated = spread.largest_part(data.prompts_per_step), spread.largest_part(config.eval.size)
+    return Work(
+        prompt=prompt,
+        completion=rollout.max_tokens,
+        completions=completions,
+        trained_at_a_time=min(most, part * rollout.samples_per_prompt),
+        evaluated_at_a_time=min(most, evaluated),
+        mini_batches=optimizer.mini_batches,
+        epochs=optimizer.epochs,
+        micro_batch=-(-line // spread.slices),
+        seats=min(most, max(completions, config.eval.size)),
+        groups=data.prompts_per_step,
+        shares=spread.shares,
+        slices=spread.slices,
+    )
+
+
+def work_on(config: TrainConfig, prompt_tokens: int | None = None) -> Work:
+    """The same on the cards that the configuration names."""
+    return work_of(config, prompt_tokens, spread_of(config))
+
+
+def number_bytes(config: TrainConfig) -> int:
+    """Bytes of a number that networks, caches and logits are computed with; `auto` is taken for bfloat16.
+
+    Of a card without that see `target.on_card`.
+    """
+    return 4 if config.model.dtype == "float32" else 2

@@ -1,0 +1,72 @@
+"""The tasks of a run at work: each with its problems and the processes that score its answers."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from tinyzero_sdk import Task
+from tinyzero_trainer.config import RewardConfig, TrainConfig
+from tinyzero_trainer.data.mixture import Mixture
+from tinyzero_trainer.data.prompts import Progress, PromptSource
+from tinyzero_trainer.rewards.pool import RewardPool, scoring_pool
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRole:
+    """One task of a run."""
+
+    task: Task
+    """The task, with its options and wrappers."""
+
+    weight: float
+    """Its share of the problems, beside the other tasks' weights."""
+
+    prompts: PromptSource
+    """Its problems."""
+
+    pool: RewardPool
+    """Scores completions of them."""
+
+
+PoolMaker = Callable[[RewardConfig, Task], AbstractContextManager[RewardPool]]
+
+
+@contextmanager
+def task_roles(
+    config: TrainConfig,
+    tasks: Mapping[str, Task],
+    tokenizer: PreTrainedTokenizerBase,
+    make_pool: PoolMaker = scoring_pool,
+) -> Iterator[dict[str, TaskRole]]:
+    """The tasks by what the run calls them; leaving the context ends the scoring processes.
+
+    Args:
+        config: the run's; `reward.workers` is for each task.
+        tasks: from `load_shares`, in the order of `config.task_shares()`.
+        tokenizer: the model's.
+        make_pool: where they are scored.
+    """
+    with ExitStack() as stack:
+        roles = {}
+        for share, (name, task) in zip(config.task_shares(), tasks.items(), strict=True):
+            pool = stack.enter_context(make_pool(config.reward, task))
+            prompts = PromptSource(task, tokenizer, config.data, name)
+            roles[name] = TaskRole(task, share.weight, prompts, pool)
+        yield roles
+
+
+def training_stream(config: TrainConfig, tasks: Mapping[str, TaskRole], progress: Mapping[str, Progress]) -> Mixture:
+    """Training problems of all tasks, mixed by weight.
+
+    Args:
+        config: the run's.
+        tasks: from `task_roles`.
+        progress: of each task so far; none = it begins.
+    """
+    streams = {
+        name: role.prompts.training(config.run.seed, progress.get(name), config.curriculum)
+        for name, role in tasks.items()
+    }
+    return Mixture(streams, [role.weight for role in tasks.values()])

@@ -1,0 +1,137 @@
+"""Whether torch has kernels for a card, and which torch would. No torch in here, so that any card can be simulated.
+
+A card runs machine code (`sm_XY`) of its own major version and of no newer minor one, and may compile PTX
+(`compute_XY`) of any older version. `sm_90a` runs on 9.0 alone, `sm_100f` on its own family
+(CUDA C++ Programming Guide, "Application compatibility" and "Feature set compiler targets").
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from tinyzero_trainer.doctor.facts import Capability, CudaVersion
+from tinyzero_trainer.doctor.finding import Finding
+
+WHEELS = "https://download.pytorch.org/whl"
+"""Where PyTorch publishes its builds by CUDA version; torch's own warning points there too."""
+
+MIN_DRIVER = {11: "450", 12: "525", 13: "580"}
+"""By CUDA's major version, the oldest driver branch for it on Linux (CUDA's release notes)."""
+
+_ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
+_EMBEDDED = {(5, 3), (6, 2), (7, 2), (8, 7), (10, 1)}
+"""Jetson and Drive: code for them runs nowhere else, and other code of their major version not on them."""
+
+
+def has_kernels(capability: Capability, archs: Iterable[str]) -> bool:
+    """Whether a card can run, or compile, any of the code torch was built with.
+
+    Example:
+        >>> has_kernels((8, 9), ["sm_80", "sm_90a"]), has_kernels((12, 0), ["sm_90"])
+        (True, False)
+        >>> has_kernels((12, 0), ["sm_90", "compute_90"])
+        True
+    """
+    return any(_runs_on(arch, capability) for arch in archs)
+
+
+def _runs_on(arch: str, capability: Capability) -> bool:
+    matched = _ARCH.fullmatch(arch)
+    if matched is None:
+        return False
+    kind, major, minor, feature = matched.groups()
+    code = (int(major), int(minor))
+    if feature == "a" or (kind == "sm" and (code in _EMBEDDED or capability in _EMBEDDED)):
+        return code == capability
+    if kind == "sm" or feature == "f":
+        return code[0] == capability[0] and code[1] <= capability[1]
+    return code <= capability
+
+
+def refusal(
+    check: str,
+    name: str,
+    capability: Capability,
+    *,
+    torch: str,
+    cuda: str | None,
+    archs: Sequence[str],
+    driver: CudaVersion | None = None,
+    others: Sequence[str] = (),
+) -> Finding | None:
+    """What stands against training on a card, or None.
+
+    Args:
+        check: name of the finding.
+        name: the card's.
+        capability: the card's.
+        torch: version of torch.
+        cuda: what it was built for; None = not for NVIDIA, so there is nothing to say.
+        archs: of `torch.cuda.get_arch_list()`; nothing is said where it is empty.
+        driver: newest CUDA that the driver supports, which bears on the cure; None = not known, torch's own is taken.
+        others: cards that torch does have kernels for, as `named_outside` names them.
+    """
+    if cuda is None or not archs or has_kernels(capability, archs):
+        return None
+    advice, commands = ["train on the CPU with run.device=cpu"], []
+    if others:
+        advice.insert(0, f"use another card with CUDA_VISIBLE_DEVICES={','.join(others)}")
+    if build := build_for(capability, driver or parse_cuda(cuda)):
+        advice.append("install a torch built for it")
+        commands.append(install(build))
+    major, minor = capability
+    return Finding(
+        check,
+        "error",
+        f"{name} has compute capability {major}.{minor} (sm_{major}{minor}), but torch {torch} "
+        f"has kernels for {' '.join(archs)} only",
+        ", or ".join(advice),
+        tuple(commands),
+    )
+
+
+def named_outside(index: int, visible: str | None) -> str:
+    """What CUDA_VISIBLE_DEVICES calls the card that is `cuda:index` under its present value (None = not set).
+
+    Example:
+        >>> named_outside(1, None), named_outside(1, "4,6")
+        ('1', '6')
+    """
+    names = visible.split(",") if visible else []
+    return names[index].strip() if index < len(names) else str(index)
+
+
+def build_for(capability: Capability | None, driver: CudaVersion | None = None) -> str | None:
+    """The series of PyTorch's builds, such as `cu126`, that runs on a card with its driver; None = there is none.
+
+    Args:
+        capability: the card's; None = not known, a common one is taken.
+        driver: newest CUDA that the driver supports; None = not known, CUDA 12 is taken.
+
+    Example:
+        >>> build_for((6, 1), (13, 0)), build_for((12, 0), (12, 8)), build_for((9, 0), (13, 0)), build_for((3, 7))
+        ('cu126', 'cu129', 'cu130', None)
+    """
+    capability = capability or (8, 0)
+    if not (5, 0) <= capability < (13, 0):
+        return None
+    if capability < (7, 5):
+        return "cu126"  # later builds left Maxwell, Pascal and Volta out
+    if driver and driver >= (13, 0):
+        return "cu130"
+    return "cu129" if capability >= (10, 0) else "cu126"
+
+
+def parse_cuda(version: str) -> CudaVersion:
+    """The version of CUDA as torch writes it.
+
+    Example:
+        >>> parse_cuda("12.8")
+        (12, 8)
+    """
+    major, _, minor = version.partition(".")
+    return int(major), int(minor.partition(".")[0] or 0)
+
+
+def install(build: str, *packages: str) -> str:
+    """What to type for a torch of a series, and for packages that must match it; short enough for a line."""
+    return f"pip install --force-reinstall {' '.join(('torch', *packages))} -i {WHEELS}/{build}"

@@ -1,0 +1,109 @@
+"""The cards that CUDA shows a process, in CUDA's own order: `cuda:N` is the one at place N. No torch in here.
+
+CUDA_DEVICE_ORDER (by default the fastest first, which is not the order of nvidia-smi), CUDA_VISIBLE_DEVICES and parts
+of a card (MIG) are CUDA's to judge, so the driver's libcuda is asked: in a process of its own, which may crash or hang,
+and which leaves the one that asks free to fork.
+"""
+
+import ctypes
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tinyzero_trainer.doctor.facts import Card
+
+SECONDS = 20.0
+"""A machine with many cards takes some of them to wake up."""
+
+_NO_DEVICE = 100
+"""cuInit's answer where there is no card, or all are hidden."""
+
+_MAJOR, _MINOR = 75, 76
+"""Attributes of a card: its compute capability."""
+
+
+def visible_cards(command: Sequence[str] = (), timeout: float = SECONDS) -> "tuple[Card, ...] | None":
+    """The cards that a run would see; None = CUDA is not there, or cannot be asked.
+
+    Args:
+        command: another one to run, for tests.
+        timeout: seconds.
+    """
+    from tinyzero_trainer.doctor.facts import Card  # not in the process that is started, which shall be there at once
+
+    # -P: nothing in the working directory can stand in for a library.
+    command = tuple(command) or (sys.executable, "-P", "-m", "tinyzero_trainer.hardware.cuda_devices")
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=timeout, check=False)
+        rows = json.loads(done.stdout) if done.returncode == 0 else None
+        return None if rows is None else tuple(Card(**row | {"capability": _pair(row["capability"])}) for row in rows)
+    except (OSError, subprocess.TimeoutExpired, ValueError, LookupError, TypeError):
+        return None
+
+
+def ask_cuda(library: Any) -> list[dict[str, Any]] | None:
+    """What libcuda says of each card, as fields of `Card`; None = it cannot say.
+
+    Args:
+        library: libcuda, opened.
+    """
+    number = ctypes.c_int(0)
+    status = library.cuInit(0)
+    if status == _NO_DEVICE:
+        return []
+    if status or library.cuDeviceGetCount(ctypes.byref(number)):
+        return None
+    cards = [_ask_card(library, place) for place in range(number.value)]
+    return None if None in cards else [card for card in cards if card is not None]
+
+
+def _ask_card(library: Any, place: int) -> dict[str, Any] | None:
+    device, memory, name, own = ctypes.c_int(0), ctypes.c_size_t(0), ctypes.create_string_buffer(256), _Uuid()
+    # The later one names a part of a card by itself, not by the card.
+    ask_uuid = getattr(library, "cuDeviceGetUuid_v2", None) or library.cuDeviceGetUuid
+    faults = (
+        library.cuDeviceGet(ctypes.byref(device), place),
+        library.cuDeviceGetName(name, len(name), device),
+        library.cuDeviceTotalMem_v2(ctypes.byref(memory), device),
+        ask_uuid(ctypes.byref(own), device),
+    )
+    if any(faults):
+        return None
+    return {
+        "index": place,
+        "name": name.value.decode(errors="replace"),
+        "capability": [_attribute(library, device, _MAJOR), _attribute(library, device, _MINOR)],
+        "memory": memory.value,
+        "uuid": str(uuid.UUID(bytes=bytes(own))),
+    }
+
+
+_Uuid = ctypes.c_ubyte * 16
+
+
+def _attribute(library: Any, device: ctypes.c_int, which: int) -> int | None:
+    value = ctypes.c_int(0)
+    return None if library.cuDeviceGetAttribute(ctypes.byref(value), which, device) else value.value
+
+
+def _pair(numbers: list[int | None]) -> tuple[int, int] | None:
+    major, minor = numbers
+    return None if major is None or minor is None else (major, minor)
+
+
+def main() -> None:
+    """Ask, and print JSON."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        print("null")
+        return
+    print(json.dumps(ask_cuda(library)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Log-probability, entropy and divergence of each token straight from hidden states, without all logits at a time.
+
+With a vocabulary of 150,000 the logits of a batch are what a training step runs out of memory on. Here they exist for
+one chunk of tokens, in the type of the weights, and are computed anew in the backward pass, which turns them into
+their own gradient where they lie.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK_ELEMENTS = {torch.float32: 2**26, torch.bfloat16: 2**28, torch.float16: 2**28}
+"""Logits held at a time: 256 or 512 MiB. Small chunks cost time: each adds to the gradient of the whole head."""
+
+
+def token_logprobs(
+    states: Tensor, weight: Tensor, targets: Tensor, *, temperature: float, chunk_elements: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """log softmax(states · weightᵀ / temperature) at the targets, and the entropy of that distribution.
+
+    Args:
+        states: [tokens, hidden] last hidden states.
+        weight: [vocabulary, hidden] of the output head.
+        targets: [tokens] int64.
+        temperature: logits are divided by it.
+        chunk_elements: logits at a time; none = `CHUNK_ELEMENTS`.
+
+    Returns:
+        Log-probabilities and entropies in nats, both [tokens] float32; gradients reach `states` and `weight`.
+    """
+    rows = _rows(states, len(weight), chunk_elements)
+    logprobs, entropy = _TokenStatistics.apply(states, weight, targets, None, None, temperature, rows)
+    return logprobs, entropy
+
+
+def token_divergences(
+    states: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    reference_states: Tensor,
+    reference_weight: Tensor,
+    *,
+    temperature: float,
+    chunk_elements: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `token_logprobs` gives, and KL(π ‖ π_ref) over the whole vocabulary, exactly 0 where the logits are equal.
+
+    Args:
+        states: [tokens, hidden] last hidden states.
+        weight: [vocabulary, hidden] of the output head.
+        targets: [tokens] int64.
+        reference_states: [tokens, hidden of the reference]; they and their head get no gradient.
+        reference_weight: [vocabulary, hidden of the reference].
+        temperature: both models' logits are divided by it.
+        chunk_elements: logits at a time, those of both models together; none = `CHUNK_ELEMENTS`.
+
+    Returns:
+        Log-probabilities, entropies and divergences in nats, all [tokens] float32.
+    """
+    rows = _rows(states, 2 * len(weight), chunk_elements)
+    logprobs, entropy, divergence = _TokenStatistics.apply(
+        states, weight, targets, reference_states, reference_weight, temperature, rows
+    )
+    return logprobs, entropy, divergence
+
+
+def _rows(states: Tensor, logits: int, elements: int | None) -> int:
+    """Tokens of a chunk, each of which has so many logits."""
+    return max(1, (elements or CHUNK_ELEMENTS[states.dtype]) // logits)
+
+
+class _TokenStatistics(torch.autograd.Function):
+    """The results of `token_logprobs`, or with a reference those of `token_divergences`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        anchor_states: Tensor | None,
+        anchor_weight: Tensor | None,
+        temperature: float,
+        rows: int,
+    ) -> tuple[Tensor, ...]:
+        columns = states.new_empty((3 if anchor_states is None else 5, len(states)), dtype=torch.float32)
+        logits = None
+        for part in _chunks(len(states), rows):
+            logits = states[part] @ weight.T  # [chunk, vocabulary]
+            anchors = _anchors(anchor_states, anchor_weight, part)
+            columns[:, part] = _measure(logits, anchors, targets[part], temperature)
+        # A single chunk is kept on the CPU, where computing it again would take a tenth of the update.
+        kept = logits if len(states) <= rows and not states.is_cuda else None
+        ctx.save_for_backward(states, weight, targets, anchor_states, anchor_weight, columns, kept)
+        ctx.temperature, ctx.rows = temperature, rows
+        return (columns[0], columns[1]) if anchor_states is None else (columns[0], columns[1], columns[3])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        states, weight, targets, anchor_states, anchor_weight, columns, kept = ctx.saved_tensors
+        of_states = torch.empty_like(states)
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        for part in _chunks(len(states), ctx.rows):
+            logits = states[part] @ weight.T if kept is None else kept
+            anchors = _anchors(anchor_states, anchor_weight, part)
+            upstream = [gradient[part] for gradient in gradients]
+            logits = _to_gradient(logits, anchors, targets[part], columns[:, part], upstream, ctx.temperature)
+            torch.mm(logits, weight, out=of_states[part])
+            if of_weight is not None:
+                _add_product(of_weight, logits.T, states[part])
+        return of_states, None if of_weight is None else of_weight.to(weight.dtype), None, None, None, None, None
+
+
+def _chunks(count: int, rows: int) -> Iterator[slice]:
+    return (slice(start, start + rows) for start in range(0, count, rows))
+
+
+def _anchors(states: Tensor | None, weight: Tensor | None, part: slice) -> Tensor | None:
+    """The reference's logits [chunk, vocabulary], if there is one."""
+    return None if states is None or weight is None else states[part] @ weight.T
+
+
+def _measure(logits: Tensor, anchors: Tensor | None, targets: Tensor, temperature: float) -> Tensor:
+    """[3, chunk] log-probability of the target, entropy and log-sum-exp of logits [chunk, vocabulary].
+
+    With the reference's logits [5, chunk]: then the divergence, and the log-sum-exp of those.
+    """
+    if not logits.is_cuda:
+        return _statistics(logits, anchors, targets, temperature)
+    from tinyzero_trainer.models import fused_logprobs_triton as head_kernels
+
+    return head_kernels.measure(logits, anchors, targets, temperature)
+
+
+def _to_gradient(
+    logits: Tensor,
+    anchors: Tensor | None,
+    targets: Tensor,
+    columns: Tensor,
+    upstream: Sequence[Tensor],
+    temperature: float,
+) -> Tensor:
+    """Gradient [chunk, vocabulary] with respect to the logits, given those of the results; may overwrite them."""
+    if not logits.is_cuda:
+        return _gradient(logits, anchors, targets, columns, upstream, temperature)
+    from tinyzero_trainer.models import fused_logprobs_triton as head_kernels
+
+    return head_kernels.gradient(logits, anchors, targets, columns, upstream, temperature)
+
+
+def _statistics(logits: Tensor, anchors: Tensor | None, targets: Tensor, temperature: float) -> Tensor:
+    scaled = logits.float() / temperature
+    total = torch.logsumexp(scaled, dim=-1)
+    logprobs = scaled - total[:, None]
+    entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
+    found = [logprobs.gather(1, targets[:, None]).squeeze(1), entropy, total]
+    if anchors is None:
+        return torch.stack(found)
+    scaled = anchors.float() / temperature
+    total = torch.logsumexp(scaled, dim=-1)
+    divergence = (logprobs.exp() * (logprobs - (scaled - total[:, None]))).sum(dim=-1)
+    return torch.stack([*found, divergence, total])
+
+
+def _gradient(
+    logits: Tensor,
+    anchors: Tensor | None,
+    targets: Tensor,
+    columns: Tensor,
+    upstream: Sequence[Tensor],
+    temperature: float,
+) -> Tensor:
+    of_logprob, of_entropy = upstream[0][:, None], upstream[1][:, None]
+    logprobs = logits.float() / temperature - columns[2, :, None]
+    probabilities = logprobs.exp()
+    # d log p_t / d z_j = [j = t] - p_j;  d H / d z_j = -p_j (log p_j + H)
+    pull = of_logprob + of_entropy * (logprobs + columns[1, :, None])
+    if anchors is not None:  # d KL / d z_j = p_j (log p_j - log q_j - KL)
+        apart = logprobs - (anchors.float() / temperature - columns[4, :, None])
+        pull = pull - upstream[2][:, None] * (apart - columns[3, :, None])
+    chosen = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
+    return ((of_logprob * chosen - probabilities * pull) / temperature).to(logits.dtype)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left · right in float32, whatever the type of the factors."""
+    if left.is_cuda and left.dtype != torch.float32:
+        total += torch.mm(left, right, out_dtype=torch.float32)
+    else:
+        total += left.float() @ right.float()

@@ -1,0 +1,225 @@
+"""The shape of a model that a user names: a directory, a name on the Hub, or the tiny model."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from ssl import SSLError
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import urlopen
+
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_trainer.config import OwnModelConfig
+from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, TINY_MODEL, directory_of
+from tinyzero_trainer.models.spec import COUNTED, ModelShape, context_in, shape_of
+
+CONFIG_FILE = "config.json"
+
+
+def find_shape(model: str | None, *, download: bool = True) -> ModelShape:
+    """The shape of a model; nothing of its weights is read.
+
+    Args:
+        model: `model.path`.
+        download: whether the config.json of a name that is neither in the Hub's cache nor well known may be fetched.
+
+    Raises:
+        SettingsError: there is no such model, or it is no language model.
+    """
+    directory = _directory(model)
+    if directory is None:
+        return _by_name(str(model), download=download)
+    return _of_directory(TINY_MODEL if directory == BUILT_IN_MODEL else str(model), directory)
+
+
+def context_of(model: str | None) -> int | None:
+    """Tokens of the longest sequence a model was made for, if its config.json is here and says so; no more is read."""
+    directory = _directory(model)
+    try:
+        config = None if directory is None else json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None  # who loads the model says what is wrong with it
+    return context_in(config) if isinstance(config, dict) else None
+
+
+def shape_of_own(own: OwnModelConfig) -> ModelShape:
+    """The shape of the small model that `train` makes on a GPU where none is named, with the tiny one's vocabulary."""
+    tiny = find_shape(None)
+    config = {
+        "model_type": "qwen2",
+        "hidden_size": own.hidden_size,
+        "num_hidden_layers": own.layers,
+        "num_attention_heads": own.hidden_size // own.head_size,
+        "num_key_value_heads": own.kv_heads,
+        "intermediate_size": own.mlp_size,
+        "vocab_size": tiny.vocabulary,
+        "max_position_embeddings": tiny.context,
+        "tie_word_embeddings": True,
+    }
+    return shape_of("the small model that train makes (own_model)", config)
+
+
+def well_known(model: str) -> ModelShape | None:
+    """The shape of a model that many people use, which needs no download; also of what was made from it.
+
+    Example:
+        >>> well_known("Qwen/Qwen2.5-0.5B-Instruct").parameters
+        494032768
+    """
+    for name, config in WELL_KNOWN.items():
+        if model == name or model in (f"{name}-Instruct", f"{name}-Base"):
+            return shape_of(model, config)
+    return None
+
+
+def _of_directory(name: str, directory: Path) -> ModelShape:
+    file = directory / CONFIG_FILE
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        return shape_of(name, config) if config["model_type"] in COUNTED else _by_transformers(name, str(directory))
+    except _FAULTS as error:
+        raise SettingsError(
+            f"{file} does not describe a language model ({_first_line(error)}); give --model the directory of a "
+            "transformers causal LM"
+        ) from error
+
+
+def _by_name(model: str, *, download: bool) -> ModelShape:
+    known = well_known(model)
+    if known is not None:
+        return known
+    if not download:
+        raise SettingsError(f"the model {model} is not in the Hub's cache")
+    try:
+        _ask_hub(model)
+        return _by_transformers(model, model)
+    except _FAULTS as error:
+        raise SettingsError(
+            f"cannot find the model {model!r} ({_first_line(error)}); give --model a directory, a name on the Hub, or "
+            f"a well-known one such as {next(iter(WELL_KNOWN))}"
+        ) from error
+
+
+def _ask_hub(model: str) -> None:
+    """Fail at once where the Hub cannot be reached: its own client goes on trying for half a minute.
+
+    Raises:
+        OSError: there is no connection.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):  # as the Hub's client reads it
+        raise OSError("it is not in the Hub's cache, and HF_HUB_OFFLINE is set")
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    try:
+        with urlopen(f"{endpoint}/{quote(model)}/resolve/main/{CONFIG_FILE}", timeout=_HUB_SECONDS):
+            pass
+    except HTTPError:
+        pass  # somebody is there, who may want a token
+    except URLError as error:
+        if not isinstance(error.reason, SSLError):  # the Hub's client may know other certificates
+            raise OSError(f"{endpoint} cannot be reached: {error.reason}") from error
+
+
+def _by_transformers(name: str, source: str) -> ModelShape:
+    """Built without memory for its weights, which takes seconds: any architecture that transformers knows."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    content, _ = PreTrainedConfig.get_config_dict(source)
+    if "auto_map" in content and content.get("model_type") not in CONFIG_MAPPING_NAMES:
+        raise ValueError("it brings code of its own in auto_map, which is not run")
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    if config.is_encoder_decoder:
+        raise ValueError(f"{config.model_type!r} is an encoder with a decoder")
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except ValueError as error:
+        raise ValueError(f"{config.model_type!r} is no causal LM that transformers knows") from error
+    text = config.get_text_config()
+    content = {key: getattr(text, key, None) for key in _KEYS}
+    content |= {"model_type": text.model_type, "tie_word_embeddings": bool(config.tie_word_embeddings)}
+    return shape_of(name, content, parameters=sum(parameter.numel() for parameter in model.parameters()))
+
+
+_FAULTS = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What broken files and odd architectures end in, in transformers as well."""
+
+
+def _first_line(error: BaseException) -> str:
+    line = next(iter(str(error).strip().splitlines()), "")
+    line = f"{line[:_LONGEST]}…" if len(line) > _LONGEST else line
+    return f"{type(error).__name__}: {line}" if isinstance(error, LookupError) or not line else line
+
+
+_LONGEST = 160
+"""Characters of a reason."""
+
+_HUB_SECONDS = 5.0
+"""In which the Hub must answer."""
+
+_KEYS = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("intermediate_size", "vocab_size", "max_position_embeddings"),
+)
+
+
+def _directory(model: str | None) -> Path | None:
+    """Where its config.json is; None = not on this machine."""
+    named = directory_of(model)
+    if named is None or model is None:
+        return BUILT_IN_MODEL
+    return named.expanduser() if named.expanduser().is_dir() else _in_cache(model)
+
+
+def _in_cache(model: str) -> Path | None:
+    from tinyzero_trainer.models.files import hub_cache, snapshots
+
+    return next((folder for folder in snapshots(model, hub_cache()) if (folder / CONFIG_FILE).is_file()), None)
+
+
+_SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "vocab_size"),
+)
+
+
+def _config(kind: str, *sizes: int, **more: Any) -> Mapping[str, Any]:
+    return {"model_type": kind, **dict(zip(_SIZES, sizes, strict=True)), "tie_word_embeddings": True, **more}
+
+
+_QWEN = {
+    "0.5B": _config("qwen2", 896, 4864, 24, 14, 2, 151_936),
+    "1.5B": _config("qwen2", 1536, 8960, 28, 12, 2, 151_936),
+    "3B": _config("qwen2", 2048, 11_008, 36, 16, 2, 151_936),
+    "7B": _config("qwen2", 3584, 18_944, 28, 28, 4, 152_064, tie_word_embeddings=False),
+    "14B": _config("qwen2", 5120, 13_824, 48, 40, 8, 152_064, tie_word_embeddings=False),
+    "32B": _config("qwen2", 5120, 27_648, 64, 40, 8, 152_064, tie_word_embeddings=False),
+}
+_LLAMA_8B = _config("llama", 4096, 14_336, 32, 32, 8, 128_256, tie_word_embeddings=False)
+
+WELL_KNOWN = {
+    **{f"Qwen/Qwen2.5-{size}": config for size, config in _QWEN.items()},
+    "Qwen/Qwen3-0.6B": _config("qwen3", 1024, 3072, 28, 16, 8, 151_936, head_dim=128),
+    "Qwen/Qwen3-1.7B": _config("qwen3", 2048, 6144, 28, 16, 8, 151_936, head_dim=128),
+    "Qwen/Qwen3-4B": _config("qwen3", 2560, 9728, 36, 32, 8, 151_936, head_dim=128),
+    "Qwen/Qwen3-8B": _config("qwen3", 4096, 12_288, 36, 32, 8, 151_936, head_dim=128, tie_word_embeddings=False),
+    "Qwen/Qwen3-14B": _config("qwen3", 5120, 17_408, 40, 40, 8, 151_936, head_dim=128, tie_word_embeddings=False),
+    "Qwen/Qwen3-32B": _config("qwen3", 5120, 25_600, 64, 64, 8, 151_936, head_dim=128, tie_word_embeddings=False),
+    **{f"Qwen/Qwen2.5-Coder-{size}": config for size, config in _QWEN.items()},
+    **{f"Qwen/Qwen2.5-Math-{size}": _QWEN[size] for size in ("1.5B", "7B")},
+    "meta-llama/Llama-3.2-1B": _config("llama", 2048, 8192, 16, 32, 8, 128_256, head_dim=64),
+    "meta-llama/Llama-3.2-3B": _config("llama", 3072, 8192, 28, 24, 8, 128_256, head_dim=128),
+    "meta-llama/Llama-3.1-8B": _LLAMA_8B,
+    "meta-llama/Meta-Llama-3-8B": _LLAMA_8B,
+    "mistralai/Mistral-7B-v0.1": _config("mistral", 4096, 14_336, 32, 32, 8, 32_000, tie_word_embeddings=False),
+    "mistralai/Mistral-7B-v0.3": _config(
+        "mistral", 4096, 14_336, 32, 32, 8, 32_768, tie_word_embeddings=False, sliding_window=None
+    ),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": {**_QWEN["1.5B"], "tie_word_embeddings": False},
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _QWEN["7B"],
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": _LLAMA_8B,
+}
+"""As their config.json on the Hub says."""

@@ -1,0 +1,271 @@
+"""Loading a language model, its tokenizer and its end tokens, and saving them so that others can load them."""
+
+import contextlib
+import os
+import textwrap
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from logging import CRITICAL, getLogger
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, TINY_MODEL, directory_of
+from tinyzero_trainer.config.types import DEVICES, is_device
+from tinyzero_trainer.distributed.fsdp import on_device, ranks_of
+from tinyzero_trainer.hardware.compute_capability import has_kernels, named_outside, refusal
+from tinyzero_trainer.models.files import find_model, hub_cache
+from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER_DIRECTORY
+from tinyzero_trainer.models.lora import Adapter, merged_state, merged_weights
+
+
+class ModelError(TinyZeroError):
+    """A model cannot be loaded, or cannot do what is asked of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageModel:
+    """A model with what belongs to it."""
+
+    name: str
+    """As the user gave it, for messages."""
+
+    model: PreTrainedModel
+    """The network, on its device."""
+
+    tokenizer: PreTrainedTokenizerBase
+    """Its tokenizer."""
+
+    eos_ids: frozenset[int]
+    """Every token that ends a completion: generation_config's (often several) and the tokenizer's."""
+
+    pad_id: int
+    """Token that fills up batches; always masked."""
+
+    adapter: Adapter | None = None
+    """What is trained instead of all weights, if something is."""
+
+    @property
+    def context(self) -> int:
+        """Longest sequence the model was made for."""
+        return int(getattr(self.model.config, "max_position_embeddings", 0) or 2**31)
+
+    @property
+    def parameters(self) -> int:
+        """How many there are, those of an adapter included."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def trained_parameters(self) -> int:
+        """How many of them are trained."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+    @property
+    def trained(self) -> str:
+        """What is trained, in words."""
+        part = f"{self.trained_parameters:,} of {self.parameters:,}" if self.adapter else f"all {self.parameters:,}"
+        return f"training {part} parameters"
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` = a GPU where there is one.
+
+    Raises:
+        ModelError: a device that torch does not know or cannot see, or a card that it has no kernels for.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not is_device(name):
+        raise ModelError(f"run.device={name!r} cannot be used; give {DEVICES}")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch\.cuda")  # of a card without kernels: an error below
+            device = torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        advice = f"{_device_advice(name)} (tinyzero doctor says more)"
+        raise ModelError(f"run.device={name!r} cannot be used ({_first_line(error)}); {advice}") from error
+    if device.type == "cuda":
+        _refuse_card_without_kernels(device)
+        # It plans anew for each length that it has not seen, which takes 70 ms: in generation that is every step.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    return device
+
+
+def _device_advice(name: str) -> str:
+    """What to give in place of a device of CUDA's that torch cannot use."""
+    count, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    index = name.removeprefix("cuda").removeprefix(":")
+    if count and index and int(index) >= count:
+        return f"torch sees cuda:0{f' to cuda:{count - 1}' if count > 1 else ' only'}; give one it sees, or cuda"
+    if not count and visible is not None and torch.version.cuda is not None:
+        return f"CUDA_VISIBLE_DEVICES={visible!r} may hide the cards: unset CUDA_VISIBLE_DEVICES, or give cpu or auto"
+    return "give cpu or auto"
+
+
+def _refuse_card_without_kernels(device: torch.device) -> None:
+    """Say it before a model is loaded, in the words of `tinyzero doctor`; torch fails at the first kernel, in its own.
+
+    Raises:
+        ModelError: torch has no kernels for the card.
+    """
+    capability, archs = torch.cuda.get_device_capability, torch.cuda.get_arch_list()
+    fine = [index for index in range(torch.cuda.device_count()) if has_kernels(capability(index), archs)]
+    finding = refusal(
+        str(device),
+        torch.cuda.get_device_name(device),
+        capability(device),
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        archs=archs,
+        others=[named_outside(index, os.environ.get("CUDA_VISIBLE_DEVICES")) for index in fine],
+    )
+    if finding is not None:
+        raise ModelError(finding.line)
+
+
+def load_model(path: str | None, device: torch.device) -> LanguageModel:
+    """A causal LM with float32 weights and its tokenizer; safetensors only, since a pickle can hold any code.
+
+    Args:
+        path: directory or Hub name; None or `tiny` = the tiny model that comes with the trainer.
+        device: where the weights go.
+
+    Raises:
+        ModelError: it cannot be found or loaded, is an adapter, or lacks some of its weights; the message says which
+            file is at fault, or keeps the reason.
+    """
+    source = str(directory_of(path) or BUILT_IN_MODEL)
+    _refuse_adapter(source, Path(source, "adapter_config.json").exists())
+    try:
+        with _quiet_transformers():
+            tokenizer = AutoTokenizer.from_pretrained(source)
+            model, report = _with_report(source)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # the border to transformers: on broken files its libraries raise what they like
+        raise ModelError(_loading_error(source, _first_line(error))) from error
+    _refuse_adapter(source, getattr(model, "_hf_peft_config_loaded", False))  # transformers loads those of the Hub
+    if misfit := _misfit(report):
+        raise ModelError(_loading_error(source, misfit))
+    model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
+    return from_parts(TINY_MODEL if directory_of(path) is None else source, model, tokenizer)
+
+
+def _with_report(source: str) -> tuple[PreTrainedModel, Mapping[str, Any]]:
+    """A model, and what transformers says of its weights: those that are missing, or do not fit, are random numbers."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        source, dtype=torch.float32, use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True
+    )
+    model, report = loaded
+    return model, report
+
+
+def _misfit(report: Mapping[str, Any]) -> str:
+    """Which of the weights are missing or of another size than config.json asks for; empty = none."""
+    wrong = [f"{name} is of {tuple(held)} and not of {tuple(asked)}" for name, held, asked in report["mismatched_keys"]]
+    wrong += [f"{name} is missing" for name in report["missing_keys"]]
+    more = f", and {len(wrong) - 1} more like that" if len(wrong) > 1 else ""
+    return f"its weights do not fit its config.json: {min(wrong)}{more}" if wrong else ""
+
+
+def _loading_error(source: str, reason: str) -> str:
+    """One line: which file is at fault, what is wrong with it, and what to do; by its files, or else by a reason."""
+    fault = find_model(source, Path(source), hub_cache()).fault
+    if fault is not None:
+        return f"cannot load the model {source!r}: {fault.line}"
+    advice = "give a directory with config.json, safetensors and tokenizer, or a model name on the Hub"
+    return f"cannot load the model {source!r} ({reason}); {advice}"
+
+
+def _first_line(error: Exception) -> str:
+    """The first line of an error, with the next where it ends with a colon; short enough to be read."""
+    lines = " ".join(str(error).replace(":\n", ": ").strip().splitlines()[:1]).split()
+    return textwrap.shorten(" ".join(lines), 200, placeholder=" …") or type(error).__name__
+
+
+def _refuse_adapter(source: str, is_adapter: bool) -> None:
+    if is_adapter:
+        raise ModelError(
+            f"{source} is an adapter, not a model; give a model that has it merged (a run's checkpoints/step_N has)"
+        )
+
+
+def from_parts(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LanguageModel:
+    """Put a model and its tokenizer together.
+
+    Raises:
+        ModelError: neither knows an end token, so no completion would ever end.
+    """
+    ids: set[int] = set()
+    for source in (model.generation_config, tokenizer):
+        found = getattr(source, "eos_token_id", None)
+        ids.update(found if isinstance(found, list) else [] if found is None else [found])
+    if not ids:
+        raise ModelError(f"{name} names no end token; set eos_token in its tokenizer or generation_config.json")
+    pad_id = tokenizer.pad_token_id
+    return LanguageModel(name, model, tokenizer, frozenset(ids), min(ids) if pad_id is None else cast(int, pad_id))
+
+
+def save_model(directory: Path, language_model: LanguageModel) -> None:
+    """Write weights and tokenizer as transformers and vLLM load them: an adapter merged, and beside it by itself.
+
+    Where several ranks hold the model the first writes, all of it from the host's memory, and all must call this.
+    """
+    model, ranks = language_model.model, ranks_of(language_model.model)
+    with _quiet_transformers(), on_device(model):
+        state = _gathered(model, keep=ranks.first) if ranks.several else merged_state(model)
+        if ranks.first:
+            model.save_pretrained(directory, state_dict=state)
+            language_model.tokenizer.save_pretrained(directory)
+        if language_model.adapter is not None:
+            language_model.adapter.save(directory / ADAPTER_DIRECTORY)
+
+
+def _gathered(model: PreTrainedModel, *, keep: bool) -> dict[str, torch.Tensor]:
+    """All weights on the host, put together one after another; tied ones once, as transformers expects them."""
+    tied = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    state: dict[str, torch.Tensor] = {}
+    once: dict[int | str, torch.Tensor] = {}
+    for name, tensor in merged_weights(model):
+        if keep:
+            state[name] = once.setdefault(tied.get(name, name), tensor.cpu())
+    return state
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]]) -> tuple[str, list[int]]:
+    """A prompt as text and as tokens; chat messages go through the tokenizer's own chat template.
+
+    Raises:
+        ModelError: messages, but the tokenizer has no chat template.
+    """
+    if isinstance(prompt, str):
+        return prompt, cast(list[int], tokenizer(prompt)["input_ids"])
+    if not tokenizer.chat_template:
+        raise ModelError("the template gives chat messages, but the model has no chat template; set data.template=base")
+    text = cast(str, tokenizer.apply_chat_template(cast(Any, prompt), tokenize=False, add_generation_prompt=True))
+    # The template writes the special tokens itself.
+    return text, cast(list[int], tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No progress bars and no advice on standard error: our display owns the terminal."""
+    from transformers.utils import logging
+
+    hub = getLogger("huggingface_hub")
+    verbosity, bars, hub_level = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.level
+    logging.set_verbosity_error()
+    hub.setLevel(CRITICAL)  # its retries are warnings; a failure reaches the user as ours
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        hub.setLevel(hub_level)
+        if bars:
+            transformers.utils.logging.enable_progress_bar()

@@ -1,0 +1,205 @@
+"""LoRA (arXiv 2106.09685): small matrices trained beside frozen weights, through peft, which is imported only here.
+
+What others see is a plain model: the engine and the export read merged weights (W + scale · B·A), computed anew and
+never written back, so the frozen weights stay those of the start bit for bit, and are the reference of a KL as well.
+"""
+
+import copy
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.seeds import derive_seed
+from tinyzero_trainer.config import LoraConfig
+from tinyzero_trainer.distributed.dtensor import assign, whole
+from tinyzero_trainer.distributed.fsdp import ranks_of
+
+DIRECTORY = "adapter"
+"""Within a checkpoint; what is in it, peft and others load."""
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+_NAME = "default"  # peft's own for an adapter that is the only one
+_PREFIX = "base_model.model."  # peft's names are those within its wrapper
+_DIGEST_VALUES = 1024
+
+
+class LoraError(TinyZeroError):
+    """LoRA cannot be used on this machine, or on this model, or not with this adapter."""
+
+
+class Adapter:
+    """The adapter of a model, attached in place: from then on nothing else in the model is trained."""
+
+    def __init__(self, model: PreTrainedModel, settings: LoraConfig, *, seed: int, start: str | None) -> None:
+        """
+        Args:
+            model: gets an adapter that changes nothing yet.
+            settings: rank above 0.
+            seed: of its first weights; equal on every device.
+            start: directory or Hub name of the model, for the adapter's users; None = the tiny one.
+
+        Raises:
+            LoraError: peft is missing, or the model has no layer of a name in `targets`.
+        """
+        peft = import_peft(settings)
+        layers = _linear_layers(model)
+        self._model, self._start = model, start
+        self._config = peft.LoraConfig(
+            r=settings.rank,
+            lora_alpha=2 * settings.rank if settings.alpha is None else settings.alpha,
+            use_rslora=settings.rslora,
+            target_modules=_targets(settings, sorted(layers)),
+            fan_in_fan_out=Conv1D in layers.values(),
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=start,
+        )
+        with torch.random.fork_rng(devices=[]):  # peft draws on the CPU
+            torch.manual_seed(derive_seed("lora", seed))
+            peft.inject_adapter_in_model(self._config, model, adapter_name=_NAME)
+
+    def save(self, directory: Path) -> None:
+        """Write the adapter as peft does; of several ranks the first, with the help of all."""
+        tensors, digest = {}, self._digest()
+        for name, tensor in self._tensors().items():
+            found = whole(tensor.detach())
+            if ranks_of(self._model).first:
+                tensors[name] = found.cpu().contiguous()
+        if not ranks_of(self._model).first:
+            return
+        directory.mkdir()
+        config = copy.copy(self._config)
+        config.inference_mode = True
+        config.target_modules = sorted(config.target_modules)  # peft keeps a set, whose order changes from run to run
+        config.save_pretrained(directory)
+        save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt", "start": digest})
+
+    def load(self, directory: Path) -> None:
+        """Read what `save` wrote.
+
+        Raises:
+            LoraError: the model is not the one that the adapter was trained on.
+        """
+        with safe_open(directory / WEIGHTS_FILE, framework="pt") as file, torch.no_grad():
+            if file.metadata()["start"] != self._digest():
+                raise LoraError(
+                    f"{self._start or 'the tiny model'} is not the model that the run started from; put that back, or "
+                    f"start a run in another --output with --model {directory.parent}, which is merged"
+                )
+            for name, tensor in self._tensors().items():
+                assign(tensor, file.get_tensor(name))
+
+    def forget_model(self) -> None:
+        """What is left says only that there is an adapter, and of which kind."""
+        del self._model
+
+    def _tensors(self) -> dict[str, nn.Parameter]:
+        """The adapter's weights, by their names in peft's files."""
+        trained = ((name, tensor) for name, tensor in self._model.named_parameters() if tensor.requires_grad)
+        return {_PREFIX + name.replace(f".{_NAME}.", "."): tensor for name, tensor in trained}
+
+    def _digest(self) -> str:
+        """Tells one starting model from another, by values spread over each of its weights."""
+        digest = hashlib.sha256()
+        for name, tensor in self._model.named_parameters():
+            if not tensor.requires_grad:
+                values = whole(tensor.detach()).flatten()[:: max(1, tensor.numel() // _DIGEST_VALUES)]
+                digest.update(f"{name} {tuple(tensor.shape)}".encode() + values.float().cpu().clone().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def import_peft(settings: LoraConfig) -> Any:
+    """The library.
+
+    Raises:
+        LoraError: it cannot be imported; says what to install.
+    """
+    try:
+        import peft
+    except ImportError as error:
+        reason = str(error).splitlines()[0]
+        advice = "install it with: pip install 'tinyzero-trainer[lora]'"
+        raise LoraError(f"lora.rank={settings.rank} needs peft ({reason}); {advice}") from error
+    return peft
+
+
+@torch.no_grad()
+def merged_weight(layer: Any) -> Tensor:
+    """The weight that a linear layer acts with: its own, or a new tensor that has an adapter's part added."""
+    weight = whole(layer.weight)
+    if not _is_adapted(layer):
+        return weight
+    # Not peft's own function for it, which knows no shards.
+    added = whole(layer.lora_B[_NAME].weight) @ whole(layer.lora_A[_NAME].weight)
+    return weight + (added.T if layer.fan_in_fan_out else added) * layer.scaling[_NAME]
+
+
+def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The weights of the plain model that acts as `model` does: shards put together, an adapter merged.
+
+    One after another, each made when it is asked for, where the model is: of several ranks none need have more than
+    one of them whole, and all must go through them. What no adapter changes, and one rank holds, is not copied.
+    """
+    adapted = dict(_adapted_layers(model))
+    for name, tensor in model.state_dict().items():
+        path, _, leaf = name.rpartition(".")
+        owner = path.removesuffix(".base_layer")
+        if owner in adapted:
+            yield f"{owner}.{leaf}", merged_weight(adapted[owner]) if leaf == "weight" else whole(tensor)
+        elif ".lora_" not in name:
+            yield name, whole(tensor)
+
+
+def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The same as a state dict for a file: what an adapter changes is in the host's memory, not twice in a GPU's."""
+    changed = {f"{path}.weight" for path, _ in _adapted_layers(model)}
+    return {name: tensor.cpu() if name in changed else tensor for name, tensor in merged_weights(model)}
+
+
+@contextmanager
+def switched_off(model: PreTrainedModel) -> Iterator[None]:
+    """Within, the model acts as it started, sharing every weight; one that has no adapter acts as ever."""
+    layers = [layer for _, layer in _adapted_layers(model)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    return ((name, module) for name, module in model.named_modules() if _is_adapted(module))
+
+
+def _is_adapted(module: nn.Module) -> bool:
+    # Not isinstance: peft would have to be imported to find that there is none.
+    return hasattr(module, "get_delta_weight")
+
+
+def _linear_layers(model: PreTrainedModel) -> dict[str, type]:
+    """Names (the last part) and types of the body's linear layers; the head, often the embedding itself, is none."""
+    head = model.get_output_embeddings()
+    return {
+        name.rpartition(".")[2]: type(module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not head
+    }
+
+
+def _targets(settings: LoraConfig, names: list[str]) -> list[str]:
+    missing = [name for name in settings.targets if name not in names]
+    if missing or not names:
+        have = f"it has {', '.join(names)}" if names else "it has none"
+        raise LoraError(f"lora.targets names {missing}, expected linear layers of the model's body: {have}")
+    return list(settings.targets) or names

@@ -1,0 +1,154 @@
+"""The picture of a run, drawn from its `metrics.jsonl`: accuracy, reward and length of completions over the steps."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.monitoring.metrics_log import (
+    ACCURACY,
+    LENGTH,
+    REWARD,
+    held_out_key,
+    read_metrics,
+    size_key,
+    task_accuracy_key,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TRAIN_COLOR, HELD_OUT_COLOR = "#4477aa", "#cc3311"  # told apart with any colour vision
+ALL_COLOR = "#555555"
+"""What is of several tasks together."""
+
+TASK_COLORS = ("#4477aa", "#cc3311", "#228833", "#aa3377", "#ccbb44", "#66ccee")
+"""For several tasks, again from the first after the last (P. Tol's schemes, told apart with any colour vision)."""
+MAX_TITLE = 70
+Series = Sequence[tuple[int, float]]
+"""(step, value), in the order of steps."""
+
+
+class CurveError(TinyZeroError):
+    """The picture cannot be written."""
+
+
+def draw_curve(metrics: Path, output: Path, *, tasks: Sequence[str], model: str) -> None:
+    """Draw a run as PNG.
+
+    Args:
+        metrics: the run's `metrics.jsonl`.
+        output: the PNG.
+        tasks: names of the tasks, as in the metrics' names; of several each has a colour.
+        model: for the title.
+
+    Raises:
+        CurveError: the picture cannot be written.
+        DataError: the metrics cannot be read.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    rows = read_metrics(metrics)
+    accuracy, reward, length = (series(rows, name) for name in (ACCURACY, REWARD, LENGTH))
+    shaped = reward if reward != accuracy else []  # a reward of 1 or 0 is the accuracy
+    panels = 1 + bool(shaped) + bool(length)
+    figure = Figure(figsize=(8, 2 + 2 * panels), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(panels, 1, sharex=True, squeeze=False, height_ratios=[2, 1, 1][:panels])[:, 0]
+    if len(tasks) == 1:
+        _draw_accuracy(axes[0], accuracy, _held_out(rows, tasks[0]), (TRAIN_COLOR, HELD_OUT_COLOR))
+    for place, task in enumerate(tasks if len(tasks) > 1 else ()):
+        color = TASK_COLORS[place % len(TASK_COLORS)]
+        trained = series(rows, task_accuracy_key(task))
+        _draw_accuracy(axes[0], trained, _held_out(rows, task), (color, color), of=f"{task}, ")
+    axes[0].set_ylabel("accuracy (%)")
+    axes[0].margins(y=0.15)
+    if axes[0].get_legend_handles_labels()[0]:
+        axes[0].legend(loc="lower right" if len(tasks) == 1 else "best", frameon=False, fontsize=9)
+    axes[0].set_title(_title(" + ".join(tasks), model), loc="left", fontsize=11, fontweight="bold")
+    lower = [("mean reward", shaped), ("mean length of\ncompletions (tokens)", length)]
+    for panel, (label, values) in zip(axes[1:], [pair for pair in lower if pair[1]], strict=True):
+        _draw_smoothed(panel, values, 1.0, TRAIN_COLOR if len(tasks) == 1 else ALL_COLOR)
+        panel.set_ylabel(label)
+    axes[-1].set_xlabel("training step")
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    for panel in axes:
+        panel.margins(x=0.12)  # room for the figures beside the first and the last point
+        panel.grid(alpha=0.25)
+        panel.spines[["top", "right"]].set_visible(False)
+    try:
+        figure.savefig(output, format="png")
+    except OSError as error:
+        raise CurveError(f"cannot write {output}: {error.strerror}") from error
+
+
+def series(rows: Sequence[dict[str, Any]], name: str) -> list[tuple[int, float]]:
+    """(step, value) wherever the metric has a value."""
+    return [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+
+
+def smooth(values: Sequence[float], window: int) -> list[float]:
+    """Running mean, centred; at the ends over the half window that there is.
+
+    Example:
+        >>> smooth([0, 3, 0, 3], 3)
+        [1.5, 1.0, 2.0, 1.5]
+    """
+    half = window // 2
+    windows = [values[max(0, place - half) : place + half + 1] for place in range(len(values))]
+    return [sum(part) / len(part) for part in windows]
+
+
+def _held_out(rows: Sequence[dict[str, Any]], task: str) -> Sequence[tuple[int, float, float | None]]:
+    """(step, accuracy, its standard error if it is known)."""
+    sizes = dict(series(rows, size_key(task)))
+
+    def error(step: int, share: float) -> float | None:
+        return (share * (1 - share) / sizes[step]) ** 0.5 if step in sizes else None
+
+    return [(step, share, error(step, share)) for step, share in series(rows, held_out_key(task))]
+
+
+def _draw_accuracy(
+    axes: "Axes",
+    accuracy: Series,
+    held_out: Sequence[tuple[int, float, float | None]],
+    colors: tuple[str, str],
+    of: str = "",
+) -> None:
+    """Accuracy on a task's training and held-out problems, in these colours; `of` begins their labels."""
+    _draw_smoothed(axes, accuracy, 100.0, colors[0], f"{of}training problems, running mean")
+    if held_out:
+        steps = [step for step, _, _ in held_out]
+        percents = [100 * share for _, share, _ in held_out]
+        errors = [100 * (error or 0.0) for _, _, error in held_out]
+        known = any(error is not None for _, _, error in held_out)
+        label = f"{of}held-out problems{', ± one standard error' if known else ''}"
+        axes.errorbar(steps, percents, errors, fmt="o-", ms=4, lw=1, capsize=2, color=colors[1], label=label, zorder=3)
+        for place, side, anchor in ((-1, 8, "left"), (0, -8, "right"))[: len(held_out)]:
+            axes.annotate(
+                f"{percents[place]:.1f} %",
+                (steps[place], percents[place]),
+                (side, 0),
+                textcoords="offset points",
+                ha=anchor,
+                va="center",
+                color=colors[1],
+            )
+
+
+def _draw_smoothed(axes: "Axes", values: Series, scale: float, color: str, label: str | None = None) -> None:
+    """Every step in a light line, and a running mean over a twentieth of the run in a strong one."""
+    if not values:
+        return
+    steps = [step for step, _ in values]
+    scaled = [scale * value for _, value in values]
+    axes.plot(steps, scaled, color=color, alpha=0.3, lw=1)
+    axes.plot(steps, smooth(scaled, max(3, len(scaled) // 20)), color=color, lw=1.8, label=label)
+
+
+def _title(task: str, model: str) -> str:
+    title = f"{task}, {model}"
+    return title if len(title) <= MAX_TITLE else f"{task}, …{model[len(title) - MAX_TITLE :]}"

@@ -1,0 +1,299 @@
+"""Kernels of one decoding step on a GPU: attention over each sequence's own length, and drawing its next token.
+
+Imported on a GPU only: elsewhere there may be no Triton. What they compute is written for any device in
+training/varlen_attention.py and, of the drawing, in ../sampling.py and batch_state.py.
+"""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tinyzero_trainer.rollout.cuda_graph.batch_state import State
+from tinyzero_trainer.rollout.engine import SamplingParams
+from tinyzero_trainer.rollout.sampling import FACTORS, JUST_BELOW, WEYL, block_size
+
+if TYPE_CHECKING:
+    from tinyzero_trainer.rollout.cuda_graph.model import GraphModel
+
+BLOCK = 64
+"""Slots that are read at a time."""
+
+TILE = 2048
+"""Logits that one program reads."""
+
+_WEYL = tl.constexpr(WEYL)
+_FIRST = tl.constexpr(FACTORS[0])
+_SECOND = tl.constexpr(FACTORS[1])
+_GAP = tl.constexpr(1 - JUST_BELOW)
+_UNIT = tl.constexpr(2.0**-53)
+_LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+
+
+def try_out(model: "GraphModel", eos_ids: Collection[int]) -> None:
+    """Run each of them once, for a model's sizes; raises whatever is in the way."""
+    state = State(1, BLOCK, 1, eos_ids, model.device)
+    state.begin([1], 0, SamplingParams(1), 0)
+    state.work_on(torch.zeros(1, dtype=torch.long), 1)
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=model.dtype, device=model.device)
+
+    keys, values = (zeros(2, model.kv_heads, BLOCK, model.head_size) for _ in range(2))
+    fused = zeros(1, (model.heads + 2 * model.kv_heads) * model.head_size)
+    attend(fused, model.tables(BLOCK), state, 1, keys, values, model.heads)
+    gated(zeros(1, 2 * model.mlp_size))
+    draw(zeros(1, model.vocabulary), state, 1, ends=True)
+
+
+def attend(
+    fused: Tensor, tables: tuple[Tensor, Tensor], state: State, rows: int, keys: Tensor, values: Tensor, heads: int
+) -> Tensor:
+    """See `attention.attend`."""
+    _, kv_heads, slots, size = keys.shape
+    group, half = heads // kv_heads, size // 2
+    out = torch.empty((rows, heads * size), dtype=fused.dtype, device=fused.device)
+    kernel = _attend_one if group == 1 else _attend_group
+    sizes = {"GROUP": group, "KV_HEADS": kv_heads, "HALF": half, "HALF_BLOCK": max(16, triton.next_power_of_2(half))}
+    if group > 1:
+        sizes["GROUP_BLOCK"] = max(16, triton.next_power_of_2(group))
+    kernel[(rows, kv_heads)](
+        fused, out, keys, values, *tables, state.positions, state.owners, size**-0.5, slots,
+        WIDTH_BLOCK=triton.next_power_of_2(size), BLOCK=BLOCK, **sizes,
+    )  # fmt: skip
+    return out
+
+
+def gated(gate_up: Tensor) -> Tensor:
+    """silu(gate) · up of [rows, 2 × width]."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
+    _gated[(rows, triton.cdiv(width, 1024))](gate_up, out, width, BLOCK=1024)
+    return out
+
+
+def draw(logits: Tensor, state: State, rows: int, *, ends: bool) -> None:
+    """See `state.draw`; for a temperature above 0 without top-p and top-k.
+
+    Args:
+        logits: [rows, vocabulary].
+        state: as there.
+        rows: as there.
+        ends: whether end tokens end.
+    """
+    vocabulary = logits.shape[1]
+    size = block_size(vocabulary)
+    blocks = triton.cdiv(vocabulary, size)
+    tile = min(triton.next_power_of_2(blocks), max(1, TILE // size))
+    highest = torch.empty((rows, blocks), dtype=torch.float32, device=logits.device)
+    sums = torch.empty((rows, blocks), dtype=torch.float64, device=logits.device)
+    _measure[(rows, triton.cdiv(blocks, tile))](
+        logits, highest, sums, state.knobs, vocabulary, blocks, SIZE=size, BLOCKS=tile
+    )
+    _draw[(rows,)](
+        logits, highest, sums, state.knobs, state.owners, state.streams, state.counts, state.positions, state.token,
+        state.tokens, state.logprobs, state.lengths, state.finished, state.ends,
+        vocabulary, blocks, state.tokens.shape[1],
+        SIZE=size, BLOCKS=triton.next_power_of_2(blocks), ENDS=len(state.ends) if ends else 0,
+    )  # fmt: skip
+
+
+@triton.jit
+def _attend_one(  # type: ignore[no-untyped-def]
+    fused, out, keys, values, cos, sin, positions, owners, scale, slots,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
+    WIDTH_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One query head for each key-value head."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    owner = tl.load(owners + row)
+    position = tl.load(positions + owner).to(tl.int32)
+    kind = keys.dtype.element_ty
+    d, e = tl.arange(0, HALF_BLOCK), tl.arange(0, WIDTH_BLOCK)
+    half, width = d < HALF, e < 2 * HALF
+    c = tl.load(cos + position * HALF + d, mask=half, other=0.0)
+    s = tl.load(sin + position * HALF + d, mask=half, other=0.0)
+    line = fused + row.to(tl.int64) * (3 * KV_HEADS * 2 * HALF) + head * 2 * HALF
+    left = tl.load(line + d, mask=half, other=0.0).to(tl.float32)
+    right = tl.load(line + HALF + d, mask=half, other=0.0).to(tl.float32)
+    query_left = (left * c - right * s).to(kind).to(tl.float32)
+    query_right = (right * c + left * s).to(kind).to(tl.float32)
+    line += KV_HEADS * 2 * HALF
+    left = tl.load(line + d, mask=half, other=0.0).to(tl.float32)
+    right = tl.load(line + HALF + d, mask=half, other=0.0).to(tl.float32)
+    key_left, key_right = (left * c - right * s).to(kind), (right * c + left * s).to(kind)
+    value = tl.load(line + KV_HEADS * 2 * HALF + e, mask=width, other=0.0)
+    begin = (owner * KV_HEADS + head) * slots.to(tl.int64) * 2 * HALF
+    here = begin + position * 2 * HALF
+    tl.store(keys + here + d, key_left, mask=half)
+    tl.store(keys + here + HALF + d, key_right, mask=half)
+    tl.store(values + here + e, value, mask=width)
+    own = query_left * key_left.to(tl.float32) + query_right * key_right.to(tl.float32)
+    highest = tl.sum(own, axis=0) * scale
+    total = 1.0
+    sum_of = value.to(tl.float32)
+    for start in range(0, position, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        inside = t < position
+        place = begin + t[:, None] * (2 * HALF)
+        seen = inside[:, None] & half[None, :]
+        past_left = tl.load(keys + place + d[None, :], mask=seen, other=0.0).to(tl.float32)
+        past_right = tl.load(keys + place + HALF + d[None, :], mask=seen, other=0.0).to(tl.float32)
+        score = tl.sum(past_left * query_left[None, :] + past_right * query_right[None, :], axis=1) * scale
+        score = tl.where(inside, score, -float("inf"))
+        higher = tl.maximum(highest, tl.max(score, axis=0))
+        shrink, weight = tl.exp(highest - higher), tl.exp(score - higher)
+        taken = tl.load(values + place + e[None, :], mask=inside[:, None] & width[None, :], other=0.0).to(tl.float32)
+        sum_of = sum_of * shrink + tl.sum(weight[:, None] * taken, axis=0)
+        total = total * shrink + tl.sum(weight, axis=0)
+        highest = higher
+    result = out + row.to(tl.int64) * (KV_HEADS * 2 * HALF) + head * 2 * HALF
+    tl.store(result + e, (sum_of / total).to(kind), mask=width)
+
+
+@triton.jit
+def _attend_group(  # type: ignore[no-untyped-def]
+    fused, out, keys, values, cos, sin, positions, owners, scale, slots,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr, WIDTH_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Several query heads for each key-value head, in matrix products."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    owner = tl.load(owners + row)
+    position = tl.load(positions + owner).to(tl.int32)
+    kind = keys.dtype.element_ty
+    g, d, e = tl.arange(0, GROUP_BLOCK), tl.arange(0, HALF_BLOCK), tl.arange(0, WIDTH_BLOCK)
+    member, half, width = g < GROUP, d < HALF, e < 2 * HALF
+    c = tl.load(cos + position * HALF + d, mask=half, other=0.0)
+    s = tl.load(sin + position * HALF + d, mask=half, other=0.0)
+    line = fused + row.to(tl.int64) * ((GROUP + 2) * KV_HEADS * 2 * HALF)
+    query = line + (head * GROUP + g[:, None]) * 2 * HALF + d[None, :]
+    known = member[:, None] & half[None, :]
+    left = tl.load(query, mask=known, other=0.0).to(tl.float32)
+    right = tl.load(query + HALF, mask=known, other=0.0).to(tl.float32)
+    query_left = (left * c[None, :] - right * s[None, :]).to(kind)
+    query_right = (right * c[None, :] + left * s[None, :]).to(kind)
+    line += (GROUP * KV_HEADS + head) * 2 * HALF
+    left = tl.load(line + d, mask=half, other=0.0).to(tl.float32)
+    right = tl.load(line + HALF + d, mask=half, other=0.0).to(tl.float32)
+    key_left, key_right = (left * c - right * s).to(kind), (right * c + left * s).to(kind)
+    value = tl.load(line + KV_HEADS * 2 * HALF + e, mask=width, other=0.0)
+    begin = (owner * KV_HEADS + head) * slots.to(tl.int64) * 2 * HALF
+    here = begin + position * 2 * HALF
+    tl.store(keys + here + d, key_left, mask=half)
+    tl.store(keys + here + HALF + d, key_right, mask=half)
+    tl.store(values + here + e, value, mask=width)
+    own = query_left.to(tl.float32) * key_left.to(tl.float32)[None, :]
+    own += query_right.to(tl.float32) * key_right.to(tl.float32)[None, :]
+    highest = tl.sum(own, axis=1) * scale  # [group]
+    total = tl.full((GROUP_BLOCK,), 1.0, tl.float32)
+    sum_of = tl.zeros((GROUP_BLOCK, WIDTH_BLOCK), tl.float32) + value.to(tl.float32)[None, :]
+    for start in range(0, position, BLOCK):
+        t = start + tl.arange(0, BLOCK)
+        inside = t < position
+        place = begin + t * (2 * HALF)
+        seen = half[:, None] & inside[None, :]
+        past_left = tl.load(keys + place[None, :] + d[:, None], mask=seen, other=0.0)
+        past_right = tl.load(keys + place[None, :] + HALF + d[:, None], mask=seen, other=0.0)
+        score = tl.dot(query_left, past_left, input_precision="ieee")
+        score = tl.dot(query_right, past_right, score, input_precision="ieee") * scale
+        score = tl.where(inside[None, :], score, -float("inf"))
+        higher = tl.maximum(highest, tl.max(score, axis=1))
+        shrink, weight = tl.exp(highest - higher), tl.exp(score - higher[:, None])
+        taken = tl.load(values + place[:, None] + e[None, :], mask=inside[:, None] & width[None, :], other=0.0)
+        sum_of = tl.dot(weight.to(kind), taken, sum_of * shrink[:, None], input_precision="ieee")
+        total = total * shrink + tl.sum(weight, axis=1)
+        highest = higher
+    result = out + row.to(tl.int64) * (GROUP * KV_HEADS * 2 * HALF) + (head * GROUP + g[:, None]) * 2 * HALF
+    tl.store(result + e[None, :], (sum_of / total[:, None]).to(kind), mask=member[:, None] & width[None, :])
+
+
+@triton.jit
+def _gated(gate_up, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < width
+    gate = tl.load(gate_up + row * 2 * width + places, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + places, mask=inside, other=0.0).to(tl.float32)
+    kind = out.dtype.element_ty
+    silu = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
+    tl.store(out + row * width + places, (silu * up).to(kind), mask=inside)
+
+
+@triton.jit
+def _measure(  # type: ignore[no-untyped-def]
+    logits, highest, sums, knobs, vocabulary, blocks, SIZE: tl.constexpr, BLOCKS: tl.constexpr
+):
+    """Of each block of the vocabulary the maximum, and the sum of exp(z - maximum)."""
+    row = tl.program_id(0).to(tl.int64)
+    b = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
+    places = b[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    z = tl.load(logits + row * vocabulary + places, mask=places < vocabulary, other=-float("inf"))
+    z = z.to(tl.float32) / tl.load(knobs)
+    most = tl.maximum(tl.max(z, axis=1), _LOWEST)
+    sum_of = tl.sum(tl.exp(z - most[:, None]).to(tl.float64), axis=1)
+    tl.store(highest + row * blocks + b, most, mask=b < blocks)
+    tl.store(sums + row * blocks + b, sum_of, mask=b < blocks)
+
+
+@triton.jit
+def _draw(  # type: ignore[no-untyped-def]
+    logits, highest, sums, knobs, owners, streams, counts, positions, token_of, tokens, logprobs, lengths, finished,
+    end_tokens, vocabulary, blocks, wide,
+    SIZE: tl.constexpr, BLOCKS: tl.constexpr, ENDS: tl.constexpr,
+):  # fmt: skip
+    """Choose a block, a token in it, and note both; the same sums as `sampling._invert`."""
+    row = tl.program_id(0).to(tl.int64)
+    owner = tl.load(owners + row)
+    count = tl.load(counts + owner)
+    uniform = _shift(_mix(tl.load(streams + owner) + (count + 1) * _WEYL), 11).to(tl.float64) * _UNIT
+    b = tl.arange(0, BLOCKS)
+    most = tl.load(highest + row * blocks + b, mask=b < blocks, other=_LOWEST)
+    top = tl.max(most, axis=0)
+    scale = tl.exp(most - top).to(tl.float64)
+    mass = tl.load(sums + row * blocks + b, mask=b < blocks, other=0.0) * scale
+    cumulative = tl.cumsum(mass, axis=0)
+    total = tl.max(cumulative, axis=0)
+    threshold = tl.minimum(uniform * total, total - total * _GAP)
+    block = tl.sum((cumulative <= threshold).to(tl.int32), axis=0)
+    before = tl.max(tl.where(b < block, cumulative, 0.0), axis=0)
+    scale_here = tl.sum(tl.where(b == block, scale, 0.0), axis=0)
+    most_here = tl.max(tl.where(b == block, most, _LOWEST), axis=0)
+    i = tl.arange(0, SIZE)
+    places = block * SIZE + i
+    z = tl.load(logits + row * vocabulary + places, mask=places < vocabulary, other=-float("inf"))
+    z = z.to(tl.float32) / tl.load(knobs)
+    inside = tl.cumsum(tl.exp(z - most_here).to(tl.float64) * scale_here, axis=0)
+    here = tl.max(inside, axis=0)
+    rest = tl.minimum(threshold - before, here - here * _GAP)
+    index = tl.sum((inside <= rest).to(tl.int32), axis=0)
+    token = (block * SIZE + index).to(tl.int64)
+    logprob = tl.sum(tl.where(i == index, z, 0.0), axis=0) - (top.to(tl.float64) + tl.log(total)).to(tl.float32)
+    done = tl.load(finished + owner)
+    ended = done * 0
+    for end in tl.static_range(ENDS):
+        ended = ended | (token == tl.load(end_tokens + end)).to(tl.int32)
+    length = tl.load(lengths + owner)
+    tl.store(lengths + owner, tl.where((ended == 1) & (done == 0), count + 1, length))
+    tl.store(finished + owner, done | ended)
+    tl.store(tokens + count * wide + owner, token)
+    tl.store(logprobs + count * wide + owner, logprob)
+    tl.store(token_of + owner, token)
+    onward = (owner < wide - 1).to(tl.int64)  # the last column is the spare one
+    tl.store(counts + owner, count + onward)
+    tl.store(positions + owner, tl.load(positions + owner) + onward)
+
+
+@triton.jit
+def _mix(state):  # type: ignore[no-untyped-def]
+    state = (state ^ _shift(state, 30)) * _FIRST
+    state = (state ^ _shift(state, 27)) * _SECOND
+    return state ^ _shift(state, 31)
+
+
+@triton.jit
+def _shift(state, places: tl.constexpr):  # type: ignore[no-untyped-def]
+    return (state >> places) & ((1 << (64 - places)) - 1)

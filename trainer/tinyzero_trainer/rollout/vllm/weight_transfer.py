@@ -1,0 +1,135 @@
+"""Weights from the trainer's process to the engine's: through CUDA IPC, or shared memory on a CPU; never the disk.
+
+Both ends are here. A parcel is one flat tensor, of which the other process is told where it lies, and what is in it.
+"""
+
+import pickle
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import accumulate
+from math import prod
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.distributed.cuda_allocator import fixed_segments
+
+PARCEL_BYTES = 2**29
+"""Of a GPU's memory at a time."""
+
+SHARED_MEMORY = Path("/dev/shm")
+
+Weights = list[tuple[str, Tensor]]
+
+
+def parcels(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, limit: int) -> Iterator[Weights]:
+    """Weights in the engine's type, so many at a time that they hold about `limit` bytes, in order.
+
+    Example:
+        >>> weights = [("a", torch.ones(2, 3)), ("b", torch.ones(4)), ("c", torch.ones(1))]
+        >>> [[name for name, _ in parcel] for parcel in parcels(weights, torch.bfloat16, limit=12)]
+        [['a'], ['b', 'c']]
+    """
+    held: Weights = []
+    size = 0
+    for name, tensor in weights:
+        size += tensor.numel() * dtype.itemsize
+        held.append((name, tensor.detach().to(dtype)))
+        if size >= limit:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
+@contextmanager
+def wrapped(weights: Weights) -> Iterator[bytes]:
+    """A parcel for `opened` in another process; what it tells of is there within the context only.
+
+    Args:
+        weights: all of one type and on one device.
+
+    Raises:
+        TinyZeroError: the machine's shared memory has no room for them.
+    """
+    names, tensors = [name for name, _ in weights], [tensor for _, tensor in weights]
+    content = (names, [tuple(tensor.shape) for tensor in tensors], tensors[0].dtype)
+    with fixed_segments():
+        flat = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=content[2], device=tensors[0].device)
+    torch.cat([tensor.flatten() for tensor in tensors], out=flat)
+    if flat.is_cuda:
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        _, place = reduce_tensor(flat)
+        torch.cuda.synchronize()
+        try:
+            yield pickle.dumps((content, "cuda", (_uuid(flat.device.index), place)))
+        finally:
+            del flat
+            torch.cuda.ipc_collect()
+        return
+    size = flat.numel() * flat.element_size()
+    _check_room(size)
+    memory = SharedMemory(create=True, size=size)
+    try:
+        _view(memory, flat.dtype, flat.numel()).copy_(flat)
+        yield pickle.dumps((content, "memory", memory.name))
+    finally:
+        memory.close()
+        memory.unlink()
+
+
+@contextmanager
+def opened(parcel: bytes) -> Iterator[Weights]:
+    """The weights of a parcel, in the sender's memory: not to be used after the context."""
+    (names, shapes, dtype), kind, place = pickle.loads(parcel)  # from the process that started this one
+    if kind == "cuda":
+        yield _split(_rebuild(*place), names, shapes)
+        return
+    memory = SharedMemory(place)
+    try:
+        # A copy, so that nothing refers to the memory when it is closed, whatever is kept of the weights.
+        flat = _view(memory, dtype, sum(map(prod, shapes))).clone()
+    finally:
+        memory.close()
+    yield _split(flat, names, shapes)
+
+
+def _split(flat: Tensor, names: list[str], shapes: list[tuple[int, ...]]) -> Weights:
+    ends = list(accumulate(map(prod, shapes)))
+    parts = [flat[end - prod(shape) : end].view(shape) for shape, end in zip(shapes, ends, strict=True)]
+    return list(zip(names, parts, strict=True))
+
+
+def _view(memory: SharedMemory, dtype: torch.dtype, count: int) -> Tensor:
+    return torch.frombuffer(memory.buf, dtype=dtype, count=count)
+
+
+def _check_room(size: int) -> None:
+    if SHARED_MEMORY.is_dir() and (free := shutil.disk_usage(SHARED_MEMORY).free) < size:
+        raise TinyZeroError(
+            f"{SHARED_MEMORY} has {free / 1e6:,.0f} MB left, and the weights for vLLM need {size / 1e6:,.0f} MB; give "
+            "the container more (docker run --shm-size), or set vllm.own_process=false"
+        )
+
+
+def _rebuild(uuid: str, place: tuple[Any, ...]) -> Tensor:
+    """The sender's tensor, on the device that has the same number here or another one."""
+    from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+    here = [_uuid(index) for index in range(torch.cuda.device_count())]
+    if uuid not in here:
+        raise RuntimeError(f"the trainer's GPU {uuid} is not among those of the engine, {here}")
+    arguments = list(place)
+    arguments[6] = here.index(uuid)  # the number that the device has in the sender's process
+    tensor: Tensor = rebuild_cuda_tensor(*arguments)
+    return tensor
+
+
+def _uuid(index: int) -> str:
+    return str(torch.cuda.get_device_properties(index).uuid)

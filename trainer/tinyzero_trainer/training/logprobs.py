@@ -1,0 +1,300 @@
+"""What a model thinks of given completions: log-probability, entropy and divergence of each token.
+
+Only completion tokens go through the head, and never more of them at once than a chunk of logits, here or in head.py:
+with a vocabulary of 150,000 the logits of a batch are what a training step runs out of memory on.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from tinyzero_sdk import Item, Score
+from tinyzero_trainer.algorithms.kl import SAMPLED, entropy, exact
+from tinyzero_trainer.config import Estimator, Layout
+from tinyzero_trainer.distributed import ulysses
+from tinyzero_trainer.distributed.fsdp import call, device_of, on_device, ranks_of
+from tinyzero_trainer.distributed.groups import ALONE, Line, Ranks
+from tinyzero_trainer.models.fused_logprobs import token_divergences, token_logprobs
+from tinyzero_trainer.models.loading import ModelError
+from tinyzero_trainer.models.lora import switched_off
+from tinyzero_trainer.training import varlen_attention as attention
+from tinyzero_trainer.training.micro_batches import MicroBatch, micro_batches
+from tinyzero_trainer.types import Prompt, Rollout, Sample
+
+CHUNK_ELEMENTS = 2**26
+"""Logits held at a time: 256 MiB in float32."""
+
+Head = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStatistics:
+    """Of each completion token of a micro-batch; all [tokens]."""
+
+    logprobs: Tensor
+    """log π of the token, with gradient."""
+
+    entropy: Tensor
+    """Entropy of π where the token was drawn, in nats; with gradient where that was asked for."""
+
+    divergence: Tensor | None
+    """KL(π ‖ π_ref), with gradient; None without a reference model."""
+
+
+def token_statistics(
+    model: PreTrainedModel,
+    batch: MicroBatch,
+    *,
+    temperature: float,
+    reference: "Reference | None" = None,
+    estimator: Estimator = "k3",
+    entropy_gradient: bool = False,
+) -> TokenStatistics:
+    """Run the model over a micro-batch.
+
+    Args:
+        model: the policy.
+        batch: see `MicroBatch`.
+        temperature: logits are divided by it, as when the tokens were sampled.
+        reference: what `divergence` is measured to.
+        estimator: how, `exact` or one of `divergences.SAMPLED`.
+        entropy_gradient: whether the entropy carries a gradient, for a bonus in the loss.
+    """
+    states = completion_states(model, batch)  # [own tokens, hidden]
+    weight, divergence = plain_head(model), None
+    if weight is None or (estimator == "exact" and not fuses_exact(states)):
+        own = _written_out(model, states, batch, temperature, reference, estimator, entropy_gradient)
+        logprobs, entropies, *divergences = ulysses.together(own, batch.counts, batch.line)
+        divergence = divergences[0] if divergences else None
+    elif reference is None or estimator != "exact":
+        own = token_logprobs(states, weight, batch.targets, temperature=temperature)
+        logprobs, entropies = ulysses.together(own, batch.counts, batch.line)
+        if reference is not None:
+            assert estimator != "exact"
+            divergence = SAMPLED[estimator](logprobs, reference.logprobs(batch, temperature=temperature))
+    else:
+        anchor_states = reference.states(batch)
+        anchor = plain_head(reference.model)  # after the pass, which has gathered it
+        assert anchor is not None, "the reference is of the policy's architecture"
+        given = (states, weight, batch.targets, anchor_states, anchor)
+        own = token_divergences(*given, temperature=temperature)
+        logprobs, entropies, divergence = ulysses.together(own, batch.counts, batch.line)
+    return TokenStatistics(logprobs, entropies if entropy_gradient else entropies.detach(), divergence)
+
+
+def fuses_exact(states: Tensor) -> bool:
+    """Whether the exact divergence is fused too: on a CPU autograd keeps what that would compute again."""
+    return states.is_cuda
+
+
+def _written_out(
+    model: PreTrainedModel,
+    states: Tensor,
+    batch: MicroBatch,
+    temperature: float,
+    reference: "Reference | None",
+    estimator: Estimator,
+    entropy_gradient: bool,
+) -> tuple[Tensor, ...]:
+    """`token_statistics` from last hidden states [own tokens, hidden] in plain PyTorch, for heads of any kind."""
+    reference_states = None if reference is None else reference.states(batch)
+    head, reference_head = head_of(model), None if reference is None else head_of(reference.model)
+
+    def statistics(rows: slice) -> tuple[Tensor, ...]:
+        distribution = torch.log_softmax(head(states[rows]).float() / temperature, dim=-1)  # [chunk, vocabulary]
+        logprobs = distribution.gather(1, batch.targets[rows, None]).squeeze(1)
+        results = (logprobs, entropy(distribution if entropy_gradient else distribution.detach()))
+        if reference_states is None or reference_head is None:
+            return results
+        with torch.no_grad():
+            anchor = torch.log_softmax(reference_head(reference_states[rows]).float() / temperature, dim=-1)
+        if estimator == "exact":
+            return *results, exact(distribution, anchor)
+        return *results, SAMPLED[estimator](logprobs, anchor.gather(1, batch.targets[rows, None]).squeeze(1))
+
+    size = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
+    chunks = [slice(start, start + size) for start in range(0, max(1, len(states)), size)]
+    if len(chunks) == 1:
+        return statistics(chunks[0])
+    # Recomputing a chunk's logits in the backward pass is what keeps only one chunk of them alive.
+    parts = [checkpoint(statistics, rows, use_reentrant=False) for rows in chunks]
+    return tuple(map(torch.cat, zip(*parts, strict=True)))
+
+
+@torch.no_grad()
+def sampled_logprobs(model: PreTrainedModel, batch: MicroBatch, *, temperature: float) -> Tensor:
+    """[tokens] log π of each completion token of a micro-batch, without gradient; the model may be sharded."""
+    return call(model, lambda: token_statistics(model, batch, temperature=temperature).logprobs)
+
+
+class Reference:
+    """The model that a KL is measured to: one of its own, or the policy's model without its adapter."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """
+        Args:
+            model: run without gradient, in evaluation mode and with any adapter off; left as it was found.
+        """
+        self.model = model
+
+    def states(self, batch: MicroBatch) -> Tensor:
+        """[own tokens, hidden] see `completion_states`; the head, which no adapter changes, is the model's."""
+        with _as_it_started(self.model):
+            return call(self.model, partial(completion_states, self.model, batch))
+
+    def logprobs(self, batch: MicroBatch, *, temperature: float) -> Tensor:
+        """[tokens] log π_ref of each completion token of a micro-batch."""
+        with _as_it_started(self.model):
+            return sampled_logprobs(self.model, batch, temperature=temperature)
+
+
+@contextmanager
+def _as_it_started(model: PreTrainedModel) -> Iterator[None]:
+    with torch.no_grad(), evaluating(model), switched_off(model):
+        yield
+
+
+@contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Within, the model is in evaluation mode, without dropout; afterwards in the mode that it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def completion_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """Last hidden states [own tokens, hidden] from which the completion tokens are predicted.
+
+    Own are those that `batch.predicts` has: all of them, or those of this rank's slice of the line.
+    """
+    output = model.base_model(input_ids=batch.tokens, use_cache=False, **attention.arguments(model, batch))
+    states: Tensor = output.last_hidden_state.flatten(0, 1).index_select(0, batch.predicts)
+    return states
+
+
+def choose_layout(
+    model: PreTrainedModel, layout: Layout, *, name: str, whole: nn.Module | None = None
+) -> Literal["padded", "packed"]:
+    """How micro-batches for a model are laid out: `auto` = packed, where a kernel for it keeps the sequences apart.
+
+    Args:
+        model: that the micro-batches go through.
+        layout: `optimizer.layout`.
+        name: of the model, for the message.
+        whole: what `model` is a part of and is sharded with; None = it is the whole itself.
+
+    Raises:
+        ModelError: `packed` with an architecture that cannot keep packed sequences apart; or ranks share the lines,
+            and the model computes something else then.
+    """
+    whole = model if whole is None else whole
+    line = ranks_of(whole).line
+    if line is not None:
+        with on_device(whole), torch.no_grad():
+            if not call(whole, partial(computes_the_same_in_slices, model, line, device_of(whole))):
+                raise ModelError(
+                    f"{name} computes something else where a sequence is cut over ray.sequence_parallel={line.count} "
+                    "ranks; leave that out"
+                )
+        layout = "packed"
+    if layout == "padded" or (layout == "auto" and not attention.has_kernel(model)):
+        return "padded"  # without a kernel a packed line would be masked as the square of its length
+    with on_device(whole), torch.no_grad():
+        apart = call(whole, partial(keeps_packed_apart, model, device_of(whole)))
+    if apart:
+        return "packed"
+    if layout == "auto":
+        return "padded"
+    raise ModelError(
+        f"{name} lets packed sequences see each other, so optimizer.layout='packed' would train it on something else; "
+        "take padded"
+    )
+
+
+@torch.no_grad()
+def keeps_packed_apart(model: PreTrainedModel, device: torch.device | None = None) -> bool:
+    """Whether a packed sequence leaves no trace in the one behind it: some architectures ignore where it ends."""
+    seconds = []
+    with evaluating(model):
+        try:
+            for first in ([4, 5, 6], [6, 7, 4]):
+                seconds.append(completion_states(model, _two_sequences(first, [1, 2, 3], device or model.device)))
+        except TypeError:  # it knows no positions at all
+            return False
+    return torch.equal(*seconds)
+
+
+@torch.no_grad()
+def computes_the_same_in_slices(model: PreTrainedModel, line: Line, device: torch.device) -> bool:
+    """Whether a model computes for a line that ranks share what it does for a whole one; all of them must call it.
+
+    It does not where a token meets others in any other way than through attention, or through one of the model's own.
+    """
+    long = [(5 * place) % 7 + 1 for place in range(6 * line.count)]
+    prompt, score = Prompt(Item(None), "", [1]), Score(0.0, False)
+
+    def states(first: int, ranks: Ranks) -> Tensor:  # [completion tokens, hidden]
+        completions = ([first, *long], [3, 2])  # the first begins in the first slice and ends in another
+        samples = [Sample(prompt, Rollout(ids, None, finished=True), "", score) for ids in completions]
+        budget = len(long) + 9
+        (batch,) = micro_batches(samples, token_budget=budget, pad_id=0, device=device, layout="packed", ranks=ranks)
+        own = completion_states(model, batch)
+        return torch.stack(ulysses.together(own.unbind(1), batch.counts, batch.line), dim=1)
+
+    with evaluating(model):
+        whole, shared, other = states(1, ALONE), states(1, Ranks(line=line)), states(2, Ranks(line=line))
+    tolerance = 1e-4 if whole.dtype == torch.float32 else 0.03
+    error, size = (part.float().norm(dim=1) for part in (shared - whole, whole))
+    far, apart = not shared[len(long)].equal(other[len(long)]), shared[-2:].equal(other[-2:])
+    return bool((error <= tolerance * size).all()) and far and apart
+
+
+def _two_sequences(first: list[int], second: list[int], device: torch.device) -> MicroBatch:
+    """Packed, and every token of the second sequence is asked for."""
+    places = [*range(len(first)), *range(len(second))]
+    return MicroBatch(
+        tokens=torch.tensor([first + second], device=device),
+        mask=None,
+        positions=torch.tensor([places], device=device),
+        boundaries=torch.tensor([0, len(first), len(places)], dtype=torch.int32, device=device),
+        longest=max(len(first), len(second)),
+        predicts=torch.arange(len(first), len(places), device=device),
+        targets=torch.tensor(second, device=device),
+        rows=[0],
+        lengths=torch.tensor([len(second)], device=device),
+    )
+
+
+def plain_head(model: PreTrainedModel) -> Tensor | None:
+    """The output head's matrix [vocabulary, hidden], if logits are its product with the states and nothing else."""
+    config, output = model.config.get_text_config(), model.get_output_embeddings()
+    changed = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+    if any(getattr(config, name, None) for name in changed) or getattr(output, "bias", None) is not None:
+        return None
+    return output.weight if type(output) is nn.Linear else None
+
+
+def head_of(model: PreTrainedModel) -> Head:
+    """From hidden states to logits, with the scaling and capping that a few architectures add."""
+    config = model.config.get_text_config()
+    output = model.get_output_embeddings()
+    scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+    cap = getattr(config, "final_logit_softcapping", None)
+
+    def head(states: Tensor) -> Tensor:
+        logits: Tensor = output(states)
+        if scale != 1.0:
+            logits = logits * scale
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    return head
