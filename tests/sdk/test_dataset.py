@@ -14,7 +14,7 @@ from tinyzero_sdk.data.files import read_rows
 from tinyzero_sdk.data.rows import row_to_item
 from tinyzero_sdk.errors import BrokenTaskError, DataError, ExhaustedError, SettingsError
 from tinyzero_sdk.seeds import split_of_key
-from tinyzero_sdk.tasks.splits import iterate
+from tinyzero_sdk.tasks.splits import iterate_split
 
 TASK_FILE = """
 import os
@@ -106,7 +106,7 @@ def problems(task: Numbers, split: str, **arguments: int | float) -> tuple[list[
     """All problems of a split, and the error that ends them."""
     found = []
     try:
-        for item in iterate(task, split, **arguments):  # type: ignore[arg-type]
+        for item in iterate_split(task, split, **arguments):  # type: ignore[arg-type]
             found.append(item.ground_truth)
     except DataError as error:
         return found, str(error)
@@ -139,15 +139,15 @@ def test_exhausted_task_says_how_many_there_are_and_were_asked_for() -> None:
     task = Numbers(list(range(100)), endless=True)
     there = len(problems(task, "train")[0])
     with pytest.raises(DataError, match=rf"only {there} different train problems of numbers, 1,000 were asked for"):
-        list(iterate(task, "train", size=1000))  # type: ignore[arg-type]
-    assert len(list(iterate(task, "train", size=there))) == there  # type: ignore[arg-type]
+        list(iterate_split(task, "train", size=1000))  # type: ignore[arg-type]
+    assert len(list(iterate_split(task, "train", size=there))) == there  # type: ignore[arg-type]
 
 
 def test_exhausted_task_says_what_to_type() -> None:
     with pytest.raises(ExhaustedError, match=r"--size 100, or --size all\).*change the test share"):
-        list(iterate(Numbers(list(range(107)), endless=True), "train", size=1000))  # type: ignore[arg-type]
+        list(iterate_split(Numbers(list(range(107)), endless=True), "train", size=1000))  # type: ignore[arg-type]
     with pytest.raises(ExhaustedError, match=r"100 different test .*--test-size 100, or --test-size all\)$"):
-        list(iterate(Numbers(list(range(100)), has_own_splits=True), "test", size=1000))  # type: ignore[arg-type]
+        list(iterate_split(Numbers(list(range(100)), has_own_splits=True), "test", size=1000))  # type: ignore[arg-type]
 
 
 def test_own_splits_are_kept_and_a_share_for_them_is_refused() -> None:
@@ -155,13 +155,13 @@ def test_own_splits_are_kept_and_a_share_for_them_is_refused() -> None:
     for split in ("train", "test"):
         assert problems(task, split)[0] == task.keys
     with pytest.raises(SettingsError, match=r"a test share \(0\.5\) has no effect on 'numbers'"):
-        iterate(task, "train", test_share=0.5)  # type: ignore[arg-type]
+        iterate_split(task, "train", test_share=0.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, float("nan")])
 def test_share_that_leaves_a_split_empty_is_refused(share: float) -> None:
     with pytest.raises(SettingsError, match="between 0 and 1"):
-        iterate(Numbers([1]), "train", test_share=share)  # type: ignore[arg-type]
+        iterate_split(Numbers([1]), "train", test_share=share)  # type: ignore[arg-type]
 
 
 def build(task: Task, output: Path, workers: int = 1, **arguments: object) -> dict[str, bytes]:
@@ -195,7 +195,7 @@ def test_files_hold_what_iterate_gives_and_share_no_problem(task_file: Path, tmp
     task = load_task(task_file, options={"keys": 4000})
     build(task, tmp_path, seed=5)
     train, test = (list(read_rows(tmp_path / f"{split}.parquet")) for split in ("train", "test"))
-    assert [row_to_item(row) for row in train] == list(islice(iterate(task, "train", seed=5), TRAIN))
+    assert [row_to_item(row) for row in train] == list(islice(iterate_split(task, "train", seed=5), TRAIN))
     assert not {row["extra_info"]["key"] for row in train} & {row["extra_info"]["key"] for row in test}
     assert [row["extra_info"]["index"] for row in test] == list(range(100))
 

@@ -10,7 +10,7 @@ from tests.sdk.evaluating import server as server
 from tests.sdk.evaluating import task as task
 from tinyzero_sdk import load_task
 from tinyzero_sdk.cli import main
-from tinyzero_sdk.evaluation.evaluate import EVALUATION_SEED
+from tinyzero_sdk.evaluation.protocol import EVALUATION_SEED
 from tinyzero_sdk.plugins.extensions import load_extensions
 
 pytestmark = pytest.mark.usefixtures("scored_here")
@@ -153,7 +153,7 @@ def test_what_needs_an_endpoint_is_refused_without_one(capsys):
 LOCAL = """
 from contextlib import contextmanager
 from tinyzero_sdk import Completion, hookimpl, load_task
-from tinyzero_sdk.evaluation.evaluate import EvaluationPlan
+from tinyzero_sdk.evaluation.protocol import EvaluationPlan
 
 class Sampler:
     template, settings = "base", {"x": 1}

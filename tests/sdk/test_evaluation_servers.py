@@ -9,8 +9,9 @@ from tests.sdk.evaluating import server as server
 from tests.sdk.evaluating import task as task
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.evaluation import openai_endpoint as endpoint_module
-from tinyzero_sdk.evaluation.evaluate import EvaluationRequest, evaluate
+from tinyzero_sdk.evaluation.evaluate import evaluate
 from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions, plan_endpoint
+from tinyzero_sdk.evaluation.protocol import EvaluationRequest
 
 
 class Quiet:

@@ -3,7 +3,7 @@
 import pytest
 
 from tinyzero_sdk import Item, Score
-from tinyzero_sdk.evaluation.evaluate import EvaluationResult
+from tinyzero_sdk.evaluation.protocol import EvaluationResult
 from tinyzero_trainer.controller.heldout_eval import _summary
 from tinyzero_trainer.types import Prompt, Rollout, Sample
 

@@ -7,7 +7,8 @@ import torch
 
 from tinyzero_sdk import load_task
 from tinyzero_sdk.cli import main
-from tinyzero_sdk.evaluation.evaluate import EVALUATION_SEED, EvaluationRequest, evaluate
+from tinyzero_sdk.evaluation.evaluate import evaluate
+from tinyzero_sdk.evaluation.protocol import EVALUATION_SEED, EvaluationRequest
 from tinyzero_sdk.evaluation.sample_log import SampleFile
 from tinyzero_trainer.config import DataConfig
 from tinyzero_trainer.controller.local_sampler import LocalModels

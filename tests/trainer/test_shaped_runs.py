@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from tinyzero_sdk.evaluation.evaluate import EvaluationRequest
 from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions, plan_endpoint
+from tinyzero_sdk.evaluation.protocol import EvaluationRequest
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.config import RolloutConfig, RunConfig, TrainConfig
 from tinyzero_trainer.config.compose import make_config

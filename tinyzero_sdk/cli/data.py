@@ -17,7 +17,7 @@ from tinyzero_sdk.console import print_json, stdout
 from tinyzero_sdk.data.rows import as_messages
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.records import Item, Split
-from tinyzero_sdk.tasks.splits import DEFAULT_TEST_SHARE, iterate
+from tinyzero_sdk.tasks.splits import DEFAULT_TEST_SHARE, iterate_split
 from tinyzero_sdk.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def sample(
 ) -> None:
     """Show a few problems of a task: prompt, ground truth, gold completion and its score."""
     opened = open_task(task, words)
-    items = iterate(opened, split.value, size=count, seed=seed, test_share=test_share)
+    items = iterate_split(opened, split.value, size=count, seed=seed, test_share=test_share)
     problems = [_describe(opened, item, template) for item in items]
     if json:
         print_json(problems)

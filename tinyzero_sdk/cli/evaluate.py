@@ -16,7 +16,7 @@ from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.plugins.extensions import Extension
 
 if TYPE_CHECKING:
-    from tinyzero_sdk.evaluation.evaluate import EvaluationPlan, EvaluationResult, LocalModels
+    from tinyzero_sdk.evaluation.protocol import EvaluationPlan, EvaluationResult, LocalModels
 
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the task: task.KEY=VALUE.")]
@@ -96,10 +96,11 @@ def evaluate(
     """
     from tinyzero_sdk.evaluation import evaluate as evaluation
     from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions, plan_endpoint
+    from tinyzero_sdk.evaluation.protocol import EvaluationRequest
 
     if endpoint is None:
         _refuse_what_needs_an_endpoint(context)
-    request = evaluation.EvaluationRequest(
+    request = EvaluationRequest(
         task=task,
         words=words or (),
         model=model,
@@ -148,8 +149,18 @@ class _EvalCommand(TyperCommand):
 
 
 def _find_local_models(extensions: Sequence[Extension]) -> "LocalModels | None":
-    found = (extension.call("local_models") for extension in extensions)
-    return next((models for models in found if models is not None), None)
+    from tinyzero_sdk.evaluation.protocol import LocalModels
+
+    for extension in extensions:
+        models = extension.call("local_models")
+        if isinstance(models, LocalModels):
+            return models
+        if models is not None:
+            raise TinyZeroError(
+                f"local_models of {extension.distribution} {extension.version} returned a {type(models).__name__}; "
+                "expected an object with the methods plan and key_help"
+            )
+    return None
 
 
 def _local_models(context: typer.Context) -> "LocalModels":

@@ -1,7 +1,7 @@
 """Whole data sets at speed: the Python call behind `tinyzero data`.
 
 Worker processes take ranges of candidates and send back columns; the parent drops repeated keys in candidate
-order and writes. For some problems at a time there is `dataset.iterate`, which gives the same ones.
+order and writes. For some problems at a time there is `splits.iterate_split`, which gives the same ones.
 """
 
 import contextlib

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
-from tinyzero_sdk.evaluation.evaluate import (
+from tinyzero_sdk.evaluation.protocol import (
     DEFAULT_SIZE,
     EvaluationPlan,
     EvaluationRequest,

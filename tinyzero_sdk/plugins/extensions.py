@@ -20,8 +20,6 @@ from tinyzero_sdk.plugins.validation import check_sdk_version, check_spelling
 if TYPE_CHECKING:
     import typer
 
-    from tinyzero_sdk.evaluation.evaluate import LocalModels
-
 GROUP = "tinyzero.plugins"
 
 
@@ -46,8 +44,11 @@ def score_wrappers() -> Mapping[str, Callable[[], object]]:
 
 
 @hookspec(firstresult=True)
-def local_models() -> "LocalModels":
-    """Someone who can load a model here, for `tinyzero eval`. Called for its help too: import in its methods."""
+def local_models() -> object:
+    """A `tinyzero_sdk.evaluation.protocol.LocalModels`, which loads models here for `tinyzero eval`.
+
+    Called for `tinyzero eval --help` too: import in its methods.
+    """
 
 
 def _new_manager() -> pluggy.PluginManager:

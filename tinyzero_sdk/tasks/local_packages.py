@@ -1,6 +1,6 @@
-"""Tasks that are packages and are not installed: found by a path, and imported from there under their own names.
+"""Task packages that are not installed: found by a path and imported from there under their own names.
 
-A single file is `registry.py`'s business; here is what has an `__init__.py`, or a project whose `pyproject.toml` names it.
+A package has an `__init__.py`, or a project whose `pyproject.toml` names it; `registry.py` handles single files.
 """
 
 import hashlib

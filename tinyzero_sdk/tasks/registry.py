@@ -4,6 +4,7 @@ Listing reads metadata and imports nothing. Each task gets a plugin manager of i
 answer for another and no call pays for plugins that are not in use.
 """
 
+import copyreg
 import hashlib
 import math
 import os
@@ -25,6 +26,7 @@ from tinyzero_sdk.errors import (
     TaskClashError,
     TaskNotFoundError,
     TinyZeroError,
+    VersionMismatchError,
     did_you_mean,
 )
 from tinyzero_sdk.plugins.extensions import Extension, family_tasks
@@ -293,3 +295,24 @@ def _contain(call: Callable[[], Any], doing: str) -> Any:
         raise
     except BaseException as error:  # a module may raise anything, SystemExit included
         raise BrokenTaskError(f"{doing}: {type(error).__name__}: {error}") from error
+
+
+def _load_version(
+    source: str, version: str, option_values: Mapping[str, Any], wrappers: Sequence[str], allow_unsafe_scorers: bool
+) -> Task:
+    """Unpickle a task: load it again, and refuse another version than the one that was pickled."""
+    task = load_task(source, options=option_values, wrappers=wrappers, allow_unsafe_scorers=allow_unsafe_scorers)
+    if task.version != version:
+        raise VersionMismatchError(
+            f"task {task.name!r}: this process has version {task.version}, the sender has {version};"
+            " install the same version on both sides"
+        )
+    return task
+
+
+def _reduce(task: Task) -> tuple[Any, ...]:
+    arguments = (task.source, task.version, task.option_values, task.wrappers, task.allow_unsafe_scorers)
+    return _load_version, arguments
+
+
+copyreg.pickle(Task, _reduce)  # here, so that `task.py` does not import the registry

@@ -7,7 +7,7 @@ result. Only problems, one process and no files here: `data/build.py` makes whol
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tinyzero_sdk.errors import ExhaustedError, SettingsError
 from tinyzero_sdk.records import Item, Split
@@ -17,10 +17,21 @@ from tinyzero_sdk.seeds import split_of_key
 if TYPE_CHECKING:
     import numpy as np
 
-    from tinyzero_sdk.tasks.task import Task
-
 DEFAULT_TEST_SHARE = 1 / 16
 _FIRST_BLOCK = 64  # small, since a task may take milliseconds for each candidate and the reader want three
+
+
+class CandidateSource(Protocol):
+    """What the split guard needs of a `Task`."""
+
+    name: str
+    has_own_splits: bool
+
+    def generate(self, split: Split, size: int, *, seed: int = 0, start: int = 0) -> ItemColumns | list[Item]:
+        """See `Task.generate`."""
+
+    def item_key(self, item: Item) -> str:
+        """See `Task.item_key`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +57,11 @@ class Candidates:
     """The task gave fewer candidates than it was asked for: there are none from `end` on."""
 
 
-def read_candidates(task: "Task", split: Split, start: int, size: int, *, seed: int, test_share: float) -> Candidates:
+def read_candidates(
+    task: CandidateSource, split: Split, start: int, size: int, *, seed: int, test_share: float
+) -> Candidates:
+    task: CandidateSource, split: Split, start: int, size: int, *, seed: int, test_share: float
+) -> Candidates:
     """Ask `task` for the candidates start … start + size - 1 and keep those of `split`, by the hash of their key."""
     given = task.generate(split, size, seed=seed, start=start)
     items = list(islice(given, size))
@@ -72,7 +87,7 @@ def _as_array(rows: list[int]) -> "np.ndarray":
     return np.array(rows, dtype=np.int64)
 
 
-def check_test_share(task: "Task", test_share: float) -> None:
+def check_test_share(task: CandidateSource, test_share: float) -> None:
     """Refuse a share that would leave a split empty, or have no effect.
 
     Raises:
@@ -87,7 +102,7 @@ def check_test_share(task: "Task", test_share: float) -> None:
         )
 
 
-def share_of(task: "Task", split: Split, test_share: float) -> float:
+def share_of(task: CandidateSource, split: Split, test_share: float) -> float:
     """The share of a task's candidates that belongs to a split."""
     if task.has_own_splits:
         return 1.0
@@ -97,7 +112,7 @@ def share_of(task: "Task", split: Split, test_share: float) -> float:
 class Sieve:
     """Drops repeated keys in candidate order, and notices when a task has nothing new to give."""
 
-    def __init__(self, task: "Task", split: Split, *, size: int | None, test_share: float) -> None:
+    def __init__(self, task: CandidateSource, split: Split, *, size: int | None, test_share: float) -> None:
         """
         Args:
             task: whose candidates they are.
@@ -147,8 +162,8 @@ class Sieve:
         )
 
 
-def iterate(
-    task: "Task",
+def iterate_split(
+    task: CandidateSource,
     split: Split,
     *,
     size: int | None = None,
@@ -175,7 +190,11 @@ def iterate(
     return islice(_endless(task, split, sieve, seed, test_share, block), size)
 
 
-def _endless(task: "Task", split: Split, sieve: Sieve, seed: int, test_share: float, block: int) -> Iterator[Item]:
+def _endless(
+    task: CandidateSource, split: Split, sieve: Sieve, seed: int, test_share: float, block: int
+) -> Iterator[Item]:
+    task: CandidateSource, split: Split, sieve: Sieve, seed: int, test_share: float, block: int
+) -> Iterator[Item]:
     start, count = 0, min(_FIRST_BLOCK, block)
     while True:
         found = read_candidates(task, split, start, count, seed=seed, test_share=test_share)

@@ -1,6 +1,6 @@
-"""The handle of one task: its hooks as typed methods, with the host's guards around the score.
+"""A loaded task: its hooks as typed methods, with the score guard around the scorer.
 
-Made by `load_task`; finding, importing and checking plugins is the business of `registry.py` and `plugins/validation.py`.
+`load_task` in `registry.py` finds, imports and checks it.
 """
 
 import math
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from pluggy import PluginManager
 
-from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, VersionMismatchError, tell_fault
+from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, tell_fault
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.records import Completion, Item, Json, Score, Split, TaskInfo
 from tinyzero_sdk.records_arrow import ItemColumns
 from tinyzero_sdk.tasks.hook_binding import bind
 from tinyzero_sdk.tasks.score_guard import ScoreGuard, show
+from tinyzero_sdk.tasks.splits import DEFAULT_TEST_SHARE, iterate_split
 from tinyzero_sdk.tasks.unsafe_scorers import check_allowed, check_place
 
 if TYPE_CHECKING:
@@ -101,9 +102,6 @@ class Task:
     def __repr__(self) -> str:
         return f"<Task {self.name} {self.version}>"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.source, self.version, self.option_values, self.wrappers, self.allow_unsafe_scorers)
-
     def check_scoring_allowed(self) -> None:
         """Whoever is going to score in worker processes asks this first.
 
@@ -151,12 +149,10 @@ class Task:
         return items
 
     def dataset(
-        self, split: Split, size: int | None = None, *, seed: int = 0, test_share: float = 1 / 16
+        self, split: Split, size: int | None = None, *, seed: int = 0, test_share: float = DEFAULT_TEST_SHARE
     ) -> Iterator[Item]:
         """The first `size` items of a split (None = as many as there are): no problem twice, or on both sides."""
-        from tinyzero_sdk.tasks.splits import iterate
-
-        return iterate(self, split, size=size, seed=seed, test_share=test_share)
+        return iterate_split(self, split, size=size, seed=seed, test_share=test_share)
 
     def make_prompt(self, item: Item, template: str = "base") -> str | list[Message]:
         """The prompt of an item: text or chat messages."""
@@ -274,17 +270,3 @@ def _is_rule(rule: tuple[Any, Any]) -> bool:
 
 def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == {"role", "content"} and all(map(_is_text, value.values()))
-
-
-def _rebuild(
-    source: str, version: str, option_values: Mapping[str, Any], wrappers: Sequence[str], allow_unsafe_scorers: bool
-) -> Task:
-    from tinyzero_sdk.tasks.registry import load_task
-
-    task = load_task(source, options=option_values, wrappers=wrappers, allow_unsafe_scorers=allow_unsafe_scorers)
-    if task.version != version:
-        raise VersionMismatchError(
-            f"task {task.name!r}: this process has version {task.version}, the sender has {version};"
-            " install the same version on both sides"
-        )
-    return task

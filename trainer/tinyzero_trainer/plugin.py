@@ -7,7 +7,7 @@ from tinyzero_sdk import hookimpl
 if TYPE_CHECKING:
     import typer
 
-    from tinyzero_sdk.evaluation.evaluate import LocalModels
+    from tinyzero_sdk.evaluation.protocol import LocalModels
 
 
 @hookimpl

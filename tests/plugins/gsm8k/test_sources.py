@@ -10,7 +10,7 @@ from tests.plugins.gsm8k.rows import SHARED, TEST, TRAIN, as_dataset, write_json
 from tinyzero_gsm8k.sources import collect
 from tinyzero_sdk import Item, Task, load_task
 from tinyzero_sdk.errors import DataError, ExhaustedError, SettingsError
-from tinyzero_sdk.tasks.splits import iterate
+from tinyzero_sdk.tasks.splits import iterate_split
 
 
 def open_path(path: Path) -> Task:
@@ -68,7 +68,7 @@ def test_a_file_is_one_pool_that_is_divided(write: Callable[..., Path], tmp_path
     parts = {}
     for split in ("train", "test"):
         with pytest.raises(ExhaustedError):
-            parts[split] = [*_keep(parts, split, iterate(task, split, test_share=0.25))]
+            parts[split] = [*_keep(parts, split, iterate_split(task, split, test_share=0.25))]
     assert len(parts["train"]) + len(parts["test"]) == len(TRAIN)
     assert not {item.data["question"] for item in parts["train"]} & {item.data["question"] for item in parts["test"]}
 

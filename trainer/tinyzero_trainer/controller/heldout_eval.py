@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tinyzero_sdk import Score
-from tinyzero_sdk.evaluation.evaluate import EvaluationResult
+from tinyzero_sdk.evaluation.protocol import EvaluationResult
 from tinyzero_sdk.scoring.statistics import standard_error
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.executors.local import Roles, build_roles, generate, score

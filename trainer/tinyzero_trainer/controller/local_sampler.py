@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tinyzero_sdk import Completion, Task
-from tinyzero_sdk.evaluation.evaluate import EvaluationPlan, EvaluationRequest, Keep, Problem, Sampler
+from tinyzero_sdk.evaluation.protocol import EvaluationPlan, EvaluationRequest, Keep, Problem, Sampler
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config import TrainConfig
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LocalModels:
-    """See `tinyzero_sdk.evaluation.evaluate.LocalModels`."""
+    """See `tinyzero_sdk.evaluation.protocol.LocalModels`."""
 
     def plan(self, request: EvaluationRequest) -> EvaluationPlan:
         """How to evaluate a model of transformers', or the tiny one that comes with the trainer.
@@ -94,7 +94,7 @@ def _open(config: TrainConfig, task: Task, request: EvaluationRequest) -> Iterat
 
 
 class LocalSampler:
-    """See `tinyzero_sdk.evaluation.evaluate.Sampler`.
+    """See `tinyzero_sdk.evaluation.protocol.Sampler`.
 
     Problems are taken in groups, each with a seed of its own, so that an evaluation that goes on gives what one that
     was never stopped gives.
