@@ -195,3 +195,14 @@ def test_hook_local_models(install, write_task, capsys, monkeypatch):
     assert "model       local\n" in shown
     assert "accuracy    100.0 % ± 0.0" in shown
     assert "mean length 3.0 tokens" in shown
+
+
+def test_hook_local_models_that_returns_something_else_is_refused(install, capsys, monkeypatch):
+    wrong = LOCAL.replace("return Models()", "return 3")
+    install("tz-wrong", modules={"wrong_module": wrong}, plugins={"wrong": "wrong_module"})
+    extensions = tuple(extension for extension in load_extensions() if extension.name == "wrong")
+    monkeypatch.setattr("tinyzero_sdk.cli.app.load_extensions", lambda: extensions)
+    with pytest.raises(SystemExit):
+        main(["eval"])
+    expected = "local_models of tz-wrong 1.0 returned 3; expected an object with the methods plan and key_help"
+    assert expected in capsys.readouterr().err

@@ -157,7 +157,7 @@ def _find_local_models(extensions: Sequence[Extension]) -> "LocalModels | None":
             return models
         if models is not None:
             raise TinyZeroError(
-                f"local_models of {extension.distribution} {extension.version} returned a {type(models).__name__}; "
+                f"local_models of {extension.distribution} {extension.version} returned {models!r}; "
                 "expected an object with the methods plan and key_help"
             )
     return None

@@ -60,8 +60,6 @@ class Candidates:
 def read_candidates(
     task: CandidateSource, split: Split, start: int, size: int, *, seed: int, test_share: float
 ) -> Candidates:
-    task: CandidateSource, split: Split, start: int, size: int, *, seed: int, test_share: float
-) -> Candidates:
     """Ask `task` for the candidates start … start + size - 1 and keep those of `split`, by the hash of their key."""
     given = task.generate(split, size, seed=seed, start=start)
     items = list(islice(given, size))
@@ -191,8 +189,6 @@ def iterate_split(
 
 
 def _endless(
-    task: CandidateSource, split: Split, sieve: Sieve, seed: int, test_share: float, block: int
-) -> Iterator[Item]:
     task: CandidateSource, split: Split, sieve: Sieve, seed: int, test_share: float, block: int
 ) -> Iterator[Item]:
     start, count = 0, min(_FIRST_BLOCK, block)

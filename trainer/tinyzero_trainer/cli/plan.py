@@ -1,4 +1,4 @@
-"""`tinyzero plan`: what a run takes of a GPU, and the settings with which it fits. What is shown is in plan_report.py."""
+"""`tinyzero plan`: what a run takes of a GPU, and the settings with which it fits. plan_report.py shows it."""
 
 from dataclasses import asdict
 from pathlib import Path

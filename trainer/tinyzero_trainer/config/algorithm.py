@@ -43,7 +43,7 @@ class AlgorithmConfig:
     """From rewards to a loss. A setting that has no effect under the others is refused."""
 
     advantage: Advantage = "grpo"
-    """What a completion is compared with; each is a function of that name in `algorithms/advantages.py`, with its paper."""
+    """What a completion is compared with: a function of that name in `algorithms/advantages.py`, with its paper."""
 
     discount: Annotated[float, Gt(0), Le(1)] = 1.0
     """γ: what a reward one token later is worth now."""

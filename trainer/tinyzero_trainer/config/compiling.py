@@ -1,4 +1,4 @@
-"""When the layers of a network are compiled: one rule for whoever compiles (distributed/fsdp.py) and for planning. No torch."""
+"""When the layers of a network are compiled: one rule for distributed/fsdp.py and for planning. No torch."""
 
 COMPILED_FROM = 100_000_000
 """Parameters from which compiling pays, where the configuration leaves it open."""

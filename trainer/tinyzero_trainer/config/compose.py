@@ -1,7 +1,7 @@
 """From flags, `key=value` words and TOML files to the configuration of a new run.
 
-What the keys mean is in config/, and what stands below the user's own settings in compose.py. The configuration of a run
-that goes on is in resume.py, that of an evaluation in controller/eval_config.py.
+What the keys mean is in config/, and what stands below the user's own settings in compose.py. The configuration of a
+run that goes on is in resume.py, that of an evaluation in controller/eval_config.py.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
 """Where the models of the training roles live: FSDP2 over one rank or many, on a CPU or on GPUs.
 
 Wraps a model in place, once its modules and parameters are final: activations checkpointed, layers compiled, weights
-sharded. Whoever computes with such a model goes through `call`; whoever reads its weights, through `rollout/weight_sync.py` within
-`on_device`. What is computed is not in here.
+sharded. Whoever computes with such a model goes through `call`; whoever reads its weights, through
+`rollout/weight_sync.py` within `on_device`. What is computed is not in here.
 """
 
 import copy

@@ -1,7 +1,8 @@
 """The ranks that share a model: which of them this process is, and how they tell each other what each has found.
 
 A batch is divided into shares. A share is one rank's, or that of several, which then have each of its sequences in
-slices (ulysses.py). Who does which part of a batch is in training/seqlen_balancing.py, how a model's weights are cut in fsdp.py.
+slices (ulysses.py). Who does which part of a batch is in training/seqlen_balancing.py, how a model's weights are cut in
+fsdp.py.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Links between cards, and what collectives take of them: seconds. How a run is spread over cards is in config/parallel.py.
+"""Links between GPUs, and the seconds that collectives take on them. config/parallel.py spreads a run over GPUs.
 
 Collectives are rings, as NCCL's all-gather and reduce-scatter are: a ring over all nodes goes through the cards of a
 node, then on to the next, and there are as many rings as network cards, each with its share of the bytes.

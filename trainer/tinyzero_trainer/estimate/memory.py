@@ -261,7 +261,7 @@ class _Step:
         return Part(role, "a layer's activations", self.work.micro_batch * layer * self.number // 2)
 
     def _logits(self, role: Role, models: int = 1) -> Part:
-        """A chunk of those of so many models together; a gradient takes the place of its logits. See models/fused_logprobs.py."""
+        """A chunk of those of `models` models; its gradient replaces its logits. See models/fused_logprobs.py."""
         tokens = max(1, int(self.work.micro_batch * self.work.share))
         count = min(constants.HEAD_ELEMENTS[self.number], tokens * models * self.shape.vocabulary)
         return Part(role, "logits", self.number * count)

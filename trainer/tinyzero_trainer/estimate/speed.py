@@ -1,6 +1,7 @@
 """Seconds of each phase of a step, from a card's data sheet and a few measured shares of it.
 
-On several cards each has its share of the work; what they send each other, and do not hide behind it, is in communication.py.
+On several cards each has its share of the work; what they send each other, and do not hide behind it, is in
+communication.py.
 """
 
 from collections.abc import Mapping

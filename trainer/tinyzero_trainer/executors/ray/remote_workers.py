@@ -1,4 +1,4 @@
-"""What the loop has in the actors' place: policy, critic and reward pool. The rollout engine's is in remote_engine.py."""
+"""What the loop has in the actors' place: policy, critic and reward pool; remote_engine.py has the rollout engine."""
 
 from collections.abc import Sequence
 from contextlib import suppress
