@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help train test slow lint bench clean
+.PHONY: help train test slow nightly lint bench clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z]*\): .*## /make \1  \t/p' Makefile
@@ -14,16 +14,20 @@ help:  ## list the commands
 train: $(READY)  ## train the tiny model on countdown, into a new directory under runs/ (no GPU needed)
 	@$(BIN)/tinyzero train --task countdown
 
-test: $(READY)  ## the fast tests: all that are not marked slow or gpu
+test: $(READY)  ## the fast tests: all that are not marked slow, nightly or gpu
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto
 
 slow: $(READY)  ## the slow tests
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not gpu"
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not nightly and not gpu"
 
-lint: $(READY)  ## ruff and mypy
+nightly: $(READY)  ## what takes too long for every change; a release requires it
+	@PYTHONDONTWRITEBYTECODE= HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n auto --dist worksteal -m "nightly and not gpu"
+
+lint: $(READY)  ## ruff, mypy, and the order of imports
 	@$(BIN)/python -m ruff check
 	@$(BIN)/python -m ruff format --check
 	@$(BIN)/python -m mypy
+	@PYTHONPATH=plugins/reasoning_gym $(BIN)/lint-imports --no-logo
 
 # Beside modules without a figure, what takes much longer than a few minutes on two cores, or a GPU.
 NOT_IN_BENCH = common training watching fixed_task shapes trl_step recipes ablations two_tasks \
@@ -33,7 +37,7 @@ bench: $(READY)  ## measure the figures of benchmarks/README.md on this machine
 	@for script in $(filter-out $(NOT_IN_BENCH:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
 
 clean:  ## remove the environment, builds and caches (not runs/)
-	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml trainer/pyproject.toml $(wildcard plugins/*/pyproject.toml) requirements.txt constraints.txt .ci/setup.py

@@ -51,4 +51,7 @@ def real_workers() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes minutes first, or one process would still be at it when all others are done."""
+    for item in items:
+        if (mark := item.get_closest_marker("nightly")) and not mark.kwargs.get("reason"):
+            raise pytest.UsageError(f"{item.nodeid}: nightly(reason=…) is to say why every change need not run it")
     items.sort(key=lambda item: item.get_closest_marker("minutes") is None)
