@@ -31,7 +31,8 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.tasks import load_shares
 from tinyzero_trainer.controller.heldout_eval import write_samples
 from tinyzero_trainer.controller.step_metrics import batch_metrics, timing_metrics
-from tinyzero_trainer.executors.local import Roles, score
+from tinyzero_trainer.executors.base import Workers
+from tinyzero_trainer.executors.local import score
 from tinyzero_trainer.executors.tasks import TaskRole, task_roles, training_stream
 from tinyzero_trainer.sft.tiny_model import build_tokenizer
 from tinyzero_trainer.training.batch import Experience
@@ -163,7 +164,7 @@ def _roles(tasks: dict[str, TaskRole], tokenizer: Any) -> Any:
     class Model:
         tokenizer: Any
 
-    return Roles(tasks, Model(tokenizer), None, None, None, None)  # type: ignore[arg-type]
+    return Workers(tasks, Model(tokenizer), None, None, None, None)  # type: ignore[arg-type]
 
 
 def main(

@@ -38,9 +38,9 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import gather, make_config
 from tinyzero_trainer.estimate.constants import GIB, MARGIN
+from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.hardware.gpu_specs import find_card
 from tinyzero_trainer.models.hub import find_shape
-from tinyzero_trainer.plan.candidates import with_settings
 
 DOCS = Path(__file__).parents[1] / "docs" / "scaling.md"
 MODEL, CARD, MEDIAN, SPREAD = "Qwen/Qwen2.5-7B", "H200", 1200.0, 0.8

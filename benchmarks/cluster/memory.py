@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.estimate.memory import Part, predict_memory
 from tinyzero_trainer.estimate.workload import number_bytes
 from tinyzero_trainer.models.spec import ModelShape
-from tinyzero_trainer.plan.candidates import with_settings
 
 SHARDED = ("weights in float32", "AdamW's moments", "gradients in float32")
 """Parts of the plan that are divided by the number of shards."""

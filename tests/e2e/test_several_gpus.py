@@ -338,8 +338,9 @@ def test_the_tables_show_what_there_is_and_what_failed():
 
 @pytest.mark.slow
 def test_two_ranks_find_the_losses_of_one_on_recorded_rollouts(tmp_path):
+    from tinyzero_trainer.config.sft import TinyShape
     from tinyzero_trainer.models.loading import from_parts, save_model
-    from tinyzero_trainer.sft.tiny_model import TinyShape, build_model, build_tokenizer
+    from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 
     tokenizer = build_tokenizer()
     small = TinyShape(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=256)

@@ -19,8 +19,9 @@ from tinyzero_trainer.algorithms.advantages import ESTIMATORS, AdvantageInputs
 from tinyzero_trainer.algorithms.losses import LossInputs, find_policy_loss, token_weights
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
+from tinyzero_trainer.config.sft import TinyShape
 from tinyzero_trainer.models.loading import from_parts, save_model
-from tinyzero_trainer.sft.tiny_model import TinyShape, build_model, build_tokenizer
+from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.training.batch import Experience
 from tinyzero_trainer.training.logprobs import Reference, token_statistics
 from tinyzero_trainer.training.micro_batches import completion_lengths, micro_batches

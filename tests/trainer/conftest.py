@@ -17,11 +17,11 @@ from tinyzero_sdk.settings import build, to_mapping
 from tinyzero_trainer.checkpoint import store as checkpoint
 from tinyzero_trainer.config import model_defaults as presets
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.config.sft import WarmStartConfig
+from tinyzero_trainer.config.sft import TinyShape, WarmStartConfig
 from tinyzero_trainer.hardware import gpu_seen
 from tinyzero_trainer.models.loading import LanguageModel, from_parts, save_model
 from tinyzero_trainer.monitoring.progress import Display
-from tinyzero_trainer.sft.tiny_model import TinyShape, build_model, build_tokenizer
+from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.sft.train import warm_start
 from tinyzero_trainer.utils.signals import StopFlag
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from tinyzero_trainer.config import RayConfig, TrainConfig
-from tinyzero_trainer.executors.local import Roles, build_roles
+from tinyzero_trainer.executors.base import Workers
+from tinyzero_trainer.executors.local import build_roles
 from tinyzero_trainer.models.loading import LanguageModel, load_model
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
 from tinyzero_trainer.rollout.build import build_engine
@@ -54,7 +55,7 @@ class EngineApart:
 
 
 @contextmanager
-def built_apart(config: TrainConfig, **given: Any) -> Iterator[Roles]:
+def built_apart(config: TrainConfig, **given: Any) -> Iterator[Workers]:
     """The roles of a run on Ray, without it."""
     here = replace(config.run, executor="local")
     config = replace(config, run=here, ray=RayConfig(), rollout=replace(config.rollout, lead=0))

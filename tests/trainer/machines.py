@@ -4,34 +4,25 @@ import dataclasses
 from collections.abc import Sequence
 
 from tinyzero_trainer.doctor.checks import examine
-from tinyzero_trainer.doctor.facts import (
-    Card,
-    Driver,
-    Facts,
-    Folder,
-    Machine,
-    Package,
-    Torch,
-    Wandb,
-    Wanted,
-)
+from tinyzero_trainer.doctor.facts import Facts, Folder, Machine, Package, Torch, Wandb, Wanted
 from tinyzero_trainer.doctor.finding import Finding
+from tinyzero_trainer.hardware.gpu import Driver, GpuInfo
 from tinyzero_trainer.models.files import Model
 
 GIB = 2**30
 CU124 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 CU130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
 
-H200 = Card(0, "NVIDIA H200", (9, 0), 140 * GIB, 139 * GIB, uuid="a")
-RTX_5090 = Card(0, "NVIDIA GeForce RTX 5090", (12, 0), 32 * GIB, 31 * GIB, uuid="b")
-GTX_1080 = Card(0, "NVIDIA GeForce GTX 1080", (6, 1), 8 * GIB, 8 * GIB, uuid="c")
-T4 = Card(0, "Tesla T4", (7, 5), 15 * GIB, 15 * GIB, uuid="d")
+H200 = GpuInfo(0, "NVIDIA H200", (9, 0), 140 * GIB, 139 * GIB, uuid="a")
+RTX_5090 = GpuInfo(0, "NVIDIA GeForce RTX 5090", (12, 0), 32 * GIB, 31 * GIB, uuid="b")
+GTX_1080 = GpuInfo(0, "NVIDIA GeForce GTX 1080", (6, 1), 8 * GIB, 8 * GIB, uuid="c")
+T4 = GpuInfo(0, "Tesla T4", (7, 5), 15 * GIB, 15 * GIB, uuid="d")
 
 
 TORCH = Torch("2.13.0+cu130", "13.0", nccl="2.27.5")
 
 
-def facts_of(*cards: Card, archs: Sequence[str] = CU130, **changes: object) -> Facts:
+def facts_of(*cards: GpuInfo, archs: Sequence[str] = CU130, **changes: object) -> Facts:
     """A machine on which nothing is wrong, with cards or without."""
     parts: dict[str, object] = {
         "machine": Machine((3, 12, 3), 4, 64 * GIB, 60 * GIB, 8 * GIB, (65536, 65536)),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.trainer.configurations import said
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.models.hub import WELL_KNOWN, well_known
+from tinyzero_trainer.models.well_known import WELL_KNOWN, well_known
 
 HALF_B = "Qwen/Qwen2.5-0.5B"
 SHAPES = {name: shape for name in WELL_KNOWN if (shape := well_known(name)) is not None}

@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from tinyzero_trainer.doctor.facts import Card
 from tinyzero_trainer.hardware.cuda_devices import ask_cuda, visible_cards
+from tinyzero_trainer.hardware.gpu import GpuInfo
 
 OWN = (UUID("8932f937-d72c-4106-c12f-20bd9faed9f6"), UUID("00000000-0000-0000-0000-0000000000ff"))
 
@@ -88,7 +88,7 @@ def says(text: str, code: int = 0) -> tuple[str, ...]:
 
 def test_what_the_process_prints_becomes_cards() -> None:
     [card, _] = visible_cards(says(json.dumps(ask_cuda(Libcuda())))) or ()
-    assert card == Card(0, "NVIDIA L4", (8, 9), 10 * 2**30, uuid=str(OWN[0]))
+    assert card == GpuInfo(0, "NVIDIA L4", (8, 9), 10 * 2**30, uuid=str(OWN[0]))
     assert visible_cards(says("[]")) == ()
 
 

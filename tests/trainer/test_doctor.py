@@ -22,21 +22,15 @@ from tinyzero_trainer.doctor import interconnect_checks as links
 from tinyzero_trainer.doctor import package_checks as packages
 from tinyzero_trainer.doctor import placement_checks as fitting
 from tinyzero_trainer.doctor.checks import examine
-from tinyzero_trainer.doctor.facts import (
-    Card,
-    Facts,
-    Folder,
-    Package,
-    Torch,
-    Wanted,
-)
+from tinyzero_trainer.doctor.facts import Facts, Folder, Package, Torch, Wanted
 from tinyzero_trainer.estimate.memory import host_bytes
+from tinyzero_trainer.hardware.gpu import GpuInfo
 from tinyzero_trainer.models.files import Model
 from tinyzero_trainer.models.hub import find_shape
 
 
 @pytest.mark.parametrize("cards", [(), (H200,), (RTX_5090,), (H200, dataclasses.replace(H200, index=1, uuid="e"))])
-def test_nothing_is_wrong_where_nothing_is_wrong(cards: tuple[Card, ...]) -> None:
+def test_nothing_is_wrong_where_nothing_is_wrong(cards: tuple[GpuInfo, ...]) -> None:
     levels = {finding.level for finding in examine(facts_of(*cards), Wanted(wandb=True))}
     assert levels == ({"ok"} if cards else {"ok", "note"})
 

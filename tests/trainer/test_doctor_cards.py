@@ -12,14 +12,9 @@ from hypothesis import strategies as st
 from tests.trainer.machines import CU124, CU130, GIB, GTX_1080, H200, RTX_5090, T4, facts_of, machine, seen
 from tinyzero_sdk.cli import main
 from tinyzero_trainer.doctor.checks import examine
-from tinyzero_trainer.doctor.facts import (
-    Card,
-    Driver,
-    Process,
-    Torch,
-    Wanted,
-)
+from tinyzero_trainer.doctor.facts import Torch, Wanted
 from tinyzero_trainer.hardware.compute_capability import build_for, has_kernels
+from tinyzero_trainer.hardware.gpu import Driver, GpuInfo, Process
 from tinyzero_trainer.models.loading import ModelError, choose_device
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
@@ -78,7 +73,7 @@ def test_the_torch_that_is_proposed_has_kernels_and_fits_the_driver(capability: 
     ],
 )
 def test_a_card_without_kernels_is_an_error_that_says_what_to_type(
-    card: Card, archs: tuple[str, ...], cure: str
+    card: GpuInfo, archs: tuple[str, ...], cure: str
 ) -> None:
     finding = seen(facts_of(card, archs=archs), "gpu 0")
     assert (finding.level, finding.commands) == ("error", (cure,))
@@ -116,7 +111,9 @@ def test_another_card_is_named_as_the_environment_names_it() -> None:
 class FakeCuda:
     """A machine with one card, as `models.choose_device` asks for it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, card: Card, archs: tuple[str, ...], cuda: str | None) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, card: GpuInfo, archs: tuple[str, ...], cuda: str | None
+    ) -> None:
         replaced = {
             "is_available": lambda: True,
             "device_count": lambda: 1,
@@ -225,7 +222,7 @@ def test_cards_that_torch_does_not_see(visible: str | None) -> None:
 
 @pytest.mark.parametrize("visible", ["1", "1,0", "GPU-x", "all", " 7 ", ""])
 @pytest.mark.parametrize("cards", [(H200,), ()])
-def test_a_variable_that_names_no_card_hides_all(visible: str, cards: tuple[Card, ...]) -> None:
+def test_a_variable_that_names_no_card_hides_all(visible: str, cards: tuple[GpuInfo, ...]) -> None:
     blind = Torch("2.13.0+cu130", "13.0", archs=CU130, cuda_error="No CUDA GPUs are available")
     facts = facts_of(torch=blind, driver=Driver("580.1", (13, 0), cards), visible=visible)
     finding = seen(facts, "gpu")
@@ -244,7 +241,7 @@ def test_a_variable_that_names_a_card_is_not_blamed(visible: str | None) -> None
 def test_a_device_that_torch_does_not_see() -> None:
     second = dataclasses.replace(H200, index=1, uuid="e")
 
-    def findings(device: str, *cards: Card, visible: str | None = None) -> list[str]:
+    def findings(device: str, *cards: GpuInfo, visible: str | None = None) -> list[str]:
         found = examine(facts_of(*cards, visible=visible), Wanted(device=device))
         return [finding.what for finding in found if finding.check == "gpu"]
 

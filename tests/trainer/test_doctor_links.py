@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from tests.trainer.machines import H200, RTX_5090, facts_of, machine, seen
 from tests.trainer.test_doctor_nvidia_smi import smi
 from tinyzero_trainer.doctor import checks, probe
-from tinyzero_trainer.doctor.facts import Card, Driver, Facts, Link, Wanted
+from tinyzero_trainer.doctor.facts import Facts, Wanted
 from tinyzero_trainer.doctor.finding import Finding
-from tinyzero_trainer.doctor.interconnect_checks import check_links, parse_links
-from tinyzero_trainer.hardware.nvml import ask_links
+from tinyzero_trainer.doctor.interconnect_checks import check_links
+from tinyzero_trainer.hardware.gpu import Driver, GpuInfo, Link
+from tinyzero_trainer.hardware.nvml import ask_links, parse_links
 
 LEGEND = """
 Legend:
@@ -186,7 +187,7 @@ def test_nothing_is_said_where_the_links_are_not_known() -> None:
 
 def test_several_gpus_need_nccl_and_are_as_fast_as_the_slowest() -> None:
     assert seen(machine_with(EIGHT_H100, 8), "nccl").what == "NCCL 2.27.5 comes with torch"
-    cards: tuple[Card, ...] = (H200, dataclasses.replace(RTX_5090, index=1))
+    cards: tuple[GpuInfo, ...] = (H200, dataclasses.replace(RTX_5090, index=1))
     finding = on_links(facts_of(*cards))
     assert finding.level == "note"
     assert "unlike (NVIDIA H200, NVIDIA GeForce RTX 5090)" in finding.what

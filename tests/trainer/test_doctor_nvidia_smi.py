@@ -10,9 +10,10 @@ from tests.trainer.machines import H200, facts_of, machine
 from tests.trainer.planned import config_of
 from tinyzero_trainer.doctor import probe
 from tinyzero_trainer.doctor.checks import examine
-from tinyzero_trainer.doctor.facts import Driver, Process, Torch, Wanted
+from tinyzero_trainer.doctor.facts import Torch, Wanted
 from tinyzero_trainer.doctor.finding import Finding
 from tinyzero_trainer.hardware import nvml as nvidia_smi
+from tinyzero_trainer.hardware.gpu import Driver, Process
 from tinyzero_trainer.plan import advice
 from tinyzero_trainer.plan import target_gpu as target
 from tinyzero_trainer.plan.target_gpu import present_card

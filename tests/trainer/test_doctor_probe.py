@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.trainer.machines import GIB, H200
 from tinyzero_trainer.doctor import probe, torch_probe
 from tinyzero_trainer.doctor.facts import Torch
+from tinyzero_trainer.hardware import host
 
 
 def probe_with(code: str, timeout: float = 30.0) -> Torch:
@@ -103,13 +104,13 @@ def test_a_containers_limits_count(monkeypatch: pytest.MonkeyPatch) -> None:
         "/sys/fs/cgroup/memory.current": str(2**28),
         "/sys/fs/cgroup/cpu.max": "150000 100000",
     }
-    monkeypatch.setattr(probe, "_read", lambda path: files.get(path, ""))
+    monkeypatch.setattr(host, "_read", lambda path: files.get(path, ""))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert probe.main_memory() == (2**29, 2**28)
-    assert probe.cores() == 1
+    assert host.host_memory() == (2**29, 2**28)
+    assert host.cores() == 1
     files["/sys/fs/cgroup/memory.max"] = files["/sys/fs/cgroup/cpu.max"] = "max"
-    assert probe.main_memory()[1] == GIB
-    assert probe.cores() == 8
+    assert host.host_memory()[1] == GIB
+    assert host.cores() == 8
 
 
 def test_who_asks_wandb_and_that_no_key_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

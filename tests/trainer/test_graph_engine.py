@@ -16,7 +16,7 @@ from tinyzero_trainer.rollout import SamplingParams, TorchEngine
 from tinyzero_trainer.rollout import cuda_graph as graph_package
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine, batch_levels, kernels_run
 from tinyzero_trainer.rollout.cuda_graph.graph_runner import Replayer
-from tinyzero_trainer.rollout.cuda_graph.kv_capacity import Memory, NoRoom
+from tinyzero_trainer.rollout.cuda_graph.kv_capacity import KvCacheError, Memory
 from tinyzero_trainer.rollout.weight_sync import named_weights
 from tinyzero_trainer.types import Rollout
 
@@ -227,7 +227,7 @@ def test_no_room_for_a_few_is_one_line() -> None:
     model = random_model("qwen2")
     size, reading = sizes_of(model)
     engine = graph(model, memory=lambda: Memory(4 * size + reading, 4 * size))
-    with pytest.raises(NoRoom, match=r"expected room for 8$"):
+    with pytest.raises(KvCacheError, match=r"expected room for 8\)"):
         engine.generate(PROMPTS, 10, ALL, seed=8)
     assert len(engine.generate(PROMPTS[:3], 2, ALL, seed=8)) == 3  # there is room for six
 

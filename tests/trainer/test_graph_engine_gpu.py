@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.trainer.conftest import random_model
+from tinyzero_trainer.config.sft import TinyShape
 from tinyzero_trainer.models.loading import from_parts
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
 from tinyzero_trainer.rollout.build import build_engine
@@ -14,7 +15,7 @@ from tinyzero_trainer.rollout.cuda_graph import reference_ops as attention
 from tinyzero_trainer.rollout.cuda_graph.batch_state import State, draw
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.rollout.weight_sync import named_weights
-from tinyzero_trainer.sft.tiny_model import TinyShape, build_model, build_tokenizer
+from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.types import Rollout
 
 pytestmark = pytest.mark.gpu

@@ -25,7 +25,7 @@ from tinyzero_trainer.controller.pending_batch import from_json, to_json
 from tinyzero_trainer.controller.step import STOPPING, Carried, TrainingStep
 from tinyzero_trainer.data.prompts import Progress
 from tinyzero_trainer.errors import WorkerLost
-from tinyzero_trainer.executors.local import StopRequested
+from tinyzero_trainer.executors.base import StopRequested
 from tinyzero_trainer.executors.ray import remote_workers as stand_ins
 from tinyzero_trainer.executors.ray.calls import Member
 from tinyzero_trainer.rollout import SamplingParams

@@ -14,8 +14,8 @@ from tinyzero_trainer.config import DataConfig
 from tinyzero_trainer.controller.local_sampler import LocalModels
 from tinyzero_trainer.data import prompts
 from tinyzero_trainer.data.prompts import PromptSource
-from tinyzero_trainer.oom_errors import OutOfMemory
 from tinyzero_trainer.rollout import TorchEngine
+from tinyzero_trainer.utils.oom import OutOfMemoryError
 
 WORDS = ("rollout.max_tokens=12", "rollout.max_sequences=8", "data.test_share=0.4", "run.device=cpu")
 
@@ -117,6 +117,6 @@ def test_without_memory_it_says_what_to_change(plan, tmp_path, monkeypatch):
 
     monkeypatch.setattr(TorchEngine, "generate", short)
     for samples, advice in ((2, "give rollout.max_sequences=4 and another --output"), (8, "ask for fewer samples, or")):
-        with pytest.raises(OutOfMemory) as error:
+        with pytest.raises(OutOfMemoryError) as error:
             evaluate(plan(samples=samples), tmp_path / f"{samples}.jsonl", Quiet())
         assert f"ran out while completions were generated (Tried to allocate 4.64 GiB); {advice}" in str(error.value)

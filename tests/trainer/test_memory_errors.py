@@ -1,6 +1,8 @@
 """A GPU that is too small: what is said, and that the run goes on from there with what was proposed."""
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +11,30 @@ import torch
 
 from tests.trainer.configurations import call, changed
 from tinyzero_sdk.settings import build, merge, parse_words, to_mapping
+from tinyzero_trainer.cli.oom_advice import advice_for, advise_on_out_of_memory
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import resume_config
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.distributed import fsdp as sharding
+from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.executors import local as roles
 from tinyzero_trainer.models.loading import ModelError
-from tinyzero_trainer.oom_errors import OutOfMemory, explained, out_of_memory
 from tinyzero_trainer.plan import advice as advice_of_plan
-from tinyzero_trainer.plan.candidates import with_settings
 from tinyzero_trainer.rollout import TorchEngine
-from tinyzero_trainer.rollout.cuda_graph.kv_capacity import NoRoom
+from tinyzero_trainer.rollout.cuda_graph.kv_capacity import KvCacheError
 from tinyzero_trainer.sft import train as warmstart
 from tinyzero_trainer.training import policy
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.policy import Policy
+from tinyzero_trainer.utils.oom import OutOfMemoryError, catch_out_of_memory
 
 ALLOCATOR = "CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0 has a total capacity of 23.65 GiB of which 2.39 GiB"
+
+
+@contextmanager
+def advice_added(config: TrainConfig, phase: str) -> Iterator[None]:
+    with advise_on_out_of_memory(config), catch_out_of_memory(phase):
+        yield
 
 
 def run_config(warm_model: Path, toy_task: str, tmp_path: Path, **changes: Any) -> TrainConfig:
@@ -75,7 +84,7 @@ def test_a_step_without_memory_says_what_to_change_and_the_run_goes_on_with_it(
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, short)
-        with pytest.raises(OutOfMemory) as error:
+        with pytest.raises(OutOfMemoryError) as error, advise_on_out_of_memory(config):
             train(config)
     message, _, advice = str(error.value).partition("; go on from the last checkpoint with --resume ")
     assert message == f"the GPU's memory ran out while {what} (Tried to allocate 4.64 GiB)"
@@ -94,7 +103,10 @@ def test_a_model_that_does_not_fit_is_told_apart(
     config = run_config(warm_model, toy_task, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(sharding, "fully_shard", short)
-        with pytest.raises(OutOfMemory, match="while the models were loaded") as error:
+        with (
+            pytest.raises(OutOfMemoryError, match="while the models were loaded") as error,
+            advise_on_out_of_memory(config),
+        ):
             train(config)
     assert "--resume" not in str(error.value)  # there is no checkpoint to go on from
     advice = str(error.value).partition("; start again with ")[2]
@@ -106,7 +118,7 @@ def test_a_batch_that_is_smaller_than_a_micro_batch_is_not_cured_by_smaller_ones
 ) -> None:
     config = run_config(warm_model, toy_task, tmp_path, memory__checkpoint_activations=True)
     for phase in ("the largest micro-batch was tried out", "the weights were updated"):
-        assert "micro_batch_tokens" not in out_of_memory(config, phase)
+        assert "micro_batch_tokens" not in advice_for(OutOfMemoryError(phase), config)
 
 
 def test_an_engine_without_memory_is_told_apart(
@@ -116,7 +128,7 @@ def test_an_engine_without_memory_is_told_apart(
         raise torch.OutOfMemoryError(ALLOCATOR)
 
     monkeypatch.setattr(roles, "build_engine", short)
-    with pytest.raises(OutOfMemory, match="while the rollout engine took over the weights"):
+    with pytest.raises(OutOfMemoryError, match="while the rollout engine took over the weights"):
         train(run_config(warm_model, toy_task, tmp_path))
 
 
@@ -132,8 +144,7 @@ def test_an_engine_without_memory_is_told_apart(
     ],
 )
 def test_memory_may_run_out_beside_the_allocator(words: str) -> None:
-    config = changed({"run": {"task": "countdown", "output": "out"}}, {})
-    with pytest.raises(OutOfMemory) as error, explained(config, "completions were generated", "sit down"):
+    with pytest.raises(OutOfMemoryError) as error, catch_out_of_memory("completions were generated", "sit down"):
         raise RuntimeError(words)
     told = words.partition("\n")[0]
     assert str(error.value) == f"the GPU's memory ran out while completions were generated ({told}); sit down"
@@ -141,8 +152,7 @@ def test_memory_may_run_out_beside_the_allocator(words: str) -> None:
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, RuntimeError])
 def test_other_errors_stay_what_they_are(kind: type[Exception]) -> None:
-    config = changed({"run": {"task": "countdown", "output": "out"}}, {})
-    with pytest.raises(kind, match="an illegal memory access"), explained(config, "nothing happened"):
+    with pytest.raises(kind, match="an illegal memory access"), catch_out_of_memory("nothing happened"):
         raise kind("CUDA error: an illegal memory access was encountered")
 
 
@@ -158,20 +168,23 @@ def test_other_errors_stay_what_they_are(kind: type[Exception]) -> None:
 )
 def test_the_machines_own_memory_is_told_apart(error: Exception) -> None:
     config = changed({"run": {"task": "countdown", "output": "out"}, "memory": {"offload": "idle"}}, {})
-    with pytest.raises(OutOfMemory) as raised, explained(config, "the weights were updated"):
+    with pytest.raises(OutOfMemoryError) as raised, advice_added(config, "the weights were updated"):
         raise error
     told = str(raised.value)
     assert told.startswith("the machine's memory (RAM) ran out while the weights were updated")
     assert "start again with memory.offload=none, which keeps all on the GPU, or end other programs" in told
-    with pytest.raises(OutOfMemory) as raised, explained(changed({"run": {"task": "countdown"}}, {}), "it was loaded"):
+    with pytest.raises(OutOfMemoryError) as raised, advice_added(TrainConfig(), "it was loaded"):
         raise error
     assert str(raised.value).endswith("; end other programs, or take a smaller model or a machine with more memory")
 
 
 def test_a_model_for_which_there_is_no_memory_is_not_a_broken_one() -> None:
-    with pytest.raises(OutOfMemory, match="the machine's memory"), explained(None, "it was loaded", "sit down"):
+    with (
+        pytest.raises(OutOfMemoryError, match="the machine's memory"),
+        catch_out_of_memory("it was loaded", "wait"),
+    ):
         raise ModelError("cannot load the model") from RuntimeError("DefaultCPUAllocator: can't allocate memory")
-    with pytest.raises(ModelError), explained(None, "it was loaded", "sit down"):
+    with pytest.raises(ModelError), catch_out_of_memory("it was loaded", "wait"):
         raise ModelError("cannot load the model") from RuntimeError("invalid header")
 
 
@@ -187,15 +200,18 @@ def test_what_the_failed_pass_held_is_given_back_before_advice_is_sought(monkeyp
     alive: list[weakref.ref[Activations]] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append(alive[0]()))
     seen: list[Activations | None] = []
-    with pytest.raises(OutOfMemory), explained(None, "it was loaded", "sit down"):
+    with pytest.raises(OutOfMemoryError), catch_out_of_memory("it was loaded", "wait"):
         fail()
     assert seen == [None]
 
 
 def test_pinned_memory_is_the_machines_own_whatever_cuda_says() -> None:
-    with pytest.raises(OutOfMemory, match="the machine's memory"), explained(None, "it was loaded", "sit down"):
+    with (
+        pytest.raises(OutOfMemoryError, match="the machine's memory"),
+        catch_out_of_memory("it was loaded", "wait"),
+    ):
         raise RuntimeError("CUDA error: out of memory")  # from pin_memory(), by the line that failed
-    with pytest.raises(OutOfMemory, match="the GPU's memory"), explained(None, "it was loaded", "sit down"):
+    with pytest.raises(OutOfMemoryError, match="the GPU's memory"), catch_out_of_memory("it was loaded", "wait"):
         raise RuntimeError("CUDA error: out of memory")
 
 
@@ -213,8 +229,8 @@ def test_no_room_for_a_few_sequences_names_what_is_left(
     monkeypatch.setattr(advice_of_plan, "present_card", lambda device: None)
     known = {"run.task": "countdown", "run.output": "nowhere", "model.path": "Qwen/Qwen2.5-0.5B"}
     config = with_settings(TrainConfig(), {**known, "rollout.max_tokens": 256, **values})
-    with pytest.raises(OutOfMemory) as error, explained(config, "completions were generated"):
-        raise NoRoom(size=2**30, room=int(8 * 2**30 / 0.9 * 0.4), found=found, least=8)
+    with pytest.raises(OutOfMemoryError) as error, advice_added(config, "completions were generated"):
+        raise KvCacheError(size=2**30, room=int(8 * 2**30 / 0.9 * 0.4), found=found, least=8)
     assert advised in str(error.value)
     assert "a sequence needs 1 GiB while it is generated, and there are 3.6 GiB left, expected room for 8" in str(
         error.value
@@ -241,7 +257,7 @@ def test_loading_and_saving_a_checkpoint_without_memory_say_what_to_change(
     config = resume_config(tmp_path / "run", {"run": {"steps": 2, "device": "auto"}})
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, short)
-        with pytest.raises(OutOfMemory) as error:
+        with pytest.raises(OutOfMemoryError) as error, advise_on_out_of_memory(config):
             train(config, resume=True)
     assert str(error.value) == (
         f"the GPU's memory ran out while {what} (Tried to allocate 4.64 GiB); "

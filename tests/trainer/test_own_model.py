@@ -20,20 +20,20 @@ from tinyzero_sdk.settings import build, read_toml
 from tinyzero_trainer.config import OwnModelConfig, TrainConfig
 from tinyzero_trainer.config.compose import resolve
 from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, PRESET_FILE, preset_content
-from tinyzero_trainer.config.sft import WarmStartConfig
+from tinyzero_trainer.config.sft import TinyShape, WarmStartConfig
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.estimate.fit import setting
 from tinyzero_trainer.hardware import gpu_seen
 from tinyzero_trainer.hardware.gpu_seen import sees_gpu
-from tinyzero_trainer.oom_errors import OutOfMemory
 from tinyzero_trainer.plan import advice
-from tinyzero_trainer.plan.candidates import setting
 from tinyzero_trainer.plan.target_gpu import Target
 from tinyzero_trainer.sft import default_model as own_model
 from tinyzero_trainer.sft import train as warmstart
 from tinyzero_trainer.sft.default_model import OwnModel, find_fault, plan
-from tinyzero_trainer.sft.tiny_model import TinyShape, build_model, build_tokenizer
+from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.sft.train import WarmStartResult
+from tinyzero_trainer.utils.oom import OutOfMemoryError
 
 SMALL = ("own_model.hidden_size=32", "own_model.layers=1", "own_model.head_size=16", "own_model.mlp_size=48")
 
@@ -293,7 +293,7 @@ def test_no_memory_to_make_it_in_names_its_own_settings(toy_task: str, monkeypat
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0")
 
     monkeypatch.setattr(warmstart, "_train", short)
-    with pytest.raises(OutOfMemory) as error:
+    with pytest.raises(OutOfMemoryError) as error:
         own(toy_task, "task.limit=5", "data.test_share=0.4", "run.device=auto").settle()
     assert str(error.value) == (
         "the GPU's memory ran out while the model learnt from demonstrations (Tried to allocate 4.64 GiB); give "

@@ -10,11 +10,11 @@ import pytest
 
 from tests.trainer.configurations import call
 from tests.trainer.planned import HALF_B, PUBLISHED, SHAPES, config_of
-from tinyzero_trainer.doctor.facts import Card, Driver
 from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.estimate.fit import usable
+from tinyzero_trainer.hardware.gpu import Driver, GpuInfo
 from tinyzero_trainer.hardware.gpu_specs import known_cards
 from tinyzero_trainer.plan import target_gpu as target
-from tinyzero_trainer.plan.candidates import usable
 from tinyzero_trainer.plan.search import make_plan
 
 
@@ -90,7 +90,7 @@ def test_what_others_hold_of_the_card_that_is_here_is_planned_around(
     from tinyzero_trainer.cli import plan_report as view
 
     def planned(taken: int, *more: str) -> tuple[int, str]:
-        card = Card(0, "NVIDIA GeForce RTX 4090", (8, 9), 24 * GIB, used=taken, uuid="a")
+        card = GpuInfo(0, "NVIDIA GeForce RTX 4090", (8, 9), 24 * GIB, used=taken, uuid="a")
         monkeypatch.setattr(target, "nvidia_driver", lambda _: Driver(cards=(card,)))
         monkeypatch.setattr(target, "visible_cards", lambda: (card,))
         return call(capsys, "plan", "--task", "countdown", "--model", HALF_B, *more)[:2]

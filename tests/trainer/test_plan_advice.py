@@ -11,17 +11,24 @@ from hypothesis import strategies as st
 from tests.trainer.configurations import call
 from tests.trainer.planned import GRPO, MODELS, SETTINGS, SHAPES, config_of
 from tinyzero_sdk.settings import leaves, parse_words, show
-from tinyzero_trainer import oom_errors as memory_errors
+from tinyzero_trainer.cli import oom_advice
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.estimate.fit import setting, settle, usable, with_settings
 from tinyzero_trainer.estimate.memory import predict_memory
 from tinyzero_trainer.hardware.gpu_specs import find_card
 from tinyzero_trainer.plan import advice
-from tinyzero_trainer.plan.candidates import setting, settle, usable, with_settings
 from tinyzero_trainer.plan.search import make_plan
 from tinyzero_trainer.plan.target_gpu import Target
+from tinyzero_trainer.utils.oom import OutOfMemoryError
 
 RTX_4090 = Target("NVIDIA GeForce RTX 4090", 24 * GIB, find_card("RTX 4090"))
+
+
+def oom_line(config: TrainConfig, phase: str, reason: str = "") -> str:
+    error = OutOfMemoryError(phase, reason)
+    error.advice = oom_advice.advice_for(error, config)
+    return str(error)
 
 
 @pytest.fixture
@@ -95,7 +102,7 @@ def test_out_of_memory_where_the_plan_did_not_fit_names_the_whole_plan(small_car
     words = advice.after_out_of_memory(config, ["update_actor"])
     assert words == advice.words(make_plan(SHAPES["Qwen/Qwen2.5-3B"], config, 24 * GIB).changes)
     assert "memory.offload=always" in words
-    line = memory_errors.out_of_memory(config, "the weights were updated", "Tried to allocate 4.64 GiB")
+    line = oom_line(config, "the weights were updated", "Tried to allocate 4.64 GiB")
     assert words in line
     assert "\n" not in line
 
@@ -116,15 +123,15 @@ def test_out_of_memory_where_the_plan_did_not_fit_names_the_whole_plan(small_car
 )
 def test_what_is_advised_lowers_what_was_held_where_memory_ran_out(phase: str, advised: str) -> None:
     config = config_of(*GRPO, "rollout.max_tokens=1024", "rollout.max_sequences=8", "run.output=nowhere")
-    assert memory_errors.out_of_memory(config, phase).endswith(f"while {phase}; start again with {advised}")
+    assert oom_line(config, phase).endswith(f"while {phase}; start again with {advised}")
 
 
 @pytest.mark.slow
 def test_where_no_settings_fit_the_line_says_what_would(small_card: SimpleNamespace) -> None:
     small_card.target = Target("a small card", 8 * GIB, None)
     config = config_of(*GRPO, "run.output=nowhere", model="Qwen/Qwen2.5-7B")
-    for phase in memory_errors.PHASES:
-        line = memory_errors.out_of_memory(config, phase)
+    for phase in oom_advice.PHASES:
+        line = oom_line(config, phase)
         assert line.endswith("; no settings were found that help: take a smaller model or a card with more memory")
 
 
@@ -133,7 +140,7 @@ def test_where_resuming_cannot_help_a_new_run_may(small_card: SimpleNamespace, t
     (tmp_path / "checkpoints" / "step_1").mkdir(parents=True)
     spare = ["memory.offload=always", "memory.checkpoint_activations=true", "optimizer.micro_batch_tokens=1280"]
     config = config_of(f"run.output={tmp_path}", *GRPO, "rollout.max_tokens=1024", *spare)
-    line = memory_errors.out_of_memory(config, "the weights were updated")
+    line = oom_line(config, "the weights were updated")
     words = line.partition("; nothing that --resume may change helps: start a run in another --output with ")[2]
     assert words.startswith("lora.rank=32 optimizer.learning_rate=1e-05, or take a smaller model or a card")
 

@@ -24,6 +24,7 @@ from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.engine_buffers import drawing_bytes
 from tinyzero_trainer.estimate.engine_memory import engine_of, needed_by_vllm
+from tinyzero_trainer.estimate.fit import predict_within, settle, usable, with_settings
 from tinyzero_trainer.estimate.memory import Memory, Part, Phase, _Step, predict_memory
 from tinyzero_trainer.estimate.speed import predict_speed
 from tinyzero_trainer.estimate.workload import work_of
@@ -31,7 +32,6 @@ from tinyzero_trainer.hardware.gpu_specs import find_card
 from tinyzero_trainer.models import fused_logprobs as head
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.spec import ModelShape, shape_of
-from tinyzero_trainer.plan.candidates import predict_within, settle, usable, with_settings
 from tinyzero_trainer.plan.search import make_plan
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine

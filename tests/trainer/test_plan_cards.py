@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.doctor.facts import Card, Driver
 from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.estimate.fit import usable
+from tinyzero_trainer.hardware.gpu import Driver, GpuInfo
 from tinyzero_trainer.hardware.gpu_specs import find_card, known_cards
 from tinyzero_trainer.plan import target_gpu as target
-from tinyzero_trainer.plan.candidates import usable
 from tinyzero_trainer.plan.target_gpu import choose_target, present_card, read_size
 
 
@@ -57,11 +57,11 @@ def test_sizes_that_are_none(text: str) -> None:
         read_size(text)
 
 
-H200 = Card(0, "NVIDIA H200", (9, 0), 140 * GIB, uuid="aa-1")
-L4 = Card(1, "NVIDIA L4", (8, 9), 22 * GIB, 15 * GIB, 7 * GIB, uuid="bb-2")
+H200 = GpuInfo(0, "NVIDIA H200", (9, 0), 140 * GIB, uuid="aa-1")
+L4 = GpuInfo(1, "NVIDIA L4", (8, 9), 22 * GIB, 15 * GIB, 7 * GIB, uuid="bb-2")
 
 
-def cards_here(monkeypatch: pytest.MonkeyPatch, known: Sequence[Card], seen: Sequence[Card] | None) -> None:
+def cards_here(monkeypatch: pytest.MonkeyPatch, known: Sequence[GpuInfo], seen: Sequence[GpuInfo] | None) -> None:
     """What nvidia-smi tells of, and what CUDA shows."""
     monkeypatch.setattr(target, "nvidia_driver", lambda _: Driver(cards=tuple(known)) if known else None)
     monkeypatch.setattr(target, "visible_cards", lambda: seen)
@@ -85,9 +85,9 @@ def test_the_card_that_is_here_is_the_one_at_its_place_in_cudas_order(
 
 
 def test_a_part_of_a_card_has_its_own_memory_and_no_known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Card(0, "NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB, 10 * GIB, 70 * GIB, uuid="cc-3")
+    whole = GpuInfo(0, "NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB, 10 * GIB, 70 * GIB, uuid="cc-3")
     for uuid in ("cc-3", "dd-4"):  # older drivers name it by the card
-        part = Card(0, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", (9, 0), 10 * GIB, uuid=uuid)
+        part = GpuInfo(0, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", (9, 0), 10 * GIB, uuid=uuid)
         cards_here(monkeypatch, [whole], [part])
         found = present_card("auto")
         assert found is not None
@@ -117,7 +117,7 @@ def test_without_nvidia_smi_cuda_knows_the_card(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_where_the_card_cannot_be_known_the_error_says_why_and_what_to_type(
-    known: list[Card], seen: list[Card] | None, device: str, visible: str | None, reason: str,
+    known: list[GpuInfo], seen: list[GpuInfo] | None, device: str, visible: str | None, reason: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     cards_here(monkeypatch, known, seen)

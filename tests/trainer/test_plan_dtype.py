@@ -11,13 +11,13 @@ from tests.trainer.planned import GRPO, HALF_B, SHAPES, config_of
 from tests.trainer.test_plan_cards import cards_here
 from tinyzero_trainer.cli.plan_report import plan_for
 from tinyzero_trainer.distributed.fsdp import compute_dtype
-from tinyzero_trainer.doctor.facts import Card
 from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.estimate.speed import predict_speed
+from tinyzero_trainer.hardware.gpu import GpuInfo
 from tinyzero_trainer.hardware.gpu_specs import find_card, has_bfloat16, known_cards
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.plan import advice
-from tinyzero_trainer.plan.candidates import with_settings
 from tinyzero_trainer.plan.target_gpu import Target, choose_target, on_card, present_card
 from tinyzero_trainer.rollout.vllm.engine_args import settled
 
@@ -41,7 +41,7 @@ def test_the_run_and_the_plan_mean_the_same(
     name: str, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = str(compute_dtype(name, pretend(monkeypatch, capability))).removeprefix("torch.")
-    here = Card(0, "Made up", capability, 24 * GIB, uuid="a")
+    here = GpuInfo(0, "Made up", capability, 24 * GIB, uuid="a")
     cards_here(monkeypatch, [here], [here])
     target = present_card("auto")
     assert target is not None
@@ -53,7 +53,7 @@ def test_what_a_card_is_called_tells_it_where_its_capability_is_not_known(monkey
     assert [card.name for card in known_cards() if not card.bfloat16] == ["V100 32GB", "V100", "T4"]
     assert not choose_target("T4", None, "auto").bfloat16
     assert choose_target("L4", None, "auto").bfloat16
-    here = Card(0, "Tesla V100-SXM2-16GB", None, 16 * GIB, uuid="a")
+    here = GpuInfo(0, "Tesla V100-SXM2-16GB", None, 16 * GIB, uuid="a")
     cards_here(monkeypatch, [here], None)
     assert not choose_target(None, None, "auto").bfloat16
     assert not choose_target(None, "16GB", "auto").bfloat16  # the speed is that of the card that is here, too

@@ -15,13 +15,13 @@ from transformers import (
 from tests.trainer.planned import COMMON, MODELS, SETTINGS, SHAPES, config_of
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.estimate.memory import predict_memory
 from tinyzero_trainer.estimate.speed import predict_speed
 from tinyzero_trainer.estimate.workload import work_of
 from tinyzero_trainer.hardware.gpu_specs import find_card
 from tinyzero_trainer.models import fused_logprobs as head
 from tinyzero_trainer.models.spec import ModelShape
-from tinyzero_trainer.plan.candidates import with_settings
 
 
 def test_constants_are_those_of_the_code() -> None:

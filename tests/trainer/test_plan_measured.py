@@ -10,10 +10,10 @@ from tinyzero_sdk.settings import leaves
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.estimate.fit import predict_within, with_settings
 from tinyzero_trainer.estimate.speed import predict_speed
 from tinyzero_trainer.hardware.gpu_specs import find_card
 from tinyzero_trainer.models.spec import ModelShape
-from tinyzero_trainer.plan.candidates import predict_within, with_settings
 from tinyzero_trainer.sft import default_model as own_model
 
 OWN = ModelShape(

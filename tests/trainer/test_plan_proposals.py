@@ -12,10 +12,11 @@ from tests.trainer.configurations import call
 from tests.trainer.planned import GRPO, HALF_B, MODELS, SETTINGS, SHAPES, config_of
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.estimate.constants import COMMON_CARD, GIB
+from tinyzero_trainer.estimate.fit import predict_within, settle, usable, with_settings
 from tinyzero_trainer.estimate.memory import predict_memory
 from tinyzero_trainer.estimate.speed import predict_speed
 from tinyzero_trainer.hardware.gpu_specs import find_card
-from tinyzero_trainer.plan.candidates import moves, predict_within, settle, usable, with_settings
+from tinyzero_trainer.plan.candidates import moves
 from tinyzero_trainer.plan.search import make_plan
 
 

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from tests.trainer.planned import MODELS, SETTINGS, SHAPES, config_of
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.estimate.fit import predict_within, settle, with_settings
 from tinyzero_trainer.estimate.memory import host_bytes
 from tinyzero_trainer.estimate.speed import predict_speed
 from tinyzero_trainer.hardware.gpu_specs import Card, find_card
 from tinyzero_trainer.models.spec import ModelShape
-from tinyzero_trainer.plan.candidates import Plan, predict_within, settle, with_settings
+from tinyzero_trainer.plan.candidates import Plan
 from tinyzero_trainer.plan.search import WORTH, make_plan
 
 RTX_4090 = find_card("RTX 4090") or Card("", 0, 0, 0, 0)

@@ -25,6 +25,7 @@ from tinyzero_trainer.distributed.dtensor import local
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.engine_memory import needed_by_vllm
+from tinyzero_trainer.estimate.fit import settle, usable, with_settings
 from tinyzero_trainer.estimate.interconnect import links_of, ring_seconds
 from tinyzero_trainer.estimate.memory import Memory, host_bytes, predict_memory
 from tinyzero_trainer.estimate.speed import COLLECTING, predict_speed
@@ -33,7 +34,7 @@ from tinyzero_trainer.executors.ray.weight_broadcast import PARCEL_BYTES
 from tinyzero_trainer.hardware.gpu_specs import Card, find_card
 from tinyzero_trainer.models.spec import ModelShape, shape_of
 from tinyzero_trainer.plan import advice
-from tinyzero_trainer.plan.candidates import settle, smaller_micro_batches, usable, with_settings
+from tinyzero_trainer.plan.candidates import smaller_micro_batches
 from tinyzero_trainer.plan.search import can_fit, make_plan
 from tinyzero_trainer.plan.target_gpu import Target
 from tinyzero_trainer.training.optimizer import Optimizer

@@ -12,13 +12,14 @@ from tests.trainer.planned import config_of
 from tests.trainer.processes import on_ranks
 from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.sft import TinyShape
 from tinyzero_trainer.distributed.fsdp import Placement
 from tinyzero_trainer.estimate.constants import GIB, SLACK
 from tinyzero_trainer.estimate.memory import predict_memory
 from tinyzero_trainer.estimate.workload import work_of
 from tinyzero_trainer.models.hub import find_shape
 from tinyzero_trainer.models.loading import from_parts, save_model
-from tinyzero_trainer.sft.tiny_model import TinyShape, build_model, build_tokenizer
+from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.training.build import build_learners
 
 pytestmark = pytest.mark.gpu

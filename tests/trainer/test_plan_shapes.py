@@ -23,7 +23,8 @@ from transformers import (
 
 from tests.trainer.planned import COMMON, HALF_B, PUBLISHED, SHAPES
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.models.hub import find_shape, well_known
+from tinyzero_trainer.models.hub import find_shape
+from tinyzero_trainer.models.well_known import well_known
 
 ARCHITECTURES: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**COMMON),

@@ -11,10 +11,10 @@ from tests.trainer.configurations import call
 from tests.trainer.planned import HALF_B, SHAPES, config_of
 from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.engine_memory import GB, needed_by_vllm
+from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.estimate.workload import work_on
 from tinyzero_trainer.hardware.gpu_specs import find_card
 from tinyzero_trainer.plan import advice
-from tinyzero_trainer.plan.candidates import with_settings
 from tinyzero_trainer.plan.search import can_fit, make_plan
 from tinyzero_trainer.plan.target_gpu import Target
 

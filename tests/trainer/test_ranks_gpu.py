@@ -15,10 +15,11 @@ from tests.trainer.processes import on_ranks
 from tests.trainer.sharded import CASES, NOW, OPTIMIZER, make_policy, make_up
 from tests.trainer.test_ranks import watched
 from tinyzero_trainer.config import CriticConfig
+from tinyzero_trainer.config.sft import TinyShape
 from tinyzero_trainer.distributed.fsdp import Placement
 from tinyzero_trainer.models.loading import from_parts, save_model
 from tinyzero_trainer.rollout.weight_sync import named_weights
-from tinyzero_trainer.sft.tiny_model import TinyShape, build_model, build_tokenizer
+from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.training.batch import Experience
 from tinyzero_trainer.training.build import _load
 from tinyzero_trainer.training.critic import Critic

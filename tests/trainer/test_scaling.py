@@ -28,10 +28,10 @@ from benchmarks.cluster.step import (
 )
 from tests.trainer.planned import HALF_B, MODELS, SHAPES
 from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.estimate.memory import predict_memory
 from tinyzero_trainer.estimate.speed import predict_speed
 from tinyzero_trainer.hardware.gpu_specs import find_card
-from tinyzero_trainer.plan.candidates import with_settings
 
 H200 = find_card("H200")
 assert H200 is not None

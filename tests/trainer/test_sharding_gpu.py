@@ -14,13 +14,14 @@ from tests.trainer.configurations import changed
 from tests.trainer.sharded import NOW, Case, made_up, make_policy
 from tests.trainer.test_sharded_weights import generated
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
+from tinyzero_trainer.config.sft import TinyShape
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.distributed.dtensor import local
 from tinyzero_trainer.distributed.fsdp import Placement, on_device, process_group
 from tinyzero_trainer.models.loading import LanguageModel, from_parts
 from tinyzero_trainer.rollout.decoder import FusedDecoder, TransformersDecoder
 from tinyzero_trainer.rollout.weight_sync import named_weights
-from tinyzero_trainer.sft.tiny_model import TinyShape, build_model, build_tokenizer
+from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.training.update_metrics import Tally

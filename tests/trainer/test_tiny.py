@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tinyzero_trainer.config.sft import TinyShape
 from tinyzero_trainer.models.loading import LanguageModel, encode_prompt
-from tinyzero_trainer.sft.tiny_model import TinyShape, build_tokenizer
+from tinyzero_trainer.sft.tiny_model import build_tokenizer
 
 TOKENIZER = build_tokenizer()
 TEXTS = ["17 5 3=15\n17+5=22;<answer>17-5+3</answer>", "007 12345", "é 中文  x\n\n", "<think>so</think>", "-1.5e10"]

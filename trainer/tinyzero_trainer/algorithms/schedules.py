@@ -32,17 +32,6 @@ def settings_at(config: TrainConfig, step: int) -> StepSettings:
     )
 
 
-def ending_schedules(config: TrainConfig) -> list[str]:
-    """The settings, as `key=value`, under which something goes to an end that it reaches at `run.steps`."""
-    optimizer, rollout, algorithm = config.optimizer, config.rollout, config.algorithm
-    found = {
-        "optimizer.schedule": optimizer.schedule if optimizer.schedule != "constant" else None,
-        "rollout.final_temperature": rollout.final_temperature,
-        "algorithm.final_kl_coefficient": algorithm.final_kl_coefficient,
-    }
-    return [f"{key}={value}" for key, value in found.items() if value is not None]
-
-
 def warmed_up(peak: float, step: int, warmup_steps: int) -> float:
     """Linear warm-up to `peak`, then constant. `step` counts from 1.
 

@@ -12,6 +12,7 @@ from tinyzero_trainer.config.parallel import LayoutError
 from tinyzero_trainer.config.spread import CardKind, described, spread_of
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.estimate.fit import predict_within, with_settings
 from tinyzero_trainer.estimate.interconnect import Links, links_of
 from tinyzero_trainer.estimate.memory import ROLES, Memory, host_bytes
 from tinyzero_trainer.estimate.speed import Speed, predict_speed
@@ -19,7 +20,7 @@ from tinyzero_trainer.estimate.workload import Work, work_on
 from tinyzero_trainer.hardware.gpu_specs import known_cards
 from tinyzero_trainer.models.spec import ModelShape
 from tinyzero_trainer.plan.advice import lacking_words, of_which, taken_words, words
-from tinyzero_trainer.plan.candidates import SETTLED, Plan, predict_within, with_settings
+from tinyzero_trainer.plan.candidates import SETTLED, Plan
 from tinyzero_trainer.plan.search import can_fit, make_plan
 from tinyzero_trainer.plan.target_gpu import Target, on_card
 

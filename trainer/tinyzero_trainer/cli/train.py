@@ -111,8 +111,10 @@ def train(
         _announce(resolved, layers, planned=planned)
         calm_threads()
         with without_collector():
+            from tinyzero_trainer.cli.oom_advice import advise_on_out_of_memory
             from tinyzero_trainer.controller.loop import train as run_loop
-        run_loop(resolved, resume=resume)
+        with advise_on_out_of_memory(resolved):
+            run_loop(resolved, resume=resume)
 
 
 def warm_start(

@@ -8,7 +8,6 @@ from typing import Any
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, leaves, merge, nested, read_toml, show, to_mapping
-from tinyzero_trainer.algorithms.schedules import ending_schedules
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.layers import without_idle
 
@@ -116,3 +115,14 @@ def check_fingerprint(config: TrainConfig, saved: str) -> None:
 
 def _flat(config: TrainConfig) -> dict[str, Any]:
     return dict(leaves(to_mapping(config)))
+
+
+def ending_schedules(config: TrainConfig) -> list[str]:
+    """The settings, as `key=value`, under which something goes to an end that it reaches at `run.steps`."""
+    optimizer, rollout, algorithm = config.optimizer, config.rollout, config.algorithm
+    found = {
+        "optimizer.schedule": optimizer.schedule if optimizer.schedule != "constant" else None,
+        "rollout.final_temperature": rollout.final_temperature,
+        "algorithm.final_kl_coefficient": algorithm.final_kl_coefficient,
+    }
+    return [f"{key}={value}" for key, value in found.items() if value is not None]

@@ -13,12 +13,13 @@ from tinyzero_trainer.algorithms.importance_sampling import asks_engine
 from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.data.prompts import Progress
-from tinyzero_trainer.executors.local import Roles, generate, score
+from tinyzero_trainer.executors.base import Workers
+from tinyzero_trainer.executors.local import generate, score
 from tinyzero_trainer.executors.tasks import training_stream
 from tinyzero_trainer.monitoring.timer import Clock
-from tinyzero_trainer.oom_errors import explained
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.utils.oom import catch_out_of_memory
 from tinyzero_trainer.utils.signals import Stop
 
 
@@ -61,7 +62,7 @@ class Collector:
     """Collects batches, in the order of the steps."""
 
     def __init__(
-        self, config: TrainConfig, roles: Roles, progress: Mapping[str, Progress], window: WindowState
+        self, config: TrainConfig, roles: Workers, progress: Mapping[str, Progress], window: WindowState
     ) -> None:
         """
         Args:
@@ -157,7 +158,7 @@ class Collector:
     def _generate(
         self, prompts: list[Prompt], params: SamplingParams, *, samples: int, seed: int, stop: Stop
     ) -> list[tuple[Prompt, Rollout]]:
-        with explained(self.config, "completions were generated"):
+        with catch_out_of_memory("completions were generated"):
             return generate(self.roles, prompts, params, samples=samples, seed=seed, stop=stop)
 
 

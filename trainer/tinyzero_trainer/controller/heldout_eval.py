@@ -14,7 +14,8 @@ from tinyzero_sdk import Score
 from tinyzero_sdk.evaluation.protocol import EvaluationResult
 from tinyzero_sdk.scoring.statistics import standard_error
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.executors.local import Roles, build_roles, generate, score
+from tinyzero_trainer.executors.base import Workers
+from tinyzero_trainer.executors.local import build_roles, generate, score
 from tinyzero_trainer.monitoring.progress import Display
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.types import Prompt, Sample
@@ -22,7 +23,7 @@ from tinyzero_trainer.utils.signals import StopFlag
 
 
 def evaluate(
-    roles: Roles, prompts: Sequence[Prompt], params: SamplingParams, *, samples: int, seed: int, stop: StopFlag
+    roles: Workers, prompts: Sequence[Prompt], params: SamplingParams, *, samples: int, seed: int, stop: StopFlag
 ) -> tuple[EvaluationResult, list[Sample]]:
     """Sample and score completions of `prompts`.
 

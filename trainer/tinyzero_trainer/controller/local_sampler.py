@@ -82,13 +82,12 @@ def _open(config: TrainConfig, task: Task, request: EvaluationRequest) -> Iterat
     with Display() as display:
         display.phase("loading PyTorch")
         with without_collector():
-            from tinyzero_trainer.oom_errors import explained
-            from tinyzero_trainer.plan.advice import LAST_RESORT
             from tinyzero_trainer.rollout import SamplingParams
+            from tinyzero_trainer.utils.oom import catch_out_of_memory
 
         display.phase("loading the model")
         params = SamplingParams(config.rollout.max_tokens, request.temperature, request.top_p)
-        with explained(config, "the model was loaded", LAST_RESORT):
+        with catch_out_of_memory("the model was loaded", "take a smaller model or a card with more memory"):
             sampler = LocalSampler(config, task, params, samples=request.samples, note=display.note)
     yield sampler
 
@@ -144,14 +143,14 @@ class LocalSampler:
 
     def _sample_group(self, group: Sequence[Problem], seed: int, keep: Keep, advance: Callable[[int], None]) -> None:
         from tinyzero_trainer.executors.local import check_context
-        from tinyzero_trainer.oom_errors import explained
+        from tinyzero_trainer.utils.oom import catch_out_of_memory
 
         prompts = [self._prompts.word(problem.item) for problem in group]
         check_context(self._model, prompts, self._params.max_tokens)
         token_ids = [prompt.token_ids for prompt in prompts]
         fewer = f"give rollout.max_sequences={self._at_a_time * self._samples // 2} and another --output"
         advice = fewer if self._at_a_time > 1 else "ask for fewer samples, or take a smaller model"
-        with explained(self._config, "completions were generated", advice):
+        with catch_out_of_memory("completions were generated", advice):
             rollouts = self._engine.generate(token_ids, self._samples, self._params, seed=seed, on_progress=advance)
         for problem, drawn in zip(group, rollouts, strict=True):
             texts = self._model.tokenizer.batch_decode(

@@ -28,15 +28,16 @@ from tinyzero_trainer.controller.pending_batch import from_json, to_json
 from tinyzero_trainer.controller.step import Carried, TrainingStep
 from tinyzero_trainer.data.mixture import some_of_each
 from tinyzero_trainer.errors import WorkerLost
-from tinyzero_trainer.executors.local import Roles, StopRequested, build_roles
+from tinyzero_trainer.executors.base import StopRequested, Workers
+from tinyzero_trainer.executors.local import build_roles
 from tinyzero_trainer.monitoring.metrics_log import MetricsLog, greedy_key, held_out_key, read_metrics, size_key
 from tinyzero_trainer.monitoring.plot import draw_curve
 from tinyzero_trainer.monitoring.progress import Display, outcome_line
 from tinyzero_trainer.monitoring.trackers import Trackers
-from tinyzero_trainer.oom_errors import explained
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.vllm.client import VllmError
 from tinyzero_trainer.types import Prompt, Sample
+from tinyzero_trainer.utils.oom import catch_out_of_memory
 from tinyzero_trainer.utils.signals import Interrupted, StopFlag, catch_signals
 
 STATE_FILE = "state.json"
@@ -134,7 +135,7 @@ class _Run:
         self,
         config: TrainConfig,
         run: RunDirectory,
-        roles: Roles,
+        roles: Workers,
         log: MetricsLog,
         trackers: Trackers,
         stop: StopFlag,
@@ -255,7 +256,7 @@ class _Run:
             params = SamplingParams(self.config.rollout.max_tokens, temperature)
             # The same seed each time: two evaluations differ by the policy, not by the draw.
             seed = derive_seed("evaluation", self.config.run.seed)
-            with explained(self.config, "completions were generated"):
+            with catch_out_of_memory("completions were generated"):
                 result, _ = evaluate(self.roles, prompts, params, samples=1, seed=seed, stop=self.stop)
             metrics[key] = result.accuracy
         return metrics
@@ -272,7 +273,7 @@ class _Run:
             self.log.cut_after(-1)
             return self.state
         directory = found.path / STATE_DIRECTORY
-        with explained(self.config, "the checkpoint was loaded"):
+        with catch_out_of_memory("the checkpoint was loaded"):
             self.policy.load(directory)
             if self.roles.critic is not None:
                 self.roles.critic.load(directory)
@@ -295,7 +296,7 @@ class _Run:
 
         def fill(directory: Path) -> None:
             state_directory = directory / STATE_DIRECTORY
-            with explained(self.config, "a checkpoint was saved"):
+            with catch_out_of_memory("a checkpoint was saved"):
                 self.policy.export(directory)
                 state_directory.mkdir()
                 self.policy.save(state_directory)

@@ -29,16 +29,16 @@ from tinyzero_trainer.controller.heldout_eval import write_samples
 from tinyzero_trainer.controller.step_metrics import batch_metrics, timing_metrics, trained_tokens
 from tinyzero_trainer.data.prompts import Progress
 from tinyzero_trainer.errors import WorkerLost
-from tinyzero_trainer.executors.local import Roles
+from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.monitoring.performance import CardUse, memory_metrics, peak_of, utilization
 from tinyzero_trainer.monitoring.timer import Clock
-from tinyzero_trainer.oom_errors import explained
 from tinyzero_trainer.rollout.vllm.client import VllmError
 from tinyzero_trainer.training.batch import Experience
 from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.training.optimizer import UpdateError
 from tinyzero_trainer.types import Sample
 from tinyzero_trainer.utils.background import beside
+from tinyzero_trainer.utils.oom import catch_out_of_memory
 from tinyzero_trainer.utils.signals import StopFlag
 
 WAITED = "wait_for_rollouts"
@@ -67,7 +67,7 @@ class TrainingStep:
     def __init__(
         self,
         config: TrainConfig,
-        roles: Roles,
+        roles: Workers,
         carried: Carried,
         stop: StopFlag,
         rollouts: Path,
@@ -140,7 +140,7 @@ class TrainingStep:
         if following is not None:
             self._clock.lap(WAITED)
         if self._lost is None:
-            with explained(config, "the rollout engine took over the weights"):
+            with catch_out_of_memory("the rollout engine took over the weights"):
                 self.roles.engine.load_weights()
         self._clock.lap("update_weights")
         self.carried.progress, self.carried.window = batch.progress, batch.window_after
@@ -194,14 +194,14 @@ class TrainingStep:
     def learn(self, batch: Collected, now: StepSettings) -> tuple[AdvantageInputs, Experience, dict[str, float]]:
         """Compare the completions of a batch and update; what they earned, what the update took, and its metrics."""
         config = self.config
-        with explained(config, "log-probabilities and values were computed"):
+        with catch_out_of_memory("log-probabilities and values were computed"):
             known, corrected = self.known_logprobs(batch.kept, now)
             outcome = self.outcome(batch.kept, known, now, batch.greedy_rewards)
         advantages = ESTIMATORS[config.algorithm.advantage](outcome)
         experience = as_experience(batch.kept, outcome, advantages, known)
         self._clock.lap("adv")
         try:
-            with explained(config, "the weights were updated"):
+            with catch_out_of_memory("the weights were updated"):
                 updated = self.update(experience, now, batch.step)
         except UpdateError:
             write_samples(self.rollouts / f"bad_step_{batch.step:06d}.jsonl", batch.samples)

@@ -1,100 +1,10 @@
 """What was seen of a machine, and what the user means to do on it. Records only: nothing here looks or judges."""
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from tinyzero_trainer.doctor.ray_facts import Places, Ray, Token
+from tinyzero_trainer.hardware.gpu import Driver, GpuInfo
 from tinyzero_trainer.models.files import Model
-
-Capability: TypeAlias = tuple[int, int]
-"""Compute capability of a card, such as (9, 0)."""
-
-CudaVersion: TypeAlias = tuple[int, int]
-"""Version of CUDA, such as (12, 8)."""
-
-
-@dataclass(frozen=True)
-class Process:
-    """Somebody who holds memory of a card."""
-
-    pid: int
-    """Its number."""
-
-    name: str
-    """What the driver calls it."""
-
-    used: int
-    """Bytes of the card's memory."""
-
-
-@dataclass(frozen=True)
-class Card:
-    """An NVIDIA GPU."""
-
-    index: int
-    """Its number; for a visible card that of `cuda:N`."""
-
-    name: str
-    """Such as `NVIDIA H200`."""
-
-    capability: Capability | None
-    """None = not known."""
-
-    memory: int
-    """Bytes in all."""
-
-    free: int | None = None
-    """Bytes that nobody holds; None = not known."""
-
-    used: int | None = None
-    """Bytes that somebody holds: all but those and what the driver keeps for itself; None = not known."""
-
-    processes: tuple[Process, ...] = ()
-    """Who holds the rest, as far as the driver tells: in a container it does not."""
-
-    uuid: str = ""
-    """The driver's name for it, without `GPU-`."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """The way between two GPUs, by nvidia-smi's numbers."""
-
-    first: int
-    """The lower one."""
-
-    second: int
-    """The higher one."""
-
-    kind: str
-    """As nvidia-smi calls it: `NV4` for four NVLinks; for ever longer ways by PCIe `PIX`, `PXB`, `PHB`, `NODE`, `SYS`.
-    """
-
-
-@dataclass(frozen=True)
-class Driver:
-    """The NVIDIA driver."""
-
-    version: str = ""
-    """Such as `580.82.07`; empty = not known."""
-
-    cuda: CudaVersion | None = None
-    """The newest CUDA it supports."""
-
-    cards: tuple[Card, ...] = ()
-    """All cards it knows, visible to this process or not."""
-
-    error: str = ""
-    """Why it cannot be asked; empty = it can."""
-
-    unread: tuple[str, ...] = ()
-    """What nvidia-smi said beside the cards: of those that have failed there is nothing else."""
-
-    unread_uses: tuple[str, ...] = ()
-    """What it said beside the processes on them."""
-
-    links: tuple[Link, ...] = ()
-    """The way between each pair of cards; none = not known, or there is one card."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +23,7 @@ class Torch:
     archs: tuple[str, ...] = ()
     """What its kernels were compiled for, such as `sm_90` and `compute_90` (PTX)."""
 
-    cards: tuple[Card, ...] = ()
+    cards: tuple[GpuInfo, ...] = ()
     """The cards it sees."""
 
     error: str = ""

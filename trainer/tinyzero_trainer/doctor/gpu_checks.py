@@ -5,17 +5,18 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tinyzero_trainer.doctor.facts import Capability, Card, CudaVersion, Driver, Facts, Wanted
+from tinyzero_trainer.doctor.facts import Facts, Wanted
 from tinyzero_trainer.doctor.finding import Finding, Level, as_size
 from tinyzero_trainer.hardware.compute_capability import (
     MIN_DRIVER,
     build_for,
     has_kernels,
     install,
+    missing_kernels,
     named_outside,
     parse_cuda,
-    refusal,
 )
+from tinyzero_trainer.hardware.gpu import Capability, CudaVersion, Driver, GpuInfo
 from tinyzero_trainer.hardware.gpu_specs import has_bfloat16
 
 TAKEN_SHARE = 0.1
@@ -164,8 +165,7 @@ def check_cards(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     fine = [card for card in cards if card.capability and has_kernels(card.capability, torch.archs)]
     for card in cards:
         check = f"gpu {card.index}"
-        refused = card.capability and refusal(
-            check,
+        missing = card.capability and missing_kernels(
             card.name,
             card.capability,
             torch=torch.version,
@@ -174,17 +174,19 @@ def check_cards(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
             driver=facts.driver.cuda if facts.driver else None,
             others=[named_outside(card.index, facts.visible) for card in fine],
         )
-        state = refused or _state(
-            check, card, [named_outside(other.index, facts.visible) for other in fine if _emptier(other, card)]
-        )
+        if missing:
+            state = Finding(check, "error", missing.what, missing.do, missing.commands)
+        else:
+            emptier = [named_outside(other.index, facts.visible) for other in fine if _emptier(other, card)]
+            state = _state(check, card, emptier)
         yield _if_used(state, wanted, "auto", "cuda", f"cuda:{card.index}")
 
 
-def _emptier(other: Card, card: Card) -> bool:
+def _emptier(other: GpuInfo, card: GpuInfo) -> bool:
     return (other.free or 0) > (card.free or 0)
 
 
-def _state(check: str, card: Card, emptier: list[str]) -> Finding:
+def _state(check: str, card: GpuInfo, emptier: list[str]) -> Finding:
     """A card that torch can use: what it is, and what is free."""
     capability = "" if card.capability is None else f", sm_{card.capability[0]}{card.capability[1]}"
     what = f"{card.name}{capability}, {as_size(card.memory)}"

@@ -1,68 +1,13 @@
-"""How several GPUs are linked: what `nvidia-smi topo -m` draws, and the findings on it and on NCCL.
+"""How several GPUs are linked: the findings on it and on NCCL."""
 
-The drawing is for people and has no fixed format. What is not understood to the last cell counts as nothing, since a
-wrong word on links costs more than none.
-"""
-
-import re
 from collections.abc import Iterator, Sequence
-from itertools import combinations
 
-from tinyzero_trainer.doctor.facts import Facts, Link, Wanted
+from tinyzero_trainer.doctor.facts import Facts, Wanted
 from tinyzero_trainer.doctor.finding import Finding
 from tinyzero_trainer.hardware.compute_capability import named_outside
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-"""The header is underlined, in a pipe too."""
-
-_GPU = re.compile(r"GPU(\d+)")
-_KINDS = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS|SOC")
-_SELF = "X"
-
 _WITHIN = ("PIX", "PXB", "PHB", "NODE")
 """Ways that stay with one processor; the others (SYS, long ago SOC) go through the link between processors."""
-
-
-# ---- reading ---------------------------------------------------------------------------------------------------------
-
-
-def parse_links(text: str) -> tuple[Link, ...]:
-    """The link of each pair of GPUs; none if the text is not a drawing as it is known.
-
-    Args:
-        text: what `nvidia-smi topo -m` prints: a row and a column for each GPU, then columns for other devices.
-    """
-    lines = [_ESCAPES.sub("", line).split() for line in text.splitlines()]
-    rows = [line for line in lines if len(line) > 1 and _GPU.fullmatch(line[0])]
-    if not rows or rows[0][1] == _SELF:
-        return ()
-    header, *rows = rows
-    columns = _leading_gpus(header)
-    table = {_number(row[0]): row[1 : len(columns) + 1] for row in rows}
-    if [_number(row[0]) for row in rows] != columns or any(len(cells) != len(columns) for cells in table.values()):
-        return ()
-    if any(table[one][place] != _SELF for place, one in enumerate(columns)):
-        return ()
-    found = []
-    for (left, first), (right, second) in combinations(enumerate(columns), 2):
-        kind = table[first][right]
-        if kind != table[second][left] or not _KINDS.fullmatch(kind):
-            return ()
-        found.append(Link(first, second, kind))
-    return tuple(found)
-
-
-def _leading_gpus(header: Sequence[str]) -> list[int]:
-    """Columns of GPUs, which come first; one called "GPU NUMA ID" comes last."""
-    count = next((place for place, name in enumerate(header) if not _GPU.fullmatch(name)), len(header))
-    return [_number(name) for name in header[:count]]
-
-
-def _number(name: str) -> int:
-    return int(name.removeprefix("GPU"))
-
-
-# ---- findings --------------------------------------------------------------------------------------------------------
 
 
 def check_links(facts: Facts, wanted: Wanted) -> Iterator[Finding]:

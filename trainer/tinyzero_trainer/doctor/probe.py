@@ -25,8 +25,10 @@ from urllib.parse import urlsplit
 
 from packaging.utils import canonicalize_name
 
-from tinyzero_trainer.doctor.facts import Card, Driver, Facts, Folder, Machine, Package, Torch, Wandb, Wanted
+from tinyzero_trainer.doctor.facts import Facts, Folder, Machine, Package, Torch, Wandb, Wanted
 from tinyzero_trainer.doctor.package_checks import WATCHED
+from tinyzero_trainer.hardware.gpu import Driver, GpuInfo
+from tinyzero_trainer.hardware.host import cores, host_memory
 from tinyzero_trainer.hardware.nvml import ask_links, nvidia_driver
 from tinyzero_trainer.models.files import find_model, hub_cache
 
@@ -110,7 +112,7 @@ def ask_apart(command: Iterable[str], timeout: float, first: str) -> dict[str, A
 
 def torch_and_driver_cuda(seen: dict[str, Any]) -> tuple[Torch, tuple[int, int] | None]:
     """Records from what torch_probe.py said."""
-    cards = tuple(Card(**card | {"capability": tuple(card["capability"])}) for card in seen.get("cards", ()))
+    cards = tuple(GpuInfo(**card | {"capability": tuple(card["capability"])}) for card in seen.get("cards", ()))
     torch = Torch(
         version=seen.get("version", ""),
         cuda=seen.get("cuda"),
@@ -133,7 +135,7 @@ def with_use(torch: Torch, driver: Driver | None) -> Torch:
     for card in torch.cards:
         same = known.get(card.uuid)
         use = {"free": same.free, "used": same.used, "processes": same.processes} if same else {}
-        cards.append(Card(**vars(card) | use))
+        cards.append(GpuInfo(**vars(card) | use))
     return Torch(**vars(torch) | {"cards": tuple(cards)})
 
 
@@ -155,7 +157,7 @@ def packages(names: Iterable[str] = WATCHED) -> tuple[Package, ...]:
 
 def machine() -> Machine:
     """CPU, memory and limits."""
-    memory, free = main_memory()
+    memory, free = host_memory()
     shared = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
     return Machine(
         python=sys.version_info[:3],
@@ -167,30 +169,6 @@ def machine() -> Machine:
         container=Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
         shared_memory_free=shared.free if shared else None,
     )
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
-    if quota.isdigit() and period.isdigit():
-        count = min(count, max(1, int(quota) // int(period)))
-    return count
-
-
-def main_memory() -> tuple[int, int]:
-    """Bytes of main memory in all and free, within a container's limit."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    free = total
-    for line in _read("/proc/meminfo").splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            free = int(value.split()[0]) * 1024
-    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
-    if limit.isdigit():
-        total = min(total, int(limit))
-        free = min(free, max(0, int(limit) - (_int(used) or 0)))
-    return total, free
 
 
 def open_files() -> tuple[int, int]:
@@ -263,14 +241,3 @@ def _has_login(server: str) -> bool:
         return netrc.netrc().authenticators(urlsplit(server).hostname or "") is not None
     except (OSError, ValueError, netrc.NetrcParseError):  # ValueError: no address, or a netrc that is no text
         return False
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
-
-
-def _int(text: str) -> int | None:
-    return int(text) if text.strip().isdigit() else None

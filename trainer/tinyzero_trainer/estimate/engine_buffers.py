@@ -1,8 +1,5 @@
 """How the rollout engine `torch` sizes its buffers on a GPU, for itself (rollout/graph/) and for planning. No torch."""
 
-from collections.abc import Mapping
-from typing import Any
-
 SLOTS = 64
 """The cache is made for multiples of so many tokens."""
 
@@ -27,20 +24,3 @@ def drawing_bytes(number: int, *, by_kernel: bool, greedy: bool) -> int:
 
 FEW_SEQUENCES = 512
 """Generated at a time by the engine `torch` without CUDA graphs, where the configuration leaves it open."""
-
-GRAPH_KINDS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Architectures (`model_type`) that its fused decoder knows."""
-
-
-def has_graphs(config: Mapping[str, Any]) -> bool:
-    """Whether the engine `torch` has its fused decoder, and on a GPU CUDA graphs, for what a config.json describes."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    slides = config.get("sliding_window") and config.get("use_sliding_window", True)
-    return (
-        config.get("model_type") in GRAPH_KINDS
-        and rope.get("rope_type", rope.get("type", "default")) in ("default", "linear", "llama3", "yarn")  # fixed ones
-        and set(config.get("layer_types") or ["full_attention"]) == {"full_attention"}
-        and not slides
-        and config.get("hidden_act", "silu") == "silu"
-        and not config.get("mlp_bias")
-    )

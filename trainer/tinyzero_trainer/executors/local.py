@@ -1,8 +1,8 @@
 """The roles of a run, built from its configuration: task, prompts, policy, rollout engine and reward pool."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,52 +18,26 @@ from tinyzero_trainer.data.tokenization import decode_texts
 from tinyzero_trainer.distributed.cuda_allocator import expand_segments
 from tinyzero_trainer.distributed.fsdp import Placement, offload_note, process_group
 from tinyzero_trainer.estimate.workload import work_of
+from tinyzero_trainer.executors.base import StopRequested, Workers
 from tinyzero_trainer.executors.tasks import TaskRole, task_roles
 from tinyzero_trainer.models.loading import LanguageModel, ModelError, choose_device, load_model
+from tinyzero_trainer.models.spec import context_error
 from tinyzero_trainer.monitoring.progress import Display
-from tinyzero_trainer.oom_errors import explained
-from tinyzero_trainer.plan.limits import beyond_context
-from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
+from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.build import build_engine, require_engine
-from tinyzero_trainer.training.build import CriticRole, PolicyRole, build_learners
+from tinyzero_trainer.training.build import build_learners
 from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.utils.oom import catch_out_of_memory
 from tinyzero_trainer.utils.signals import Stop
 
 SCORER_FAILURES: tuple[Reason, ...] = ("error", "timeout")
 """The scorer's, not the model's."""
 
 
-class StopRequested(Exception):
-    """Raised inside a phase that was asked to end; the policy is as it was before the step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """Everyone a run needs, in this process or with a stand-in here."""
-
-    tasks: Mapping[str, TaskRole]
-    """The tasks with their problems and scorers, by what the run calls them."""
-
-    language_model: LanguageModel
-    """The model that is trained or evaluated."""
-
-    engine: RolloutEngine
-    """Generates completions."""
-
-    policy: PolicyRole | None
-    """Updates the model; None where nothing is trained."""
-
-    critic: CriticRole | None
-    """Estimates what a completion is worth; None but for `algorithm.advantage=gae`."""
-
-    display: Display
-    """Is told of progress."""
-
-
 @contextmanager
 def build_roles(
     config: TrainConfig, *, display: Display, training: bool, checkpoint: Path | None = None
-) -> Iterator[Roles]:
+) -> Iterator[Workers]:
     """Build the roles; leaving the context ends the scoring processes.
 
     Args:
@@ -93,7 +67,7 @@ def build_roles(
         expand_segments(config)
     with process_group(device) if training else nullcontext(), ExitStack() as stack:
         policy = critic = None
-        with explained(config, "the models were loaded"):
+        with catch_out_of_memory("the models were loaded"):
             if training:
                 learners = build_learners(config, _placement(config, device, display), checkpoint=checkpoint)
                 language_model, policy, critic = learners.language_model, learners.policy, learners.critic
@@ -101,15 +75,15 @@ def build_roles(
                 language_model = load_model(str(checkpoint) if checkpoint else config.model.path, device)
             tasks = stack.enter_context(task_roles(config, loaded, language_model.tokenizer))
         if policy is not None and device.type == "cuda":
-            with explained(config, "the largest micro-batch was tried out"):
+            with catch_out_of_memory("the largest micro-batch was tried out"):
                 policy.warm_up(settings_at(config, 1), work_of(config, config.data.max_prompt_tokens).micro_batch)
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
-        with explained(config, "the rollout engine took over the weights"):
+        with catch_out_of_memory("the rollout engine took over the weights"):
             engine = build_engine(config, language_model, display.note)
         display.end_phase()
         try:
-            yield Roles(tasks, language_model, engine, policy, critic, display)
+            yield Workers(tasks, language_model, engine, policy, critic, display)
         finally:
             engine.close()
 
@@ -127,7 +101,7 @@ def _placement(config: TrainConfig, device: torch.device, display: Display) -> P
 
 
 def generate(
-    roles: Roles, prompts: Sequence[Prompt], params: SamplingParams, *, samples: int, seed: int, stop: Stop
+    roles: Workers, prompts: Sequence[Prompt], params: SamplingParams, *, samples: int, seed: int, stop: Stop
 ) -> list[tuple[Prompt, Rollout]]:
     """Generate `samples` completions of each prompt; the result is flat, prompt after prompt.
 
@@ -155,10 +129,10 @@ def check_context(language_model: LanguageModel, prompts: Sequence[Prompt], max_
     """
     longest, context = max(len(prompt.token_ids) for prompt in prompts), language_model.context
     if longest + max_tokens > context:
-        raise ModelError(beyond_context(language_model.name, context, longest, max_tokens))
+        raise ModelError(context_error(language_model.name, context, longest, max_tokens))
 
 
-def score(roles: Roles, rollouts: Sequence[tuple[Prompt, Rollout]], *, max_failed_share: float) -> list[Sample]:
+def score(roles: Workers, rollouts: Sequence[tuple[Prompt, Rollout]], *, max_failed_share: float) -> list[Sample]:
     """Score completions, each in the reward pool of its task.
 
     Where the scorer failed nothing is known of the completion, so it is masked: 0 may be more than a wrong answer gets.

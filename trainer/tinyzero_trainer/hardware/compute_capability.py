@@ -7,9 +7,9 @@ A card runs machine code (`sm_XY`) of its own major version and of no newer mino
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from tinyzero_trainer.doctor.facts import Capability, CudaVersion
-from tinyzero_trainer.doctor.finding import Finding
+from tinyzero_trainer.hardware.gpu import Capability, CudaVersion
 
 WHEELS = "https://download.pytorch.org/whl"
 """Where PyTorch publishes its builds by CUDA version; torch's own warning points there too."""
@@ -47,8 +47,22 @@ def _runs_on(arch: str, capability: Capability) -> bool:
     return code <= capability
 
 
-def refusal(
-    check: str,
+@dataclass(frozen=True, slots=True)
+class MissingKernels:
+    """A torch without kernels for a card: what is wrong, and what to do."""
+
+    what: str
+    do: str
+    commands: tuple[str, ...]
+    """To be typed as they stand."""
+
+    @property
+    def line(self) -> str:
+        """All of it in one line, for an error message."""
+        return f"{self.what}; {self.do}" + (f": {' or: '.join(self.commands)}" if self.commands else "")
+
+
+def missing_kernels(
     name: str,
     capability: Capability,
     *,
@@ -57,17 +71,16 @@ def refusal(
     archs: Sequence[str],
     driver: CudaVersion | None = None,
     others: Sequence[str] = (),
-) -> Finding | None:
+) -> MissingKernels | None:
     """What stands against training on a card, or None.
 
     Args:
-        check: name of the finding.
         name: the card's.
         capability: the card's.
         torch: version of torch.
         cuda: what it was built for; None = not for NVIDIA, so there is nothing to say.
         archs: of `torch.cuda.get_arch_list()`; nothing is said where it is empty.
-        driver: newest CUDA that the driver supports, which bears on the cure; None = not known, torch's own is taken.
+        driver: newest CUDA that the driver supports, which bears on the advice; None = not known, torch's own is taken.
         others: cards that torch does have kernels for, as `named_outside` names them.
     """
     if cuda is None or not archs or has_kernels(capability, archs):
@@ -79,9 +92,7 @@ def refusal(
         advice.append("install a torch built for it")
         commands.append(install(build))
     major, minor = capability
-    return Finding(
-        check,
-        "error",
+    return MissingKernels(
         f"{name} has compute capability {major}.{minor} (sm_{major}{minor}), but torch {torch} "
         f"has kernels for {' '.join(archs)} only",
         ", or ".join(advice),

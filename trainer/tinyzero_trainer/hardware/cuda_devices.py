@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tinyzero_trainer.doctor.facts import Card
+    from tinyzero_trainer.hardware.gpu import GpuInfo
 
 SECONDS = 20.0
 """A machine with many cards takes some of them to wake up."""
@@ -26,27 +26,31 @@ _MAJOR, _MINOR = 75, 76
 """Attributes of a card: its compute capability."""
 
 
-def visible_cards(command: Sequence[str] = (), timeout: float = SECONDS) -> "tuple[Card, ...] | None":
+def visible_cards(command: Sequence[str] = (), timeout: float = SECONDS) -> "tuple[GpuInfo, ...] | None":
     """The cards that a run would see; None = CUDA is not there, or cannot be asked.
 
     Args:
         command: another one to run, for tests.
         timeout: seconds.
     """
-    from tinyzero_trainer.doctor.facts import Card  # not in the process that is started, which shall be there at once
+    from tinyzero_trainer.hardware.gpu import (
+        GpuInfo,  # not in the process that is started, which shall be there at once
+    )
 
     # -P: nothing in the working directory can stand in for a library.
     command = tuple(command) or (sys.executable, "-P", "-m", "tinyzero_trainer.hardware.cuda_devices")
     try:
         done = subprocess.run(command, capture_output=True, timeout=timeout, check=False)
         rows = json.loads(done.stdout) if done.returncode == 0 else None
-        return None if rows is None else tuple(Card(**row | {"capability": _pair(row["capability"])}) for row in rows)
+        return (
+            None if rows is None else tuple(GpuInfo(**row | {"capability": _pair(row["capability"])}) for row in rows)
+        )
     except (OSError, subprocess.TimeoutExpired, ValueError, LookupError, TypeError):
         return None
 
 
 def ask_cuda(library: Any) -> list[dict[str, Any]] | None:
-    """What libcuda says of each card, as fields of `Card`; None = it cannot say.
+    """What libcuda says of each card, as fields of `GpuInfo`; None = it cannot say.
 
     Args:
         library: libcuda, opened.

@@ -9,10 +9,10 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
-from tinyzero_trainer.doctor.facts import Card, Driver, Link, Process
-from tinyzero_trainer.doctor.interconnect_checks import parse_links
+from tinyzero_trainer.hardware.gpu import Driver, GpuInfo, Link, Process
 
 SECONDS = 15.0
 MIB = 2**20
@@ -98,7 +98,7 @@ def ask_links(timeout: float = SECONDS) -> tuple[Link, ...]:
     return parse_links(done.stdout)
 
 
-def cards_of(rows: Iterable[list[str]], uses: Iterable[list[str]]) -> tuple[Card, ...]:
+def cards_of(rows: Iterable[list[str]], uses: Iterable[list[str]]) -> tuple[GpuInfo, ...]:
     """Cards from the rows of the two queries, in which anything may be `[N/A]`."""
     holders: dict[str, list[Process]] = {}
     for uuid, pid, held, path in uses:
@@ -108,7 +108,7 @@ def cards_of(rows: Iterable[list[str]], uses: Iterable[list[str]]) -> tuple[Card
         major, _, minor = capability.partition(".")
         known, left, taken = (_int(major), _int(minor)), _int(free), _int(used)
         cards.append(
-            Card(
+            GpuInfo(
                 index=_int(index) or 0,
                 name=name,
                 capability=None if known[0] is None or known[1] is None else (known[0], known[1]),
@@ -129,3 +129,47 @@ def _printable(line: str) -> str:
 
 def _int(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
+
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+"""The header is underlined, in a pipe too."""
+
+_GPU = re.compile(r"GPU(\d+)")
+_KINDS = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS|SOC")
+_SELF = "X"
+
+
+def parse_links(text: str) -> tuple[Link, ...]:
+    """The link of each pair of GPUs; none if the text is not a drawing as it is known.
+
+    Args:
+        text: what `nvidia-smi topo -m` prints: a row and a column for each GPU, then columns for other devices.
+    """
+    lines = [_ESCAPES.sub("", line).split() for line in text.splitlines()]
+    rows = [line for line in lines if len(line) > 1 and _GPU.fullmatch(line[0])]
+    if not rows or rows[0][1] == _SELF:
+        return ()
+    header, *rows = rows
+    columns = _leading_gpus(header)
+    table = {_number(row[0]): row[1 : len(columns) + 1] for row in rows}
+    if [_number(row[0]) for row in rows] != columns or any(len(cells) != len(columns) for cells in table.values()):
+        return ()
+    if any(table[one][place] != _SELF for place, one in enumerate(columns)):
+        return ()
+    found = []
+    for (left, first), (right, second) in combinations(enumerate(columns), 2):
+        kind = table[first][right]
+        if kind != table[second][left] or not _KINDS.fullmatch(kind):
+            return ()
+        found.append(Link(first, second, kind))
+    return tuple(found)
+
+
+def _leading_gpus(header: Sequence[str]) -> list[int]:
+    """Columns of GPUs, which come first; one called "GPU NUMA ID" comes last."""
+    count = next((place for place, name in enumerate(header) if not _GPU.fullmatch(name)), len(header))
+    return [_number(name) for name in header[:count]]
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix("GPU"))

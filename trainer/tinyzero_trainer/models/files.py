@@ -13,8 +13,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, TypeAlias
 
-from tinyzero_trainer.models.hub import CONFIG_FILE, well_known
 from tinyzero_trainer.models.spec import COUNTED, ModelShape, shape_of
+from tinyzero_trainer.models.well_known import CONFIG_FILE, well_known
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 """What transformers loads: one file, or those that the index names."""

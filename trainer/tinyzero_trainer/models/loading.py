@@ -18,7 +18,7 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, TINY_MODEL, directory_of
 from tinyzero_trainer.config.types import DEVICES, is_device
 from tinyzero_trainer.distributed.fsdp import on_device, ranks_of
-from tinyzero_trainer.hardware.compute_capability import has_kernels, named_outside, refusal
+from tinyzero_trainer.hardware.compute_capability import has_kernels, missing_kernels, named_outside
 from tinyzero_trainer.models.files import find_model, hub_cache
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.models.lora import Adapter, merged_state, merged_weights
@@ -115,8 +115,7 @@ def _refuse_card_without_kernels(device: torch.device) -> None:
     """
     capability, archs = torch.cuda.get_device_capability, torch.cuda.get_arch_list()
     fine = [index for index in range(torch.cuda.device_count()) if has_kernels(capability(index), archs)]
-    finding = refusal(
-        str(device),
+    missing = missing_kernels(
         torch.cuda.get_device_name(device),
         capability(device),
         torch=torch.__version__,
@@ -124,8 +123,8 @@ def _refuse_card_without_kernels(device: torch.device) -> None:
         archs=archs,
         others=[named_outside(index, os.environ.get("CUDA_VISIBLE_DEVICES")) for index in fine],
     )
-    if finding is not None:
-        raise ModelError(finding.line)
+    if missing is not None:
+        raise ModelError(missing.line)
 
 
 def load_model(path: str | None, device: torch.device) -> LanguageModel:

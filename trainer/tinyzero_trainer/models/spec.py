@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tinyzero_trainer.estimate.engine_buffers import has_graphs
-
 COUNTED = ("llama", "mistral", "qwen2", "qwen3")
 """Architectures (`model_type`) whose parameters are counted here; those of others are counted by transformers."""
 
@@ -45,7 +43,7 @@ class ModelShape:
     """Whether the output head is the embedding."""
 
     graphs: bool = True
-    """Whether `rollout.engine=torch` generates with CUDA graphs, which asks for room; see `engine_sizes.has_graphs`."""
+    """Whether `rollout.engine=torch` generates with CUDA graphs, which asks for room; see `has_graphs`."""
 
     context: int | None = None
     """Tokens of the longest sequence it was made for; None = its config.json does not say."""
@@ -194,3 +192,36 @@ def _count(shape: ModelShape, config: Mapping[str, Any]) -> int:
     norms = 2 * shape.hidden + (2 * shape.head_size if kind == "qwen3" else 0)
     matrices = sum(inside * outside for inside, outside in shape.matrices.values())
     return shape.embeddings + shape.hidden + shape.layers * (matrices + biases + norms)
+
+
+GRAPH_KINDS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Architectures (`model_type`) that its fused decoder knows."""
+
+
+def has_graphs(config: Mapping[str, Any]) -> bool:
+    """Whether the engine `torch` has its fused decoder, and on a GPU CUDA graphs, for what a config.json describes."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    slides = config.get("sliding_window") and config.get("use_sliding_window", True)
+    return (
+        config.get("model_type") in GRAPH_KINDS
+        and rope.get("rope_type", rope.get("type", "default")) in ("default", "linear", "llama3", "yarn")  # fixed ones
+        and set(config.get("layer_types") or ["full_attention"]) == {"full_attention"}
+        and not slides
+        and config.get("hidden_act", "silu") == "silu"
+        and not config.get("mlp_bias")
+    )
+
+
+def context_error(name: str, context: int, prompt: int, max_tokens: int) -> str:
+    """That a prompt and the longest completion exceed a model's context, and what to do.
+
+    Args:
+        name: the model's.
+        context: tokens that it was made for.
+        prompt: tokens.
+        max_tokens: of the completion.
+    """
+    return (
+        f"a prompt of {prompt} token{'s' * (prompt != 1)} and rollout.max_tokens={max_tokens} exceed the {context} "
+        f"tokens that {name} was made for; lower rollout.max_tokens"
+    )

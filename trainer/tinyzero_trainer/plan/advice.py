@@ -10,21 +10,13 @@ from tinyzero_trainer.config.resume import RESUMABLE
 from tinyzero_trainer.config.spread import device_of, spread_of
 from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.engine_memory import GB, needed_by_vllm
+from tinyzero_trainer.estimate.fit import LEAST_SEQUENCES, Settings, setting, settle, with_settings
 from tinyzero_trainer.estimate.memory import Phase, host_bytes, predict_memory
 from tinyzero_trainer.estimate.workload import work_on
-from tinyzero_trainer.models.hub import WELL_KNOWN, find_shape
+from tinyzero_trainer.models.hub import find_shape
 from tinyzero_trainer.models.spec import ModelShape, shape_of
-from tinyzero_trainer.plan.candidates import (
-    LEAST_SEQUENCES,
-    SETTLED,
-    Change,
-    Plan,
-    Settings,
-    moves,
-    setting,
-    settle,
-    with_settings,
-)
+from tinyzero_trainer.models.well_known import WELL_KNOWN
+from tinyzero_trainer.plan.candidates import SETTLED, Change, Plan, moves
 from tinyzero_trainer.plan.search import make_plan
 from tinyzero_trainer.plan.target_gpu import Target, on_card, present_card
 

@@ -9,7 +9,7 @@ from tinyzero_trainer.config.model_defaults import TINY_MODEL, directory_of
 from tinyzero_trainer.config.spread import device_of, refuse_uneven, spread_of
 from tinyzero_trainer.estimate.workload import work_on
 from tinyzero_trainer.models.hub import context_of
-from tinyzero_trainer.models.spec import ModelShape
+from tinyzero_trainer.models.spec import ModelShape, context_error
 
 
 def refuse_or_note(shape: ModelShape, config: TrainConfig, prompt_tokens: int | None, here: int) -> list[str]:
@@ -29,21 +29,6 @@ def refuse_or_note(shape: ModelShape, config: TrainConfig, prompt_tokens: int | 
     refuse_beyond_context(shape, config, prompt_tokens)
     note = lora_note(shape, config)
     return [] if note is None else [note]
-
-
-def beyond_context(name: str, context: int, prompt: int, max_tokens: int) -> str:
-    """That a prompt and the longest completion exceed a model's context, and what to do.
-
-    Args:
-        name: the model's.
-        context: tokens that it was made for.
-        prompt: tokens.
-        max_tokens: of the completion.
-    """
-    return (
-        f"a prompt of {prompt} token{'s' * (prompt != 1)} and rollout.max_tokens={max_tokens} exceed the {context} "
-        f"tokens that {name} was made for; lower rollout.max_tokens"
-    )
 
 
 def refuse_cards(config: TrainConfig, nodes: int | None) -> None:
@@ -87,7 +72,7 @@ def refuse_beyond_context(shape: ModelShape, config: TrainConfig, prompt_tokens:
     """
     work = work_on(config, prompt_tokens)
     if shape.context is not None and work.sequence > shape.context:
-        refused = beyond_context(shape.name, shape.context, work.prompt, work.completion)
+        refused = context_error(shape.name, shape.context, work.prompt, work.completion)
         shorter = work.completion < shape.context and prompt_tokens is None
         raise SettingsError(refused + (", or give --prompt-tokens if yours are shorter" if shorter else ""))
 
@@ -102,7 +87,7 @@ def refuse_no_prompt(config: TrainConfig) -> None:
     context = context_of(path)
     if context is not None and 1 + most > context:
         name = TINY_MODEL if path is None or directory_of(path) is None else path
-        raise SettingsError(beyond_context(name, context, 1, most))
+        raise SettingsError(context_error(name, context, 1, most))
 
 
 def refuse_one_card(config: TrainConfig, here: int) -> None:

@@ -8,6 +8,7 @@ from itertools import chain, product
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.engine_memory import lacking_in_vllm, sequences_in_vllm
+from tinyzero_trainer.estimate.fit import Settings, awake_bytes, predict_within, setting, settle, usable, with_settings
 from tinyzero_trainer.estimate.memory import Memory, host_bytes
 from tinyzero_trainer.estimate.speed import predict_speed
 from tinyzero_trainer.estimate.workload import work_on
@@ -18,17 +19,10 @@ from tinyzero_trainer.plan.candidates import (
     COSTS_OF_VALUE,
     Change,
     Plan,
-    Settings,
-    awake_bytes,
     divisions,
     fewer_sequences,
     moves,
-    predict_within,
-    setting,
-    settle,
     smaller_micro_batches,
-    usable,
-    with_settings,
 )
 
 WORTH = 1.05

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.doctor import facts
-from tinyzero_trainer.doctor.probe import main_memory
 from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.hardware.cuda_devices import visible_cards
+from tinyzero_trainer.hardware.gpu import GpuInfo
 from tinyzero_trainer.hardware.gpu_specs import Card, find_card, has_bfloat16, known_cards
+from tinyzero_trainer.hardware.host import host_memory
 from tinyzero_trainer.hardware.nvml import nvidia_driver
 
 _SAME_SIZE = 0.1
@@ -103,7 +103,7 @@ def _look(device: str) -> Target | str:
     return _target(whole or card)
 
 
-def _not_there(device: str, seen: Sequence[facts.Card], known: Sequence[facts.Card]) -> str:
+def _not_there(device: str, seen: Sequence[GpuInfo], known: Sequence[GpuInfo]) -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
     if seen:
@@ -114,7 +114,7 @@ def _not_there(device: str, seen: Sequence[facts.Card], known: Sequence[facts.Ca
     return _NONE
 
 
-def _one_of_a_kind(known: Sequence[facts.Card], device: str, place: int) -> Target | str:
+def _one_of_a_kind(known: Sequence[GpuInfo], device: str, place: int) -> Target | str:
     """The card by nvidia-smi alone, whose order is not CUDA's: known only where all are alike."""
     kinds = list(dict.fromkeys((card.name, card.memory) for card in known))
     if len(kinds) > 1:
@@ -130,15 +130,15 @@ def _one_of_a_kind(known: Sequence[facts.Card], device: str, place: int) -> Targ
     return _target(known[0] if len(known) == 1 else replace(known[0], used=None))
 
 
-def _target(card: facts.Card) -> Target | str:
+def _target(card: GpuInfo) -> Target | str:
     if not card.memory:
         return f"how much memory the {card.name} has is not known"
     kind = find_card(card.name)
     has = has_bfloat16(card.capability, kind)
-    return Target(card.name, card.memory, kind, main_memory()[0], card.used or 0, has)
+    return Target(card.name, card.memory, kind, host_memory()[0], card.used or 0, has)
 
 
-def _is_part(card: facts.Card) -> bool:
+def _is_part(card: GpuInfo) -> bool:
     return re.search(r"\bMIG\b", card.name) is not None
 
 

@@ -15,8 +15,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from tinyzero_trainer.distributed.dtensor import whole
 from tinyzero_trainer.distributed.fsdp import on_device, placement_of
-from tinyzero_trainer.estimate.engine_buffers import has_graphs
 from tinyzero_trainer.models.lora import merged_weight
+from tinyzero_trainer.models.spec import has_graphs
 from tinyzero_trainer.rollout.weight_sync import engine_weight, named_weights, plain_twin
 
 CACHE_BLOCK = 64

@@ -175,12 +175,12 @@ class OwnModel:
                 return
             import torch
 
-            from tinyzero_trainer.oom_errors import explained
             from tinyzero_trainer.sft.train import warm_start
+            from tinyzero_trainer.utils.oom import catch_out_of_memory
 
             recipe = replace(self.recipe, run=replace(self.recipe.run, output=str(aside)))
             try:
-                with explained(None, "a small model was made", self._smaller()):
+                with catch_out_of_memory("a small model was made", self._smaller()):
                     made = warm_start(recipe, display=display, stop=StopFlag())
                 os.replace(made.output, self.directory)
             finally:

@@ -4,10 +4,9 @@ The architecture is Qwen2 with tied embeddings, so transformers and vLLM load th
 The tokenizer spells any text: numbers up to 999 and the tags of answers are whole tokens, all else is bytes.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from annotated_types import Gt
+from tinyzero_trainer.config.sft import TinyShape
 
 if TYPE_CHECKING:
     from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
@@ -15,40 +14,6 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 PADDING = "<|pad|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-
-
-@dataclass(frozen=True)
-class TinyShape:
-    """Size of the decoder."""
-
-    hidden_size: Annotated[int, Gt(0)] = 128
-    """Width of the residual stream; a multiple of head_size."""
-
-    layers: Annotated[int, Gt(0)] = 3
-    """Number of decoder layers."""
-
-    head_size: Annotated[int, Gt(0)] = 32
-    """Width of an attention head; vLLM has kernels for 32 and 64, among others."""
-
-    kv_heads: Annotated[int, Gt(0)] | None = None
-    """Heads of keys and values, each for as many of the others; none = one for each. Fewer make long texts cheaper."""
-
-    mlp_size: Annotated[int, Gt(0)] = 256
-    """Width inside the gated MLP."""
-
-    context: Annotated[int, Gt(0)] = 2048
-    """Longest sequence, prompt and completion together."""
-
-    def __post_init__(self) -> None:
-        if self.hidden_size % self.head_size:
-            raise ValueError(f"hidden_size={self.hidden_size} is not a multiple of head_size={self.head_size}")
-        if self.kv_heads and self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads={self.kv_heads} does not divide the {self.heads} heads")
-
-    @property
-    def heads(self) -> int:
-        """Heads of attention."""
-        return self.hidden_size // self.head_size
 
 
 def build_tokenizer() -> "Qwen2Tokenizer":

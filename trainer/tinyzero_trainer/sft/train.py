@@ -32,9 +32,9 @@ from tinyzero_trainer.config.tasks import load_shares
 from tinyzero_trainer.controller.heldout_eval import EvaluationResult, evaluate_model
 from tinyzero_trainer.models.loading import LanguageModel, choose_device, from_parts, save_model
 from tinyzero_trainer.monitoring.progress import Display
-from tinyzero_trainer.oom_errors import explained
 from tinyzero_trainer.sft.dataset import BatchSource, PackedBatch, batch_stream
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
+from tinyzero_trainer.utils.oom import catch_out_of_memory
 from tinyzero_trainer.utils.signals import StopFlag
 
 FINAL_RATE_SHARE = 0.1
@@ -90,7 +90,7 @@ def warm_start(config: WarmStartConfig, *, display: Display, stop: StopFlag) -> 
     tokenizer = build_tokenizer()
     model = build_model(config.model, tokenizer, derive_seed("weights", config.run.seed))
     language_model = from_parts(" and ".join(tasks), model, tokenizer)
-    with explained(None, "the model learnt from demonstrations", _smaller(config)):
+    with catch_out_of_memory("the model learnt from demonstrations", _smaller(config)):
         model.to(choose_device(config.run.device))  # type: ignore[arg-type]  # as in `load_model`
         learnt = _train(config, tasks, language_model, display, stop)
     seconds = perf_counter() - started
@@ -120,7 +120,7 @@ def _finish(
     (output / SETTINGS_FILE).write_text(tomli_w.dumps(_to_make_it_again(config)), encoding="utf-8")
     train_config = _train_config(config)
     advice = f"the model is made all the same: tinyzero train --model {shlex.quote(str(output))}"
-    with explained(train_config, "held-out problems were tried", advice):
+    with catch_out_of_memory("held-out problems were tried", advice):
         results = evaluate_model(train_config, samples=1, temperature=1.0, display=display, stop=stop)
     card = _model_card(config, language_model, tasks, learnt, seconds, results)
     (output / CARD_FILE).write_text(card, encoding="utf-8")

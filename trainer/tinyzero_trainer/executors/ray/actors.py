@@ -29,7 +29,6 @@ with without_collector():
     from tinyzero_trainer.executors.ray.worker import Worker
     from tinyzero_trainer.models.loading import LanguageModel, choose_device, load_model
     from tinyzero_trainer.monitoring.performance import CardUse, use_of
-    from tinyzero_trainer.oom_errors import explained
     from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
     from tinyzero_trainer.rollout.build import build_engine
     from tinyzero_trainer.rollout.vllm.client import VllmError
@@ -39,6 +38,7 @@ with without_collector():
     from tinyzero_trainer.rollout.weight_sync import named_weights
     from tinyzero_trainer.training.build import Learners, build_learners
     from tinyzero_trainer.types import Rollout
+    from tinyzero_trainer.utils.oom import catch_out_of_memory
 
 PARCEL_BYTES = 2**26
 """Of weights that are on their way at a time."""
@@ -182,11 +182,11 @@ class LearnerRank(Generating):
 
     def build(self, checkpoint: Path | None) -> LanguageModel | None:
         """Load and shard the models; of the first rank, what it takes to speak of the policy's without its weights."""
-        with explained(self._config, "the models were loaded"):
+        with catch_out_of_memory("the models were loaded"):
             placement = Placement.of(self._config, self._device)
             self._learners = build_learners(self._config, placement, checkpoint=checkpoint)
         if self._device.type == "cuda":
-            with explained(self._config, "the largest micro-batch was tried out"):
+            with catch_out_of_memory("the largest micro-batch was tried out"):
                 work = work_on(self._config, self._config.data.max_prompt_tokens)
                 self._learners.policy.warm_up(settings_at(self._config, 1), work.micro_batch * work.slices)
         return outline(self._learners.language_model) if self._index == 0 else None
@@ -214,7 +214,7 @@ class LearnerRank(Generating):
         notes = list[str]()
         with suppress(Exception):  # it may be what has failed
             self.close()
-        with self._helping(), explained(self._config, "the rollout engine took over the weights"):
+        with self._helping(), catch_out_of_memory("the rollout engine took over the weights"):
             self._engine = build_engine(
                 self._config, self._learners.language_model, notes.append, source=self._begin_pass, number=self._index
             )
@@ -223,7 +223,7 @@ class LearnerRank(Generating):
     def load_weights(self) -> VllmError | None:
         """See `RolloutEngine`; why vLLM could not, if so, once the other ranks are through the weights too."""
         try:
-            with self._helping(), explained(self._config, "the rollout engine took over the weights"):
+            with self._helping(), catch_out_of_memory("the rollout engine took over the weights"):
                 self.engine.load_weights()
         except VllmError as fault:
             return fault

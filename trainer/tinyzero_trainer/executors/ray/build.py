@@ -12,7 +12,7 @@ from tinyzero_sdk import Task
 from tinyzero_trainer.checkpoint.run_directory import OWNER
 from tinyzero_trainer.config import RewardConfig, TrainConfig
 from tinyzero_trainer.config.parallel import Layout, layout_of
-from tinyzero_trainer.executors.local import Roles
+from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.ray import actors
 from tinyzero_trainer.executors.ray.calls import Member, NoRoom, Replaceable, answers
 from tinyzero_trainer.executors.ray.cluster import ROOM_SECONDS, RayError, import_ray, room
@@ -31,7 +31,7 @@ ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 @contextmanager
 def build_ray_roles(
     config: TrainConfig, tasks: dict[str, Task], *, display: Display, checkpoint: Path | None
-) -> Iterator[Roles]:
+) -> Iterator[Workers]:
     """Start Ray and all actors; leaving the context ends them.
 
     Args:
@@ -74,7 +74,7 @@ def build_ray_roles(
         roles = stack.enter_context(task_roles(config, tasks, language_model.tokenizer, make_pool))
         display.end_phase()
         try:
-            yield Roles(roles, language_model, engine, RemotePolicy(ranks), critic, display)
+            yield Workers(roles, language_model, engine, RemotePolicy(ranks), critic, display)
         finally:
             engine.close()
 

@@ -144,7 +144,7 @@ class GraphEngine:
         """See `RolloutEngine`.
 
         Raises:
-            NoRoom: the GPU's memory does not hold even a few sequences.
+            KvCacheError: the GPU's memory does not hold even a few sequences.
         """
         if not self._weights.loaded:
             self._weights.load()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.utils.oom import OutOfMemoryError
 
 LEAST = 8
 """Sequences at a time below which generating is not worth it."""
@@ -13,7 +13,7 @@ USED = 0.9
 """Share of the memory found that is taken: kernels need workspaces, and memory falls into pieces."""
 
 
-class NoRoom(TinyZeroError):
+class KvCacheError(OutOfMemoryError):
     """The GPU's memory does not hold the KV cache of even a few sequences."""
 
     def __init__(self, size: int, room: int, found: int, least: int) -> None:
@@ -28,9 +28,11 @@ class NoRoom(TinyZeroError):
         self.share = USED * room / (least * size)
         """Of what they need, what there is."""
         super().__init__(
-            f"a sequence needs {size / 2**30:.2g} GiB while it is generated, and there are {room / 2**30:.2g} GiB "
-            f"left, expected room for {least}"
+            "completions were generated",
+            f"a sequence needs {size / 2**30:.2g} GiB while it is generated, and there are "
+            f"{room / 2**30:.2g} GiB left, expected room for {least}",
         )
+        self.args = (size, room, found, least)  # what an unpickled one is made of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +65,11 @@ def sequences(wanted: int, size: int, memory: Memory, *, keep: bool) -> tuple[in
         The number, and whether its memory can be kept; where it cannot, it also takes what others use at other times.
 
     Raises:
-        NoRoom: not even `LEAST`, or the few that are wanted, fit.
+        KvCacheError: not even `LEAST`, or the few that are wanted, fit.
     """
     if keep and wanted * size <= USED * memory.free:
         return wanted, True
     found = min(wanted, int(USED * (memory.free + memory.reusable)) // size)
     if found < min(wanted, LEAST):
-        raise NoRoom(size, memory.free + memory.reusable, max(0, found), min(wanted, LEAST))
+        raise KvCacheError(size, memory.free + memory.reusable, max(0, found), min(wanted, LEAST))
     return found, False

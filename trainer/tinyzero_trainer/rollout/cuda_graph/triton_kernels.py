@@ -5,7 +5,7 @@ training/varlen_attention.py and, of the drawing, in ../sampling.py and batch_st
 """
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import triton
@@ -15,9 +15,6 @@ from torch import Tensor
 from tinyzero_trainer.rollout.cuda_graph.batch_state import State
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.sampling import FACTORS, JUST_BELOW, WEYL, block_size
-
-if TYPE_CHECKING:
-    from tinyzero_trainer.rollout.cuda_graph.model import GraphModel
 
 BLOCK = 64
 """Slots that are read at a time."""
@@ -33,8 +30,8 @@ _UNIT = tl.constexpr(2.0**-53)
 _LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 
 
-def try_out(model: "GraphModel", eos_ids: Collection[int]) -> None:
-    """Run each of them once, for a model's sizes; raises whatever is in the way."""
+def try_out(model: Any, eos_ids: Collection[int]) -> None:
+    """Run each kernel once, with the sizes of a `GraphModel`; raises whatever is in the way."""
     state = State(1, BLOCK, 1, eos_ids, model.device)
     state.begin([1], 0, SamplingParams(1), 0)
     state.work_on(torch.zeros(1, dtype=torch.long), 1)

@@ -1,0 +1,97 @@
+"""What to change after memory ran out: asked of the plan, at the border of the command line."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tinyzero_trainer.checkpoint.run_directory import RunDirectory
+from tinyzero_trainer.checkpoint.store import sealed
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.plan.advice import (
+    FEW_SEQUENCES,
+    LAST_RESORT,
+    LOADING,
+    after_out_of_memory,
+    fits_without_offload,
+    without_advice,
+)
+from tinyzero_trainer.rollout.cuda_graph.kv_capacity import KvCacheError
+from tinyzero_trainer.utils.oom import OutOfMemoryError
+
+PHASES = {
+    "the models were loaded": (LOADING,),
+    "the checkpoint was loaded": (LOADING,),
+    "the largest micro-batch was tried out": ("update_actor",),
+    "the rollout engine took over the weights": ("update_weights",),
+    "completions were generated": ("gen",),
+    "log-probabilities and values were computed": ("old_log_prob", "ref", "values"),
+    "the weights were updated": ("update_critic", "update_actor"),
+    "a checkpoint was saved": ("update_weights",),
+}
+"""Phases of a plan by the phase that an error names."""
+
+_MIN_COMPLETION = 16
+"""Tokens: shorter completions are not proposed."""
+
+
+@contextmanager
+def advise_on_out_of_memory(config: TrainConfig) -> Iterator[None]:
+    """Within, an `OutOfMemoryError` without advice is given some.
+
+    Args:
+        config: of the run.
+    """
+    try:
+        yield
+    except OutOfMemoryError as error:
+        if not error.advice:
+            error.advice = advice_for(error, config)
+        raise
+
+
+def advice_for(error: OutOfMemoryError, config: TrainConfig) -> str:
+    """What to change to what, and how to resume, in one line."""
+    if error.on_host:
+        return _for_host(config)
+    resumed = _has_checkpoint(config)
+    phases = (FEW_SEQUENCES,) if isinstance(error, KvCacheError) else PHASES.get(error.phase, ())
+    with suppress(Exception):  # it asks a driver and reads files that may be broken in any way
+        changes = after_out_of_memory(config, phases, resumed=resumed)
+        if changes:
+            return _again(config, changes)
+        if not isinstance(error, KvCacheError):
+            return without_advice(config, phases, resumed=resumed)
+    return _for_few_sequences(config, error) if isinstance(error, KvCacheError) else LAST_RESORT
+
+
+def _for_few_sequences(config: TrainConfig, error: KvCacheError) -> str:
+    """Where there is no room for even a few sequences, and no other setting helps."""
+    if error.found:
+        return f"{_again(config, f'rollout.max_sequences={error.found}')}, which is slow, or {LAST_RESORT}"
+    tokens = config.rollout.max_tokens
+    while tokens > error.share * config.rollout.max_tokens:
+        tokens //= 2
+    if tokens < _MIN_COMPLETION:
+        return LAST_RESORT
+    where = "start a run in another --output with" if _has_checkpoint(config) else "start again with"
+    return f"{where} rollout.max_tokens={tokens}, or {LAST_RESORT}"
+
+
+def _for_host(config: TrainConfig) -> str:
+    more = "end other programs, or take a smaller model or a machine with more memory"
+    if config.memory.offload is None:
+        return more
+    with suppress(Exception):  # as above
+        if fits_without_offload(config):
+            return f"{_again(config, 'memory.offload=none')}, which keeps all on the GPU, or {more}"
+    return f"memory.offload={config.memory.offload} takes it, and the GPU has no room for all: {more}"
+
+
+def _again(config: TrainConfig, changes: str) -> str:
+    again = "go on from the last checkpoint with --resume" if _has_checkpoint(config) else "start again with"
+    return f"{again} {changes}"
+
+
+def _has_checkpoint(config: TrainConfig) -> bool:
+    found = RunDirectory(Path(config.run.output).expanduser()).checkpoints
+    return bool(config.run.output) and found.is_dir() and any(sealed(found))

@@ -1,0 +1,123 @@
+"""How a configuration is fitted to a GPU's memory: what the rollout engine decides where a setting is left open."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.spread import CardKind, spread_of
+from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.estimate.engine_buffers import FEW_SEQUENCES
+from tinyzero_trainer.estimate.engine_memory import GB, needed_by_vllm
+from tinyzero_trainer.estimate.memory import Memory, predict_memory
+from tinyzero_trainer.estimate.workload import work_on
+from tinyzero_trainer.models.spec import ModelShape
+
+LEAST_TOKENS = 2048
+"""Micro-batches are made no smaller: below it a GPU waits more than it computes."""
+
+LEAST_SEQUENCES = 16
+"""Nor are fewer sequences generated at a time."""
+
+AWAKE = ("gen", "gen_greedy", "update_weights")
+"""Phases in which the rollout engine cannot sleep."""
+
+
+Settings = Mapping[str, Any]
+"""Values by the full names of settings."""
+
+
+def usable(memory: int) -> int:
+    """Bytes of a card that a plan may take."""
+    return int(memory * (1 - constants.MARGIN))
+
+
+def settle(shape: ModelShape, config: TrainConfig, limit: int, prompt_tokens: int | None = None) -> TrainConfig:
+    """Decide what the configuration leaves to the rollout engine.
+
+    The engine `torch` takes as many sequences at a time as have room; without CUDA graphs `FEW_SEQUENCES`, room or not.
+    vLLM stays awake during the update where all its sequences have room beside it; else it sleeps, and has what is left
+    beside the weights. Where even that does not hold a few, it asks for more than there is. On cards of its own it has
+    no reason to sleep.
+    """
+    if config.rollout.engine == "vllm":
+        return _settle_vllm(shape, config, limit, prompt_tokens)
+    if config.rollout.max_sequences is not None:
+        return config
+    if not shape.graphs:  # the engine asks nobody
+        return with_settings(config, {"rollout.max_sequences": FEW_SEQUENCES})
+    count, settled = work_on(config, prompt_tokens).at_a_time, config
+    least = max(LEAST_SEQUENCES, config.rollout.samples_per_prompt)
+    while count // 2 >= least and awake_bytes(shape, settled, prompt_tokens) > limit:
+        count //= 2
+        settled = replace(config, rollout=replace(config.rollout, max_sequences=count))
+    return settled
+
+
+def _settle_vllm(shape: ModelShape, config: TrainConfig, limit: int, prompt_tokens: int | None) -> TrainConfig:
+    vllm, work, spread = config.vllm, work_on(config, prompt_tokens), spread_of(config)
+    most = needed_by_vllm(shape, config, work)
+    least = needed_by_vllm(shape, config, work, sequences=LEAST_SEQUENCES)
+    for sleep in (False, True) if vllm.sleep is None and not spread.apart else (vllm.sleep,):
+        given = _gigabytes(least) if vllm.gpu_memory is None else vllm.gpu_memory
+        tight = replace(config, vllm=replace(vllm, gpu_memory=given, sleep=sleep))
+        memory = predict_memory(shape, tight, prompt_tokens, card=spread.generating)
+        awake = while_awake(memory) if sleep else memory.peak
+        room = given * GB + (limit - awake) / (1 if vllm.own_process else 1 + constants.SLACK)
+        if vllm.gpu_memory is not None:
+            settled, good = tight, memory.peak <= limit
+        else:
+            size = max(least, min(most + GB / 100, room))  # rounding down shall cost no sequence
+            settled, good = replace(config, vllm=replace(tight.vllm, gpu_memory=_gigabytes(size))), room >= most
+        if good:
+            break
+    return settled
+
+
+def while_awake(memory: Memory) -> int:
+    """Bytes of the worst phase in which the rollout engine cannot sleep."""
+    return max(phase.total for phase in memory.phases if phase.name in AWAKE)
+
+
+def awake_bytes(shape: ModelShape, config: TrainConfig, prompt_tokens: int | None = None) -> int:
+    """The same of a configuration, on the card that a rollout engine is on."""
+    return while_awake(predict_memory(shape, config, prompt_tokens, card=spread_of(config).generating))
+
+
+def predict_within(
+    shape: ModelShape,
+    config: TrainConfig,
+    limit: int,
+    prompt_tokens: int | None = None,
+    *,
+    card: CardKind | None = None,
+) -> Memory:
+    """Memory of every phase, where the engine `torch` keeps what it has during the update if that fits.
+
+    With `memory.offload` it never does. For `card` see `predict_memory`.
+    """
+    kept = predict_memory(shape, config, prompt_tokens, keeps=config.memory.offload is None, card=card)
+    return kept if kept.peak <= limit else predict_memory(shape, config, prompt_tokens, card=card)
+
+
+def with_settings(config: TrainConfig, settings: Settings) -> TrainConfig:
+    """A configuration with some settings changed.
+
+    Raises:
+        ValueError: they do not go together.
+    """
+    by_group = groupby(sorted(settings.items()), key=lambda item: item[0].partition(".")[0])
+    groups = {name: {key.partition(".")[2]: value for key, value in items} for name, items in by_group}
+    return replace(config, **{name: replace(getattr(config, name), **values) for name, values in groups.items()})
+
+
+def setting(config: TrainConfig, key: str) -> Any:
+    """The value that a full name stands for."""
+    group, _, name = key.partition(".")
+    return getattr(getattr(config, group), name)
+
+
+def _gigabytes(size: float) -> float:
+    """Bytes as vllm.gpu_memory takes them, rounded down."""
+    return max(0.01, int(size / GB * 100) / 100)

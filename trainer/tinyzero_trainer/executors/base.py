@@ -1,0 +1,37 @@
+"""What the training loop works with: the workers of a run, wherever they are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tinyzero_trainer.executors.tasks import TaskRole
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.monitoring.progress import Display
+from tinyzero_trainer.rollout import RolloutEngine
+from tinyzero_trainer.training.build import CriticRole, PolicyRole
+
+
+class StopRequested(Exception):
+    """Raised inside a phase that was asked to end; the policy is as it was before the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Everyone a run needs, in this process or with a stand-in here."""
+
+    tasks: Mapping[str, TaskRole]
+    """The tasks with their problems and scorers, by what the run calls them."""
+
+    language_model: LanguageModel
+    """The model that is trained or evaluated."""
+
+    engine: RolloutEngine
+    """Generates completions."""
+
+    policy: PolicyRole | None
+    """Updates the model; None where nothing is trained."""
+
+    critic: CriticRole | None
+    """Estimates what a completion is worth; None but for `algorithm.advantage=gae`."""
+
+    display: Display
+    """Is told of progress."""

@@ -1,0 +1,35 @@
+"""The CPU cores and the memory that a process may use here, within a container's limits. No torch in here."""
+
+import os
+from pathlib import Path
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit():
+        count = min(count, max(1, int(quota) // int(period)))
+    return count
+
+
+def host_memory() -> tuple[int, int]:
+    """Bytes of main memory in all and free, within a container's limit."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free = total
+    for line in _read("/proc/meminfo").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            free = int(value.split()[0]) * 1024
+    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
+    if limit.isdigit():
+        total = min(total, int(limit))
+        free = min(free, max(0, int(limit) - int(used or 0)))
+    return total, free
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,103 @@
+"""Running out of memory, on a GPU or on the host, told apart from other failures. Knows no settings.
+
+Whoever works in a phase wraps it in `catch_out_of_memory`; what to change is added at the command line's border
+(cli/oom_advice.py).
+"""
+
+import errno
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tinyzero_sdk.errors import TinyZeroError
+
+_GPU_SIGNS = (
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "_STATUS_ALLOC_FAILED",  # of cuBLAS, cuDNN, cuSOLVER, cuSPARSE
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # cuBLAS has no memory for its handle
+)
+"""In errors of allocations outside PyTorch's allocator: CUDA graphs, kernels, workspaces of libraries."""
+
+_HOST_SIGNS = (
+    "DefaultCPUAllocator",
+    "cudaHostAlloc",
+    "cudaHostRegister",
+    "cudaErrorMemoryAllocation",
+    "Cannot allocate memory",
+    "(os error 12)",
+)
+"""In errors of allocations of host memory, pinned or not."""
+
+
+class OutOfMemoryError(TinyZeroError):
+    """A GPU's memory, or the host's, is too small for the settings."""
+
+    def __init__(self, phase: str = "", reason: str = "", *, on_host: bool = False, advice: str = "") -> None:
+        """
+        Args:
+            phase: when it happened, in the past tense: "the weights were updated".
+            reason: the allocator's message.
+            on_host: whether it was the host's memory.
+            advice: what to do; empty = not known here.
+        """
+        super().__init__(phase, reason)
+        self.phase, self.reason, self.on_host, self.advice = phase, reason, on_host, advice
+
+    def __str__(self) -> str:
+        memory = "the machine's memory (RAM)" if self.on_host else "the GPU's memory"
+        because = f" ({self.reason})" if self.reason else ""
+        advice = self.advice or "lower optimizer.micro_batch_tokens, or ask tinyzero plan which settings fit"
+        return f"{memory} ran out while {self.phase}{because}; {advice}"
+
+
+@contextmanager
+def catch_out_of_memory(phase: str, advice: str = "") -> Iterator[None]:
+    """Turn running out of memory within the block into an `OutOfMemoryError`.
+
+    Args:
+        phase: what is done in the block, in the past tense: "the weights were updated".
+        advice: what to do where it is a GPU's memory; stands above advice from inside the block.
+
+    Raises:
+        OutOfMemoryError: memory ran out.
+    """
+    try:
+        yield
+        return
+    except OutOfMemoryError as error:
+        error.phase = error.phase or phase
+        if not error.on_host:
+            error.advice = advice or error.advice
+        raise
+    except (RuntimeError, MemoryError, OSError, TinyZeroError) as error:
+        cause = error.__cause__ or error if isinstance(error, TinyZeroError) else error
+        on_host = _is_of_host(cause)
+        if not on_host and not _is_of_gpu(cause):
+            raise
+        line = str(cause).partition("\n")[0]
+        reason = line.removeprefix("CUDA out of memory. ").partition(". ")[0].strip(" .")
+        traceback.clear_frames(error.__traceback__)  # they still hold the failed pass's tensors
+    torch.cuda.empty_cache()
+    raise OutOfMemoryError(phase, reason, on_host=on_host, advice="" if on_host else advice)
+
+
+def _is_of_gpu(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in _GPU_SIGNS)
+
+
+def _is_of_host(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    text = str(error)
+    if _is_of_gpu(error):  # newer releases of PyTorch name cudaErrorMemoryAllocation with a GPU's memory too
+        # CUDA reports pinned memory with the same words as a GPU's: only the failing line tells them apart.
+        place = traceback.extract_tb(error.__traceback__)[-1:]
+        pinned = any("pin_memory" in (frame.line or "") for frame in place)
+        return pinned or any(sign in text for sign in ("cudaHostAlloc", "cudaHostRegister"))
+    return any(sign in text for sign in _HOST_SIGNS)
