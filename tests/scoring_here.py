@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, Pipe
 
 from tinyzero_sdk.scoring import pool
 from tinyzero_sdk.tasks.task import Task
-from tinyzero_sdk.workers.process import Clock, Service, as_sendable
+from tinyzero_sdk.workers.process import Service, SharedTimer, to_picklable_error
 
 
 class ScoringThread:
@@ -22,10 +22,10 @@ class ScoringThread:
         assert environment is None, "a thread has no environment of its own"
         self.connection, theirs = Pipe()
         with tempfile.TemporaryFile() as shared:
-            shared.truncate(Clock.SIZE)
-            self.clock = Clock(shared.fileno())
-        self.clock.stop()
-        self._thread = threading.Thread(target=_serve, args=(theirs, task, service, self.clock), daemon=True)
+            shared.truncate(SharedTimer.SIZE)
+            self.timer = SharedTimer(shared.fileno())
+        self.timer.stop()
+        self._thread = threading.Thread(target=_serve, args=(theirs, task, service, self.timer), daemon=True)
         self._thread.start()
 
     def has_ended(self) -> bool:
@@ -41,19 +41,19 @@ class ScoringThread:
         self._thread.join()
 
 
-def _serve(connection: Connection, task_bytes: bytes, service: Service, clock: Clock) -> None:
+def _serve(connection: Connection, task_bytes: bytes, service: Service, timer: SharedTimer) -> None:
     with connection, suppress(EOFError, OSError):  # the pool is done with us
         try:
             task = pickle.loads(task_bytes)
         except Exception as error:  # as a worker process, which imports a plugin
-            connection.send(as_sendable(error))
+            connection.send(to_picklable_error(error))
             return
         connection.send(None)
-        service(task, connection, clock)
+        service(task, connection, timer)
 
 
-def score_answers(task: Task, connection: Connection, clock: Clock, *, memory_limit: int) -> None:
+def score_answers(task: Task, connection: Connection, timer: SharedTimer, *, memory_limit: int) -> None:
     """As the pool's, without the limit: it would be that of the tests."""
     assert memory_limit > 0
-    while pool._answer(connection.recv(), task, connection, clock, 2**63):
+    while pool._answer(connection.recv(), task, connection, timer, 2**63):
         pass

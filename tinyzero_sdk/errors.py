@@ -68,7 +68,7 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, show: Callab
     return f"did you mean {' or '.join(map(show, near))}? " if near else ""
 
 
-def tell_fault(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """A fault of a plugin's code in one line: its type, its message and where it was raised."""
     try:
         text = str(error)

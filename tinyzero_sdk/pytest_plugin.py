@@ -55,12 +55,12 @@ class TaskCollector(pytest.Collector):
             yield LawItem.from_parent(self, name=law.name, law=law)
 
     def _open(self) -> "Checker":
-        from tinyzero_sdk.tasks.spec import open_task_line
+        from tinyzero_sdk.tasks.spec import load_task_from_line
         from tinyzero_sdk.testing import Checker
 
         unsafe = self.config.getoption("--tinyzero-allow-unsafe-scorers")
         return Checker(
-            open_task_line(self.name, allow_unsafe_scorers=unsafe),
+            load_task_from_line(self.name, allow_unsafe_scorers=unsafe),
             examples=self.config.getoption("--tinyzero-examples"),
             seed=self.config.getoption("--tinyzero-seed"),
         )

@@ -26,13 +26,13 @@ def derive_seed(*parts: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def split_of_key(key: str, test_share: float = 1 / 16) -> Split:
+def split_of_key(key: str, test_fraction: float = 1 / 16) -> Split:
     """The split a problem belongs to, by the hash of its canonical key.
 
     Seed and index do not enter, so the same problem is on the same side in every data set.
     """
     digest = hashlib.blake2b(key.encode(), digest_size=8, person=b"tz-split").digest()
-    return "test" if int.from_bytes(digest, "little") < test_share * 2.0**64 else "train"
+    return "test" if int.from_bytes(digest, "little") < test_fraction * 2.0**64 else "train"
 
 
 def random_bits(seed: int, indices: "np.ndarray", draws: int) -> "np.ndarray":

@@ -47,14 +47,14 @@ class Field:
     """The docstring under the field, in one line."""
 
 
-def parse_words(words: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
     """Turn `key=value` words into a nested mapping; values are TOML, or plain text where they are not.
 
     Raises:
         SettingsError: a word has no `=`, or a key is given twice.
 
     Example:
-        >>> parse_words(["task.numbers=[3,4]", "seed=1", "model=Qwen/Qwen2.5-0.5B"])
+        >>> parse_overrides(["task.numbers=[3,4]", "seed=1", "model=Qwen/Qwen2.5-0.5B"])
         {'task': {'numbers': [3, 4]}, 'seed': 1, 'model': 'Qwen/Qwen2.5-0.5B'}
     """
     tree: dict[str, Any] = {}
@@ -171,7 +171,7 @@ def _check_table(values: Mapping[str, Any], prefix: str, known: Sequence[str], i
         inside = next((other for other in known if other.startswith(f"{key}.")), None)
         if inside is None:
             if isinstance(value, Mapping):
-                key = next((leaf for leaf, _ in leaves(value, f"{key}.")), key)
+                key = next((leaf for leaf, _ in flatten(value, f"{key}.")), key)
             below = (other.removeprefix(prefix) for other in known if other.startswith(prefix))
             here = dict.fromkeys(prefix + rest.partition(".")[0] for rest in below)
             raise SettingsError(unknown_key_message(key, known, here=list(here), in_help=in_help))
@@ -208,16 +208,16 @@ def _nearest(key: str, known: Sequence[str]) -> list[str]:
     return [other for other in found if other.rpartition(".")[0] == table] or found
 
 
-def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of all that is set in a nested mapping.
 
     Example:
-        >>> dict(leaves({"run": {"seed": 1}, "task": {}}))
+        >>> dict(flatten({"run": {"seed": 1}, "task": {}}))
         {'run.seed': 1}
     """
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 
@@ -237,25 +237,28 @@ def get(values: Mapping[str, Any], key: str) -> Any:
     return found
 
 
-def nested(key: str, value: Any) -> dict[str, Any]:
-    """A nested mapping with one value.
+def unflatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The nested mapping of dotted names: the inverse of `flatten`.
 
     Example:
-        >>> nested("run.seed", 1)
-        {'run': {'seed': 1}}
+        >>> unflatten({"run.seed": 1, "run.output": "out"})
+        {'run': {'seed': 1, 'output': 'out'}}
     """
-    *tables, name = key.split(".")
-    mapping = {name: value}
-    for table in reversed(tables):
-        mapping = {table: mapping}
-    return mapping
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *tables, name = key.split(".")
+        node = tree
+        for table in tables:
+            node = node.setdefault(table, {})
+        node[name] = value
+    return tree
 
 
-def show(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as one would type it after `key=`.
 
     Example:
-        >>> show(None), show(True), show((3, 4)), show("auto"), show("")
+        >>> format_value(None), format_value(True), format_value((3, 4)), format_value("auto"), format_value("")
         ('none', 'true', '[3, 4]', 'auto', '""')
     """
     if value is None:

@@ -21,7 +21,7 @@ from tinyzero_trainer.utils.threads import calm_threads
 
 calm_threads()
 
-from tinyzero_sdk.settings import parse_words  # noqa: E402  # before torch, see threads.py
+from tinyzero_sdk.settings import parse_overrides  # noqa: E402  # before torch, see threads.py
 from tinyzero_trainer.config.compose import make_config  # noqa: E402
 from tinyzero_trainer.controller.collector import Collected  # noqa: E402
 from tinyzero_trainer.controller.pending_batch import from_json, to_json  # noqa: E402
@@ -68,7 +68,7 @@ def main(
     output: Annotated[Path, typer.Option(help="JSON of what the steps showed, written after each")] = Path("rows.json"),
 ) -> None:
     """Take all steps of a run."""
-    config = make_config(parse_words(words or []))
+    config = make_config(parse_overrides(words or []))
     assert config.data.dynamic_rounds == 0, "all that is sampled is kept"
     batches.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import yaml
 
-from tinyzero_sdk.settings import leaves, to_mapping
+from tinyzero_sdk.settings import flatten, to_mapping
 from tinyzero_trainer.config import AlgorithmConfig, ModelConfig, RayConfig, RunConfig, TrainConfig
 from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL
 from tinyzero_trainer.executors.ray.cluster import RayError, room
@@ -63,7 +63,7 @@ def test_options_and_settings_exist(file: Path) -> None:
 
     train: Any = get_command(build_app()).commands["train"]  # type: ignore[attr-defined]
     options = {name for parameter in train.params for name in parameter.opts}
-    keys = {key for key, _ in leaves(to_mapping(TrainConfig()))}
+    keys = {key for key, _ in flatten(to_mapping(TrainConfig()))}
     keys |= {"ray.address", "ray.ranks"}  # none by default
     text = file.read_text(encoding="utf-8")
     assert file.name == "node.sh" or "--task" in text

@@ -20,7 +20,7 @@ from benchmarks.several import parts, replay, side_by_side, tables
 from benchmarks.several.parts import Setup
 from benchmarks.several.side_by_side import Board, Failed, Job, Place
 from tinyzero_sdk import Item, Score
-from tinyzero_sdk.settings import merge, parse_words, to_mapping
+from tinyzero_sdk.settings import merge, parse_overrides, to_mapping
 from tinyzero_trainer.algorithms.adaptive_length import WindowState
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import gather, make_config, resolve
@@ -241,7 +241,7 @@ def test_a_run_is_resumed_from_its_middle_and_the_trainer_accepts_where(tmp_path
         copy = setup.run(job.name)
         assert [path.name for path in (copy / "checkpoints").iterdir()] == ["step_2"]
         assert (run / "checkpoints" / "step_4").exists()
-        going_on = resume_config(copy, parse_words([word for word in command if "=" in word]))
+        going_on = resume_config(copy, parse_overrides([word for word in command if "=" in word]))
         assert going_on.run.executor == ("local" if job.gpus == 1 else "ray")
         assert job.gpus == 1 or going_on.ray.gpus == job.gpus
 

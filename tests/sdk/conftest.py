@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tinyzero_sdk.plugins.extensions import load_extensions
+from tinyzero_sdk.plugins.registry import load_plugins
 
 HOOKS = {
     "generate_dataset": """
@@ -73,7 +73,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     """Install distributions for the time of a test: metadata, entry points and modules."""
     monkeypatch.syspath_prepend(tmp_path)
     modules_before = set(sys.modules)
-    load_extensions.cache_clear()
+    load_plugins.cache_clear()
 
     def install(
         distribution: str,
@@ -97,7 +97,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         monkeypatch.syspath_prepend(tmp_path)  # also makes importlib forget what it saw there
 
     yield install
-    load_extensions.cache_clear()
+    load_plugins.cache_clear()
     for name in set(sys.modules) - modules_before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]

@@ -75,7 +75,7 @@ def test_data_writes_both_splits_and_says_so(run: Run, task: str, tmp_path: Path
 
 def test_data_takes_every_option(run: Run, task: str, tmp_path: Path) -> None:
     words = ["data", "-t", task, "-o", tmp_path / "out", "--size", 20, "--test-size", 0, "--seed", 3, "--workers", 2]
-    code, *_ = run(*words, "--test-share", 0.5, "--template", "compact", "--format", "jsonl")
+    code, *_ = run(*words, "--test-fraction", 0.5, "--template", "compact", "--format", "jsonl")
     assert code == 0
     (path,) = (tmp_path / "out").iterdir()
     row = json.loads(path.read_text().splitlines()[-1])
@@ -98,7 +98,7 @@ def test_data_writes_all_there_is(run: Run, write_task: Callable[..., str], tmp_
     code, _, err = run(*words)
     assert code == 2
     assert "--size 30, or --size all" in " ".join(err.split())
-    code, _, err = run(*words, "--size", "all", "--test-size", "all", "--test-share", 0.5)
+    code, _, err = run(*words, "--size", "all", "--test-size", "all", "--test-fraction", 0.5)
     assert code == 2
     assert "has no effect" in err
     assert run(*words, "--size", "all", "--test-size", "all")[0] == 0
@@ -111,7 +111,7 @@ def test_data_writes_all_there_is(run: Run, write_task: Callable[..., str], tmp_
         (["--size", "many"], "--size: got 'many', expected a number of problems, or all"),
         (["--test-size", "-1"], "--test-size: got '-1', expected a number of problems, or all"),
         (["--size", "0", "--test-size", "0"], "at least one problem"),
-        (["--test-share", "1"], "between 0 and 1"),
+        (["--test-fraction", "1"], "between 0 and 1"),
         (["step=3"], "unknown key 'step'"),
         (["task.stop=3"], "did you mean 'task.step'"),
         (["task.step=0"], "only 1 different train problems"),

@@ -193,14 +193,14 @@ def test_broken_extension_warns_in_one_line_and_the_rest_works(run, install):
     code, out, err = run("--version")
     assert code == 0
     assert out.startswith("tinyzero-sdk ")
-    assert err == "warning: extension 'broken' (tz-broken 1.0) is left out: ValueError: a b\n"
+    assert err == "warning: plugin 'broken' (tz-broken 1.0) is ignored: ValueError: a b\n"
     rows = {row["name"]: row for row in json.loads(run("plugins", "--json")[1])}
     assert rows["broken"]["broken"] == "ValueError: a\nb"
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "warmstart", "plan", "doctor"])
 def test_without_the_trainer_its_commands_say_what_to_install(run, monkeypatch, command):
-    monkeypatch.setattr("tinyzero_sdk.cli.app.load_extensions", tuple)
+    monkeypatch.setattr("tinyzero_sdk.cli.app.load_plugins", tuple)
     code, out, err = run(command, "--task", "countdown", "task.numbers=[3,4]")
     assert (code, out) == (2, "")
     assert err == f"error: 'tinyzero {command}' needs the trainer: pip install 'tinyzero-sdk[train]'\n"

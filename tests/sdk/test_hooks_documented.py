@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tinyzero_sdk import Completion, hookspecs, load_task
-from tinyzero_sdk.plugins import extensions
+from tinyzero_sdk.plugins import registry
 from tinyzero_sdk.testing import LAWS
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/hooks.md").read_text(encoding="utf-8")
 SPECS = {
     name: value
-    for module in (hookspecs, extensions)
+    for module in (hookspecs, registry)
     for name, value in vars(module).items()
     if hasattr(value, "tinyzero_spec")
 }

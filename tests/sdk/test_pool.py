@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tinyzero_sdk import Completion, Score, Task, load_task
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, VersionMismatchError
-from tinyzero_sdk.scoring.batches import AnswerList, PackedText, Verdicts
+from tinyzero_sdk.scoring.batches import CompletionBatch, PackedText, ScoreColumns
 from tinyzero_sdk.scoring.pool import ScoringPool
 
 HOSTILE_SCORE = """
@@ -313,17 +313,17 @@ def test_lists_of_unlike_length_are_refused(mild: Task) -> None:
 def test_stream_passes_batches_on_in_order_while_one_hangs(hostile: Task) -> None:
     taken: list[int] = []
 
-    def batches() -> Iterator[AnswerList]:
+    def batches() -> Iterator[CompletionBatch]:
         for number in range(12):
             taken.append(number)
             texts = [tagged("sleep" if number == 1 and n == 3 else n) for n in range(50)] if number != 5 else []
-            yield AnswerList(texts, list(range(len(texts))))
+            yield CompletionBatch(texts, list(range(len(texts))))
 
     with ScoringPool(hostile, workers=2, time_limit=0.4) as pool:
         first, _ = next(stream := pool.stream(batches()))
         assert len(first) == 50
         assert len(taken) < 12  # lazily
-        sizes = [(len(batch), verdicts.reasons.count("timeout")) for batch, verdicts in stream]
+        sizes = [(len(batch), scores.reasons.count("timeout")) for batch, scores in stream]
     assert sizes == [(50, 1), (50, 0), (50, 0), (50, 0), (0, 0), *[(50, 0)] * 6]
 
 
@@ -331,10 +331,10 @@ def test_stream_holds_no_more_than_it_may(mild: Task, monkeypatch: pytest.Monkey
     monkeypatch.setattr("tinyzero_sdk.scoring.pool._MOST_WAITING", 100)
     held: list[int] = []
 
-    def batches() -> Iterator[AnswerList]:
+    def batches() -> Iterator[CompletionBatch]:
         for _ in range(20):
             held.append(1)
-            yield AnswerList([Completion("x" * 60)], [0])
+            yield CompletionBatch([Completion("x" * 60)], [0])
 
     with ScoringPool(mild, workers=4) as pool:
         for _ in pool.stream(batches()):
@@ -344,15 +344,15 @@ def test_stream_holds_no_more_than_it_may(mild: Task, monkeypatch: pytest.Monkey
 
 
 def test_broken_source_leaves_a_pool_that_works(hostile: Task) -> None:
-    def batches() -> Iterator[AnswerList]:
-        yield AnswerList([tagged("nap")] * 20, [0] * 20)
+    def batches() -> Iterator[CompletionBatch]:
+        yield CompletionBatch([tagged("nap")] * 20, [0] * 20)
         raise OSError("gone")
 
     with ScoringPool(hostile, workers=2) as pool:
         with pytest.raises(OSError, match="gone"):
             list(pool.stream(batches()))
         assert pool.score([tagged(1)], [1])[0].correct
-        stream = pool.stream([AnswerList([tagged(n)] * 9, [n] * 9) for n in range(50)])
+        stream = pool.stream([CompletionBatch([tagged(n)] * 9, [n] * 9) for n in range(50)])
         next(stream)
         stream.close()
         assert pool.score([tagged(1)], [1])[0].correct
@@ -378,9 +378,9 @@ def test_packed_texts_come_out_as_they_were(texts: list[str]) -> None:
 
 def test_verdicts_are_kept_by_place() -> None:
     scores = [Score(0.5, False, "wrong", "a", {"x": 1.0}, True), Score(1.0, True), Score(0.0, False, "no_answer")]
-    whole = Verdicts()
+    whole = ScoreColumns()
     for score in scores:
-        piece = Verdicts()
+        piece = ScoreColumns()
         piece.add(score)
         whole.extend(piece)
     assert list(whole) == scores

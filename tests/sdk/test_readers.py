@@ -17,7 +17,7 @@ import pytest
 from tinyzero_sdk import load_task
 from tinyzero_sdk.data.files import BadRow, read_rows
 from tinyzero_sdk.errors import DataError, SettingsError
-from tinyzero_sdk.scoring.outputs import Stamp
+from tinyzero_sdk.scoring.outputs import Provenance
 from tinyzero_sdk.scoring.readers import READERS, find_reader
 from tinyzero_sdk.scoring.score_file import score_file
 
@@ -82,7 +82,7 @@ def test_lm_eval_samples_of_likelihood_cannot_be_scored(tmp_path: Path) -> None:
 def test_columns_of_verl_that_scoring_would_replace_are_kept_beside_it(
     write_task: Callable[..., str], tmp_path: Path
 ) -> None:
-    names = ["score", "correct", "reason", "answer", *Stamp._fields]
+    names = ["score", "correct", "reason", "answer", *Provenance._fields]
     source, output = tmp_path / "1.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(verl_line(**{name: "theirs"}) + "\n" for name in names))
     score_file(load_task(write_task()), source, output, format="verl")
@@ -336,7 +336,7 @@ def test_ground_truth_that_the_task_cannot_use_is_told(write_task: Callable[...,
     code = "@hookimpl\ndef score(answer, ground_truth):\n    return float(ground_truth['target'] == 1)\n"
     task = load_task(write_task(score=code))
     (tmp_path / "1.jsonl").write_text(f"{verl_line()}\n{verl_line()}\n")
-    with pytest.raises(DataError, match=r"task 'say' failed on all of the first 2 rows .*'1'.*TypeError"):
+    with pytest.raises(DataError, match=r"task 'say' failed on all of the first 2 rows; .*'1'.*TypeError"):
         score_file(task, tmp_path / "1.jsonl", tmp_path / "out.jsonl", format="verl")
 
 

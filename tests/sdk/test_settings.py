@@ -16,13 +16,13 @@ from tinyzero_sdk.settings import (
     build,
     describe,
     field_docs,
+    flatten,
     get,
-    leaves,
     merge,
-    nested,
-    parse_words,
+    parse_overrides,
     read_toml,
     to_mapping,
+    unflatten,
 )
 
 
@@ -64,7 +64,7 @@ TREES = st.recursive(
 
 @given(st.integers() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.lists(st.integers()))
 def test_a_words_value_is_toml(value):
-    assert parse_words([f"a.b={json.dumps(value)}"]) == {"a": {"b": value}}
+    assert parse_overrides([f"a.b={json.dumps(value)}"]) == {"a": {"b": value}}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_words_value_is_toml(value):
     ],
 )
 def test_other_values_are_text(text, value):
-    assert parse_words([f"key={text}"]) == {"key": value}
+    assert parse_overrides([f"key={text}"]) == {"key": value}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_other_values_are_text(text, value):
 )
 def test_impossible_words(words, message):
     with pytest.raises(SettingsError, match=message.replace(".", r"\.")):
-        parse_words(words)
+        parse_overrides(words)
 
 
 @given(TREES, TREES)
@@ -117,10 +117,10 @@ def test_merge_puts_one_tree_on_another(base, over):
 @given(TREES)
 def test_a_tree_is_the_sum_of_its_leaves(tree):
     again = {}
-    for key, value in leaves(tree):
+    for key, value in flatten(tree):
         assert get(tree, key) == value
-        again = merge(again, nested(key, value))
-    assert list(leaves(again)) == list(leaves(tree))
+        again = merge(again, unflatten({key: value}))
+    assert list(flatten(again)) == list(flatten(tree))
     assert get(tree, "a.b.d") is None
 
 

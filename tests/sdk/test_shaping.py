@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tinyzero_sdk import Completion, load_task
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.rewards.shaping import repeated_share
+from tinyzero_sdk.rewards.shaping import repeated_fraction
 
 RIGHT, WRONG, NONE = "<answer>7</answer>", "<answer>8</answer>", "no answer"
 
@@ -105,7 +105,7 @@ def test_repetition_costs_its_share(score) -> None:
 def test_repeated_share_is_the_definition(words: list[str], size: int) -> None:
     grams = [tuple(words[start : start + size]) for start in range(len(words) - size + 1)]
     repeats = sum(gram in grams[:place] for place, gram in enumerate(grams))
-    assert repeated_share(" ".join(words), size) == pytest.approx(repeats / len(grams) if grams else 0.0)
+    assert repeated_fraction(" ".join(words), size) == pytest.approx(repeats / len(grams) if grams else 0.0)
 
 
 def test_wrappers_add_up_and_keep_what_the_task_gave(write_task) -> None:

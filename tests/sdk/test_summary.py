@@ -15,25 +15,25 @@ from tinyzero_sdk import Score
 from tinyzero_sdk.data.arrow import to_list
 from tinyzero_sdk.data.column_hash import hash_array, hash_values
 from tinyzero_sdk.data.files import Block
-from tinyzero_sdk.scoring.batches import Verdicts
-from tinyzero_sdk.scoring.outputs import anything_goes, read_outputs
-from tinyzero_sdk.scoring.summary import Summary, Tally
+from tinyzero_sdk.scoring.batches import ScoreColumns
+from tinyzero_sdk.scoring.outputs import accept_any, read_outputs
+from tinyzero_sdk.scoring.summary import Summary, SummaryBuilder
 
 
 def summarised(rows: list[dict[str, Any]], *, cut: int = 0, tables: bool = False, by: str | None = None) -> Summary:
     """The summary of rows that carry their verdict: `value` and `said`."""
-    tally = Tally(by)
+    builder = SummaryBuilder(by)
     for part in (rows[:cut], rows[cut:]):
         table = pa.Table.from_pylist(part) if tables and part else None
         blocks = [Block(list(range(len(part))), [] if table else part, table, [], 1.0)] if part else []
-        for batch in read_outputs(blocks, Path("rows"), anything_goes):
-            verdicts = Verdicts()
+        for batch in read_outputs(blocks, Path("rows"), accept_any):
+            verdicts = ScoreColumns()
             for row in part:
                 correct = row["value"] == 1.0
                 reason: Any = "no_answer" if row["said"] is None else "ok" if correct else "wrong"
                 verdicts.add(Score(row["value"], correct, reason, row["said"]))
-            tally.add(batch, verdicts)
-    summary = tally.result()
+            builder.add(batch, verdicts)
+    summary = builder.result()
     assert summary is not None
     return summary
 
@@ -147,14 +147,14 @@ def test_better_grouping_that_comes_late_is_noted(tables: bool) -> None:
 
 
 def test_a_row_costs_little_until_the_end() -> None:
-    tally = Tally()
+    builder = SummaryBuilder()
     size = 10_000
     table = pa.table({"completion": ["x"] * size, "ground_truth": ["1"] * size, "prompt": ["p"] * size})
     block = Block(list(range(size)), [], table, [], 1.0)
-    verdicts = Verdicts([1.0] * size, [True] * size, ["ok"] * size, ["1"] * size)
-    (batch,) = read_outputs([block], Path("t"), anything_goes)
-    tally.add(batch, verdicts)
-    kept = sum(part.nbytes for parts in tally._columns.values() for part in parts)
+    verdicts = ScoreColumns([1.0] * size, [True] * size, ["ok"] * size, ["1"] * size)
+    (batch,) = read_outputs([block], Path("t"), accept_any)
+    builder.add(batch, verdicts)
+    kept = sum(part.nbytes for parts in builder._columns.values() for part in parts)
     assert kept <= 30 * size
 
 

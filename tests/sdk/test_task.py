@@ -51,7 +51,7 @@ def test_generate_without_a_result_is_refused(write_task):
 
 def test_dataset_gives_the_split_and_stops(write_task):
     task = load_task(write_task())
-    train, test = list(task.dataset("train", 50)), list(task.dataset("test", 50, test_share=0.5))
+    train, test = list(task.dataset("train", 50)), list(task.dataset("test", 50, test_fraction=0.5))
     assert len(train) == len(test) == 50
     assert len({task.item_key(item) for item in train}) == 50
     assert len(list(zip(range(200), task.dataset("train"), strict=False))) == 200

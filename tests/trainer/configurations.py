@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tinyzero_sdk.cli import main
-from tinyzero_sdk.settings import merge, nested
+from tinyzero_sdk.settings import merge, unflatten
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import gather, make_config
 
@@ -13,7 +13,7 @@ from tinyzero_trainer.config.compose import gather, make_config
 def changed(values: dict[str, Any], changes: dict[str, Any]) -> TrainConfig:
     """The configuration of `values`, with `group__name=value` changed."""
     for key, value in changes.items():
-        values = merge(values, nested(key.replace("__", "."), value))
+        values = merge(values, unflatten({key.replace("__", "."): value}))
     return make_config(values)
 
 

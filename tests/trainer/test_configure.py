@@ -6,7 +6,7 @@ import pytest
 
 from tests.trainer.configurations import said
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import TABLE, build, describe, show
+from tinyzero_sdk.settings import TABLE, build, describe, format_value
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.config.layers import put_together
@@ -85,7 +85,7 @@ def test_without_a_task_nothing_is_made():
 
 def test_every_key_can_be_given_as_help_shows_it():
     words = [
-        f"{field.key}={show(field.default)}"
+        f"{field.key}={format_value(field.default)}"
         for field in describe(TrainConfig)
         if field.type != TABLE and field.default not in ("", ())
     ]

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import build, describe, leaves, merge, nested, parse_words
+from tinyzero_sdk.settings import build, describe, flatten, merge, parse_overrides, unflatten
 from tinyzero_trainer.config import Advantage, Estimator, TrainConfig
 from tinyzero_trainer.config.layers import idle_settings, with_defaults, without_idle
 from tinyzero_trainer.config.unused import COMPARES_SAMPLES, DISCOUNTS
@@ -91,7 +91,7 @@ IDLE = [
     ("line", "key", "reason"), IDLE, ids=[f"{key}-{number}" for number, (_, key, _) in enumerate(IDLE)]
 )
 def test_a_setting_without_effect_is_refused_with_the_reason(line: str, key: str, reason: str) -> None:
-    words = parse_words(line.split())
+    words = parse_overrides(line.split())
     with pytest.raises(SettingsError) as caught:
         build(TrainConfig, words)
     assert str(caught.value).startswith(f"{key}=")
@@ -104,12 +104,12 @@ def test_a_setting_without_effect_is_refused_with_the_reason(line: str, key: str
     ("line", "key", "reason"), IDLE, ids=[f"{key}-{number}" for number, (_, key, _) in enumerate(IDLE)]
 )
 def test_where_it_only_suits_the_model_it_is_left_out(line: str, key: str, reason: str) -> None:
-    words = parse_words(line.split())
-    said = {name: value for name, value in leaves(words) if name != key}
+    words = parse_overrides(line.split())
+    said = {name: value for name, value in flatten(words) if name != key}
     upper: dict = {}
     for name, value in said.items():
-        upper = merge(upper, nested(name, value))
-    lower = nested(key, dict(leaves(words))[key])
+        upper = merge(upper, unflatten({name: value}))
+    lower = unflatten({key: dict(flatten(words))[key]})
     kept, dropped = without_idle(lower, upper)
     assert list(dropped) == [key]
     assert reason in dropped[key]
@@ -127,7 +127,7 @@ def test_where_it_only_suits_the_model_it_is_left_out(line: str, key: str, reaso
 )  # fmt: skip
 def test_what_cannot_be_is_refused(line: str, message: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        build(TrainConfig, parse_words(line.split()))
+        build(TrainConfig, parse_overrides(line.split()))
     assert message in str(caught.value)
 
 
@@ -176,11 +176,11 @@ def test_whatever_suits_a_model_builds_once_what_has_no_effect_is_left_out(data:
         "optimizer": {"schedule": "cosine", "final_rate_share": 0.1},
         "log": {"project": "mine", "rollouts_count": 3},
     }
-    chosen = data.draw(st.sets(st.sampled_from([key for key, _ in leaves(preset)])))
+    chosen = data.draw(st.sets(st.sampled_from([key for key, _ in flatten(preset)])))
     lower: dict = {}
-    for key, value in leaves(preset):
+    for key, value in flatten(preset):
         if key in chosen:
-            lower = merge(lower, nested(key, value))
+            lower = merge(lower, unflatten({key: value}))
     switches = [
         {}, {"algorithm": {"kl_coefficient": 0.0}}, {"algorithm": {"kl_in": "reward", "kl_coefficient": 0.1}},
         {"algorithm": {"advantage": "gae"}}, {"window": {"mode": "adaptive"}}, {"eval": {"every": 0}},
@@ -192,8 +192,8 @@ def test_whatever_suits_a_model_builds_once_what_has_no_effect_is_left_out(data:
     assume(stands(upper))
     kept, dropped = without_idle(lower, upper)
     build(TrainConfig, merge(kept, upper))
-    assert dict(leaves(kept)).keys() | dropped.keys() == chosen
-    assert not idle_settings(merge(kept, upper)).keys() & dict(leaves(kept)).keys() - dict(leaves(upper)).keys()
+    assert dict(flatten(kept)).keys() | dropped.keys() == chosen
+    assert not idle_settings(merge(kept, upper)).keys() & dict(flatten(kept)).keys() - dict(flatten(upper)).keys()
 
 
 def test_rules_speak_of_settings_that_exist() -> None:

@@ -33,7 +33,14 @@ def plan(toy_task, toy_model_path):
     """A plan of six problems, two completions each, four problems at a time."""
 
     def plan(**changes):
-        request = {"task": toy_task, "model": str(toy_model_path), "size": 6, "samples": 2, "words": WORDS, **changes}
+        request = {
+            "task": toy_task,
+            "model": str(toy_model_path),
+            "size": 6,
+            "samples": 2,
+            "overrides": WORDS,
+            **changes,
+        }
         return LocalModels().plan(EvaluationRequest(**request))
 
     return plan
@@ -88,7 +95,7 @@ def test_a_finished_evaluation_is_not_sampled_again(plan, tmp_path, monkeypatch)
 
 
 def test_what_is_asked_for_reaches_the_engine(plan, tmp_path):
-    chosen = plan(temperature=0.0, top_p=0.5, seed=9, max_tokens=7, words=WORDS[1:], template="base", split="train")
+    chosen = plan(temperature=0.0, top_p=0.5, seed=9, max_tokens=7, overrides=WORDS[1:], template="base", split="train")
     evaluate(chosen, tmp_path / "out.jsonl", Quiet())
     rows = rows_of(tmp_path / "out.jsonl")
     assert {tuple(row["completion"] for row in rows[i : i + 2]) for i in (0, 4)} == {

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.trainer.configurations import call, changed
-from tinyzero_sdk.settings import build, merge, parse_words, to_mapping
+from tinyzero_sdk.settings import build, merge, parse_overrides, to_mapping
 from tinyzero_trainer.cli.oom_advice import advice_for, advise_on_out_of_memory
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import resume_config
@@ -89,7 +89,7 @@ def test_a_step_without_memory_says_what_to_change_and_the_run_goes_on_with_it(
     message, _, advice = str(error.value).partition("; go on from the last checkpoint with --resume ")
     assert message == f"the GPU's memory ran out while {what} (Tried to allocate 4.64 GiB)"
     assert not torch.distributed.is_initialized()
-    train(resume_config(tmp_path / "run", parse_words(advice.split())), resume=True)
+    train(resume_config(tmp_path / "run", parse_overrides(advice.split())), resume=True)
     assert (tmp_path / "run" / "checkpoints" / "step_3").exists()
 
 
@@ -110,7 +110,7 @@ def test_a_model_that_does_not_fit_is_told_apart(
             train(config)
     assert "--resume" not in str(error.value)  # there is no checkpoint to go on from
     advice = str(error.value).partition("; start again with ")[2]
-    assert train(build(TrainConfig, merge(to_mapping(config), parse_words(advice.split())))).accuracy
+    assert train(build(TrainConfig, merge(to_mapping(config), parse_overrides(advice.split())))).accuracy
 
 
 def test_a_batch_that_is_smaller_than_a_micro_batch_is_not_cured_by_smaller_ones(

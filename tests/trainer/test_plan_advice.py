@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.configurations import call
 from tests.trainer.planned import GRPO, MODELS, SETTINGS, SHAPES, config_of
-from tinyzero_sdk.settings import leaves, parse_words, show
+from tinyzero_sdk.settings import flatten, format_value, parse_overrides
 from tinyzero_trainer.cli import oom_advice
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.estimate.constants import GIB
@@ -165,7 +165,7 @@ def test_every_word_said_after_out_of_memory_lowers_that_phase(
         return
     limit = usable(target.memory)
     known = settle(SHAPES[name], config, limit)
-    changes = dict(leaves(parse_words(words.split())))
+    changes = dict(flatten(parse_overrides(words.split())))
     before, after = (
         {found.name: found.total for found in predict_memory(SHAPES[name], chosen).phases}[phase]
         for chosen in (known, with_settings(known, changes))
@@ -185,7 +185,7 @@ def test_what_is_said_after_out_of_memory_may_be_changed_and_helps(
     assert advice.after_out_of_memory(config, [phase], RTX_4090) == words
     for word in words.split():
         key, _, value = word.partition("=")
-        assert show(setting(config, key)) != value
+        assert format_value(setting(config, key)) != value
 
 
 def test_what_others_hold_of_the_card_is_counted_and_said() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.planned import HALF_B, SHAPES, config_of
-from tinyzero_sdk.settings import leaves
+from tinyzero_sdk.settings import flatten
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.constants import GIB
@@ -88,7 +88,7 @@ def test_seconds_of_the_update_as_measured_on_an_h200() -> None:
 
 
 def test_memory_of_the_own_models_run_as_measured_on_an_h200() -> None:
-    config = with_settings(TrainConfig(), dict(leaves(own_model.SETTINGS)))
+    config = with_settings(TrainConfig(), dict(flatten(own_model.SETTINGS)))
     memory = predict_within(OWN, config, 130 * GIB, 24)
     held = memory.peak - constants.CONTEXT - {part.what: part.size for part in memory.worst.parts}["allocator"]
     assert held == pytest.approx(16.34 * GIB, rel=0.1)  # perf/max_memory_allocated_gb

@@ -34,5 +34,5 @@ def test_a_test_share_without_effect_is_refused_before_anything_is_asked(divided
         lambda: source.some(3, seed=0),
         lambda: next(source.training(seed=0)),
     ):
-        with pytest.raises(SettingsError, match=r"a test share \(0\.4\) has no effect on 'divided'"):
+        with pytest.raises(SettingsError, match=r"a test fraction \(0\.4\) has no effect on 'divided'"):
             ask()

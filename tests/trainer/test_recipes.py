@@ -11,7 +11,7 @@ import pytest
 
 from tests.trainer.configurations import call
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import build, describe, leaves, merge
+from tinyzero_sdk.settings import build, describe, flatten, merge
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config import model_defaults as presets
 from tinyzero_trainer.config.compose import gather, make_config
@@ -47,7 +47,7 @@ def test_a_recipe_stands_alone_with_the_tiny_model_and_with_one_that_nothing_sui
     alone = build(TrainConfig, merge(recipe.full_size, recipe.settings))
     large, tiny = make_config(with_recipe(LARGE, name)), make_config(with_recipe(TINY, name))
     assert (large.algorithm, large.optimizer, large.rollout) == (alone.algorithm, alone.optimizer, alone.rollout)
-    for key, value in leaves(recipe.settings):
+    for key, value in flatten(recipe.settings):
         for config in (large, tiny):
             held = getattr(getattr(config, key.split(".")[0]), key.split(".")[1])
             assert (list(held) if isinstance(held, tuple) else held) == value
@@ -58,12 +58,12 @@ def test_a_recipe_stands_alone_with_the_tiny_model_and_with_one_that_nothing_sui
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_sets_no_more_than_it_means(name: str) -> None:
-    recipe, defaults = find_recipe(name), dict(leaves(with_defaults({})))
-    settings = dict(leaves(recipe.settings))
+    recipe, defaults = find_recipe(name), dict(flatten(with_defaults({})))
+    settings = dict(flatten(recipe.settings))
     assert settings
     assert {key for key, value in settings.items() if value == defaults.get(key)} <= SAID_THOUGH_DEFAULT
-    assert [key for key, value in leaves(recipe.full_size) if value == defaults.get(key)] == []
-    assert settings.keys().isdisjoint(dict(leaves(recipe.full_size)))
+    assert [key for key, value in flatten(recipe.full_size) if value == defaults.get(key)] == []
+    assert settings.keys().isdisjoint(dict(flatten(recipe.full_size)))
     sizes = {"run.steps", "rollout.max_tokens", "optimizer.learning_rate", "optimizer.micro_batch_tokens"}
     assert settings.keys().isdisjoint(sizes)
 
@@ -219,7 +219,7 @@ def test_recipes_shows_what_one_sets_and_what_that_means(capsys, narrow, name: s
     recipe, help = find_recipe(name), {field.key: field.help for field in describe(TrainConfig)}
     assert code == 0
     assert all(len(line.rstrip()) <= 80 for line in shown.splitlines())
-    for key, _ in [*leaves(recipe.settings), *leaves(recipe.full_size)]:
+    for key, _ in [*flatten(recipe.settings), *flatten(recipe.full_size)]:
         assert key in shown
         assert help[key].split()[0] in shown
 

@@ -14,7 +14,7 @@ from tinyzero_sdk.errors import BrokenTaskError, DataError
 from tinyzero_sdk.records import Completion, Json, Score
 from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.tasks.registry import load_task
-from tinyzero_sdk.tasks.score_guard import show
+from tinyzero_sdk.tasks.score_guard import describe_value
 from tinyzero_sdk.tasks.task import Task
 
 MOST_FAILURES = 32
@@ -115,7 +115,7 @@ class Scorer:
         failed = next((place for place, reason in enumerate(reasons) if reason in ("error", "timeout")), None)
         if failed is None:
             return
-        reason, truth = reasons[failed], show(ground_truths[failed])
+        reason, truth = reasons[failed], describe_value(ground_truths[failed])
         if self._failures is not None and self._failures >= MOST_FAILURES:
             raise BrokenTaskError(
                 f"task {self.task.name!r} failed on all of the first {self._failures} answers ({truth} is a ground "

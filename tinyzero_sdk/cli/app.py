@@ -15,7 +15,7 @@ import tinyzero_sdk
 from tinyzero_sdk.cli import check, data, evaluate, fuzz, new, rescore, score, tasks
 from tinyzero_sdk.console import exit_on_error, stdout, warn
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.plugins.extensions import load_extensions
+from tinyzero_sdk.plugins.registry import load_plugins
 
 TRAINER_COMMANDS = {
     "warmstart": "Make a small model from nothing that can attempt a task.",
@@ -58,7 +58,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 def build_app() -> typer.Typer:
-    """The app with the SDK's commands and those of every extension that works."""
+    """The app with the SDK's commands and those of every plugin that works."""
     app = typer.Typer(
         help="Write a task with a verifiable reward, prove the reward, train a language model on it.",
         epilog="Results go to stdout or --output. "
@@ -72,12 +72,12 @@ def build_app() -> typer.Typer:
     app.callback()(_top)
     for group in (tasks, new, check, fuzz, data, score, rescore):
         group.register(app)
-    for extension in load_extensions():
-        extension.call("register_commands", app=app)
-        if extension.error:
-            origin = f"{extension.distribution} {extension.version}"
-            warn(f"extension {extension.name!r} ({origin}) is left out: {extension.error}")
-    evaluate.register(app, load_extensions())
+    for plugin in load_plugins():
+        plugin.call("register_commands", app=app)
+        if plugin.error:
+            origin = f"{plugin.distribution} {plugin.version}"
+            warn(f"plugin {plugin.name!r} ({origin}) is ignored: {plugin.error}")
+    evaluate.register(app, load_plugins())
     _stand_in_for_trainer(app)
     return app
 

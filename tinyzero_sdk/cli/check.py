@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskWords, open_task
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskOverrides, load_task_with_overrides
 from tinyzero_sdk.console import print_json, stderr, stdout, warn
 from tinyzero_sdk.errors import SettingsError
 
@@ -28,7 +28,7 @@ def check(
     task: Annotated[
         str, typer.Argument(help="Name of an installed task, or path of one (file or package).", show_default=False)
     ] = "",
-    words: TaskWords = None,
+    words: TaskOverrides = None,
     law: Annotated[
         list[str] | None, typer.Option("--law", help="Check this law alone; may be repeated.", show_default="all")
     ] = None,
@@ -58,7 +58,7 @@ def check(
         raise SettingsError("no task given; give its name or the path of its file, such as: tinyzero check countdown")
     from tinyzero_sdk.testing import known_cases
 
-    opened = open_task(task, words, allow_unsafe_scorers=allow_unsafe_scorers)
+    opened = load_task_with_overrides(task, words, allow_unsafe_scorers=allow_unsafe_scorers)
     known = known_cases(opened, *([cases] if cases else []))
     report = _run(opened, law or [], examples, seed, known, replay, quiet=json)
     if json:

@@ -12,12 +12,12 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from tinyzero_sdk.cli.task_options import TaskName, TaskWords, Workers, open_task, progress_bar
+from tinyzero_sdk.cli.task_options import TaskName, TaskOverrides, Workers, load_task_with_overrides, progress_bar
 from tinyzero_sdk.console import print_json, stdout
 from tinyzero_sdk.data.rows import as_messages
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.records import Item, Split
-from tinyzero_sdk.tasks.splits import DEFAULT_TEST_SHARE, iterate_split
+from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION, iterate_split
 from tinyzero_sdk.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class SplitName(StrEnum):
 
 Seed = Annotated[int, typer.Option("--seed", help="Another seed gives other problems.")]
 Template = Annotated[str, typer.Option("--template", help="Prompt template: base, chat or compact.")]
-TestShare = Annotated[
-    float, typer.Option("--test-share", help="Share of all problems, by the hash of their key, that is held out.")
+TestFraction = Annotated[
+    float, typer.Option("--test-fraction", help="Share of all problems, by the hash of their key, that is held out.")
 ]
 
 
@@ -54,13 +54,13 @@ def register(app: typer.Typer) -> None:
 def data(
     task: TaskName,
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for train and test; made if missing.")],
-    words: TaskWords = None,
+    overrides: TaskOverrides = None,
     size: Annotated[str, typer.Option("--size", metavar="N|all", help="Problems for training; 0 = no file.")] = "10000",
     test_size: Annotated[
         str, typer.Option("--test-size", metavar="N|all", help="Problems held out; 0 = no file.")
     ] = "1024",
     seed: Seed = 0,
-    test_share: TestShare = DEFAULT_TEST_SHARE,
+    test_fraction: TestFraction = DEFAULT_TEST_FRACTION,
     template: Template = "base",
     format: Annotated[Format, typer.Option("--format", help="Format of the files.")] = Format.parquet,
     workers: Workers = None,
@@ -75,7 +75,7 @@ def data(
 
     started = time.perf_counter()
     sizes: dict[Split, int | None] = {"train": _size("--size", size), "test": _size("--test-size", test_size)}
-    opened = open_task(task, words)
+    opened = load_task_with_overrides(task, overrides)
     with progress_bar() as progress:
         bars = {split: progress.add_task(split, total=total, visible=total != 0) for split, total in sizes.items()}
         reports = write_dataset(
@@ -83,7 +83,7 @@ def data(
             output,
             sizes=sizes,
             seed=seed,
-            test_share=test_share,
+            test_fraction=test_fraction,
             template=template,
             format=format.value,
             workers=workers or count_cores(),
@@ -115,17 +115,17 @@ def _show_reports(reports: list["SplitReport"], seconds: float) -> None:
 
 def sample(
     task: TaskName,
-    words: TaskWords = None,
+    overrides: TaskOverrides = None,
     count: Annotated[int, typer.Option("-n", min=1, help="How many problems.")] = 3,
     split: Annotated[SplitName, typer.Option("--split", help="The split they are from.")] = SplitName.train,
     seed: Seed = 0,
-    test_share: TestShare = DEFAULT_TEST_SHARE,
+    test_fraction: TestFraction = DEFAULT_TEST_FRACTION,
     template: Template = "base",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show a few problems of a task: prompt, ground truth, gold completion and its score."""
-    opened = open_task(task, words)
-    items = iterate_split(opened, split.value, size=count, seed=seed, test_share=test_share)
+    opened = load_task_with_overrides(task, overrides)
+    items = iterate_split(opened, split.value, size=count, seed=seed, test_fraction=test_fraction)
     problems = [_describe(opened, item, template) for item in items]
     if json:
         print_json(problems)

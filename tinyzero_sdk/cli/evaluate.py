@@ -13,13 +13,15 @@ from tinyzero_sdk.cli.summary_report import complain, show_faults, show_tables
 from tinyzero_sdk.cli.task_options import AllowUnsafe, progress_bar
 from tinyzero_sdk.console import print_json, stdout
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
-from tinyzero_sdk.plugins.extensions import Extension
+from tinyzero_sdk.plugins.registry import Plugin
 
 if TYPE_CHECKING:
     from tinyzero_sdk.evaluation.protocol import EvaluationPlan, EvaluationResult, LocalModels
 
 
-Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the task: task.KEY=VALUE.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the task: task.KEY=VALUE.")
+]
 TaskName = Annotated[str | None, typer.Option("--task", "-t", metavar="TASK", help="Name of a task, or a task file.")]
 ModelName = Annotated[
     str | None,
@@ -46,9 +48,9 @@ Template = Annotated[
     str | None,
     typer.Option("--template", metavar="NAME", help="Prompt template.", show_default="what suits the model"),
 ]
-TestShare = Annotated[
+TestFraction = Annotated[
     float | None,
-    typer.Option("--test-share", help="Share of the problems that is held out.", show_default="1/16"),
+    typer.Option("--test-fraction", help="Share of the problems that is held out.", show_default="1/16"),
 ]
 Output = Annotated[
     Path | None,
@@ -61,14 +63,14 @@ ApiKeyVariable = Annotated[
 ]
 
 
-def register(app: typer.Typer, extensions: Sequence[Extension]) -> None:
-    """Add the command of this file; the extensions may know how to load a model."""
-    app.command("eval", cls=_EvalCommand, context_settings={"obj": extensions})(evaluate)
+def register(app: typer.Typer, plugins: Sequence[Plugin]) -> None:
+    """Add the command of this file; the plugins may know how to load a model."""
+    app.command("eval", cls=_EvalCommand, context_settings={"obj": plugins})(evaluate)
 
 
 def evaluate(
     context: typer.Context,
-    words: Words = None,
+    overrides: Overrides = None,
     task: TaskName = None,
     model: ModelName = None,
     endpoint: Endpoint = None,
@@ -79,7 +81,7 @@ def evaluate(
     max_tokens: MaxTokens = None,
     template: Template = None,
     split: Annotated[Literal["test", "train"], typer.Option("--split", help="Where the problems are from.")] = "test",
-    test_share: TestShare = None,
+    test_fraction: TestFraction = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the sampling; the problems stay the same.")] = None,
     output: Output = None,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Requests at a time.")] = 16,
@@ -102,11 +104,11 @@ def evaluate(
         _refuse_what_needs_an_endpoint(context)
     request = EvaluationRequest(
         task=task,
-        words=words or (),
+        overrides=overrides or (),
         model=model,
         split=split,
         size=size,
-        test_share=test_share,
+        test_fraction=test_fraction,
         template=template,
         samples=samples,
         temperature=temperature,
@@ -148,16 +150,16 @@ class _EvalCommand(TyperCommand):
             stdout.print(panel)
 
 
-def _find_local_models(extensions: Sequence[Extension]) -> "LocalModels | None":
+def _find_local_models(plugins: Sequence[Plugin]) -> "LocalModels | None":
     from tinyzero_sdk.evaluation.protocol import LocalModels
 
-    for extension in extensions:
-        models = extension.call("local_models")
+    for plugin in plugins:
+        models = plugin.call("local_models")
         if isinstance(models, LocalModels):
             return models
         if models is not None:
             raise TinyZeroError(
-                f"local_models of {extension.distribution} {extension.version} returned {models!r}; "
+                f"local_models of {plugin.distribution} {plugin.version} returned {models!r}; "
                 "expected an object with the methods plan and key_help"
             )
     return None
@@ -170,7 +172,7 @@ def _local_models(context: typer.Context) -> "LocalModels":
     return models
 
 
-class _Bars:
+class _ProgressBars:
     """Tells an evaluation's progress by bars, which come where something takes a while."""
 
     def __init__(self, progress: Any) -> None:
@@ -179,12 +181,12 @@ class _Bars:
         self.has_begun = False
 
     def sampling(self, kept: int, ahead: int, total: int) -> None:
-        """See `Observer`."""
+        """See `EvaluationObserver`."""
         self.has_begun = True
         self._show("sampling", kept + ahead, total)
 
     def scoring(self, share: float) -> None:
-        """See `Observer`."""
+        """See `EvaluationObserver`."""
         self._show("scoring", share, 1.0)
 
     def _show(self, name: str, done: float, total: float) -> None:
@@ -195,9 +197,9 @@ class _Bars:
 
 
 @contextmanager
-def _observer(output: Path | None) -> Iterator[_Bars]:
+def _observer(output: Path | None) -> Iterator[_ProgressBars]:
     progress = progress_bar()
-    bars = _Bars(progress)
+    bars = _ProgressBars(progress)
     try:
         yield bars
     except (KeyboardInterrupt, TinyZeroError) as error:

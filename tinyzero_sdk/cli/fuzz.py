@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskWords, Workers, open_task
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskOverrides, Workers, load_task_with_overrides
 from tinyzero_sdk.console import print_json, stderr, stdout
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 def fuzz(
     task: Annotated[str, typer.Argument(help="Name of an installed task, or path of one.", show_default=False)],
-    words: TaskWords = None,
+    words: TaskOverrides = None,
     time: Annotated[float, typer.Option("--time", min=0.1, help="Seconds to search.")] = 60.0,
     seed: Annotated[
         int, typer.Option("--seed", min=0, help="With one worker, the same seed tries the same in the same order.")
@@ -50,7 +50,7 @@ def fuzz(
     from tinyzero_sdk.testing.cases import add_cases, read_cases
     from tinyzero_sdk.workers.process import count_cores
 
-    opened = open_task(task, words, allow_unsafe_scorers=allow_unsafe_scorers)
+    opened = load_task_with_overrides(task, words, allow_unsafe_scorers=allow_unsafe_scorers)
     path = cases or local_cases_path(opened)
     if path.exists():
         read_cases(path)  # a file that is none of cases is refused before the search, not after it

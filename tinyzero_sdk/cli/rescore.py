@@ -11,12 +11,19 @@ from rich.text import Text
 
 from tinyzero_sdk.cli.score import GroupBy, MemoryLimit, TimeLimit, Wrappers
 from tinyzero_sdk.cli.summary_report import as_json, count, percent, show_faults, table
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskWords, Workers, open_task, progress_bar
+from tinyzero_sdk.cli.task_options import (
+    AllowUnsafe,
+    TaskName,
+    TaskOverrides,
+    Workers,
+    load_task_with_overrides,
+    progress_bar,
+)
 from tinyzero_sdk.console import print_json, stdout
 
 if TYPE_CHECKING:
-    from tinyzero_sdk.scoring.outputs import Stamp
-    from tinyzero_sdk.scoring.rescore import Change, RescoreReport, Verdict
+    from tinyzero_sdk.scoring.outputs import Provenance
+    from tinyzero_sdk.scoring.rescore import RescoreReport, RowScore, ScoreChange
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +34,7 @@ def register(app: typer.Typer) -> None:
 def rescore(
     old: Annotated[Path, typer.Argument(help="What `tinyzero score` wrote.", show_default=False)],
     task: TaskName,
-    words: TaskWords = None,
+    overrides: TaskOverrides = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="New verdicts, .jsonl or .parquet; the old ones stay as old_score, ..."),
@@ -57,7 +64,7 @@ def rescore(
     from tinyzero_sdk.scoring.rescore import rescore_file
     from tinyzero_sdk.workers.process import count_cores
 
-    opened = open_task(task, words, wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe)
+    opened = load_task_with_overrides(task, overrides, wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe)
     with progress_bar() as progress:
         bar = progress.add_task("scoring", total=1.0)
         report = rescore_file(
@@ -89,7 +96,7 @@ def _as_json(report: "RescoreReport") -> dict[str, Any]:
         "other_answer": report.other_answer,
         "old_accuracy": report.old_accuracy,
         "new_accuracy": report.new_accuracy,
-        "before": [stamp._asdict() for stamp in report.before],
+        "before": [provenance._asdict() for provenance in report.before],
         "reasons": [{"old": old, "new": new, "rows": rows} for (old, new), rows in report.reasons.most_common()],
         "changes": [dataclasses.asdict(change) | {"flipped": change.is_flip} for change in report.changes],
         "new": as_json(report.scored),
@@ -123,13 +130,13 @@ def _show(report: "RescoreReport", limit: int, output: Path | None) -> None:
 
 def _show_stamps(report: "RescoreReport") -> None:
     """What gave the verdicts before, and what does now: task and version, and options and wrappers that differ."""
-    now = report.scored.stamp
+    now = report.scored.provenance
     assert now is not None
-    stamps = [*report.before, now]
-    told = [f"{stamp.task} {stamp.task_version}" for stamp in stamps]
-    if len({stamp.task_wrappers for stamp in stamps}) > 1:
-        told = [f"{text} in {stamp.task_wrappers}" for text, stamp in zip(told, stamps, strict=True)]
-    options = [_options(stamp) for stamp in stamps]
+    provenances = [*report.before, now]
+    told = [f"{provenance.task} {provenance.task_version}" for provenance in provenances]
+    if len({provenance.task_wrappers for provenance in provenances}) > 1:
+        told = [f"{text} in {provenance.task_wrappers}" for text, provenance in zip(told, provenances, strict=True)]
+    options = [_options(provenance) for provenance in provenances]
     names = sorted({name for one in options for name in one})
     missing = object()
     unlike = [name for name in names if any(one.get(name, missing) != options[0].get(name, missing) for one in options)]
@@ -140,11 +147,11 @@ def _show_stamps(report: "RescoreReport") -> None:
     stdout.print(Text(f"before: {before} · now: {told[-1]}"), soft_wrap=True)
 
 
-def _options(stamp: "Stamp") -> dict[str, Any]:
+def _options(provenance: "Provenance") -> dict[str, Any]:
     try:
-        options = from_json(stamp.task_options)
+        options = from_json(provenance.task_options)
     except ValueError:  # not what we wrote
-        return {"": stamp.task_options}
+        return {"": provenance.task_options}
     return options if isinstance(options, dict) else {"": options}
 
 
@@ -157,7 +164,7 @@ def _show_matrix(report: "RescoreReport") -> None:
     stdout.print("", shown)
 
 
-def _show_change(change: "Change") -> None:
+def _show_change(change: "ScoreChange") -> None:
     head = Text(f"\nrow {change.number}: ", style="bold")
     head.append(f"{_tell(change.old)} → {_tell(change.new)}", style="red" if change.is_flip else "")
     stdout.print(head, soft_wrap=True)
@@ -168,7 +175,7 @@ def _show_change(change: "Change") -> None:
     stdout.print(Text(f"  …{change.completion_end[-60:]!r}"), soft_wrap=True)
 
 
-def _tell(verdict: "Verdict") -> str:
+def _tell(verdict: "RowScore") -> str:
     return f"{verdict.reason} {verdict.score:g}"
 
 

@@ -7,7 +7,14 @@ import typer
 from rich.text import Text
 
 from tinyzero_sdk.cli.summary_report import as_json, count, show_faults, show_summary
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskWords, Workers, open_task, progress_bar
+from tinyzero_sdk.cli.task_options import (
+    AllowUnsafe,
+    TaskName,
+    TaskOverrides,
+    Workers,
+    load_task_with_overrides,
+    progress_bar,
+)
 from tinyzero_sdk.console import print_json, stdout
 
 TimeLimit = Annotated[float, typer.Option("--time-limit", min=0.01, help="Seconds for one answer.")]
@@ -43,7 +50,7 @@ def score(
     file: Annotated[Path, typer.Argument(help="Outputs: .jsonl, .parquet, or see --format.", show_default=False)],
     task: TaskName,
     output: Annotated[Path, typer.Option("--output", "-o", help="Scored rows, .jsonl or .parquet.")],
-    words: TaskWords = None,
+    overrides: TaskOverrides = None,
     format: Annotated[
         str | None,
         typer.Option(
@@ -70,7 +77,7 @@ def score(
     from tinyzero_sdk.scoring.score_file import score_file
     from tinyzero_sdk.workers.process import count_cores
 
-    opened = open_task(task, words, wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe)
+    opened = load_task_with_overrides(task, overrides, wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe)
     with progress_bar() as progress:
         bar = progress.add_task("scoring", total=1.0)
         report = score_file(

@@ -39,7 +39,7 @@ def as_json(report: "ScoreReport") -> dict[str, Any]:
         "mean_score": report.mean_score,
         "reasons": dict(report.reasons),
         "summary": summary,
-        **(report.stamp._asdict() if report.stamp else {}),
+        **(report.provenance._asdict() if report.provenance else {}),
         "bad_rows": report.bad_rows,
         "bad": [dataclasses.asdict(row) for row in report.bad],
         "first_error": report.first_error,
@@ -88,10 +88,10 @@ def _show_accuracy(report: "ScoreReport", summary: "Summary") -> None:
     if summary.prompts < summary.rows:
         facts.append(count(summary.prompts, "prompt"))
     stdout.print(" · ".join(facts), soft_wrap=True)
-    if report.stamp is not None:
-        by = f"by {report.stamp.task} {report.stamp.task_version}"
-        options = "" if report.stamp.task_options == "{}" else f" with {report.stamp.task_options}"
-        wrappers = "" if report.stamp.task_wrappers == "[]" else f" in {report.stamp.task_wrappers}"
+    if report.provenance is not None:
+        by = f"by {report.provenance.task} {report.provenance.task_version}"
+        options = "" if report.provenance.task_options == "{}" else f" with {report.provenance.task_options}"
+        wrappers = "" if report.provenance.task_wrappers == "[]" else f" in {report.provenance.task_wrappers}"
         stdout.print(Text(by + options + wrappers))
 
 

@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tinyzero_sdk.console import stderr
-from tinyzero_sdk.tasks.spec import open_task
+from tinyzero_sdk.tasks.spec import load_task_with_overrides
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["AllowUnsafe", "TaskName", "TaskWords", "Workers", "open_task", "progress_bar"]
+__all__ = ["AllowUnsafe", "TaskName", "TaskOverrides", "Workers", "load_task_with_overrides", "progress_bar"]
 
 TaskName = Annotated[
     str, typer.Option("--task", "-t", help="Name of an installed task, or path of one (file or package).")
 ]
-TaskWords = Annotated[
+TaskOverrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="task.KEY=VALUE",

@@ -14,7 +14,7 @@ from rich.table import Table
 from tinyzero_sdk.console import print_json, stdout
 from tinyzero_sdk.errors import TaskNotFoundError, TinyZeroError
 from tinyzero_sdk.hookspecs import Message
-from tinyzero_sdk.plugins.extensions import Extension, family_tasks, load_extensions
+from tinyzero_sdk.plugins.registry import Plugin, family_tasks, load_plugins
 from tinyzero_sdk.records import Item
 from tinyzero_sdk.settings import describe
 from tinyzero_sdk.tasks.registry import TaskEntry, list_tasks, load_task
@@ -57,33 +57,28 @@ def _installed(expand_families: bool) -> list[dict[str, Any]]:
     rows = [_task_row(entry.name, entry) for entry in list_tasks()]
     by_name = groupby(sorted(family_tasks().items()), key=lambda offer: offer[0].partition("/")[0])
     for family, group in by_name:
-        offers = [(name, extension) for name, extensions in group for extension in extensions]
+        offers = [(name, plugin) for name, plugins in group for plugin in plugins]
         if len(offers) > MOST_SHOWN and not expand_families:
             text = f"{len(offers)} tasks; to list them: tinyzero tasks {family}"
             rows.append(_row(f"{family}/…", offers[0][1], description=text))
         else:
-            rows += [_row(name, extension, description="") for name, extension in offers]
+            rows += [_row(name, plugin, description="") for name, plugin in offers]
     return rows
 
 
 def _family(family: str) -> list[dict[str, Any]]:
     """The tasks of a family, each loaded to describe it; nothing if there is none of that name."""
     offers = sorted(family_tasks().items()) if family.isidentifier() else ()
-    return [
-        _task_row(name, extension)
-        for name, extensions in offers
-        for extension in extensions
-        if name.startswith(f"{family}/")
-    ]
+    return [_task_row(name, plugin) for name, plugins in offers for plugin in plugins if name.startswith(f"{family}/")]
 
 
 def plugins(json: JsonOption = False) -> None:
-    """List the installed extensions: commands, families of tasks, score wrappers."""
-    rows = [_row(extension.name, extension, offers=_offers(extension)) for extension in load_extensions()]
-    print_json(rows) if json else _show_rows(rows, "no extension is installed; for tasks: tinyzero tasks")
+    """List the installed plugins: commands, families of tasks, score wrappers."""
+    rows = [_row(plugin.name, plugin, offers=_offers(plugin)) for plugin in load_plugins()]
+    print_json(rows) if json else _show_rows(rows, "no plugin is installed; for tasks: tinyzero tasks")
 
 
-def _task_row(name: str, origin: TaskEntry | Extension) -> dict[str, Any]:
+def _task_row(name: str, origin: TaskEntry | Plugin) -> dict[str, Any]:
     try:
         info = load_task(name).info
         return {**_row(name, origin, description=info.description), "unsafe_scorer": info.unsafe_scorer}
@@ -93,12 +88,12 @@ def _task_row(name: str, origin: TaskEntry | Extension) -> dict[str, Any]:
         return {**_row(name, origin, description=""), "broken": str(error)}
 
 
-def _offers(extension: Extension) -> str:
-    hooks = vars(extension.manager.hook)
+def _offers(plugin: Plugin) -> str:
+    hooks = vars(plugin.manager.hook)
     return ", ".join(offer for hook, offer in OFFERS.items() if hooks[hook].get_hookimpls())
 
 
-def _row(name: str, origin: TaskEntry | Extension, **content: str) -> dict[str, Any]:
+def _row(name: str, origin: TaskEntry | Plugin, **content: str) -> dict[str, Any]:
     return {
         "name": name,
         **content,

@@ -26,15 +26,21 @@ from tinyzero_sdk.data.rows import as_messages, make_row, make_table, plain
 from tinyzero_sdk.errors import BrokenTaskError, DataError, ExhaustedError, SettingsError, TinyZeroError
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.records import Json, Split
-from tinyzero_sdk.tasks.splits import DEFAULT_TEST_SHARE, Sieve, check_test_share, read_candidates, share_of
+from tinyzero_sdk.tasks.splits import (
+    DEFAULT_TEST_FRACTION,
+    SplitFilter,
+    check_test_fraction,
+    read_candidates,
+    split_fraction,
+)
 from tinyzero_sdk.tasks.task import Task
-from tinyzero_sdk.workers.process import Clock, WorkerProcess, as_sendable
+from tinyzero_sdk.workers.process import SharedTimer, WorkerProcess, to_picklable_error
 
 _MIN_BLOCK, _MAX_BLOCK = 64, 8192  # candidates that a worker takes at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BuildRequest:
     """What the rows of a split are made from."""
 
     split: Split
@@ -43,7 +49,7 @@ class Request:
     seed: int
     """Another seed gives other problems."""
 
-    test_share: float
+    test_fraction: float
     """Share of all problems that belongs to the test split."""
 
     template: str
@@ -51,7 +57,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class ProblemColumns:
     """The problems of one range of candidates, none of them twice."""
 
     keys: list[str]
@@ -99,7 +105,7 @@ def write_dataset(
     *,
     sizes: Mapping[Split, int | None],
     seed: int = 0,
-    test_share: float = DEFAULT_TEST_SHARE,
+    test_fraction: float = DEFAULT_TEST_FRACTION,
     template: str = "base",
     format: Literal["parquet", "jsonl"] = "parquet",
     workers: int = 1,
@@ -113,7 +119,7 @@ def write_dataset(
         output: a directory; made if missing.
         sizes: how many problems each split gets; 0 = no file, None = all there are, of a task that comes to an end.
         seed: another seed gives other problems, but never moves one to the other split.
-        test_share: share of all problems that belongs to the test split.
+        test_fraction: share of all problems that belongs to the test split.
         template: name of the prompt template.
         format: of the files.
         workers: processes at most; the files are the same, byte for byte, for any number.
@@ -122,20 +128,20 @@ def write_dataset(
 
     Raises:
         DataError: a file is there already or cannot be written, or the task has too few different problems.
-        SettingsError: nothing is asked for, or `test_share` would leave a split empty, or have no effect.
+        SettingsError: nothing is asked for, or `test_fraction` would leave a split empty, or have no effect.
     """
-    check_test_share(task, test_share)
+    check_test_fraction(task, test_fraction)
     paths = {split: output / f"{split}.{format}" for split, size in sizes.items() if size != 0}
     _make_way(output, list(paths.values()), overwrite)
     reports: dict[Split, SplitReport] = {}
     with ExitStack() as stack:  # at its end, with both files whole, they get their names
         wanted = sum(math.inf if size is None else size for size in sizes.values())
-        crew = stack.enter_context(Crew(task, math.ceil(min(workers, wanted / _MIN_BLOCK))))
+        group = stack.enter_context(WorkerGroup(task, math.ceil(min(workers, wanted / _MIN_BLOCK))))
         for split, path in paths.items():
             temporary = stack.enter_context(replacing(path))
-            request = Request(split, seed, test_share, template)
+            request = BuildRequest(split, seed, test_fraction, template)
             with ParquetWriter(temporary) if format == "parquet" else JsonLinesWriter(temporary) as writer:
-                difficulties = _fill(writer, crew, request, sizes[split], on_progress)
+                difficulties = _fill(writer, group, request, sizes[split], on_progress)
             low, median, high = np.quantile(difficulties, [0, 0.5, 1]).tolist()
             reports[split] = SplitReport(path, len(difficulties), (low, median, high))
     return reports
@@ -143,19 +149,19 @@ def write_dataset(
 
 def _fill(
     writer: ParquetWriter | JsonLinesWriter,
-    crew: "Crew",
-    request: Request,
+    group: "WorkerGroup",
+    request: BuildRequest,
     size: int | None,
     on_progress: Callable[[Split, int], object],
 ) -> np.ndarray:
     """Write the rows of a split, and return their difficulties."""
     difficulties: list[np.ndarray] = []
     done = 0
-    for columns, rows in build(crew, request, size):
+    for columns, rows in build(group, request, size):
         if isinstance(writer, ParquetWriter):
-            writer.write(_table(crew.task, request, columns, rows, done))
+            writer.write(_table(group.task, request, columns, rows, done))
         else:
-            writer.write(_rows(crew.task, request, columns, rows, done))
+            writer.write(_rows(group.task, request, columns, rows, done))
         difficulties.append(columns.difficulties[rows])
         done += len(rows)
         on_progress(request.split, done)
@@ -174,31 +180,31 @@ def _make_way(output: Path, paths: Sequence[Path], overwrite: bool) -> None:
         raise DataError(f"cannot make the directory {output}: {error.strerror}") from error
 
 
-def build(crew: "Crew", request: Request, size: int | None) -> Iterator[tuple[Columns, np.ndarray]]:
+def build(group: "WorkerGroup", request: BuildRequest, size: int | None) -> Iterator[tuple[ProblemColumns, np.ndarray]]:
     """The first `size` problems of a split: columns, and which of their rows count ([r] places, rising).
 
     Raises:
         ExhaustedError: the task has fewer different problems, where `size` is not None.
     """
-    sieve = Sieve(crew.task, request.split, size=size, test_share=request.test_share)
-    share = share_of(crew.task, request.split, request.test_share)
+    split_filter = SplitFilter(group.task, request.split, size=size, test_fraction=request.test_fraction)
+    share = split_fraction(group.task, request.split, request.test_fraction)
     left, start = math.inf if size is None else size, 0
     # Small data sets take small blocks, since a task may need milliseconds for each candidate.
     block = math.ceil(max(_MIN_BLOCK, min(_MAX_BLOCK, left / share / 16)))
     news = block * share  # expected of a block; fewer and fewer are new where a task has little left to give
     while left > 0:
-        while crew.has_room and crew.waiting * news < left:
-            crew.submit(request, start, block)
+        while group.has_room and group.waiting * news < left:
+            group.submit(request, start, block)
             start += block
-        columns = crew.receive()
-        admitted = sieve.admit(columns.keys, columns.positions, columns.end, columns.is_last)
+        columns = group.receive()
+        admitted = split_filter.admit(columns.keys, columns.positions, columns.end, columns.is_last)
         wanted = None if size is None else int(left)
         rows, is_end = _take_rows(admitted, wanted)
         left, news = 0 if is_end else left - len(rows), max(1, len(rows))
         if len(rows):
             yield columns, rows
-    while crew.waiting:
-        crew.receive()  # not needed after all
+    while group.waiting:
+        group.receive()  # not needed after all
 
 
 def _take_rows(admitted: Iterator[int], wanted: int | None) -> tuple[np.ndarray, bool]:
@@ -213,14 +219,14 @@ def _take_rows(admitted: Iterator[int], wanted: int | None) -> tuple[np.ndarray,
     return np.array(rows, dtype=np.int64), False
 
 
-class Crew:
+class WorkerGroup:
     """Processes that turn ranges of candidates into columns; with one worker it is this process."""
 
     def __init__(self, task: Task, workers: int) -> None:
         self.task = task
         task_bytes = pickle.dumps(task)
         self._workers = [WorkerProcess(task_bytes, serve_columns) for _ in range(workers if workers > 1 else 0)]
-        self._jobs: deque[tuple[Request, int, int]] = deque()
+        self._jobs: deque[tuple[BuildRequest, int, int]] = deque()
         self._received = 0
 
     def __enter__(self) -> Self:
@@ -244,7 +250,7 @@ class Crew:
         """Whether to submit another one: two for each worker, one to do while the other is taken in."""
         return len(self._jobs) < max(1, 2 * len(self._workers))
 
-    def submit(self, request: Request, start: int, size: int) -> None:
+    def submit(self, request: BuildRequest, start: int, size: int) -> None:
         """Ask for the problems among the candidates start … start + size - 1."""
         self._jobs.append((request, start, size))
         if self._workers:
@@ -252,7 +258,7 @@ class Crew:
             with contextlib.suppress(OSError):  # it has died; its answer will be the end of the connection
                 worker.connection.send(self._jobs[-1])
 
-    def receive(self) -> Columns:
+    def receive(self) -> ProblemColumns:
         """The columns of the range that was submitted first.
 
         Raises:
@@ -265,7 +271,7 @@ class Crew:
         self._received += 1
         return self._take(worker)
 
-    def _take(self, worker: WorkerProcess) -> Columns:
+    def _take(self, worker: WorkerProcess) -> ProblemColumns:
         try:
             message = worker.connection.recv()
         except (EOFError, OSError):
@@ -275,7 +281,7 @@ class Crew:
         return message
 
 
-def serve_columns(task: Task, connection: Connection, clock: Clock) -> None:
+def serve_columns(task: Task, connection: Connection, timer: SharedTimer) -> None:
     """What such a worker does (see `worker.Service`): ranges in, columns out."""
     while True:
         job = connection.recv()
@@ -285,23 +291,23 @@ def serve_columns(task: Task, connection: Connection, clock: Clock) -> None:
             connection.send(error)
 
 
-def _try_to_read(task: Task, request: Request, start: int, size: int) -> Columns:
+def _try_to_read(task: Task, request: BuildRequest, start: int, size: int) -> ProblemColumns:
     try:
         return read_columns(task, request, start, size)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the task's code may raise anything
-        raise as_sendable(error) from error
+        raise to_picklable_error(error) from error
 
 
-def read_columns(task: Task, request: Request, start: int, size: int) -> Columns:
+def read_columns(task: Task, request: BuildRequest, start: int, size: int) -> ProblemColumns:
     """The problems among the candidates start … start + size - 1, with their prompts."""
-    found = read_candidates(task, request.split, start, size, seed=request.seed, test_share=request.test_share)
+    found = read_candidates(task, request.split, start, size, seed=request.seed, test_fraction=request.test_fraction)
     items, columns = found.items, found.columns
     difficulties = np.asarray(task.difficulties(items if columns is None else columns), dtype=np.float64)
     if difficulties.shape != (len(items),) or not np.isfinite(difficulties).all():
         raise BrokenTaskError(f"task {task.name!r}: `difficulties` did not return a finite number for each item")
-    return Columns(
+    return ProblemColumns(
         found.keys,
         found.positions,
         found.end,
@@ -323,7 +329,7 @@ def _prompt_array(prompts: Sequence[Sequence[Message]]) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), messages)
 
 
-def _table(task: Task, request: Request, columns: Columns, rows: np.ndarray, first_index: int) -> pa.Table:
+def _table(task: Task, request: BuildRequest, columns: ProblemColumns, rows: np.ndarray, first_index: int) -> pa.Table:
     return make_table(
         task,
         _take(columns.ground_truth, rows, "the ground truths"),
@@ -350,7 +356,9 @@ def _take(values: pa.Array | list[Json], rows: np.ndarray, what: str) -> pa.Arra
     return array
 
 
-def _rows(task: Task, request: Request, columns: Columns, rows: np.ndarray, first_index: int) -> Iterator[Row]:
+def _rows(
+    task: Task, request: BuildRequest, columns: ProblemColumns, rows: np.ndarray, first_index: int
+) -> Iterator[Row]:
     prompts = columns.prompts.take(rows).to_pylist()
     truths, data = (
         values.take(rows).to_pylist() if isinstance(values, pa.Array) else [values[row] for row in rows]

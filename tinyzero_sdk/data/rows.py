@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tinyzero_sdk.tasks.task import Task
 
-WIRE_COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
+ROW_COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
 """The columns every data file has; all others are the task's own."""
 
 
@@ -110,7 +110,7 @@ def _struct(fields: "Mapping[str, pa.Array]") -> "pa.StructArray":
 
 def check_own_columns(task_name: str, data: Mapping[str, Any]) -> None:
     """Refuse a column of the task's own that would hide one of the wire format."""
-    taken = [name for name in data if name in WIRE_COLUMNS]
+    taken = [name for name in data if name in ROW_COLUMNS]
     if taken:
         raise DataError(f"task {task_name} has a column {taken[0]!r} of its own, a name of the wire format; rename it")
 
@@ -121,7 +121,7 @@ def row_to_item(row: Mapping[str, Any]) -> Item:
     Raises:
         DataError: the row has no ground truth, or a value that JSON cannot hold.
     """
-    own = {name: plain(value) for name, value in row.items() if name not in (*WIRE_COLUMNS, "ground_truth")}
+    own = {name: plain(value) for name, value in row.items() if name not in (*ROW_COLUMNS, "ground_truth")}
     return Item(ground_truth_of(row), own)
 
 

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 
 from tinyzero_sdk.data.rows import item_to_row
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.evaluation.protocol import EVALUATION_SEED, EvaluationPlan, EvaluationResult, Observer, Problem
+from tinyzero_sdk.evaluation.protocol import (
+    EVALUATION_SEED,
+    EvaluationObserver,
+    EvaluationPlan,
+    EvaluationResult,
+    Problem,
+)
 from tinyzero_sdk.evaluation.sample_log import SampleFile, missing
 from tinyzero_sdk.records import Completion, Item
 from tinyzero_sdk.tasks.task import Task
@@ -21,7 +27,7 @@ if TYPE_CHECKING:
 _OWN_COLUMNS = ("completion", "token_count", "finished", "sample", "sampling")
 
 
-def evaluate(plan: EvaluationPlan, output: Path | None, observer: Observer) -> EvaluationResult:
+def evaluate(plan: EvaluationPlan, output: Path | None, observer: EvaluationObserver) -> EvaluationResult:
     """Sample, score and sum up.
 
     Args:
@@ -55,11 +61,11 @@ def _check_output(target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
 
 
-def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: Observer) -> tuple[int, float]:
+def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: EvaluationObserver) -> tuple[int, float]:
     """Sample what is missing, write all of it to `ordered`; return how many tokens are new, and their seconds."""
     tokens = ahead = 0
     with plan.opener() as sampler, SampleFile(path, plan.settings(sampler)) as file:
-        items = list(plan.task.dataset(plan.split, plan.size, seed=EVALUATION_SEED, test_share=plan.test_share))
+        items = list(plan.task.dataset(plan.split, plan.size, seed=EVALUATION_SEED, test_fraction=plan.test_fraction))
         _check_columns(plan.task, items[0])
         problems = [
             Problem(index, item, plan.task.make_prompt(item, sampler.template), missing(file, index, plan.samples))
@@ -98,7 +104,7 @@ def _check_columns(task: Task, item: Item) -> None:
         raise DataError(f"task {task.name} has a column {taken[0]!r} of its own, which an evaluation writes; rename it")
 
 
-def _score(plan: EvaluationPlan, source: Path, target: Path, observer: Observer) -> "ScoreReport":
+def _score(plan: EvaluationPlan, source: Path, target: Path, observer: EvaluationObserver) -> "ScoreReport":
     from tinyzero_sdk.scoring.score_file import score_file
 
     limits = {"workers": plan.workers, "time_limit": plan.time_limit, "memory_limit_gb": plan.memory_limit_gb}

@@ -23,7 +23,7 @@ from tinyzero_sdk.evaluation.protocol import (
 )
 from tinyzero_sdk.records import Completion, Json
 from tinyzero_sdk.seeds import derive_seed
-from tinyzero_sdk.settings import parse_words, unknown_key_message
+from tinyzero_sdk.settings import parse_overrides, unknown_key_message
 
 DEFAULT_TEMPLATE = "chat"
 DEFAULT_MAX_TOKENS = 1024
@@ -69,7 +69,7 @@ def plan_endpoint(request: EvaluationRequest, options: EndpointOptions) -> Evalu
         raise SettingsError(f"an evaluation at an endpoint needs {what}")
     if not options.url.startswith(("http://", "https://")):
         raise SettingsError(f"got --endpoint {options.url}; expected a URL, such as http://localhost:8000/v1")
-    tree = parse_words(request.words)
+    tree = parse_overrides(request.overrides)
     values = tree.pop("task", {})
     if tree or not isinstance(values, dict):
         raise SettingsError(unknown_key_message(next(iter(tree), "task"), ["task.KEY"]))
@@ -81,7 +81,7 @@ def plan_endpoint(request: EvaluationRequest, options: EndpointOptions) -> Evalu
         opener=lambda: _open(request, options, max_tokens),
         max_tokens=max_tokens,
         size=request.size or DEFAULT_SIZE,
-        test_share=1 / 16 if request.test_share is None else request.test_share,
+        test_fraction=1 / 16 if request.test_fraction is None else request.test_fraction,
         split=request.split,
         samples=request.samples,
         temperature=request.temperature,

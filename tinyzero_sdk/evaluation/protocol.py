@@ -29,8 +29,8 @@ class EvaluationRequest:
     task: str | None = None
     """Name or file of the task."""
 
-    words: Sequence[str] = ()
-    """`key=value` words: the task's options as `task.KEY`, and what else the sampler knows."""
+    overrides: Sequence[str] = ()
+    """`key=value`: the task's options as `task.KEY`, and other settings of the sampler."""
 
     model: str | None = None
     """What to evaluate."""
@@ -41,7 +41,7 @@ class EvaluationRequest:
     size: int | None = None
     """How many."""
 
-    test_share: float | None = None
+    test_fraction: float | None = None
     """The share of all problems that is held out."""
 
     template: str | None = None
@@ -125,7 +125,7 @@ class EvaluationPlan:
     size: int = DEFAULT_SIZE
     """Number of problems."""
 
-    test_share: float = 1 / 16
+    test_fraction: float = 1 / 16
     """The share of all problems that is held out."""
 
     split: Split = "test"
@@ -161,7 +161,7 @@ class EvaluationPlan:
             "task_version": self.task.version,
             "task_options": {name: _plain(value) for name, value in options.items()},
             "template": sampler.template,
-            **{name: getattr(self, name) for name in ("split", "size", "test_share", "samples")},
+            **{name: getattr(self, name) for name in ("split", "size", "test_fraction", "samples")},
             **{name: getattr(self, name) for name in ("temperature", "top_p", "max_tokens", "seed")},
             **sampler.settings,
         }
@@ -179,7 +179,7 @@ class LocalModels(Protocol):
         """
 
     def key_help(self) -> "Iterable[RenderableType]":
-        """What `request.words` may hold, for the end of `tinyzero eval --help`."""
+        """What `request.overrides` may hold, for the end of `tinyzero eval --help`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class EvaluationResult:
     """What became of the scoring."""
 
 
-class Observer(Protocol):
+class EvaluationObserver(Protocol):
     """Is told how far an evaluation is."""
 
     def sampling(self, kept: int, ahead: int, total: int) -> None:

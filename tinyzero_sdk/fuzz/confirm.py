@@ -20,7 +20,7 @@ from tinyzero_sdk.fuzz.items import Puzzle
 from tinyzero_sdk.fuzz.presentations import Attempt
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.tasks.task import Task
-from tinyzero_sdk.workers.process import Clock, WorkerProcess
+from tinyzero_sdk.workers.process import SharedTimer, WorkerProcess
 
 TIMES = 2
 """So often what was blamed once must fail again."""
@@ -54,7 +54,7 @@ class Trial:
         """Whether it failed every time; None as long as that is open. Called again and again."""
         if self._has_survived():
             return False
-        index, seconds = self._process.clock.index, self._process.clock.seconds
+        index, seconds = self._process.timer.index, self._process.timer.seconds
         patience = _WARM_UP_TIMES * max(1.0, self._time_limit) if index == PREPARING else self._time_limit
         if self._process.has_ended():
             if self._has_survived() or index is None:
@@ -87,11 +87,13 @@ class Trial:
         return False
 
 
-def try_again(task: Task, connection: Connection, clock: Clock, *, text: str, truth: Json, memory_limit: int) -> None:
+def try_again(
+    task: Task, connection: Connection, timer: SharedTimer, *, text: str, truth: Json, memory_limit: int
+) -> None:
     """What the process does (see `worker.Service`): one completion, after what a task does on its first calls."""
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
-    judge = DifferentialOracle(task, clock)
+    judge = DifferentialOracle(task, timer)
     judge.preparing()
     try:
         for item in islice(task.dataset("train", _WARM_UP_ITEMS), _WARM_UP_ITEMS):
@@ -105,5 +107,5 @@ def try_again(task: Task, connection: Connection, clock: Clock, *, text: str, tr
         judge.look(Attempt(text), truth)
     except MemoryError:
         return  # the search did not survive it either
-    clock.stop()
+    timer.stop()
     connection.send_bytes(pickle.dumps("done"))

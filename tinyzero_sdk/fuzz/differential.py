@@ -1,6 +1,6 @@
 """The verdict on the verdict: what the task says of a completion beside what is true of it.
 
-Runs in the child process; the clock tells the parent what is being tried, so that a hang has a culprit.
+Runs in the child process; the timer tells the parent what is being tried, so that a hang has a culprit.
 """
 
 import traceback
@@ -11,13 +11,13 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.fuzz.presentations import Attempt
 from tinyzero_sdk.records import Json, Score
 from tinyzero_sdk.tasks.task import Task
-from tinyzero_sdk.workers.process import Clock
+from tinyzero_sdk.workers.process import SharedTimer
 
 Kind = Literal["wrong_paid", "right_unpaid", "error", "oracle_error", "timeout", "died"]
 """What can be wrong; `findings.SAYS` has it in words."""
 
 PREPARING = 2**40
-"""What the clock shows while problems are made: no completion is to blame. Else 2 × the attempt's place in its batch,
+"""What the timer shows while problems are made: no completion is to blame. Else 2 × the attempt's place in its batch,
 plus 1 while the oracle has it."""
 
 
@@ -39,10 +39,10 @@ class Fault(NamedTuple):
 class DifferentialOracle:
     """Scores attempts and compares with the oracle."""
 
-    def __init__(self, task: Task, clock: Clock) -> None:
+    def __init__(self, task: Task, timer: SharedTimer) -> None:
         self.task = task
         self.has_oracle = bool(task.plugin_manager.hook.oracle.get_hookimpls())
-        self._clock = clock
+        self._clock = timer
         self._full = task.info.score_range[1]
 
     def preparing(self) -> None:
@@ -57,7 +57,7 @@ class DifferentialOracle:
         Args:
             attempt: the completion.
             truth: its ground truth.
-            place: of the attempt in its batch, for the clock.
+            place: of the attempt in its batch, for the timer.
             only_paid: ask the slow oracle only of what is paid.
 
         The oracle judges the answer that the task extracted, and the one that counts by the way the attempt was

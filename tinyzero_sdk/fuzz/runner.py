@@ -204,7 +204,7 @@ class _Fuzzing:
         for worker in list(self._workers):
             if worker.ended or worker.process.has_ended():
                 self._bury(worker, "died")
-            elif worker.process.clock.seconds > self._patience(worker):
+            elif worker.process.timer.seconds > self._patience(worker):
                 self._bury(worker, "timeout")
             elif not worker.ready and time.monotonic() - worker.born > _START_SECONDS:
                 raise BrokenTaskError(f"a worker hung while it loaded task {self._task.name!r}")
@@ -236,7 +236,7 @@ class _Fuzzing:
         self._workers.append(_Worker(process, number, generation))
 
     def _patience(self, worker: _Worker) -> float:
-        return self._time_limit * (_PREPARING_TIMES if worker.process.clock.index == PREPARING else 1)
+        return self._time_limit * (_PREPARING_TIMES if worker.process.timer.index == PREPARING else 1)
 
     def _drain(self, worker: _Worker) -> None:
         """Take all messages that have come."""
@@ -267,10 +267,10 @@ class _Fuzzing:
 
     def _bury(self, worker: _Worker, kind: Kind) -> None:
         """End a worker, note what it was at, and put another in its place."""
-        index = worker.process.clock.index
+        index = worker.process.timer.index
         worker.process.kill()
         self._drain(worker)
-        late = kind == "timeout" and worker.process.clock.seconds > self._patience(worker)
+        late = kind == "timeout" and worker.process.timer.seconds > self._patience(worker)
         if (kind == "died" or late) and index is not None and index != PREPARING:
             self._blame(worker, kind, index)
         elif not worker.tried:

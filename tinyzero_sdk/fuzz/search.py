@@ -28,7 +28,7 @@ from tinyzero_sdk.records import Item, Json
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing.ground_truth_mutation import fit
-from tinyzero_sdk.workers.process import Clock, as_sendable
+from tinyzero_sdk.workers.process import SharedTimer, to_picklable_error
 
 BATCH = 256
 BATCH_MARK = b"B"
@@ -91,30 +91,30 @@ class Orders:
     """Answers with all these traits took too long twice, and are left out."""
 
 
-def run_search(task: Task, connection: Connection, clock: Clock, *, orders: Orders) -> None:
+def run_search(task: Task, connection: Connection, timer: SharedTimer, *, orders: Orders) -> None:
     """Search until the parent ends the process."""
     warnings.simplefilter("ignore")  # what a scorer warns of a million times is no finding
     resource.setrlimit(resource.RLIMIT_AS, (orders.memory_limit, orders.memory_limit))
     try:
-        _Search(task, connection, clock, orders).run()
+        _Search(task, connection, timer, orders).run()
     except (EOFError, BrokenPipeError):
         pass  # the parent is done with us
     except MemoryError:
         pass  # a scorer that hoards; the parent blames what was tried last
     except Exception as error:  # the task's hooks beside the scorer, or a fault of ours: either way no finding
-        connection.send_bytes(pickle.dumps(as_sendable(error)))
+        connection.send_bytes(pickle.dumps(to_picklable_error(error)))
 
 
 class _Search:
-    def __init__(self, task: Task, connection: Connection, clock: Clock, orders: Orders) -> None:
-        self.judge = DifferentialOracle(task, clock)
+    def __init__(self, task: Task, connection: Connection, timer: SharedTimer, orders: Orders) -> None:
+        self.judge = DifferentialOracle(task, timer)
         self.orders = orders
         self.rng = random.Random(derive_seed("fuzz", orders.seed))
         self.coverage = Coverage(task)
         self.found = FindingSet()
         self.known = set(orders.known)
         self._connection = connection
-        self._clock = clock
+        self._clock = timer
         self._pool: list[Puzzle] = []
         self._deep: list[str] = []  # the last answers that reached a new line
         self._batch: tuple[Json, list[Attempt]] = (None, [])

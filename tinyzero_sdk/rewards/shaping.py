@@ -114,14 +114,14 @@ class RepetitionPenalty:
     @hookimpl(wrapper=True)
     def score_completion(self, completion: Completion) -> Shaping:
         score = yield
-        return _add(score, "repetition", -self.penalty * repeated_share(completion.text, self.size))
+        return _add(score, "repetition", -self.penalty * repeated_fraction(completion.text, self.size))
 
 
-def repeated_share(text: str, size: int) -> float:
+def repeated_fraction(text: str, size: int) -> float:
     """Share of the text's n-grams of `size` words that stood in it before; 0 where it has fewer words.
 
     Example:
-        >>> repeated_share("a b a b a b", 2)
+        >>> repeated_fraction("a b a b a b", 2)
         0.6
     """
     words = text.split()

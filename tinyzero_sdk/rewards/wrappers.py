@@ -14,7 +14,7 @@ from typing import Any
 
 from tinyzero_sdk.errors import SettingsError, did_you_mean
 from tinyzero_sdk.hookspecs import hookimpl
-from tinyzero_sdk.plugins.extensions import load_extensions
+from tinyzero_sdk.plugins.registry import load_plugins
 from tinyzero_sdk.records import Completion, Json, Score
 from tinyzero_sdk.rewards.shaping import CosineLength, FormatScore, MaskTruncated, RepetitionPenalty, SoftOverlong
 from tinyzero_sdk.settings import build, check_keys
@@ -135,8 +135,8 @@ def _parse_settings(spec: str, text: str) -> dict[str, Any]:
 def _find(name: str) -> Callable[..., object]:
     known: dict[str, Any] = dict(BUILT_IN)
     if name not in known:
-        for extension in load_extensions():
-            known |= extension.call("score_wrappers") or {}
+        for plugin in load_plugins():
+            known |= plugin.call("score_wrappers") or {}
     if name not in known:
         hint = did_you_mean(name, known, show=repr)
         raise SettingsError(f"no score wrapper {name!r}; {hint}known: {', '.join(sorted(known))}")

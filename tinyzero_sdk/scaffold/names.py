@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, distribution
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.plugins.extensions import family_tasks
+from tinyzero_sdk.plugins.registry import family_tasks
 from tinyzero_sdk.tasks.registry import list_tasks
 
 _NAME = re.compile("[a-z][a-z0-9]*(-[a-z0-9]+)*")

@@ -1,4 +1,4 @@
-"""Answers on their way to a scoring worker, and verdicts on their way back: both as columns, so that a million
+"""Answers on their way to a scoring worker, and scores on their way back: both as columns, so that a million
 rows cost neither side a million records. What is done with them is `pool.py`'s business.
 
 Nothing in here imports pyarrow: a worker that takes the place of a killed one must start at once.
@@ -33,7 +33,7 @@ class PackedText(NamedTuple):
 Column = Sequence[Any] | PackedText
 
 
-class Parcel(NamedTuple):
+class ScoreBatch(NamedTuple):
     """Some answers as a worker gets them."""
 
     texts: Column
@@ -46,7 +46,7 @@ class Parcel(NamedTuple):
     """[n] number of tokens and whether it is finished; None = nothing is known."""
 
     careful: bool = False
-    """Whether each verdict is to be sent before the next answer: one of them may keep verdicts from being sent."""
+    """Whether each verdict is to be sent before the next answer: one of them may keep scores from being sent."""
 
     def completions(self) -> Iterable[Completion | str]:
         """[n] what there is to score."""
@@ -66,7 +66,7 @@ class Batch(Protocol):
 
     def __len__(self) -> int: ...
 
-    def pack(self, start: int, stop: int) -> Parcel:
+    def pack(self, start: int, stop: int) -> ScoreBatch:
         """Those from `start` to before `stop`."""
         ...
 
@@ -80,7 +80,7 @@ AnyBatch = TypeVar("AnyBatch", bound=Batch)
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerList:
+class CompletionBatch:
     """A batch of answers held as Python objects."""
 
     completions: Sequence[Completion]
@@ -92,12 +92,12 @@ class AnswerList:
     def __len__(self) -> int:
         return len(self.completions)
 
-    def pack(self, start: int, stop: int) -> Parcel:
+    def pack(self, start: int, stop: int) -> ScoreBatch:
         """As the protocol says."""
         some = self.completions[start:stop]
         plain = all(done.finished and done.token_count is None for done in some)
         details = None if plain else [(done.token_count, done.finished) for done in some]
-        return Parcel([done.text for done in some], self.ground_truths[start:stop], details)
+        return ScoreBatch([done.text for done in some], self.ground_truths[start:stop], details)
 
     @property
     def weight(self) -> int:
@@ -106,8 +106,8 @@ class AnswerList:
 
 
 @dataclass(slots=True)
-class Verdicts:
-    """The verdicts on n answers, in order."""
+class ScoreColumns:
+    """The scores on n answers, in order."""
 
     values: list[float] = field(default_factory=list)
     """[n] scores."""
@@ -141,7 +141,7 @@ class Verdicts:
         self.reasons.append(score.reason)
         self.answers.append(score.answer)
 
-    def extend(self, others: "Verdicts") -> None:
+    def extend(self, others: "ScoreColumns") -> None:
         """Append others."""
         before = len(self)
         self.parts |= {before + place: parts for place, parts in others.parts.items()}

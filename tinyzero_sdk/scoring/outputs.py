@@ -1,6 +1,6 @@
 """A file of model outputs as batches for the scoring pool: what there is to score in each row, and which rows are bad.
 
-Also what a row says of its origin, and whether that fits the installed task. No verdicts in here.
+Also what a row says of its origin, and whether that fits the installed task. No scores in here.
 """
 
 import json
@@ -20,7 +20,7 @@ from tinyzero_sdk.data.rows import completion_of, ground_truth_of
 from tinyzero_sdk.errors import DataError, VersionMismatchError
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.rewards.wrappers import columns_needed
-from tinyzero_sdk.scoring.batches import Column, PackedText, Parcel
+from tinyzero_sdk.scoring.batches import Column, PackedText, ScoreBatch
 from tinyzero_sdk.tasks.registry import list_tasks
 from tinyzero_sdk.tasks.task import Task
 
@@ -32,7 +32,7 @@ LENGTH_COLUMNS = ("token_count", "tokens")
 """The first of these that a file has gives the number of tokens: as a number, or as a list of them."""
 
 
-class Stamp(NamedTuple):
+class Provenance(NamedTuple):
     """What gave a verdict; four columns of a scored file."""
 
     task: str
@@ -48,17 +48,17 @@ class Stamp(NamedTuple):
     """Names of the score wrappers, innermost first, as a JSON list."""
 
 
-VERDICT_COLUMNS = ("score", "correct", "reason", "answer")
+SCORE_COLUMNS = ("score", "correct", "reason", "answer")
 """The verdict on a row; the other columns of a scored file."""
 
-RESULT_COLUMNS = (*VERDICT_COLUMNS, *Stamp._fields)
+RESULT_COLUMNS = (*SCORE_COLUMNS, *Provenance._fields)
 """What scoring adds to a row, in place of columns of these names."""
 
 
-def stamp_of(task: Task) -> Stamp:
-    """The stamp of a loaded task."""
+def provenance_of(task: Task) -> Provenance:
+    """The provenance of a loaded task."""
     options = {} if task.options is None else asdict(task.options)
-    return Stamp(
+    return Provenance(
         task.name,
         task.version,
         json.dumps(options, sort_keys=True, default=str),
@@ -66,7 +66,7 @@ def stamp_of(task: Task) -> Stamp:
     )
 
 
-class Origin(NamedTuple):
+class RowSource(NamedTuple):
     """What a row says of where it comes from; None where it says nothing."""
 
     data_source: str | None
@@ -75,14 +75,14 @@ class Origin(NamedTuple):
     data_version: str | None
     """Its version (`extra_info.task_version`); only our own files have one."""
 
-    scored_by: Stamp | None
+    scored_by: Provenance | None
     """What scored it before."""
 
 
-Judge = Callable[[Origin], str | None]
+ProvenanceCheck = Callable[[RowSource], str | None]
 """What is wrong with rows of this origin, or None."""
 
-_ORIGIN_COLUMNS = ("data_source", "extra_info.task_version", *Stamp._fields)
+_ORIGIN_COLUMNS = ("data_source", "extra_info.task_version", *Provenance._fields)
 
 
 @dataclass(slots=True)
@@ -107,12 +107,12 @@ class OutputBatch:
     def __len__(self) -> int:
         return len(self.block.numbers)
 
-    def pack(self, start: int, stop: int) -> Parcel:
+    def pack(self, start: int, stop: int) -> ScoreBatch:
         """Some of them, for a worker."""
         if isinstance(self.truths, pa.Array) and not _is_text(self.truths.type):
             self.truths = to_list(self.truths)  # once, for all parcels of the batch
         details = None if self.details is None else self.details[start:stop]
-        return Parcel(_pack(self.texts, start, stop), _pack(self.truths, start, stop), details)
+        return ScoreBatch(_pack(self.texts, start, stop), _pack(self.truths, start, stop), details)
 
 
 def _pack(values: Texts | Truths, start: int, stop: int) -> Column:
@@ -128,7 +128,7 @@ def _pack(values: Texts | Truths, start: int, stop: int) -> Column:
 def read_outputs(
     blocks: Iterable[Block],
     source: Path,
-    judge: Judge,
+    check: ProvenanceCheck,
     *,
     schema: pa.Schema | None = None,
     wrappers: Sequence[str] = (),
@@ -138,22 +138,22 @@ def read_outputs(
     Args:
         blocks: from a reader.
         source: their file, for messages.
-        judge: sees each origin once.
+        check: sees each origin once.
         schema: makes tables of blocks of rows; those that do not fit are bad.
         wrappers: score wrappers; with any, length and end of the completions are looked for.
 
     Raises:
-        VersionMismatchError: the judge objects.
+        VersionMismatchError: the check objects.
         DataError: the file lacks the columns, or those that a wrapper needs.
     """
-    seen: set[Origin] = set()
+    seen: set[RowSource] = set()
     needed = columns_needed(wrappers)
     for block in blocks:
         batch = _from_rows(block, schema) if block.table is None else _from_table(block, source)
         for number, origin in _origins(block):
             if origin not in seen:
                 seen.add(origin)
-                problem = judge(origin)
+                problem = check(origin)
                 if problem is not None:
                     raise VersionMismatchError(f"{source}:{number}: {problem}")
         if wrappers:
@@ -275,7 +275,7 @@ def column(block: Block, path: str) -> pa.Array | list[Json] | None:
     return pc.struct_field(values, inner)
 
 
-def _origins(block: Block) -> Iterator[tuple[int, Origin]]:
+def _origins(block: Block) -> Iterator[tuple[int, RowSource]]:
     """The different origins of the rows of a block, each with the number of its first row."""
     columns = [column(block, path) for path in _ORIGIN_COLUMNS]
     if all(isinstance(values, pa.Array) and len(values.unique()) == 1 for values in columns if values is not None):
@@ -285,9 +285,9 @@ def _origins(block: Block) -> Iterator[tuple[int, Origin]]:
     firsts: dict[tuple[str | None, ...], int] = {}
     for place, cells in enumerate(zip(*lists, strict=True)):
         firsts.setdefault(cells, block.numbers[place])
-    for (data_source, data_version, *stamp), number in firsts.items():
-        scored_by = Stamp(*[cell or "" for cell in stamp]) if stamp[0] and stamp[1] else None
-        yield number, Origin(data_source, data_version, scored_by)
+    for (data_source, data_version, *provenance), number in firsts.items():
+        scored_by = Provenance(*[cell or "" for cell in provenance]) if provenance[0] and provenance[1] else None
+        yield number, RowSource(data_source, data_version, scored_by)
 
 
 def _texts_or_none(values: pa.Array | Sequence[Json]) -> list[str | None]:
@@ -331,7 +331,7 @@ def _cells(values: pa.Array | Sequence[Any]) -> Sequence[Any]:
     return to_list(values) if isinstance(values, pa.Array) else values
 
 
-def judge_for_scoring(task: Task) -> Judge:
+def scoring_check(task: Task) -> ProvenanceCheck:
     """Objects to rows made by, or scored by, another task or another version of it.
 
     Files of other tools name no version; of theirs only a `data_source` that is another installed task is refused.
@@ -339,7 +339,7 @@ def judge_for_scoring(task: Task) -> Judge:
     others = {entry.name for entry in list_tasks()} - {task.name}
     here = f"{task.name} {task.version}"
 
-    def judge(origin: Origin) -> str | None:
+    def check(origin: RowSource) -> str | None:
         made_by = None
         if origin.data_version:
             made_by = f"{origin.data_source} {origin.data_version}"
@@ -352,13 +352,13 @@ def judge_for_scoring(task: Task) -> Judge:
             return f"the row was scored by task {before} before, and {here} is to score it now{CURE}"
         return None
 
-    return judge
+    return check
 
 
 CURE = "; install that version, name that task, or accept the difference with --allow-version-mismatch"
 """What can be done about a mismatch."""
 
 
-def anything_goes(origin: Origin) -> str | None:
+def accept_any(origin: RowSource) -> str | None:
     """Objects to nothing."""
     return None

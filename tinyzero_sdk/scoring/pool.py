@@ -22,9 +22,9 @@ from typing import Generic, Self, cast
 
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.records import Completion, Json, Reason, Score
-from tinyzero_sdk.scoring.batches import AnswerList, AnyBatch, Batch, Parcel, Verdicts, unpacked
+from tinyzero_sdk.scoring.batches import AnyBatch, Batch, CompletionBatch, ScoreBatch, ScoreColumns, unpacked
 from tinyzero_sdk.tasks.task import Task
-from tinyzero_sdk.workers.process import Clock, WorkerProcess
+from tinyzero_sdk.workers.process import SharedTimer, WorkerProcess
 
 _FIRST_JOB = 64  # answers sent to a worker at a time, until it is known how long they take
 _LARGEST_JOB = 4096
@@ -96,7 +96,7 @@ class ScoringPool:
             self._remove(self._workers[-1])
 
     def score(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
-        """The verdicts, in the order given.
+        """The scores, in the order given.
 
         Raises:
             TinyZeroError: the workers cannot load the task, or keep dying for no answer's sake.
@@ -106,14 +106,14 @@ class ScoringPool:
         if not completions:
             return []
         share = -(-len(completions) // (4 * self._size))
-        with closing(self.stream([AnswerList(completions, ground_truths)], largest_job=share)) as stream:
-            ((_, verdicts),) = stream
-        return list(verdicts)
+        with closing(self.stream([CompletionBatch(completions, ground_truths)], largest_job=share)) as stream:
+            ((_, scores),) = stream
+        return list(scores)
 
     def stream(
         self, batches: Iterable[AnyBatch], *, largest_job: int = _LARGEST_JOB
-    ) -> Generator[tuple[AnyBatch, Verdicts], None, None]:
-        """Score batches as they come: each with its verdicts, in the order given.
+    ) -> Generator[tuple[AnyBatch, ScoreColumns], None, None]:
+        """Score batches as they come: each with its scores, in the order given.
 
         Takes no more of them than the workers need, and some for the time in which one hangs; so neither end
         needs to fit in memory. Other calls wait until it is exhausted or closed.
@@ -147,12 +147,12 @@ class ScoringPool:
             queue.add(batch)
         return bool(queue.batches)
 
-    def _finished(self, queue: "_Queue[AnyBatch]") -> Iterator[tuple[AnyBatch, Verdicts]]:
+    def _finished(self, queue: "_Queue[AnyBatch]") -> Iterator[tuple[AnyBatch, ScoreColumns]]:
         while queue.batches and not queue.batches[0].left:
             done = queue.pop()
-            verdicts = done.verdicts()
-            self.counts += Counter({reason: verdicts.reasons.count(reason) for reason in ("error", "timeout")})
-            yield cast(AnyBatch, done.batch), verdicts
+            scores = done.scores()
+            self.counts += Counter({reason: scores.reasons.count(reason) for reason in ("error", "timeout")})
+            yield cast(AnyBatch, done.batch), scores
 
     def _work(self, jobs: deque["_Job"], largest_job: int) -> None:
         """Give jobs, wait for a message or a limit, and deal with it."""
@@ -176,10 +176,10 @@ class ScoringPool:
 
     def _is_suspect(self, worker: "_Worker") -> bool:
         """Whether it may well have to be killed: its successor starts while it uses up its time."""
-        return worker.job is not None and worker.process.clock.seconds > self._time_limit / 2
+        return worker.job is not None and worker.process.timer.seconds > self._time_limit / 2
 
     def _patience(self, workers: Iterable["_Worker"]) -> float:
-        left = (self._time_limit - worker.process.clock.seconds for worker in workers)
+        left = (self._time_limit - worker.process.timer.seconds for worker in workers)
         return max(0.0, min(_TICK_SECONDS, self._time_limit / 4, *left))
 
     def _receive(self, worker: "_Worker") -> bool:
@@ -194,8 +194,8 @@ class ScoringPool:
         if message is None:
             worker.ready = True
             return True
-        verdicts, error = message
-        seconds = worker.take(verdicts)
+        scores, error = message
+        seconds = worker.take(scores)
         if seconds is not None:
             rate = worker.answered_in_job / max(seconds, 1e-6)
             self._job_rows = max(1, min(_LARGEST_JOB, int(rate * _JOB_SECONDS), 4 * self._job_rows))
@@ -209,7 +209,7 @@ class ScoringPool:
             worker.ended = True
         elif not worker.ready:
             return time.monotonic() - worker.born > _START_SECONDS
-        return worker.ended or worker.process.clock.seconds > self._time_limit
+        return worker.ended or worker.process.timer.seconds > self._time_limit
 
     def _bury(self, worker: "_Worker") -> list["_Job"]:
         """End a worker, give the answer it was at its score, and return the jobs that are still to do."""
@@ -219,7 +219,7 @@ class ScoringPool:
         worker.process.kill()
         while worker.process.connection.poll() and self._receive(worker):
             pass  # what it had sent counts
-        running, late = worker.running(), worker.process.clock.seconds > self._time_limit
+        running, late = worker.running(), worker.process.timer.seconds > self._time_limit
         self._remove(worker)
         if not worker.ready:
             raise BrokenTaskError(
@@ -227,7 +227,7 @@ class ScoringPool:
             )
         # Between our look and the kill a late worker may have gone on to another answer, which is not to blame.
         if worker.job is not None and running is not None and (late or (worker.ended and caught)):
-            failed = Verdicts()
+            failed = ScoreColumns()
             failed.add(Score(0.0, False, reason))
             worker.job.owner.put(running, failed)
             self._useless = 0
@@ -236,7 +236,7 @@ class ScoringPool:
             self._useless += not worker.answered
         if self._useless > _MAX_USELESS:
             raise BrokenTaskError(f"the scoring workers of task {self._task_name!r} keep dying between two answers")
-        # An answer may have closed the socket, and all seems well until verdicts are to be sent: find out which.
+        # An answer may have closed the socket, and all seems well until scores are to be sent: find out which.
         return [replace(worker.job, careful=True)] if worker.job else []
 
     def _remove(self, worker: "_Worker") -> None:
@@ -246,25 +246,25 @@ class ScoringPool:
 
 @dataclass(slots=True)
 class _Open:
-    """A batch with the verdicts so far."""
+    """A batch with the scores so far."""
 
     batch: Batch
     left: int
     """Answers without a verdict."""
 
-    pieces: list[tuple[int, Verdicts]] = field(default_factory=list)
-    """Verdicts by the place of the first."""
+    pieces: list[tuple[int, ScoreColumns]] = field(default_factory=list)
+    """ScoreColumns by the place of the first."""
 
-    def put(self, start: int, verdicts: Verdicts) -> None:
-        self.pieces.append((start, verdicts))
-        self.left -= len(verdicts)
+    def put(self, start: int, scores: ScoreColumns) -> None:
+        self.pieces.append((start, scores))
+        self.left -= len(scores)
 
-    def verdicts(self) -> Verdicts:
+    def scores(self) -> ScoreColumns:
         self.pieces.sort(key=lambda piece: piece[0])
-        (_, whole), *others = self.pieces or [(0, Verdicts())]
-        for start, verdicts in others:
+        (_, whole), *others = self.pieces or [(0, ScoreColumns())]
+        for start, scores in others:
             assert start == len(whole), "an answer without a verdict, or with two"
-            whole.extend(verdicts)
+            whole.extend(scores)
         assert len(whole) == len(self.batch), "an answer without a verdict"
         return whole
 
@@ -277,7 +277,7 @@ class _Job:
     start: int
     stop: int
     careful: bool = False
-    """Whether to find out which answer ends its worker (see `Parcel.careful`)."""
+    """Whether to find out which answer ends its worker (see `ScoreBatch.careful`)."""
 
     def without(self, place: int) -> list["_Job"]:
         """What is left of it without the answer at `place`."""
@@ -336,14 +336,14 @@ class _Worker:
         except OSError:  # it died while it had nothing to do
             self.ended = True
 
-    def take(self, verdicts: Verdicts) -> float | None:
+    def take(self, scores: ScoreColumns) -> float | None:
         """Pass on what it answered; the seconds its job took, if that was the end of it."""
         assert self.job is not None, "a verdict that nobody asked for"
-        if len(verdicts):
-            self.job.owner.put(self.job.start, verdicts)
-        self.answered += len(verdicts)
-        self.answered_in_job += len(verdicts)
-        start = self.job.start + len(verdicts)
+        if len(scores):
+            self.job.owner.put(self.job.start, scores)
+        self.answered += len(scores)
+        self.answered_in_job += len(scores)
+        start = self.job.start + len(scores)
         if start < self.job.stop:
             self.job = replace(self.job, start=start)
             return None
@@ -352,15 +352,15 @@ class _Worker:
 
     def running(self) -> int | None:
         """Place in its batch of the answer it is at."""
-        index = self.process.clock.index
+        index = self.process.timer.index
         if self.job is None or index is None:
             return None
         place = self.job.start - self.answered_in_job + index
         return place if self.job.start <= place < self.job.stop else None
 
 
-def score_answers(task: Task, connection: Connection, clock: Clock, *, memory_limit: int) -> None:
-    """What a scoring worker does (see `worker.Service`): parcels of answers in, their verdicts out."""
+def score_answers(task: Task, connection: Connection, timer: SharedTimer, *, memory_limit: int) -> None:
+    """What a scoring worker does (see `worker.Service`): parcels of answers in, their scores out."""
     at_start = _address_space()
     if at_start >= memory_limit:
         connection.send(
@@ -373,38 +373,38 @@ def score_answers(task: Task, connection: Connection, clock: Clock, *, memory_li
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
     enough = (at_start + memory_limit) // 2
     try:
-        while _answer(connection.recv(), task, connection, clock, enough):
+        while _answer(connection.recv(), task, connection, timer, enough):
             pass
     except OSError:  # an answer closed the socket, or the parent is gone
         os._exit(1)
 
 
-def _answer(parcel: Parcel, task: Task, connection: Connection, clock: Clock, enough: int) -> bool:
-    """Score a parcel; False as soon as the process has grown to `enough` bytes.
+def _answer(batch: ScoreBatch, task: Task, connection: Connection, timer: SharedTimer, enough: int) -> bool:
+    """Score a batch; False as soon as the process has grown to `enough` bytes.
 
     Where a scorer leaks, it is a later answer that fails, and not its fault: a fresh worker goes on in time.
     """
-    verdicts, flushed, pid = Verdicts(), time.monotonic(), os.getpid()
-    pairs = zip(parcel.completions(), unpacked(parcel.ground_truths), strict=True)
+    scores, flushed, pid = ScoreColumns(), time.monotonic(), os.getpid()
+    pairs = zip(batch.completions(), unpacked(batch.ground_truths), strict=True)
     for index, (completion, ground_truth) in enumerate(pairs):
-        if clock.start(index) - flushed > _FLUSH_SECONDS:
-            clock.stop()
-            if len(verdicts):
-                connection.send((verdicts, task.first_error))
+        if timer.start(index) - flushed > _FLUSH_SECONDS:
+            timer.stop()
+            if len(scores):
+                connection.send((scores, task.first_error))
                 if _address_space() > enough:
                     return False
-            verdicts, flushed = Verdicts(), clock.start(index)
-        verdicts.add(task.score_completion(completion, ground_truth))
+            scores, flushed = ScoreColumns(), timer.start(index)
+        scores.add(task.score_completion(completion, ground_truth))
         if os.getpid() != pid:
             os._exit(0)  # the scorer forked, and this is the copy: it must not answer too
-        if parcel.careful:
-            connection.send((verdicts, task.first_error))  # if that fails, it is by the clock at this answer
-            verdicts = Verdicts()
+        if batch.careful:
+            connection.send((scores, task.first_error))  # if that fails, it is by the timer at this answer
+            scores = ScoreColumns()
             if _address_space() > enough:
                 break
-    clock.stop()
-    if len(verdicts) or not parcel.careful:
-        connection.send((verdicts, task.first_error))
+    timer.stop()
+    if len(scores) or not batch.careful:
+        connection.send((scores, task.first_error))
     return _address_space() <= enough
 
 

@@ -1,6 +1,6 @@
-"""Scoring a scored file again under the installed task, and telling which verdicts changed: behind `tinyzero rescore`.
+"""Scoring a scored file again under the installed task, and telling which scores changed: behind `tinyzero rescore`.
 
-The old verdicts are those in the file; nothing of the old version is run.
+The old scores are those in the file; nothing of the old version is run.
 """
 
 import json
@@ -17,23 +17,23 @@ import pyarrow as pa
 from tinyzero_sdk.data.arrow import to_list
 from tinyzero_sdk.data.files import BadRow, Block
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.scoring.batches import Verdicts
+from tinyzero_sdk.scoring.batches import ScoreColumns
 from tinyzero_sdk.scoring.outputs import (
     RESULT_COLUMNS,
-    VERDICT_COLUMNS,
-    Judge,
-    Origin,
+    SCORE_COLUMNS,
     OutputBatch,
-    Stamp,
-    anything_goes,
+    Provenance,
+    ProvenanceCheck,
+    RowSource,
+    accept_any,
     column,
-    stamp_of,
+    provenance_of,
 )
 from tinyzero_sdk.scoring.readers import OWN, find_reader
 from tinyzero_sdk.scoring.score_file import (
     MAX_LISTED,
-    Limits,
     ScoreReport,
+    ScoringLimits,
     check_output,
     find_schema,
     scored_batches,
@@ -46,7 +46,7 @@ _ALWAYS_LISTED = 20  # changes of each pair of reasons
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RowScore:
     """One side of a comparison."""
 
     score: float
@@ -63,16 +63,16 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ScoreChange:
     """A row with another verdict than before."""
 
     number: int
     """Line of a JSON Lines file, row of a Parquet file; the first is 1."""
 
-    old: Verdict
+    old: RowScore
     """As the file says."""
 
-    new: Verdict
+    new: RowScore
     """As the installed task says."""
 
     completion_end: str
@@ -91,12 +91,12 @@ class Change:
 
 @dataclass
 class RescoreReport:
-    """What became of the verdicts of a file."""
+    """What became of the scores of a file."""
 
     scored: ScoreReport
-    """The new verdicts."""
+    """The new scores."""
 
-    before: list[Stamp] = field(default_factory=list)
+    before: list[Provenance] = field(default_factory=list)
     """What gave the old ones, as far as the rows tell."""
 
     compared: int = 0
@@ -120,7 +120,7 @@ class RescoreReport:
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How many changed from which reason to which."""
 
-    changes: list[Change] = field(default_factory=list)
+    changes: list[ScoreChange] = field(default_factory=list)
     """The first `MAX_LISTED`, and after these the first few of each pair of reasons."""
 
     @property
@@ -133,7 +133,7 @@ class RescoreReport:
         """Share of the compared rows that is correct now; None without any."""
         return self.new_correct / self.compared if self.compared else None
 
-    def add(self, change: Change) -> None:
+    def add(self, change: ScoreChange) -> None:
         """Count a change."""
         self.changed += 1
         self.flipped += change.is_flip
@@ -159,51 +159,51 @@ def rescore_file(
     Args:
         task: from `load_task`.
         source: what `score_file` wrote.
-        output: where to write the rows with their new verdicts, the old ones in columns `old_score` and so on.
+        output: where to write the rows with their new scores, the old ones in columns `old_score` and so on.
         workers: scoring processes.
         time_limit: seconds for one answer.
         memory_limit_gb: address space of a worker, in GiB.
         group_by: column that tells prompts apart in the summary.
-        allow_version_mismatch: compare whatever the file says of its origin (see `judge_for_rescoring`).
+        allow_version_mismatch: compare whatever the file says of its origin (see `rescoring_check`).
         on_progress: called with the share of the file that is done.
 
     Raises:
-        DataError: the file cannot be read, has no rows or no verdicts.
+        DataError: the file cannot be read, has no rows or no scores.
         VersionMismatchError: the two sides are not alike but for the version.
     """
     reader = find_reader(None, source)
     if output is not None:
         check_output(source, output)
-    before: list[Stamp] = []
-    judge = _watching(anything_goes if allow_version_mismatch else judge_for_rescoring(task), before)
+    before: list[Provenance] = []
+    check = _watching(accept_any if allow_version_mismatch else rescoring_check(task), before)
     started = time.perf_counter()
     tables = reader.gives_tables(source)
-    schema = find_schema(OWN, source, judge) if output and output.suffix == ".parquet" and not tables else None
-    report = RescoreReport(ScoreReport(stamp=stamp_of(task)), before)
-    limits = Limits(workers, time_limit, memory_limit_gb)
+    schema = find_schema(OWN, source, check) if output and output.suffix == ".parquet" and not tables else None
+    report = RescoreReport(ScoreReport(provenance=provenance_of(task)), before)
+    limits = ScoringLimits(workers, time_limit, memory_limit_gb)
     with ExitStack() as stack:
-        write = None if output is None else stack.enter_context(writing(source, output, stamp_of(task)))
-        batches = scored_batches(task, reader, source, judge, limits, report.scored, schema=schema, group_by=group_by)
-        for batch, verdicts in stack.enter_context(batches):
-            _compare(source, batch, verdicts, report)
+        write = None if output is None else stack.enter_context(writing(source, output, provenance_of(task)))
+        batches = scored_batches(task, reader, source, check, limits, report.scored, schema=schema, group_by=group_by)
+        for batch, scores in stack.enter_context(batches):
+            _compare(source, batch, scores, report)
             if write is not None:
                 _keep_old(batch.block)
-                write(batch, verdicts)
+                write(batch, scores)
             on_progress(batch.block.progress)
     report.scored.seconds = time.perf_counter() - started
     return report
 
 
-def judge_for_rescoring(task: Task) -> Judge:
-    """Objects where more than the version of the scorer differs between the verdicts to compare.
+def rescoring_check(task: Task) -> ProvenanceCheck:
+    """Objects where more than the version of the scorer differs between the scores to compare.
 
     That is: rows that do not tell what scored them; another task; other options or wrappers; rows scored under several
     versions; and problems made by a version that is neither the old scorer's nor the installed one.
     """
-    now = stamp_of(task)
-    first: list[Stamp] = []
+    now = provenance_of(task)
+    first: list[Provenance] = []
 
-    def judge(origin: Origin) -> str | None:
+    def check(origin: RowSource) -> str | None:
         old = origin.scored_by
         if old is None:
             return f"the row does not tell what scored it{_CURE}"
@@ -221,34 +221,34 @@ def judge_for_rescoring(task: Task) -> Judge:
             return f"the problem was {made}, and scored by {old.task_version}{_CURE}"
         return None
 
-    return judge
+    return check
 
 
-def _typed(stamp: Stamp) -> str:
-    """The wrappers of a stamp as one types them."""
+def _typed(provenance: Provenance) -> str:
+    """The wrappers of a provenance as one types them."""
     try:
-        specs = json.loads(stamp.task_wrappers or "[]")
+        specs = json.loads(provenance.task_wrappers or "[]")
         return " ".join(f"--wrapper {shlex.quote(spec)}" for spec in specs) or "no wrapper"
     except (ValueError, TypeError):  # no column of ours
-        return stamp.task_wrappers
+        return provenance.task_wrappers
 
 
 _CURE = "; like is compared with like only; compare all the same with --allow-version-mismatch"
 
 
-def _watching(judge: Judge, stamps: list[Stamp]) -> Judge:
-    """A judge that also notes what scored the rows."""
+def _watching(check: ProvenanceCheck, provenances: list[Provenance]) -> ProvenanceCheck:
+    """A check that also notes what scored the rows."""
 
-    def watch(origin: Origin) -> str | None:
-        if origin.scored_by is not None and origin.scored_by not in stamps:
-            stamps.append(origin.scored_by)
-        return judge(origin)
+    def watch(origin: RowSource) -> str | None:
+        if origin.scored_by is not None and origin.scored_by not in provenances:
+            provenances.append(origin.scored_by)
+        return check(origin)
 
     return watch
 
 
-def _compare(source: Path, batch: OutputBatch, verdicts: Verdicts, report: RescoreReport) -> None:
-    new = zip(verdicts.values, verdicts.correct, verdicts.reasons, verdicts.answers, strict=True)
+def _compare(source: Path, batch: OutputBatch, scores: ScoreColumns, report: RescoreReport) -> None:
+    new = zip(scores.values, scores.correct, scores.reasons, scores.answers, strict=True)
     for place, (old_cells, new_cells) in enumerate(zip(_old(source, batch.block), new, strict=True)):
         old_score, old_correct, old_reason, old_answer = old_cells
         number = batch.block.numbers[place]
@@ -261,17 +261,17 @@ def _compare(source: Path, batch: OutputBatch, verdicts: Verdicts, report: Resco
         if old_cells[:3] != new_cells[:3]:
             texts = batch.texts
             text = texts[place] if isinstance(texts, list) else texts[place].as_py()
-            report.add(Change(number, Verdict(*old_cells), Verdict(*new_cells), text[-_END:]))
+            report.add(ScoreChange(number, RowScore(*old_cells), RowScore(*new_cells), text[-_END:]))
         elif old_answer != new_cells[3]:
             report.other_answer += 1
 
 
 def _old(source: Path, block: Block) -> Iterator[tuple]:
-    """The old verdicts of the rows."""
-    columns = {name: column(block, name) for name in VERDICT_COLUMNS}
+    """The old scores of the rows."""
+    columns = {name: column(block, name) for name in SCORE_COLUMNS}
     missing = [name for name, values in columns.items() if values is None]
-    if block.table is None and not any(name in row for row in block.rows for name in VERDICT_COLUMNS):
-        missing = list(VERDICT_COLUMNS) if block.rows else []
+    if block.table is None and not any(name in row for row in block.rows for name in SCORE_COLUMNS):
+        missing = list(SCORE_COLUMNS) if block.rows else []
     if missing:
         raise DataError(f"{source} has no {', '.join(missing)}; expected a file that `tinyzero score` wrote")
     cells = (to_list(values) if isinstance(values, pa.Array) else values for values in columns.values())
@@ -279,7 +279,7 @@ def _old(source: Path, block: Block) -> Iterator[tuple]:
 
 
 def _keep_old(block: Block) -> None:
-    """Move the old verdicts to columns of their own, in place of any that were there."""
+    """Move the old scores to columns of their own, in place of any that were there."""
     if block.table is None:
         block.rows = [_moved(row) for row in block.rows]
         return

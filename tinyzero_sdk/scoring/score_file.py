@@ -20,29 +20,29 @@ import pyarrow as pa
 from tinyzero_sdk.data.arrow import Row, check_json_types, infer_schema
 from tinyzero_sdk.data.files import BadRow, JsonLinesWriter, ParquetWriter, check_ending, replacing
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.scoring.batches import Verdicts, unpacked
+from tinyzero_sdk.scoring.batches import ScoreColumns, unpacked
 from tinyzero_sdk.scoring.outputs import (
     RESULT_COLUMNS,
-    Judge,
     OutputBatch,
-    Stamp,
-    anything_goes,
+    Provenance,
+    ProvenanceCheck,
+    accept_any,
     column,
-    judge_for_scoring,
+    provenance_of,
     read_outputs,
-    stamp_of,
+    scoring_check,
 )
 from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.scoring.readers import OWN, Reader, find_reader
-from tinyzero_sdk.scoring.summary import Summary, Tally
-from tinyzero_sdk.tasks.score_guard import show
+from tinyzero_sdk.scoring.summary import Summary, SummaryBuilder
+from tinyzero_sdk.tasks.score_guard import describe_value
 from tinyzero_sdk.tasks.task import Task
 
 MAX_LISTED = 1000
 """So many bad rows are listed; more are counted."""
 
 METADATA_KEY = b"tinyzero.scored_by"
-"""Under this key a scored Parquet file carries its stamp as JSON, for those who read no row."""
+"""Under this key a scored Parquet file carries its provenance as JSON, for those who read no row."""
 
 _AHEAD = 4  # blocks read, and tables to be written, beside the work
 
@@ -80,11 +80,11 @@ class ScoreReport:
     seconds: float = 0.0
     """How long it took."""
 
-    stamp: Stamp | None = None
-    """What gave the verdicts."""
+    provenance: Provenance | None = None
+    """What gave the scores."""
 
     summary: Summary | None = None
-    """What the verdicts say; None without any."""
+    """What the scores say; None without any."""
 
     @property
     def accuracy(self) -> float | None:
@@ -101,12 +101,12 @@ class ScoreReport:
         """No row was bad, and no answer too much for the scorer."""
         return not (self.bad_rows or self.reasons["error"] or self.reasons["timeout"])
 
-    def add(self, verdicts: Verdicts, bad: list[BadRow]) -> None:
+    def add(self, scores: ScoreColumns, bad: list[BadRow]) -> None:
         """Count what came of a block."""
-        self.rows += len(verdicts)
-        self.correct += sum(verdicts.correct)
-        self.score_sum += sum(verdicts.values)
-        self.reasons.update(verdicts.reasons)
+        self.rows += len(scores)
+        self.correct += sum(scores.correct)
+        self.score_sum += sum(scores.values)
+        self.reasons.update(scores.reasons)
         self.note_bad(bad)
 
     def note_bad(self, bad: list[BadRow]) -> None:
@@ -116,7 +116,7 @@ class ScoreReport:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ScoringLimits:
     """How scoring is done."""
 
     workers: int = 1
@@ -164,17 +164,17 @@ def score_file(
     started = time.perf_counter()
     reader = find_reader(format, source)
     check_output(source, output)
-    judge = anything_goes if allow_version_mismatch else judge_for_scoring(task)
-    limits = Limits(workers, time_limit, memory_limit_gb)
-    report = ScoreReport(stamp=stamp_of(task))
+    check = accept_any if allow_version_mismatch else scoring_check(task)
+    limits = ScoringLimits(workers, time_limit, memory_limit_gb)
+    report = ScoreReport(provenance=provenance_of(task))
     to_parquet = output.suffix == ".parquet"
-    schema = find_schema(reader, source, judge) if to_parquet and not reader.gives_tables(source) else None
+    schema = find_schema(reader, source, check) if to_parquet and not reader.gives_tables(source) else None
     with ExitStack() as stack:
-        write = stack.enter_context(writing(source, output, stamp_of(task)))
-        for batch, verdicts in stack.enter_context(
-            scored_batches(task, reader, source, judge, limits, report, schema=schema, group_by=group_by)
+        write = stack.enter_context(writing(source, output, provenance_of(task)))
+        for batch, scores in stack.enter_context(
+            scored_batches(task, reader, source, check, limits, report, schema=schema, group_by=group_by)
         ):
-            write(batch, verdicts)
+            write(batch, scores)
             on_progress(batch.block.progress)
     report.seconds = time.perf_counter() - started
     return report
@@ -185,18 +185,18 @@ def scored_batches(
     task: Task,
     reader: Reader,
     source: Path,
-    judge: Judge,
-    limits: Limits,
+    check: ProvenanceCheck,
+    limits: ScoringLimits,
     report: ScoreReport,
     *,
     schema: pa.Schema | None = None,
     group_by: str | None = None,
-) -> Iterator[Iterator[tuple[OutputBatch, Verdicts]]]:
-    """The batches of a file with their verdicts, in order, counted in `report`.
+) -> Iterator[Iterator[tuple[OutputBatch, ScoreColumns]]]:
+    """The batches of a file with their scores, in order, counted in `report`.
 
     Raises:
         DataError: the file cannot be read, or has no rows.
-        VersionMismatchError: the judge objects to a row.
+        VersionMismatchError: the check objects to a row.
     """
     with ExitStack() as stack:
         # The pool first: its workers start while we look at the file.
@@ -208,23 +208,23 @@ def scored_batches(
                 memory_limit_gb=limits.memory_limit_gb,
             )
         )
-        batches = read_outputs(reader.read(source), source, judge, schema=schema, wrappers=task.wrappers)
+        batches = read_outputs(reader.read(source), source, check, schema=schema, wrappers=task.wrappers)
         if reader.gives_tables(source):  # Arrow works without the interpreter's lock; Python would only wait for it
             batches = stack.enter_context(closing(_ahead(batches)))
         stream = stack.enter_context(closing(pool.stream(batches)))
 
-        tally = Tally(group_by)
+        builder = SummaryBuilder(group_by)
         sample: list[str] = []  # a ground truth that the scorer failed on
 
-        def counted() -> Iterator[tuple[OutputBatch, Verdicts]]:
-            for batch, verdicts in stream:
+        def counted() -> Iterator[tuple[OutputBatch, ScoreColumns]]:
+            for batch, scores in stream:
                 if reader is not OWN and not report.rows:
-                    _check_usable(task, batch, verdicts, pool.first_error)
-                if "error" in verdicts.reasons and not sample:
-                    sample.append(_failed_truth(batch, verdicts))
-                report.add(verdicts, batch.block.bad)
-                tally.add(batch, verdicts)
-                yield batch, verdicts
+                    _check_usable(task, batch, scores, pool.first_error)
+                if "error" in scores.reasons and not sample:
+                    sample.append(_failed_truth(batch, scores))
+                report.add(scores, batch.block.bad)
+                builder.add(batch, scores)
+                yield batch, scores
 
         yield counted()
         if not report.rows and not report.bad_rows:
@@ -235,31 +235,31 @@ def scored_batches(
                 f"task {task.name!r} failed on every answer; the ground truths may be of another form than it needs: "
                 f"{sample[0]} ({report.first_error.splitlines()[-1]}; --json has the traceback)"
             )
-        report.summary = tally.result()
+        report.summary = builder.result()
 
 
-def _failed_truth(batch: OutputBatch, verdicts: Verdicts) -> str:
+def _failed_truth(batch: OutputBatch, scores: ScoreColumns) -> str:
     """Where the ground truth of the first answer that the scorer failed on stands, and what it is."""
-    place = verdicts.reasons.index("error")
+    place = scores.reasons.index("error")
     truth = unpacked(batch.pack(place, place + 1).ground_truths)[0]
     bare = column(batch.block, "ground_truth")
     is_bare = bare is not None and (bare[place] if isinstance(bare, list) else bare[place].as_py()) is not None
     name = "ground_truth" if is_bare else "reward_model.ground_truth"
-    return f"{name} of row {batch.block.numbers[place]} is {show(truth)}"
+    return f"{name} of row {batch.block.numbers[place]} is {describe_value(truth)}"
 
 
-def _check_usable(task: Task, batch: OutputBatch, verdicts: Verdicts, error: str | None) -> None:
+def _check_usable(task: Task, batch: OutputBatch, scores: ScoreColumns, error: str | None) -> None:
     """Stop where a task fails on all of a foreign file: its ground truths are of another form.
 
     Raises:
         DataError: says what they look like.
     """
-    if len(verdicts) and verdicts.reasons.count("error") == len(verdicts):
+    if len(scores) and scores.reasons.count("error") == len(scores):
         truth = unpacked(batch.pack(0, 1).ground_truths)[0]
         cause = f": {error.splitlines()[-1]}" if error else ""
         raise DataError(
-            f"task {task.name!r} failed on all of the first {len(verdicts)} rows ({show(truth)} is a ground truth of "
-            f"this file, which it may be unable to use){cause}"
+            f"task {task.name!r} failed on all of the first {len(scores)} rows; it may be unable to use ground truths "
+            f"such as {describe_value(truth)}{cause}"
         )
 
 
@@ -282,24 +282,26 @@ def check_output(source: Path, output: Path) -> None:
         raise DataError(f"the directory of the output, {output.parent}, does not exist; create it first")
 
 
-def find_schema(reader: Reader, source: Path, judge: Judge) -> pa.Schema:
+def find_schema(reader: Reader, source: Path, check: ProvenanceCheck) -> pa.Schema:
     """The types of a file of rows, for Parquet, which must know them before the first row: a pass of its own."""
-    return infer_schema(batch.block.rows for batch in read_outputs(reader.read(source), source, judge))
+    return infer_schema(batch.block.rows for batch in read_outputs(reader.read(source), source, check))
 
 
 @contextmanager
-def writing(source: Path, output: Path, stamp: Stamp) -> Iterator[Callable[[OutputBatch, Verdicts], None]]:
+def writing(
+    source: Path, output: Path, provenance: Provenance
+) -> Iterator[Callable[[OutputBatch, ScoreColumns], None]]:
     """A function that writes scored batches to `output`, which is put in place at the end."""
     with replacing(output) as temporary:
         if output.suffix != ".parquet":
             with JsonLinesWriter(temporary) as lines:
-                yield lambda batch, verdicts: lines.write(_scored_rows(source, batch, verdicts, stamp))
+                yield lambda batch, scores: lines.write(_scored_rows(source, batch, scores, provenance))
             return
         with ParquetWriter(temporary, plain=("completion",)) as tables, ThreadPoolExecutor(1) as thread:
             under_way: deque[Future[None]] = deque()
 
-            def write(batch: OutputBatch, verdicts: Verdicts) -> None:
-                under_way.append(thread.submit(tables.write, _scored_table(batch, verdicts, stamp)))
+            def write(batch: OutputBatch, scores: ScoreColumns) -> None:
+                under_way.append(thread.submit(tables.write, _scored_table(batch, scores, provenance)))
                 if len(under_way) > _AHEAD:
                     under_way.popleft().result()
 
@@ -308,38 +310,38 @@ def writing(source: Path, output: Path, stamp: Stamp) -> Iterator[Callable[[Outp
                 waiting.result()
 
 
-def _scored_rows(source: Path, batch: OutputBatch, verdicts: Verdicts, stamp: Stamp) -> Iterator[Row]:
+def _scored_rows(source: Path, batch: OutputBatch, scores: ScoreColumns, provenance: Provenance) -> Iterator[Row]:
     table = batch.block.table
     if table is not None:
         check_json_types(source, table.schema)
-    by = stamp._asdict()
-    columns = (verdicts.values, verdicts.correct, verdicts.reasons, verdicts.answers)
+    by = provenance._asdict()
+    columns = (scores.values, scores.correct, scores.reasons, scores.answers)
     for row, *results in zip(batch.block.rows if table is None else table.to_pylist(), *columns, strict=True):
         yield row | dict(zip(RESULT_COLUMNS, results, strict=False)) | by
 
 
-def _scored_table(batch: OutputBatch, verdicts: Verdicts, stamp: Stamp) -> pa.Table:
+def _scored_table(batch: OutputBatch, scores: ScoreColumns, provenance: Provenance) -> pa.Table:
     table = batch.block.table
     assert table is not None
     columns = [
-        pa.array(verdicts.values, pa.float64()),
-        pa.array(verdicts.correct, pa.bool_()),
-        pa.array(verdicts.reasons, pa.string()),
-        _text_array(verdicts.answers),
-        *_repeated(stamp, len(verdicts)),
+        pa.array(scores.values, pa.float64()),
+        pa.array(scores.correct, pa.bool_()),
+        pa.array(scores.reasons, pa.string()),
+        _text_array(scores.answers),
+        *_repeated(provenance, len(scores)),
     ]
     others = [name for name in table.column_names if name not in RESULT_COLUMNS]
     # Without the old metadata: what pandas or `datasets` noted there about the columns is no longer true.
-    table = table.select(others).replace_schema_metadata({METADATA_KEY: json.dumps(stamp._asdict())})
+    table = table.select(others).replace_schema_metadata({METADATA_KEY: json.dumps(provenance._asdict())})
     for name, cells in zip(RESULT_COLUMNS, columns, strict=True):
         table = table.append_column(name, cells)
     return table
 
 
 @lru_cache(maxsize=8)  # blocks of a file are of one size but for the last
-def _repeated(stamp: Stamp, size: int) -> list[pa.Array]:
-    """A column for each entry of the stamp."""
-    return [pa.repeat(pa.scalar(text, pa.string()), size) for text in stamp]
+def _repeated(provenance: Provenance, size: int) -> list[pa.Array]:
+    """A column for each entry of the provenance."""
+    return [pa.repeat(pa.scalar(text, pa.string()), size) for text in provenance]
 
 
 def _text_array(texts: list[str | None]) -> pa.Array:

@@ -1,4 +1,4 @@
-"""What a set of verdicts says of a model: intervals, and what several completions of a prompt are worth.
+"""What a set of scores says of a model: intervals, and what several completions of a prompt are worth.
 
 Pure functions of arrays; where the numbers come from is `summary.py`'s business. "At k" means: for k of a prompt's n
 completions, drawn without replacement, on average over all draws.

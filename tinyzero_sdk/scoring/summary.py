@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from tinyzero_sdk.data.column_hash import hash_array, hash_numbers, hash_values
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import REASONS, Json
-from tinyzero_sdk.scoring.batches import Verdicts
+from tinyzero_sdk.scoring.batches import ScoreColumns
 from tinyzero_sdk.scoring.outputs import LENGTH_COLUMNS, OutputBatch, column
 from tinyzero_sdk.scoring.statistics import (
     best_at_k,
@@ -58,7 +58,7 @@ class AtK:
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class DifficultyBucket:
     """The rows of a range of difficulty."""
 
     low: float
@@ -81,7 +81,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReasonStats:
     """The rows of one reason."""
 
     reason: str
@@ -108,7 +108,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the verdicts on a file say."""
+    """What the scores on a file say."""
 
     rows: int
     """Completions."""
@@ -140,10 +140,10 @@ class Summary:
     at_k: list[AtK] = field(default_factory=list)
     """For powers of two and the greatest number of completions; empty where no prompt has several."""
 
-    by_difficulty: list[Bucket] = field(default_factory=list)
+    by_difficulty: list[DifficultyBucket] = field(default_factory=list)
     """At most five, easiest first; empty where no row tells its difficulty."""
 
-    by_reason: list[Outcome] = field(default_factory=list)
+    by_reason: list[ReasonStats] = field(default_factory=list)
     """The most frequent first."""
 
     alone: int = 0
@@ -157,8 +157,8 @@ class Summary:
         return asdict(self)
 
 
-class Tally:
-    """Gathers verdicts, block by block."""
+class SummaryBuilder:
+    """Gathers scores, block by block."""
 
     def __init__(self, group_by: str | None = None) -> None:
         """
@@ -174,9 +174,9 @@ class Tally:
         self._length_column = ""
         self._columns: dict[str, list[np.ndarray]] = {}
 
-    def add(self, batch: OutputBatch, verdicts: Verdicts) -> None:
-        """Take n rows and their verdicts."""
-        size = len(verdicts)
+    def add(self, batch: OutputBatch, scores: ScoreColumns) -> None:
+        """Take n rows and their scores."""
+        size = len(scores)
         if not size:
             return
         if not self.prompts_by:
@@ -185,10 +185,10 @@ class Tally:
             self._look_for_better(batch)
         self._keep(
             key=self._keys(batch),
-            answer=self._votes(verdicts),
-            score=np.array(verdicts.values, np.float64),
-            correct=np.array(verdicts.correct, bool),
-            reason=np.array([_CODES[reason] for reason in verdicts.reasons], np.uint8),
+            answer=self._votes(scores),
+            score=np.array(scores.values, np.float64),
+            correct=np.array(scores.correct, bool),
+            reason=np.array([_CODES[reason] for reason in scores.reasons], np.uint8),
             difficulty=_difficulties(batch),
             length=self._lengths(batch),
         )
@@ -230,12 +230,12 @@ class Tally:
         self.alone += len(known) - int(known.sum())
         return np.where(known, hash_values(values), alone)
 
-    def _votes(self, verdicts: Verdicts) -> np.ndarray:
+    def _votes(self, scores: ScoreColumns) -> np.ndarray:
         """[n] the answers as numbers, -1 for none."""
         if self.prompts_by == "row":  # nothing to vote on
-            return np.full(len(verdicts), -1, np.int32)
-        votes = (hash_values(verdicts.answers) >> np.uint64(33)).astype(np.int32)
-        return np.where([answer is not None for answer in verdicts.answers], votes, np.int32(-1))
+            return np.full(len(scores), -1, np.int32)
+        votes = (hash_values(scores.answers) >> np.uint64(33)).astype(np.int32)
+        return np.where([answer is not None for answer in scores.answers], votes, np.int32(-1))
 
     def _lengths(self, batch: OutputBatch) -> np.ndarray:
         if self._length_column:
@@ -259,7 +259,7 @@ class Tally:
 
 
 def summarise(columns: Mapping[str, np.ndarray], prompts_by: str, length_unit: str) -> Summary:
-    """The summary of `Tally`'s columns: key, answer, score, correct, reason, difficulty and length, each [n]."""
+    """The summary of `SummaryBuilder`'s columns: key, answer, score, correct, reason, difficulty, length, each [n]."""
     keys, correct, score = columns["key"], columns["correct"], columns["score"]
     order = np.argsort(keys, kind="stable")
     starts = np.flatnonzero(np.diff(keys[order], prepend=~keys[order[:1]]))
@@ -314,7 +314,7 @@ def _mean(parts: Iterable[np.ndarray]) -> float:
     return float(np.concatenate(list(parts)).mean())
 
 
-def _by_difficulty(columns: Mapping[str, np.ndarray]) -> list[Bucket]:
+def _by_difficulty(columns: Mapping[str, np.ndarray]) -> list[DifficultyBucket]:
     known = np.isfinite(columns["difficulty"])
     if not known.any():
         return []
@@ -325,11 +325,11 @@ def _by_difficulty(columns: Mapping[str, np.ndarray]) -> list[Bucket]:
     return [_bucket({name: values[name][places == place] for name in names}) for place in np.unique(places).tolist()]
 
 
-def _bucket(values: Mapping[str, np.ndarray]) -> Bucket:
+def _bucket(values: Mapping[str, np.ndarray]) -> DifficultyBucket:
     _, prompt, sizes = np.unique(values["key"], return_inverse=True, return_counts=True)
     solved = np.bincount(prompt, weights=values["correct"], minlength=len(sizes))
     share = float(values["correct"].mean())
-    return Bucket(
+    return DifficultyBucket(
         # By way of its digits: 0.1 as a 4-byte number is 0.10000000149.
         low=float(str(values["difficulty"].min())),
         high=float(str(values["difficulty"].max())),
@@ -340,7 +340,7 @@ def _bucket(values: Mapping[str, np.ndarray]) -> Bucket:
     )
 
 
-def _by_reason(columns: Mapping[str, np.ndarray]) -> list[Outcome]:
+def _by_reason(columns: Mapping[str, np.ndarray]) -> list[ReasonStats]:
     outcomes = []
     for code, reason in enumerate(REASONS):
         rows = columns["reason"] == code
@@ -351,7 +351,7 @@ def _by_reason(columns: Mapping[str, np.ndarray]) -> list[Outcome]:
         known = len(lengths) > 0
         median, p95 = np.quantile(lengths, [0.5, 0.95]).tolist() if known else (None, None)
         outcomes.append(
-            Outcome(
+            ReasonStats(
                 reason,
                 int(rows.sum()),
                 float(columns["score"][rows].mean()),

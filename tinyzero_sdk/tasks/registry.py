@@ -29,7 +29,7 @@ from tinyzero_sdk.errors import (
     VersionMismatchError,
     did_you_mean,
 )
-from tinyzero_sdk.plugins.extensions import Extension, family_tasks
+from tinyzero_sdk.plugins.registry import Plugin, family_tasks
 from tinyzero_sdk.plugins.validation import check_hooks, check_sdk_version
 from tinyzero_sdk.records import TaskInfo
 from tinyzero_sdk.rewards.wrappers import make_wrapper
@@ -70,7 +70,7 @@ class _Candidate:
     origin: str
     """Where it is from, for messages."""
 
-    cure: str
+    fix: str
     """What a user can do if it does not load."""
 
     load: Callable[[], object]
@@ -116,7 +116,7 @@ def load_task(
     try:
         return _assemble(candidate, options or {}, wrappers, allow_unsafe_scorers)
     except BrokenTaskError as error:
-        raise BrokenTaskError(f"task {candidate.name!r} ({candidate.origin}) {error}; {candidate.cure}") from error
+        raise BrokenTaskError(f"task {candidate.name!r} ({candidate.origin}) {error}; {candidate.fix}") from error
 
 
 def _find(source: str) -> _Candidate:
@@ -124,7 +124,7 @@ def _find(source: str) -> _Candidate:
         return _at_path(source)
     candidates = [_in_distribution(point) for point in entry_points(group=GROUP, name=source)]
     families = {} if candidates else family_tasks()
-    candidates += [_in_family(source, extension) for extension in families.get(source, ())]
+    candidates += [_in_family(source, plugin) for plugin in families.get(source, ())]
     if len(candidates) == 1:
         return candidates[0]
     if not candidates:
@@ -162,20 +162,20 @@ def _in_distribution(point: EntryPoint) -> _Candidate:
         source=entry.name,
         version=entry.version,
         origin=f"{entry.distribution} {entry.version}",
-        cure=_reinstall(entry.distribution),
+        fix=_reinstall(entry.distribution),
         load=point.load,
         distribution=point.dist,
     )
 
 
-def _in_family(name: str, extension: Extension) -> _Candidate:
+def _in_family(name: str, plugin: Plugin) -> _Candidate:
     return _Candidate(
         name=name,
         source=name,
-        version=extension.version,
-        origin=f"{extension.distribution} {extension.version}",
-        cure=_reinstall(extension.distribution),
-        load=lambda: extension.manager.hook.load_family_task(name=name),
+        version=plugin.version,
+        origin=f"{plugin.distribution} {plugin.version}",
+        fix=_reinstall(plugin.distribution),
+        load=lambda: plugin.manager.hook.load_family_task(name=name),
     )
 
 
@@ -205,7 +205,7 @@ def _in_package(init: Path) -> _Candidate:
         source=str(init),
         version=version,
         origin=str(init.parent),
-        cure="correct the package",
+        fix="correct the package",
         load=lambda: packages.import_package(init, version),
     )
 
@@ -226,13 +226,13 @@ def _in_file(path: Path) -> _Candidate:
         exec(compile(code, location, "exec"), module.__dict__)
         return module
 
-    return _Candidate(path.stem, location, version, origin=location, cure="correct the file", load=load)
+    return _Candidate(path.stem, location, version, origin=location, fix="correct the file", load=load)
 
 
 def _assemble(
     candidate: _Candidate, values: Mapping[str, Any], wrappers: Sequence[str], allow_unsafe_scorers: bool
 ) -> Task:
-    plugin = _contain(candidate.load, "cannot be imported")
+    plugin = _call_plugin(candidate.load, "cannot be imported")
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     _register(manager, plugin, "task")
@@ -265,7 +265,7 @@ def _register(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
 
 
 def _info(manager: pluggy.PluginManager) -> TaskInfo:
-    info = _contain(manager.hook.info, "cannot be used: info()")
+    info = _call_plugin(manager.hook.info, "cannot be used: info()")
     if not isinstance(info, TaskInfo):
         raise BrokenTaskError(f"info() returned {info!r}, expected a TaskInfo")
     low, high = info.score_range
@@ -277,7 +277,7 @@ def _info(manager: pluggy.PluginManager) -> TaskInfo:
 
 
 def _options(task_name: str, manager: pluggy.PluginManager, values: Mapping[str, Any]) -> Any:
-    cls = _contain(manager.hook.options, "cannot be used: options()")
+    cls = _call_plugin(manager.hook.options, "cannot be used: options()")
     if cls is None:
         if values:
             raise SettingsError(f"task {task_name!r} has no options, got {', '.join(values)}")
@@ -287,7 +287,7 @@ def _options(task_name: str, manager: pluggy.PluginManager, values: Mapping[str,
     return build(cls, values, prefix="task.")
 
 
-def _contain(call: Callable[[], Any], doing: str) -> Any:
+def _call_plugin(call: Callable[[], Any], doing: str) -> Any:
     """A call into a plugin's code: every fault becomes a BrokenTaskError, but for what it tells in its own words."""
     try:
         return call()

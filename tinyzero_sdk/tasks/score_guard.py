@@ -83,7 +83,7 @@ class ScoreGuard:
         answer = self._extract_answer(strip_special_tokens(text[-MOST_CHARACTERS:]))
         if answer is not None and not isinstance(answer, str):
             raise BrokenTaskError(
-                f"task {self.task_name!r}: extract_answer returned {show(answer)}; expected str or None"
+                f"task {self.task_name!r}: extract_answer returned {describe_value(answer)}; expected str or None"
             )
         return answer
 
@@ -134,7 +134,9 @@ class ScoreGuard:
         return value
 
     def _refusal(self, what: str, value: Any, expected: str) -> BrokenTaskError:
-        return BrokenTaskError(f"task {self.task_name!r}: score returned {what}{show(value)}; expected {expected}")
+        return BrokenTaskError(
+            f"task {self.task_name!r}: score returned {what}{describe_value(value)}; expected {expected}"
+        )
 
     def _failure(self, error: BaseException) -> Score:
         self.error_count += 1
@@ -144,7 +146,7 @@ class ScoreGuard:
         return Score(0.0, False, "error")
 
 
-def show(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """What a hook returned, for a message: shortened, with its type."""
     try:
         return f"{reprlib.repr(value)} ({type(value).__name__})"

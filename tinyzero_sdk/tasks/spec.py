@@ -4,12 +4,12 @@ import shlex
 from collections.abc import Sequence
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import parse_words, unknown_key_message
+from tinyzero_sdk.settings import parse_overrides, unknown_key_message
 from tinyzero_sdk.tasks.registry import load_task
 from tinyzero_sdk.tasks.task import Task
 
 
-def open_task(
+def load_task_with_overrides(
     name: str, words: Sequence[str] | None, *, wrappers: Sequence[str] = (), allow_unsafe_scorers: bool = False
 ) -> Task:
     """The task, with its options from `task.KEY=VALUE` words, and score wrappers around it, innermost first.
@@ -18,14 +18,14 @@ def open_task(
         SettingsError: a word is none of these.
         TinyZeroError: as `load_task`.
     """
-    tree = parse_words(words or ())
+    tree = parse_overrides(words or ())
     options = tree.pop("task", {})
     if tree or not isinstance(options, dict):
         raise SettingsError(unknown_key_message(next(iter(tree), "task"), ["task.KEY"]))
     return load_task(name, options=options, wrappers=wrappers, allow_unsafe_scorers=allow_unsafe_scorers)
 
 
-def open_task_line(line: str, *, allow_unsafe_scorers: bool = False) -> Task:
+def load_task_from_line(line: str, *, allow_unsafe_scorers: bool = False) -> Task:
     """The task of a line, quoted as in a shell.
 
     Raises:
@@ -37,4 +37,4 @@ def open_task_line(line: str, *, allow_unsafe_scorers: bool = False) -> Task:
     except ValueError as error:
         expected = "expected the name of a task or the path of its file, and its options as task.KEY=VALUE"
         raise SettingsError(f"got {line!r} for a task ({error}); {expected}") from None
-    return open_task(name, words, allow_unsafe_scorers=allow_unsafe_scorers)
+    return load_task_with_overrides(name, words, allow_unsafe_scorers=allow_unsafe_scorers)

@@ -17,7 +17,7 @@ from tinyzero_sdk.seeds import split_of_key
 if TYPE_CHECKING:
     import numpy as np
 
-DEFAULT_TEST_SHARE = 1 / 16
+DEFAULT_TEST_FRACTION = 1 / 16
 _FIRST_BLOCK = 64  # small, since a task may take milliseconds for each candidate and the reader want three
 
 
@@ -58,7 +58,7 @@ class Candidates:
 
 
 def read_candidates(
-    task: CandidateSource, split: Split, start: int, size: int, *, seed: int, test_share: float
+    task: CandidateSource, split: Split, start: int, size: int, *, seed: int, test_fraction: float
 ) -> Candidates:
     """Ask `task` for the candidates start … start + size - 1 and keep those of `split`, by the hash of their key."""
     given = task.generate(split, size, seed=seed, start=start)
@@ -66,7 +66,7 @@ def read_candidates(
     first: dict[str, int] = {}
     for row, item in enumerate(items):
         key = task.item_key(item)
-        if key not in first and (task.has_own_splits or split_of_key(key, test_share) == split):
+        if key not in first and (task.has_own_splits or split_of_key(key, test_fraction) == split):
             first[key] = row
     rows = list(first.values())
     return Candidates(
@@ -85,44 +85,44 @@ def _as_array(rows: list[int]) -> "np.ndarray":
     return np.array(rows, dtype=np.int64)
 
 
-def check_test_share(task: CandidateSource, test_share: float) -> None:
+def check_test_fraction(task: CandidateSource, test_fraction: float) -> None:
     """Refuse a share that would leave a split empty, or have no effect.
 
     Raises:
         SettingsError: it is not between 0 and 1, or not the default although the task's data are divided already.
     """
-    if not 0 < test_share < 1:
-        raise SettingsError(f"the test share is {test_share}; expected a number between 0 and 1, such as 0.0625")
-    if task.has_own_splits and test_share != DEFAULT_TEST_SHARE:
+    if not 0 < test_fraction < 1:
+        raise SettingsError(f"the test fraction is {test_fraction}; expected a number between 0 and 1, such as 0.0625")
+    if task.has_own_splits and test_fraction != DEFAULT_TEST_FRACTION:
         raise SettingsError(
-            f"a test share ({test_share:g}) has no effect on {task.name!r} here: its data come divided into train and "
-            "test, and stay so; leave it out"
+            f"a test fraction ({test_fraction:g}) has no effect on {task.name!r} here: its data are already "
+            "divided into train and test; leave it out"
         )
 
 
-def share_of(task: CandidateSource, split: Split, test_share: float) -> float:
+def split_fraction(task: CandidateSource, split: Split, test_fraction: float) -> float:
     """The share of a task's candidates that belongs to a split."""
     if task.has_own_splits:
         return 1.0
-    return test_share if split == "test" else 1 - test_share
+    return test_fraction if split == "test" else 1 - test_fraction
 
 
-class Sieve:
+class SplitFilter:
     """Drops repeated keys in candidate order, and notices when a task has nothing new to give."""
 
-    def __init__(self, task: CandidateSource, split: Split, *, size: int | None, test_share: float) -> None:
+    def __init__(self, task: CandidateSource, split: Split, *, size: int | None, test_fraction: float) -> None:
         """
         Args:
             task: whose candidates they are.
             split: the split being filled.
             size: how many problems are wanted, for the message; None = no end.
-            test_share: the share of all keys that belongs to the test split, between 0 and 1.
+            test_fraction: the share of all keys that belongs to the test split, between 0 and 1.
         """
         self._task_name = task.name
         self._is_divided = task.has_own_splits
         self._split = split
         self._size = size
-        self._share = share_of(task, split, test_share)
+        self._share = split_fraction(task, split, test_fraction)
         self._seen: set[str] = set()
         self._newest = -1  # number of the latest candidate that was new
 
@@ -153,7 +153,7 @@ class Sieve:
         flag = "--size" if self._split == "train" else "--test-size"
         cures = [f"ask for fewer (`tinyzero data` with {flag} {there}, or {flag} all)"]
         if not self._is_divided:
-            cures += ["change the test share", "widen the task's options (task.KEY=VALUE)"]
+            cures += ["change the test fraction", "widen the task's options (task.KEY=VALUE)"]
         return ExhaustedError(
             f"there are only {there:,} different {self._split} problems of {self._task_name}, {asked} were asked for "
             f"({why}); {', or '.join(cures)}"
@@ -166,7 +166,7 @@ def iterate_split(
     *,
     size: int | None = None,
     seed: int = 0,
-    test_share: float = DEFAULT_TEST_SHARE,
+    test_fraction: float = DEFAULT_TEST_FRACTION,
     block: int = 1024,
 ) -> Iterator[Item]:
     """The problems of a split, lazily: the right side of the split, without repeats, in candidate order.
@@ -176,24 +176,24 @@ def iterate_split(
         split: `train` or `test`; no problem is in both, whatever the seeds.
         size: how many; None = as many as the reader takes.
         seed: another seed gives other problems.
-        test_share: the share of all problems that belongs to the test split.
+        test_fraction: the share of all problems that belongs to the test split.
         block: most candidates asked for at a time; never changes the result.
 
     Raises:
         ExhaustedError: the task has no more different problems.
-        SettingsError: `test_share` would leave a split empty, or have no effect.
+        SettingsError: `test_fraction` would leave a split empty, or have no effect.
     """
-    check_test_share(task, test_share)
-    sieve = Sieve(task, split, size=size, test_share=test_share)
-    return islice(_endless(task, split, sieve, seed, test_share, block), size)
+    check_test_fraction(task, test_fraction)
+    split_filter = SplitFilter(task, split, size=size, test_fraction=test_fraction)
+    return islice(_endless(task, split, split_filter, seed, test_fraction, block), size)
 
 
 def _endless(
-    task: CandidateSource, split: Split, sieve: Sieve, seed: int, test_share: float, block: int
+    task: CandidateSource, split: Split, split_filter: SplitFilter, seed: int, test_fraction: float, block: int
 ) -> Iterator[Item]:
     start, count = 0, min(_FIRST_BLOCK, block)
     while True:
-        found = read_candidates(task, split, start, count, seed=seed, test_share=test_share)
-        for row in sieve.admit(found.keys, found.positions, found.end, found.is_last):
+        found = read_candidates(task, split, start, count, seed=seed, test_fraction=test_fraction)
+        for row in split_filter.admit(found.keys, found.positions, found.end, found.is_last):
             yield found.items[row]
         start, count = found.end, min(2 * count, block)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from pluggy import PluginManager
 
-from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, tell_fault
+from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, describe_error
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.records import Completion, Item, Json, Score, Split, TaskInfo
 from tinyzero_sdk.records_arrow import ItemColumns
 from tinyzero_sdk.tasks.hook_binding import bind
-from tinyzero_sdk.tasks.score_guard import ScoreGuard, show
-from tinyzero_sdk.tasks.splits import DEFAULT_TEST_SHARE, iterate_split
+from tinyzero_sdk.tasks.score_guard import ScoreGuard, describe_value
+from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION, iterate_split
 from tinyzero_sdk.tasks.unsafe_scorers import check_allowed, check_place
 
 if TYPE_CHECKING:
@@ -149,10 +149,10 @@ class Task:
         return items
 
     def dataset(
-        self, split: Split, size: int | None = None, *, seed: int = 0, test_share: float = DEFAULT_TEST_SHARE
+        self, split: Split, size: int | None = None, *, seed: int = 0, test_fraction: float = DEFAULT_TEST_FRACTION
     ) -> Iterator[Item]:
         """The first `size` items of a split (None = as many as there are): no problem twice, or on both sides."""
-        return iterate_split(self, split, size=size, seed=seed, test_share=test_share)
+        return iterate_split(self, split, size=size, seed=seed, test_fraction=test_fraction)
 
     def make_prompt(self, item: Item, template: str = "base") -> str | list[Message]:
         """The prompt of an item: text or chat messages."""
@@ -244,10 +244,10 @@ class Task:
         except (KeyboardInterrupt, TinyZeroError):
             raise
         except BaseException as error:  # SystemExit included, which would end the program without a word
-            raise BrokenTaskError(f"task {self.name!r}: {hook} raised {tell_fault(error)}") from error
+            raise BrokenTaskError(f"task {self.name!r}: {hook} raised {describe_error(error)}") from error
 
     def _refusal(self, hook: str, value: Any, expected: str) -> BrokenTaskError:
-        return BrokenTaskError(f"task {self.name!r}: {hook} returned {show(value)}; expected {expected}")
+        return BrokenTaskError(f"task {self.name!r}: {hook} returned {describe_value(value)}; expected {expected}")
 
 
 def _is_text(value: Any) -> bool:

@@ -135,11 +135,11 @@ class ObservedProcess:
                     raise self._lose(worker, "died") from None
             if worker.has_ended() and not worker.connection.poll():
                 raise self._lose(worker, "died")
-            if worker.clock.seconds > self.patience:
+            if worker.timer.seconds > self.patience:
                 raise self._lose(worker, "hung")
 
     def _lose(self, worker: WorkerProcess, fate: Fate) -> _Lost:
-        index = worker.clock.index
+        index = worker.timer.index
         self.kills += 1
         self.close()
         return _Lost(fate, -1 if index is None else index)

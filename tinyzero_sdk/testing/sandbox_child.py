@@ -23,13 +23,13 @@ from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
-from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, tell_fault
+from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, describe_error
 from tinyzero_sdk.records import Item, Json, Score, Split
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing.completions import join_numbers, near_miss, rearrange
 from tinyzero_sdk.testing.gold import Gold, find_gold
 from tinyzero_sdk.testing.grammar import Grammar
-from tinyzero_sdk.workers.process import Clock
+from tinyzero_sdk.workers.process import SharedTimer
 
 MEMORY_GIB = 1.0
 """So much address space a scorer may take beyond what the loaded task has."""
@@ -194,10 +194,10 @@ class _Peak:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def serve(task: Task, connection: Connection, clock: Clock) -> None:
+def serve(task: Task, connection: Connection, timer: SharedTimer) -> None:
     """What the child does (see `worker.Service`): requests (name of a method, arguments …) in, what it returns out."""
     _limit_memory()
-    observer = _Observer(task, clock)
+    observer = _Observer(task, timer)
     try:
         while True:
             name, *arguments = connection.recv()
@@ -217,9 +217,9 @@ def _limit_memory() -> None:
 
 
 class _Observer:
-    def __init__(self, task: Task, clock: Clock) -> None:
+    def __init__(self, task: Task, timer: SharedTimer) -> None:
         self._task = task
-        self._clock = clock
+        self._clock = timer
         self._watch = _Watch()
         self._peak = _Peak()
         self._hunt: _Hunt | None = None
@@ -278,7 +278,7 @@ class _Observer:
         except BaseException as error:  # a scorer may raise anything
             self._watch.on = False  # what we do to tell of it is not the scorer's doing
             kind = "refused" if type(error) is BrokenTaskError else "raised"
-            told = str(error) if kind == "refused" else tell_fault(error)
+            told = str(error) if kind == "refused" else describe_error(error)
             return {kind: told, "answer": answer, "out_of_memory": isinstance(error, MemoryError)}
         return {"value": score.value, "correct": score.correct, "reason": score.reason, "answer": answer}
 

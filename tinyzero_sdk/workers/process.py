@@ -20,20 +20,20 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING
 
-from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, tell_fault
+from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, describe_error
 from tinyzero_sdk.tasks.unsafe_scorers import enter_worker
 
 if TYPE_CHECKING:
     from tinyzero_sdk.tasks.task import Task
 
-Service = Callable[["Task", Connection, "Clock"], None]
+Service = Callable[["Task", Connection, "SharedTimer"], None]
 """What a worker does: a module-level function (or a partial of one) that returns when the worker shall end."""
 
 # One process per core is the plan, so libraries that would start a thread per core must not.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-class Clock:
+class SharedTimer:
     """What the child works on and since when, in 16 bytes that its parent can read at any moment."""
 
     SIZE = 16
@@ -76,9 +76,9 @@ class WorkerProcess:
         self.connection, theirs = Pipe()
         lifeline, self._lifeline = os.pipe()
         with theirs, tempfile.TemporaryFile() as shared:
-            shared.truncate(Clock.SIZE)
-            self.clock = Clock(shared.fileno())
-            self.clock.stop()
+            shared.truncate(SharedTimer.SIZE)
+            self.timer = SharedTimer(shared.fileno())
+            self.timer.stop()
             descriptors = (theirs.fileno(), lifeline, shared.fileno())
             self._process = subprocess.Popen(
                 # -P: a file in the current directory must not stand in for a module of the library.
@@ -113,7 +113,7 @@ class WorkerProcess:
 
 
 def main() -> None:
-    """The child's whole life; the arguments are the descriptors of its socket, its lifeline and its clock."""
+    """The child's whole life; the arguments are the descriptors of its socket, its lifeline and its timer."""
     descriptors = [int(word) for word in sys.argv[1:]]
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
@@ -122,7 +122,7 @@ def main() -> None:
     enter_worker()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     try:
-        _serve(Connection(socket), Clock(shared))
+        _serve(Connection(socket), SharedTimer(shared))
     except EOFError:
         pass  # the parent is done with us
     except BaseException:
@@ -138,24 +138,24 @@ def _die_with_parent(lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def _serve(connection: Connection, clock: Clock) -> None:
+def _serve(connection: Connection, timer: SharedTimer) -> None:
     sys.path[:] = connection.recv()
     service_bytes, task_bytes = connection.recv_bytes(), connection.recv_bytes()
     try:
         service: Service = pickle.loads(service_bytes)
         task = pickle.loads(task_bytes)
     except BaseException as error:  # importing a plugin may raise anything
-        connection.send(as_sendable(error))
+        connection.send(to_picklable_error(error))
         return
     connection.send(None)
-    service(task, connection, clock)
+    service(task, connection, timer)
 
 
-def as_sendable(error: BaseException) -> TinyZeroError:
+def to_picklable_error(error: BaseException) -> TinyZeroError:
     """`error`, if it is one of the family, else a BrokenTaskError that tells of it: a plugin's may not pickle."""
     if type(error).__module__ == TinyZeroError.__module__ and isinstance(error, TinyZeroError):
         return type(error)(str(error))
-    return BrokenTaskError(f"the task raised {tell_fault(error)}")
+    return BrokenTaskError(f"the task raised {describe_error(error)}")
 
 
 def count_cores() -> int:

@@ -68,7 +68,7 @@ def test_a_file_is_one_pool_that_is_divided(write: Callable[..., Path], tmp_path
     parts = {}
     for split in ("train", "test"):
         with pytest.raises(ExhaustedError):
-            parts[split] = [*_keep(parts, split, iterate_split(task, split, test_share=0.25))]
+            parts[split] = [*_keep(parts, split, iterate_split(task, split, test_fraction=0.25))]
     assert len(parts["train"]) + len(parts["test"]) == len(TRAIN)
     assert not {item.data["question"] for item in parts["train"]} & {item.data["question"] for item in parts["test"]}
 
@@ -174,7 +174,7 @@ def test_a_folder_without_a_test_split_says_what_to_do(tmp_path: Path) -> None:
 def test_a_test_share_is_refused_where_it_has_no_effect(tmp_path: Path) -> None:
     task = open_path(split_files(tmp_path))
     with pytest.raises(SettingsError, match="has no effect on 'gsm8k'"):
-        task.dataset("train", 3, test_share=0.5)
+        task.dataset("train", 3, test_fraction=0.5)
 
 
 def test_a_path_beside_templates_is_refused() -> None:

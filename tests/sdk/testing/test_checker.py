@@ -13,7 +13,7 @@ import pytest
 from tinyzero_sdk import load_task
 from tinyzero_sdk.cli import main
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.tasks.spec import open_task_line
+from tinyzero_sdk.tasks.spec import load_task_from_line
 from tinyzero_sdk.testing import LAWS, Checker, check_task, find_laws, known_cases
 from tinyzero_sdk.testing import task_under_test as bench
 from tinyzero_sdk.testing.cases import Case, read_cases, write_cases
@@ -163,7 +163,7 @@ def test_the_pytest_plugin_needs_no_code(write_sum: WriteSum, tmp_path: Path) ->
 )
 def test_what_is_no_task_is_an_error_in_one_line(words: str, message: str) -> None:
     with pytest.raises(SettingsError) as error:
-        open_task_line(words)
+        load_task_from_line(words)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tinyzero_sdk.console import stdout
-from tinyzero_sdk.settings import show as as_word
+from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.parallel import LayoutError
 from tinyzero_trainer.config.spread import CardKind, described, spread_of
@@ -262,8 +262,8 @@ def _changes(found: Plan) -> "RenderableType":
     shown.add_column(no_wrap=True)
     shown.add_column()
     for change in found.changes:
-        before = f"instead of {as_word(change.before)}" if change.before is not None else ""
-        shown.add_row(f"{change.key}={as_word(change.value)}", "; ".join(filter(None, (before, change.costs))))
+        before = f"instead of {format_value(change.before)}" if change.before is not None else ""
+        shown.add_row(f"{change.key}={format_value(change.value)}", "; ".join(filter(None, (before, change.costs))))
     return shown
 
 

@@ -48,12 +48,12 @@ def _list(as_json: bool) -> None:
 
 
 def _one(name: str, as_json: bool) -> None:
-    from tinyzero_sdk.settings import leaves, show
+    from tinyzero_sdk.settings import flatten, format_value
     from tinyzero_trainer.config.recipes import find_recipe
 
     recipe = find_recipe(name)
     if as_json:
-        parts = {"settings": dict(leaves(recipe.settings)), "full_size": dict(leaves(recipe.full_size))}
+        parts = {"settings": dict(flatten(recipe.settings)), "full_size": dict(flatten(recipe.full_size))}
         print_json({"name": recipe.name, "about": recipe.about, "source": recipe.source, **parts})
         return
     stdout.print(f"[bold cyan]{recipe.name}[/] ", _plain(recipe.about))
@@ -67,14 +67,14 @@ def _one(name: str, as_json: bool) -> None:
             continue
         table = _table("", "", no_wrap=False)
         table.show_header = False
-        for key, value in leaves(settings):
-            table.add_row(_setting(key, show(value)), help.get(key, ""))
+        for key, value in flatten(settings):
+            table.add_row(_setting(key, format_value(value)), help.get(key, ""))
         stdout.print(f"\n[bold]{title}[/]")
         stdout.print(table)
 
 
 def _diff(left: str, right: str, as_json: bool) -> None:
-    from tinyzero_sdk.settings import show
+    from tinyzero_sdk.settings import format_value
     from tinyzero_trainer.config.recipes import find_recipe
 
     sides = [_resolved(find_recipe(name)) for name in (left, right)]
@@ -87,18 +87,18 @@ def _diff(left: str, right: str, as_json: bool) -> None:
         return
     table = _table("setting", left, right)
     for key in keys:
-        table.add_row(f"[cyan]{key}[/]", *(_plain(show(side[key])) for side in sides))
+        table.add_row(f"[cyan]{key}[/]", *(_plain(format_value(side[key])) for side in sides))
     stdout.print(table)
     stdout.print("\nwhere only one of them sets something, the other has the default", style="dim")
 
 
 def _resolved(recipe: Any) -> dict[str, Any]:
     """All settings under a recipe and the defaults, by full names; lists as such, as TOML has them."""
-    from tinyzero_sdk.settings import leaves, merge
+    from tinyzero_sdk.settings import flatten, merge
     from tinyzero_trainer.config.layers import with_defaults
 
     values: Mapping[str, Any] = with_defaults(merge(recipe.full_size, recipe.settings))
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in leaves(values)}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(values)}
 
 
 def _help() -> dict[str, str]:

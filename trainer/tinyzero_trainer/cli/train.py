@@ -294,14 +294,16 @@ def _consult_plan(config: "TrainConfig", shape: "ModelShape | None" = None) -> N
 
 def _origins(layers: "Layers") -> "Iterator[str]":
     """Where the settings are from that the user did not give himself."""
-    from tinyzero_sdk.settings import leaves, show
+    from tinyzero_sdk.settings import flatten, format_value
 
     if layers.recipe is not None:
-        parts, values = (layers.recipe.full_size, layers.recipe.settings), dict(leaves(layers.values))
-        held = {key: value for part in parts for key, value in leaves(part) if values.get(key) == value}
-        yield f"by recipe {layers.recipe.name}: {' '.join(f'{key}={show(value)}' for key, value in held.items())}"
+        parts, values = (layers.recipe.full_size, layers.recipe.settings), dict(flatten(layers.values))
+        held = {key: value for part in parts for key, value in flatten(part) if values.get(key) == value}
+        settings = " ".join(f"{key}={format_value(value)}" for key, value in held.items())
+        yield f"by recipe {layers.recipe.name}: {settings}"
     if layers.suited:
-        yield f"with settings that suit it: {' '.join(f'{key}={show(value)}' for key, value in layers.suited.items())}"
+        settings = " ".join(f"{key}={format_value(value)}" for key, value in layers.suited.items())
+        yield f"with settings that suit it: {settings}"
     if layers.left_out:
         gone = "; ".join(f"{key} ({reason})" for key, reason in layers.left_out.items())
         yield f"left out of those: {gone}"

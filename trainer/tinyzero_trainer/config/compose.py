@@ -14,13 +14,13 @@ from tinyzero_sdk.settings import (
     build,
     check_keys,
     describe,
+    flatten,
+    format_value,
     get,
-    leaves,
     merge,
-    nested,
-    parse_words,
+    parse_overrides,
     read_toml,
-    show,
+    unflatten,
 )
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.layers import Layers, idle_settings, put_together, text, with_defaults
@@ -38,14 +38,14 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
     Raises:
         SettingsError: a key is unknown, or given twice, or a file cannot be read.
     """
-    said = parse_words(words)
-    given, flagged = dict(leaves(said)), dict[str, Any]()
+    said = parse_overrides(words)
+    given, flagged = dict(flatten(said)), dict[str, Any]()
     for key, value in flags.items():
         if value is None:
             continue
         if key in given:
             raise SettingsError(f"{key} is given twice, as a flag and as {key}={given[key]}; give it once")
-        flagged = merge(flagged, nested(key, value))
+        flagged = merge(flagged, unflatten({key: value}))
     said = merge(flagged, said)  # the order of --task is that of the tasks
     check_keys(cls, said, in_help=True)
     _refuse_none(cls, said)
@@ -67,7 +67,7 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
 def _refuse_none(cls: type, said: Mapping[str, Any]) -> None:
     """TOML has no null, so that none cannot be kept in a table of its own."""
     tables = {field.key for field in describe(cls) if field.type == TABLE}
-    for key, value in leaves(said):
+    for key, value in flatten(said):
         if value is None and key not in tables and key.partition(".")[0] in tables:
             raise SettingsError(f"{key}=none cannot be kept in config.toml; leave it out for the task's own default")
 
@@ -109,13 +109,13 @@ def build_layers(layers: Layers, said: Mapping[str, Any]) -> TrainConfig:
         SettingsError: as `build`; if a setting of the recipe has no effect under what was said, that is told.
     """
     if layers.recipe is not None:
-        said_keys, idle = dict(leaves(said)).keys(), idle_settings(layers.values)
-        defaults = dict(leaves(with_defaults({})))
-        for key, value in leaves(layers.recipe.settings):
+        said_keys, idle = dict(flatten(said)).keys(), idle_settings(layers.values)
+        defaults = dict(flatten(with_defaults({})))
+        for key, value in flatten(layers.recipe.settings):
             if key in idle and key not in said_keys and value != defaults.get(key):
                 raise SettingsError(
-                    f"{key}={show(value)} of the recipe {layers.recipe.name} has no effect: {idle[key]}; "
-                    f"give {key}={show(defaults.get(key))} too, or do without the recipe"
+                    f"{key}={format_value(value)} of the recipe {layers.recipe.name} has no effect: {idle[key]}; "
+                    f"give {key}={format_value(defaults.get(key))} too, or do without the recipe"
                 )
     return build(TrainConfig, layers.values)
 

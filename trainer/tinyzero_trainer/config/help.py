@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING
 
-from tinyzero_sdk.settings import TABLE, Field, describe, show
+from tinyzero_sdk.settings import TABLE, Field, describe, format_value
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import RESUMABLE
 
@@ -36,7 +36,7 @@ def key_help(cls: type, only: Sequence[str] = ()) -> Iterator["RenderableType"]:
             if field.type == TABLE:
                 table.add_row(f"[bold cyan]{field.key}[/][dim].KEY=…[/]", escape(field.help))
                 continue
-            key = f"[bold cyan]{field.key}[/][dim]={escape(show(field.default))}[/]"
+            key = f"[bold cyan]{field.key}[/][dim]={escape(format_value(field.default))}[/]"
             unbroken = escape(field.type.replace(" ", "\N{NO-BREAK SPACE}"))
             table.add_row(key, f"{escape(field.help)} [dim]\\[{unbroken}][/]")
         title = f"{group}: {about.rstrip('.')}" if about else group
@@ -68,7 +68,7 @@ def markdown() -> str:
         for field in fields:
             key = f"`{field.key}.…`" if field.type == TABLE else f"`{field.key}`"
             mark = " ↻" if field.key in RESUMABLE else ""
-            default = "" if field.type == TABLE else f"`{show(field.default)}`"
+            default = "" if field.type == TABLE else f"`{format_value(field.default)}`"
             cells = [key + mark, default, field.type, field.help]
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ from functools import reduce
 from typing import Any
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import build, get, leaves, merge
+from tinyzero_sdk.settings import build, flatten, get, merge
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.recipes import Recipe, find_recipe
 from tinyzero_trainer.config.unused import idle
@@ -52,11 +52,11 @@ def put_together(said: Mapping[str, Any], preset: Mapping[str, Any] | None = Non
     preset = suiting(upper) if preset is None else preset
     lower = merge(figures, preset)
     kept, dropped = without_contradictions(*without_idle(lower, upper), upper)
-    of_preset, covered = dict(leaves(preset)), dropped.keys() | dict(leaves(upper)).keys()
+    of_preset, covered = dict(flatten(preset)), dropped.keys() | dict(flatten(upper)).keys()
     return Layers(
         values=merge(kept, upper),
         recipe=recipe,
-        suited=_suited(of_preset, covered, dict(leaves(with_defaults(figures)))),
+        suited=_suited(of_preset, covered, dict(flatten(with_defaults(figures)))),
         left_out=_left_out(of_preset, dropped, without_idle(lower, {})[1]),
     )
 
@@ -94,12 +94,12 @@ def without_idle(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> tuple[di
         ({'eval': {}}, {'eval.during_size': 'eval.every=0 evaluates before and after training only'})
     """
     kept, dropped = dict(lower), dict[str, str]()
-    fixed, defaults = dict(leaves(upper)).keys(), dict(leaves(with_defaults({})))
+    fixed, defaults = dict(flatten(upper)).keys(), dict(flatten(with_defaults({})))
     while True:
         without_effect = idle_settings(merge(kept, upper))
         found = {
             key: without_effect[key]
-            for key, value in leaves(kept)
+            for key, value in flatten(kept)
             if key in without_effect and key not in fixed and not _equal(value, defaults.get(key))
         }
         if not found:
@@ -127,8 +127,8 @@ def without_contradictions(
         {'optimizer': {'beta2': 0.99}}
     """
     reason = _refusal(merge(lower, upper))
-    fixed = dict(leaves(upper)).keys()
-    for key, _ in () if reason is None else leaves(lower):
+    fixed = dict(flatten(upper)).keys()
+    for key, _ in () if reason is None else flatten(lower):
         if key in fixed:
             continue
         kept, idle_then = without_idle(_without(lower, key), upper)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import build, leaves, merge, nested, read_toml, show, to_mapping
+from tinyzero_sdk.settings import build, flatten, format_value, merge, read_toml, to_mapping, unflatten
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.layers import without_idle
 
@@ -71,9 +71,9 @@ def resume_config(directory: Path, values: Mapping[str, Any]) -> TrainConfig:
     if not dropped.keys() <= set(RESUMABLE):
         kept = to_mapping(saved)
     try:
-        config = build(TrainConfig, merge(merge(kept, values), nested("run.output", str(directory))))
+        config = build(TrainConfig, merge(merge(kept, values), unflatten({"run.output": str(directory)})))
     except SettingsError:
-        _refuse_changes(saved, _flat(saved) | dict(leaves(values)))  # then that is the reason
+        _refuse_changes(saved, _flat(saved) | dict(flatten(values)))  # then that is the reason
         raise
     _refuse_changes(saved, _flat(config))
     if config.run.steps < saved.run.steps:
@@ -91,7 +91,7 @@ def _refuse_changes(saved: TrainConfig, after: Mapping[str, Any]) -> None:
     for key in sorted(before.keys() | after.keys()):
         old, new = before.get(key), after.get(key)
         if old != new and key not in RESUMABLE:
-            change = f"{key} from {show(old)} to {show(new)}"
+            change = f"{key} from {format_value(old)} to {format_value(new)}"
             raise SettingsError(f"--resume cannot change {change}; leave it out, or start a run in another --output")
 
 
@@ -114,7 +114,7 @@ def check_fingerprint(config: TrainConfig, saved: str) -> None:
 
 
 def _flat(config: TrainConfig) -> dict[str, Any]:
-    return dict(leaves(to_mapping(config)))
+    return dict(flatten(to_mapping(config)))
 
 
 def ending_schedules(config: TrainConfig) -> list[str]:

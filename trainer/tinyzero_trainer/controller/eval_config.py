@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import leaves, merge, nested, read_toml
+from tinyzero_sdk.settings import flatten, merge, read_toml, unflatten
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.config.layers import text
@@ -42,7 +42,7 @@ def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
     """
     if values.get("tasks"):
         raise SettingsError("an evaluation is of one task; give --task TASK, and its options as task.KEY=…")
-    for key, _ in leaves(values):
+    for key, _ in flatten(values):
         if key not in EVALUATION_KEYS and not key.startswith("task."):
             raise SettingsError(f"{key} has no effect on an evaluation; leave it out (--help lists what has)")
     model = text(values, "model.path")
@@ -50,7 +50,7 @@ def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
         inherited = _inherited(run, values)
         # What a run calls its task need not be the task's own name.
         values = merge(merge(inherited, values), {"run": inherited.get("run", {})})
-        values = merge(values, nested("model.path", str(_newest_checkpoint(run) if run == Path(model) else model)))
+        values = merge(values, unflatten({"model.path": str(_newest_checkpoint(run) if run == Path(model) else model)}))
     return make_config(values)
 
 
@@ -73,9 +73,9 @@ def _inherited(run: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     """What an evaluation takes from the run's configuration; nothing of its task if another one is asked for."""
     saved = read_toml(run / "config.toml")
     inherited: dict[str, Any] = {}
-    for key, value in leaves(saved):
+    for key, value in flatten(saved):
         if key.startswith(("data.", "rollout.max_tokens", "eval.size")):
-            inherited = merge(inherited, nested(key, value))
+            inherited = merge(inherited, unflatten({key: value}))
     shares = read_shares(text(saved, "run.task") or "", saved.get("task", {}), saved.get("tasks", {}))
     asked = text(values, "run.task")
     if asked is None and len(shares) > 1:

@@ -40,11 +40,11 @@ class LocalModels:
             "run.seed": request.seed,
             "model.path": request.model,
             "data.template": request.template,
-            "data.test_share": request.test_share,
+            "data.test_share": request.test_fraction,
             "eval.size": request.size,
             "rollout.max_tokens": request.max_tokens,
         }
-        config = evaluation_config(gather(TrainConfig, flags, request.words))
+        config = evaluation_config(gather(TrainConfig, flags, request.overrides))
         (task,) = load_shares(
             config.task_shares(),
             allow_unsafe_scorers=request.allow_unsafe_scorers,
@@ -55,7 +55,7 @@ class LocalModels:
             model=str(directory_of(config.model.path) or TINY_MODEL),
             opener=lambda: _open(config, task, request),
             size=config.eval.size,
-            test_share=config.data.test_share,
+            test_fraction=config.data.test_share,
             split=request.split,
             samples=request.samples,
             temperature=request.temperature,

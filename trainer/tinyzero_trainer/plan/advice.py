@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.settings import show
+from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import RESUMABLE
 from tinyzero_trainer.config.spread import device_of, spread_of
@@ -167,11 +167,11 @@ def of_which(config: TrainConfig, phase: Phase) -> str:
 
 def words(changes: Iterable[Change]) -> str:
     """`key=value` words, ready to be typed."""
-    return " ".join(f"{change.key}={show(change.value)}" for change in changes)
+    return " ".join(f"{change.key}={format_value(change.value)}" for change in changes)
 
 
 def _settings(settings: Settings) -> str:
-    return " ".join(f"{key}={show(value)}" for key, value in settings.items())
+    return " ".join(f"{key}={format_value(value)}" for key, value in settings.items())
 
 
 def _may(settings: Settings, *, resumed: bool) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 from tinyzero_sdk import Task
 from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
-from tinyzero_sdk.workers.process import Clock, WorkerProcess, as_sendable
+from tinyzero_sdk.workers.process import SharedTimer, WorkerProcess, to_picklable_error
 from tinyzero_trainer.config import DataConfig
 from tinyzero_trainer.config.sft import WarmStartConfig
 from tinyzero_trainer.data.mixture import next_share
@@ -248,13 +248,15 @@ def _received(connections: Sequence[Connection]) -> Iterator[PackedBatch]:
         yield message
 
 
-def _serve(task: Task, connection: Connection, clock: Clock, *, source: BatchSource, place: int, workers: int) -> None:
+def _serve(
+    task: Task, connection: Connection, timer: SharedTimer, *, source: BatchSource, place: int, workers: int
+) -> None:
     """What a worker does (see `worker.Service`): send batches as fast as they are taken."""
-    del task, clock
+    del task, timer
     try:
         for batch in source.batches(place, workers):
             connection.send(batch)
     except BrokenPipeError:
         pass  # the parent has enough
     except Exception as error:  # a task may raise anything; the parent says it
-        connection.send(as_sendable(error))
+        connection.send(to_picklable_error(error))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
-from tinyzero_sdk.settings import build, get, merge, nested, read_toml, to_mapping
+from tinyzero_sdk.settings import build, get, merge, read_toml, to_mapping, unflatten
 from tinyzero_trainer.config import OwnModelConfig, TrainConfig
 from tinyzero_trainer.config.compose import resolve
 from tinyzero_trainer.config.model_defaults import PRESET_FILE, TINY_NAME
@@ -108,7 +108,7 @@ class OwnModel:
             TinyZeroError: it cannot be made or kept.
         """
         self._make()
-        named = nested("model.path", str(self.directory) if self.is_made else TINY_NAME)
+        named = unflatten({"model.path": str(self.directory) if self.is_made else TINY_NAME})
         return merge({key: value for key, value in self.said.items() if key != "own_model"}, named)
 
     def _make(self) -> None:

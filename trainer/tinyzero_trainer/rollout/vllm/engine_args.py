@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tinyzero_sdk.settings import show
+from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.config import TrainConfig, VllmConfig
 from tinyzero_trainer.distributed import cuda_allocator as allocator
 from tinyzero_trainer.distributed.fsdp import compute_dtype
@@ -55,7 +55,7 @@ def refuse_impossible(config: TrainConfig, device: torch.device) -> None:
         for name, reason in reasons.items():
             given = getattr(vllm, name)
             if given != getattr(VllmConfig(), name) and not (name == "sleep" and given is False):
-                raise VllmError(f"vllm.{name}={show(given)} means nothing on the CPU: {reason}; leave it out")
+                raise VllmError(f"vllm.{name}={format_value(given)} means nothing on the CPU: {reason}; leave it out")
     elif 0 < (here := torch.cuda.device_count()) < vllm.tensor_parallel:  # none: they are on other machines
         raise VllmError(f"vllm.tensor_parallel={vllm.tensor_parallel}, but there are {here} GPUs")
     expands = any(allocator.expands(os.environ.get(name)) for name in allocator.VARIABLES)

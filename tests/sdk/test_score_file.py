@@ -15,7 +15,7 @@ from tinyzero_sdk.data.files import read_blocks, read_rows
 from tinyzero_sdk.errors import DataError, VersionMismatchError
 from tinyzero_sdk.scoring import score_file as scoring
 from tinyzero_sdk.scoring.batches import unpacked
-from tinyzero_sdk.scoring.outputs import RESULT_COLUMNS, anything_goes, judge_for_scoring, read_outputs
+from tinyzero_sdk.scoring.outputs import RESULT_COLUMNS, accept_any, read_outputs, scoring_check
 from tinyzero_sdk.scoring.score_file import METADATA_KEY, ScoreReport, score_file
 
 pytestmark = pytest.mark.usefixtures("scored_here")
@@ -312,7 +312,7 @@ def score(answer, ground_truth):
 def test_ground_truth_of_any_type_reaches_a_worker_as_it_is(tmp_path: Path, truths: pa.Array) -> None:
     texts = pa.array(["", "é<answer>1</answer>", "plain", ""]).dictionary_encode()[1:4]
     pq.write_table(pa.table({"completion": texts, "ground_truth": truths}), tmp_path / "in.parquet")
-    (batch,) = read_outputs(read_blocks(tmp_path / "in.parquet"), tmp_path, anything_goes)
+    (batch,) = read_outputs(read_blocks(tmp_path / "in.parquet"), tmp_path, accept_any)
     for start, stop in ((0, 3), (1, 3), (1, 1)):
         parcel = batch.pack(start, stop)
         assert list(parcel.completions()) == texts.to_pylist()[start:stop]
@@ -386,7 +386,7 @@ def test_rows_of_another_task_or_version_need_leave(
 ) -> None:
     rows = json.loads(json.dumps([of("say", None, task="", task_version=""), row]).replace("VERSION", task.version))
     path = write_rows(tmp_path / f"in.{source}", rows)
-    outputs = read_outputs(read_blocks(path), path, judge_for_scoring(task))
+    outputs = read_outputs(read_blocks(path), path, scoring_check(task))
     if problem is None:
         assert [len(batch) for batch in outputs] == [2]
         return
@@ -407,7 +407,7 @@ def test_batches_of_large_rows_are_small(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(files, "_TABLE_BYTES", 80_000)
     rows = [{"completion": f"{n}" * 500, "ground_truth": 1} for n in range(100, 500)]
     path = write_rows(tmp_path / "in.parquet", rows)
-    sizes = [len(batch) for batch in read_outputs(read_blocks(path), path, anything_goes)]
+    sizes = [len(batch) for batch in read_outputs(read_blocks(path), path, accept_any)]
     assert sum(sizes) == 400
     assert max(sizes) <= 60
 

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="empty-body"
-"""Plugins of the SDK itself, found through the entry-point group `tinyzero.plugins`.
+"""Plugins of the SDK, found through the entry-point group `tinyzero.plugins`, and the hooks they implement.
 
-An extension adds commands, families of tasks or score wrappers; a single task needs none of this and uses
-the group `tinyzero.tasks`. A broken extension is reported and left out, and never stops the others.
+A plugin adds commands, families of tasks, score wrappers or local models; a single task uses the group
+`tinyzero.tasks` instead. A broken plugin is reported and ignored, and never stops the others.
 """
 
 import sys
@@ -58,8 +58,8 @@ def _new_manager() -> pluggy.PluginManager:
 
 
 @dataclass
-class Extension:
-    """One installed extension, imported if it could be."""
+class Plugin:
+    """One installed plugin, imported if it could be."""
 
     name: str
     """Of its entry point."""
@@ -74,7 +74,7 @@ class Extension:
     """That distribution's version."""
 
     manager: pluggy.PluginManager = field(default_factory=_new_manager, repr=False)
-    """Holds this extension alone; empty if it is broken."""
+    """Holds this plugin alone; empty if it is broken."""
 
     error: str | None = None
     """Why it is broken, in one line."""
@@ -85,38 +85,38 @@ class Extension:
             return getattr(self.manager.hook, hook)(**arguments)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # one extension's fault must not stop the others
+        except BaseException as error:  # one plugin's fault must not stop the others
             self.error = f"{hook} raised {type(error).__name__}: {error}"
             return None
 
 
 @cache
-def load_extensions() -> tuple[Extension, ...]:
-    """Every installed extension, by name; imported once per process."""
+def load_plugins() -> tuple[Plugin, ...]:
+    """Every installed plugin, by name; imported once per process."""
     return tuple(_load(point) for point in sorted(entry_points(group=GROUP), key=lambda point: point.name))
 
 
-def _load(point: EntryPoint) -> Extension:
+def _load(point: EntryPoint) -> Plugin:
     assert point.dist is not None  # entry_points() sets it
-    extension = Extension(point.name, point.value, point.dist.name, point.dist.version)
+    plugin = Plugin(point.name, point.value, point.dist.name, point.dist.version)
     manager = _new_manager()
     try:
         check_sdk_version(point.dist)
-        plugin = point.load()
-        manager.register(plugin)
-        check_spelling(manager, plugin, sys.modules[__name__])
-        extension.manager = manager
+        hooks = point.load()
+        manager.register(hooks)
+        check_spelling(manager, hooks, sys.modules[__name__])
+        plugin.manager = manager
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # as in `call`
-        extension.error = f"{type(error).__name__}: {error}"
-    return extension
+        plugin.error = f"{type(error).__name__}: {error}"
+    return plugin
 
 
-def family_tasks() -> dict[str, list[Extension]]:
-    """The tasks of all families, each with the extensions that offer it (more than one = a clash)."""
-    offers: dict[str, list[Extension]] = {}
-    for extension in load_extensions():
-        for name in extension.call("task_names") or ():
-            offers.setdefault(name, []).append(extension)
+def family_tasks() -> dict[str, list[Plugin]]:
+    """The tasks of all families, each with the plugins that offer it (more than one = a clash)."""
+    offers: dict[str, list[Plugin]] = {}
+    for plugin in load_plugins():
+        for name in plugin.call("task_names") or ():
+            offers.setdefault(name, []).append(plugin)
     return offers

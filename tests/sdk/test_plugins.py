@@ -11,7 +11,7 @@ from tinyzero_sdk.errors import (
     TaskClashError,
     TaskNotFoundError,
 )
-from tinyzero_sdk.plugins.extensions import load_extensions
+from tinyzero_sdk.plugins.registry import load_plugins
 
 FAMILY = """
 from tinyzero_sdk import hookimpl
@@ -66,7 +66,7 @@ def test_broken_extension_does_not_break_the_others(family, install, code, requi
     code = f"from tinyzero_sdk import hookimpl\n{code}"
     install("tz-aaa", modules={"aaa_module": code}, plugins={"aaa": "aaa_module"}, requires=requires)
     assert load_task("family/say").name == "family/say"
-    [broken] = [extension for extension in load_extensions() if extension.name == "aaa"]
+    [broken] = [extension for extension in load_plugins() if extension.name == "aaa"]
     assert broken.error
 
 

@@ -123,7 +123,7 @@ def test_split_is_the_candidates_in_order_without_repeats_whatever_the_block(
     keys: list[int], share: float, block: int, split: str
 ) -> None:
     expected = [key for key in dict.fromkeys(keys) if split_of_key(str(key), share) == split]
-    found, error = problems(Numbers(keys), split, test_share=share, block=block)
+    found, error = problems(Numbers(keys), split, test_fraction=share, block=block)
     assert found == expected
     assert f"only {len(expected)} different" in error
 
@@ -144,7 +144,7 @@ def test_exhausted_task_says_how_many_there_are_and_were_asked_for() -> None:
 
 
 def test_exhausted_task_says_what_to_type() -> None:
-    with pytest.raises(ExhaustedError, match=r"--size 100, or --size all\).*change the test share"):
+    with pytest.raises(ExhaustedError, match=r"--size 100, or --size all\).*change the test fraction"):
         list(iterate_split(Numbers(list(range(107)), endless=True), "train", size=1000))  # type: ignore[arg-type]
     with pytest.raises(ExhaustedError, match=r"100 different test .*--test-size 100, or --test-size all\)$"):
         list(iterate_split(Numbers(list(range(100)), has_own_splits=True), "test", size=1000))  # type: ignore[arg-type]
@@ -154,14 +154,14 @@ def test_own_splits_are_kept_and_a_share_for_them_is_refused() -> None:
     task = Numbers(list(range(100)), has_own_splits=True)
     for split in ("train", "test"):
         assert problems(task, split)[0] == task.keys
-    with pytest.raises(SettingsError, match=r"a test share \(0\.5\) has no effect on 'numbers'"):
-        iterate_split(task, "train", test_share=0.5)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match=r"a test fraction \(0\.5\) has no effect on 'numbers'"):
+        iterate_split(task, "train", test_fraction=0.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, float("nan")])
 def test_share_that_leaves_a_split_empty_is_refused(share: float) -> None:
     with pytest.raises(SettingsError, match="between 0 and 1"):
-        iterate_split(Numbers([1]), "train", test_share=share)  # type: ignore[arg-type]
+        iterate_split(Numbers([1]), "train", test_fraction=share)  # type: ignore[arg-type]
 
 
 def build(task: Task, output: Path, workers: int = 1, **arguments: object) -> dict[str, bytes]:

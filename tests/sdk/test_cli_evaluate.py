@@ -11,7 +11,7 @@ from tests.sdk.evaluating import task as task
 from tinyzero_sdk import load_task
 from tinyzero_sdk.cli import main
 from tinyzero_sdk.evaluation.protocol import EVALUATION_SEED
-from tinyzero_sdk.plugins.extensions import load_extensions
+from tinyzero_sdk.plugins.registry import load_plugins
 
 pytestmark = pytest.mark.usefixtures("scored_here")
 
@@ -114,10 +114,10 @@ def test_another_file_is_never_written_to(run, server, tmp_path, content):
     [
         (("--size", "2"), "an evaluation at an endpoint needs --output FILE"),
         (("-o", "x.txt"), "expected a name that ends in .jsonl or .parquet"),
-        (("-o", "x.jsonl", "data.test_share=0.5"), "unknown key 'data'"),
+        (("-o", "x.jsonl", "data.seed=0"), "unknown key 'data'"),
         (("-o", "x.jsonl", "task.no=1"), "unknown key 'task.no'"),
         (("-o", "x.jsonl", "--endpoint", "localhost"), "expected a URL, such as http://localhost:8000/v1"),
-        (("-o", "x.jsonl", "--size", "2", "--test-share", "2"), "the test share is 2.0"),
+        (("-o", "x.jsonl", "--size", "2", "--test-fraction", "2"), "the test fraction is 2.0"),
     ],
 )
 def test_wrong_use_is_one_line(run, server, tmp_path, monkeypatch, arguments, expected):
@@ -183,8 +183,8 @@ def local_models():
 
 def test_hook_local_models(install, write_task, capsys, monkeypatch):
     install("tz-local", modules={"local_module": LOCAL}, plugins={"local": "local_module"})
-    extensions = tuple(extension for extension in load_extensions() if extension.name == "local")
-    monkeypatch.setattr("tinyzero_sdk.cli.app.load_extensions", lambda: extensions)
+    extensions = tuple(extension for extension in load_plugins() if extension.name == "local")
+    monkeypatch.setattr("tinyzero_sdk.cli.app.load_plugins", lambda: extensions)
     with pytest.raises(SystemExit):
         main(["eval", "--help"])
     assert capsys.readouterr().out.rstrip().endswith("more keys")
@@ -200,8 +200,8 @@ def test_hook_local_models(install, write_task, capsys, monkeypatch):
 def test_hook_local_models_that_returns_something_else_is_refused(install, capsys, monkeypatch):
     wrong = LOCAL.replace("return Models()", "return 3")
     install("tz-wrong", modules={"wrong_module": wrong}, plugins={"wrong": "wrong_module"})
-    extensions = tuple(extension for extension in load_extensions() if extension.name == "wrong")
-    monkeypatch.setattr("tinyzero_sdk.cli.app.load_extensions", lambda: extensions)
+    extensions = tuple(extension for extension in load_plugins() if extension.name == "wrong")
+    monkeypatch.setattr("tinyzero_sdk.cli.app.load_plugins", lambda: extensions)
     with pytest.raises(SystemExit):
         main(["eval"])
     expected = "local_models of tz-wrong 1.0 returned 3; expected an object with the methods plan and key_help"

@@ -12,8 +12,8 @@ import pytest
 from tinyzero_sdk import Task, load_task
 from tinyzero_sdk.data.files import read_rows
 from tinyzero_sdk.errors import DataError, VersionMismatchError
-from tinyzero_sdk.scoring.outputs import Origin, stamp_of
-from tinyzero_sdk.scoring.rescore import RescoreReport, judge_for_rescoring, rescore_file
+from tinyzero_sdk.scoring.outputs import RowSource, provenance_of
+from tinyzero_sdk.scoring.rescore import RescoreReport, rescore_file, rescoring_check
 from tinyzero_sdk.scoring.score_file import score_file
 
 pytestmark = pytest.mark.usefixtures("scored_here")
@@ -61,7 +61,7 @@ def test_changes_are_listed_with_both_sides(
     assert (report.changed, report.flipped, report.other_answer) == (2, 1, 0)
     assert report.reasons == {("no_answer", "ok"): 1, ("no_answer", "wrong"): 1}
     assert (report.old_accuracy, report.scored.accuracy) == (0.2, 0.4)
-    assert [stamp.task_version for stamp in report.before] == [task.version]
+    assert [provenance.task_version for provenance in report.before] == [task.version]
     assert report.changes[0].completion_end == "1"
     new = list(read_rows(tmp_path / "new.parquet"))
     assert [(row["old_reason"], row["reason"]) for row in new[1:4]] == [
@@ -138,8 +138,8 @@ def test_rare_changes_are_listed_among_very_many(
     ],
 )
 def test_like_is_compared_with_like(task: Task, changes: dict[str, str], problem: str | None) -> None:
-    stamp = stamp_of(task)._replace(**changes)
-    found = judge_for_rescoring(task)(Origin("say", None, stamp))
+    provenance = provenance_of(task)._replace(**changes)
+    found = rescoring_check(task)(RowSource("say", None, provenance))
     assert (found is None) == (problem is None)
     if problem is not None:
         assert problem in (found or "")
@@ -147,10 +147,10 @@ def test_like_is_compared_with_like(task: Task, changes: dict[str, str], problem
 
 
 def test_one_side_is_one_version_and_its_problems(task: Task) -> None:
-    now, old = stamp_of(task), stamp_of(task)._replace(task_version="1")
-    judge = judge_for_rescoring(task)
-    assert judge(Origin("say", "1", old)) is None
-    assert judge(Origin("say", now.task_version, old)) is None
-    assert "made by say 0" in (judge(Origin("say", "0", old)) or "")
-    assert f"by say {now.task_version} and by 1" in (judge(Origin("say", None, now)) or "")
-    assert "does not tell" in (judge_for_rescoring(task)(Origin("say", "1", None)) or "")
+    now, old = provenance_of(task), provenance_of(task)._replace(task_version="1")
+    check = rescoring_check(task)
+    assert check(RowSource("say", "1", old)) is None
+    assert check(RowSource("say", now.task_version, old)) is None
+    assert "made by say 0" in (check(RowSource("say", "0", old)) or "")
+    assert f"by say {now.task_version} and by 1" in (check(RowSource("say", None, now)) or "")
+    assert "does not tell" in (rescoring_check(task)(RowSource("say", "1", None)) or "")
