@@ -98,7 +98,7 @@ def has_own_splits(options: Any) -> bool:
 
 @hookspec(firstresult=True)
 def info() -> TaskInfo:
-    """Optional: description, ability, range of the reward, and the laws it does not keep."""
+    """Optional: description, ability, range of the reward, and waived checks."""
 
 
 @hookspec(firstresult=True)

@@ -1,6 +1,6 @@
-"""The pytest plugin: `pytest --tinyzero-task countdown` checks a task, one test for each law, with no code.
+"""The pytest plugin: `pytest --tinyzero-task countdown` checks a task, one test for each check, with no code.
 
-It is loaded in everybody's pytest, so it imports nothing but pytest until the option is given.
+Every pytest run of the environment loads it, so it imports nothing but pytest until the option is given.
 """
 
 from collections.abc import Generator, Iterator
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tinyzero_sdk.testing import Checker, Law
+    from tinyzero_sdk.testing import Checker, Property
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,18 +19,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="'TASK [task.KEY=VALUE ...]'",
-        help="Check a task, by name or file, against the laws of the conformance kit; may be repeated.",
+        help="Check a task, by name or file, with the conformance kit; may be repeated.",
     )
-    group.addoption("--tinyzero-examples", type=int, default=200, metavar="N", help="Completions that a law draws.")
-    group.addoption("--tinyzero-seed", type=int, default=0, metavar="N", help="Of the items, and of all choices.")
+    group.addoption("--tinyzero-examples", type=int, default=200, metavar="N", help="Completions drawn for a check.")
+    group.addoption("--tinyzero-seed", type=int, default=0, metavar="N", help="Seed of the items and of all choices.")
     group.addoption(
-        "--tinyzero-allow-unsafe-scorers", action="store_true", help="Check a scorer that its task calls unsafe."
+        "--tinyzero-allow-unsafe-scorers", action="store_true", help="Check a scorer that its task marks as unsafe."
     )
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    """Put the tasks beside the directories and files of the session."""
+    """Collect the tasks after the directories and files of the session."""
     report = yield
     if isinstance(collector, pytest.Session) and report.passed:
         tasks = collector.config.getoption("--tinyzero-task")
@@ -39,20 +39,20 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, A
 
 
 class TaskCollector(pytest.Collector):
-    """A task: its laws are its tests."""
+    """A task: its checks are its tests."""
 
-    def collect(self) -> Iterator["LawItem"]:
+    def collect(self) -> Iterator["PropertyItem"]:
         from tinyzero_sdk.errors import TinyZeroError
 
         try:
-            from tinyzero_sdk.testing import LAWS
+            from tinyzero_sdk.testing import PROPERTIES
 
             self.checker = self._open()
         except TinyZeroError as error:
             raise self.CollectError(str(error)) from None
         self.config.add_cleanup(self.checker.close)
-        for law in LAWS:
-            yield LawItem.from_parent(self, name=law.name, law=law)
+        for prop in PROPERTIES:
+            yield PropertyItem.from_parent(self, name=prop.name, prop=prop)
 
     def _open(self) -> "Checker":
         from tinyzero_sdk.tasks.spec import load_task_from_line
@@ -66,32 +66,32 @@ class TaskCollector(pytest.Collector):
         )
 
 
-class Broken(Exception):
-    """A law is broken; the message is the report."""
+class CheckFailed(Exception):
+    """A check failed; the message is the report."""
 
 
-class LawItem(pytest.Item):
-    """One law for one task. A law that is waived is expected to fail; one that cannot be judged is skipped."""
+class PropertyItem(pytest.Item):
+    """One check of one task. A waived check is expected to fail; one that lacks a hook is skipped."""
 
-    def __init__(self, *, law: "Law", **arguments: Any) -> None:
+    def __init__(self, *, prop: "Property", **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.law = law
+        self.prop = prop
 
     def runtest(self) -> None:
         parent = self.parent
         assert isinstance(parent, TaskCollector)
-        result = parent.checker.check(self.law)
+        result = parent.checker.check(self.prop)
         if result.status == "not checked":
             pytest.skip(f"not checked: {result.why}")
         if result.is_needless_waiver:
-            pytest.skip(f"waived, but kept; remove the waiver: {result.why}")
+            pytest.skip(f"waived, but passes; remove the waiver: {result.why}")
         if result.status == "waived":
             pytest.xfail(f"waived: {result.why}")
-        if result.status == "broken":
-            raise Broken(result.tell())
+        if result.status == "failed":
+            raise CheckFailed(result.describe())
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        return str(excinfo.value) if isinstance(excinfo.value, Broken) else super().repr_failure(excinfo, style)
+        return str(excinfo.value) if isinstance(excinfo.value, CheckFailed) else super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
-        return self.path, None, f"{self.parent.name if self.parent else ''}: {self.law.name}"
+        return self.path, None, f"{self.parent.name if self.parent else ''}: {self.prop.name}"

@@ -94,7 +94,7 @@ class TaskInfo:
     """Least and greatest reward; a score outside it is an error of the task."""
 
     waivers: Mapping[str, str] = field(default_factory=dict)
-    """Laws of `tinyzero check` that the task does not keep, each with the reason."""
+    """Checks of `tinyzero check` that the task cannot pass, each with the reason."""
 
     unsafe_scorer: str = ""
     """Why the scorer must not be trusted with a model's text, such as "evaluates it"; empty = it may be."""

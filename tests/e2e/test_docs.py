@@ -56,7 +56,7 @@ def run_in_bash(code: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["README.md", "docs/hooks.md", "docs/symbolic.md"])
-def test_whole_tasks_break_no_law(name: str, tmp_path: Path) -> None:
+def test_whole_tasks_fail_no_check(name: str, tmp_path: Path) -> None:
     codes = [
         code for language, code in BLOCK.findall((ROOT / name).read_text(encoding="utf-8")) if language == "python"
     ]
@@ -64,9 +64,9 @@ def test_whole_tasks_break_no_law(name: str, tmp_path: Path) -> None:
     (tmp_path / "whole.py").write_text(whole, encoding="utf-8")
     command = [str(Path(sys.executable).with_name("tinyzero")), "check", str(tmp_path / "whole.py"), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    results = {law["law"]: law["status"] for law in json.loads(done.stdout)["laws"]}
+    results = {check["check"]: check["status"] for check in json.loads(done.stdout)["checks"]}
     assert "other-seed-other-data" in results
-    assert (done.returncode, [law for law, status in results.items() if status == "broken"]) == (0, [])
+    assert (done.returncode, [name for name, status in results.items() if status == "failed"]) == (0, [])
 
 
 @each(DOCUMENTS)

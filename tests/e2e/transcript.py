@@ -32,7 +32,7 @@ _VARYING = [
     (re.compile(r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}-[0-9]{6}\b"), "DATE"),
     (re.compile(r"\b[0-9]+\.[0-9]+\.[0-9]+(?:\.dev[0-9]+)?\b"), "VERSION"),
     (re.compile(rf" *\b{_NUMBER} ?s\b"), " TIME"),
-    # How often a law is tried, or the fuzzer tries, in the time it has; not what comes of it.
+    # How many completions a check or the fuzzer tries in its time; not the result.
     (re.compile(rf" *\b{_NUMBER} ((?:completions )?tried)\b"), r" NUMBER \1"),
     (re.compile(rf"\({_NUMBER}/s\)"), "(NUMBER/s)"),
     # What a model makes of a task differs in the last digit from one processor to another, and so in the end in the

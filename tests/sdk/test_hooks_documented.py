@@ -8,7 +8,7 @@ import pytest
 
 from tinyzero_sdk import Completion, hookspecs, load_task
 from tinyzero_sdk.plugins import registry
-from tinyzero_sdk.testing import LAWS
+from tinyzero_sdk.testing import PROPERTIES
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/hooks.md").read_text(encoding="utf-8")
 SPECS = {
@@ -42,12 +42,12 @@ def test_hook_has_a_test(name):
 
 
 @pytest.mark.parametrize("hook", ["solve", "oracle", "grammar"])
-def test_the_laws_that_need_a_hook_are_listed_with_it(hook):
-    [laws] = re.findall(rf"^\| `{hook}` \| (.*?) \|", DOCUMENT, re.MULTILINE)
-    needing = [law.name for law in LAWS if hook in law.needs]
-    named = [name for name in re.findall(r"`([\w-]+)`", laws) if name in {law.name for law in LAWS}]
+def test_the_checks_that_need_a_hook_are_listed_with_it(hook):
+    [properties] = re.findall(rf"^\| `{hook}` \| (.*?) \|", DOCUMENT, re.MULTILINE)
+    needing = [prop.name for prop in PROPERTIES if hook in prop.needs]
+    named = [name for name in re.findall(r"`([\w-]+)`", properties) if name in {prop.name for prop in PROPERTIES}]
     assert named == needing
-    assert laws.startswith("none") == (not needing)
+    assert properties.startswith("none") == (not needing)
 
 
 def test_the_examples_work(tmp_path, install):

@@ -1,4 +1,4 @@
-"""`tinyzero check`: whether a task keeps the laws of the conformance kit."""
+"""`tinyzero check`: whether a task passes the checks of the conformance kit."""
 
 import textwrap
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tinyzero_sdk.testing.cases import Case
     from tinyzero_sdk.testing.report import Report, Result
 
-_STYLES = {"kept": "green", "broken": "bold red", "waived": "yellow", "not checked": "dim"}
+_STYLES = {"passed": "green", "failed": "bold red", "waived": "yellow", "not checked": "dim"}
 
 
 def register(app: typer.Typer) -> None:
@@ -29,30 +29,30 @@ def check(
         str, typer.Argument(help="Name of an installed task, or path of one (file or package).", show_default=False)
     ] = "",
     words: TaskOverrides = None,
-    law: Annotated[
-        list[str] | None, typer.Option("--law", help="Check this law alone; may be repeated.", show_default="all")
+    prop: Annotated[
+        list[str] | None, typer.Option("--only", help="Run this check only; may be repeated.", show_default="all")
     ] = None,
-    examples: Annotated[int, typer.Option("--examples", min=1, help="Completions that a law draws.")] = 200,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the items, and of all choices.")] = 0,
+    examples: Annotated[int, typer.Option("--examples", min=1, help="Completions drawn for a check.")] = 200,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the items and of all choices.")] = 0,
     cases: Annotated[
         Path | None,
-        typer.Option("--cases", help="More labelled completions, beside the task's own and ./TASK.cases.jsonl."),
+        typer.Option("--cases", help="Labelled completions besides the task's own and ./TASK.cases.jsonl."),
     ] = None,
     replay: Annotated[
-        str | None, typer.Option("--replay", help="Judge one completion only: a labelled case as JSON.")
+        str | None, typer.Option("--replay", help="Test one completion only: a labelled case as JSON.")
     ] = None,
-    save: Annotated[bool, typer.Option("--save", help="Add what fails to ./TASK.cases.jsonl.")] = False,
+    save: Annotated[bool, typer.Option("--save", help="Add failing completions to ./TASK.cases.jsonl.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    list_laws: Annotated[bool, typer.Option("--list", help="List the laws and exit.")] = False,
+    list_checks: Annotated[bool, typer.Option("--list", help="List the checks and exit.")] = False,
     allow_unsafe_scorers: AllowUnsafe = False,
 ) -> None:
     """Check that a task's reward cannot be gamed, and that its data are sound.
 
-    Every law is tried on gold, near misses, malformed and hostile completions, in a process of its own. A failure
-    shows the smallest completion that breaks the law, and the command that replays it; then the exit code is 1.
+    The checks score gold, near misses, malformed and hostile completions, in processes of their own. A failed check
+    shows the smallest completion that fails, and the command that replays it; then the exit code is 1.
     """
-    if list_laws:
-        _list_laws(json)
+    if list_checks:
+        _list_checks(json)
         return
     if not task:
         raise SettingsError("no task given; give its name or the path of its file, such as: tinyzero check countdown")
@@ -60,7 +60,7 @@ def check(
 
     opened = load_task_with_overrides(task, words, allow_unsafe_scorers=allow_unsafe_scorers)
     known = known_cases(opened, *([cases] if cases else []))
-    report = _run(opened, law or [], examples, seed, known, replay, quiet=json)
+    report = _run(opened, prop or [], examples, seed, known, replay, quiet=json)
     if json:
         print_json(report.as_json())
     else:
@@ -74,56 +74,58 @@ def check(
 def _run(
     task: "Task", names: list[str], examples: int, seed: int, cases: "list[Case]", replay: str | None, *, quiet: bool
 ) -> "Report":
-    from tinyzero_sdk.testing import Checker, Report, find_laws
+    from tinyzero_sdk.testing import Checker, Report, find_properties
     from tinyzero_sdk.testing.report import parse_replay
 
-    laws = find_laws(names)
-    if replay is not None and len(laws) != 1:
-        raise SettingsError("--replay judges a completion by one law; name it with --law")
+    properties = find_properties(names)
+    if replay is not None and len(properties) != 1:
+        raise SettingsError("--replay tests a completion with one check; name it with --only")
     results = []
     with Checker(task, examples=examples, seed=seed, cases=cases) as checker:
         if not quiet:
             stdout.print(Text(f"{task.name} {task.version}"))
-        for law in laws:
-            with stderr.status(f"checking {law.name}"):
-                result = checker.check(law) if replay is None else checker.replay(law, parse_replay(replay))
+        for prop in properties:
+            with stderr.status(f"checking {prop.name}"):
+                result = checker.check(prop) if replay is None else checker.replay(prop, parse_replay(replay))
             results.append(result)
             if not quiet:
                 _show_line(result)
     return Report(task.name, task.version, seed, tuple(results))
 
 
-def _list_laws(as_json: bool) -> None:
-    from tinyzero_sdk.testing import LAWS
+def _list_checks(as_json: bool) -> None:
+    from tinyzero_sdk.testing import PROPERTIES
 
     if as_json:
-        print_json([{"law": law.name, "text": law.text, "reason": law.reason, "needs": law.needs} for law in LAWS])
+        print_json(
+            [{"check": prop.name, "text": prop.text, "reason": prop.reason, "needs": prop.needs} for prop in PROPERTIES]
+        )
         return
-    for law in LAWS:
-        text = textwrap.fill(law.text, 78, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-        stdout.print(Text.assemble((law.name, "bold"), "\n", text))
+    for prop in PROPERTIES:
+        text = textwrap.fill(prop.text, 78, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+        stdout.print(Text.assemble((prop.name, "bold"), "\n", text))
 
 
 def _show_line(result: "Result") -> None:
-    line = Text.assemble((f"{result.status:11}", _STYLES[result.status]), f" {result.law.name:22}")
-    if result.status in ("kept", "broken"):
+    line = Text.assemble((f"{result.status:11}", _STYLES[result.status]), f" {result.prop.name:22}")
+    if result.status in ("passed", "failed"):
         line.append(f" {result.tried:>9,} tried {result.seconds:>6.1f} s")
     else:
         line.append(f" {result.why}")
     stdout.print(line, soft_wrap=True)
     if result.is_needless_waiver:
-        warn(f"{result.law.name} is waived, but the task keeps it; remove the waiver")
+        warn(f"{result.prop.name} is waived, but passes; remove the waiver")
 
 
 def _show_failures(report: "Report") -> None:
-    for result in report.broken:
+    for result in report.failed:
         stdout.print()
-        stdout.print(Text(result.tell()), soft_wrap=True)
+        stdout.print(Text(result.describe()), soft_wrap=True)
     counts = {status: sum(result.status == status for result in report.results) for status in _STYLES}
     stdout.print()
     stdout.print(Text(" · ".join(f"{count} {status}" for status, count in counts.items() if count)))
-    if any("oracle" in result.law.needs and result.why.startswith("no oracle") for result in report.results):
-        stdout.print(Text("not tested for wrong answers that are paid: no oracle", "bold yellow"))
+    if any("oracle" in result.prop.needs and result.why.startswith("no oracle") for result in report.results):
+        stdout.print(Text("not tested for wrong answers that are paid: the task has no oracle", "bold yellow"))
 
 
 def _save(task: "Task", report: "Report") -> None:

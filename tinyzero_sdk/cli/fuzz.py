@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from tinyzero_sdk.fuzz import Finding, FuzzReport
     from tinyzero_sdk.tasks.task import Task
 
-_LAWS = {"timeout": "bounded-time", "died": "never-raises", "error": "never-raises"}
-"""The law that judges a finding without a label again."""
+_CHECKS = {"timeout": "bounded-time", "died": "never-raises", "error": "never-raises"}
+"""The check that replays a finding without a label."""
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +43,7 @@ def fuzz(
 
     Starts from gold completions and the task's grammar, and compares the reward with the task's oracle. Also reports
     what makes the scorer raise, hang or die. Findings become labelled cases, which `tinyzero check` replays; if there
-    are any, the exit code is 1. Ctrl-C ends the search and keeps what was found.
+    are any, the exit code is 1. Ctrl-C ends the search and keeps the findings.
     """
     from tinyzero_sdk.fuzz import fuzz as search
     from tinyzero_sdk.testing import local_cases_path
@@ -53,7 +53,7 @@ def fuzz(
     opened = load_task_with_overrides(task, words, allow_unsafe_scorers=allow_unsafe_scorers)
     path = cases or local_cases_path(opened)
     if path.exists():
-        read_cases(path)  # a file that is none of cases is refused before the search, not after it
+        read_cases(path)  # a file of something else is refused before the search, not after it
     stderr.print(Text(_aim(opened)), soft_wrap=True)
     with stderr.status("starting") as status:
         report = search(
@@ -64,7 +64,7 @@ def fuzz(
             time_limit=time_limit,
             memory_limit_gb=memory_limit,
             stop_after=1 if first else None,
-            on_progress=lambda report: status.update(_tell_progress(report, time)),
+            on_progress=lambda report: status.update(_progress_line(report, time)),
         )
     labelled = [case for case in (finding.to_case() for finding in report.findings) if case]
     added = add_cases(path, labelled)
@@ -79,17 +79,17 @@ def fuzz(
 
 
 def _aim(task: "Task") -> str:
-    """What is looked for, in one line."""
+    """What the search looks for, in one line."""
     hooks = task.plugin_manager.hook
     if hooks.oracle.get_hookimpls():
-        return f"{task.name} {task.version}: searching for completions that reward and oracle judge differently"
+        return f"{task.name} {task.version}: searching for completions on which reward and oracle disagree"
     return (
-        f"{task.name} {task.version} has no oracle: searching for completions that raise, hang, or are judged by what"
-        " stands around the answer"
+        f"{task.name} {task.version} has no oracle: searching for completions that raise or hang, or whose score"
+        " depends on what surrounds the answer"
     )
 
 
-def _tell_progress(report: "FuzzReport", seconds: float) -> str:
+def _progress_line(report: "FuzzReport", seconds: float) -> str:
     lines = f" · {report.lines} lines reached" if report.lines else ""
     return (
         f"{report.seconds:.0f} of {seconds:g} s · {report.tried:,} tried, {report.rate:,.0f}/s{lines} · "
@@ -107,12 +107,12 @@ def _show(task: "Task", path: Path, report: "FuzzReport", added: int) -> None:
     )
     if report.findings:
         unknown = sum(finding.right is None for finding in report.findings)
-        more = f"; {unknown} without a label, which nobody knows" if unknown else ""
+        more = f"; {unknown} without a label, since no oracle judged them" if unknown else ""
         stdout.print(Text(f"{added} new cases in {path}{more}"), soft_wrap=True)
 
 
 def _describe(task: "Task", path: Path, finding: "Finding") -> Text:
-    from tinyzero_sdk.fuzz.findings import SAYS
+    from tinyzero_sdk.fuzz.findings import DESCRIPTIONS
     from tinyzero_sdk.testing.report import show_text, show_truth
 
     says = {True: "right", False: "wrong", None: "cannot tell"}[finding.right]
@@ -121,30 +121,30 @@ def _describe(task: "Task", path: Path, finding: "Finding") -> Text:
         ("ground truth", show_truth(finding.ground_truth)),
         ("score", f"{finding.score:g}"),
         ("oracle", says),
-        ("what is odd", finding.note or ", ".join(finding.traits) or "its value alone"),
-        ("replay", _replay(task, path, finding) or "too long for a command; --json prints it whole"),
+        ("traits", finding.note or ", ".join(finding.traits) or "its value only"),
+        ("replay", _replay(task, path, finding) or "too long for a command; --json prints all of it"),
     ]
     return Text.assemble(
-        (SAYS[finding.kind], "bold red"), *(piece for name, fact in facts for piece in (f"\n  {name:13}", fact))
+        (DESCRIPTIONS[finding.kind], "bold red"), *(piece for name, fact in facts for piece in (f"\n  {name:13}", fact))
     )
 
 
 def _replay(task: "Task", path: Path, finding: "Finding") -> str:
-    """The command that judges the completion again; all cases of the file where it is too long, if it is one."""
+    """The command that tests the completion again; with all cases of the file if it is too long, and is a case."""
     from tinyzero_sdk.fuzz.findings import IN_ORACLE
-    from tinyzero_sdk.testing.completions import Sample
+    from tinyzero_sdk.testing.gold import TestCompletion
     from tinyzero_sdk.testing.report import check_command, replay_words
 
-    inline = replay_words(Sample(finding.completion, finding.ground_truth, right=finding.right))
+    inline = replay_words(TestCompletion(finding.completion, finding.ground_truth, right=finding.right))
     if finding.right is not None:
         return check_command(task, "labelled-cases", inline or ["--cases", str(path)])
     if not inline:
         return ""
     if finding.kind == "oracle_error" or finding.note == IN_ORACLE:
-        law = "correct-means-right"
+        name = "correct-means-right"
     else:
-        law = "bounded-memory" if finding.note.startswith("MemoryError") else _LAWS[finding.kind]
-    return check_command(task, law, inline)
+        name = "bounded-memory" if finding.note.startswith("MemoryError") else _CHECKS[finding.kind]
+    return check_command(task, name, inline)
 
 
 def _as_json(task: "Task", path: Path, report: "FuzzReport") -> dict[str, Any]:

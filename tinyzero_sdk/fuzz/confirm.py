@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.fuzz.differential import PREPARING, DifferentialOracle
 from tinyzero_sdk.fuzz.findings import Finding
-from tinyzero_sdk.fuzz.items import Puzzle
+from tinyzero_sdk.fuzz.items import FuzzItem
 from tinyzero_sdk.fuzz.presentations import Attempt
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.tasks.task import Task
@@ -30,7 +30,7 @@ _WARM_UP_ITEMS = 2
 _WARM_UP_TIMES = 5  # the first verdicts may take so many time limits, or seconds; else not even gold survives
 
 
-class Trial:
+class Confirmation:
     """One suspect, and the processes in which it is tried again, one after the other."""
 
     def __init__(self, task: bytes, suspect: Finding, time_limit: float, memory_limit: int) -> None:
@@ -93,18 +93,18 @@ def try_again(
     """What the process does (see `worker.Service`): one completion, after what a task does on its first calls."""
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
-    judge = DifferentialOracle(task, timer)
-    judge.preparing()
+    differential = DifferentialOracle(task, timer)
+    differential.preparing()
     try:
         for item in islice(task.dataset("train", _WARM_UP_ITEMS), _WARM_UP_ITEMS):
-            puzzle = Puzzle(judge, item, random.Random(0))
-            answer = puzzle.gold or puzzle.answers[0]
-            judge.is_right(answer, puzzle.short.around(answer), puzzle.truth)
-            task.score_completion(puzzle.short.around(answer), puzzle.truth)
+            item = FuzzItem(differential, item, random.Random(0))
+            answer = item.gold or item.answers[0]
+            differential.is_right(answer, item.short.around(answer), item.truth)
+            task.score_completion(item.short.around(answer), item.truth)
     except TinyZeroError:
         pass  # not what is tried here
     try:
-        judge.look(Attempt(text), truth)
+        differential.compare(Attempt(text), truth)
     except MemoryError:
         return  # the search did not survive it either
     timer.stop()

@@ -14,14 +14,14 @@ from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.workers.process import SharedTimer
 
 Kind = Literal["wrong_paid", "right_unpaid", "error", "oracle_error", "timeout", "died"]
-"""What can be wrong; `findings.SAYS` has it in words."""
+"""What can be wrong; `findings.DESCRIPTIONS` has it in words."""
 
 PREPARING = 2**40
 """What the timer shows while problems are made: no completion is to blame. Else 2 × the attempt's place in its batch,
 plus 1 while the oracle has it."""
 
 
-class Fault(NamedTuple):
+class ScoringFault(NamedTuple):
     """What is wrong about a verdict."""
 
     kind: Kind
@@ -42,16 +42,16 @@ class DifferentialOracle:
     def __init__(self, task: Task, timer: SharedTimer) -> None:
         self.task = task
         self.has_oracle = bool(task.plugin_manager.hook.oracle.get_hookimpls())
-        self._clock = timer
+        self._timer = timer
         self._full = task.info.score_range[1]
 
     def preparing(self) -> None:
         """What follows is no attempt."""
-        self._clock.start(PREPARING)
+        self._timer.start(PREPARING)
 
-    def look(
+    def compare(
         self, attempt: Attempt, truth: Json, place: int = 0, *, only_paid: bool = False
-    ) -> tuple[Score, Fault | None]:
+    ) -> tuple[Score, ScoringFault | None]:
         """The task's score of an attempt, and what is wrong with it.
 
         Args:
@@ -64,25 +64,25 @@ class DifferentialOracle:
         built. Without an oracle the reward's own verdict on the latter alone, in gold's frame, takes its place.
         """
         task, text, intended = self.task, attempt.text, attempt.intended
-        self._clock.start(2 * place)
+        self._timer.start(2 * place)
         score = task.score_completion(text, truth)
         if score.reason == "error":
-            read, note = self._tell_error(text, truth)
-            return score, Fault("error", score, self._ask(intended or read, truth, place), None, note)
+            read, note = self._describe_error(text, truth)
+            return score, ScoringFault("error", score, self._ask(intended or read, truth, place), None, note)
         answer = score.answer
         paid = score.correct or score.value >= self._full
         if only_paid and not paid:
             return score, None
         if not self.has_oracle:
             return score, self._compare_with_plain(attempt, truth, score, paid)
-        self._clock.start(2 * place + 1)
+        self._timer.start(2 * place + 1)
         try:
             for read in (answer, None if intended == answer else intended):
                 right = None if read is None else task.oracle(read, truth)
                 if right is not None and bool(right) != paid:
-                    return score, Fault("wrong_paid" if paid else "right_unpaid", score, bool(right), read)
+                    return score, ScoringFault("wrong_paid" if paid else "right_unpaid", score, bool(right), read)
         except TinyZeroError as error:
-            return score, Fault("oracle_error", score, None, answer, str(error))
+            return score, ScoringFault("oracle_error", score, None, answer, str(error))
         return score, None
 
     def is_right(self, answer: str, plain: str, truth: Json) -> bool | None:
@@ -91,26 +91,26 @@ class DifferentialOracle:
             return self.task.oracle(answer, truth)
         return self.task.score_completion(plain, truth).correct
 
-    def _compare_with_plain(self, attempt: Attempt, truth: Json, score: Score, paid: bool) -> Fault | None:
+    def _compare_with_plain(self, attempt: Attempt, truth: Json, score: Score, paid: bool) -> ScoringFault | None:
         if attempt.intended is None or not attempt.plain:
             return None
         right = self.task.score_completion(attempt.plain, truth).correct
         if right == paid:
             return None
-        return Fault("wrong_paid" if paid else "right_unpaid", score, right, attempt.intended)
+        return ScoringFault("wrong_paid" if paid else "right_unpaid", score, right, attempt.intended)
 
     def _ask(self, answer: str | None, truth: Json, place: int) -> bool | None:
         """What the oracle says of an answer that the scorer did not survive; None where it cannot tell."""
         if answer is None or not self.has_oracle:
             return None
-        self._clock.start(2 * place + 1)
+        self._timer.start(2 * place + 1)
         try:
             right = self.task.oracle(answer, truth)
         except TinyZeroError:
             return None
         return None if right is None else bool(right)
 
-    def _tell_error(self, text: str, truth: Json) -> tuple[str | None, str]:
+    def _describe_error(self, text: str, truth: Json) -> tuple[str | None, str]:
         """The answer, and what the scorer raised, and where: the guard around it keeps the first one only, so again."""
         answer = None
         try:

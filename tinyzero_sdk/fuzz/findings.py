@@ -10,12 +10,12 @@ import re
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
-from tinyzero_sdk.fuzz.differential import Fault, Kind
-from tinyzero_sdk.fuzz.presentations import Attempt, frame_traits
+from tinyzero_sdk.fuzz.differential import Kind, ScoringFault
+from tinyzero_sdk.fuzz.presentations import Attempt, presentation_traits
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.testing.cases import Case
 
-SAYS: dict[str, str] = {
+DESCRIPTIONS: dict[str, str] = {
     "wrong_paid": "paid in full, though wrong",
     "died": "ended the process",
     "timeout": "took longer than the time limit",
@@ -35,7 +35,7 @@ class Finding:
     """One completion that a task judges wrongly, or does not survive."""
 
     kind: Kind
-    """See `SAYS`."""
+    """See `DESCRIPTIONS`."""
 
     completion: str
     """The smallest text found."""
@@ -58,7 +58,7 @@ class Finding:
     note: str = ""
     """How the completion was made, or what was raised."""
 
-    is_about_frame: bool = False
+    is_about_presentation: bool = False
     """Whether the answer itself is judged rightly, and only what is around it is to blame."""
 
     @property
@@ -72,7 +72,7 @@ class Finding:
             return None
         traits = f" ({' '.join(self.traits)})" if self.traits else ""
         note = f": {self.note}" if self.note and self.note not in self.traits else ""
-        return Case(self.completion, self.ground_truth, self.right, f"fuzz: {SAYS[self.kind]}{traits}{note}")
+        return Case(self.completion, self.ground_truth, self.right, f"fuzz: {DESCRIPTIONS[self.kind]}{traits}{note}")
 
 
 def size_of(completion: str, ground_truth: Json) -> tuple[int, int, int, str]:
@@ -89,7 +89,9 @@ class FindingSet:
         self._groups: dict[tuple[str, frozenset[str]], Finding] = {}
 
     def __iter__(self) -> Iterator[Finding]:
-        return iter(sorted(self._groups.values(), key=lambda finding: ([*SAYS].index(finding.kind), finding.size)))
+        return iter(
+            sorted(self._groups.values(), key=lambda finding: ([*DESCRIPTIONS].index(finding.kind), finding.size))
+        )
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -170,7 +172,7 @@ def _kind(token: str) -> str:
     return "word" if first.isascii() and first.isalpha() else "symbol"
 
 
-def make_finding(attempt: Attempt, truth: Json, fault: Fault, usual: Set[str]) -> Finding:
+def make_finding(attempt: Attempt, truth: Json, fault: ScoringFault, usual: Set[str]) -> Finding:
     """The record of a fault, with the traits that set it apart.
 
     Args:
@@ -179,13 +181,15 @@ def make_finding(attempt: Attempt, truth: Json, fault: Fault, usual: Set[str]) -
         fault: what is wrong about its score.
         usual: traits of gold answers, which set nothing apart.
     """
-    score, about_frame = fault.score, False
+    score, about_presentation = fault.score, False
     if fault.note:
         traits = {fault.note.partition(": ")[0]}
     elif attempt.how and fault.answer != score.answer:
-        traits, about_frame = frame_traits(attempt.how), True
+        traits, about_presentation = presentation_traits(attempt.how), True
     else:
         traits = set(traits_of(fault.answer if fault.answer is not None else attempt.text) - usual)
-    note = fault.note or (attempt.how if about_frame else "")
+    note = fault.note or (attempt.how if about_presentation else "")
     named = tuple(sorted(traits))
-    return Finding(fault.kind, attempt.text, truth, score.answer, score.value, fault.right, named, note, about_frame)
+    return Finding(
+        fault.kind, attempt.text, truth, score.answer, score.value, fault.right, named, note, about_presentation
+    )

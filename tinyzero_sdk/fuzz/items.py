@@ -24,19 +24,19 @@ _COMMON_NUMBERS = ("0", "1", "2", "10", "100", "1000")
 _MOST_ANSWERS = 64
 
 
-class Puzzle:
+class FuzzItem:
     """One problem, with the answers to it from which others are made."""
 
-    def __init__(self, judge: DifferentialOracle, item: Item, rng: random.Random) -> None:
+    def __init__(self, differential: DifferentialOracle, item: Item, rng: random.Random) -> None:
         """Raises TinyZeroError where the task's own hooks fail on the item."""
-        task = judge.task
-        self.item = item
+        task = differential.task
+        self.original = item
         self.truth = item.ground_truth
         self.steps = 0  # how often it was varied
         gold = find_gold(task, item)
         self.gold = gold.answer if gold else None
         self.frame = Frame(gold.before, gold.after) if gold else rng.choice(COMMON_FRAMES)
-        self.short = _shorten(judge, self.frame, gold.answer) if gold else self.frame
+        self.short = _shorten(differential, self.frame, gold.answer) if gold else self.frame
         self._task = task
         numbers = numbers_in(self.truth)
         self.answers = [gold.answer] if gold else numbers[:4] or ["1"]
@@ -45,7 +45,7 @@ class Puzzle:
     @cached_property
     def grammar(self) -> Grammar | None:
         """The task's rules of answers to it."""
-        rules = self._task.grammar(self.item)
+        rules = self._task.grammar(self.original)
         return Grammar(rules) if rules else None
 
     @property
@@ -61,29 +61,29 @@ class Puzzle:
             self.answers[1 + self.stock.below(_MOST_ANSWERS - 1)] = answer
 
 
-def _shorten(judge: DifferentialOracle, frame: Frame, answer: str) -> Frame:
+def _shorten(differential: DifferentialOracle, frame: Frame, answer: str) -> Frame:
     """The last line of the frame alone, where the task finds the answer in it as well."""
     short = Frame(frame.before.rpartition("\n")[2], frame.after)
-    return short if judge.task.extract_answer(short.around(answer)) == answer else frame
+    return short if differential.task.extract_answer(short.around(answer)) == answer else frame
 
 
-def make_variant(judge: DifferentialOracle, puzzle: Puzzle, rng: random.Random) -> Puzzle | None:
+def make_variant(differential: DifferentialOracle, item: FuzzItem, rng: random.Random) -> FuzzItem | None:
     """A puzzle with a slightly different ground truth, if the task solves it and nobody objects."""
-    variant = check_variant(judge, puzzle.item, nudge(puzzle.truth, puzzle.stock.below), rng)
+    variant = check_variant(differential, item.original, nudge(item.truth, item.stock.below), rng)
     if variant is not None:
-        variant.steps = puzzle.steps + 1
+        variant.steps = item.steps + 1
     return variant
 
 
-def check_variant(judge: DifferentialOracle, item: Item, truth: Json, rng: random.Random) -> Puzzle | None:
+def check_variant(differential: DifferentialOracle, item: Item, truth: Json, rng: random.Random) -> FuzzItem | None:
     """The puzzle of this ground truth, if it is one by the rule of this file."""
-    judge.preparing()
+    differential.preparing()
     try:
-        if not judge.task.is_valid(truth):
+        if not differential.task.is_valid(truth):
             return None
-        puzzle = Puzzle(judge, Item(truth, item.data), rng)
-        if puzzle.gold is None or not judge.task.oracle(puzzle.gold, truth):
+        item = FuzzItem(differential, Item(truth, item.data), rng)
+        if item.gold is None or not differential.task.oracle(item.gold, truth):
             return None
-        return puzzle if judge.task.score_completion(puzzle.frame.around(puzzle.gold), truth).correct else None
+        return item if differential.task.score_completion(item.frame.around(item.gold), truth).correct else None
     except TinyZeroError:
         return None

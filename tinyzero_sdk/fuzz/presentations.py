@@ -94,14 +94,14 @@ _SAME_FAULT = {
 """Frames that hold another one: where that fails, they tell nothing new."""
 
 
-def simpler_frame(how: str) -> str:
+def simpler_presentation(how: str) -> str:
     """The frame that fails wherever this one fails for the same reason."""
     return _SAME_FAULT.get(how, how)
 
 
-def frame_traits(how: str) -> set[str]:
+def presentation_traits(how: str) -> set[str]:
     """What sets a frame apart: its name, and that of the simpler frame in it."""
-    return {how, simpler_frame(how)}
+    return {how, simpler_presentation(how)}
 
 
 def present(how: str, frame: Frame, right: str, wrong: str) -> Attempt:

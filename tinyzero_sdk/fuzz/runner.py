@@ -12,11 +12,11 @@ from multiprocessing.connection import Connection, wait
 from typing import cast
 
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
-from tinyzero_sdk.fuzz.confirm import Trial
+from tinyzero_sdk.fuzz.confirm import Confirmation
 from tinyzero_sdk.fuzz.coverage import DEFAULT_SHARE
 from tinyzero_sdk.fuzz.differential import PREPARING, Kind
 from tinyzero_sdk.fuzz.findings import IN_ORACLE, Finding, FindingSet, traits_of
-from tinyzero_sdk.fuzz.search import BATCH_MARK, Batch, Orders, Progress, run_search
+from tinyzero_sdk.fuzz.search import BATCH_MARK, AttemptBatch, SearchProgress, SearchSettings, run_search
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.workers.process import WorkerProcess
@@ -86,24 +86,24 @@ def fuzz(
     """
     task.check_scoring_allowed()
     _check_numbers(seconds, seed, workers, time_limit, memory_limit_gb, stop_after, traced)
-    orders = Orders(seed, int(min(memory_limit_gb * 2**30, sys.maxsize)), traced, stop_after)
-    fuzzing = _Fuzzing(task, orders, time_limit, workers)
-    report, started = fuzzing.report, time.monotonic()
+    settings = SearchSettings(seed, int(min(memory_limit_gb * 2**30, sys.maxsize)), traced, stop_after)
+    run = _FuzzRun(task, settings, time_limit, workers)
+    report, started = run.report, time.monotonic()
     try:
         while (left := started + seconds - time.monotonic()) > 0:
-            fuzzing.step(min(_TICK_SECONDS, left))
+            run.step(min(_TICK_SECONDS, left))
             report.seconds = time.monotonic() - started
-            report.findings = list(fuzzing.found)
+            report.findings = list(run.found)
             on_progress(report)
-            if fuzzing.has_enough and fuzzing.is_settled:
+            if run.has_enough and run.is_settled:
                 break
-        fuzzing.settle()
+        run.settle()
     except KeyboardInterrupt:
         report.interrupted = True
     finally:
-        fuzzing.close()
+        run.close()
     report.seconds = time.monotonic() - started
-    report.findings = list(fuzzing.found)
+    report.findings = list(run.found)
     return report
 
 
@@ -145,18 +145,18 @@ class _Worker:
         self.unsettled: Finding | None = None  # what it is making smaller
 
 
-class _Fuzzing:
-    def __init__(self, task: Task, orders: Orders, time_limit: float, workers: int) -> None:
+class _FuzzRun:
+    def __init__(self, task: Task, settings: SearchSettings, time_limit: float, workers: int) -> None:
         self.report = FuzzReport()
         self.found = FindingSet()
         self._task = task
         self._task_bytes = pickle.dumps(task)
-        self._orders = orders
+        self._settings = settings
         self._time_limit = time_limit
         self._slow: Counter[frozenset[str]] = Counter()
         self._useless = 0
         self._suspects: list[Finding] = []  # blamed once, to be tried again
-        self._trial: Trial | None = None
+        self._confirmation: Confirmation | None = None
         self._workers: list[_Worker] = []
         for number in range(workers):
             self._start(number, 0)
@@ -169,19 +169,19 @@ class _Fuzzing:
     @property
     def has_enough(self) -> bool:
         """Whether as much is found as was asked for."""
-        return self._orders.stop_after is not None and len(self.found) >= self._orders.stop_after
+        return self._settings.stop_after is not None and len(self.found) >= self._settings.stop_after
 
     def close(self) -> None:
         """End all processes; what was not tried again is not kept."""
         self._end_workers()
-        if self._trial is not None:
-            self._trial.close()
+        if self._confirmation is not None:
+            self._confirmation.close()
 
     def settle(self) -> None:
         """The search is over; what was blamed last is still tried again."""
         self._end_workers()
         until = time.monotonic() + _SETTLE_SECONDS + _SETTLE_TIMES * self._time_limit
-        while (self._suspects or self._trial) and not self.has_enough and time.monotonic() < until:
+        while (self._suspects or self._confirmation) and not self.has_enough and time.monotonic() < until:
             self._try_suspects()
             time.sleep(_TICK_SECONDS)
 
@@ -212,27 +212,29 @@ class _Fuzzing:
 
     def _try_suspects(self) -> None:
         """Look after the trial of what was blamed: one at a time, so that they do not slow each other down."""
-        if self._trial is None:
+        if self._confirmation is None:
             if self._suspects:
                 suspect = self._suspects.pop(0)
                 if self.found.lacks(suspect):
-                    self._trial = Trial(self._task_bytes, suspect, self._time_limit, self._orders.memory_limit)
+                    self._confirmation = Confirmation(
+                        self._task_bytes, suspect, self._time_limit, self._settings.memory_limit
+                    )
             return
-        verdict = self._trial.look()
+        verdict = self._confirmation.look()
         if verdict is not None:
             if verdict:
-                self.found.add(self._trial.suspect)
-            self._trial.close()
-            self._trial = None
+                self.found.add(self._confirmation.suspect)
+            self._confirmation.close()
+            self._confirmation = None
 
     def _start(self, number: int, generation: int) -> None:
-        orders = replace(
-            self._orders,
-            seed=derive_seed("worker", self._orders.seed, number, generation) >> 33,
+        settings = replace(
+            self._settings,
+            seed=derive_seed("worker", self._settings.seed, number, generation) >> 33,
             known=tuple((finding.kind, frozenset(finding.traits)) for finding in self.found),
             avoided=tuple(traits for traits, count in self._slow.items() if count > 1 and traits),
         )
-        process = WorkerProcess(self._task_bytes, partial(run_search, orders=orders))
+        process = WorkerProcess(self._task_bytes, partial(run_search, settings=settings))
         self._workers.append(_Worker(process, number, generation))
 
     def _patience(self, worker: _Worker) -> float:
@@ -256,7 +258,7 @@ class _Fuzzing:
         if content is None:
             worker.ready = True
             return
-        progress = cast(Progress, content)
+        progress = cast(SearchProgress, content)
         self._useless = 0
         worker.tried += progress.tried
         self.report.tried += progress.tried
@@ -286,7 +288,7 @@ class _Fuzzing:
         self._start(worker.number, worker.generation + 1)
 
     def _blame(self, worker: _Worker, kind: Kind, index: int) -> None:
-        batch: Batch = pickle.loads(worker.batch[len(BATCH_MARK) :])
+        batch: AttemptBatch = pickle.loads(worker.batch[len(BATCH_MARK) :])
         text = batch.attempts[index // 2].text
         traits = traits_of(text[-10_000:]) - batch.usual
         self._slow[traits] += kind == "timeout"

@@ -17,9 +17,9 @@ from multiprocessing.connection import Connection
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.fuzz import presentations as frames
 from tinyzero_sdk.fuzz.coverage import Coverage
-from tinyzero_sdk.fuzz.differential import DifferentialOracle, Fault
+from tinyzero_sdk.fuzz.differential import DifferentialOracle, ScoringFault
 from tinyzero_sdk.fuzz.findings import Finding, FindingSet, make_finding, traits_of
-from tinyzero_sdk.fuzz.items import Puzzle, check_variant, make_variant
+from tinyzero_sdk.fuzz.items import FuzzItem, check_variant, make_variant
 from tinyzero_sdk.fuzz.mutators import mutate
 from tinyzero_sdk.fuzz.presentations import Attempt
 from tinyzero_sdk.fuzz.reduce import Reducer
@@ -32,7 +32,7 @@ from tinyzero_sdk.workers.process import SharedTimer, to_picklable_error
 
 BATCH = 256
 BATCH_MARK = b"B"
-"""With it begins a message that holds a pickled `Batch`; the parent opens it only where it must."""
+"""With it begins a message that holds a pickled `AttemptBatch`; the parent opens it only where it must."""
 
 MOST_GROUPS = 12
 """After so many groups of one kind no more are recorded: such a reward is broken altogether, not here and there."""
@@ -50,7 +50,7 @@ _REPORT_SECONDS = 0.1
 
 
 @dataclass(slots=True)
-class Batch:
+class AttemptBatch:
     """What a worker is about to try, for the parent to look up where the worker does not come back."""
 
     truth: Json
@@ -60,7 +60,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Progress:
+class SearchProgress:
     """What a worker did since its last report."""
 
     tried: int
@@ -73,7 +73,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class SearchSettings:
     """What a worker shall do."""
 
     seed: int
@@ -91,12 +91,12 @@ class Orders:
     """Answers with all these traits took too long twice, and are left out."""
 
 
-def run_search(task: Task, connection: Connection, timer: SharedTimer, *, orders: Orders) -> None:
+def run_search(task: Task, connection: Connection, timer: SharedTimer, *, settings: SearchSettings) -> None:
     """Search until the parent ends the process."""
     warnings.simplefilter("ignore")  # what a scorer warns of a million times is no finding
-    resource.setrlimit(resource.RLIMIT_AS, (orders.memory_limit, orders.memory_limit))
+    resource.setrlimit(resource.RLIMIT_AS, (settings.memory_limit, settings.memory_limit))
     try:
-        _Search(task, connection, timer, orders).run()
+        _FuzzSearch(task, connection, timer, settings).run()
     except (EOFError, BrokenPipeError):
         pass  # the parent is done with us
     except MemoryError:
@@ -105,35 +105,35 @@ def run_search(task: Task, connection: Connection, timer: SharedTimer, *, orders
         connection.send_bytes(pickle.dumps(to_picklable_error(error)))
 
 
-class _Search:
-    def __init__(self, task: Task, connection: Connection, timer: SharedTimer, orders: Orders) -> None:
-        self.judge = DifferentialOracle(task, timer)
-        self.orders = orders
-        self.rng = random.Random(derive_seed("fuzz", orders.seed))
+class _FuzzSearch:
+    def __init__(self, task: Task, connection: Connection, timer: SharedTimer, settings: SearchSettings) -> None:
+        self.differential = DifferentialOracle(task, timer)
+        self.settings = settings
+        self.rng = random.Random(derive_seed("fuzz", settings.seed))
         self.coverage = Coverage(task)
         self.found = FindingSet()
-        self.known = set(orders.known)
+        self.known = set(settings.known)
         self._connection = connection
-        self._clock = timer
-        self._pool: list[Puzzle] = []
+        self._timer = timer
+        self._pool: list[FuzzItem] = []
         self._deep: list[str] = []  # the last answers that reached a new line
         self._batch: tuple[Json, list[Attempt]] = (None, [])
-        self._progress = Progress(0, 0, [])
+        self._progress = SearchProgress(0, 0, [])
         self._reported = time.monotonic()
         self._items = self._endless_items()
-        self.judge.preparing()
+        self.differential.preparing()
         self._fill()
-        self._reducer = Reducer(self.judge, self.rng, self.usual, self._announce)
+        self._reducer = Reducer(self.differential, self.rng, self.usual, self._announce)
 
     def run(self) -> None:
         while True:
-            puzzle = self._choose_puzzle()
-            attempts = self._make_batch(puzzle)
-            self._batch = (puzzle.truth, attempts)
+            item = self._choose_item()
+            attempts = self._make_batch(item)
+            self._batch = (item.truth, attempts)
             self._announce(*self._batch)
             for place, attempt in enumerate(attempts):
-                self._try(puzzle, attempt, place)
-            self._clock.stop()
+                self._try(item, attempt, place)
+            self._timer.stop()
             self._report()
 
     # What to work on
@@ -141,34 +141,34 @@ class _Search:
     def _endless_items(self) -> Iterator[Item]:
         while True:
             count = 0
-            for item in self.judge.task.dataset("train", seed=self.orders.seed):
+            for item in self.differential.task.dataset("train", seed=self.settings.seed):
                 count += 1
                 yield item
             if not count:
                 raise TinyZeroError(
-                    f"task {self.judge.task.name!r} has no items in split train; there is nothing to try"
+                    f"task {self.differential.task.name!r} has no items in split train; there is nothing to try"
                 )
 
     def _fill(self) -> None:
         golds = []
         for _ in range(_KNOWN_GOLDS):
-            puzzle = Puzzle(self.judge, next(self._items), self.rng)
-            golds.append(puzzle.gold or "")
-            self._pool.append(puzzle)
+            item = FuzzItem(self.differential, next(self._items), self.rng)
+            golds.append(item.gold or "")
+            self._pool.append(item)
         del self._pool[_POOL:]
         self.golds = [gold for gold in golds if gold]
         self.usual: set[str] = set().union(*map(traits_of, self.golds))
-        texts = [puzzle.short.around(puzzle.gold or "") for puzzle in self._pool]
+        texts = [item.short.around(item.gold or "") for item in self._pool]
         self._usual_texts = frozenset(self.usual).union(*map(traits_of, texts))
 
-    def _choose_puzzle(self) -> Puzzle:
-        self.judge.preparing()
+    def _choose_item(self) -> FuzzItem:
+        self.differential.preparing()
         chance, old = self.rng.random(), self._pool[int(self.rng.random() * len(self._pool))]
-        new: Puzzle | None = None
+        new: FuzzItem | None = None
         if chance < 0.15 or (chance < 0.6 and old.steps >= _MOST_STEPS):
-            new = Puzzle(self.judge, next(self._items), self.rng)
+            new = FuzzItem(self.differential, next(self._items), self.rng)
         elif chance < 0.6 and self.golds:
-            new = make_variant(self.judge, old, self.rng)
+            new = make_variant(self.differential, old, self.rng)
         if new is None:
             return old
         self._pool[int(self.rng.random() * len(self._pool))] = new
@@ -176,89 +176,91 @@ class _Search:
 
     # What to try
 
-    def _make_batch(self, puzzle: Puzzle) -> list[Attempt]:
+    def _make_batch(self, item: FuzzItem) -> list[Attempt]:
         attempts: list[Attempt] = []
         seen: set[str] = set()
         for _ in range(BATCH):
-            attempt = self._make_attempt(puzzle)
+            attempt = self._make_attempt(item)
             if attempt is not None and attempt.text not in seen:
                 seen.add(attempt.text)
                 attempts.append(attempt)
         return attempts
 
-    def _make_attempt(self, puzzle: Puzzle) -> Attempt | None:
+    def _make_attempt(self, item: FuzzItem) -> Attempt | None:
         rng = self.rng
         chance = rng.random()
         if chance < 0.9:
-            grammar = puzzle.grammar
+            grammar = item.grammar
             if grammar is not None and chance < 0.45:
-                answer = grammar.draw(puzzle.stock.below)
+                answer = grammar.draw(item.stock.below)
                 if chance > 0.3:
-                    answer = mutate(answer, puzzle.stock)
+                    answer = mutate(answer, item.stock)
             else:
-                known = self._deep if self._deep and rng.random() < _DEEP else puzzle.answers
-                answer = mutate(puzzle.stock.pick(known), puzzle.stock)
-            if self.orders.avoided and self._is_avoided(answer):
+                known = self._deep if self._deep and rng.random() < _DEEP else item.answers
+                answer = mutate(item.stock.pick(known), item.stock)
+            if self.settings.avoided and self._is_avoided(answer):
                 return None
-            return Attempt(puzzle.short.around(answer))
-        if chance < 0.96 and puzzle.gold is not None:
-            wrong = self._wrong_answer(puzzle)
+            return Attempt(item.short.around(answer))
+        if chance < 0.96 and item.gold is not None:
+            wrong = self._wrong_answer(item)
             if wrong is not None:
-                frame = puzzle.frame if rng.random() < 0.2 else puzzle.short
-                return (frames.honest if rng.random() < 0.6 else frames.spray)(frame, puzzle.gold, wrong, rng)
+                frame = item.frame if rng.random() < 0.2 else item.short
+                return (frames.honest if rng.random() < 0.6 else frames.spray)(frame, item.gold, wrong, rng)
         if chance < 0.985:
-            return frames.broken(puzzle.short, puzzle.stock.pick(puzzle.answers), rng)
-        return frames.hostile(puzzle.short, puzzle.stock.pick(puzzle.answers), rng)
+            return frames.broken(item.short, item.stock.pick(item.answers), rng)
+        return frames.hostile(item.short, item.stock.pick(item.answers), rng)
 
-    def _wrong_answer(self, puzzle: Puzzle) -> str | None:
+    def _wrong_answer(self, item: FuzzItem) -> str | None:
         """Another problem's gold answer, if it is wrong here."""
         answer = self.golds[int(self.rng.random() * len(self.golds))]
-        return None if self.judge.is_right(answer, puzzle.short.around(answer), puzzle.truth) else answer
+        return None if self.differential.is_right(answer, item.short.around(answer), item.truth) else answer
 
     def _is_avoided(self, answer: str) -> bool:
         traits = traits_of(answer)
-        return any(avoided <= traits for avoided in self.orders.avoided)
+        return any(avoided <= traits for avoided in self.settings.avoided)
 
     # What comes of it
 
-    def _try(self, puzzle: Puzzle, attempt: Attempt, place: int) -> None:
+    def _try(self, item: FuzzItem, attempt: Attempt, place: int) -> None:
         chance = self.rng.random()
-        if chance < self.orders.traced:
+        if chance < self.settings.traced:
             with self.coverage:
-                score, fault = self.judge.look(attempt, puzzle.truth, place)
+                score, fault = self.differential.compare(attempt, item.truth, place)
             interesting = False
             if self.coverage.grew and score.answer and len(score.answer) < _LONGEST_KEPT:
                 self._deep = [*self._deep[-_MOST_DEEP + 1 :], score.answer]
         else:
             # The oracle takes longer than all else, and an answer that is paid, though wrong, does the most harm.
-            score, fault = self.judge.look(attempt, puzzle.truth, place, only_paid=not attempt.how and chance < 0.5)
+            score, fault = self.differential.compare(
+                attempt, item.truth, place, only_paid=not attempt.how and chance < 0.5
+            )
             interesting = score.reason == "wrong" and self.rng.random() < 0.05
         self._progress.tried += 1
         if interesting and score.answer and len(score.answer) < _LONGEST_KEPT and not attempt.how:
-            puzzle.keep(score.answer)
+            item.keep(score.answer)
         if fault is not None:
-            self._note(puzzle, attempt, fault)
+            self._note(item, attempt, fault)
         elif score.correct and score.answer:
             self.usual.update(traits_of(score.answer))  # reward and oracle agree that it is right: nothing special
         elif score.reason == "wrong" and score.answer is not None and chance < _FITTED:
-            self._fit(puzzle, attempt, place, score.answer)
+            self._fit(item, attempt, place, score.answer)
 
-    def _fit(self, puzzle: Puzzle, attempt: Attempt, place: int, answer: str) -> None:
+    def _fit(self, item: FuzzItem, attempt: Attempt, place: int, answer: str) -> None:
         """Try a wrong answer on the problem whose ground truth has its value, if there is one."""
         value = guess_value(answer)
         if value is None or abs(value - round(value)) > _NEARLY or not 0 < round(value) < _LARGEST_FIT:
             return
-        truth = fit(puzzle.truth, answer, round(value), puzzle.stock.below)
+        truth = fit(item.truth, answer, round(value), item.stock.below)
         if truth is None:
             return
         self._progress.tried += 1
-        _, fault = self.judge.look(attempt, truth, place, only_paid=True)
+        _, fault = self.differential.compare(attempt, truth, place, only_paid=True)
         if (
             fault is not None
             and fault.kind == "wrong_paid"
             and not self._is_noted(make_finding(attempt, truth, fault, self.usual))
         ):
-            fitted = check_variant(self.judge, puzzle.item, truth, self.rng)
+            fitted = check_variant(self.differential, item.original, truth, self.rng)
             if fitted is not None:
                 self._note(fitted, attempt, fault)
 
@@ -268,28 +270,28 @@ class _Search:
             return True
         return self.found.count(finding.kind) >= MOST_GROUPS
 
-    def _note(self, puzzle: Puzzle, attempt: Attempt, fault: Fault) -> None:
-        finding = make_finding(attempt, puzzle.truth, fault, self.usual)
+    def _note(self, item: FuzzItem, attempt: Attempt, fault: ScoringFault) -> None:
+        finding = make_finding(attempt, item.truth, fault, self.usual)
         if self._is_noted(finding):
             return
         self.known.add((finding.kind, frozenset(finding.traits)))
         self._progress.unsettled = finding
         self._report(now=True)  # before it is made smaller, which may go wrong
-        smaller = self._reducer.reduce(finding, attempt, puzzle, self._pool)
+        smaller = self._reducer.reduce(finding, attempt, item, self._pool)
         self.found.add(smaller)
         self._progress.findings.append(smaller)
-        if self.orders.stop_after is not None and len(self.found) >= self.orders.stop_after:
+        if self.settings.stop_after is not None and len(self.found) >= self.settings.stop_after:
             self._report(now=True)
-            self._clock.stop()
+            self._timer.stop()
             self._connection.recv()  # nothing comes: the parent ends the process
         self._announce(*self._batch)  # again, since others were tried meanwhile
 
     def _announce(self, truth: Json, attempts: list[Attempt]) -> None:
-        self._connection.send_bytes(BATCH_MARK + pickle.dumps(Batch(truth, attempts, self._usual_texts)))
+        self._connection.send_bytes(BATCH_MARK + pickle.dumps(AttemptBatch(truth, attempts, self._usual_texts)))
 
     def _report(self, now: bool = False) -> None:
         if now or time.monotonic() - self._reported > _REPORT_SECONDS or self._progress.findings:
             self._progress.lines = self.coverage.count
             self._connection.send_bytes(pickle.dumps(self._progress))
-            self._progress = Progress(0, 0, [])
+            self._progress = SearchProgress(0, 0, [])
             self._reported = time.monotonic()

@@ -1,20 +1,20 @@
-"""The conformance kit: laws that every reward must keep, and what it takes to break one.
+"""The conformance kit: properties that every reward must have, and the search for counterexamples.
 
-`check_task(load_task("countdown"))` checks a task; `strategies` are hypothesis strategies for completions, for tests
-of your own; docs/conformance.md lists the laws. All but `Gold` needs hypothesis: `pip install 'tinyzero-sdk[testing]'`.
+`check_task(load_task("countdown"))` checks a task; `strategies` has hypothesis strategies for completions, for tests of
+your own; docs/conformance.md lists the checks. The search for holes without a time limit is in `fuzz`. All but `Gold`
+needs hypothesis: `pip install 'tinyzero-sdk[testing]'`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tinyzero_sdk.testing.gold import Gold, find_gold, golds
+from tinyzero_sdk.testing.gold import Gold, TestCompletion, find_gold, golds
 
 if TYPE_CHECKING:
     from tinyzero_sdk.testing import strategies
     from tinyzero_sdk.testing.checker import Checker, check_task, known_cases, local_cases_path
-    from tinyzero_sdk.testing.completions import Sample
-    from tinyzero_sdk.testing.properties import LAWS, find_laws
-    from tinyzero_sdk.testing.property import Failure, Law
+    from tinyzero_sdk.testing.properties import PROPERTIES, find_properties
+    from tinyzero_sdk.testing.property import Failure, Property
     from tinyzero_sdk.testing.report import Report, Result
 
 _HOMES = {
@@ -23,26 +23,25 @@ _HOMES = {
     "known_cases": "checker",
     "local_cases_path": "checker",
     "Failure": "property",
-    "Law": "property",
-    "LAWS": "properties",
-    "find_laws": "properties",
+    "Property": "property",
+    "PROPERTIES": "properties",
+    "find_properties": "properties",
     "Report": "report",
     "Result": "report",
-    "Sample": "completions",
 }
 
 __all__ = [
-    "LAWS",
+    "PROPERTIES",
     "Checker",
     "Failure",
     "Gold",
-    "Law",
+    "Property",
     "Report",
     "Result",
-    "Sample",
+    "TestCompletion",
     "check_task",
     "find_gold",
-    "find_laws",
+    "find_properties",
     "golds",
     "known_cases",
     "local_cases_path",

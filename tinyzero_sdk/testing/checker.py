@@ -1,4 +1,4 @@
-"""Checking a task against the laws: `check_task`, and `Checker` for those who take one law at a time."""
+"""Checking a task: `check_task` for all properties, `Checker` for one at a time."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,10 +10,11 @@ from typing import Self
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing.cases import Case, cases_path, read_cases
-from tinyzero_sdk.testing.completions import Sample
-from tinyzero_sdk.testing.properties import Failure, Law, NotChecked, check_names, find_laws
-from tinyzero_sdk.testing.report import Report, Result, as_case, replay_command
-from tinyzero_sdk.testing.task_under_test import Bench
+from tinyzero_sdk.testing.gold import TestCompletion
+from tinyzero_sdk.testing.properties import check_names, find_properties
+from tinyzero_sdk.testing.property import Failure, NotChecked, Property
+from tinyzero_sdk.testing.report import Report, Result, replay_command
+from tinyzero_sdk.testing.task_under_test import TaskUnderTest
 
 DEFAULT_EXAMPLES = 200
 
@@ -21,42 +22,42 @@ DEFAULT_EXAMPLES = 200
 def check_task(
     task: Task,
     *,
-    laws: Sequence[str] = (),
+    properties: Sequence[str] = (),
     examples: int = DEFAULT_EXAMPLES,
     seed: int = 0,
     cases: Sequence[Case] | None = None,
     on_result: Callable[[Result], object] = lambda result: None,
 ) -> Report:
-    """Check a task against the laws of docs/conformance.md.
+    """Check a task for the properties of docs/conformance.md.
 
     Args:
         task: from `load_task`.
-        laws: names of laws; all for none.
-        examples: how many completions a law draws; the bulk search takes `bench.HUNT_FACTOR` times as many,
-            for `bench.HUNT_SECONDS` at most.
+        properties: their names; all for none.
+        examples: completions drawn for a property; the bulk search takes `task_under_test.BULK_FACTOR` times as many,
+            for `task_under_test.BULK_SECONDS` at most.
         seed: of the items and of all choices.
         cases: labelled completions; None = those that the task ships, and those in `./TASK.cases.jsonl`.
-        on_result: called after each law.
+        on_result: called after each property.
 
     Raises:
-        SettingsError: there is no such law, or the task waives one that there is not, or without a reason.
-        BrokenTaskError: a hook outside the score raised, or returned what it may not.
+        SettingsError: a name, given or waived, is unknown, or a waiver has no reason.
+        BrokenTaskError: a hook other than the scorer's raised, or returned a wrong type.
 
     Example:
         >>> from tinyzero_sdk import load_task
-        >>> check_task(load_task("countdown"), laws=["gold-scores-full"], examples=20).passed
+        >>> check_task(load_task("countdown"), properties=["gold-scores-full"], examples=20).passed
         True
     """
     results = []
     with Checker(task, examples=examples, seed=seed, cases=cases) as checker:
-        for law in find_laws(laws):
-            results.append(checker.check(law))
+        for prop in find_properties(properties):
+            results.append(checker.check(prop))
             on_result(results[-1])
     return Report(task.name, task.version, seed, tuple(results))
 
 
 class Checker:
-    """A task under examination; as a context manager it ends its processes with the block."""
+    """Checks one task; as a context manager it ends its processes with the block."""
 
     def __init__(
         self, task: Task, *, examples: int = DEFAULT_EXAMPLES, seed: int = 0, cases: Sequence[Case] | None = None
@@ -67,7 +68,8 @@ class Checker:
         task.check_scoring_allowed()
         check_waivers(task)
         self.task = task
-        self._bench = Bench(task, seed=seed, examples=examples, cases=known_cases(task) if cases is None else cases)
+        cases = known_cases(task) if cases is None else cases
+        self._subject = TaskUnderTest(task, seed=seed, examples=examples, cases=cases)
 
     def __enter__(self) -> Self:
         return self
@@ -79,78 +81,74 @@ class Checker:
 
     def close(self) -> None:
         """End its processes."""
-        self._bench.close()
+        self._subject.close()
 
-    def check(self, law: Law) -> Result:
-        """Look for a failure of one law."""
-        return self._judge(law, lambda: self._look(law))
-
-    def replay(self, law: Law, case: Case | Sample) -> Result:
-        """Judge one completion by a law about completions.
-
-        Raises:
-            SettingsError: the law is about something else, or asks for a label that is not given.
-        """
-        if law.problem is None:
-            raise SettingsError(f"law {law.name!r} is not about single completions; check it without a replay")
-        if isinstance(case, Case):
-            case = Sample(case.completion, case.ground_truth, case.note, right=case.correct)
-        sample = case
-        if sample.right is None and law.needs_label:
-            raise SettingsError(f'law {law.name!r} compares with a label; add "correct": true or false to the case')
+    def check(self, prop: Property) -> Result:
+        """Look for a failure of one property."""
 
         def look() -> Failure | None:
-            assert law.problem is not None
-            self._bench.tried += 1
-            problem = law.problem(self._bench, sample)
-            return None if problem is None else Failure(problem.got, problem.expected, sample)
+            for hook in prop.needs:
+                if not getattr(self.task.plugin_manager.hook, hook).get_hookimpls():
+                    raise NotChecked(f"no {hook}; add the hook `{hook}`")
+            try:
+                return prop.examine(self._subject) if prop.examine else self._subject.search(prop)
+            except BrokenTaskError as error:
+                return Failure(str(error), "a task whose hooks do what docs/hooks.md says")
 
-        return self._judge(law, look)
+        return self._result(prop, look)
 
-    def _judge(self, law: Law, look: Callable[[], Failure | None]) -> Result:
-        started, self._bench.tried = time.perf_counter(), 0
-        reason = self.task.info.waivers.get(law.name, "")
+    def replay(self, prop: Property, case: Case | TestCompletion) -> Result:
+        """Test one completion for a property of completions.
+
+        Raises:
+            SettingsError: the property is about something else, or needs a label that is missing.
+        """
+        if prop.test is None:
+            raise SettingsError(f"check {prop.name!r} is not about single completions; run it without a replay")
+        sample = case
+        if isinstance(sample, Case):
+            sample = TestCompletion(sample.completion, sample.ground_truth, sample.note, right=sample.correct)
+        if sample.right is None and prop.needs_label:
+            raise SettingsError(f'check {prop.name!r} compares with a label; add "correct": true or false to the case')
+
+        def look() -> Failure | None:
+            assert prop.test is not None
+            self._subject.tried += 1
+            outcome = self._subject.observe(sample, oracle=prop.with_oracle, memory=prop.with_memory)
+            failure = prop.test(self._subject, sample, outcome)
+            return None if failure is None else replace(failure, sample=sample)
+
+        return self._result(prop, look)
+
+    def _result(self, prop: Property, look: Callable[[], Failure | None]) -> Result:
+        subject = self._subject
+        started, subject.tried = time.perf_counter(), 0
+        waiver = self.task.info.waivers.get(prop.name, "")
         try:
             failure = look()
         except NotChecked as obstacle:
             seconds = time.perf_counter() - started
-            if reason:
-                return Result(law, "waived", 0, seconds, reason)
-            return Result(law, "not checked", 0, seconds, str(obstacle))
-        result = Result(law, "kept", self._bench.tried, time.perf_counter() - started, reason, failure)
+            return Result(prop, "waived" if waiver else "not checked", 0, seconds, waiver or str(obstacle))
+        status = "waived" if waiver else "failed" if failure else "passed"
+        result = Result(prop, status, subject.tried, time.perf_counter() - started, waiver, failure)
         if failure is None:
-            return replace(result, status="waived") if reason else result
-        bench = self._bench
-        replay = replay_command(self.task, law, failure, seed=bench.seed, examples=bench.examples)
-        return replace(result, status="waived" if reason else "broken", replay=replay, case=self._as_case(law, failure))
-
-    def _look(self, law: Law) -> Failure | None:
-        for hook in law.needs:
-            if not getattr(self.task.plugin_manager.hook, hook).get_hookimpls():
-                raise NotChecked(f"no {hook}; add the hook `{hook}`")
-        try:
-            return law.examine(self._bench) if law.examine else self._bench.search(law)
-        except BrokenTaskError as error:
-            return Failure(str(error), "a task whose hooks do what docs/hooks.md says")
-
-    def _as_case(self, law: Law, failure: Failure) -> Case | None:
-        """The failure as a labelled case: as it was made, or as the oracle says."""
-        sample = failure.sample
-        if sample is None:
-            return None
-        right = sample.right
-        if right is None:
-            right = self._bench.observe(sample, oracle=True).oracle
-        return None if right is None else as_case(sample, right=right, note=f"breaks {law.name}")
+            return result
+        replay = replay_command(self.task, prop, failure, seed=subject.seed, examples=subject.examples)
+        sample, case = failure.sample, None
+        if sample is not None:
+            right = sample.right if sample.right is not None else subject.observe(sample, oracle=True).oracle
+            if right is not None:
+                case = Case(sample.completion, sample.ground_truth, right, f"fails {prop.name}")
+        return replace(result, replay=replay, case=case)
 
 
 def check_waivers(task: Task) -> None:
-    """Refuse waivers of laws that there are not, and those without a reason.
+    """Refuse waivers of unknown properties, and those without a reason.
 
     Raises:
         SettingsError: says which.
     """
-    check_names(list(task.info.waivers), f"task {task.name!r} waives")
+    check_names(list(task.info.waivers), f"a waiver of task {task.name!r}: ")
     for name, reason in task.info.waivers.items():
         if not isinstance(reason, str) or not reason.strip():
             raise SettingsError(f"task {task.name!r} waives {name} without a reason; write why in info().waivers")

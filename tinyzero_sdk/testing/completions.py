@@ -6,39 +6,9 @@ these functions; the bulk search for wrong verdicts draws from them by the hundr
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from tinyzero_sdk.records import Json
 from tinyzero_sdk.testing.gold import Gold
 from tinyzero_sdk.testing.grammar import Choose
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A completion to be judged."""
-
-    completion: str
-    """The text."""
-
-    ground_truth: Json
-    """Of the problem it answers."""
-
-    note: str = ""
-    """What was done to make it, where that is not plain to see."""
-
-    right: bool | None = None
-    """Whether it solves the problem, where that is known from the way it was made."""
-
-    def __repr__(self) -> str:
-        text = self.completion
-        shown = ascii(text if len(text) <= 200 else f"{text[:100]} … {text[-100:]}")
-        return f"Sample({shown}, {self.ground_truth!r}, {self.note!r}, right={self.right})"
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What hypothesis asks, which else writes out a megabyte."""
-        printer.text(repr(self))
-
 
 EDIT_PIECES = [
     *"0123456789", *" .,-+*/()=_%$!^eExX'\"", *"abn", *"\n\t\0", "**", "//", ".0", "_0", ",000",

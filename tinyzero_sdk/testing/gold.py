@@ -1,11 +1,46 @@
-"""Gold completions, and the place in them where the answer stands, so that another can be put there."""
+"""Gold completions, cut at their answer so that another can replace it, and the test completions made of them."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from tinyzero_sdk.errors import BrokenTaskError
-from tinyzero_sdk.records import Item
+from tinyzero_sdk.records import Item, Json
 from tinyzero_sdk.tasks.task import Task
+
+LONG = 20_000
+"""Longer texts are recognized by their hash, not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class TestCompletion:
+    """A completion to score."""
+
+    __test__: ClassVar[bool] = False  # pytest collects no tests from it
+
+    completion: str
+    ground_truth: Json
+    note: str = ""
+    """How it was made, where that is hard to see."""
+
+    right: bool | None = None
+    """Whether it solves the problem; None if unknown."""
+
+    @property
+    def key(self) -> tuple[object, str]:
+        """What identifies the completion and its ground truth."""
+        text = self.completion
+        return text if len(text) <= LONG else (len(text), hash(text)), json.dumps(self.ground_truth, sort_keys=True)
+
+    def __repr__(self) -> str:
+        text = self.completion
+        shown = ascii(text if len(text) <= 200 else f"{text[:100]} … {text[-100:]}")
+        return f"TestCompletion({shown}, {self.ground_truth!r}, {self.note!r}, right={self.right})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Called by hypothesis, which otherwise prints a megabyte."""
+        printer.text(repr(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,32 +48,36 @@ class Gold:
     """A gold completion, cut at its answer."""
 
     item: Item
-    """The problem it solves."""
-
     before: str
-    """The text before the answer."""
-
     answer: str
-    """What `extract_answer` finds in it."""
+    """As `extract_answer` finds it."""
 
     after: str
-    """The text after the answer."""
 
     @property
     def completion(self) -> str:
-        """The whole text, as the task's `solve` gave it."""
+        """The whole text, as the task's `solve` returned it."""
         return self.before + self.answer + self.after
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether something on the answer's own line ends it, so that spaces and line breaks may surround it."""
+        return bool(self.after) and not self.after[0].isspace()
+
     def with_answer(self, answer: str) -> str:
-        """The same text with another answer in the place of gold's."""
+        """The same text with another answer."""
         return self.before + answer + self.after
+
+    def sample(self, completion: str, note: str = "", *, right: bool | None = None) -> TestCompletion:
+        """A completion for the same item."""
+        return TestCompletion(completion, self.item.ground_truth, note, right)
 
 
 def find_gold(task: Task, item: Item) -> Gold | None:
-    """The item's gold completion, or None where the task has no `solve`.
+    """The item's gold completion, or None if the task has no `solve`.
 
     Raises:
-        BrokenTaskError: the answer that the task extracts from it does not stand in it.
+        BrokenTaskError: the gold completion does not contain the answer that the task extracts from it.
     """
     completion = task.solve(item)
     if completion is None:
@@ -48,7 +87,8 @@ def find_gold(task: Task, item: Item) -> Gold | None:
     if not found:
         raise BrokenTaskError(
             f"task {task.name!r}: extract_answer found {answer!r} in the gold completion {completion!r}; "
-            "expected a text that stands in it, so that the answer can be told from what is around it"
+            "expected a part of that text, so that the answer can be told from its surroundings; "
+            "return the answer as the completion spells it, and normalize it in `score`"
         )
     return Gold(item, before, found, after)
 

@@ -1,80 +1,71 @@
-"""What a law is, and what a failure of one is. The laws themselves are in `laws/`."""
+"""The records of a property that every task must have, and of its failure. The properties are in `properties/`."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.testing.completions import Sample
+from tinyzero_sdk.testing.gold import TestCompletion
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-    from tinyzero_sdk.testing.task_under_test import Bench
-
-
-class Problem(NamedTuple):
-    """How a law is broken."""
-
-    got: str
-    """What came of it."""
-
-    expected: str
-    """What the law asks for."""
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A law that the task breaks, with the smallest example found."""
+    """How a task fails a property, with the smallest example found."""
 
     got: str
-    """What came of it."""
-
     expected: str
-    """What the law asks for."""
-
-    sample: Sample | None = None
-    """The completion that breaks it; None where the law is not about completions."""
+    sample: TestCompletion | None = None
+    """The completion that fails; None if the property is not about completions."""
 
 
 class NotChecked(TinyZeroError):
-    """A law cannot be judged for this task; the message tells what is missing."""
+    """A property cannot be checked for this task; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
-    """Something that every task must keep.
+class Property:
+    """Something that must hold for every task.
 
-    A law about completions gives `problem`, which judges one, and `listed` or `drawn` or both, which say where to
-    look for one that breaks it; any other gives `examine`.
+    A property of completions gives `test`, and `completions`, `strategy` or both to say which completions to test; any
+    other gives `examine`. Each function takes the `TaskUnderTest` first.
     """
 
     name: str
-    """By which it is asked for and waived."""
-
     text: str
     """What must hold, in one sentence."""
 
     reason: str
-    """Why, in one or two sentences."""
+    """Why it matters, in one or two sentences."""
 
     needs: tuple[str, ...] = ()
-    """Optional hooks without which it cannot be judged."""
+    """Optional hooks without which it cannot be checked."""
 
-    problem: "Callable[[Bench, Sample], Problem | None] | None" = None
-    """What is wrong with a completion; None = nothing."""
+    test: Callable[[Any, TestCompletion, Any], Failure | None] | None = None
+    """What is wrong with a completion, given its `Outcome`; None if nothing."""
 
-    listed: "Callable[[Bench], Iterable[Sample]] | None" = None
-    """Completions that are all judged."""
+    completions: Callable[[Any], Iterable[TestCompletion]] | None = None
+    """Completions that are all tested."""
 
-    drawn: "Callable[[Bench], SearchStrategy[Sample]] | None" = None
-    """Completions of which some are judged."""
+    strategy: "Callable[[Any], SearchStrategy[TestCompletion]] | None" = None
+    """Completions of which as many as the task's `examples` are drawn and tested."""
 
-    examine: "Callable[[Bench], Failure | None] | None" = None
-    """Where the law is not about single completions: looks for a failure."""
+    examine: Callable[[Any], Failure | None] | None = None
+    """Looks for a failure, if testing single completions is not enough."""
+
+    with_oracle: bool = False
+    """The test reads the oracle's result."""
+
+    with_memory: bool = False
+    """The test reads how much memory scoring takes."""
+
+    with_repeats: bool = False
+    """The test reads further outcomes of the same completion."""
 
     needs_label: bool = False
-    """It asks of a completion whether it is known to be right."""
+    """The test reads whether the completion is right."""
 
     any_text: bool = False
-    """It holds for every text, so that a completion that breaks it may be cut down freely."""
+    """It holds for every text, so a failing completion may be cut down freely."""

@@ -1,4 +1,4 @@
-"""What came of checking a task: a result for each law, as text and as JSON, with the command that replays a failure."""
+"""The results of checking a task, as text and as JSON, with the command that replays a failure."""
 
 import json
 import os
@@ -13,10 +13,10 @@ from typing import Any, Literal
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing.cases import Case, parse_case
-from tinyzero_sdk.testing.completions import Sample
-from tinyzero_sdk.testing.property import Failure, Law
+from tinyzero_sdk.testing.gold import TestCompletion
+from tinyzero_sdk.testing.property import Failure, Property
 
-Status = Literal["kept", "broken", "waived", "not checked"]
+Status = Literal["passed", "failed", "waived", "not checked"]
 
 MOST_SHOWN = 240
 """Characters of a completion that are shown."""
@@ -26,39 +26,33 @@ _MOST_INLINE = 1500  # characters of a case in a command; a longer one is found 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of one law."""
+    """The result of one check."""
 
-    law: Law
-    """Which one."""
-
+    prop: Property
     status: Status
-    """Whether the task keeps it."""
-
     tried: int
-    """How many completions or items were judged."""
+    """Completions or items tested."""
 
     seconds: float
-    """How long that took."""
-
     why: str = ""
-    """The task's reason for a waiver, or what keeps the law from being checked."""
+    """The task's reason for a waiver, or what is missing for the check."""
 
     failure: Failure | None = None
-    """How it is broken, also where that is waived."""
+    """Also of a waived check."""
 
     case: Case | None = None
-    """The failing completion as a labelled case, where it is known whether it is right."""
+    """The failing completion as a labelled case, if it is known whether it is right."""
 
     replay: str = ""
     """The command that shows the failure again."""
 
     @property
     def is_needless_waiver(self) -> bool:
-        """The law is waived, and the task keeps it."""
+        """The check is waived, and passes."""
         return self.status == "waived" and self.failure is None
 
-    def tell(self) -> str:
-        """The failure in full, for a terminal of 80 columns; nothing where there is none."""
+    def describe(self) -> str:
+        """The failure in full, for a terminal of 80 columns; empty if there is none."""
         if self.failure is None:
             return ""
         facts: list[tuple[str, str]] = []
@@ -68,7 +62,7 @@ class Result:
             facts += [("", f"({sample.note})")] if sample.note else []
             facts.append(("ground truth", show_truth(sample.ground_truth)))
         facts += [("got", self.failure.got), ("expected", self.failure.expected)]
-        head = [_wrap(f"{self.law.name}: {self.law.text}", ""), _wrap(self.law.reason, "")]
+        head = [_wrap(f"{self.prop.name}: {self.prop.text}", ""), _wrap(self.prop.reason, "")]
         return "\n".join([*head, "", *(_wrap(text, f"  {name:14}") for name, text in facts), "", f"  {self.replay}"])
 
 
@@ -86,32 +80,25 @@ def _wrap(text: str, start: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of all laws."""
+    """The results of all checks, in order."""
 
     task: str
-    """The task's name."""
-
     version: str
-    """Its version."""
-
     seed: int
-    """The seed of all choices."""
-
     results: tuple[Result, ...]
-    """One for each law, in the order of checking."""
 
     @property
     def passed(self) -> bool:
-        """No law is broken that is not waived."""
-        return not self.broken
+        """No check failed that is not waived."""
+        return not self.failed
 
     @property
-    def broken(self) -> list[Result]:
-        """The laws that are broken and not waived."""
-        return [result for result in self.results if result.status == "broken"]
+    def failed(self) -> list[Result]:
+        """The checks that failed and are not waived."""
+        return [result for result in self.results if result.status == "failed"]
 
     def __getitem__(self, name: str) -> Result:
-        return next(result for result in self.results if result.law.name == name)
+        return next(result for result in self.results if result.prop.name == name)
 
     def as_json(self) -> dict[str, Any]:
         """The report as plain JSON; lone surrogates stand in it as they are."""
@@ -120,20 +107,19 @@ class Report:
             "version": self.version,
             "seed": self.seed,
             "passed": self.passed,
-            "laws": [_as_json(result) for result in self.results],
+            "checks": [
+                {
+                    "check": result.prop.name,
+                    "status": result.status,
+                    "tried": result.tried,
+                    "seconds": round(result.seconds, 3),
+                    "why": result.why,
+                    "failure": asdict(result.failure) if result.failure else None,
+                    "replay": result.replay,
+                }
+                for result in self.results
+            ],
         }
-
-
-def _as_json(result: Result) -> dict[str, Any]:
-    return {
-        "law": result.law.name,
-        "status": result.status,
-        "tried": result.tried,
-        "seconds": round(result.seconds, 3),
-        "why": result.why,
-        "failure": asdict(result.failure) if result.failure else None,
-        "replay": result.replay,
-    }
 
 
 def show_text(text: str) -> str:
@@ -169,24 +155,24 @@ def show_truth(truth: Any) -> str:
     return shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]} …"
 
 
-def replay_command(task: Task, law: Law, failure: Failure, *, seed: int, examples: int) -> str:
-    """What to type to see a failure again: by its completion, or by the seed where that is too long, or missing."""
+def replay_command(task: Task, prop: Property, failure: Failure, *, seed: int, examples: int) -> str:
+    """The command that shows a failure again: with its completion, or the seed if that is too long or missing."""
     by_seed = ["--seed", str(seed), "--examples", str(examples)]
     sample = failure.sample
-    if sample is None or law.problem is None:
-        return check_command(task, law.name, by_seed)
-    return check_command(task, law.name, replay_words(replace(sample, right=bool(sample.right))) or by_seed)
+    if sample is None or prop.test is None:
+        return check_command(task, prop.name, by_seed)
+    return check_command(task, prop.name, replay_words(replace(sample, right=bool(sample.right))) or by_seed)
 
 
-def check_command(task: Task, law: str, words: Sequence[str]) -> str:
-    """What to type to check a task, with its options, by one law."""
+def check_command(task: Task, prop: str, words: Sequence[str]) -> str:
+    """The command that runs one check of a task, with the task's options."""
     start = ["tinyzero", "check", _shown_source(task.source), *_option_words(task)]
     unsafe = ["--allow-unsafe-scorers"] if task.info.unsafe_scorer else []
-    return shlex.join([*start, *unsafe, "--law", law, *words])
+    return shlex.join([*start, *unsafe, "--only", prop, *words])
 
 
-def replay_words(sample: Sample) -> list[str]:
-    """What to type for one completion, without a label where nobody knows it; nothing where it is too long."""
+def replay_words(sample: TestCompletion) -> list[str]:
+    """The words that replay one completion, without a label if it is unknown; none if it is too long."""
     case: dict[str, Json] = {"completion": sample.completion, "ground_truth": sample.ground_truth}
     if sample.right is not None:
         case["correct"] = sample.right
@@ -194,7 +180,7 @@ def replay_words(sample: Sample) -> list[str]:
     return ["--replay", inline] if len(inline) <= _MOST_INLINE else []
 
 
-def parse_replay(text: str) -> Sample:
+def parse_replay(text: str) -> TestCompletion:
     """The completion of `--replay`: a labelled case, or one without its label.
 
     Raises:
@@ -206,12 +192,7 @@ def parse_replay(text: str) -> Sample:
     except (ValueError, RecursionError):
         has_label = True  # parse_case says what is wrong
     case = parse_case(text if has_label else json.dumps({**row, "correct": False}), "--replay")
-    return Sample(case.completion, case.ground_truth, case.note, right=case.correct if has_label else None)
-
-
-def as_case(sample: Sample, *, right: bool, note: str) -> Case:
-    """A sample as a labelled case."""
-    return Case(sample.completion, sample.ground_truth, right, note)
+    return TestCompletion(case.completion, case.ground_truth, case.note, right=case.correct if has_label else None)
 
 
 def _shown_source(source: str) -> str:

@@ -1,4 +1,6 @@
-"""The parent's side of the child that scores: it asks, waits, and replaces a child that hangs or dies."""
+"""The parent's side of the child process that scores: it sends completions, waits, and replaces a child that hangs or
+dies.
+"""
 
 import pickle
 import time
@@ -7,10 +9,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
-from tinyzero_sdk.records import Item, Json, Split
+from tinyzero_sdk.records import Item, Split
 from tinyzero_sdk.tasks.task import Task
-from tinyzero_sdk.testing.gold import Gold
-from tinyzero_sdk.testing.sandbox_child import ENOUGH, Fate, Observation, serve
+from tinyzero_sdk.testing.gold import Gold, TestCompletion
+from tinyzero_sdk.testing.sandbox_child import ENOUGH, ExitStatus, Outcome, serve
 from tinyzero_sdk.workers.process import WorkerProcess
 
 TIME_LIMIT = 1.0
@@ -18,30 +20,32 @@ TIME_LIMIT = 1.0
 
 _START_SECONDS = 120.0
 _TICK_SECONDS = 0.05
-_HUNT_BLOCK = 20_000
+_BULK_BLOCK = 20_000
+_BATCH_SIZE = 64
+_BATCH_CHARACTERS = 2**22
 
 
 class _Lost(Exception):
     """The child hung or died."""
 
-    def __init__(self, fate: Fate, index: int) -> None:
-        super().__init__(fate)
-        self.fate = fate
+    def __init__(self, exit_status: ExitStatus, index: int) -> None:
+        super().__init__(exit_status)
+        self.exit_status = exit_status
         self.index = index
 
 
-class ObservedProcess:
-    """A child process that judges completions; as a context manager it ends with the block."""
+class Sandbox:
+    """A child process that scores completions; as a context manager it ends with the block."""
 
-    def __init__(self, task: Task, *, hash_seed: int, warm_up: Sequence[tuple[str, Json]] = ()) -> None:
+    def __init__(self, task: Task, *, hash_seed: int, warm_up: Sequence[TestCompletion] = ()) -> None:
         """
         Args:
-            task: from `load_task`; the child loads it anew.
-            hash_seed: `PYTHONHASHSEED` of the child, by which sets and dicts of text are ordered.
-            warm_up: completions and ground truths to score first, unwatched.
+            task: from `load_task`; the child loads it again.
+            hash_seed: `PYTHONHASHSEED` of the child, which orders sets of text.
+            warm_up: completions to score first, unwatched.
         """
         self.patience = 1.5 * TIME_LIMIT
-        """Seconds after which a child is taken to hang."""
+        """Seconds for one completion after which a child counts as hung."""
         self.kills = 0
         """How many children hung or died so far."""
         self._name = task.name
@@ -59,27 +63,57 @@ class ObservedProcess:
         self.close()
 
     def close(self) -> None:
-        """End the child; the next question starts another."""
+        """End the child; the next request starts another."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None
 
-    def observe(self, text: str, truth: Json, *, oracle: bool = False, weigh: bool = False) -> Observation:
-        """What comes of scoring a completion.
+    @property
+    def pid(self) -> int | None:
+        """Process number of the child."""
+        return self._worker._process.pid if self._worker else None
+
+    def observe(
+        self, samples: Sequence[TestCompletion], *, oracle: bool = False, memory: bool = False, most_kills: int = 10**9
+    ) -> list[Outcome]:
+        """The outcomes of scoring completions, sent to the child in batches.
+
+        A completion that the child does not survive costs the child, and those before it in its batch are scored again.
 
         Args:
-            text: the completion.
-            truth: its ground truth.
-            oracle: ask the oracle as well.
-            weigh: measure the memory, which takes a tenth of a millisecond.
+            samples: the completions.
+            oracle: call the oracle as well.
+            memory: measure the memory, which takes a tenth of a millisecond each.
+            most_kills: end with the completion that costs the last of this many children.
+
+        Returns:
+            One outcome per sample, in order; fewer after `most_kills`.
         """
-        try:
-            seen = self._ask("observe", text, truth, oracle, weigh)
-        except _Lost as loss:
-            in_oracle: Fate = "hung in oracle" if loss.fate == "hung" else "died in oracle"
-            return Observation(fate=in_oracle if loss.index == 1 else loss.fate)
-        assert isinstance(seen, Observation)
-        return seen
+        outcomes: list[Outcome] = []
+        known: dict[int, Outcome] = {}  # of those that cost a child
+        size, last_kill = _BATCH_SIZE, self.kills + most_kills
+        while (start := len(outcomes)) < len(samples):
+            if start in known:
+                outcomes.append(known[start])
+                continue
+            stop, characters = start, 0
+            while stop < min(start + size, len(samples)) and stop not in known and characters < _BATCH_CHARACTERS:
+                characters += len(samples[stop].completion)
+                stop += 1
+            try:
+                outcomes += self._ask("observe", samples[start:stop], oracle, memory)
+            except _Lost as loss:
+                status, place = loss.exit_status, start + loss.index // 2
+                if loss.index < 0 and stop - start > 1:
+                    size = 1  # it died between two completions: one at a time shows which one is to blame
+                    continue
+                if loss.index >= 0 and loss.index % 2:
+                    status = "hung in oracle" if status == "hung" else "died in oracle"
+                place = max(place, start)
+                known[place] = Outcome(exit_status=status)
+                if self.kills >= last_kill:
+                    samples = samples[: place + 1]
+        return outcomes
 
     def candidates(self, split: Split, size: int, *, seed: int, start: int) -> list[str]:
         """What `generate_dataset` makes in the child, as JSON."""
@@ -90,27 +124,27 @@ class ObservedProcess:
         return made
 
     def solve(self, item: Item) -> Gold | None:
-        """The gold completion of an item that the task did not make; None where it fails, hangs or dies over it."""
+        """The gold completion of an item that the task did not make; None if it fails, hangs or dies."""
         try:
             gold: Gold | None = self._ask("solve", item)
         except _Lost:
             return None
         return gold
 
-    def hunt(
+    def bulk_search(
         self, golds: Sequence[Gold], *, seed: int, count: int, seconds: float
-    ) -> tuple[int, list[tuple[int, str, bool]]]:
-        """Look for completions on which scorer and oracle differ, see `observer`; how many were tried, and those."""
+    ) -> tuple[int, list[TestCompletion]]:
+        """Look for completions on which scorer and oracle disagree; returns how many were tried, and those."""
         until = time.monotonic() + seconds
         done, tried = 0, 0
-        found: list[tuple[int, str, bool]] = []
+        found: list[TestCompletion] = []
         is_ready = False
         while done < count and len(found) < ENOUGH and (left := until - time.monotonic()) > 0:
             try:
                 if not is_ready:
-                    self._ask("prepare_hunt", list(golds), seed)
+                    self._ask("prepare_bulk_search", list(golds), seed)
                     is_ready = True
-                reached, differing = self._ask("hunt", done, min(done + _HUNT_BLOCK, count), left)
+                reached, differing = self._ask("bulk_search", done, min(done + _BULK_BLOCK, count), left)
             except _Lost as loss:
                 is_ready = False
                 tried += max(0, loss.index - done)
@@ -138,17 +172,17 @@ class ObservedProcess:
             if worker.timer.seconds > self.patience:
                 raise self._lose(worker, "hung")
 
-    def _lose(self, worker: WorkerProcess, fate: Fate) -> _Lost:
+    def _lose(self, worker: WorkerProcess, exit_status: ExitStatus) -> _Lost:
         index = worker.timer.index
         self.kills += 1
         self.close()
-        return _Lost(fate, -1 if index is None else index)
+        return _Lost(exit_status, -1 if index is None else index)
 
     def _start(self) -> WorkerProcess:
         self._worker = worker = WorkerProcess(self._task, serve, self._environment)
         until = time.monotonic() + _START_SECONDS
         while not worker.connection.poll(_TICK_SECONDS):
-            has_ended = worker.has_ended() and not worker.connection.poll()  # its last words may just have come
+            has_ended = worker.has_ended() and not worker.connection.poll()  # its last message may just have come
             if has_ended or time.monotonic() > until:
                 self.close()
                 raise BrokenTaskError(f"the process that scores {self._name!r} ended or hung while it loaded the task")
@@ -163,7 +197,7 @@ class ObservedProcess:
         for place, sample in enumerate(self._warm_up):
             try:
                 self._ask("warm_up", [sample])
-            except _Lost:  # the laws will tell; they can go on without it
+            except _Lost:  # the properties report it
                 self._warm_up = self._warm_up[:place]
                 return self._start()
         return worker

@@ -1,13 +1,14 @@
-"""Inside the child process: scores a completion and tells all that happened on the way.
+"""The child process of the sandbox: scores completions and records what happened on the way.
 
-What was printed (on the descriptors, so by C code too), what was run, imported or opened (by an audit hook), how long
-it took, and how much memory. What to make of it is up to the laws; the parent's side is `sandbox.py`.
+It records what was printed (on the descriptors, so by C code too), what was run, imported or opened (by an audit hook),
+the time and the memory taken. What that means is up to the properties; the parent's side is `sandbox.py`.
 
-The bulk search here is not that of `fuzz/search.py`, on purpose. This one tries a fixed number of samples, each made
-from its number alone, so that a check says the same wherever a process was lost on the way. The fuzzer goes where
-answers, lines and findings lead it, for as long as it may, and so never twice the same way with several workers.
+The bulk search differs from `fuzz/search.py` on purpose. It tries a fixed number of samples, each made from its number
+alone, so a check gives the same result wherever a process was lost. The fuzzer follows answers, lines and findings for
+as long as it has time, so several workers never search the same way twice.
 """
 
+import hashlib
 import json
 import os
 import random
@@ -18,79 +19,75 @@ import threading
 import time
 import warnings
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
+from tinyzero_sdk.data.rows import plain
 from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, describe_error
 from tinyzero_sdk.records import Item, Json, Score, Split
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing.completions import join_numbers, near_miss, rearrange
-from tinyzero_sdk.testing.gold import Gold, find_gold
+from tinyzero_sdk.testing.gold import LONG, Gold, TestCompletion, find_gold
 from tinyzero_sdk.testing.grammar import Grammar
 from tinyzero_sdk.workers.process import SharedTimer
 
 MEMORY_GIB = 1.0
-"""So much address space a scorer may take beyond what the loaded task has."""
+"""Address space that a scorer may take beyond that of the loaded task."""
 
 ENOUGH = 8
-"""After so many differing verdicts a process ends its part of the bulk search."""
+"""Disagreements of scorer and oracle after which a process ends its part of the bulk search."""
 
-Fate = Literal["", "hung", "died", "hung in oracle", "died in oracle"]
+ExitStatus = Literal["", "hung", "died", "hung in oracle", "died in oracle"]
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
-    """What came of scoring one completion."""
+class Outcome:
+    """The outcome of scoring one completion."""
 
     value: float = 0.0
-    """The reward; 0 where there is none."""
+    """The reward; 0 if there is none."""
 
     correct: bool = False
-    """Whether the scorer said it is."""
-
     reason: str = "error"
     """As in `Score`."""
 
     answer: str | None = None
-    """What was extracted."""
+    """As extracted; of a long one, its start and a hash."""
 
     refused: str = ""
-    """Why the host refuses what a hook returned."""
+    """Why the SDK refuses what a hook returned."""
 
     raised: str = ""
-    """The exception and its place."""
+    """The exception and where it was raised."""
 
     out_of_memory: bool = False
-    """It was a MemoryError."""
+    """The exception was a MemoryError."""
 
     printed: str = ""
-    """The first 200 bytes that came out on stdout or stderr."""
+    """The first 200 bytes written to stdout or stderr."""
 
     actions: tuple[str, ...] = ()
-    """The first few things it did that a scorer has no business to do."""
+    """The first few actions that a scorer must not take."""
 
     changed_truth: bool = False
-    """The ground truth is not what it was before."""
-
     seconds: float = 0.0
-    """How long it took."""
-
     memory: int = 0
-    """Bytes by which the greatest use of memory rose, where it was asked for."""
+    """Bytes by which the peak of memory rose, if measured."""
 
     oracle: bool | None = None
-    """What the task's oracle says, where it was asked; None = it cannot tell."""
+    """The oracle's result, if called; None if it cannot tell."""
 
     oracle_raised: str = ""
     """The oracle's exception."""
 
-    fate: Fate = ""
-    """What became of the process, if it did not live to tell."""
+    exit_status: ExitStatus = ""
+    """How the process ended, if it did not survive."""
 
     @property
-    def verdict(self) -> tuple[float, bool, str, str | None]:
+    def score(self) -> tuple[float, bool, str, str | None]:
         """What must be the same each time."""
         return self.value, self.correct, self.reason, self.answer
 
@@ -106,30 +103,26 @@ _FORBIDDEN_FAMILIES = {
 _MOST_ACTIONS = 3
 
 
-class _Watch:
+class _AuditWatch:
     """An audit hook, which cannot be removed and is switched off while nothing is scored."""
 
     def __init__(self) -> None:
         self.on = False
         self.seen: list[str] = []
         sys.addaudithook(self)
-        self._hear_of_threads()
+        start = threading.Thread.start
+
+        def record_and_start(thread: threading.Thread) -> None:
+            self("_thread.start", (thread.name,))  # Python 3.11 has no audit event for it
+            start(thread)
+
+        threading.Thread.start = record_and_start  # type: ignore[assignment, method-assign]
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.on or len(self.seen) >= _MOST_ACTIONS:
             return
         if event in _FORBIDDEN or event.partition(".")[0] in _FORBIDDEN_FAMILIES:
             self.seen.append(f"{event} {_show(arguments)}".strip())
-
-    def _hear_of_threads(self) -> None:
-        """Python 3.11 has no audit event for a thread that starts."""
-        start = threading.Thread.start
-
-        def tell_and_start(thread: threading.Thread) -> None:
-            self("_thread.start", (thread.name,))
-            start(thread)
-
-        threading.Thread.start = tell_and_start  # type: ignore[assignment, method-assign]
 
 
 def _show(arguments: tuple[Any, ...]) -> str:
@@ -171,11 +164,11 @@ class _Output:
         os.dup2(self._stderr, 2)
 
 
-class _Peak:
-    """The greatest use of memory, in bytes; where the system cannot reset it, it only ever rises."""
+class _PeakMemory:
+    """The peak of memory use, in bytes; it only rises on systems that cannot reset it."""
 
     def reset(self) -> int:
-        """Begin anew; what is in use now."""
+        """Start a new peak; returns what is in use now."""
         try:
             with open("/proc/self/clear_refs", "w") as file:
                 file.write("5")
@@ -195,174 +188,173 @@ class _Peak:
 
 
 def serve(task: Task, connection: Connection, timer: SharedTimer) -> None:
-    """What the child does (see `worker.Service`): requests (name of a method, arguments …) in, what it returns out."""
-    _limit_memory()
-    observer = _Observer(task, timer)
-    try:
-        while True:
-            name, *arguments = connection.recv()
-            connection.send(getattr(observer, name)(*arguments))
-    finally:
-        observer.output.restore()
-
-
-def _limit_memory() -> None:
+    """What the child does (see `workers.process.Service`): receives (method, arguments …), sends what it returns."""
     try:
         with open("/proc/self/statm", "rb") as file:
             in_use = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
-    except OSError:
-        return
-    limit = in_use + int(MEMORY_GIB * 2**30)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        limit = in_use + int(MEMORY_GIB * 2**30)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    except FileNotFoundError:
+        pass  # not Linux: no limit
+    server = _SandboxServer(task, timer)
+    try:
+        while True:
+            name, *arguments = connection.recv()
+            connection.send(getattr(server, name)(*arguments))
+    finally:
+        server.output.restore()
 
 
-class _Observer:
+class _SandboxServer:
     def __init__(self, task: Task, timer: SharedTimer) -> None:
         self._task = task
-        self._clock = timer
-        self._watch = _Watch()
-        self._peak = _Peak()
-        self._hunt: _Hunt | None = None
+        self._timer = timer
+        self._watch = _AuditWatch()
+        self._peak = _PeakMemory()
+        self._bulk_search: _BulkSearch | None = None
         self._recursion_limit = sys.getrecursionlimit()
         self.output = _Output()
-        warnings.simplefilter("always", append=True)  # else another law may hear what is said only once
+        warnings.simplefilter("always", append=True)  # a warning shown once would be seen by one property alone
 
-    def warm_up(self, samples: Sequence[tuple[str, Json]]) -> None:
-        """Score once unwatched, so that what a task imports on its first call is imported."""
-        for text, truth in samples:
-            self._clock.start(0)
-            self._verdict(text, truth)
-            self._clock.stop()
+    def warm_up(self, samples: Sequence[TestCompletion]) -> None:
+        """Score unwatched, so that what a task imports on its first call is imported."""
+        for sample in samples:
+            self._timer.start(0)
+            self._score(sample.completion, sample.ground_truth)
+            self._timer.stop()
             self.output.take()
             sys.setrecursionlimit(self._recursion_limit)
 
-    def _actions(self) -> tuple[str, ...]:
-        """What it did, with what no audit event tells: the limit of recursion is another, and is put back."""
-        limit = sys.getrecursionlimit()
-        if limit == self._recursion_limit:
-            return tuple(self._watch.seen)
-        sys.setrecursionlimit(self._recursion_limit)
-        return *self._watch.seen, f"sys.setrecursionlimit {limit}"
+    def observe(self, samples: Sequence[TestCompletion], oracle: bool, memory: bool) -> list[Outcome]:
+        """Score completions; the timer shows twice the sample's place, plus 1 during the oracle's call."""
+        return [self._observe(place, sample, oracle, memory) for place, sample in enumerate(samples)]
 
-    def observe(self, text: str, truth: Json, ask_oracle: bool, weigh: bool) -> Observation:
-        """Score one completion."""
+    def _observe(self, place: int, sample: TestCompletion, oracle: bool, measure_memory: bool) -> Outcome:
+        truth = deepcopy(sample.ground_truth)  # samples of a batch may share it, and a scorer may change it
         before = json.dumps(truth, sort_keys=True)
-        floor = self._peak.reset() if weigh else 0
+        floor = self._peak.reset() if measure_memory else 0
         self._watch.seen.clear()
-        self._clock.start(0)
+        self._timer.start(2 * place)
         started = time.perf_counter()
         self._watch.on = True
         try:
-            told = self._verdict(text, truth)
+            result = self._score(sample.completion, truth)
         finally:
             self._watch.on = False
         seconds = time.perf_counter() - started
-        self._clock.stop()
-        memory = self._peak.read() - floor if weigh else 0
-        if ask_oracle and isinstance(told.get("answer"), str):
-            told |= self._ask_oracle(told["answer"], json.loads(before))
-        return Observation(
+        self._timer.stop()
+        memory = self._peak.read() - floor if measure_memory else 0
+        changed = _dumps(truth) != before
+        answer = result.get("answer")
+        if isinstance(answer, str):
+            if oracle:
+                result |= self._call_oracle(answer, json.loads(before), 2 * place + 1)
+            if len(answer) > LONG:
+                digest = hashlib.blake2b(answer.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+                result["answer"] = f"{answer[:200]} … {answer[-20:]} (hash {digest})"
+        limit = sys.getrecursionlimit()  # no audit event tells of it
+        sys.setrecursionlimit(self._recursion_limit)
+        raised_limit = () if limit == self._recursion_limit else (f"sys.setrecursionlimit {limit}",)
+        return Outcome(
             printed=self.output.take(),
-            actions=self._actions(),
-            changed_truth=_dumps(truth) != before,
+            actions=(*self._watch.seen, *raised_limit),
+            changed_truth=changed,
             seconds=seconds,
             memory=memory,
-            **told,
+            **result,
         )
 
-    def _verdict(self, text: str, truth: Json) -> dict[str, Any]:
+    def _score(self, text: str, truth: Json) -> dict[str, Any]:
         answer = None
         try:
             answer = self._task.extract_answer(text)
             score = Score(0.0, False, "no_answer") if answer is None else self._task.score(answer, truth)
         except BaseException as error:  # a scorer may raise anything
-            self._watch.on = False  # what we do to tell of it is not the scorer's doing
-            kind = "refused" if type(error) is BrokenTaskError else "raised"
-            told = str(error) if kind == "refused" else describe_error(error)
-            return {kind: told, "answer": answer, "out_of_memory": isinstance(error, MemoryError)}
+            self._watch.on = False  # describing the error is our doing, not the scorer's
+            is_refused = type(error) is BrokenTaskError
+            described = {"refused": str(error)} if is_refused else {"raised": describe_error(error)}
+            return {**described, "answer": answer, "out_of_memory": isinstance(error, MemoryError)}
         return {"value": score.value, "correct": score.correct, "reason": score.reason, "answer": answer}
 
-    def _ask_oracle(self, answer: str, truth: Json, index: int = 1) -> dict[str, Any]:
-        self._clock.start(index)
+    def _call_oracle(self, answer: str, truth: Json, index: int) -> dict[str, Any]:
+        self._timer.start(index)
         try:
-            verdict = self._task.oracle(answer, truth)
-            return {"oracle": None if verdict is None else bool(verdict)}
+            right = self._task.oracle(answer, truth)
+            return {"oracle": None if right is None else bool(right)}
         except BaseException as error:  # as above
             return {"oracle_raised": str(error)}
         finally:
-            self._clock.stop()
+            self._timer.stop()
 
     def candidates(self, split: Split, size: int, seed: int, start: int) -> list[str]:
         """The candidates that `generate_dataset` makes in this process, as JSON."""
         return [show_item(item) for item in self._task.generate(split, size, seed=seed, start=start)]
 
     def solve(self, item: Item) -> Gold | None:
-        """The gold completion of an item; None where the task cannot solve it."""
-        self._clock.start(0)
+        """The gold completion of an item; None if the task cannot solve it."""
+        self._timer.start(0)
         try:
             return find_gold(self._task, item)
         except (TinyZeroError, MemoryError):
             return None
         finally:
-            self._clock.stop()
+            self._timer.stop()
             self.output.take()
 
-    def prepare_hunt(self, golds: Sequence[Gold], seed: int) -> None:
-        """Take what `hunt` starts from."""
-        self._hunt = _Hunt(self._task, golds, seed)
+    def prepare_bulk_search(self, golds: Sequence[Gold], seed: int) -> None:
+        """Keep what the bulk search starts from."""
+        self._bulk_search = _BulkSearch(self._task, golds, seed)
 
-    def hunt(self, start: int, stop: int, seconds: float) -> tuple[int, list[tuple[int, str, bool]]]:
-        """Judge samples number start … stop - 1, for so long at most.
+    def bulk_search(self, start: int, stop: int, seconds: float) -> tuple[int, list[TestCompletion]]:
+        """Test samples number start … stop - 1, for `seconds` at most; each distinct one is scored once.
 
-        Returns the number of the first that was not judged, and of those where scorer and oracle differ: the number
-        of the gold, the completion, and whether the scorer called it correct.
+        Returns:
+            The number of the first sample not tested, and the samples on which scorer and oracle disagree.
         """
-        assert self._hunt is not None
+        assert self._bulk_search is not None
         found = []
         until = time.monotonic() + seconds
         for number in range(start, stop):
             if number % 64 == 0 and time.monotonic() > until:
                 stop = number
                 break
-            place, text = self._hunt.sample(number)
-            gold = self._hunt.golds[place]
-            truth = gold.item.ground_truth
-            self._clock.start(number)
-            told = self._verdict(text, truth)
-            correct = told.get("correct", False)
-            # The oracle is slow, and a correct answer rare: its word on the others is taken now and then.
-            if isinstance(told.get("answer"), str) and (correct or number % 16 == 0):
-                right = self._ask_oracle(told["answer"], truth, number).get("oracle")
+            sampled = self._bulk_search.sample(number)
+            if sampled is None:
+                continue
+            sample = sampled[0].sample(sampled[1])
+            self._timer.start(number)
+            result = self._score(sample.completion, sample.ground_truth)
+            correct = result.get("correct", False)
+            # The oracle is slow and a correct answer rare: of the incorrect ones it is shown a part.
+            if isinstance(result.get("answer"), str) and (correct or number % 16 == 0):
+                right = self._call_oracle(result["answer"], sample.ground_truth, number).get("oracle")
                 if right is not None and right != correct:
-                    found.append((place, text, correct))
+                    found.append(sample)
                     if len(found) >= ENOUGH:
                         stop = number + 1
                         break
-        self._clock.stop()
+        self._timer.stop()
         self.output.take()
         return stop, found
 
 
-class _Hunt:
-    """Samples by number, each the same whenever it is made: of the grammar, where there is one, and near gold."""
+class _BulkSearch:
+    """Samples by number, from the grammar, if there is one, and near gold."""
 
     def __init__(self, task: Task, golds: Sequence[Gold], seed: int) -> None:
-        self.golds = golds
+        self._golds = golds
         self._others = [gold.answer for gold in golds[:100]]
         self._seed = seed
         self._random = random.Random()
-        self._grammar = cache(lambda place: self._read_grammar(task, place))
+        self._grammar = cache(lambda place: Grammar(rules) if (rules := task.grammar(golds[place].item)) else None)
+        self._known: set[tuple[int, str]] = set()
 
-    def _read_grammar(self, task: Task, place: int) -> Grammar | None:
-        rules = task.grammar(self.golds[place].item)
-        return Grammar(rules) if rules else None
-
-    def sample(self, number: int) -> tuple[int, str]:
-        """The place of the gold, and a completion."""
+    def sample(self, number: int) -> tuple[Gold, str] | None:
+        """An item's gold, and another completion for the item; None if it was sampled before."""
         self._random.seed(self._seed << 40 | number)
         choose = self._choose
-        place = choose(len(self.golds))
-        gold = self.golds[place]
+        place = choose(len(self._golds))
+        gold = self._golds[place]
         kind = number % 8
         if kind < 5:
             answer = rearrange(gold.answer, choose) if kind else near_miss(gold.answer, self._others, choose)
@@ -371,7 +363,10 @@ class _Hunt:
             answer = near_miss(gold.answer, self._others, choose) if grammar is None else grammar.draw(choose)
             if kind == 5:
                 answer = join_numbers(answer, self._others, choose)
-        return place, gold.with_answer(answer)
+        if (place, answer) in self._known:
+            return None
+        self._known.add((place, answer))
+        return gold, gold.with_answer(answer)
 
     def _choose(self, count: int) -> int:
         return int(self._random.random() * count)
@@ -379,8 +374,6 @@ class _Hunt:
 
 def show_item(item: Item) -> str:
     """An item as JSON, to be compared."""
-    from tinyzero_sdk.data.rows import plain
-
     return _dumps([plain(item.ground_truth), plain(item.data)])
 
 

@@ -1,26 +1,26 @@
 """Hypothesis strategies for completions: gold, near misses, malformed and hostile ones, and those of a grammar.
 
-Each gives a `Sample`: the text, the ground truth it is judged against, and what was done. The texts themselves are
-made in `completions.py`. This is the one module that needs hypothesis.
+Each gives a `TestCompletion`: the text, the ground truth to score it against, and how it was made. The texts come from
+`completions.py`. This is the only module that needs hypothesis.
 """
 
 import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from random import Random
 from typing import Any
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.records import Item
 from tinyzero_sdk.tasks.task import Task
-from tinyzero_sdk.testing import completions as samples
-from tinyzero_sdk.testing.completions import Sample
-from tinyzero_sdk.testing.gold import Gold
+from tinyzero_sdk.testing import completions
+from tinyzero_sdk.testing.gold import Gold, TestCompletion
 from tinyzero_sdk.testing.grammar import Choose, Grammar
 
 try:
-    from hypothesis import configuration
+    from hypothesis import HealthCheck, Phase, configuration, find, settings
     from hypothesis import strategies as st
+    from hypothesis.errors import NoSuchExample
     from hypothesis.strategies import SearchStrategy
 except ImportError as error:
     raise TinyZeroError("the conformance kit needs hypothesis: pip install 'tinyzero-sdk[testing]'") from error
@@ -28,9 +28,9 @@ except ImportError as error:
 
 @contextlib.contextmanager
 def nothing_stored() -> Iterator[None]:
-    """Keep hypothesis from leaving its folder where the user is: it gets one of our own, which goes away.
+    """Give hypothesis a temporary folder, so that it leaves none in the user's directory.
 
-    Where somebody chose a folder, or a session of pytest has one, that is used.
+    A folder that the user chose, or that a pytest session has, is used instead.
     """
     known = getattr(configuration, "__hypothesis_home_directory", None)
     if known is not None or os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY"):
@@ -44,94 +44,105 @@ def nothing_stored() -> Iterator[None]:
             configuration.set_hypothesis_home_dir(None)
 
 
+def find_completion(
+    strategy: SearchStrategy[TestCompletion],
+    condition: Callable[[TestCompletion], bool],
+    *,
+    examples: int,
+    seed: int,
+    shrink: bool,
+) -> TestCompletion | None:
+    """The completion that hypothesis finds among `examples`; the same ones are drawn each time."""
+    quiet = settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        derandomize=False,
+        phases=(Phase.generate, *([Phase.shrink] if shrink else [])),
+        suppress_health_check=list(HealthCheck),
+    )
+    try:
+        with nothing_stored():
+            found: TestCompletion = find(strategy, condition, settings=quiet, random=Random(seed))
+    except NoSuchExample:
+        return None
+    return found
+
+
 @st.composite
-def made_by(draw: Callable[[Any], Any], make: Callable[[Choose], Sample]) -> Sample:
-    """What `make` makes, with hypothesis making the choices.
+def made_by(draw: Callable[[Any], Any], make: Callable[[Choose], TestCompletion]) -> TestCompletion:
+    """What `make` returns, with hypothesis making the choices.
 
     Example:
-        >>> made_by(lambda choose: Sample("ab"[choose(2)], ground_truth=1)).filter(lambda sample: True) is not None
+        >>> made_by(lambda choose: TestCompletion("ab"[choose(2)], ground_truth=1)).filter(bool) is not None
         True
     """
     return make(lambda count: draw(st.integers(0, count - 1)) if count > 1 else 0)
 
 
-def gold(golds: Sequence[Gold]) -> SearchStrategy[Sample]:
+def _from_gold(golds: Sequence[Gold], make: Callable[[Gold, Choose], TestCompletion]) -> SearchStrategy[TestCompletion]:
+    return made_by(lambda choose: make(golds[choose(len(golds))], choose))
+
+
+def gold(golds: Sequence[Gold]) -> SearchStrategy[TestCompletion]:
     """Gold completions as they are."""
-    return made_by(lambda choose: _as_gold(golds[choose(len(golds))]))
+    return _from_gold(golds, lambda gold, choose: gold.sample(gold.completion, "gold"))
 
 
-def _as_gold(chosen: Gold) -> Sample:
-    return Sample(chosen.completion, chosen.item.ground_truth, "gold")
-
-
-def near_miss(golds: Sequence[Gold]) -> SearchStrategy[Sample]:
+def near_miss(golds: Sequence[Gold]) -> SearchStrategy[TestCompletion]:
     """Gold completions whose answer is changed in one to three places."""
     others = [gold.answer for gold in golds]
 
-    def make(choose: Choose) -> Sample:
-        gold = golds[choose(len(golds))]
-        text = gold.with_answer(samples.near_miss(gold.answer, others, choose))
-        return Sample(text, gold.item.ground_truth, f"gold's answer {gold.answer!r} changed")
+    def make(gold: Gold, choose: Choose) -> TestCompletion:
+        changed = completions.near_miss(gold.answer, others, choose)
+        return gold.sample(gold.with_answer(changed), f"gold's answer {gold.answer!r} changed")
 
-    return made_by(make)
+    return _from_gold(golds, make)
 
 
-def one_edit(golds: Sequence[Gold]) -> SearchStrategy[Sample]:
+def one_edit(golds: Sequence[Gold]) -> SearchStrategy[TestCompletion]:
     """Gold completions with one character of the answer changed."""
 
-    def make(choose: Choose) -> Sample:
-        gold = golds[choose(len(golds))]
-        edited = samples.one_edit(gold.answer, choose)
-        return Sample(gold.with_answer(edited), gold.item.ground_truth, f"one edit of gold's answer {gold.answer!r}")
+    def make(gold: Gold, choose: Choose) -> TestCompletion:
+        edited = completions.one_edit(gold.answer, choose)
+        return gold.sample(gold.with_answer(edited), f"one edit of gold's answer {gold.answer!r}")
 
-    return made_by(make)
-
-
-def malformed(golds: Sequence[Gold]) -> SearchStrategy[Sample]:
-    """Completions with missing, doubled or broken tags, other marks of an answer, or an end that is cut off."""
-
-    def make(choose: Choose) -> Sample:
-        gold = golds[choose(len(golds))]
-        return Sample(samples.malformed(gold, choose), gold.item.ground_truth)
-
-    return made_by(make)
+    return _from_gold(golds, make)
 
 
-def hostile(golds: Sequence[Gold], *, huge: bool = False) -> SearchStrategy[Sample]:
-    """Nesting, towers of powers, unpaired surrogates, NUL, marks of direction, other scripts' digits, code and more.
+def malformed(golds: Sequence[Gold]) -> SearchStrategy[TestCompletion]:
+    """Completions with missing, doubled or broken tags, other marks of an answer, or a truncated end."""
+    return _from_gold(golds, lambda gold, choose: gold.sample(completions.malformed(gold, choose)))
+
+
+def hostile(golds: Sequence[Gold], *, huge: bool = False) -> SearchStrategy[TestCompletion]:
+    """Nesting, towers of powers, unpaired surrogates, NUL, direction marks, other scripts' digits, code and more.
 
     Args:
         golds: where the hostile text is put.
         huge: a megabyte of it.
     """
 
-    def make(choose: Choose) -> Sample:
-        text = samples.huge_text(choose) if huge else samples.hostile_text(choose)
-        gold = golds[choose(len(golds))]
-        return Sample(samples.place(text, gold, choose), gold.item.ground_truth)
+    def make(gold: Gold, choose: Choose) -> TestCompletion:
+        text = completions.huge_text(choose) if huge else completions.hostile_text(choose)
+        return gold.sample(completions.place(text, gold, choose))
 
-    return made_by(make)
+    return _from_gold(golds, make)
 
 
-def grammatical(task: Task, golds: Sequence[Gold]) -> SearchStrategy[Sample]:
-    """Answers by the task's `grammar`, in the form of its gold completions.
+def grammatical(task: Task, golds: Sequence[Gold]) -> SearchStrategy[TestCompletion]:
+    """Answers from the task's `grammar`, in the form of its gold completions.
 
     Raises:
         TinyZeroError: the task has no grammar.
     """
-    grammars = [rules and Grammar(rules) for rules in (task.grammar(gold.item) for gold in golds)]
-    if not golds or not all(grammars):
+    rules = [task.grammar(gold.item) for gold in golds]
+    grammars = [Grammar(rule) for rule in rules if rule]
+    if not golds or len(grammars) < len(golds):
         raise TinyZeroError(f"task {task.name!r} has no grammar; add the hook `grammar` (docs/hooks.md)")
 
-    def make(choose: Choose) -> Sample:
-        which = choose(len(golds))
-        grammar = grammars[which]
-        assert grammar
-        return Sample(golds[which].with_answer(grammar.draw(choose)), golds[which].item.ground_truth, "by the grammar")
+    def make(choose: Choose) -> TestCompletion:
+        place = choose(len(golds))
+        return golds[place].sample(golds[place].with_answer(grammars[place].draw(choose)), "from the grammar")
 
     return made_by(make)
-
-
-def stand_ins(items: Sequence[Item]) -> list[Gold]:
-    """Frames for tasks without `solve`: an answer of 0 between tags."""
-    return [Gold(item, "<answer>", "0", "</answer>") for item in items]

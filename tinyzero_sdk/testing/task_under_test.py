@@ -1,15 +1,16 @@
-"""What the laws look at: a task's items, gold completions and verdicts, each made once; and the search for a failure.
+"""What the properties look at: a task's items, gold completions and outcomes, each made once; and the search for a
+counterexample.
 
-Texts are scored in a child process alone (`sandbox.py`). What is tried, and in which order, follows from the seed; how
-far that goes is also up to the limits of time below, and so to the machine.
+Completions are scored in child processes only (`sandbox.py`). What is tried, and in which order, follows from the seed;
+how far the search goes also depends on the time limits below, and so on the machine.
 """
 
 import contextlib
 import itertools
-import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
 from random import Random
 from types import TracebackType
@@ -18,52 +19,52 @@ from typing import Any, Self
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import Item, Json
 from tinyzero_sdk.tasks.task import Task
-from tinyzero_sdk.testing import strategies
 from tinyzero_sdk.testing.cases import Case
-from tinyzero_sdk.testing.completions import Sample
-from tinyzero_sdk.testing.gold import Gold, find_gold
+from tinyzero_sdk.testing.gold import LONG, Gold, TestCompletion, find_gold
 from tinyzero_sdk.testing.ground_truth_mutation import redraw
-from tinyzero_sdk.testing.property import Failure, Law, NotChecked, Problem
-from tinyzero_sdk.testing.sandbox import ObservedProcess
-from tinyzero_sdk.testing.sandbox_child import Observation
+from tinyzero_sdk.testing.property import Failure, NotChecked, Property
+from tinyzero_sdk.testing.sandbox import Sandbox
+from tinyzero_sdk.testing.sandbox_child import Outcome
 from tinyzero_sdk.testing.shrinking import minimize
-from tinyzero_sdk.testing.strategies import nothing_stored
+from tinyzero_sdk.testing.strategies import find_completion
 
 ITEM_COUNT = 64
-"""So many items of each split the laws look at."""
+"""Items of each split."""
 
-FRAME_COUNT = 16
-"""So many gold completions, the shortest ones, texts are made from."""
+PRESENTATION_COUNT = 16
+"""Gold completions, the shortest ones, that others are made from."""
 
 SHRINK_SECONDS = 6.0
-"""After so long the search for a smaller example ends."""
-
-HUNT_FACTOR = 1000
-"""The bulk search tries so many completions for each example that is asked for."""
-
-HUNT_SECONDS = 30.0
-"""And ends after so long, wherever it is."""
+"""Time for finding a smaller example."""
 
 SEARCH_SECONDS = 15.0
-"""After so long without a failure a law has drawn enough, whatever number of examples was asked for."""
+"""Time for one property without a failure, whatever number of examples was requested."""
 
 MOST_KILLS = 6
-"""Nor does it go on after so many processes were lost without a failure."""
+"""Lost processes after which a property without a failure is tested no further."""
 
-_HUNT_ITEMS = 500
-_HUNT_ITEM_SECONDS = 3.0
-_CACHED_LENGTH = 20_000
+BULK_FACTOR = 1000
+"""Completions of the bulk search for each requested example."""
+
+BULK_SECONDS = 30.0
+"""Time for the bulk search."""
+
+_BULK_ITEMS = 500
+_BULK_ITEM_SECONDS = 3.0
+_CHUNK_SIZE = 128
+_CHUNK_CHARACTERS = 2**23
+_LOST = Outcome(exit_status="died")
 
 
-class Bench:
-    """A task under examination; as a context manager it ends its processes with the block."""
+class TaskUnderTest:
+    """A task and what is known of it; as a context manager it ends its processes with the block."""
 
     def __init__(self, task: Task, *, seed: int = 0, examples: int = 200, cases: Sequence[Case] = ()) -> None:
         """
         Args:
             task: from `load_task`.
             seed: of the items, and of all choices.
-            examples: how many completions a law draws.
+            examples: completions drawn for a property.
             cases: labelled completions.
         """
         self.task = task
@@ -71,9 +72,13 @@ class Bench:
         self.examples = examples
         self.cases = list(cases)
         self.tried = 0
-        """How many completions, or items, the present law has judged."""
-        self._seen: dict[tuple[str, str, bool, bool], Observation] = {}
-        self._lost: dict[tuple[str, str], Observation] = {}  # what cost a process is not tried twice
+        """Completions, or items, tested for the present property."""
+        self.noticed: dict[object, tuple[TestCompletion, list[Outcome]]] = {}
+        """Outcomes that printed or did something; some things happen only once."""
+        self._outcomes: dict[object, Outcome] = {}
+        self._repeats: dict[object, list[Outcome]] = {}
+        self._lost: dict[object, Outcome] = {}  # what cost a process is not tried twice
+        self._drawn: dict[object, list[TestCompletion]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -84,26 +89,22 @@ class Bench:
         self.close()
 
     def close(self) -> None:
-        """End its processes; the next question starts others."""
-        for name in ("judge", "other_judge"):
+        """End its processes; the next request starts others."""
+        for name in ("sandbox", "other_sandbox"):
             if name in self.__dict__:
                 self.__dict__[name].close()
 
     @cached_property
-    def judge(self) -> ObservedProcess:
-        """The child that scores."""
-        return ObservedProcess(self.task, hash_seed=1, warm_up=self._warm_up)
+    def sandbox(self) -> Sandbox:
+        """The process that scores."""
+        golds = self._raw_presentations[:2]
+        texts = [gold.completion for gold in golds] + [golds[0].with_answer(text) for text in ("1", "x", "(1+2)")]
+        return Sandbox(self.task, hash_seed=1, warm_up=[golds[0].sample(text) for text in [*texts, "no answer"]])
 
     @cached_property
-    def other_judge(self) -> ObservedProcess:
-        """Another one, which orders sets of text in another way."""
-        return ObservedProcess(self.task, hash_seed=2)
-
-    @cached_property
-    def _warm_up(self) -> list[tuple[str, Json]]:
-        frames = self._raw_frames[:2]
-        texts = [frame.completion for frame in frames] + [frames[0].with_answer(text) for text in ("1", "x", "(1+2)")]
-        return [(text, frames[0].item.ground_truth) for text in [*texts, "no answer"]]
+    def other_sandbox(self) -> Sandbox:
+        """Another one, which orders sets of text differently."""
+        return Sandbox(self.task, hash_seed=2)
 
     @cached_property
     def items(self) -> list[Item]:
@@ -117,11 +118,11 @@ class Bench:
 
     def _items(self, split: Any) -> list[Item]:
         items: list[Item] = []
-        with contextlib.suppress(DataError):  # fewer there are not
+        with contextlib.suppress(DataError):  # the split has fewer
             for item in self.task.dataset(split, ITEM_COUNT, seed=self.seed):
                 items.append(item)
         if not items:
-            next(self.task.dataset(split, 1, seed=self.seed))  # says why
+            next(self.task.dataset(split, 1, seed=self.seed))  # raises the reason
         return items
 
     @cached_property
@@ -131,144 +132,201 @@ class Bench:
         return sorted(golds, key=lambda gold: len(gold.completion))
 
     @cached_property
-    def _raw_frames(self) -> list[Gold]:
-        return self.golds[:FRAME_COUNT] or strategies.stand_ins(self.items[:FRAME_COUNT])
+    def _raw_presentations(self) -> list[Gold]:
+        stand_ins = [Gold(item, "<answer>", "0", "</answer>") for item in self.items[:PRESENTATION_COUNT]]
+        return self.golds[:PRESENTATION_COUNT] or stand_ins
 
     @cached_property
-    def frames(self) -> list[Gold]:
-        """Gold completions without what stands before or after the line of the answer, to make texts from.
+    def presentations(self) -> list[Gold]:
+        """Gold completions to make others from, each without its thinking and its other lines if it scores full so too.
 
-        Where the task has no `solve`, a 0 between tags stands in for them. One that does not score full as it is
-        stands as it is.
+        If the task has no `solve`, a 0 between tags stands in for them.
         """
-        return [self.bare(frame) if self.golds else frame for frame in self._raw_frames]
+        return [self._bare(gold) if self.golds else gold for gold in self._raw_presentations]
+
+    def _bare(self, gold: Gold) -> Gold:
+        after = gold.after.partition("\n")[0]
+        for before in (gold.before.rpartition("\n")[2].rpartition("</think>")[2].lstrip(), gold.before):
+            bare = Gold(gold.item, before, gold.answer, after)
+            outcome = self.observe(bare.sample(bare.completion))
+            if self.is_full(outcome) and outcome.answer == gold.answer:
+                return bare
+        return gold
 
     @property
-    def needed_frames(self) -> list[Gold]:
-        """Gold completions that score full.
+    def full_presentations(self) -> list[Gold]:
+        """Those of the presentations that score full.
 
         Raises:
             NotChecked: there are none.
         """
-        frames = [frame for frame in self.frames if self.is_full(self._observe_gold(frame))]
-        if not frames:
+        outcomes = self.observe_all([gold.sample(gold.completion) for gold in self.presentations])
+        golds = [gold for gold, outcome in zip(self.presentations, outcomes, strict=True) if self.is_full(outcome)]
+        if not golds:
             raise NotChecked("no gold completion scores full; see gold-scores-full")
-        return frames
+        return golds
 
-    def bare(self, gold: Gold) -> Gold:
-        """`gold` without other lines, and without what stands before a `</think>`, if it scores full so too."""
-        after = gold.after.partition("\n")[0]
-        for before in (gold.before.rpartition("\n")[2].rpartition("</think>")[2].lstrip(), gold.before):
-            bare = Gold(gold.item, before, gold.answer, after)
-            seen = self._observe_gold(bare)
-            if self.is_full(seen) and seen.answer == gold.answer:
-                return bare
-        return gold
-
-    def _observe_gold(self, gold: Gold) -> Observation:
-        return self.observe(Sample(gold.completion, gold.item.ground_truth))
-
-    def is_full(self, seen: Observation) -> bool:
-        """Whether it is correct and pays the greatest reward."""
-        return seen.correct and seen.value == self.task.info.score_range[1]
+    def is_full(self, outcome: Outcome) -> bool:
+        """Whether it is correct and gets the greatest reward."""
+        return outcome.correct and outcome.value == self.task.info.score_range[1]
 
     @cached_property
     def wrongs(self) -> list[tuple[Gold, str]]:
-        """Frames, each with an answer that is not correct in it."""
-        frames = self.needed_frames
-        pairs = []
-        for frame in frames:
-            others = [other.answer for other in frames if other is not frame]
-            for answer in [*others[:3], "0"]:
-                seen = self.observe(Sample(frame.with_answer(answer), frame.item.ground_truth))
-                if seen.answer == answer and not seen.correct and not seen.raised and not seen.fate:
-                    pairs.append((frame, answer))
-        if not pairs:
-            raise NotChecked("no wrong answer is known: all that were tried are correct, or none is found")
-        return pairs
+        """Presentations that score full, each with an answer that is not correct in it."""
+        golds = self.full_presentations
+        pairs = [
+            (gold, answer)
+            for gold in golds
+            for answer in [*[other.answer for other in golds if other is not gold][:3], "0"]
+        ]
+        outcomes = self._observe_pairs(pairs)
+        wrongs = [
+            pair
+            for pair, outcome in zip(pairs, outcomes, strict=True)
+            if outcome.answer == pair[1] and not outcome.correct and not outcome.raised and not outcome.exit_status
+        ]
+        if not wrongs:
+            raise NotChecked("no wrong answer is known: every one tried is correct, or is not extracted")
+        return wrongs
 
     @cached_property
     def wrong_credit(self) -> float:
-        """The most that an honest wrong answer pays, as far as seen; at least 0."""
+        """The most that an honest wrong answer is known to pay; at least 0."""
         try:
-            pairs = self.wrongs
+            return max(0.0, *(outcome.value for outcome in self._observe_pairs(self.wrongs)))
         except NotChecked:
             return 0.0
-        pays = [self.observe(Sample(frame.with_answer(text), frame.item.ground_truth)).value for frame, text in pairs]
-        return max(0.0, *pays)
 
-    def observe(self, sample: Sample, *, oracle: bool = False, weigh: bool = False) -> Observation:
-        """What comes of scoring a sample; remembered."""
-        truth = json.dumps(sample.ground_truth, sort_keys=True)
-        if (sample.completion, truth) in self._lost:
-            return self._lost[sample.completion, truth]
-        if len(sample.completion) > _CACHED_LENGTH:
-            return self.observe_anew(sample, oracle=oracle, weigh=weigh)
-        key = (sample.completion, truth, oracle, weigh)
-        if key not in self._seen:
-            self._seen[key] = self.observe_anew(sample, oracle=oracle, weigh=weigh)
-        return self._seen[key]
+    def _observe_pairs(self, pairs: Sequence[tuple[Gold, str]]) -> list[Outcome]:
+        return self.observe_all([gold.sample(gold.with_answer(answer)) for gold, answer in pairs])
 
-    def observe_anew(self, sample: Sample, *, oracle: bool = False, weigh: bool = False) -> Observation:
-        """What comes of scoring a sample now."""
-        seen = self.judge.observe(sample.completion, sample.ground_truth, oracle=oracle, weigh=weigh)
-        if seen.fate:
-            self._lost[sample.completion, json.dumps(sample.ground_truth, sort_keys=True)] = seen
-        return seen
+    # Scoring
 
-    def search(self, law: Law) -> Failure | None:
-        """The smallest sample found that breaks a law about completions."""
-        assert law.problem is not None
-        hunter = _Search(self, law)
-        found = hunter.first(law.listed(self)) if law.listed else None
-        if found is None and law.drawn is not None:
-            found = hunter.draw(law.drawn(self))
-        return None if found is None else self.reduced(law, found)
+    def observe(self, sample: TestCompletion, *, oracle: bool = False, memory: bool = False) -> Outcome:
+        """The outcome of scoring a completion; remembered."""
+        return self.observe_all([sample], oracle=oracle, memory=memory)[0]
 
-    def reduced(self, law: Law, found: Sample) -> Failure:
-        """A failure of the law with a completion cut down as far as the law's nature and the time allow."""
-        hunter = _Search(self, law)
-        problem = hunter.judge(found)
-        if problem is None:  # there is chance in the verdict
-            got = "it broke the law when it was judged first, and does not when it is judged again"
-            return Failure(got, "the same verdict each time; see the law deterministic", found)
-        if law.any_text and len(found.completion) <= _CACHED_LENGTH:
-            truth = found.ground_truth
+    def observe_all(
+        self, samples: Sequence[TestCompletion], *, oracle: bool = False, memory: bool = False, most_kills: int = 10**9
+    ) -> list[Outcome]:
+        """The outcomes of scoring completions, see `Sandbox.observe`; remembered."""
+        keys = [sample.key for sample in samples]
+        new = {
+            key: sample
+            for key, sample in zip(keys, samples, strict=True)
+            if key not in self._lost and (key, oracle, memory) not in self._outcomes
+        }
+        fresh = self.observe_anew([*new.values()], oracle=oracle, memory=memory, most_kills=most_kills)
+        self._outcomes |= {(key, oracle, memory): outcome for key, outcome in zip(new, fresh, strict=False)}
+        outcomes = (self._lost.get(key) or self._outcomes.get((key, oracle, memory)) for key in keys)
+        return [*itertools.takewhile(lambda outcome: outcome is not None, outcomes)]  # type: ignore[arg-type]
+
+    def observe_anew(
+        self, samples: Sequence[TestCompletion], *, oracle: bool = False, memory: bool = False, most_kills: int = 10**9
+    ) -> list[Outcome]:
+        """The outcomes of scoring completions now."""
+        outcomes = self.sandbox.observe(samples, oracle=oracle, memory=memory, most_kills=most_kills)
+        for sample, outcome in zip(samples, outcomes, strict=False):
+            if outcome.exit_status:
+                self._lost[sample.key] = outcome
+            if (outcome.printed or outcome.actions) and len(sample.completion) <= LONG:
+                self.noticed.setdefault(sample.key, (sample, []))[1].append(outcome)
+        return outcomes
+
+    def repeats(self, samples: Sequence[TestCompletion]) -> list[list[Outcome]]:
+        """Further outcomes of completions: two of each, in either process; remembered."""
+        new = {sample.key: sample for sample in samples if sample.key not in self._repeats}
+        batch = [*new.values()]
+        runs = [
+            sandbox.observe(batch, most_kills=2) for sandbox in (self.sandbox, self.other_sandbox) for _ in range(2)
+        ]
+        for sample, outcomes in itertools.zip_longest(batch, zip(*runs, strict=False), fillvalue=()):
+            self._repeats[sample.key] = [*outcomes]
+        return [self._repeats[sample.key] for sample in samples]
+
+    # Searching
+
+    def search(self, prop: Property) -> Failure | None:
+        """The smallest counterexample found to a property of completions."""
+        search = CounterexampleSearch(self, prop)
+        found = search.shortest(prop.completions(self)) if prop.completions else None
+        if found is None and prop.strategy is not None:
+            found = search.draw(prop.strategy)
+        return None if found is None else self.reduced(prop, found)
+
+    def reduced(self, prop: Property, found: TestCompletion) -> Failure:
+        """The failure of a completion, cut down as far as the property and the time allow."""
+        search = CounterexampleSearch(self, prop)
+        failure = search.test(found)
+        if failure is None:
+            got = "the completion failed when it was tested first, and passes when it is tested again"
+            return Failure(got, "the same score each time; see the check deterministic", found)
+        if prop.any_text and len(found.completion) <= LONG:
             until = time.monotonic() + SHRINK_SECONDS
             text = minimize(
                 found.completion,
-                lambda text: hunter.judge(Sample(text, truth)) is not None,
+                lambda text: search.test(TestCompletion(text, found.ground_truth)) is not None,
                 is_over=lambda: time.monotonic() > until,
             )
             if text != found.completion:
-                found = Sample(text, truth)
-                problem = hunter.judge(found) or problem
-        return Failure(problem.got, problem.expected, found)
+                found = TestCompletion(text, found.ground_truth)
+                failure = search.test(found) or failure
+        return replace(failure, sample=found)
+
+    def draw(self, make: Callable[[Any], Any], use: Callable[[list[TestCompletion]], bool]) -> None:
+        """Hand the completions that hypothesis draws from a strategy to `use`, in chunks, until it returns True."""
+        if make in self._drawn:
+            any(use(chunk) for chunk in _chunks(self._drawn[make]))
+            return
+        drawn: list[TestCompletion] = []
+        used = characters = 0
+        is_kept = True
+
+        def flush() -> bool:
+            nonlocal used, characters, is_kept
+            chunk = drawn[used:]
+            if characters >= _CHUNK_CHARACTERS:  # too much to keep for the next property
+                drawn.clear()
+                characters, is_kept = 0, False
+            used = len(drawn)
+            return use(chunk)
+
+        def collect(sample: TestCompletion) -> bool:
+            nonlocal characters
+            drawn.append(sample)
+            characters += len(sample.completion)
+            return (len(drawn) - used == _CHUNK_SIZE or characters >= _CHUNK_CHARACTERS) and flush()
+
+        if find_completion(make(self), collect, examples=self.examples, seed=self.seed, shrink=False) is None:
+            flush()
+            if is_kept:
+                self._drawn[make] = drawn
+
+    # The bulk search
 
     @cached_property
-    def hunted_frames(self) -> list[Gold]:
-        """Frames for the bulk search: the usual ones, items in which two values coincide, and varied items.
+    def bulk_presentations(self) -> list[Gold]:
+        """What the bulk search starts from: the usual golds, items in which two values coincide, and varied items.
 
         A varied item counts only if the task calls it valid and solves it, and scorer and oracle agree that it did.
         """
         if not self.golds:
-            return self.frames
-        common = self.needed_frames
-        model = common[0]
+            return self.presentations
+        common = self.full_presentations
         found = list(common)
-        until = time.monotonic() + _HUNT_ITEM_SECONDS
+        until = time.monotonic() + _BULK_ITEM_SECONDS
         for number, item in enumerate(self._odd_items()):
-            if len(found) >= _HUNT_ITEMS or time.monotonic() > until:
+            if len(found) >= _BULK_ITEMS or time.monotonic() > until:
                 break
-            gold = self.judge.solve(item)
+            gold = self.sandbox.solve(item)
             if gold is None:  # the task cannot solve what it did not make
                 continue
-            gold = Gold(item, model.before, gold.answer, model.after)
-            seen = self.judge.observe(gold.completion, item.ground_truth, oracle=True)
-            if seen.correct and seen.oracle:
+            gold = replace(common[0], item=item, answer=gold.answer)
+            [outcome] = self.sandbox.observe([gold.sample(gold.completion)], oracle=True)
+            if outcome.correct and outcome.oracle:
                 found.append(gold)
             elif number > 100 and len(found) < len(common) + 5:
-                break  # a ground truth of this task cannot be varied
+                break  # ground truths of this task cannot be varied
         return found
 
     def _odd_items(self) -> Iterator[Item]:
@@ -277,96 +335,117 @@ class Bench:
         with contextlib.suppress(DataError):
             yield from (item for item in self.task.dataset("train", 1024, seed=self.seed) if _coincides(item))
         if not self.task.is_valid(items[0].ground_truth):
-            return  # the task does not say which problems may be made up
-        for _ in range(20 * _HUNT_ITEMS):
+            return  # the task does not say which problems are possible
+        for _ in range(20 * _BULK_ITEMS):
             item = items[choose(len(items))]
             truth = redraw(item.ground_truth, choose)
             if self.task.is_valid(truth):
                 yield Item(truth, item.data)
 
     @cached_property
-    def hunted(self) -> tuple[int, list[Sample]]:
+    def bulk_differences(self) -> tuple[int, list[TestCompletion]]:
         """How many completions the bulk search tried, and those on which scorer and oracle differ."""
-        frames = self.hunted_frames
-        count = self.examples * HUNT_FACTOR
-        judges = (self.judge, self.other_judge)
-        # Threads that wait, each for a process of its own; each has half of the count, and a seed of its own.
-        with ThreadPoolExecutor(len(judges)) as threads:
+        golds = self.bulk_presentations
+        count = self.examples * BULK_FACTOR
+        sandboxes = (self.sandbox, self.other_sandbox)
+        # Threads that wait, each for a process of its own, which has half of the count and its own seed.
+        with ThreadPoolExecutor(len(sandboxes)) as threads:
             jobs = [
                 threads.submit(
-                    judge.hunt, frames, seed=self.seed + place, count=count // len(judges), seconds=HUNT_SECONDS
+                    sandbox.bulk_search, golds, seed=self.seed + place, count=count // 2, seconds=BULK_SECONDS
                 )
-                for place, judge in enumerate(judges)
+                for place, sandbox in enumerate(sandboxes)
             ]
             results = [job.result() for job in jobs]
-        differing = [Sample(text, frames[place].item.ground_truth) for _, found in results for place, text, _ in found]
-        return sum(tried for tried, _ in results), differing
+        return sum(tried for tried, _ in results), [sample for _, found in results for sample in found]
 
 
-class _Search:
-    """The search for a sample that breaks one law."""
+class CounterexampleSearch:
+    """The search for a completion that fails one property."""
 
-    def __init__(self, bench: Bench, law: Law) -> None:
-        self._bench = bench
-        self._law = law
-        self._known: dict[tuple[str, str], Problem | None] = {}
+    def __init__(self, subject: TaskUnderTest, prop: Property) -> None:
+        self._subject = subject
+        self._prop = prop
+        self._known: dict[object, Failure | None] = {}
         self._started = time.monotonic()
-        self._kills = bench.judge.kills
+        self._kills = subject.sandbox.kills
         self._first_found: float | None = None
 
-    def judge(self, sample: Sample) -> Problem | None:
-        """What is wrong; remembered, so that what hypothesis sees never changes its mind."""
-        assert self._law.problem is not None
-        key = (sample.completion, json.dumps(sample.ground_truth, sort_keys=True))
-        if key not in self._known:
-            self._bench.tried += 1
-            self._known[key] = self._law.problem(self._bench, sample)
-        if self._known[key] is not None and self._first_found is None:
-            self._first_found = time.monotonic()
-        return self._known[key]
+    def test(self, sample: TestCompletion) -> Failure | None:
+        """How a completion fails; remembered, so that hypothesis always sees the same."""
+        return next(self._test_all([sample]))
 
-    def first(self, samples: Any) -> Sample | None:
-        """Of those that break it, the one with the shortest completion."""
-        broken = []
-        for sample in samples:
+    def _test_all(self, samples: Sequence[TestCompletion]) -> Iterator[Failure | None]:
+        """How completions fail, in order, scored together up to the first one that costs its process."""
+        prop, subject = self._prop, self._subject
+        assert prop.test is not None
+        outcomes: dict[object, Outcome] = {}
+        for place, sample in enumerate(samples):
+            key = sample.key
+            if key not in self._known:
+                if key not in outcomes:
+                    rest = [other for other in samples[place:] if other.key not in self._known]
+                    scored = subject.observe_all(rest, oracle=prop.with_oracle, memory=prop.with_memory, most_kills=1)
+                    outcomes |= {other.key: outcome for other, outcome in zip(rest, scored, strict=False)}
+                    if prop.with_repeats:
+                        subject.repeats([other for other in rest if not outcomes.get(other.key, _LOST).exit_status])
+                subject.tried += 1
+                self._known[key] = prop.test(subject, sample, outcomes[key])
+            if self._known[key] is not None and self._first_found is None:
+                self._first_found = time.monotonic()
+            yield self._known[key]
+
+    def shortest(self, samples: Iterable[TestCompletion]) -> TestCompletion | None:
+        """Of those that fail, the one with the shortest completion."""
+        failing = []
+        for chunk in _chunks(samples):
+            for sample, failure in zip(chunk, self._test_all(chunk), strict=False):
+                if failure is not None:
+                    failing.append(sample)
+                if self._is_over():
+                    break
             if self._is_over():
                 break
-            if self.judge(sample) is not None:
-                broken.append(sample)
-        return min(broken, key=lambda sample: (len(sample.completion), sample.completion), default=None)
+        return min(failing, key=lambda sample: (len(sample.completion), sample.completion), default=None)
 
     def _is_over(self) -> bool:
-        kills = self._bench.judge.kills - self._kills
+        kills = self._subject.sandbox.kills - self._kills
         if self._first_found is not None:
             return kills > 2 or time.monotonic() - self._first_found > SHRINK_SECONDS
         return kills > MOST_KILLS or time.monotonic() - self._started > SEARCH_SECONDS
 
-    def draw(self, strategy: Any) -> Sample | None:
+    def draw(self, make: Callable[[Any], Any]) -> TestCompletion | None:
         """What hypothesis finds and shrinks."""
-        from hypothesis import HealthCheck, Phase, find, settings
-        from hypothesis.errors import NoSuchExample
 
-        quiet = settings(
-            max_examples=self._bench.examples,
-            database=None,
-            deadline=None,
-            derandomize=False,
-            phases=(Phase.generate, Phase.shrink),
-            suppress_health_check=list(HealthCheck),
-        )
-        try:
-            with nothing_stored():
-                found: Sample = find(strategy, self._breaks, settings=quiet, random=Random(self._bench.seed))
-        except NoSuchExample:
+        def use(chunk: list[TestCompletion]) -> bool:
+            for _ in self._test_all(chunk):
+                if self._first_found is not None or self._is_over():
+                    return True
+            return self._is_over()
+
+        subject = self._subject
+        subject.draw(make, use)
+        if self._first_found is None:
             return None
-        return found
+        return find_completion(make(subject), self._fails, examples=subject.examples, seed=subject.seed, shrink=True)
 
-    def _breaks(self, sample: Sample) -> bool:
+    def _fails(self, sample: TestCompletion) -> bool:
         if self._is_over():
-            # Time is up: what is known stays so, all else is taken to keep the law, and the search ends at once.
-            key = (sample.completion, json.dumps(sample.ground_truth, sort_keys=True))
-            return self._known.get(key) is not None
-        return self.judge(sample) is not None
+            # Time is up: what is known stays so, all else counts as passing, and the search ends at once.
+            return self._known.get(sample.key) is not None
+        return self.test(sample) is not None
+
+
+def _chunks(samples: Iterable[TestCompletion]) -> Iterator[list[TestCompletion]]:
+    chunk: list[TestCompletion] = []
+    characters = 0
+    for sample in samples:
+        chunk.append(sample)
+        characters += len(sample.completion)
+        if len(chunk) == _CHUNK_SIZE or characters > _CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    yield chunk
 
 
 def _coincides(item: Item) -> bool:

@@ -55,7 +55,7 @@ def test_what_nobody_judged_is_no_case_and_is_replayed_without_a_label(run, writ
     checked = CliRunner().invoke(build_app(), words[1:])
     assert checked.exit_code == 1
     assert "never-raises" in checked.stdout
-    words[words.index("--law") + 1] = "labelled-cases"
+    words[words.index("--only") + 1] = "labelled-cases"
     refused = CliRunner().invoke(build_app(), words[1:])
     assert isinstance(refused.exception, SettingsError)
     assert '"correct"' in str(refused.exception)

@@ -11,7 +11,7 @@ import pytest
 from tinyzero_sdk import load_task
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.fuzz import Finding, fuzz, runner
-from tinyzero_sdk.fuzz.confirm import Trial
+from tinyzero_sdk.fuzz.confirm import Confirmation
 from tinyzero_sdk.fuzz.differential import DifferentialOracle
 from tinyzero_sdk.fuzz.presentations import Attempt
 from tinyzero_sdk.fuzz.search import MOST_GROUPS
@@ -95,7 +95,7 @@ def test_where_the_scorer_raised_the_oracle_says_whether_it_was_right(make, answ
     text = "<answer>7</answer>" if answer is None else f"<answer>{answer}</answer>"
     if answer is None:
         task = make("other", extract_answer="@hookimpl\ndef extract_answer(completion):\n    raise ValueError(1)\n")
-    _, fault = DifferentialOracle(task, NoClock()).look(Attempt(text), 7)
+    _, fault = DifferentialOracle(task, NoClock()).compare(Attempt(text), 7)
     assert (fault.kind, fault.right) == ("error", right)
 
 
@@ -116,13 +116,15 @@ def test_numbers_that_make_no_search_are_refused(make, bad):
 
 
 def judged_again(task, text, time_limit):
-    trial = Trial(pickle.dumps(task), Finding("timeout", text, 7, None, 0.0, None, ()), time_limit, 4 << 30)
+    confirmation = Confirmation(
+        pickle.dumps(task), Finding("timeout", text, 7, None, 0.0, None, ()), time_limit, 4 << 30
+    )
     try:
-        while (verdict := trial.look()) is None:
+        while (verdict := confirmation.look()) is None:
             time.sleep(0.01)
         return verdict
     finally:
-        trial.close()
+        confirmation.close()
 
 
 SLOW_ONCE = """

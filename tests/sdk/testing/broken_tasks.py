@@ -1,4 +1,4 @@
-"""Tasks that break laws: for each law, hooks that do what it forbids."""
+"""Tasks that fail checks: for each property, hooks that lack it."""
 
 from tests.sdk.testing.conftest import HOOKS
 
@@ -261,7 +261,8 @@ def score(answer, ground_truth):
         "oracle": None,
     },
 }
-"""For each law, hooks that break it."""
+"""For each property, hooks that lack it."""
+
 RIGHT = 'float(answer == str(ground_truth["total"]))'
 SCORE = f"""
 @hookimpl
@@ -354,4 +355,4 @@ def score(answer, ground_truth):
         {"extract_answer": "@hookimpl\ndef extract_answer(completion): return last_tagged(completion[-300:])"},
     ),
 ]
-"""More ways to break some of them."""
+"""More ways to lack some of them: what it is, the property, the hooks."""

@@ -1,4 +1,4 @@
-"""A task that keeps every law, "add two numbers", whose hooks a test can break one at a time."""
+"""A task with every property, "add two numbers", whose hooks a test can break one at a time."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -14,8 +14,7 @@ from tinyzero_sdk import load_task
 from tinyzero_sdk.cli import main
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.tasks.spec import load_task_from_line
-from tinyzero_sdk.testing import LAWS, Checker, check_task, find_laws, known_cases
-from tinyzero_sdk.testing import task_under_test as bench
+from tinyzero_sdk.testing import PROPERTIES, Checker, check_task, find_properties, known_cases, task_under_test
 from tinyzero_sdk.testing.cases import Case, read_cases, write_cases
 from tinyzero_sdk.testing.report import show_text
 from tinyzero_sdk.testing.shrinking import minimize
@@ -48,7 +47,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.slow
 def test_a_failure_is_shown_and_its_command_replays_it(run: Callable[..., tuple], write_sum: WriteSum) -> None:
     path = write_sum(score=EMPTY_PAYS)
-    code, out, err = run("check", path, "--law", "emptiness-pays-nothing", "--save")
+    code, out, err = run("check", path, "--only", "emptiness-pays-nothing", "--save")
     assert code == 1
     assert "  completion    '<answer></answer>'\n" in out
     assert "  got           score 0.1, wrong, for the answer ''\n" in out
@@ -64,8 +63,8 @@ def test_a_failure_is_shown_and_its_command_replays_it(run: Callable[..., tuple]
 
     write_sum()
     assert run(*shlex.split(command)[1:])[0] == 0
-    code, out, _ = run("check", path, "--law", "labelled-cases", "--json")
-    assert (code, json.loads(out)["laws"][0]["tried"]) == (0, 1)
+    code, out, _ = run("check", path, "--only", "labelled-cases", "--json")
+    assert (code, json.loads(out)["checks"][0]["tried"]) == (0, 1)
 
 
 @pytest.mark.slow
@@ -73,21 +72,21 @@ def test_labelled_cases_hold_the_reward(write_sum: WriteSum) -> None:
     task = load_task(write_sum())
     truth = {"numbers": [1, 2], "total": 3}
     cases = [Case("<answer>3</answer>", truth, True), Case("<answer>4</answer>", truth, False)]
-    assert check_task(task, laws=["labelled-cases"], cases=cases).passed
+    assert check_task(task, properties=["labelled-cases"], cases=cases).passed
     wrong = [Case("so <answer>3</answer>", truth, False, "mislabelled"), *cases]
-    failure = check_task(task, laws=["labelled-cases"], cases=wrong)["labelled-cases"].failure
+    failure = check_task(task, properties=["labelled-cases"], cases=wrong)["labelled-cases"].failure
     assert failure
     assert failure.sample
     assert (failure.sample.completion, failure.sample.note) == ("so <answer>3</answer>", "labelled wrong: mislabelled")
 
 
-def test_waived_laws_are_shown_with_their_reason(write_sum: WriteSum) -> None:
-    waivers = {"emptiness-pays-nothing": "it is meant so", "prompts-complete": "not needed"}
+def test_waived_checks_are_shown_with_their_reason(write_sum: WriteSum) -> None:
+    waivers = {"emptiness-pays-nothing": "intended", "prompts-complete": "not needed"}
     path = write_sum(score=EMPTY_PAYS, info=WAIVED.format(waivers=waivers))
-    report = check_task(load_task(path), laws=list(waivers), cases=[])
+    report = check_task(load_task(path), properties=list(waivers), cases=[])
     assert report.passed
     waived, needless = report["emptiness-pays-nothing"], report["prompts-complete"]
-    assert (waived.status, waived.why, waived.is_needless_waiver) == ("waived", "it is meant so", False)
+    assert (waived.status, waived.why, waived.is_needless_waiver) == ("waived", "intended", False)
     assert waived.failure
     assert (needless.status, needless.is_needless_waiver) == ("waived", True)
 
@@ -104,24 +103,24 @@ def test_bad_waivers_are_refused(write_sum: WriteSum, waivers: dict[str, str], m
         Checker(load_task(write_sum(info=WAIVED.format(waivers=waivers))))
 
 
-def test_an_unknown_law_names_the_nearest() -> None:
+def test_an_unknown_check_names_the_nearest() -> None:
     with pytest.raises(SettingsError, match="did you mean never-raises"):
-        find_laws(["never-raise"])
+        find_properties(["never-raise"])
 
 
 @pytest.mark.slow
 def test_a_scorer_that_hangs_costs_its_process_only(write_sum: WriteSum) -> None:
     hangs = "@hookimpl\ndef score(answer, ground_truth):\n    while True:\n        pass\n"
-    report = check_task(load_task(write_sum(score=hangs)), laws=["gold-scores-full"], examples=1, cases=[])
+    report = check_task(load_task(write_sum(score=hangs)), properties=["gold-scores-full"], examples=1, cases=[])
     failure = report["gold-scores-full"].failure
     assert failure
-    assert failure.got == "no verdict: the scorer hung, and its process was killed"
+    assert failure.got == "no score: the scorer hung, and its process was killed"
 
 
 @pytest.mark.slow
 def test_a_check_can_be_repeated(write_sum: WriteSum) -> None:
     path = write_sum(score="@hookimpl\ndef score(answer, ground_truth): return float(int(answer) == 1)")
-    reports = [check_task(load_task(path), laws=["never-raises"], cases=[]) for _ in range(2)]
+    reports = [check_task(load_task(path), properties=["never-raises"], cases=[]) for _ in range(2)]
     assert reports[0]["never-raises"].failure == reports[1]["never-raises"].failure
 
 
@@ -146,10 +145,10 @@ def test_the_pytest_plugin_needs_no_code(write_sum: WriteSum, tmp_path: Path) ->
     empty = tmp_path / "empty"
     empty.mkdir()
     done = pytest_in(empty, "--tinyzero-task", path, "-k", "emptiness or splits or prompts or right-means", "-rs")
-    assert f"1 failed, 1 passed, 2 skipped, {len(LAWS) - 4} deselected" in done.stdout, done.stdout
+    assert f"1 failed, 1 passed, 2 skipped, {len(PROPERTIES) - 4} deselected" in done.stdout, done.stdout
     assert "  completion    '<answer></answer>'\n" in done.stdout
     assert "not checked: no oracle; add the hook `oracle`" in done.stdout
-    assert "waived, but kept; remove the waiver: not needed" in done.stdout
+    assert "waived, but passes; remove the waiver: not needed" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -201,11 +200,11 @@ SHIPPED = ["countdown", "countdown task.reward=tinyzero", "multiply", "gsm8k tas
 @pytest.mark.parametrize("path", BROKEN_REWARDS, ids=lambda path: path.stem)
 def test_broken_rewards_fail_with_a_small_example(path: Path) -> None:
     report = check_task(load_task(path), cases=[])
-    assert report.broken
-    for result in report.broken:
+    assert report.failed
+    for result in report.failed:
         assert result.failure
         assert result.failure.sample
-        assert len(result.failure.sample.completion) < 120 or result.law.name.startswith("bounded-")
+        assert len(result.failure.sample.completion) < 120 or result.prop.name.startswith("bounded-")
 
 
 @pytest.mark.slow
@@ -220,7 +219,7 @@ def test_nothing_is_left_where_the_user_is(write_sum: WriteSum, tmp_path: Path) 
     write_sum()
     (tmp_path / "temporary").mkdir()
     code = "from tinyzero_sdk import load_task; from tinyzero_sdk.testing import check_task\n"
-    code += "assert check_task(load_task('./sum.py'), laws=['never-raises'], examples=20).passed\n"
+    code += "assert check_task(load_task('./sum.py'), properties=['never-raises'], examples=20).passed\n"
     code += "from hypothesis.configuration import storage_directory; print(storage_directory().home_directory)"
     environment = {name: value for name, value in os.environ.items() if name != "HYPOTHESIS_STORAGE_DIRECTORY"}
     done = subprocess.run(
@@ -250,15 +249,15 @@ def test_problems_are_made_up_only_where_the_task_says_which(write_sum: WriteSum
     """A ground truth of which only one number changed contradicts itself; no finding may rest on it."""
     truths = []
     for hook in ("", "@hookimpl\ndef is_valid(ground_truth): return True"):
-        with bench.Bench(load_task(write_sum(is_valid=hook)), examples=1) as examined:
-            truths.append([gold.item.ground_truth for gold in examined.hunted_frames])
+        with task_under_test.TaskUnderTest(load_task(write_sum(is_valid=hook)), examples=1) as examined:
+            truths.append([gold.item.ground_truth for gold in examined.bulk_presentations])
     assert all(sum(truth["numbers"]) == truth["total"] for truth in truths[0])
     assert len(truths[1]) >= len(truths[0])
 
 
 @pytest.mark.slow
 def test_a_brute_force_solve_does_not_hang_the_check(write_sum: WriteSum, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "_HUNT_ITEM_SECONDS", 0.5)
+    monkeypatch.setattr(task_under_test, "_BULK_ITEM_SECONDS", 0.5)
     solve = """
 @hookimpl
 def solve(item):
@@ -271,7 +270,7 @@ def solve(item):
 @hookimpl
 def is_valid(ground_truth): return True
 """
-    with bench.Bench(load_task(write_sum(solve=solve)), examples=1) as examined:
-        monkeypatch.setattr(examined.judge, "patience", 0.2)
-        assert examined.hunted_frames
-        assert examined.judge.kills
+    with task_under_test.TaskUnderTest(load_task(write_sum(solve=solve)), examples=1) as examined:
+        monkeypatch.setattr(examined.sandbox, "patience", 0.2)
+        assert examined.bulk_presentations
+        assert examined.sandbox.kills

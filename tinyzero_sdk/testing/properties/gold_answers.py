@@ -1,53 +1,49 @@
-"""Laws about right answers: what they score, and that their surroundings do not matter."""
+"""Properties of right answers: they score full, and what surrounds them does not matter."""
 
 import itertools
 from collections.abc import Iterator
 
-from tinyzero_sdk.testing.completions import Sample
-from tinyzero_sdk.testing.gold import Gold
+from tinyzero_sdk.testing.gold import Gold, TestCompletion
 from tinyzero_sdk.testing.properties.data import test_items
-from tinyzero_sdk.testing.properties.messages import tell
-from tinyzero_sdk.testing.property import Failure, Law, Problem
-from tinyzero_sdk.testing.task_under_test import Bench
+from tinyzero_sdk.testing.properties.messages import describe
+from tinyzero_sdk.testing.property import Failure, Property
+from tinyzero_sdk.testing.sandbox_child import Outcome
+from tinyzero_sdk.testing.task_under_test import TaskUnderTest
 
 
-def must_be_full(bench: Bench, sample: Sample) -> Problem | None:
+def must_be_full(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
     """The completion is right, and scores as gold does."""
-    seen = bench.observe(sample)
-    if bench.is_full(seen):
+    if subject.is_full(outcome):
         return None
-    return Problem(tell(seen), f"score {bench.task.info.score_range[1]:g}, correct")
+    return Failure(describe(outcome), f"score {subject.task.info.score_range[1]:g}, correct")
 
 
-def _golds(bench: Bench) -> Iterator[Sample]:
-    for gold in bench.golds:
-        yield Sample(gold.completion, gold.item.ground_truth, "gold, as `solve` gives it", right=True)
-
-
-def _examine_solvable(bench: Bench) -> Failure | None:
-    for item in [*bench.items, *test_items(bench)]:
-        bench.tried += 1
-        if bench.task.solve(item) is None:
+def _examine_solvable(subject: TaskUnderTest) -> Failure | None:
+    for item in [*subject.items, *test_items(subject)]:
+        subject.tried += 1
+        if subject.task.solve(item) is None:
             return Failure(f"solve gave None for {item}", "a gold completion for every item")
     return None
 
 
-EVERY_ITEM_SOLVABLE = Law(
+EVERY_ITEM_SOLVABLE = Property(
     name="every-item-solvable",
-    text="`solve` gives a gold completion for every item of either split.",
-    reason="A problem without a solution can only teach a model that answering does not pay; where numbers and target"
-    " are drawn apart, most problems have none.",
+    text="`solve` gives a gold completion for every item of both splits.",
+    reason="A problem without a solution can only teach a model that answering does not pay. If numbers and target are"
+    " sampled independently, most problems have none.",
     needs=("solve",),
     examine=_examine_solvable,
 )
 
-GOLD_SCORES_FULL = Law(
+GOLD_SCORES_FULL = Property(
     name="gold-scores-full",
     text="Every gold completion is correct and gets the greatest reward.",
-    reason="If the right answer does not score full, nothing that a model learns from the reward is to be trusted.",
+    reason="If the right answer does not score full, nothing a model learns from the reward can be trusted.",
     needs=("solve",),
-    problem=must_be_full,
-    listed=_golds,
+    test=must_be_full,
+    completions=lambda subject: [
+        gold.sample(gold.completion, "gold, as `solve` gives it", right=True) for gold in subject.golds
+    ],
 )
 
 
@@ -56,32 +52,32 @@ _SPACES = [(" ", " "), ("\n", "\n"), ("", "\n"), ("\n", ""), ("  ", ""), ("\t", 
 _CLOSED = {">": "<", "}": "}", "{": "}", "(": ")", "[": "]", "*": "*", "`": "`"}
 
 
-def _variants(bench: Bench) -> Iterator[Sample]:
-    for gold in bench.needed_frames:
-        truth = gold.item.ground_truth
-        for end in _SPECIAL:
-            yield Sample(gold.completion + end, truth, f"gold with {end!r} after it", right=True)
-        for start in ("\n", " ", "\n\n"):
-            yield Sample(start + gold.completion, truth, f"gold with {start!r} before it", right=True)
-        if _is_closed(gold):
-            for left, right in _SPACES:
-                text = gold.before + left + gold.answer + right + gold.after
-                yield Sample(text, truth, f"gold with {left!r} and {right!r} around its answer", right=True)
-
-
 def _is_closed(gold: Gold) -> bool:
-    """Whether marks stand on both sides of the answer, so that space within them belongs to neither."""
+    """Whether marks stand on both sides of the answer, so that spaces within them belong to neither."""
     return bool(gold.before and gold.after) and _CLOSED.get(gold.before[-1]) == gold.after[0]
 
 
-FORMATTING_IS_FREE = Law(
+def _variants(subject: TaskUnderTest) -> Iterator[TestCompletion]:
+    for gold in subject.full_presentations:
+        for end in _SPECIAL:
+            yield gold.sample(gold.completion + end, f"gold with {end!r} after it", right=True)
+        for start in ("\n", " ", "\n\n"):
+            yield gold.sample(start + gold.completion, f"gold with {start!r} before it", right=True)
+        if _is_closed(gold):
+            for left, right in _SPACES:
+                note = f"gold with {left!r} and {right!r} around its answer"
+                yield gold.sample(gold.with_answer(left + gold.answer + right), note, right=True)
+
+
+FORMATTING_IS_FREE = Property(
     name="formatting-is-free",
-    text="Space around the answer or the completion, a line of its own, and special tokens at the end change nothing.",
-    reason="A model is not to be punished for a line break: rewards that read the last line only, or no line breaks,"
+    text="Spaces around the answer or the completion, line breaks around the answer, and special tokens at the end do"
+    " not change the score.",
+    reason="A line break must not cost a model its reward: rewards that read only the last line, or no line breaks,"
     " have taught models to write everything in one line.",
     needs=("solve",),
-    problem=must_be_full,
-    listed=_variants,
+    test=must_be_full,
+    completions=_variants,
 )
 
 
@@ -90,61 +86,55 @@ _BEFORE = [
     "<think>\nI check it twice.\n</think>\n\n", "**Solution**\n\n", "Here is my answer:\n",
 ]  # fmt: skip
 _LONG = "I check it once more, to be sure of it. " * 490
-"""Some 20,000 characters: a scorer that cuts completions off, or reads their end alone, loses the answer."""
+"""Some 20,000 characters: a scorer that truncates completions, or reads only their end, loses the answer."""
 
 _AFTER = ["\nDone.", " That is it.", "\n\nI am sure of it.", "\n\n(I checked it twice.)", "\nThank you!\n"]
 
 
-def _surrounded(bench: Bench) -> Iterator[Sample]:
-    for gold in bench.needed_frames:
-        truth = gold.item.ground_truth
+def _surrounded(subject: TaskUnderTest) -> Iterator[TestCompletion]:
+    golds = subject.full_presentations
+    for gold in golds:
         for before, after in itertools.product(["", *_BEFORE], ["", *_AFTER]):
             if (before or after) and (not after or _is_closed(gold)):
-                yield Sample(before + gold.completion + after, truth, "gold with other text around it", right=True)
-    for gold in bench.needed_frames[:4]:
-        truth = gold.item.ground_truth
-        yield Sample(f"{_LONG}\n{gold.completion}", truth, "gold after 20,000 characters of other text", right=True)
+                yield gold.sample(before + gold.completion + after, "gold with other text around it", right=True)
+    for gold in golds[:4]:
+        text = "20,000 characters of other text"
+        yield gold.sample(f"{_LONG}\n{gold.completion}", f"gold after {text}", right=True)
         if _is_closed(gold):
-            yield Sample(
-                f"{gold.completion}\n{_LONG}", truth, "gold before 20,000 characters of other text", right=True
-            )
+            yield gold.sample(f"{gold.completion}\n{_LONG}", f"gold before {text}", right=True)
 
 
-ONLY_THE_ANSWER_COUNTS = Law(
+ONLY_THE_ANSWER_COUNTS = Property(
     name="only-the-answer-counts",
-    text="Text before the answer, thoughts, and text after it do not change the score.",
-    reason="What a model writes beside its answer is its own affair; a reward that reads it can be moved by it.",
+    text="Text before the answer, thinking, and text after it do not change the score.",
+    reason="What a model writes around its answer is its own affair; a reward that reads it can be swayed by it.",
     needs=("solve",),
-    problem=must_be_full,
-    listed=_surrounded,
+    test=must_be_full,
+    completions=_surrounded,
 )
 
-_TURNS = ["\n", " ", "\n\nNo, wait.\n", "\nSo: "]
 
-
-def _must_follow_the_last(bench: Bench, sample: Sample) -> Problem | None:
+def _must_follow_the_last(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
     if sample.right:
-        return must_be_full(bench, sample)
-    seen = bench.observe(sample)
-    return Problem(tell(seen), "not correct: the last answer is wrong") if seen.correct else None
+        return must_be_full(subject, sample, outcome)
+    return Failure(describe(outcome), "not correct: the last answer is wrong") if outcome.correct else None
 
 
-def _two_answers(bench: Bench) -> Iterator[Sample]:
-    for gold, wrong in bench.wrongs:
-        for turn in _TURNS:
+def _two_answers(subject: TaskUnderTest) -> Iterator[TestCompletion]:
+    for gold, wrong in subject.wrongs:
+        for turn in ("\n", " ", "\n\nNo, wait.\n", "\nSo: "):
             texts = (gold.with_answer(wrong), gold.completion)
-            yield Sample(turn.join(texts), gold.item.ground_truth, "a wrong answer, then gold", right=True)
-            text = turn.join(reversed(texts))
-            yield Sample(text, gold.item.ground_truth, "gold, then a wrong answer", right=False)
+            yield gold.sample(turn.join(texts), "a wrong answer, then gold", right=True)
+            yield gold.sample(turn.join(reversed(texts)), "gold, then a wrong answer", right=False)
 
 
-LAST_ANSWER_COUNTS = Law(
+LAST_ANSWER_COUNTS = Property(
     name="last-answer-counts",
-    text="Of several answers the last one is judged, and no other.",
+    text="Of several answers, only the last one counts.",
     reason="A model that corrects itself stands by what it says last. A reward that takes the first answer pays for"
-    " what was withdrawn; one that takes any pays for guessing.",
+    " what was withdrawn; one that takes any answer pays for guessing.",
     needs=("solve",),
-    problem=_must_follow_the_last,
+    test=_must_follow_the_last,
     needs_label=True,
-    listed=_two_answers,
+    completions=_two_answers,
 )

@@ -1,29 +1,29 @@
-"""Saying what came of a completion, in the words that all laws share."""
+"""Outcomes as text, in the words that all properties share."""
 
-from tinyzero_sdk.testing.sandbox_child import Observation
+from tinyzero_sdk.testing.sandbox_child import Outcome
 
 
-def tell(seen: Observation) -> str:
-    """What came of a completion, in one line."""
-    if seen.fate:
+def describe(outcome: Outcome) -> str:
+    """An outcome in one line."""
+    if outcome.exit_status:
         return {
-            "hung": "no verdict: the scorer hung, and its process was killed",
-            "died": "no verdict: the scorer's process died",
+            "hung": "no score: the scorer hung, and its process was killed",
+            "died": "no score: the scorer's process died",
             "hung in oracle": "the oracle hung, and its process was killed",
             "died in oracle": "the oracle's process died",
-        }[seen.fate]
-    if seen.raised:
-        return f"the scorer raised {seen.raised}"
-    if seen.refused:
-        return seen.refused
-    if seen.answer is None:
-        return f"score {seen.value:g}, no answer found"
-    verdict = "correct" if seen.correct else seen.reason
-    return f"score {seen.value:g}, {verdict}, for the answer {short(seen.answer)}"
+        }[outcome.exit_status]
+    if outcome.raised:
+        return f"the scorer raised {outcome.raised}"
+    if outcome.refused:
+        return outcome.refused
+    if outcome.answer is None:
+        return f"score {outcome.value:g}, no answer found"
+    status = "correct" if outcome.correct else outcome.reason
+    return f"score {outcome.value:g}, {status}, for the answer {short(outcome.answer)}"
 
 
 def short(text: str, most: int = 60) -> str:
-    """`text` in ASCII between quotes, the middle left out where it is long."""
+    """`text` in ASCII between quotes; the middle of a long one is left out."""
     shown = ascii(text)
     if len(shown) <= most:
         return shown

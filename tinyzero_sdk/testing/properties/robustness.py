@@ -1,118 +1,104 @@
-"""Laws about how a scorer behaves, whatever text it is given."""
+"""Properties of how a scorer behaves, whatever text it gets."""
 
 import itertools
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
-from weakref import WeakKeyDictionary
 
-from tinyzero_sdk.testing import completions as samples
-from tinyzero_sdk.testing import strategies
-from tinyzero_sdk.testing.completions import Sample
-from tinyzero_sdk.testing.properties.messages import short, tell
-from tinyzero_sdk.testing.property import Failure, Law, Problem
-from tinyzero_sdk.testing.sandbox import TIME_LIMIT, ObservedProcess
-from tinyzero_sdk.testing.sandbox_child import Observation
+from tinyzero_sdk.testing import completions, strategies
+from tinyzero_sdk.testing.gold import TestCompletion
+from tinyzero_sdk.testing.properties.messages import describe, short
+from tinyzero_sdk.testing.property import Failure, Property
+from tinyzero_sdk.testing.sandbox import TIME_LIMIT
+from tinyzero_sdk.testing.sandbox_child import Outcome
 from tinyzero_sdk.testing.strategies import st
-from tinyzero_sdk.testing.task_under_test import Bench
+from tinyzero_sdk.testing.task_under_test import TaskUnderTest
 
 MEMORY_LIMIT = 256 * 2**20
 """Bytes that a scorer may take for a completion of up to a megabyte."""
 
 
-def any_text(bench: Bench) -> "st.SearchStrategy[Sample]":
+def _any_text(subject: TaskUnderTest) -> "st.SearchStrategy[TestCompletion]":
     """Gold, near misses, malformed and hostile completions."""
-    frames = bench.frames
     kinds = (strategies.gold, strategies.near_miss, strategies.malformed, strategies.hostile, strategies.hostile)
-    return st.one_of(*[kind(frames) for kind in kinds])
+    return st.one_of(*[kind(subject.presentations) for kind in kinds])
 
 
-def _pieces(bench: Bench) -> Iterator[Sample]:
-    frame = bench.frames[0]
-    yield Sample(frame.completion, frame.item.ground_truth)
-    for text in samples.every_piece(frame, (1, 25, 400)):
-        yield Sample(text, frame.item.ground_truth)
+def _heavy_text(subject: TaskUnderTest) -> "st.SearchStrategy[TestCompletion]":
+    golds = subject.presentations[:4]
+    return st.one_of(strategies.hostile(golds), strategies.hostile(golds, huge=True))
 
 
-def _heavy_pieces(bench: Bench) -> Iterator[Sample]:
-    frame = bench.frames[0]
-    for text in samples.every_piece(frame, (1, 25, 400, samples.MEGABYTE)):
-        yield Sample(text, frame.item.ground_truth)
+def _pieces(subject: TaskUnderTest) -> Iterator[TestCompletion]:
+    gold = subject.presentations[0]
+    yield gold.sample(gold.completion)
+    yield from map(gold.sample, completions.every_piece(gold, (1, 25, 400)))
 
 
-def _runs(bench: Bench) -> Iterator[Sample]:
-    """A run of one thing and then what does not fit: a pattern such as `(\\d+,?)+` tries every way to divide it."""
-    frame = bench.frames[0]
-    units = dict.fromkeys(["1", "a", " ", "a ", "1,", "1 ", "1+", frame.answer[:1], frame.answer[-1:], frame.answer])
+def _heavy_pieces(subject: TaskUnderTest) -> Iterator[TestCompletion]:
+    gold = subject.presentations[0]
+    yield from map(gold.sample, completions.every_piece(gold, (1, 25, 400, completions.MEGABYTE)))
+
+
+def _runs(subject: TaskUnderTest) -> Iterator[TestCompletion]:
+    """A run of one thing and then a misfit: a pattern such as `(\\d+,?)+` tries every way to divide the run."""
+    gold = subject.presentations[0]
+    units = dict.fromkeys(["1", "a", " ", "a ", "1,", "1 ", "1+", gold.answer[:1], gold.answer[-1:], gold.answer])
     for unit, start, end, times in itertools.product(units, ("", "The answer is "), ("!", "x", "\n", ")"), (30, 5000)):
         text = start + unit * times + end
         if unit:
-            yield Sample(frame.with_answer(text), frame.item.ground_truth)
-            yield Sample(text, frame.item.ground_truth)
+            yield gold.sample(gold.with_answer(text))
+            yield gold.sample(text)
 
 
-def _slow_pieces(bench: Bench) -> Iterator[Sample]:
-    yield from _runs(bench)
-    yield from _heavy_pieces(bench)
-
-
-def _heavy_text(bench: Bench) -> "st.SearchStrategy[Sample]":
-    frames = bench.frames[:4]
-    return st.one_of(strategies.hostile(frames), strategies.hostile(frames, huge=True))
-
-
-def _takes_too_long(bench: Bench, sample: Sample) -> Problem | None:
+def _takes_too_long(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
     """Slower than the limit in each of three attempts: another process may have been in the way of one."""
-    seen = bench.observe(sample)
     for _ in range(2):
-        if seen.fate != "hung" and seen.seconds <= TIME_LIMIT:
+        if outcome.exit_status != "hung" and outcome.seconds <= TIME_LIMIT:
             return None
-        seen = bench.observe_anew(sample)
-    got = tell(seen) if seen.fate else f"{seen.seconds:.1f} s for {len(sample.completion):,} characters"
-    return Problem(got, f"a verdict within {TIME_LIMIT:g} s")
+        [outcome] = subject.observe_anew([sample])
+    seconds = f"{outcome.seconds:.1f} s for {len(sample.completion):,} characters"
+    return Failure(describe(outcome) if outcome.exit_status else seconds, f"a score within {TIME_LIMIT:g} s")
 
 
-BOUNDED_TIME = Law(
+BOUNDED_TIME = Property(
     name="bounded-time",
     text=f"No text of up to a megabyte takes the scorer more than {TIME_LIMIT:g} s.",
-    reason="One `9**9**9`, or a pattern that backtracks, stops a training run: the others wait for the slowest answer.",
-    problem=_takes_too_long,
-    listed=_slow_pieces,
-    drawn=_heavy_text,
+    reason="One `9**9**9`, or a pattern that backtracks, stalls a training run: all wait for the slowest answer.",
+    test=_takes_too_long,
+    completions=lambda subject: itertools.chain(_runs(subject), _heavy_pieces(subject)),
+    strategy=_heavy_text,
+    with_memory=True,  # not read here, but the same completions are scored once for this property and the next
 )
 
 
-def _takes_too_much(bench: Bench, sample: Sample) -> Problem | None:
-    seen = bench.observe(sample, weigh=True)
-    if seen.out_of_memory:
-        return Problem(tell(seen), f"at most {MEMORY_LIMIT >> 20} MiB")
-    if seen.memory > MEMORY_LIMIT:
-        return Problem(f"{seen.memory >> 20:,} MiB", f"at most {MEMORY_LIMIT >> 20} MiB")
-    return None
+def _takes_too_much(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
+    expected = f"at most {MEMORY_LIMIT >> 20} MiB"
+    if outcome.out_of_memory:
+        return Failure(describe(outcome), expected)
+    return Failure(f"{outcome.memory >> 20:,} MiB", expected) if outcome.memory > MEMORY_LIMIT else None
 
 
 _LEAK_CALLS = 500
 _LEAK_LIMIT = 8 * 2**20
 
 
-def _memory_or_leak(bench: Bench) -> Failure | None:
-    return bench.search(BOUNDED_MEMORY) or _leak(bench)
-
-
-def _leak(bench: Bench) -> Failure | None:
-    """Whether the scorer's process grows with each of a thousand equal calls, in the second half as in the first."""
-    frame = bench.frames[0]
+def _leak(subject: TaskUnderTest) -> Failure | None:
+    """Whether the scorer's process grows over a thousand equal calls, in the second half as in the first."""
+    gold = subject.presentations[0]
     sizes = []
     for _ in range(3):
-        for _ in range(_LEAK_CALLS):
-            seen = bench.judge.observe(frame.completion, frame.item.ground_truth)
-            bench.tried += 1
-            if seen.fate or seen.raised:
-                return None  # for other laws to tell
-        sizes.append(_size_of(bench.judge))
+        outcomes = subject.sandbox.observe([gold.sample(gold.completion)] * _LEAK_CALLS, most_kills=1)
+        subject.tried += len(outcomes)
+        if any(outcome.exit_status or outcome.raised for outcome in outcomes):
+            return None  # other properties report it
+        try:
+            pages = Path(f"/proc/{subject.sandbox.pid}/statm").read_bytes().split()[1]
+        except OSError:
+            return None  # not Linux
+        sizes.append(int(pages) * os.sysconf("SC_PAGESIZE"))
     first, second = sizes[1] - sizes[0], sizes[2] - sizes[1]
     if min(first, second) <= _LEAK_LIMIT:
         return None
@@ -120,245 +106,207 @@ def _leak(bench: Bench) -> Failure | None:
     return Failure(got, "no memory kept for each call")
 
 
-def _size_of(judge: ObservedProcess) -> int:
-    """Bytes of memory in use by the process of a judge; 0 where the system does not tell."""
-    worker = judge._worker
-    try:
-        assert worker is not None
-        pages = Path(f"/proc/{worker._process.pid}/statm").read_bytes().split()[1]
-    except OSError:
-        return 0
-    return int(pages) * os.sysconf("SC_PAGESIZE")
-
-
-BOUNDED_MEMORY: Law = Law(
+BOUNDED_MEMORY: Property = Property(
     name="bounded-memory",
     text=f"No text of up to a megabyte takes the scorer more than {MEMORY_LIMIT >> 20} MiB, and no call leaves memory"
     " behind.",
-    reason="A number with a billion digits is ten characters long; the machine that scores has other work too.",
-    problem=_takes_too_much,
-    listed=_heavy_pieces,
-    drawn=_heavy_text,
-    examine=_memory_or_leak,
+    reason="A number with a billion digits takes ten characters to write; the machine that scores has other work too.",
+    test=_takes_too_much,
+    completions=_heavy_pieces,
+    strategy=_heavy_text,
+    examine=lambda subject: subject.search(BOUNDED_MEMORY) or _leak(subject),
+    with_memory=True,
 )
 
 
-def _raises(bench: Bench, sample: Sample) -> Problem | None:
-    seen = bench.observe(sample)
-    if seen.fate == "died" or (seen.raised and not seen.out_of_memory):
-        return Problem(tell(seen), "a score")
+def _raises(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
+    if outcome.exit_status == "died" or (outcome.raised and not outcome.out_of_memory):
+        return Failure(describe(outcome), "a score")
     return None
 
 
-NEVER_RAISES = Law(
+NEVER_RAISES = Property(
     name="never-raises",
     text="No text makes `extract_answer` or `score` raise, or ends their process.",
     reason="A completion that raises scores 0 and is counted as an error, so a fault of the scorer looks like one of"
-    " the model; recursion and numbers of 5,000 digits are the usual ones.",
-    problem=_raises,
-    listed=_pieces,
-    drawn=any_text,
+    " the model; recursion and numbers of 5,000 digits are the usual causes.",
+    test=_raises,
+    completions=_pieces,
+    strategy=_any_text,
     any_text=True,
 )
 
 
-def _all_seen(bench: Bench, sample: Sample) -> list[Observation]:
-    """What came of a completion whenever it was scored in this check: some things happen once only."""
-    seen = bench.observe(sample)
-    truth = json.dumps(sample.ground_truth, sort_keys=True)
-    flags = itertools.product((False, True), (False, True))
-    known = [bench._seen.get((sample.completion, truth, oracle, weigh)) for oracle, weigh in flags]
-    return [seen, *(other for other in known if other is not None and other is not seen)]
+def _all_outcomes(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> list[Outcome]:
+    """Those of every time that this check scored a completion: some things happen only once."""
+    return [outcome, *subject.noticed.get(sample.key, (sample, []))[1]]
 
 
-def _known(bench: Bench, has_done: Callable[[Observation], object]) -> Iterator[Sample]:
-    """Completions that other laws had scored, and that did something then; then the usual ones."""
-    for (text, truth, _, _), seen in list(bench._seen.items()):
-        if has_done(seen):
-            yield Sample(text, json.loads(truth))
-    yield from _pieces(bench)
+def _noticed_first(subject: TaskUnderTest, has_done: Callable[[Outcome], object]) -> Iterator[TestCompletion]:
+    """Completions that did something when another property had them scored; then the usual ones."""
+    for sample, outcomes in list(subject.noticed.values()):
+        if any(map(has_done, outcomes)):
+            yield sample
+    yield from _pieces(subject)
 
 
-def _prints(bench: Bench, sample: Sample) -> Problem | None:
-    printed = next((seen.printed for seen in _all_seen(bench, sample) if seen.printed), "")
-    return Problem(f"it printed {short(printed)}", "nothing on stdout or stderr") if printed else None
+def _prints(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
+    printed = next((seen.printed for seen in _all_outcomes(subject, sample, outcome) if seen.printed), "")
+    return Failure(f"it printed {short(printed)}", "nothing on stdout or stderr") if printed else None
 
 
-NEVER_PRINTS = Law(
+NEVER_PRINTS = Property(
     name="never-prints",
     text="Scoring writes nothing to stdout or stderr.",
-    reason="What is printed for one completion in 64 fills a log with a run's length, and a lone surrogate in it raises"
-    " where the completion is fine.",
-    problem=_prints,
-    listed=lambda bench: _known(bench, lambda seen: seen.printed),
-    drawn=any_text,
+    reason="A line for every 64th completion fills the log of a run, and a lone surrogate in it raises an error where"
+    " the completion is fine.",
+    test=_prints,
+    completions=lambda subject: _noticed_first(subject, lambda outcome: outcome.printed),
+    strategy=_any_text,
     any_text=True,
 )
 
 
-def _acts(bench: Bench, sample: Sample) -> Problem | None:
-    actions = next((seen.actions for seen in _all_seen(bench, sample) if seen.actions), ())
+def _acts(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
+    actions = next((seen.actions for seen in _all_outcomes(subject, sample, outcome) if seen.actions), ())
     if not actions:
         return None
-    return Problem(f"it did: {', '.join(actions)}", "nothing run, imported, opened, started or connected to")
+    return Failure(f"it did: {', '.join(actions)}", "nothing run, imported, opened, started or connected to")
 
 
-RUNS_NO_CODE = Law(
+RUNS_NO_CODE = Property(
     name="runs-no-code",
     text="Scoring compiles, runs, imports, opens, starts and connects to nothing (after a first call to warm up).",
-    reason="Text of a model that is evaluated is text that can do anything: one sample can forge every later reward"
-    " of its process.",
-    problem=_acts,
-    listed=lambda bench: _known(bench, lambda seen: seen.actions),
-    drawn=any_text,
+    reason="A model's text that is evaluated can do anything: one completion can forge every later reward of its"
+    " process.",
+    test=_acts,
+    completions=lambda subject: _noticed_first(subject, lambda outcome: outcome.actions),
+    strategy=_any_text,
     any_text=True,
 )
 
 
-def _changes_truth(bench: Bench, sample: Sample) -> Problem | None:
-    if not bench.observe(sample).changed_truth:
-        return None
-    return Problem("the ground truth was another one afterwards", "the ground truth as it was")
+def _changes_truth(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
+    return Failure("the ground truth was changed", "the ground truth as it was") if outcome.changed_truth else None
 
 
-KEEPS_GROUND_TRUTH = Law(
+KEEPS_GROUND_TRUTH = Property(
     name="keeps-ground-truth",
     text="Scoring does not change the ground truth.",
-    reason="The host does not copy it: the next completion of the same prompt would be judged by what is left.",
-    problem=_changes_truth,
-    listed=_pieces,
-    drawn=any_text,
+    reason="The SDK does not copy it: the next completion of the same prompt would be scored against what is left.",
+    test=_changes_truth,
+    completions=_pieces,
+    strategy=_any_text,
     any_text=True,
 )
 
 
-_WAVERED: WeakKeyDictionary[Bench, dict[tuple[str, str], Problem]] = WeakKeyDictionary()
-
-
-def _wavers(bench: Bench, sample: Sample) -> Problem | None:
-    """Whether its verdicts differ; what was seen to waver once stays so, though it may not do so again."""
-    known = _WAVERED.setdefault(bench, {})
-    key = (sample.completion, json.dumps(sample.ground_truth, sort_keys=True))
-    if key not in known and (problem := _waver_now(bench, sample)) is not None:
-        known[key] = problem
-    return known.get(key)
-
-
-def _waver_now(bench: Bench, sample: Sample) -> Problem | None:
-    verdicts = {bench.observe(sample).verdict}
-    if bench.observe(sample).fate:
-        return None  # for other laws to tell
-    for judge in (bench.judge, bench.other_judge):
-        for _ in range(2):
-            seen = judge.observe(sample.completion, sample.ground_truth)
-            if seen.fate:
-                return None
-            verdicts.add(seen.verdict)
-    if len(verdicts) == 1:
+def _scores_differ(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
+    [repeats] = subject.repeats([sample]) if not outcome.exit_status else [[]]
+    if any(repeat.exit_status for repeat in repeats):
+        return None  # other properties report it
+    scores = {seen.score for seen in [outcome, *repeats]}
+    if len(scores) == 1:
         return None
-    return Problem(" / ".join(_tell_verdict(*verdict) for verdict in sorted(verdicts, key=repr)), "always the same")
-
-
-def _tell_verdict(value: float, correct: bool, reason: str, answer: str | None) -> str:
-    return f"{value:g} ({'correct' if correct else reason}, answer {'none' if answer is None else short(answer, 40)})"
+    described = [
+        f"{value:g} ({'correct' if correct else reason}, answer {'none' if answer is None else short(answer, 40)})"
+        for value, correct, reason, answer in sorted(scores, key=repr)
+    ]
+    return Failure(" / ".join(described), "always the same")
 
 
 _MANY_CALLS = 6000
 _MANY_SECONDS = 3.0
 
 
-def _wavers_or_remembers(bench: Bench) -> Failure | None:
-    return bench.search(DETERMINISTIC) or _remembers(bench)
-
-
-def _remembers(bench: Bench) -> Failure | None:
-    """Whether a verdict depends on what was scored before: one order against another one in another process."""
-    pairs = [Sample(frame.completion, frame.item.ground_truth) for frame in bench.frames]
-    for frame, other in itertools.pairwise(bench.frames):
-        pairs.append(Sample(other.with_answer(frame.answer), other.item.ground_truth))
+def _remembers(subject: TaskUnderTest) -> Failure | None:
+    """Whether a score depends on what was scored before: one order against another one in another process."""
+    samples = [gold.sample(gold.completion) for gold in subject.presentations]
+    samples += [
+        other.sample(other.with_answer(gold.answer)) for gold, other in itertools.pairwise(subject.presentations)
+    ]
     # Each gold is followed by the next item with the same answer: what is remembered of one item is paid in the next.
-    pairs = [sample for both in itertools.zip_longest(*_halves(pairs)) for sample in both if sample is not None]
-    first = [bench.judge.observe(sample.completion, sample.ground_truth) for sample in pairs]
-    order = list(range(len(pairs)))
-    Random(bench.seed).shuffle(order)
-    shuffled = {i: bench.other_judge.observe(pairs[i].completion, pairs[i].ground_truth) for i in order}
-    _call_often(bench, pairs)
-    late = [bench.judge.observe(sample.completion, sample.ground_truth) for sample in pairs]
-    bench.tried += 3 * len(pairs)
-    ways = [(shuffled, "in another order in another process"), (late, f"after {_MANY_CALLS:,} calls")]
-    for place, sample in enumerate(pairs):
-        for others, way in ways:
-            old, new = first[place], others[place]  # type: ignore[index]
-            if not old.fate and not new.fate and old.verdict != new.verdict:
-                got = f"{tell(old)}, and {way} {tell(new)}: completion {short(sample.completion, 200)}"
-                return Failure(f"{got}, ground truth {json.dumps(sample.ground_truth)}", "always the same")
+    middle = (len(samples) + 1) // 2
+    pairs = itertools.zip_longest(samples[:middle], samples[middle:])
+    samples = [sample for pair in pairs for sample in pair if sample is not None]
+    first = subject.sandbox.observe(samples)
+    order = list(range(len(samples)))
+    Random(subject.seed).shuffle(order)
+    shuffled = dict(zip(order, subject.other_sandbox.observe([samples[place] for place in order]), strict=True))
+    _call_often(subject, samples)
+    late = subject.sandbox.observe(samples)
+    subject.tried += 3 * len(samples)
+    for place, sample in enumerate(samples):
+        for new, way in (
+            (shuffled[place], "in another order in another process"),
+            (late[place], f"after {_MANY_CALLS:,} calls"),
+        ):
+            old = first[place]
+            if not old.exit_status and not new.exit_status and old.score != new.score:
+                got = f"{describe(old)}, and {way} {describe(new)}: completion {short(sample.completion, 200)}"
+                return Failure(f"{got}, ground truth {sample.key[1]}", "always the same")
     return None
 
 
-def _halves(pairs: list[Sample]) -> tuple[list[Sample], list[Sample]]:
-    middle = (len(pairs) + 1) // 2
-    return pairs[:middle], pairs[middle:]
-
-
-def _call_often(bench: Bench, samples: Sequence[Sample]) -> None:
-    """Score them over and over, in the process of `bench.judge`, until it has done so many times, or for so long."""
+def _call_often(subject: TaskUnderTest, samples: Sequence[TestCompletion]) -> None:
+    """Score them over and over in one process, for a number of calls or of seconds."""
     until = time.monotonic() + _MANY_SECONDS
-    for _, sample in zip(range(_MANY_CALLS), itertools.cycle(samples), strict=False):
-        seen = bench.judge.observe(sample.completion, sample.ground_truth)
-        bench.tried += 1
-        if seen.fate or time.monotonic() > until:
+    calls = itertools.islice(itertools.cycle(samples), _MANY_CALLS)
+    while (batch := [*itertools.islice(calls, 200)]) and time.monotonic() < until:
+        outcomes = subject.sandbox.observe(batch, most_kills=1)
+        subject.tried += len(outcomes)
+        if any(outcome.exit_status for outcome in outcomes):
             break
 
 
-DETERMINISTIC: Law = Law(
+DETERMINISTIC: Property = Property(
     name="deterministic",
-    text="A completion gets the same verdict each time, also in another process with another PYTHONHASHSEED, in another"
+    text="A completion gets the same score each time, also in another process with another PYTHONHASHSEED, in another"
     " order, and after thousands of others.",
-    reason="A reward with chance in it cannot be reproduced, and a lucky wrong answer is learnt like a right one.",
-    problem=_wavers,
-    listed=_pieces,
-    drawn=any_text,
-    examine=_wavers_or_remembers,
+    reason="A random reward cannot be reproduced, and a lucky wrong answer is learned like a right one.",
+    test=_scores_differ,
+    completions=_pieces,
+    strategy=_any_text,
+    examine=lambda subject: subject.search(DETERMINISTIC) or _remembers(subject),
+    with_repeats=True,
     any_text=True,
 )
 
 
-def _is_invalid(bench: Bench, sample: Sample) -> Problem | None:
-    seen = bench.observe(sample)
-    low, high = bench.task.info.score_range
-    return Problem(seen.refused, f"a finite score from {low:g} to {high:g}") if seen.refused else None
+def _is_invalid(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
+    low, high = subject.task.info.score_range
+    return Failure(outcome.refused, f"a finite score from {low:g} to {high:g}") if outcome.refused else None
 
 
-SCORE_IS_VALID = Law(
+SCORE_IS_VALID = Property(
     name="score-is-valid",
     text="Every text gets a finite score within the range that `info` states, and an answer that is text.",
     reason="One NaN or infinity in a group of completions makes the advantages of all of them NaN.",
-    problem=_is_invalid,
-    listed=_pieces,
-    drawn=any_text,
+    test=_is_invalid,
+    completions=_pieces,
+    strategy=_any_text,
     any_text=True,
 )
 
 
-def _pays_too_well(bench: Bench, sample: Sample) -> Problem | None:
-    seen = bench.observe(sample)
-    if seen.fate or seen.raised or seen.refused:
+def _pays_too_well(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
+    if outcome.exit_status or outcome.raised or outcome.refused:
         return None
-    high = bench.task.info.score_range[1]
-    if seen.correct and seen.value <= 0:
-        return Problem(tell(seen), "a correct answer that pays more than none, which scores 0")
-    if not seen.correct and seen.value >= high:
-        return Problem(tell(seen), f"less than {high:g} for what is not correct")
+    high = subject.task.info.score_range[1]
+    if outcome.correct and outcome.value <= 0:
+        return Failure(describe(outcome), "more for a correct answer than for none, which scores 0")
+    if not outcome.correct and outcome.value >= high:
+        return Failure(describe(outcome), f"less than {high:g} for what is not correct")
     return None
 
 
-WRONG_PAYS_LESS = Law(
+WRONG_PAYS_LESS = Property(
     name="wrong-pays-less",
     text="What is not correct pays less than the greatest reward, and what is correct pays more than no answer.",
-    reason="Accuracy is counted by `correct` and training goes by the value: if they disagree, the curve that rises is"
-    " not what is being learnt.",
-    problem=_pays_too_well,
-    listed=_pieces,
-    drawn=any_text,
+    reason="Accuracy counts `correct` and training uses the value: if they disagree, the curve that rises is not what"
+    " is being learned.",
+    test=_pays_too_well,
+    completions=_pieces,
+    strategy=_any_text,
     any_text=True,
 )

@@ -1,4 +1,4 @@
-"""Every law is kept by a good task, and broken by one that does what the law forbids, with a small example."""
+"""A good task has every property; a task that lacks one fails its check, with a small example."""
 
 from collections.abc import Callable
 
@@ -7,30 +7,30 @@ import pytest
 from tests.sdk.testing.broken_tasks import BREAKERS, MORE_BREAKERS, SCORE
 from tests.sdk.testing.conftest import HOOKS
 from tinyzero_sdk import load_task
-from tinyzero_sdk.testing import LAWS, Result, check_task
-from tinyzero_sdk.testing.completions import Sample
-from tinyzero_sdk.testing.property import Law, Problem
-from tinyzero_sdk.testing.task_under_test import Bench
+from tinyzero_sdk.testing import PROPERTIES, Result, check_task
+from tinyzero_sdk.testing.gold import TestCompletion
+from tinyzero_sdk.testing.property import Failure, Property
+from tinyzero_sdk.testing.task_under_test import TaskUnderTest
 
 WriteSum = Callable[..., str]
 
 
-def broken(path: str, law: str) -> Result:
-    report = check_task(load_task(path), laws=[law], cases=[])
+def failed(path: str, prop: str) -> Result:
+    report = check_task(load_task(path), properties=[prop], cases=[])
     assert not report.passed
-    result = report[law]
+    result = report[prop]
     assert result.failure
     return result
 
 
-def test_every_law_has_a_task_that_breaks_it() -> None:
-    assert {*BREAKERS, "labelled-cases"} == {law.name for law in LAWS}
+def test_every_property_has_a_task_that_lacks_it() -> None:
+    assert {*BREAKERS, "labelled-cases"} == {prop.name for prop in PROPERTIES}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", BREAKERS)
-def test_law_is_broken_with_a_small_example(write_sum: WriteSum, law: str) -> None:
-    failure = broken(write_sum(**BREAKERS[law]), law).failure
+@pytest.mark.parametrize("prop", BREAKERS)
+def test_a_failed_check_shows_a_small_example(write_sum: WriteSum, prop: str) -> None:
+    failure = failed(write_sum(**BREAKERS[prop]), prop).failure
     assert failure is not None
     if failure.sample:
         assert len(failure.sample.completion) <= 75, failure.sample
@@ -38,10 +38,10 @@ def test_law_is_broken_with_a_small_example(write_sum: WriteSum, law: str) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("law", "hooks"), [case[1:] for case in MORE_BREAKERS], ids=[case[0] for case in MORE_BREAKERS]
+    ("prop", "hooks"), [case[1:] for case in MORE_BREAKERS], ids=[case[0] for case in MORE_BREAKERS]
 )
-def test_law_is_broken_in_another_way(write_sum: WriteSum, law: str, hooks: dict[str, str | None]) -> None:
-    broken(write_sum(**hooks), law)
+def test_a_check_fails_in_other_ways(write_sum: WriteSum, prop: str, hooks: dict[str, str | None]) -> None:
+    failed(write_sum(**hooks), prop)
 
 
 WARNS_ONCE = """
@@ -56,9 +56,9 @@ def score(answer, ground_truth):
 
 
 @pytest.mark.slow
-def test_what_is_printed_once_is_not_lost_to_another_law(write_sum: WriteSum) -> None:
-    report = check_task(load_task(write_sum(score=WARNS_ONCE)), laws=["never-raises", "never-prints"], cases=[])
-    assert [result.law.name for result in report.broken] == ["never-prints"]
+def test_what_is_printed_once_is_not_lost_to_another_check(write_sum: WriteSum) -> None:
+    report = check_task(load_task(write_sum(score=WARNS_ONCE)), properties=["never-raises", "never-prints"], cases=[])
+    assert [result.prop.name for result in report.failed] == ["never-prints"]
 
 
 WARNS = """
@@ -70,34 +70,34 @@ def score(answer, ground_truth):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("category", "status"), [("UserWarning", "broken"), ("DeprecationWarning", "kept")])
+@pytest.mark.parametrize(("category", "status"), [("UserWarning", "failed"), ("DeprecationWarning", "passed")])
 def test_warnings_count_where_python_shows_them(write_sum: WriteSum, category: str, status: str) -> None:
     path = write_sum(header=HOOKS["header"] + "import warnings\n", score=WARNS.format(category=category))
-    report = check_task(load_task(path), laws=["never-raises", "never-prints"], cases=[])
+    report = check_task(load_task(path), properties=["never-raises", "never-prints"], cases=[])
     assert report["never-prints"].status == status
 
 
 def test_a_failure_that_does_not_repeat_is_told_as_such(write_sum: WriteSum) -> None:
-    problems = [Problem("a mishap", "none")]
-    law = Law(
+    failures = [Failure("a mishap", "none")]
+    prop = Property(
         name="fickle",
         text="",
         reason="",
-        problem=lambda bench, sample: problems.pop() if problems else None,
-        listed=lambda bench: [Sample("x", None)],
+        test=lambda subject, sample, outcome: failures.pop() if failures else None,
+        completions=lambda subject: [TestCompletion("x", None)],
     )
-    with Bench(load_task(write_sum())) as bench:
-        failure = bench.search(law)
+    with TaskUnderTest(load_task(write_sum())) as subject:
+        failure = subject.search(prop)
     assert failure is not None
-    assert "does not when it is judged again" in failure.got
+    assert "passes when it is tested again" in failure.got
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_chance_in_a_reward_breaks_laws_and_not_the_check(write_sum: WriteSum, seed: int) -> None:
+def test_chance_in_a_reward_fails_checks_and_does_not_stop_them(write_sum: WriteSum, seed: int) -> None:
     path = write_sum(score=SCORE.format("if random.random() < 0.01: return 1.0"))
-    report = check_task(load_task(path), laws=["never-raises", "deterministic", "correct-means-right"], seed=seed)
-    assert "deterministic" in [result.law.name for result in report.broken]
+    report = check_task(load_task(path), properties=["never-raises", "deterministic", "correct-means-right"], seed=seed)
+    assert "deterministic" in [result.prop.name for result in report.failed]
     assert " / " in report["deterministic"].failure.got or " and " in report["deterministic"].failure.got
 
 
@@ -113,10 +113,10 @@ def generate_dataset(split, size, seed, start):
 def test_a_task_of_few_problems_is_checked_on_what_there_is(write_sum: WriteSum) -> None:
     report = check_task(
         load_task(write_sum(generate_dataset=FEW)),
-        laws=["other-seed-other-data", "splits-disjoint", "prompts-complete", "every-item-solvable"],
+        properties=["other-seed-other-data", "splits-disjoint", "prompts-complete", "every-item-solvable"],
         cases=[],
     )
-    assert [result.status for result in report.results] == ["not checked", "not checked", "kept", "kept"]
+    assert [result.status for result in report.results] == ["not checked", "not checked", "passed", "passed"]
 
 
 FEW_ANSWERS = {
@@ -142,14 +142,16 @@ def make_prompt(item, template):
 
 @pytest.mark.slow
 def test_a_task_of_few_answers_has_no_skeleton_key(write_sum: WriteSum) -> None:
-    report = check_task(load_task(write_sum(**FEW_ANSWERS)), laws=["no-skeleton-key", "echo-pays-nothing"], cases=[])
-    assert [result.status for result in report.results] == ["kept", "kept"]
+    report = check_task(
+        load_task(write_sum(**FEW_ANSWERS)), properties=["no-skeleton-key", "echo-pays-nothing"], cases=[]
+    )
+    assert [result.status for result in report.results] == ["passed", "passed"]
 
 
 @pytest.mark.slow
-def test_a_good_task_keeps_all_laws(write_sum: WriteSum) -> None:
+def test_a_good_task_passes_all_checks(write_sum: WriteSum) -> None:
     report = check_task(load_task(write_sum()), cases=[])
-    assert [result.law.name for result in report.results if result.status != "kept"] == ["labelled-cases"]
+    assert [result.prop.name for result in report.results if result.status != "passed"] == ["labelled-cases"]
     assert report.passed
 
 
@@ -158,5 +160,7 @@ def test_a_task_without_optional_hooks_is_told_what_to_add(write_sum: WriteSum) 
     report = check_task(load_task(write_sum(solve=None, oracle=None, grammar=None)), cases=[])
     assert report.passed
     for result in report.results:
-        assert result.status == ("not checked" if result.law.needs or result.law.name == "labelled-cases" else "kept")
+        assert result.status == (
+            "not checked" if result.prop.needs or result.prop.name == "labelled-cases" else "passed"
+        )
     assert report["correct-means-right"].why == "no oracle; add the hook `oracle`"

@@ -5,8 +5,9 @@ import pytest
 from tinyzero_sdk import load_task
 from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.records import Item
-from tinyzero_sdk.testing import sandbox as process
-from tinyzero_sdk.testing.sandbox import ObservedProcess
+from tinyzero_sdk.testing import sandbox
+from tinyzero_sdk.testing.gold import TestCompletion
+from tinyzero_sdk.testing.sandbox import Sandbox
 
 
 class Ended:
@@ -31,12 +32,12 @@ class Ended:
 
 
 def test_the_last_words_of_a_child_are_heard(write_task, monkeypatch):
-    monkeypatch.setattr(process, "WorkerProcess", Ended)
+    monkeypatch.setattr(sandbox, "WorkerProcess", Ended)
     with (
-        ObservedProcess(load_task(write_task()), hash_seed=1) as child,
+        Sandbox(load_task(write_task()), hash_seed=1) as child,
         pytest.raises(BrokenTaskError, match="the task says why"),
     ):
-        child.observe("text", 1)
+        child.observe([TestCompletion("text", 1)])
 
 
 @pytest.mark.slow
@@ -44,7 +45,7 @@ def test_the_last_words_of_a_child_are_heard(write_task, monkeypatch):
 def test_a_solve_that_does_not_come_back_costs_its_process_only(write_task, what):
     solve = "import os, time\n\n@hookimpl\ndef solve(item):\n"
     solve += f"    if item.ground_truth == 0:\n        {what}\n    return f'<answer>{{item.ground_truth}}</answer>'\n"
-    with ObservedProcess(load_task(write_task(extra=solve)), hash_seed=1) as child:
+    with Sandbox(load_task(write_task(extra=solve)), hash_seed=1) as child:
         child.patience = 0.3
         assert child.solve(Item(0, {"number": 0})) is None
         assert child.solve(Item(7, {"number": 7})).answer == "7"
