@@ -97,10 +97,10 @@ def try_again(
     differential.preparing()
     try:
         for item in islice(task.dataset("train", _WARM_UP_ITEMS), _WARM_UP_ITEMS):
-            item = FuzzItem(differential, item, random.Random(0))
-            answer = item.gold or item.answers[0]
-            differential.is_right(answer, item.short.around(answer), item.truth)
-            task.score_completion(item.short.around(answer), item.truth)
+            prepared = FuzzItem(differential, item, random.Random(0))
+            answer = prepared.gold or prepared.answers[0]
+            differential.is_right(answer, prepared.short.around(answer), prepared.truth)
+            task.score_completion(prepared.short.around(answer), prepared.truth)
     except TinyZeroError:
         pass  # not what is tried here
     try:

@@ -81,9 +81,10 @@ def check_variant(differential: DifferentialOracle, item: Item, truth: Json, rng
     try:
         if not differential.task.is_valid(truth):
             return None
-        item = FuzzItem(differential, Item(truth, item.data), rng)
-        if item.gold is None or not differential.task.oracle(item.gold, truth):
+        variant = FuzzItem(differential, Item(truth, item.data), rng)
+        if variant.gold is None or not differential.task.oracle(variant.gold, truth):
             return None
-        return item if differential.task.score_completion(item.frame.around(item.gold), truth).correct else None
+        completion = variant.frame.around(variant.gold)
+        return variant if differential.task.score_completion(completion, truth).correct else None
     except TinyZeroError:
         return None

@@ -13,7 +13,7 @@ from tinyzero_sdk.testing.cases import Case, cases_path, read_cases
 from tinyzero_sdk.testing.gold import TestCompletion
 from tinyzero_sdk.testing.properties import check_names, find_properties
 from tinyzero_sdk.testing.property import Failure, NotChecked, Property
-from tinyzero_sdk.testing.report import Report, Result, replay_command
+from tinyzero_sdk.testing.report import Report, Result, Status, replay_command
 from tinyzero_sdk.testing.task_under_test import TaskUnderTest
 
 DEFAULT_EXAMPLES = 200
@@ -129,7 +129,7 @@ class Checker:
         except NotChecked as obstacle:
             seconds = time.perf_counter() - started
             return Result(prop, "waived" if waiver else "not checked", 0, seconds, waiver or str(obstacle))
-        status = "waived" if waiver else "failed" if failure else "passed"
+        status: Status = "waived" if waiver else "failed" if failure else "passed"
         result = Result(prop, status, subject.tried, time.perf_counter() - started, waiver, failure)
         if failure is None:
             return result

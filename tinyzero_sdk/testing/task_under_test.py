@@ -218,8 +218,13 @@ class TaskUnderTest:
         }
         fresh = self.observe_anew([*new.values()], oracle=oracle, memory=memory, most_kills=most_kills)
         self._outcomes |= {(key, oracle, memory): outcome for key, outcome in zip(new, fresh, strict=False)}
-        outcomes = (self._lost.get(key) or self._outcomes.get((key, oracle, memory)) for key in keys)
-        return [*itertools.takewhile(lambda outcome: outcome is not None, outcomes)]  # type: ignore[arg-type]
+        outcomes: list[Outcome] = []
+        for key in keys:
+            outcome = self._lost.get(key) or self._outcomes.get((key, oracle, memory))
+            if outcome is None:
+                break
+            outcomes.append(outcome)
+        return outcomes
 
     def observe_anew(
         self, samples: Sequence[TestCompletion], *, oracle: bool = False, memory: bool = False, most_kills: int = 10**9
@@ -240,8 +245,8 @@ class TaskUnderTest:
         runs = [
             sandbox.observe(batch, most_kills=2) for sandbox in (self.sandbox, self.other_sandbox) for _ in range(2)
         ]
-        for sample, outcomes in itertools.zip_longest(batch, zip(*runs, strict=False), fillvalue=()):
-            self._repeats[sample.key] = [*outcomes]
+        self._repeats |= {key: [] for key in new}  # of those after a lost process
+        self._repeats |= {key: [*outcomes] for key, outcomes in zip(new, zip(*runs, strict=False), strict=False)}
         return [self._repeats[sample.key] for sample in samples]
 
     # Searching
