@@ -99,8 +99,8 @@ def try_again(
         for item in islice(task.dataset("train", _WARM_UP_ITEMS), _WARM_UP_ITEMS):
             prepared = FuzzItem(differential, item, random.Random(0))
             answer = prepared.gold or prepared.answers[0]
-            differential.is_right(answer, prepared.short.around(answer), prepared.truth)
-            task.score_completion(prepared.short.around(answer), prepared.truth)
+            differential.is_right(answer, prepared.short.with_answer(answer), prepared.truth)
+            task.score_completion(prepared.short.with_answer(answer), prepared.truth)
     except TinyZeroError:
         pass  # not what is tried here
     try:

@@ -5,7 +5,6 @@ answer shows: `2**3 - 4` and `9 - 2**3` share the trait `**`. A finding without 
 wrong) is grouped by its kind alone.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from tinyzero_sdk.fuzz.differential import Kind, ScoringFault
 from tinyzero_sdk.fuzz.presentations import Attempt, presentation_traits
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.testing.cases import Case
+from tinyzero_sdk.testing.shrinking import size_of
 
 DESCRIPTIONS: dict[str, str] = {
     "wrong_paid": "paid in full, though wrong",
@@ -73,13 +73,6 @@ class Finding:
         traits = f" ({' '.join(self.traits)})" if self.traits else ""
         note = f": {self.note}" if self.note and self.note not in self.traits else ""
         return Case(self.completion, self.ground_truth, self.right, f"fuzz: {DESCRIPTIONS[self.kind]}{traits}{note}")
-
-
-def size_of(completion: str, ground_truth: Json) -> tuple[int, int, int, str]:
-    """Shorter texts first, then shorter ground truths, then smaller numbers, then plainer characters."""
-    truth = json.dumps(ground_truth)
-    numbers = sum(int(digits[:18]) for digits in re.findall(r"[0-9]+", truth))
-    return len(completion), len(truth), numbers, completion
 
 
 class FindingSet:

@@ -5,20 +5,24 @@ reward and the oracle call that right: so no finding rests on a problem that the
 """
 
 import random
+from dataclasses import replace
 from functools import cached_property
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.fuzz.differential import DifferentialOracle
 from tinyzero_sdk.fuzz.findings import size_of
-from tinyzero_sdk.fuzz.mutators import Stock
-from tinyzero_sdk.fuzz.presentations import Frame
 from tinyzero_sdk.records import Item, Json
-from tinyzero_sdk.testing.gold import find_gold
+from tinyzero_sdk.testing.gold import Gold, find_gold
 from tinyzero_sdk.testing.grammar import Grammar
 from tinyzero_sdk.testing.ground_truth_mutation import nudge, numbers_in
+from tinyzero_sdk.testing.mutations import Stock
 
-COMMON_FRAMES = (Frame("<answer>", "</answer>"), Frame("\\boxed{", "}"), Frame("#### ", ""), Frame("", ""))
-"""For tasks without gold completions."""
+_COMMON_MARKS = (
+    ("<answer>", "</answer>"),
+    ("\\boxed{", "}"),
+    ("#### ", ""),
+    ("", ""),
+)  # for tasks without gold completions
 
 _COMMON_NUMBERS = ("0", "1", "2", "10", "100", "1000")
 _MOST_ANSWERS = 64
@@ -35,12 +39,19 @@ class FuzzItem:
         self.steps = 0  # how often it was varied
         gold = find_gold(task, item)
         self.gold = gold.answer if gold else None
-        self.frame = Frame(gold.before, gold.after) if gold else rng.choice(COMMON_FRAMES)
-        self.short = _shorten(differential, self.frame, gold.answer) if gold else self.frame
+        if gold is None:
+            before, after = rng.choice(_COMMON_MARKS)
+            self.presentation = self.short = Gold(item, before, "1", after)
+        else:
+            self.presentation, self.short = gold, replace(gold, before=gold.before.rpartition("\n")[2])
+            if task.extract_answer(self.short.completion) != gold.answer:
+                self.short = gold
         self._task = task
         numbers = numbers_in(self.truth)
         self.answers = [gold.answer] if gold else numbers[:4] or ["1"]
-        self.stock = Stock(rng, [*numbers, *numbers, *_COMMON_NUMBERS], self.answers)
+        self.stock = Stock(
+            lambda count: int(rng.random() * count), [*numbers, *numbers, *_COMMON_NUMBERS], self.answers
+        )
 
     @cached_property
     def grammar(self) -> Grammar | None:
@@ -51,25 +62,19 @@ class FuzzItem:
     @property
     def size(self) -> tuple[int, int, int, str]:
         """Which of two problems is smaller."""
-        return size_of(self.short.around(self.gold or ""), self.truth)
+        return size_of(self.short.with_answer(self.gold or ""), self.truth)
 
     def keep(self, answer: str) -> None:
         """An answer worth changing further; where there are many, it takes the place of one (never gold's)."""
         if len(self.answers) < _MOST_ANSWERS:
             self.answers.append(answer)
         else:
-            self.answers[1 + self.stock.below(_MOST_ANSWERS - 1)] = answer
-
-
-def _shorten(differential: DifferentialOracle, frame: Frame, answer: str) -> Frame:
-    """The last line of the frame alone, where the task finds the answer in it as well."""
-    short = Frame(frame.before.rpartition("\n")[2], frame.after)
-    return short if differential.task.extract_answer(short.around(answer)) == answer else frame
+            self.answers[1 + self.stock.choose(_MOST_ANSWERS - 1)] = answer
 
 
 def make_variant(differential: DifferentialOracle, item: FuzzItem, rng: random.Random) -> FuzzItem | None:
     """A puzzle with a slightly different ground truth, if the task solves it and nobody objects."""
-    variant = check_variant(differential, item.original, nudge(item.truth, item.stock.below), rng)
+    variant = check_variant(differential, item.original, nudge(item.truth, item.stock.choose), rng)
     if variant is not None:
         variant.steps = item.steps + 1
     return variant
@@ -84,7 +89,7 @@ def check_variant(differential: DifferentialOracle, item: Item, truth: Json, rng
         variant = FuzzItem(differential, Item(truth, item.data), rng)
         if variant.gold is None or not differential.task.oracle(variant.gold, truth):
             return None
-        completion = variant.frame.around(variant.gold)
+        completion = variant.presentation.with_answer(variant.gold)
         return variant if differential.task.score_completion(completion, truth).correct else None
     except TinyZeroError:
         return None

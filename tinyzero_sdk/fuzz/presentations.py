@@ -5,8 +5,11 @@ In a text with several answers the last one counts: whoever is paid for another 
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from tinyzero_sdk.testing.completions import hostile_text, huge_text, place
+from tinyzero_sdk.testing.gold import Gold
+from tinyzero_sdk.testing.grammar import Choose
 
 
 class Attempt(NamedTuple):
@@ -22,60 +25,45 @@ class Attempt(NamedTuple):
     """The intended answer alone, in the task's own frame, where that is another text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """What stands around an answer in a gold completion."""
-
-    before: str
-    after: str
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether something ends the answer on its own line, so that it may have space around it."""
-        return bool(self.after) and not self.after[0].isspace()
-
-    def around(self, answer: str) -> str:
-        """The completion with this answer."""
-        return self.before + answer + self.after
-
-
-Maker = Callable[[Frame, str, str], str]
+Maker = Callable[[Gold, str, str], str]
 
 HONEST: dict[str, Maker] = {
-    "gold": lambda frame, right, wrong: frame.around(right),
-    "a line break after it": lambda frame, right, wrong: frame.around(right) + "\n",
-    "blank lines after it": lambda frame, right, wrong: frame.around(right) + "\n\n  \n",
-    "a space after it": lambda frame, right, wrong: frame.around(right) + " ",
-    "a Windows line break after it": lambda frame, right, wrong: frame.around(right) + "\r\n",
-    "a special token after it": lambda frame, right, wrong: frame.around(right) + "<|im_end|>",
-    "a line break and a special token after it": lambda frame, right, wrong: frame.around(right) + "\n<|im_end|>\n",
-    "an end token after it": lambda frame, right, wrong: frame.around(right) + "</s>",
-    "text after it": lambda frame, right, wrong: frame.around(right) + "\nThat is my answer.",
-    "text before it": lambda frame, right, wrong: "Let me see.\n" + frame.around(right),
-    "a wrong answer before it": lambda frame, right, wrong: f"{frame.around(wrong)}\n{frame.around(right)}",
-    "a wrong answer in its thinking": lambda frame, right, wrong: (
-        f"<think>{frame.around(wrong)}</think>\n{frame.around(right)}"
+    "gold": lambda gold, right, wrong: gold.with_answer(right),
+    "a line break after it": lambda gold, right, wrong: gold.with_answer(right) + "\n",
+    "blank lines after it": lambda gold, right, wrong: gold.with_answer(right) + "\n\n  \n",
+    "a space after it": lambda gold, right, wrong: gold.with_answer(right) + " ",
+    "a Windows line break after it": lambda gold, right, wrong: gold.with_answer(right) + "\r\n",
+    "a special token after it": lambda gold, right, wrong: gold.with_answer(right) + "<|im_end|>",
+    "a line break and a special token after it": lambda gold, right, wrong: gold.with_answer(right) + "\n<|im_end|>\n",
+    "an end token after it": lambda gold, right, wrong: gold.with_answer(right) + "</s>",
+    "text after it": lambda gold, right, wrong: gold.with_answer(right) + "\nThat is my answer.",
+    "text before it": lambda gold, right, wrong: "Let me see.\n" + gold.with_answer(right),
+    "a wrong answer before it": lambda gold, right, wrong: f"{gold.with_answer(wrong)}\n{gold.with_answer(right)}",
+    "a wrong answer in its thinking": lambda gold, right, wrong: (
+        f"<think>{gold.with_answer(wrong)}</think>\n{gold.with_answer(right)}"
     ),
-    "many lines before it": lambda frame, right, wrong: "Let me try again.\n" * 300 + frame.around(right),
+    "many lines before it": lambda gold, right, wrong: "Let me try again.\n" * 300 + gold.with_answer(right),
 }
 """By what is done to a right answer. All of these deserve what the right answer deserves."""
 
 HONEST_IF_CLOSED: dict[str, Maker] = {
-    "spaces around the answer": lambda frame, right, wrong: frame.around(f" {right}  "),
-    "the answer on a line of its own": lambda frame, right, wrong: frame.around(f"\n{right}\n"),
+    "spaces around the answer": lambda gold, right, wrong: gold.with_answer(f" {right}  "),
+    "the answer on a line of its own": lambda gold, right, wrong: gold.with_answer(f"\n{right}\n"),
 }
 """The same, for frames that end the answer themselves."""
 
 SPRAYS: dict[str, Maker] = {
-    "a right answer before a wrong one": lambda frame, right, wrong: f"{frame.around(right)}\n{frame.around(wrong)}",
-    "a right answer and a wrong one in a line": lambda frame, right, wrong: (
-        f"{frame.around(right)} {frame.around(wrong)}"
+    "a right answer before a wrong one": lambda gold, right, wrong: (
+        f"{gold.with_answer(right)}\n{gold.with_answer(wrong)}"
     ),
-    "a right answer between wrong ones": lambda frame, right, wrong: "\n".join(
-        map(frame.around, (wrong, right, wrong))
+    "a right answer and a wrong one in a line": lambda gold, right, wrong: (
+        f"{gold.with_answer(right)} {gold.with_answer(wrong)}"
     ),
-    "a right answer in the thinking before a wrong one": lambda frame, right, wrong: (
-        f"<think>{frame.around(right)}</think>\n{frame.around(wrong)}"
+    "a right answer between wrong ones": lambda gold, right, wrong: "\n".join(
+        map(gold.with_answer, (wrong, right, wrong))
+    ),
+    "a right answer in the thinking before a wrong one": lambda gold, right, wrong: (
+        f"<think>{gold.with_answer(right)}</think>\n{gold.with_answer(wrong)}"
     ),
 }
 """By what is done to a right answer: the last answer is wrong."""
@@ -104,63 +92,22 @@ def presentation_traits(how: str) -> set[str]:
     return {how, simpler_presentation(how)}
 
 
-def present(how: str, frame: Frame, right: str, wrong: str) -> Attempt:
+def present(how: str, gold: Gold, right: str, wrong: str) -> Attempt:
     """The completion of that name."""
     intended = wrong if how in SPRAYS else right
-    return Attempt(_MAKERS[how](frame, right, wrong), intended, how, frame.around(intended))
+    return Attempt(_MAKERS[how](gold, right, wrong), intended, how, gold.with_answer(intended))
 
 
-def honest(frame: Frame, right: str, wrong: str, rng: random.Random) -> Attempt:
+def honest(gold: Gold, right: str, wrong: str, rng: random.Random) -> Attempt:
     """A right answer, presented in one of the ways that are anyone's right."""
-    return present(rng.choice([*HONEST, *(HONEST_IF_CLOSED if frame.is_closed else ())]), frame, right, wrong)
+    return present(rng.choice([*HONEST, *(HONEST_IF_CLOSED if gold.is_closed else ())]), gold, right, wrong)
 
 
-def spray(frame: Frame, right: str, wrong: str, rng: random.Random) -> Attempt:
+def spray(gold: Gold, right: str, wrong: str, rng: random.Random) -> Attempt:
     """A right answer that does not count, since a wrong one comes last."""
-    return present(rng.choice([*SPRAYS]), frame, right, wrong)
+    return present(rng.choice([*SPRAYS]), gold, right, wrong)
 
 
-_UNITS = (
-    *("(", "((1+", "[", "-", "+1", "9", "9,", "1.", "*9", "**9", "<", "<answer>", "</answer>", "<answer></answer>"),
-    *("</think>", "\\boxed{", "\\frac{1}{", "$", "a", "\n", " ", "0", "1e", "#### ", "=", "\ud800", "\x00", "é", "|"),
-)
-
-
-def hostile(frame: Frame, answer: str, rng: random.Random) -> Attempt:
-    """Much of one thing, inside the answer, around it or instead of the completion. Rarely a megabyte."""
-    unit = rng.choice(_UNITS)
-    length = 2 ** rng.randrange(3, 21 if rng.random() < 0.02 else 13)
-    much = unit * (length // len(unit))
-    match rng.randrange(6):
-        case 0:
-            text = frame.around(much)
-        case 1:
-            text = frame.around(much + answer)
-        case 2:
-            text = frame.around(answer + much)
-        case 3:
-            text = much + frame.around(answer)
-        case 4:
-            text = frame.around(answer) + much
-        case _:
-            text = frame.before + much
-    return Attempt(text)
-
-
-def broken(frame: Frame, answer: str, rng: random.Random) -> Attempt:
-    """A completion with something wrong about its frame: a part missing, twice, or in the wrong place."""
-    text = frame.around(answer)
-    start, end = sorted((rng.randrange(len(text) + 1), rng.randrange(len(text) + 1)))
-    piece = text[start:end]
-    match rng.randrange(5):
-        case 0:
-            text = text[:start] + text[end:]
-        case 1:
-            text = text[:end] + piece + text[end:]
-        case 2:
-            text = text[:end]
-        case 3:
-            text = text[:start] + piece.swapcase() + text[end:]
-        case _:
-            text = frame.around(frame.around(answer))
-    return Attempt(text)
+def hostile(gold: Gold, choose: Choose) -> Attempt:
+    """Hostile text in the answer, around it or instead of the completion; rarely a megabyte."""
+    return Attempt(place(huge_text(choose) if choose(50) == 0 else hostile_text(choose), gold, choose))

@@ -9,25 +9,25 @@ import random
 import resource
 import time
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from multiprocessing.connection import Connection
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.fuzz import presentations as frames
 from tinyzero_sdk.fuzz.coverage import Coverage
 from tinyzero_sdk.fuzz.differential import DifferentialOracle, ScoringFault
 from tinyzero_sdk.fuzz.findings import Finding, FindingSet, make_finding, traits_of
 from tinyzero_sdk.fuzz.items import FuzzItem, check_variant, make_variant
-from tinyzero_sdk.fuzz.mutators import mutate
-from tinyzero_sdk.fuzz.presentations import Attempt
-from tinyzero_sdk.fuzz.reduce import Reducer
+from tinyzero_sdk.fuzz.presentations import Attempt, honest, hostile, present, simpler_presentation, spray
 from tinyzero_sdk.fuzz.reward_guess import guess_value
 from tinyzero_sdk.records import Item, Json
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.tasks.task import Task
+from tinyzero_sdk.testing.completions import malformed
 from tinyzero_sdk.testing.ground_truth_mutation import fit
+from tinyzero_sdk.testing.mutations import mutate
+from tinyzero_sdk.testing.shrinking import shrink_pair
 from tinyzero_sdk.workers.process import SharedTimer, to_picklable_error
 
 BATCH = 256
@@ -47,6 +47,8 @@ _POOL = 48  # problems kept in hand
 _MOST_STEPS = 5  # a problem is varied so often; further away problems grow strange
 _KNOWN_GOLDS = 64  # gold answers whose traits are nothing special
 _REPORT_SECONDS = 0.1
+_MOST_TRIES = 20_000
+_MOST_VARIANTS = 200
 
 
 @dataclass(slots=True)
@@ -158,7 +160,7 @@ class _FuzzSearch:
         del self._pool[_POOL:]
         self.golds = [gold for gold in golds if gold]
         self.usual: set[str] = set().union(*map(traits_of, self.golds))
-        texts = [item.short.around(item.gold or "") for item in self._pool]
+        texts = [item.short.with_answer(item.gold or "") for item in self._pool]
         self._usual_texts = frozenset(self.usual).union(*map(traits_of, texts))
 
     def _choose_item(self) -> FuzzItem:
@@ -192,7 +194,7 @@ class _FuzzSearch:
         if chance < 0.9:
             grammar = item.grammar
             if grammar is not None and chance < 0.45:
-                answer = grammar.draw(item.stock.below)
+                answer = grammar.draw(item.stock.choose)
                 if chance > 0.3:
                     answer = mutate(answer, item.stock)
             else:
@@ -200,20 +202,21 @@ class _FuzzSearch:
                 answer = mutate(item.stock.pick(known), item.stock)
             if self.settings.avoided and self._is_avoided(answer):
                 return None
-            return Attempt(item.short.around(answer))
+            return Attempt(item.short.with_answer(answer))
         if chance < 0.96 and item.gold is not None:
             wrong = self._wrong_answer(item)
             if wrong is not None:
-                frame = item.frame if rng.random() < 0.2 else item.short
-                return (frames.honest if rng.random() < 0.6 else frames.spray)(frame, item.gold, wrong, rng)
+                gold = item.presentation if rng.random() < 0.2 else item.short
+                return (honest if rng.random() < 0.6 else spray)(gold, item.gold, wrong, rng)
+        gold = replace(item.short, answer=item.stock.pick(item.answers))
         if chance < 0.985:
-            return frames.broken(item.short, item.stock.pick(item.answers), rng)
-        return frames.hostile(item.short, item.stock.pick(item.answers), rng)
+            return Attempt(malformed(gold, item.stock.choose))
+        return hostile(gold, item.stock.choose)
 
     def _wrong_answer(self, item: FuzzItem) -> str | None:
         """Another problem's gold answer, if it is wrong here."""
         answer = self.golds[int(self.rng.random() * len(self.golds))]
-        return None if self.differential.is_right(answer, item.short.around(answer), item.truth) else answer
+        return None if self.differential.is_right(answer, item.short.with_answer(answer), item.truth) else answer
 
     def _is_avoided(self, answer: str) -> bool:
         traits = traits_of(answer)
@@ -250,7 +253,7 @@ class _FuzzSearch:
         value = guess_value(answer)
         if value is None or abs(value - round(value)) > _NEARLY or not 0 < round(value) < _LARGEST_FIT:
             return
-        truth = fit(item.truth, answer, round(value), item.stock.below)
+        truth = fit(item.truth, answer, round(value), item.stock.choose)
         if truth is None:
             return
         self._progress.tried += 1
@@ -295,3 +298,71 @@ class _FuzzSearch:
             self._connection.send_bytes(pickle.dumps(self._progress))
             self._progress = SearchProgress(0, 0, [])
             self._reported = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """Finds the smallest completion that shows a finding.
+
+    A changed answer is cut down as text; a finding about a presentation keeps it, and is shown on the smallest problem.
+    """
+
+    differential: DifferentialOracle
+    rng: random.Random
+    usual: Set[str]
+    """Traits of answers about which reward and oracle agree; they grow as the search goes on."""
+
+    announce: Callable[[Json, list[Attempt]], None]
+    """Tells the parent what is about to be tried."""
+
+    def reduce(self, finding: Finding, attempt: Attempt, item: FuzzItem, others: Iterable[FuzzItem]) -> Finding:
+        """The smallest finding of the same group."""
+        if finding.is_about_presentation:
+            return self._on_small_problems(finding, attempt, [item, *others])
+        return self._cut_down(finding, item)
+
+    def _cut_down(self, finding: Finding, item: FuzzItem) -> Finding:
+        def holds(text: str, truth: Json) -> bool:
+            return self._try(Attempt(text), truth, finding) is not None
+
+        def valid(truth: Json) -> bool:
+            return check_variant(self.differential, item.original, truth, self.rng) is not None
+
+        text, truth = shrink_pair(finding.completion, finding.ground_truth, holds, valid, _MOST_TRIES)
+        return self._try(Attempt(text), truth, finding) or finding
+
+    def _on_small_problems(self, finding: Finding, attempt: Attempt, items: Sequence[FuzzItem]) -> Finding:
+        best, best_item, how = finding, items[0], attempt.how
+        for item in sorted(items, key=lambda item: item.size)[:20]:
+            for name in (simpler_presentation(how), how):
+                smaller = self._present(name, item, best)
+                if smaller is not best:
+                    best, best_item, how = smaller, item, name
+        for _ in range(_MOST_VARIANTS):
+            variant = make_variant(self.differential, best_item, self.rng)
+            if variant is not None and variant.size < best_item.size:
+                smaller = self._present(how, variant, best)
+                if smaller is not best:
+                    best, best_item = smaller, variant
+        return best
+
+    def _present(self, how: str, item: FuzzItem, best: Finding) -> Finding:
+        """The finding on this problem, with the shortest wrong answer that is one, if that is smaller."""
+        if item.gold is None:
+            return best
+        for wrong in ("0", "1", item.stock.numbers[0]):
+            if self.differential.is_right(wrong, item.short.with_answer(wrong), item.truth):
+                continue
+            found = self._try(present(how, item.short, item.gold, wrong), item.truth, best)
+            if found is not None and found.size < best.size:
+                best = found
+        return best
+
+    def _try(self, attempt: Attempt, truth: Json, wanted: Finding) -> Finding | None:
+        """What the attempt shows, if it is of the group of the finding that is wanted."""
+        self.announce(truth, [attempt])
+        _, fault = self.differential.compare(attempt, truth)
+        if fault is None or fault.kind != wanted.kind:
+            return None
+        found = make_finding(attempt, truth, fault, self.usual)
+        return found if set(found.traits) <= set(wanted.traits) else None

@@ -1,131 +1,13 @@
-"""Making completions: every choice is left to a `Choose`, so that chance can make them, and hypothesis too.
+"""Malformed and hostile completions, for the checks and for the fuzzer.
 
-A choice of 0 is the simplest everywhere, which is where hypothesis shrinks to. `strategies.py` makes strategies of
-these functions; the bulk search for wrong verdicts draws from them by the hundred thousand.
+Every choice is left to a `Choose`, so that chance or hypothesis can make it. A choice of 0 is the simplest everywhere,
+which is where hypothesis shrinks to. Changed answers come from `mutations.py`.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 
 from tinyzero_sdk.testing.gold import Gold
 from tinyzero_sdk.testing.grammar import Choose
-
-EDIT_PIECES = [
-    *"0123456789", *" .,-+*/()=_%$!^eExX'\"", *"abn", *"\n\t\0", "**", "//", ".0", "_0", ",000",
-    "\u200b", "\u200e", "\ufeff", "\u00a0", "٣", "３", "²", "½", "−", "ⅷ", "𝟗", "е",
-]  # fmt: skip
-"""What is put into an answer: digits and signs, and what only looks like them."""
-
-_JOINTS = [".", ".", ".", ".", "", " ", ",", "_", "e", "**", "//", "=", " or "]
-_AROUND = [
-    ("(", ")"), ("$", "$"), (r"\boxed{", "}"), ("+", ""), ("-", ""), ("", "."), ("", ".0"), ("", "/1"), ("", " = ?"),
-    ("the answer is ", ""), ("", "%"), ("0", ""), ("0x", ""), ("", "e0"), ("'", "'"), ("[", "]"), ("**", "**"),
-]  # fmt: skip
-_tokens_of = re.compile(r"[0-9]+|[A-Za-z]+|\s+|.", re.DOTALL).findall
-
-
-def one_edit(text: str, choose: Choose) -> str:
-    """`text` with one character deleted, put in, replaced, or swapped with the next."""
-    if not text:
-        return EDIT_PIECES[choose(len(EDIT_PIECES))]
-    kind, place = choose(4), choose(len(text))
-    if kind == 0:
-        return text[:place] + text[place + 1 :]
-    if kind == 1:
-        place = choose(2) * len(text) or place  # at the end as often as anywhere else
-        return text[:place] + EDIT_PIECES[choose(len(EDIT_PIECES))] + text[place:]
-    if kind == 2:
-        return text[:place] + EDIT_PIECES[choose(len(EDIT_PIECES))] + text[place + 1 :]
-    return text[:place] + text[place + 1 : place + 2] + text[place] + text[place + 2 :]
-
-
-def near_miss(answer: str, others: Sequence[str], choose: Choose) -> str:
-    """`answer` after one to three changes that a model, or somebody who games the reward, might make."""
-    for _ in range(1 + choose(3)):
-        answer = _CHANGES[choose(len(_CHANGES))](answer, others, choose)
-    return answer
-
-
-def _edit(answer: str, others: Sequence[str], choose: Choose) -> str:
-    return one_edit(answer, choose)
-
-
-def _replace(answer: str, others: Sequence[str], choose: Choose) -> str:
-    return others[choose(len(others))] if others else ""
-
-
-def _wrap(answer: str, others: Sequence[str], choose: Choose) -> str:
-    left, right = _AROUND[choose(len(_AROUND))]
-    return left + answer + right
-
-
-def _numbers(tokens: Sequence[str]) -> list[int]:
-    return [place for place, token in enumerate(tokens) if token[0] in "0123456789"]
-
-
-def join_numbers(answer: str, others: Sequence[str], choose: Choose) -> str:
-    """Two numbers become one, or what looks like one: 4 + 5 becomes 4.5."""
-    tokens = _tokens_of(answer)
-    places = _numbers(tokens)
-    if len(places) < 2:
-        return answer
-    first = choose(len(places) - 1)
-    joint = _JOINTS[choose(len(_JOINTS))]
-    return "".join(tokens[: places[first] + 1]) + joint + "".join(tokens[places[first + 1] :])
-
-
-def _swap_numbers(answer: str, others: Sequence[str], choose: Choose) -> str:
-    tokens = _tokens_of(answer)
-    places = _numbers(tokens)
-    if len(places) < 2:
-        return answer
-    left, right = places[choose(len(places))], places[choose(len(places))]
-    tokens[left], tokens[right] = tokens[right], tokens[left]
-    return "".join(tokens)
-
-
-def _replace_sign(answer: str, others: Sequence[str], choose: Choose) -> str:
-    tokens = _tokens_of(answer)
-    places = [place for place, token in enumerate(tokens) if token in "+-*/^=<>&|"]
-    if places:
-        signs = ("+", "-", "*", "/", "**", "//", "%")
-        tokens[places[choose(len(places))]] = signs[choose(len(signs))]
-    return "".join(tokens)
-
-
-def _lengthen_numbers(answer: str, others: Sequence[str], choose: Choose) -> str:
-    """The same digit is put to two numbers, which leaves differences as they were: 5 - 3 becomes 15 - 13."""
-    tokens = _tokens_of(answer)
-    places = _numbers(tokens)
-    if places:
-        digit, in_front = str(1 + choose(9)), choose(2) == 0
-        for place in {places[choose(len(places))], places[choose(len(places))]}:
-            tokens[place] = digit + tokens[place] if in_front else tokens[place] + digit
-    return "".join(tokens)
-
-
-_CHANGES = (
-    _edit, _replace, _wrap, join_numbers, join_numbers, _swap_numbers, _swap_numbers, _replace_sign, _replace_sign,
-    _lengthen_numbers,
-)  # fmt: skip
-
-
-_SIGNS = ("+", "-", "*", "/", "+", "-", "*", "/", "*", "/", "**", "//", ".", ".", ".", ".", ".", "%", "^", "")
-
-
-def rearrange(text: str, choose: Choose) -> str:
-    """The numbers of `text` in any order, with any signs between them and brackets around some: 4 + 5 - 2 may become
-    5/(2.4)."""
-    numbers = [token for token in _tokens_of(text) if token[0] in "0123456789"]
-    for place in range(len(numbers) - 1, 0, -1):
-        other = choose(place + 1)
-        numbers[place], numbers[other] = numbers[other], numbers[place]
-    while len(numbers) > 1:
-        place = choose(len(numbers) - 1)
-        joined = numbers[place] + _SIGNS[choose(len(_SIGNS))] + numbers[place + 1]
-        numbers[place : place + 2] = [f"({joined})" if len(numbers) > 2 and choose(2) else joined]
-    return numbers[0] if numbers else text
-
 
 MALFORMED = [
     "{}", "<answer>{}", "{}</answer>", "<answer>{}</answer", "</answer>{}<answer>", "<answer><answer>{}</answer>",
@@ -137,13 +19,16 @@ MALFORMED = [
 
 
 def malformed(gold: Gold, choose: Choose) -> str:
-    """A completion with something wrong in its form: tags that are missing, doubled or broken, an end cut off."""
-    kind = choose(3)
+    """A completion with something wrong in its form: tags missing, doubled or broken, a part cut out or repeated."""
+    kind, text = choose(5), gold.completion
     if kind == 0:
         return MALFORMED[choose(len(MALFORMED))].format(gold.answer)
     if kind == 1:
-        return gold.completion[: choose(len(gold.completion) + 1)]
-    return gold.before + MALFORMED[choose(len(MALFORMED))].format(gold.answer) + gold.after
+        return text[: choose(len(text) + 1)]
+    if kind == 2:
+        return gold.before + MALFORMED[choose(len(MALFORMED))].format(gold.answer) + gold.after
+    start, end = sorted((choose(len(text) + 1), choose(len(text) + 1)))
+    return text[:start] + text[end:] if kind == 3 else text[:end] + text[start:]
 
 
 HOSTILE = [

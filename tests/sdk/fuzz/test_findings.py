@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk.fuzz.findings import Finding, FindingSet, traits_of
-from tinyzero_sdk.fuzz.shrinking import shrink_pair
-from tinyzero_sdk.testing.shrinking import minimize
+from tinyzero_sdk.testing.shrinking import minimize, shrink_pair
 
 
 def finding(completion, *traits, kind="wrong_paid", right=False):

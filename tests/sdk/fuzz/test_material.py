@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_sdk.fuzz import presentations as frames
-from tinyzero_sdk.fuzz.mutators import _SPELLINGS, LONGEST, MUTATORS, Stock, mutate, tokenize
-from tinyzero_sdk.fuzz.presentations import Frame
+from tinyzero_sdk.fuzz import presentations
 from tinyzero_sdk.fuzz.reward_guess import guess_value
+from tinyzero_sdk.records import Item
+from tinyzero_sdk.testing.gold import Gold
 from tinyzero_sdk.testing.grammar import Grammar
+from tinyzero_sdk.testing.mutations import _SPELLINGS, LONGEST, MUTATORS, Stock, mutate, near_miss, tokenize
 
+ITEM = Item(1)
 RULES = {"sum": ["<n>", "<n> + <sum>", "(<sum>)"], "n": ["1", "20", "<m> <n"], "never": ["<never>"]}
 
 
@@ -46,10 +48,11 @@ def test_tokens_joined_are_the_text(text):
 def test_every_mutation_of_any_text_is_a_text_and_repeats(text, seed):
     for mutator in MUTATORS:
         tokens = tokenize(text) or ["1"]
-        once, again = (mutator([*tokens], Stock(random.Random(seed))) for _ in range(2))
+        once, again = (mutator([*tokens], Stock(random.Random(seed).randrange)) for _ in range(2))
         assert once == again
         assert isinstance("".join(once), str)
-    assert len(mutate(text, Stock(random.Random(seed)))) <= LONGEST
+    assert len(mutate(text, Stock(random.Random(seed).randrange))) <= LONGEST
+    assert near_miss(text, [], random.Random(seed).randrange) == near_miss(text, [], random.Random(seed).randrange)
 
 
 @pytest.mark.parametrize("number", ["0", "42", "482.50", "9" * 100])
@@ -60,27 +63,29 @@ def test_any_number_of_a_ground_truth_can_be_spelt_otherwise(number: str) -> Non
 @pytest.mark.parametrize("mutator", sorted({*MUTATORS}, key=lambda mutator: mutator.__name__), ids=lambda m: m.__name__)
 def test_every_mutation_changes_something(mutator):
     rng = random.Random(0)
-    stock = Stock(rng, ("3", "12"), ("7 * 8",))
+    stock = Stock(rng.randrange, ("3", "12"), ("7 * 8",))
     assert any("".join(mutator(tokenize("(17 + 4) / 35"), stock)) != "(17 + 4) / 35" for _ in range(20))
 
 
 @given(st.text("0123456789 +", min_size=1), st.text("0123456789", min_size=1), st.integers())
 def test_the_answer_that_counts_comes_last(right, wrong, seed):
-    frame = Frame("<answer>", "</answer>")
+    gold = Gold(ITEM, "<answer>", "1", "</answer>")
     rng = random.Random(seed)
     for attempt, intended in (
-        (frames.honest(frame, right, wrong, rng), right),
-        (frames.spray(frame, right, wrong, rng), wrong),
+        (presentations.honest(gold, right, wrong, rng), right),
+        (presentations.spray(gold, right, wrong, rng), wrong),
     ):
         assert attempt.intended == intended
         last = attempt.text.rpartition("<answer>")[2].partition("</answer>")[0]
         assert last.strip() == intended.strip()
-        assert attempt.plain == frame.around(intended)
+        assert attempt.plain == gold.with_answer(intended)
 
 
 def test_space_goes_around_an_answer_only_where_something_ends_it():
     rng = random.Random(0)
-    assert {frames.honest(Frame("#### ", ""), "1", "2", rng).how for _ in range(500)} == {*frames.HONEST}
+    assert {presentations.honest(Gold(ITEM, "#### ", "1", ""), "1", "2", rng).how for _ in range(500)} == {
+        *presentations.HONEST
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 """Changes to an answer: each takes its tokens and returns others. Nothing here knows a task.
 
-Most changes keep an answer readable, so that they reach the code behind the reader; those that break it come from
-`SYMBOLS` and `STRANGE`. All randomness is the given generator's.
+The checks of `testing` take near misses from here, the search of `fuzz` takes all of them. Most changes keep an answer
+readable, so that they reach the code behind the parser; those that break it come from `SYMBOLS` and `STRANGE`.
 """
 
-import random
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from tinyzero_sdk.testing.grammar import Choose
 
 Tokens = list[str]
 tokenize = re.compile(r"[0-9]+|[A-Za-z]+|[ ]+|.", re.DOTALL).findall
@@ -26,7 +27,7 @@ STRANGE = (
 )
 """What a reader may take for something it is not."""
 
-_JOINTS = ("", ".", ".", ",", "_", "e", " ", "**", "//", "^", "%", "0")
+_JOINTS = (".", ".", ".", ".", "", " ", ",", "_", "e", "**", "//", "^", "%", "0", "=", " or ")
 _OPERATORS = ("+", "-", "*", "/")
 _OTHER_DIGITS = [{ord("0") + digit: zero + digit for digit in range(10)} for zero in (0x660, 0x966, 0xFF10, 0x1D7CE)]
 _SPELLINGS: tuple[Callable[[str], str], ...] = (
@@ -62,21 +63,51 @@ def _whole_part(number: str) -> int:
     return int(number.partition(".")[0][:18])
 
 
+EDIT_PIECES = [
+    *"0123456789", *" .,-+*/()=_%$!^eExX'\"", *"abn", *"\n\t\0", "**", "//", ".0", "_0", ",000",
+    "\u200b", "\u200e", "\ufeff", "\u00a0", "٣", "３", "²", "½", "−", "ⅷ", "𝟗", "е",
+]  # fmt: skip
+"""Replacements for one character of an answer: digits and signs, and what only looks like them."""
+
+
 @dataclass(slots=True)
 class Stock:
     """What mutations are made from."""
 
-    rng: random.Random
+    choose: Choose
     numbers: Sequence[str] = ("0", "1")
-    """The ground truth's, and a few of use everywhere."""
-    answers: Sequence[str] = field(default_factory=lambda: ("1",))
+    """The ground truth's, and a few that are useful everywhere."""
+
+    answers: Sequence[str] = ("1",)
     """Others to splice with."""
 
-    def below(self, limit: int) -> int:
-        return int(self.rng.random() * limit)
-
     def pick(self, things: Sequence[str]) -> str:
-        return things[int(self.rng.random() * len(things))]
+        return things[self.choose(len(things))]
+
+
+def one_edit(text: str, choose: Choose) -> str:
+    """`text` with one character deleted, inserted, replaced, or swapped with the next."""
+    if not text:
+        return EDIT_PIECES[choose(len(EDIT_PIECES))]
+    kind, place = choose(4), choose(len(text))
+    if kind == 0:
+        return text[:place] + text[place + 1 :]
+    if kind == 1:
+        place = choose(2) * len(text) or place  # at the end as often as anywhere else
+        return text[:place] + EDIT_PIECES[choose(len(EDIT_PIECES))] + text[place:]
+    if kind == 2:
+        return text[:place] + EDIT_PIECES[choose(len(EDIT_PIECES))] + text[place + 1 :]
+    return text[:place] + text[place + 1 : place + 2] + text[place] + text[place + 2 :]
+
+
+def edit_character(tokens: Tokens, stock: Stock) -> Tokens:
+    """One character changed, whatever token it is in."""
+    return [one_edit("".join(tokens), stock.choose)]
+
+
+def replace_answer(tokens: Tokens, stock: Stock) -> Tokens:
+    """Another answer."""
+    return [stock.pick(stock.answers)] if stock.answers else tokens
 
 
 def _number_places(tokens: Tokens) -> list[int]:
@@ -91,7 +122,7 @@ def change_number(tokens: Tokens, stock: Stock) -> Tokens:
     """Another of the problem's numbers in the place of one."""
     places = _number_places(tokens)
     if places:
-        tokens[places[stock.below(len(places))]] = stock.pick(stock.numbers)
+        tokens[places[stock.choose(len(places))]] = stock.pick(stock.numbers)
     return tokens
 
 
@@ -99,18 +130,18 @@ def change_digit(tokens: Tokens, stock: Stock) -> Tokens:
     """A digit put in, taken out or replaced."""
     places = _number_places(tokens)
     if places:
-        place = places[stock.below(len(places))]
-        digits, at, width = tokens[place], stock.below(len(tokens[place]) + 1), stock.below(2)
-        tokens[place] = digits[:at] + stock.pick("0123456789")[: stock.below(3)] + digits[at + width :] or "0"
+        place = places[stock.choose(len(places))]
+        digits, at, width = tokens[place], stock.choose(len(tokens[place]) + 1), stock.choose(2)
+        tokens[place] = digits[:at] + stock.pick("0123456789")[: stock.choose(3)] + digits[at + width :] or "0"
     return tokens
 
 
 def lengthen_two(tokens: Tokens, stock: Stock) -> Tokens:
-    """The same digit before, or behind, two of the numbers: where they cancel out, the result stays."""
+    """The same digit before, or after, two of the numbers, which keeps a difference: 5 - 3 becomes 15 - 13."""
     places = _number_places(tokens)
-    if len(places) > 1:
-        digit, in_front = stock.pick("123456789"), stock.rng.random() < 0.5
-        for place in stock.rng.sample(places, 2):
+    if places:
+        digit, in_front = stock.pick("123456789"), stock.choose(2) == 0
+        for place in {places[stock.choose(len(places))], places[stock.choose(len(places))]}:
             tokens[place] = digit + tokens[place] if in_front else tokens[place] + digit
     return tokens
 
@@ -119,7 +150,7 @@ def swap_numbers(tokens: Tokens, stock: Stock) -> Tokens:
     """Two numbers in each other's place."""
     places = _number_places(tokens)
     if len(places) > 1:
-        one, other = places[stock.below(len(places))], places[stock.below(len(places))]
+        one, other = places[stock.choose(len(places))], places[stock.choose(len(places))]
         tokens[one], tokens[other] = tokens[other], tokens[one]
     return tokens
 
@@ -127,10 +158,9 @@ def swap_numbers(tokens: Tokens, stock: Stock) -> Tokens:
 def shuffle_numbers(tokens: Tokens, stock: Stock) -> Tokens:
     """All numbers in another order."""
     places = _number_places(tokens)
-    numbers = [tokens[place] for place in places]
-    stock.rng.shuffle(numbers)
-    for place, number in zip(places, numbers, strict=True):
-        tokens[place] = number
+    for count in range(len(places), 1, -1):
+        one, other = places[count - 1], places[stock.choose(count)]
+        tokens[one], tokens[other] = tokens[other], tokens[one]
     return tokens
 
 
@@ -143,8 +173,8 @@ def respell_number(tokens: Tokens, stock: Stock) -> Tokens:
     """A number written otherwise, with the same value or nearly so."""
     places = _number_places(tokens)
     if places:
-        place = places[stock.below(len(places))]
-        tokens[place] = _SPELLINGS[stock.below(len(_SPELLINGS))](tokens[place])
+        place = places[stock.choose(len(places))]
+        tokens[place] = _SPELLINGS[stock.choose(len(_SPELLINGS))](tokens[place])
     return tokens
 
 
@@ -152,8 +182,8 @@ def join_numbers(tokens: Tokens, stock: Stock) -> Tokens:
     """Two neighbouring numbers with one symbol between them, whatever was there."""
     places = _number_places(tokens)
     if len(places) > 1:
-        at = stock.below(len(places) - 1)
-        joint = stock.pick(_JOINTS if stock.rng.random() < 0.7 else SYMBOLS)
+        at = stock.choose(len(places) - 1)
+        joint = stock.pick(_JOINTS if stock.choose(10) < 7 else SYMBOLS)
         tokens[places[at] + 1 : places[at + 1]] = [joint]
     return tokens
 
@@ -162,7 +192,7 @@ def change_symbol(tokens: Tokens, stock: Stock) -> Tokens:
     """A symbol replaced."""
     places = _symbol_places(tokens)
     if places:
-        tokens[places[stock.below(len(places))]] = stock.pick(SYMBOLS[: 6 if stock.rng.random() < 0.5 else None])
+        tokens[places[stock.choose(len(places))]] = stock.pick(SYMBOLS[: 6 if stock.choose(2) == 0 else None])
     return tokens
 
 
@@ -170,22 +200,22 @@ def double_token(tokens: Tokens, stock: Stock) -> Tokens:
     """A token twice."""
     places = _symbol_places(tokens) or range(len(tokens))
     if places:
-        place = places[stock.below(len(places))]
+        place = places[stock.choose(len(places))]
         tokens.insert(place, tokens[place])
     return tokens
 
 
 def put_in(tokens: Tokens, stock: Stock) -> Tokens:
     """A symbol or a number put in."""
-    place = stock.below(len(tokens) + 1)
-    tokens.insert(place, stock.pick(SYMBOLS if stock.rng.random() < 0.7 else stock.numbers))
+    place = stock.choose(len(tokens) + 1)
+    tokens.insert(place, stock.pick(SYMBOLS if stock.choose(10) < 7 else stock.numbers))
     return tokens
 
 
 def put_in_strange(tokens: Tokens, stock: Stock) -> Tokens:
     """Something strange put in, or in the place of a token."""
-    place = stock.below(len(tokens) + 1)
-    tokens[place : place + stock.below(2)] = [stock.pick(STRANGE)]
+    place = stock.choose(len(tokens) + 1)
+    tokens[place : place + stock.choose(2)] = [stock.pick(STRANGE)]
     return tokens
 
 
@@ -194,22 +224,22 @@ def put_in_step(tokens: Tokens, stock: Stock) -> Tokens:
     places = _number_places(tokens)
     if places:
         step = stock.pick((" + 0", " - 0", " * 1", " / 1", "**1", "//1", "e0", ".0", " % 1000", "!", ",", " or 1", "#"))
-        tokens.insert(places[stock.below(len(places))] + 1, step)
+        tokens.insert(places[stock.choose(len(places))] + 1, step)
     return tokens
 
 
 def take_out(tokens: Tokens, stock: Stock) -> Tokens:
     """A few tokens less."""
-    place = stock.below(len(tokens))
-    del tokens[place : place + 1 + stock.below(3)]
+    place = stock.choose(len(tokens))
+    del tokens[place : place + 1 + stock.choose(3)]
     return tokens
 
 
 def repeat_span(tokens: Tokens, stock: Stock) -> Tokens:
     """A part of the answer again, here or elsewhere."""
-    start = stock.below(len(tokens))
-    place = stock.below(len(tokens) + 1)
-    tokens[place:place] = tokens[start : start + 1 + stock.below(5)]
+    start = stock.choose(len(tokens))
+    place = stock.choose(len(tokens) + 1)
+    tokens[place:place] = tokens[start : start + 1 + stock.choose(5)]
     return tokens
 
 
@@ -217,8 +247,8 @@ def bracket_span(tokens: Tokens, stock: Stock) -> Tokens:
     """Brackets around two neighbouring numbers, or more."""
     places = _number_places(tokens)
     if len(places) > 1:
-        first = stock.below(len(places) - 1)
-        last = first + 1 + stock.below(len(places) - first - 1)
+        first = stock.choose(len(places) - 1)
+        last = first + 1 + stock.choose(len(places) - first - 1)
         tokens.insert(places[last] + 1, ")")
         tokens.insert(places[first], "(")
     return tokens
@@ -232,42 +262,39 @@ def drop_brackets(tokens: Tokens, stock: Stock) -> Tokens:
 def splice(tokens: Tokens, stock: Stock) -> Tokens:
     """The beginning of this answer and the end of another."""
     other = tokenize(stock.pick(stock.answers))
-    return tokens[: stock.below(len(tokens) + 1)] + other[stock.below(len(other) + 1) :]
+    return tokens[: stock.choose(len(tokens) + 1)] + other[stock.choose(len(other) + 1) :]
 
 
 def claim_result(tokens: Tokens, stock: Stock) -> Tokens:
     """A result, or two, behind the answer or in front of it."""
     sign, number = stock.pick(("=", " = ", " == ", "\n= ", " or ", ", ", " ")), stock.pick(stock.numbers)
-    return [*tokens, sign, number] if stock.rng.random() < 0.7 else [number, sign, *tokens]
+    return [*tokens, sign, number] if stock.choose(10) < 7 else [number, sign, *tokens]
 
 
 def wrap(tokens: Tokens, stock: Stock) -> Tokens:
     """Marks around the answer."""
-    left, right = _MARKS[stock.below(len(_MARKS))]
+    left, right = _MARKS[stock.choose(len(_MARKS))]
     return [left, *tokens, right]
 
 
-_MARKS = (
-    *(
-        ("$", "$"),
-        ("$$", "$$"),
-        ("\\(", "\\)"),
-        ("\\[", "\\]"),
-        ("\\boxed{", "}"),
-        ("**", "**"),
-        ("`", "`"),
-        ("(", ")"),
-    ),
-    *(("[", "]"), ("{", "}"), ("'", "'"), ('"', '"'), ("", "."), ("", ";"), ("x = ", ""), ("The answer is ", "")),
-    *(("-(", ")"), ("-(-(", "))"), ("\n", "\n"), ("\t", ""), ("", " dollars"), ("#", ""), ("", "#"), ("", "\\,")),
-)
+_MARKS = [
+    ("$", "$"), ("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\\boxed{", "}"), ("**", "**"), ("`", "`"), ("(", ")"),
+    ("[", "]"), ("{", "}"), ("'", "'"), ('"', '"'), ("", "."), ("", ";"), ("x = ", ""), ("The answer is ", ""),
+    ("-(", ")"), ("-(-(", "))"), ("\n", "\n"), ("\t", ""), ("", " dollars"), ("#", ""), ("", "#"), ("", "\\,"),
+    ("+", ""), ("-", ""), ("", ".0"), ("", "/1"), ("", " = ?"), ("", "%"), ("0", ""), ("0x", ""), ("", "e0"),
+]  # fmt: skip
 
 MUTATORS: tuple[Callable[[Tokens, Stock], Tokens], ...] = (
     *(change_number, change_digit, lengthen_two, lengthen_two, swap_numbers, shuffle_numbers, respell_number),
     *(join_numbers, join_numbers, change_symbol, change_symbol, change_operators, double_token, put_in, put_in_strange),
     *(put_in_step, take_out, repeat_span, bracket_span, drop_brackets, splice, claim_result, wrap),
 )
-"""All of them; some twice, which lead to holes most often."""
+"""All that the fuzzer uses; some twice, which find holes most often."""
+
+_NEAR_MISSES = (
+    *(edit_character, replace_answer, wrap, join_numbers, join_numbers, swap_numbers, swap_numbers, change_symbol),
+    *(change_symbol, lengthen_two),
+)
 
 LONGEST = 4000
 """Characters of the longest answer that a mutation may leave."""
@@ -277,6 +304,32 @@ def mutate(answer: str, stock: Stock) -> str:
     """The answer after one change, or a few."""
     while True:
         tokens = tokenize(answer) or [stock.pick(stock.numbers)]
-        answer = "".join(MUTATORS[stock.below(len(MUTATORS))](tokens, stock))[:LONGEST]
-        if stock.rng.random() < 0.5:
+        answer = "".join(MUTATORS[stock.choose(len(MUTATORS))](tokens, stock))[:LONGEST]
+        if stock.choose(2) == 0:
             return answer
+
+
+def near_miss(answer: str, others: Sequence[str], choose: Choose) -> str:
+    """`answer` after one to three changes that a model, or somebody who games the reward, might make."""
+    stock = Stock(choose, answers=others)
+    for _ in range(1 + choose(3)):
+        answer = "".join(_NEAR_MISSES[choose(len(_NEAR_MISSES))](tokenize(answer), stock))
+    return answer
+
+
+_SIGNS = ("+", "-", "*", "/", "+", "-", "*", "/", "*", "/", "**", "//", ".", ".", ".", ".", ".", "%", "^", "")
+
+
+def rearrange(text: str, choose: Choose) -> str:
+    """The numbers of `text` in any order, with any signs between them and brackets around some: 4 + 5 - 2 may become
+    5/(2.4)."""
+    tokens = tokenize(text)
+    numbers = [tokens[place] for place in _number_places(tokens)]
+    for place in range(len(numbers) - 1, 0, -1):
+        other = choose(place + 1)
+        numbers[place], numbers[other] = numbers[other], numbers[place]
+    while len(numbers) > 1:
+        place = choose(len(numbers) - 1)
+        joined = numbers[place] + _SIGNS[choose(len(_SIGNS))] + numbers[place + 1]
+        numbers[place : place + 2] = [f"({joined})" if len(numbers) > 2 and choose(2) else joined]
+    return numbers[0] if numbers else text
