@@ -1,4 +1,4 @@
-"""The adapters with the packages they are for, each in an environment of its own. Slow: installs them."""
+"""The adapters with the packages they are for, each installed beside the project. Slow: installs them once."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.environments import lay_over, run_script
+from tests.environments import run_script
 
 pytestmark = pytest.mark.slow
 
@@ -46,10 +46,9 @@ def documented(first_line: str) -> str:
 def test_grpo_of_trl_takes_a_step_on_countdown(tmp_path: Path) -> None:
     from tinyzero_sdk import load_task
 
-    python = lay_over(tmp_path / "trl", "trl==1.16.0")
     script = tmp_path / "step.py"
     script.write_text(BEFORE_TRL + documented("# needs trl") + AFTER_TRL)
-    step = run_script(python, script, cwd=tmp_path)
+    step = run_script("trl", script, cwd=tmp_path)
     log, seen = step["log"], step["seen"]
     assert math.isfinite(log["loss"])
     assert log["grad_norm"] > 0
@@ -65,19 +64,9 @@ def test_grpo_of_trl_takes_a_step_on_countdown(tmp_path: Path) -> None:
 
 def test_verl_loads_and_calls_a_task(tmp_path: Path) -> None:
     """Through its own loader of reward functions and its own reward manager."""
-    python = lay_over(
-        tmp_path / "verl",
-        "ray>=2.41",
-        "tensordict==0.10.0",
-        "omegaconf>=2.3",
-        "codetiming>=1.4",
-        "aiohttp>=3.9",
-        "pandas>=2",
-        without_dependencies=("verl==0.9.1",),
-    )
     data = ("data", "--task", "countdown", "--output", "data", "--size", "3", "--test-size", "0")
     subprocess.run([Path(sys.executable).parent / "tinyzero", *data], cwd=tmp_path, check=True, capture_output=True)
-    said = run_script(python, HERE / "verl_rewards.py", "data/train.parquet", cwd=tmp_path)
+    said = run_script("verl", HERE / "verl_rewards.py", "data/train.parquet", cwd=tmp_path)
     assert said["types"] == "ndarray"
     assert said["evaluated"] == [[1.0, 0.0]] * 3
     right = {"score": 1.0, "acc": 1.0, "reason": "ok"}
@@ -93,9 +82,8 @@ def test_verl_loads_and_calls_a_task(tmp_path: Path) -> None:
 
 
 def test_verifiers_loads_an_environment_and_scores_rollouts(tmp_path: Path) -> None:
-    python = lay_over(tmp_path / "verifiers", "verifiers==0.4.0")
     (tmp_path / "countdown_env.py").write_text(documented("# countdown_env.py"))
-    said = run_script(python, HERE / "verifiers_rollouts.py", cwd=tmp_path)
+    said = run_script("verifiers", HERE / "verifiers_rollouts.py", cwd=tmp_path)
     assert said["environment"] == "SingleAgentEnv"
     assert len(set(said["prompts"])) == 4
     assert said["saved"], "the ground truth survives the trace's file"
@@ -108,4 +96,4 @@ def test_verifiers_loads_an_environment_and_scores_rollouts(tmp_path: Path) -> N
     assert said["asked"] == len(said["results"]), "a rollout is scored once, for the reward and the metric"
     script = tmp_path / "documented.py"
     script.write_text(documented("# needs verifiers") + "\nprint(len(list(environment.taskset)))")
-    assert run_script(python, script, cwd=tmp_path) == 100
+    assert run_script("verifiers", script, cwd=tmp_path) == 100

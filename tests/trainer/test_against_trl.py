@@ -23,7 +23,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from tests.environments import lay_over, run_script
+from tests.environments import run_script
 
 pytestmark = pytest.mark.slow
 
@@ -35,8 +35,7 @@ TOLERANCE = 1e-4
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """One row an algorithm, without and with a KL to the starting model; shown by `-s`."""
     folder = tmp_path_factory.mktemp("against_trl")
-    python = lay_over(folder / "trl", "trl==1.16.0")
-    rows: list[dict[str, Any]] = run_script(python, SCRIPT, str(folder), cwd=folder)
+    rows: list[dict[str, Any]] = run_script("trl", SCRIPT, str(folder), cwd=folder)
     columns = ("algorithm", "kl", "temperature", "clipped", "trl_loss", "loss_error", "gradient_error")
     table = Table(*columns, title="this trainer against TRL 1.16.0, relative errors")
     for row in rows:

@@ -22,6 +22,7 @@ from tinyzero_trainer.rollout.weight_sync import named_weights
 from tinyzero_trainer.types import Rollout
 
 STEPS = 3
+OTHER_LAYOUT = pytest.mark.nightly(reason="starts vLLM twice more; where engines are is tested with the engine `torch`")
 
 
 def make_config(output: Path, **changes: object) -> TrainConfig:
@@ -43,8 +44,21 @@ def tiny() -> LanguageModel:
 
 
 @pytest.fixture(scope="module")
-def engine(tiny: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
-    engine = build_engine(make_config(tmp_path_factory.mktemp("run")), tiny)
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of `engine`."""
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="module")
+def notes() -> list[str]:
+    """What `engine` reports."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: LanguageModel, run: Path, notes: list[str]) -> Iterator[VllmEngine]:
+    """vLLM in a process of its own, started once for all tests."""
+    engine = build_engine(make_config(run), tiny, notes.append)
     assert isinstance(engine, VllmEngine)
     yield engine
     engine.close()
@@ -152,6 +166,33 @@ def test_new_weights_arrive_and_a_head_that_does_not_is_noticed(
         engine.load_weights()
 
 
+def test_an_engine_that_is_killed_is_replaced_and_its_batch_repeated(
+    engine: VllmEngine,
+    prompts: list[list[int]],
+    run: Path,
+    notes: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    before = engine.generate(prompts, 2, SamplingParams(30), seed=0)
+    real, killed = VllmConnection.step, []
+
+    def step(self: VllmConnection) -> Any:
+        self.steps = getattr(self, "steps", 0) + 1  # type: ignore[attr-defined]
+        if self.steps == 5 and not killed:  # type: ignore[attr-defined]
+            (process,) = self._processes
+            killed.append(process.pid)
+            os.kill(process.pid, 9)
+        return real(self)
+
+    monkeypatch.setattr(VllmConnection, "step", step)
+    assert engine.generate(prompts, 2, SamplingParams(30), seed=0) == before
+    assert len(killed) == 1
+    assert any("vLLM failed, since its process ended; it is started anew" in note for note in notes)
+    assert "INFO" not in capfd.readouterr().err
+    assert (run / "vllm.log").exists()
+
+
 def test_why_it_does_not_start_is_said_in_one_line(toy_model: LanguageModel, tmp_path: Path) -> None:
     with pytest.raises(VllmError, match=r"vLLM did not start: .*head_dim=16") as error:
         build_engine(make_config(tmp_path), toy_model)  # whose heads are smaller than any that vLLM has kernels for
@@ -170,6 +211,7 @@ def check_run(output: Path) -> None:
         assert line["response_length/max"] <= 48
 
 
+@pytest.mark.nightly(reason="the process apart is the default, and the fast tests run both around a fake vLLM")
 def test_three_steps_in_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "run"
     config = make_config(output, vllm__own_process=False, vllm__restarts=2, vllm__time_limit=1800.0)
@@ -178,34 +220,13 @@ def test_three_steps_in_one_process(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "INFO" not in capsys.readouterr().err
 
 
-def test_a_run_whose_engine_is_killed_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    real, killed = VllmConnection.step, []
-
-    def step(self: VllmConnection) -> Any:
-        self.steps = getattr(self, "steps", 0) + 1  # type: ignore[attr-defined]
-        if self.steps == 120 and not killed:  # type: ignore[attr-defined]
-            (process,) = self._processes
-            killed.append(process.pid)
-            os.kill(process.pid, 9)
-        return real(self)
-
-    monkeypatch.setattr(VllmConnection, "step", step)
-    output = tmp_path / "run"
-    train(make_config(output))
-    assert len(killed) == 1
-    check_run(output)
-    said = capsys.readouterr()
-    assert "vLLM failed, since its process ended; it is started anew" in said.err
-    assert "INFO" not in said.err
-    assert (output / "vllm.log").exists()
-
-
 @pytest.mark.parametrize(
     ("engines", "spread"),
-    [(0, 1), (0, 2), (1, 2)],
-    ids=["one beside each rank", "one beside both, of two processes", "one apart, of two processes"],
+    [
+        pytest.param(0, 1, id="one beside each rank", marks=OTHER_LAYOUT),
+        pytest.param(0, 2, id="one beside both, of two processes", marks=OTHER_LAYOUT),
+        pytest.param(1, 2, id="one apart, of two processes"),
+    ],
 )
 def test_three_steps_of_two_ranks_of_ray(engines: int, spread: int, tmp_path: Path) -> None:
     more: dict[str, Any] = {"run__executor": "ray", "ray__ranks": 2, "ray__engines": engines}
