@@ -20,9 +20,8 @@ import pytest
 import yaml
 
 from tinyzero_sdk.settings import flatten, to_mapping
-from tinyzero_trainer.config import AlgorithmConfig, ModelConfig, RayConfig, RunConfig, TrainConfig
+from tinyzero_trainer.config import AlgorithmConfig, ModelConfig, RunConfig, TrainConfig
 from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL
-from tinyzero_trainer.executors.ray.cluster import RayError, room
 from tinyzero_trainer.executors.ray.paths import with_whole_paths
 
 ROOT = Path(__file__).parents[2]
@@ -129,19 +128,6 @@ def test_paths_hold_in_another_directory(tmp_path: Path, monkeypatch: pytest.Mon
         kept = replace(config, model=ModelConfig(path=path), algorithm=AlgorithmConfig(policy_loss="package.loss:mine"))
         again = with_whole_paths(kept)
         assert (again.model, again.algorithm) == (kept.model, kept.algorithm)
-
-
-@pytest.mark.slow
-def test_a_ray_that_cannot_be_reached_is_told_with_what_may_be_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise ConnectionError("Failed to connect\nand more")
-
-    monkeypatch.setattr(ray, "init", fail)
-    words = r"ray\.address='10\.0\.0\.1:6379': Failed to connect; .*same RAY_AUTH_TOKEN$"
-    with pytest.raises(RayError, match=words), room(RayConfig(address="10.0.0.1:6379"), [{"CPU": 1}]):
-        pass
 
 
 def test_a_machine_of_ones_own_has_a_token_or_is_not_started(tmp_path: Path) -> None:

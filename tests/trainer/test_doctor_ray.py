@@ -1,4 +1,4 @@
-"""What the doctor says of Rays and nodes that are made up; a real one is in test_doctor_ray_real.py."""
+"""What the doctor says of Rays and nodes that are made up; two real nodes are in test_ray.py."""
 
 import dataclasses
 import json
