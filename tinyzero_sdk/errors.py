@@ -1,7 +1,7 @@
 """The errors a user can cause, in one family.
 
-Each message is one line that says what was given, what was expected and what to do. The command line
-prints it without a traceback and exits with `exit_code`. A failed assertion, by contrast, is our fault.
+Each message is one line that says what was given, what was expected and what to do. The command line prints it without
+a traceback and exits with `exit_code`. A failed assertion, by contrast, is a bug of ours.
 """
 
 import difflib
@@ -13,7 +13,7 @@ class TinyZeroError(Exception):
     """Base of every error the SDK, a task or the trainer raises on purpose."""
 
     exit_code = 2
-    """Exit code of the command line: 2 = wrong use, 1 = some rows or checks failed."""
+    """Exit code of the command line: 2 = usage error, 1 = some rows or checks failed."""
 
 
 class SettingsError(TinyZeroError):
@@ -21,23 +21,23 @@ class SettingsError(TinyZeroError):
 
 
 class TaskNotFoundError(TinyZeroError):
-    """No installed distribution, family or file offers the task."""
+    """No installed distribution, family or file has the task."""
 
 
 class TaskClashError(TinyZeroError):
-    """Two distributions offer a task of the same name."""
+    """Two distributions have a task of the same name."""
 
 
 class BrokenTaskError(TinyZeroError):
-    """A task cannot be loaded, lacks a hook, misspells one, or returned what its hook may not."""
+    """A task cannot be loaded, lacks or misspells a hook, or returned an invalid value."""
 
 
 class VersionMismatchError(TinyZeroError):
-    """A task needs another SDK, or a worker has another version of the task than its controller."""
+    """A task requires another SDK, or a worker has another version of the task than its controller."""
 
 
 class UnsafeScorerError(TinyZeroError):
-    """An unsafe scorer was asked for a verdict without the user's leave, or in a process that it must not run in."""
+    """An unsafe scorer was called without the user's permission, or in a process where it may not run."""
 
 
 class DataError(TinyZeroError):
@@ -45,17 +45,17 @@ class DataError(TinyZeroError):
 
 
 class ExhaustedError(DataError):
-    """A task has fewer different problems than were asked for."""
+    """A task has fewer different problems than requested."""
 
 
 def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, show: Callable[[str], str] = str) -> str:
-    """What an unknown name may stand for, as a part of a message; empty where nothing known is like it.
+    """A suggestion of known names for an unknown one, as a part of a message; empty where none is similar.
 
     Args:
-        name: the unknown one.
-        known: what there is.
-        most: names to offer.
-        show: how a name is written.
+        name: the unknown name.
+        known: the known names.
+        most: most names to suggest.
+        show: formats a name.
 
     Example:
         >>> did_you_mean("countdwn", ["countdown", "gsm8k"]) + "installed: countdown, gsm8k"
@@ -69,7 +69,7 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, show: Callab
 
 
 def describe_error(error: BaseException) -> str:
-    """A fault of a plugin's code in one line: its type, its message and where it was raised."""
+    """An exception of a plugin's code in one line: its type, its message and where it was raised."""
     try:
         text = str(error)
     except Exception:  # an exception's message is plugin code too

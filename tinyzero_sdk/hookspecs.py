@@ -1,8 +1,8 @@
 # mypy: disable-error-code="empty-body"
-"""The contract of a task: what it must say (five hooks), what it may say, and what the host says.
+"""The hooks of a task: five are required, the others optional; `score_completion` is implemented by the SDK.
 
-A task is a module whose functions carry `@tinyzero_sdk.hookimpl`. An implementation may take fewer
-arguments than its hook, never others; that is how the contract can grow without breaking a task.
+A task is a module whose functions are marked `@tinyzero_sdk.hookimpl`. An implementation may take fewer arguments than
+its hook, but no others, so that hooks can gain arguments without breaking tasks.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ Message = dict[str, str]
 def generate_dataset(split: Split, size: int, seed: int, start: int, options: Any) -> "Iterable[Item] | ItemColumns":
     """Candidates start … start + size - 1, lazily; each depends on (split, seed, its index) alone.
 
-    Every candidate must be solvable. The host keeps those whose key is of `split`, drops repeats, and asks for more.
+    Every candidate must be solvable. The SDK keeps those whose key is in `split`, drops repeats, and requests more.
     """
 
 
@@ -45,55 +45,55 @@ def extract_answer(completion: str) -> str | None:
 
 @hookspec(firstresult=True)
 def score(answer: str, ground_truth: Json, options: Any) -> "Score | float":
-    """The verdict: pure, deterministic, without I/O, and never running the answer as code.
+    """The score: pure, deterministic, without I/O, and never running the answer as code.
 
-    A float x means `Score(x, correct=x >= the greatest reward)`. Not called where there is no answer.
+    A float x means `Score(x, correct=x == the greatest reward)`. Not called where there is no answer.
     """
 
 
 @hookspec(firstresult=True)
 def difficulty(item: Item) -> float:
-    """How hard the item is: a finite number of the item alone, not of the configuration."""
+    """Difficulty of the item: a finite number that depends on the item alone, not on the options."""
 
 
 @hookspec(firstresult=True)
 def difficulties(items: ItemColumns) -> "Any":
-    """Optional: `difficulty` for a whole batch at once, [n] floats, equal to it item by item."""
+    """Optional: `difficulty` of a whole batch, [n] floats, equal to it for each item."""
 
 
 @hookspec(firstresult=True)
 def solve(item: Item, options: Any) -> str | None:
-    """Optional: a gold completion, which must score full."""
+    """Optional: a gold completion, which must get the greatest reward."""
 
 
 @hookspec(firstresult=True)
 def demonstrate(item: Item, seed: int, options: Any) -> str | None:
-    """Optional: a fallible worked attempt at the item, as text for a warm start."""
+    """Optional: a worked attempt at the item, possibly wrong, as an example for supervised fine-tuning."""
 
 
 @hookspec(firstresult=True)
 def oracle(answer: str, ground_truth: Json, options: Any) -> bool | None:
-    """Optional: whether the answer is right, by a second method that may be slow; None = cannot tell."""
+    """Optional: whether the answer is right, by an independent method that may be slow; None = unknown."""
 
 
 @hookspec(firstresult=True)
 def grammar(item: Item) -> "Mapping[str, Sequence[str]]":
-    """Optional: rules of answers to the item, right and wrong ones, from which the fuzzer starts its search."""
+    """Optional: grammar of answers to the item, right and wrong ones, from which the fuzzer starts its search."""
 
 
 @hookspec(firstresult=True)
 def is_valid(ground_truth: Json) -> bool:
-    """Optional: whether this could be the ground truth of an item; lets the search for holes make up problems."""
+    """Optional: whether this could be the ground truth of an item; lets the fuzzer synthesize problems."""
 
 
 @hookspec(firstresult=True)
 def item_key(item: Item) -> str:
-    """Optional: the item's canonical key, shared by items that are the same problem (default: of the ground truth)."""
+    """Optional: the item's canonical key, equal for items that are the same problem (default: from the ground truth)."""
 
 
 @hookspec(firstresult=True)
 def has_own_splits(options: Any) -> bool:
-    """Optional: whether `generate_dataset` keeps the splits apart itself, as a published data set does."""
+    """Optional: whether `generate_dataset` has its own splits, as a published data set does."""
 
 
 @hookspec(firstresult=True)
@@ -108,4 +108,4 @@ def options() -> type:
 
 @hookspec(firstresult=True)
 def score_completion(completion: Completion, ground_truth: Json, options: Any) -> Score:
-    """The host's hook: extract, score, guard. Shaping wrappers wrap it, since they need length and truncation."""
+    """Implemented by the SDK: extract, score, check. Score wrappers wrap it, since they may need the completion."""

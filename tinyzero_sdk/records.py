@@ -1,6 +1,6 @@
-"""The records that cross the border between a task, the host and the trainer.
+"""The records that tasks, the SDK and the trainer exchange.
 
-Everything in an `Item` is plain JSON, so that it survives Parquet, JSON Lines and another process.
+Everything in an `Item` is plain JSON, so that it survives Parquet, JSON Lines and pickling.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ Json = Any
 Split = Literal["train", "test"]
 
 Reason = Literal["ok", "wrong", "no_answer", "malformed", "error", "timeout"]
-"""Why a completion got its score: the answer is right; it is well formed but not right; there is
-none; it cannot be read; the scorer raised or returned nonsense; the scorer ran out of time."""
+"""Why a completion got its score: the answer is right; it is wrong; there is none; it cannot be parsed; the scorer
+raised or returned an invalid score; the scorer ran out of time."""
 
 TASK_PART = "task"
-"""The name, in `Score.parts`, of what the task itself gave where wrappers change it."""
+"""Key of the task's own value in `Score.parts`, where wrappers change it."""
 
 REASONS: tuple[Reason, ...] = ("ok", "wrong", "no_answer", "malformed", "error", "timeout")
 
@@ -38,10 +38,10 @@ class Completion:
     """What a model generated after the prompt."""
 
     text: str
-    """The text, special tokens included if the decoder left them in; the host removes them."""
+    """The text, possibly with special tokens, which the SDK removes."""
 
     token_count: int | None = None
-    """Number of generated tokens, or None where it is not known (offline files)."""
+    """Number of generated tokens, or None where unknown (offline files)."""
 
     finished: bool = True
     """False if generation was cut off by the token limit."""
@@ -49,7 +49,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A verdict on one completion.
+    """The score of one completion.
 
     Example:
         >>> Score(1.0, correct=True, answer="3 + 4")
@@ -63,38 +63,38 @@ class Score:
     """Whether the problem is solved. Partial credit in `value` never makes it True."""
 
     reason: Reason = "ok"
-    """Why; see `Reason`."""
+    """See `Reason`."""
 
     answer: str | None = None
-    """What `extract_answer` found, or None."""
+    """The result of `extract_answer`."""
 
     parts: Mapping[str, float] = field(default_factory=dict)
-    """What `value` is made of, by name, where wrappers or the task add terms."""
+    """Terms of `value` by name, where wrappers or the task add any."""
 
     masked: bool = False
-    """True leaves the completion out of the loss (not out of the metrics)."""
+    """Whether to exclude the completion from the loss (not from the metrics)."""
 
     @property
     def unshaped(self) -> float:
-        """What the task itself gave, before any wrapper."""
+        """The task's own value, before any wrapper."""
         return self.parts.get(TASK_PART, self.value)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
-    """What a task says about itself; every field has a default."""
+    """Description of a task."""
 
     description: str = ""
     """One line, shown by `tinyzero tasks`."""
 
     ability: str = "math"
-    """The column `ability` of the wire format."""
+    """Column `ability` of data files."""
 
     score_range: tuple[float, float] = (0.0, 1.0)
-    """Least and greatest reward; a score outside it is an error of the task."""
+    """Least and greatest reward; a score outside is an error of the task."""
 
     waivers: Mapping[str, str] = field(default_factory=dict)
     """Checks of `tinyzero check` that the task cannot pass, each with the reason."""
 
     unsafe_scorer: str = ""
-    """Why the scorer must not be trusted with a model's text, such as "evaluates it"; empty = it may be."""
+    """Why the scorer is unsafe for a model's text, such as "evaluates it"; empty = it is safe."""

@@ -1,7 +1,7 @@
-"""Many items held as Arrow columns, for tasks that generate by the hundred thousand.
+"""Items as Arrow columns, for tasks that generate hundreds of thousands.
 
 A task's `generate_dataset` may return `ItemColumns` instead of an iterable of `Item`: to a reader it is
-a sequence of items, to the data writer it is columns that go into Parquet without a Python object each.
+a sequence of items, to the data writer columns that go into Parquet without a Python object for each item.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,9 +33,9 @@ class ItemColumns(Sequence[Item]):
 
     @classmethod
     def of(cls, items: Sequence[Item]) -> "ItemColumns | None":
-        """The same items in columns; None where these would not hold them as they are.
+        """The same items as columns, or None where columns would change them.
 
-        Items of unlike form make no columns, and 1 and 1.0 are equal, but not the same to every task.
+        Items of different structure have no columns; and 1 and 1.0 are equal, but not the same to every task.
         """
         import pyarrow as pa
 

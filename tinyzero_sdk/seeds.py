@@ -1,4 +1,4 @@
-"""Seeds by hashing, and random bits that depend on an item's index alone.
+"""Seeds by hashing, and random bits that depend only on an item's index.
 
 Adding a seed to an index makes seed 1 and seed 2 share nearly all their items; hashing does not.
 """
@@ -15,7 +15,7 @@ _MASK = (1 << 64) - 1
 
 
 def derive_seed(*parts: str | int) -> int:
-    """A 64-bit seed from names and numbers; unlike parts give unrelated seeds.
+    """A 64-bit seed from names and numbers; different parts give unrelated seeds.
 
     Example:
         >>> derive_seed("countdown", "train", 0) == derive_seed("countdown", "train", 1)
@@ -41,7 +41,7 @@ def random_bits(seed: int, indices: "np.ndarray", draws: int) -> "np.ndarray":
     Args:
         seed: from `derive_seed`.
         indices: [n] non-negative integers.
-        draws: how many words each item needs.
+        draws: number of words for each item.
 
     Returns:
         [n, draws] uint64; row i depends on `seed` and `indices[i]` only.

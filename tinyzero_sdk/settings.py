@@ -1,7 +1,7 @@
-"""Settings: nested frozen dataclasses filled from TOML and `key=value` words.
+"""Settings: nested frozen dataclasses filled from TOML and `key=value` overrides.
 
-One mechanism for a task's options and the trainer's configuration. The dataclass is the schema, the
-docstring under a field is its help, pydantic checks the types; this file adds the messages.
+The same for a task's options and the trainer's configuration. The dataclass is the schema, the docstring under a field
+is its help, pydantic checks the types; this file adds the messages.
 """
 
 import ast
@@ -38,30 +38,30 @@ class Field:
     """Dotted name, e.g. `rollout.temperature`."""
 
     type: str
-    """The type and its limits, e.g. `int > 0` or `auto | float32`."""
+    """Type and bounds, e.g. `int > 0` or `auto | float32`."""
 
     default: Any
-    """Default value; `dataclasses.MISSING` where there is none."""
+    """Default value, or `dataclasses.MISSING`."""
 
     help: str
     """The docstring under the field, in one line."""
 
 
-def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
-    """Turn `key=value` words into a nested mapping; values are TOML, or plain text where they are not.
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """Parse `key=value` overrides into a nested mapping; values are TOML, or else plain text.
 
     Raises:
-        SettingsError: a word has no `=`, or a key is given twice.
+        SettingsError: an override has no `=`, or a key is given twice.
 
     Example:
         >>> parse_overrides(["task.numbers=[3,4]", "seed=1", "model=Qwen/Qwen2.5-0.5B"])
         {'task': {'numbers': [3, 4]}, 'seed': 1, 'model': 'Qwen/Qwen2.5-0.5B'}
     """
     tree: dict[str, Any] = {}
-    for word in words:
-        key, equals, text = word.partition("=")
+    for override in overrides:
+        key, equals, text = override.partition("=")
         if not equals or not all(part.isidentifier() for part in key.split(".")):
-            raise SettingsError(f"got {word!r}, expected key=value, such as seed=1")
+            raise SettingsError(f"got {override!r}, expected key=value, such as seed=1")
         node, parts = tree, key.split(".")
         for part in parts[:-1]:
             node = node.setdefault(part, {})
@@ -98,7 +98,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the values of `over` put on top, table by table."""
+    """`base` overridden by the values of `over`, table by table."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
@@ -128,13 +128,13 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
 
     check_keys(cls, values, prefix)
     try:
-        # As JSON, since pydantic is strict there (no "3" or true for 3) and yet takes lists for tuples, 1 for 1.0.
+        # As JSON, where strict pydantic rejects "3" and true for 3, but accepts lists for tuples and 1 for 1.0.
         return cast(T, _validator(cast(type, cls)).validate_json(json.dumps(values, default=str), strict=True))
     except ValidationError as error:
         first = error.errors()[0]
         key = prefix + ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ").replace("a valid array", "a list")
-        # A check across fields has no key of its own, or only that of its table; its message names what clashes.
+        # A check across fields has no key, or only that of its table; its message names the fields.
         if first["type"] == "value_error":
             raise SettingsError(f"{prefix.removesuffix('.')}: {message}" if prefix else message) from error
         raise SettingsError(f"{key}: got {first['input']!r}; {message[0].lower()}{message[1:]}") from error
@@ -142,7 +142,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
 
 @lru_cache(maxsize=64)
 def _validator(cls: type) -> "TypeAdapter[Any]":
-    """Takes milliseconds to make. Of a task's options too, whose class may come and go with its file: hence a limit."""
+    """Cached, since it takes milliseconds; bounded, since classes of task options come and go with their files."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(cls)
@@ -167,7 +167,7 @@ def _check_table(values: Mapping[str, Any], prefix: str, known: Sequence[str], i
     for name, value in values.items():
         key = prefix + name
         if key in known:
-            continue  # whatever is in it is for `build` to check
+            continue  # `build` checks its value
         inside = next((other for other in known if other.startswith(f"{key}.")), None)
         if inside is None:
             if isinstance(value, Mapping):
@@ -183,13 +183,13 @@ def _check_table(values: Mapping[str, Any], prefix: str, known: Sequence[str], i
 def unknown_key_message(
     key: str, known: Sequence[str], *, here: Sequence[str] | None = None, in_help: bool = False
 ) -> str:
-    """The line that tells of an unknown key.
+    """The message about an unknown key.
 
     Args:
         key: the unknown one.
-        known: what it may stand for.
-        here: what is known at that place; none = `known`.
-        in_help: whether --help lists all keys, so that the message need not.
+        known: keys it may stand for.
+        here: the keys known at that place; None = `known`.
+        in_help: whether --help lists all keys, so that the message does not.
     """
     here = known if here is None else here
     near = _nearest(key, list(dict.fromkeys([*known, *here])))
@@ -200,8 +200,8 @@ def unknown_key_message(
 
 
 def _nearest(key: str, known: Sequence[str]) -> list[str]:
-    """Known keys that `key` may stand for: those of nearly its name, in its own table or else in any."""
-    # Only the last parts are compared: a table's name in common makes no two keys alike.
+    """Known keys with nearly the name of `key`, in its own table or else in any."""
+    # Only the last parts are compared: a common table does not make two keys similar.
     table, _, name = key.rpartition(".")
     near = difflib.get_close_matches(name, {other.rpartition(".")[2] for other in known}, n=1)
     found = [other for other in known if other.rpartition(".")[2] in near]
@@ -209,7 +209,7 @@ def _nearest(key: str, known: Sequence[str]) -> list[str]:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of all that is set in a nested mapping.
+    """(dotted name, value) of everything in a nested mapping.
 
     Example:
         >>> dict(flatten({"run": {"seed": 1}, "task": {}}))
@@ -223,7 +223,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def get(values: Mapping[str, Any], key: str) -> Any:
-    """The value or table of a dotted name; None where nothing is set.
+    """The value or table of a dotted name, or None.
 
     Example:
         >>> get({"run": {"seed": 1}}, "run.seed"), get({"run": {"seed": 1}}, "run.seed.x")
@@ -255,7 +255,7 @@ def unflatten(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def format_value(value: Any) -> str:
-    """A value as one would type it after `key=`.
+    """A value as it is typed after `key=`.
 
     Example:
         >>> format_value(None), format_value(True), format_value((3, 4)), format_value("auto"), format_value("")
@@ -269,7 +269,7 @@ def format_value(value: Any) -> str:
 
 
 def to_mapping(settings: Any) -> dict[str, Any]:
-    """A settings object as a nested mapping that TOML can hold (fields that are None are left out)."""
+    """A settings object as a nested mapping for TOML (without fields that are None)."""
     mapping: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
@@ -281,7 +281,7 @@ def to_mapping(settings: Any) -> dict[str, Any]:
 
 
 def describe(cls: type, prefix: str = "") -> Iterator[Field]:
-    """The leaves of a settings tree, in the order they are written, with their help."""
+    """The leaves of a settings tree in order of definition, with their help."""
     groups, helps, hints = _nested_types(cls), field_docs(cls), typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
         key = prefix + field.name
@@ -289,7 +289,7 @@ def describe(cls: type, prefix: str = "") -> Iterator[Field]:
             yield from describe(groups[field.name], key + ".")
             continue
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        help = helps.get(field.name) or field.metadata.get("help", "")  # a type made at run time has no docstrings
+        help = helps.get(field.name) or field.metadata.get("help", "")  # a type created at run time has no docstrings
         yield Field(key, _type_name(hints[field.name]), default, help)
 
 
@@ -325,7 +325,7 @@ def _type_name(hint: Any) -> str:
 
 
 def _bounds(constraint: Any) -> str:
-    """The limits that one of `annotated_types` sets, without a dependency on it."""
+    """The bounds of an `annotated_types` constraint, without a dependency on it."""
     signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
     return ", ".join(f"{sign} {getattr(constraint, name)}" for name, sign in signs.items() if hasattr(constraint, name))
 

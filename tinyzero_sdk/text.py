@@ -1,6 +1,6 @@
-"""Reading a model's text: special tokens, and where its answer stands: between tags, in a box, behind `####`.
+"""Parse a model's text: remove special tokens, and find its answer in tags, in a box or after `####`.
 
-Linear in the length of the text whatever it holds; nothing in here gives a verdict.
+Always linear in the length of the text. No scores here.
 """
 
 import re

@@ -88,7 +88,7 @@ def test_data_keeps_what_is_there(run: Run, task: str, tmp_path: Path) -> None:
     assert run(*words)[0] == 0
     code, out, err = run(*words)
     assert (code, out) == (2, "")
-    assert "train.parquet is there already" in err.replace("\n", " ")
+    assert "train.parquet already exists" in err.replace("\n", " ")
     assert run(*words, "--overwrite")[0] == 0
 
 

@@ -141,7 +141,7 @@ def test_a_scorer_that_fails_is_told_and_exits_1(run, write_task, tmp_path):
 def test_a_task_whose_columns_are_in_the_way(run, write_task, tmp_path):
     code = "@hookimpl\ndef generate_dataset(): return (Item(n, {'sample': n, 'number': n}) for n in range(99))"
     told = run("--task", write_task("taken", generate_dataset=code), "--size", 2, "-o", tmp_path / "out.jsonl")[2]
-    assert "has a column 'sample' of its own, which an evaluation writes" in told
+    assert "has its own column 'sample', which an evaluation writes" in told
 
 
 def test_what_needs_an_endpoint_is_refused_without_one(capsys):

@@ -49,7 +49,7 @@ def test_bad_rows_are_told_with_their_lines_and_end_with_one(
     lines = err.splitlines()
     assert lines[0].startswith(f"{tmp_path / 'in.jsonl'}:2: not JSON: ")
     assert lines[1].startswith(f"{tmp_path / 'in.jsonl'}:4: no completion")
-    assert "2 bad rows left out" in out
+    assert "2 bad rows not scored" in out
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
 
 
@@ -159,11 +159,11 @@ def test_rescore_tells_what_flipped(run: Run, write_task: Callable[..., str], tm
     run("score", several(tmp_path / "in.jsonl"), "-t", write_task(), "-o", scored)
     code, out, _ = run("rescore", scored, "-t", write_task())
     assert code == 0
-    assert "0 verdicts changed" in out
+    assert "0 scores changed" in out
     task = write_task(score="@hookimpl\ndef score(answer):\n    return float(answer == '2')\n")
     code, out, _ = run("rescore", scored, "-t", task, "-o", tmp_path / "new.jsonl", "--limit", 1)
     assert code == 1
-    assert "8 verdicts changed, 8 of them flipped" in out
+    assert "8 scores changed, 8 of them in correctness" in out
     assert "row 1: ok 1 → wrong 0" in out
     assert "row 2: wrong 0 → ok 1" not in out
     assert "... and 2 more ok → wrong" in out
@@ -180,7 +180,7 @@ def test_rescore_tells_what_flipped(run: Run, write_task: Callable[..., str], tm
     ]
     code, _, err = run("rescore", tmp_path / "in.jsonl", "-t", task)
     assert code == 2
-    assert "does not tell what scored it" in err
+    assert "does not say what scored it" in err
 
 
 TUNABLE = """
@@ -228,7 +228,7 @@ def test_file_of_bad_rows_only_is_told_plainly(run: Run, write_task: Callable[..
     code, out, _ = run("score", tmp_path / "in.jsonl", "-t", write_task(), "-o", tmp_path / "out.jsonl")
     assert code == 1
     assert f"no row of {tmp_path / 'in.jsonl'} can be scored" in out
-    assert "1 bad row left out" in out
+    assert "1 bad row not scored" in out
 
 
 def test_ground_truths_of_another_form_are_told_with_their_column(
@@ -263,11 +263,11 @@ def test_what_is_odd_in_the_grouping_is_told(run: Run, write_task: Callable[...,
     words = ["score", tmp_path / "in.jsonl", "-t", write_task(), "-o", tmp_path / "out.jsonl"]
     (tmp_path / "in.jsonl").write_text(bare * 1100 + keyed)
     _, out, _ = run(*words)
-    assert "extra_info.key does not tell prompts apart: the first rows have none" in out
+    assert "extra_info.key does not identify prompts, since the first rows have none" in out
     (tmp_path / "in.jsonl").write_text(keyed + bare * 3)
     _, out, _ = run(*words)
-    assert "3 rows without extra_info.key, each taken for a prompt of its own" in out
-    assert "does not tell" not in out
+    assert "3 rows without extra_info.key, each counted as its own prompt" in out
+    assert "does not identify" not in out
 
 
 def test_unknown_format_is_one_line(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:

@@ -138,7 +138,9 @@ def test_endless_task_with_few_problems_is_found_out_at_the_same_candidate(keys:
 def test_exhausted_task_says_how_many_there_are_and_were_asked_for() -> None:
     task = Numbers(list(range(100)), endless=True)
     there = len(problems(task, "train")[0])
-    with pytest.raises(DataError, match=rf"only {there} different train problems of numbers, 1,000 were asked for"):
+    with pytest.raises(
+        DataError, match=rf"task numbers has only {there} different train problems, 1,000 were requested"
+    ):
         list(iterate_split(task, "train", size=1000))  # type: ignore[arg-type]
     assert len(list(iterate_split(task, "train", size=there))) == there  # type: ignore[arg-type]
 
@@ -222,7 +224,7 @@ def test_ground_truths_of_several_shapes_need_json_lines(task_file: Path, tmp_pa
 def test_existing_files_are_kept_unless_told_otherwise(task_file: Path, tmp_path: Path) -> None:
     task = load_task(task_file)
     (tmp_path / "test.parquet").write_text("mine")
-    with pytest.raises(DataError, match=r"test\.parquet is there already"):
+    with pytest.raises(DataError, match=r"test\.parquet already exists"):
         build(task, tmp_path)
     assert (tmp_path / "test.parquet").read_text() == "mine"
     assert build(task, tmp_path, overwrite=True)["test.parquet"] != b"mine"
@@ -252,6 +254,6 @@ def test_task_that_fails_leaves_no_file(
 
 def test_too_small_a_task_leaves_no_file(task_file: Path, tmp_path: Path) -> None:
     task = load_task(task_file, options={"keys": 1000})
-    with pytest.raises(DataError, match="different train problems of halves, 1,500 were asked for"):
+    with pytest.raises(DataError, match="different train problems, 1,500 were requested"):
         build(task, tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -93,7 +93,7 @@ def test_a_package_in_a_package_and_in_src(loose_project):
 def test_a_package_that_fails_leaves_nothing_and_names_its_folder(loose_project):
     init = loose_project / "tz_loose/__init__.py"
     init.write_text(init.read_text() + "1 / 0\n")
-    with pytest.raises(BrokenTaskError, match=r"ZeroDivisionError.*correct the package") as caught:
+    with pytest.raises(BrokenTaskError, match=r"ZeroDivisionError.*fix the package") as caught:
         load_task(loose_project)
     assert str(init.parent) in str(caught.value)
     assert not {"tz_loose", "tz_loose.reward"} & set(sys.modules)
@@ -103,7 +103,7 @@ def test_two_packages_of_one_name_are_told_apart(loose_project, tmp_path, task_s
     load_task(loose_project)
     (tmp_path / "other/tz_loose").mkdir(parents=True)
     (tmp_path / "other/tz_loose/__init__.py").write_text(task_source())
-    with pytest.raises(BrokenTaskError, match=r"'tz_loose' like a module that is imported already, from .*project"):
+    with pytest.raises(BrokenTaskError, match=r"'tz_loose' of a module that is already imported, from .*project"):
         load_task(tmp_path / "other/tz_loose")
 
 

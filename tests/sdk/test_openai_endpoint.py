@@ -126,7 +126,7 @@ def test_a_wrong_key_is_named_and_never_shown(server, sample, monkeypatch):
         sample()
     assert "secret-key" not in str(caught.value)
     monkeypatch.delenv("OPENAI_API_KEY")
-    with pytest.raises(TinyZeroError, match="put the key into the environment as MY_KEY"):
+    with pytest.raises(TinyZeroError, match="set the environment variable MY_KEY"):
         sample(key_variable="MY_KEY")
     monkeypatch.setenv("MY_KEY", "another")
     assert len(sample(key_variable="MY_KEY")) == 6

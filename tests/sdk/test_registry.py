@@ -93,15 +93,15 @@ BROKEN = {
     "exit at import": ({"extra": "raise SystemExit(3)"}, "SystemExit: 3"),
     "syntax error": ({"extra": "def ("}, "SyntaxError"),
     "missing hooks": ({"score": None, "difficulty": None}, "lacks the hooks score, difficulty"),
-    "misspelt hook": ({"extra": "@hookimpl\ndef solv(item): return ''"}, "no such hook; did you mean solve?"),
+    "misspelt hook": ({"extra": "@hookimpl\ndef solv(item): return ''"}, "no hook has that name; did you mean solve?"),
     "unlike any hook": ({"extra": "@hookimpl\ndef xyzzy(): return ''"}, "the hooks are generate_dataset, "),
     "no hookimpl": (
         {"score": "def score(answer, ground_truth): return 1.0"},
-        "score is a hook's name but lacks @hookimpl",
+        "score has the name of a hook but lacks @hookimpl",
     ),
     "optional without hookimpl": (
         {"extra": "def solve(item): return ''"},
-        "solve is a hook's name but lacks @hookimpl",
+        "solve has the name of a hook but lacks @hookimpl",
     ),
     "argument with default": (
         {"score": "@hookimpl\ndef score(answer, ground_truth, options=None): return 1.0"},
@@ -110,7 +110,7 @@ BROKEN = {
     "unknown argument": ({"score": "@hookimpl\ndef score(answer, truth): return 1.0"}, "truth"),
     "own score_completion": (
         {"extra": "@hookimpl\ndef score_completion(completion, ground_truth): return Score(1.0, True)"},
-        "score_completion is the host's own",
+        "score_completion belongs to the SDK",
     ),
     "options without dataclass": (
         {"extra": "@hookimpl\ndef options(): return dict"},
@@ -217,7 +217,7 @@ def test_unreadable_task_file(tmp_path, name, why):
 
 def test_broken_task_file_names_the_file(write_task):
     path = write_task(extra="1 / 0")
-    with pytest.raises(BrokenTaskError, match=r"ZeroDivisionError.*correct the file") as caught:
+    with pytest.raises(BrokenTaskError, match=r"ZeroDivisionError.*fix the file") as caught:
         load_task(path)
     assert path in str(caught.value)
 

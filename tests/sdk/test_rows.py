@@ -91,7 +91,7 @@ def test_table_holds_the_same_rows_as_dictionaries() -> None:
 
 
 def test_task_column_must_not_hide_one_of_the_format() -> None:
-    with pytest.raises(DataError, match=r"'prompt' of its own.*rename"):
+    with pytest.raises(DataError, match=r"its own column 'prompt'.*rename"):
         item_to_row(make_task(), Item(1, {"prompt": "mine"}), index=0, split="train")
 
 

@@ -1,4 +1,4 @@
-"""Scorers that must not be trusted with a model's text: where they run, where not, and what is said."""
+"""Unsafe scorers: where they run, where they do not, and the messages."""
 
 import json
 import pickle

@@ -155,7 +155,7 @@ def test_eval_prints_what_it_found(capsys, stand_ins):
     assert shown.splitlines() == [
         "task        countdown",
         "model       the tiny model that comes with the trainer",
-        "problems    64 held out, 1 sample each, likeliest token each time",
+        "problems    64 held out, 1 sample each, greedy",
         "accuracy    49.0 % ± 1.6 (one standard error)",
         "mean score  0.490",
         "mean length 57.2 tokens",

@@ -1,4 +1,4 @@
-"""A task in other trainers: as a reward of verl and of TRL, and as an environment of verifiers.
+"""Tasks in other trainers: rewards for verl and TRL, and environments for verifiers. See docs/adapters.md.
 
-One module for each; none of them is imported before a function that needs it is called. See docs/adapters.md.
+One module for each; importing it does not import the other library.
 """

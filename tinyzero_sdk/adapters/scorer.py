@@ -1,7 +1,7 @@
-"""What the adapters share: verdicts of a task in this process, or in worker processes that can be killed.
+"""The scorer that the adapters share: scores a task in this process, or in worker processes that can be killed.
 
-A trainer sees a number only, so an answer that the scorer fails on looks like a wrong one: the first is told in a
-warning, and a task that fails on all it is given stops the run.
+A trainer sees only a number, so a completion that the scorer fails on looks like a wrong one: the first failure is
+reported in a warning, and a task that fails on everything stops the run.
 """
 
 import json
@@ -18,7 +18,7 @@ from tinyzero_sdk.tasks.score_guard import describe_value
 from tinyzero_sdk.tasks.task import Task
 
 MOST_FAILURES = 32
-"""After so many errors, and no answer found right or wrong, the task or the ground truths are taken to be broken."""
+"""Number of errors, without any right or wrong answer, after which the task or ground truths count as broken."""
 
 
 class Scorer:
@@ -34,13 +34,12 @@ class Scorer:
         """
         Args:
             task: from `load_task`, or a name for it.
-            workers: worker processes; 0 = score in this process, which nothing protects from a scorer that hangs.
-                A scorer that must not be trusted with a model's text gets at least one.
-            time_limit: seconds for one answer, where there are workers.
+            workers: worker processes; 0 = score in this process, without protection from a scorer that hangs. An
+                unsafe scorer gets at least one.
+            time_limit: seconds to score one completion, with workers.
 
         Raises:
-            UnsafeScorerError: the scorer must not be trusted with a model's text, and the task was loaded without
-                `allow_unsafe_scorers`.
+            UnsafeScorerError: the scorer is unsafe and the task was loaded without `allow_unsafe_scorers`.
         """
         self.task = load_task(task) if isinstance(task, str) else task
         self.task.check_scoring_allowed()
@@ -62,21 +61,21 @@ class Scorer:
         self.close()
 
     def close(self) -> None:
-        """End the workers; the next call starts others."""
+        """Stop the workers; the next call starts new ones."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
 
     def score(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
-        """The verdicts, in the order given.
+        """The scores, in the given order.
 
-        Where the scorer fails on a ground truth that is the JSON text of an object or a list, as some data files hold
-        it, it is asked again with what the text stands for. The first answer that it fails on is told in a warning.
+        Where the scorer fails on a ground truth that is JSON text of an object or list, as in some data files, it is
+        called again with the decoded value. The first failure is reported in a warning.
 
         Raises:
-            DataError: there are more of the ones than of the others, or a completion is no text.
-            BrokenTaskError: the first `MOST_FAILURES` answers all ended in an error.
+            DataError: completions and ground truths differ in number, or a completion is not text.
+            BrokenTaskError: the first `MOST_FAILURES` completions all ended in an error.
         """
         if len(completions) != len(ground_truths):
             raise DataError(
@@ -85,18 +84,18 @@ class Scorer:
         for completion in completions:
             if not isinstance(completion.text, str):
                 raise DataError(f"the completion is of type {type(completion.text).__name__}; expected text")
-        scores = self._ask(completions, ground_truths)
+        scores = self._score(completions, ground_truths)
         failed = [place for place, score in enumerate(scores) if score.reason == "error"]
         decoded = {place: value for place in failed if (value := _decoded(ground_truths[place])) is not None}
         if decoded:
-            again = self._ask([completions[place] for place in decoded], list(decoded.values()))
+            again = self._score([completions[place] for place in decoded], list(decoded.values()))
             self._has_decoded |= any(score.reason != "error" for score in again)
             for place, score in zip(decoded, again, strict=True):
                 scores[place] = score
         self._watch(scores, ground_truths)
         return scores
 
-    def _ask(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
+    def _score(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
         if not self._workers:
             return list(map(self.task.score_completion, completions, ground_truths))
         with self._lock:
@@ -106,9 +105,9 @@ class Scorer:
         return pool.score(completions, ground_truths)
 
     def _watch(self, scores: Sequence[Score], ground_truths: Sequence[Json]) -> None:
-        """Warn of the first failure, and stop where there is nothing but failures."""
+        """Warn of the first failure, and stop if there are only failures."""
         reasons = [score.reason for score in scores]
-        if any(reason in ("ok", "wrong") for reason in reasons):  # others may come without a look at the ground truth
+        if any(reason in ("ok", "wrong") for reason in reasons):  # other reasons may not involve the ground truth
             self._failures = None
         elif self._failures is not None:
             self._failures += reasons.count("error")
@@ -126,20 +125,20 @@ class Scorer:
             cause = self._cause() if reason == "error" else f"it took more than {self._time_limit:g} s"
             warnings.warn(
                 f"task {self.task.name!r} failed on an answer, which scores 0 ({reason}: {cause}); its ground truth: "
-                f"{truth}; further failures are not told",
+                f"{truth}; further failures are not reported",
                 stacklevel=4,
             )
 
     def _cause(self) -> str:
         """The last line of the first error."""
         error = self.task.first_error if self._pool is None else self._pool.first_error
-        if self._has_decoded or not error:  # the first may be one that decoding has mended; a worker that died has none
-            return "no more is known"
+        if self._has_decoded or not error:  # the first may be one that decoding fixed; a worker that died has none
+            return "no details are known"
         return error.splitlines()[-1]
 
 
 def _decoded(ground_truth: Json) -> Json:
-    """The object or list that a ground truth is the JSON text of; None where it is something else."""
+    """The object or list that a ground truth is JSON text of, or None."""
     if not isinstance(ground_truth, str) or not ground_truth.lstrip().startswith(("{", "[")):
         return None
     try:

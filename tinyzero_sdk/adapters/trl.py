@@ -1,6 +1,6 @@
-"""A task as TRL's reward function, and its problems as the data set that a `GRPOTrainer` takes.
+"""A task as a reward function for TRL, and its problems as a data set for `GRPOTrainer`.
 
-TRL itself is not imported, and `datasets` (which TRL brings) only by `make_dataset`.
+TRL is not imported, and `datasets` (a dependency of TRL) only by `make_dataset`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RewardFunction(Scorer):
-    """One task as a member of `GRPOTrainer(reward_funcs=[...])`.
+    """One task for `GRPOTrainer(reward_funcs=[...])`.
 
     The data set needs a column `ground_truth`; `make_dataset` makes one.
 
@@ -31,7 +31,7 @@ class RewardFunction(Scorer):
 
     @property
     def __name__(self) -> str:
-        """What TRL calls the reward in its metrics: `rewards/<task>/mean`."""
+        """Name of the reward in TRL's metrics: `rewards/<task>/mean`."""
         return self.task.name
 
     def __call__(
@@ -46,14 +46,14 @@ class RewardFunction(Scorer):
 
         Args:
             completions: [n] texts, or lists of chat messages.
-            ground_truth: [n] the data set's column.
-            completion_ids: [n] the tokens of each.
-            log_metric: TRL's own, by which the share of solved problems is logged as `<task>/accuracy`.
-            columns: the rest that TRL passes, prompts and other columns; not looked at.
+            ground_truth: [n] column of the data set.
+            completion_ids: [n] tokens of each.
+            log_metric: TRL's logger, called with the fraction of solved problems as `<task>/accuracy`.
+            columns: prompts and other columns that TRL passes; ignored.
 
         Raises:
             DataError: the data set has no column `ground_truth`, or it is not as long as the completions.
-            BrokenTaskError: the scorer fails on all it is given.
+            BrokenTaskError: the scorer fails on everything.
         """
         if ground_truth is None:
             raise DataError(
@@ -70,7 +70,7 @@ class RewardFunction(Scorer):
 
 
 def text_of(completion: str | Sequence[dict[str, Any]]) -> str:
-    """What the assistant said: a text as it is, of chat messages the content of the last one.
+    """The text of a completion: plain text, or the content of the last chat message.
 
     Example:
         >>> text_of([{"role": "assistant", "content": [{"type": "text", "text": "7"}]}])
@@ -87,7 +87,7 @@ def text_of(completion: str | Sequence[dict[str, Any]]) -> str:
 def rows(
     task: Task | str, size: int, *, split: Split = "train", seed: int = 0, template: str = "chat"
 ) -> Iterator[dict[str, Json]]:
-    """Problems as TRL wants them: `prompt` (chat messages, or text as the template has it) and `ground_truth`."""
+    """Problems for TRL: `prompt` (chat messages or text, by template) and `ground_truth`."""
     opened = load_task(task) if isinstance(task, str) else task
     for item in opened.dataset(split, size, seed=seed):
         yield {"prompt": opened.make_prompt(item, template), "ground_truth": item.ground_truth}
@@ -96,7 +96,7 @@ def rows(
 def make_dataset(
     task: Task | str, size: int, *, split: Split = "train", seed: int = 0, template: str = "chat"
 ) -> "datasets.Dataset":
-    """The same as a `datasets.Dataset`. Take `base` for a model that was not taught to chat."""
+    """The same as a `datasets.Dataset`. Use the template `base` for a base model."""
     from datasets import Dataset
 
     return Dataset.from_list(list(rows(task, size, split=split, seed=seed, template=template)))

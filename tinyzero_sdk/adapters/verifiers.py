@@ -8,8 +8,8 @@ verifiers finds a taskset by the name of a module that exports it, so an environ
     Taskset = make_taskset("countdown")
     __all__ = ["Taskset"]
 
-`vf-eval countdown_env` runs it; `--env.taskset.size 100` and its like set what the taskset reads. verifiers is
-imported by `make_taskset` alone.
+`vf-eval countdown_env` runs it; options such as `--env.taskset.size 100` configure the taskset. Only `make_taskset`
+imports verifiers.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def make_taskset(task: Task | str, *, workers: int = 0, time_limit: float = 5.0) -> "type[vf.Taskset[Any, Any]]":
-    """A class of verifiers' tasksets with the problems of `task`.
+    """A taskset class for verifiers with the problems of `task`.
 
     Its configuration has `size`, `split`, `seed` and `template` (see `TinyZeroConfig` below). The reward is the
     task's score; the metric `correct` is 1 for a solved problem.
@@ -33,7 +33,7 @@ def make_taskset(task: Task | str, *, workers: int = 0, time_limit: float = 5.0)
     Args:
         task: from `load_task`, or a name for it.
         workers: worker processes that score; 0 = this process.
-        time_limit: seconds for one answer, where there are workers.
+        time_limit: seconds to score one completion, with workers.
     """
     import verifiers.v1 as vf
 
@@ -43,7 +43,7 @@ def make_taskset(task: Task | str, *, workers: int = 0, time_limit: float = 5.0)
         """One problem."""
 
         ground_truth: Any
-        """What the scorer judges by; the model does not see it."""
+        """For the scorer; the model does not see it."""
 
     class TinyZeroTask(vf.Task[TinyZeroData]):
         """One problem and its reward."""
@@ -52,23 +52,23 @@ def make_taskset(task: Task | str, *, workers: int = 0, time_limit: float = 5.0)
         async def score_reward(self, trace: vf.Trace) -> float:
             completion = Completion(trace.last_reply, finished=not trace.is_truncated)
             [score] = await asyncio.to_thread(scorer.score, [completion], [self.data.ground_truth])
-            trace.record_metric("correct", score.correct)  # not a metric of its own: that would ask the scorer again
+            trace.record_metric("correct", score.correct)  # not a separate metric function, which would score again
             return score.value
 
     class TinyZeroConfig(vf.TasksetConfig):
-        """Which problems are read."""
+        """Which problems to load."""
 
         size: int = 1000
-        """How many."""
+        """Number of problems."""
         split: Split = "test"
-        """Those for training or those held out."""
+        """Training or held-out problems."""
         seed: int = 0
-        """Another seed gives other problems."""
+        """Different seeds give different problems."""
         template: str = "chat"
-        """The task's prompt template."""
+        """Prompt template of the task."""
 
     class TinyZeroTaskset(vf.Taskset[TinyZeroTask, TinyZeroConfig]):
-        """The problems of a task, made as they are read."""
+        """The problems of a task, generated lazily."""
 
         def load(self) -> Iterator[TinyZeroTask]:
             config = self.config

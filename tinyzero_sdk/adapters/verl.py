@@ -5,8 +5,8 @@ In verl's configuration, for files that `tinyzero data` wrote (their `data_sourc
     reward.custom_reward_function.path=pkg://tinyzero_sdk.adapters.verl
     reward.custom_reward_function.name=compute_score
 
-What stands under `reward.custom_reward_function.reward_kwargs` (`+reward.…` on the command line) is passed on:
-`task`, `options`, `workers`, `time_limit`, `details`, `allow_unsafe_scorers`. verl itself is not imported.
+The keys of `reward.custom_reward_function.reward_kwargs` (`+reward.…` on the command line) are passed on: `task`,
+ `options`, `workers`, `time_limit`, `details`, `allow_unsafe_scorers`. verl itself is not imported.
 """
 
 import difflib
@@ -25,9 +25,9 @@ from tinyzero_sdk.tasks.registry import list_tasks, load_task
 from tinyzero_sdk.tasks.task import Task
 
 KEYS = ("task", "options", "workers", "time_limit", "details", "allow_unsafe_scorers")
-"""What `compute_score` takes of `reward_kwargs`."""
+"""Keys of `reward_kwargs` for `compute_score`."""
 
-_OF_VERL = frozenset({"reward_router_address", "reward_model_tokenizer"})  # where a reward model is served
+_OF_VERL = frozenset({"reward_router_address", "reward_model_tokenizer"})  # of a served reward model
 
 
 class ComputeScore(Scorer):
@@ -52,17 +52,17 @@ class ComputeScore(Scorer):
         """The reward of one response.
 
         Args:
-            data_source: not looked at.
-            solution_str: the response, decoded.
-            ground_truth: of the row's `reward_model`; numpy arrays in it are fine.
-            extra_info: not looked at.
-            details: return `score`, `acc` (1 if solved) and `reason`, of which verl makes metrics.
-            others: what verl passes besides, such as the address of a reward model.
+            data_source: ignored.
+            solution_str: the decoded response.
+            ground_truth: from the row's `reward_model`; may contain numpy arrays.
+            extra_info: ignored.
+            details: return `score`, `acc` (1 if solved) and `reason`, which verl turns into metrics.
+            others: other arguments of verl, such as the address of a reward model.
 
         Raises:
             SettingsError: `details` is misspelt.
-            DataError: the response is no text.
-            BrokenTaskError: the scorer fails on all it is given.
+            DataError: the response is not text.
+            BrokenTaskError: the scorer fails on everything.
         """
         _check_others(others, ("details",))
         [score] = self.score([Completion(solution_str)], [plain(ground_truth)])
@@ -85,11 +85,10 @@ def compute_score(
     allow_unsafe_scorers: bool = False,
     **others: Any,
 ) -> float | dict[str, float | str]:
-    """The reward of one response, by the task that `task` or else `data_source` names.
+    """The reward of one response by the task `task`, or else `data_source`.
 
     Raises:
-        TinyZeroError: no such task, the options do not fit it, a key is misspelt, or the scorer fails on all it is
-            given.
+        TinyZeroError: no such task, the options do not fit it, a key is misspelt, or the scorer fails on everything.
     """
     _check_others(others, KEYS)
     if task is None and is_path(data_source):
@@ -104,14 +103,14 @@ def compute_score(
         if task is not None:
             raise
         raise TaskNotFoundError(
-            f"no task {data_source!r}, which is the row's data_source; name the task that is to score such rows: "
+            f"no task {data_source!r}, the data_source of the row; name the task that scores such rows: "
             f"reward_kwargs.task={_alike(data_source)}"
         ) from None
     return scorer(data_source, solution_str, ground_truth, extra_info, details=details)
 
 
 def _check_others(names: Iterable[str], known: Sequence[str]) -> None:
-    """Refuse misspelt keys; warn of others that verl is not known to pass: a newer version may."""
+    """Refuse misspelt keys; warn of other unknown keys, which a newer verl may pass."""
     for name in names:
         if name in _OF_VERL:
             continue
@@ -121,7 +120,7 @@ def _check_others(names: Iterable[str], known: Sequence[str]) -> None:
 
 
 def _alike(data_source: str) -> str:
-    """The installed task whose name a data set bears, such as `gsm8k` for `openai/gsm8k`."""
+    """The installed task named like a data set, such as `gsm8k` for `openai/gsm8k`."""
     last = data_source.rpartition("/")[2].lower()
     return next(iter(difflib.get_close_matches(last, [entry.name for entry in list_tasks()], n=1)), "NAME")
 

@@ -1,4 +1,4 @@
-"""The command line `tinyzero`. One file per group of commands; everything it does is a Python call too."""
+"""The command line `tinyzero`: one file per group of commands, each a thin layer over Python calls elsewhere."""
 
 from tinyzero_sdk.cli.app import main
 

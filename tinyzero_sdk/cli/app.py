@@ -1,4 +1,4 @@
-"""The app: which commands there are, and how a call of `tinyzero` begins and ends."""
+"""The app: its commands, signals and exit codes."""
 
 import signal
 import sys
@@ -18,10 +18,10 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.plugins.registry import load_plugins
 
 TRAINER_COMMANDS = {
-    "warmstart": "Make a small model from nothing that can attempt a task.",
+    "warmstart": "Train a small model from scratch that can attempt a task.",
     "train": "Train a language model on a task.",
-    "plan": "Predict a run's GPU memory and speed, and propose settings that fit a card.",
-    "doctor": "Find what stands in the way of training on this machine.",
+    "plan": "Predict a run's GPU memory and speed, and propose settings that fit a GPU.",
+    "doctor": "Find what prevents training on this machine.",
 }
 
 
@@ -29,14 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code; `arguments` default to those of the process."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a model's text may hold what the terminal cannot show
+            stream.reconfigure(errors="backslashreplace")  # for model text that the terminal cannot encode
     with _sigterm_as_ctrl_c(), exit_on_error():
         build_app()(args=arguments, prog_name="tinyzero")
 
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM end a command as Ctrl-C does, so that it clears away what it began; the exit code is 143."""
+    """Let SIGTERM end a command as Ctrl-C does, so that it cleans up; the exit code is 143."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -45,8 +45,8 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal received
         received = True
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` sends a second one, which must not end the clearing
-        raise KeyboardInterrupt  # not SystemExit, which the guards around a task's code would take for the task's
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` sends two; the clean-up must finish
+        raise KeyboardInterrupt  # not SystemExit, which the guards around a task's code would attribute to the task
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
@@ -62,7 +62,7 @@ def build_app() -> typer.Typer:
     app = typer.Typer(
         help="Write a task with a verifiable reward, prove the reward, train a language model on it.",
         epilog="Results go to stdout or --output. "
-        "Exit codes: 0 fine, 1 some rows or checks failed, 2 wrong use, 70 our fault.",
+        "Exit codes: 0 success, 1 some rows or checks failed, 2 usage error, 70 internal error.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -78,7 +78,7 @@ def build_app() -> typer.Typer:
             origin = f"{plugin.distribution} {plugin.version}"
             warn(f"plugin {plugin.name!r} ({origin}) is ignored: {plugin.error}")
     evaluate.register(app, load_plugins())
-    _stand_in_for_trainer(app)
+    _register_placeholders(app)
     return app
 
 
@@ -93,11 +93,11 @@ def _top(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Options that stand before a command."""
+    """Options before the command."""
 
 
-def _stand_in_for_trainer(app: typer.Typer) -> None:
-    """Commands that say what to install, where the trainer has not registered its own."""
+def _register_placeholders(app: typer.Typer) -> None:
+    """Register placeholders that say what to install, where the trainer is missing."""
     present = {command.name for command in app.registered_commands}
     for name, purpose in TRAINER_COMMANDS.items():
         if name not in present:

@@ -1,4 +1,4 @@
-"""`tinyzero data` and `tinyzero sample`: a task's problems as files, and a few of them to look at."""
+"""`tinyzero data` and `tinyzero sample`: write a task's problems to files, or show a few."""
 
 import json
 import time
@@ -38,10 +38,10 @@ class SplitName(StrEnum):
     test = "test"
 
 
-Seed = Annotated[int, typer.Option("--seed", help="Another seed gives other problems.")]
+Seed = Annotated[int, typer.Option("--seed", help="Different seeds give different problems.")]
 Template = Annotated[str, typer.Option("--template", help="Prompt template: base, chat or compact.")]
 TestFraction = Annotated[
-    float, typer.Option("--test-fraction", help="Share of all problems, by the hash of their key, that is held out.")
+    float, typer.Option("--test-fraction", help="Fraction of all problems, by the hash of their key, that is held out.")
 ]
 
 
@@ -64,11 +64,11 @@ def data(
     template: Template = "base",
     format: Annotated[Format, typer.Option("--format", help="Format of the files.")] = Format.parquet,
     workers: Workers = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
 ) -> None:
     """Write a task's problems to train and test files, which share no problem.
 
-    all stands for every problem there is, of a task that comes to an end.
+    A size of `all` writes every problem of a finite task.
     """
     from tinyzero_sdk.data.build import write_dataset
     from tinyzero_sdk.workers.process import count_cores
@@ -116,8 +116,8 @@ def _show_reports(reports: list["SplitReport"], seconds: float) -> None:
 def sample(
     task: TaskName,
     overrides: TaskOverrides = None,
-    count: Annotated[int, typer.Option("-n", min=1, help="How many problems.")] = 3,
-    split: Annotated[SplitName, typer.Option("--split", help="The split they are from.")] = SplitName.train,
+    count: Annotated[int, typer.Option("-n", min=1, help="Number of problems.")] = 3,
+    split: Annotated[SplitName, typer.Option("--split", help="Split of the problems.")] = SplitName.train,
     seed: Seed = 0,
     test_fraction: TestFraction = DEFAULT_TEST_FRACTION,
     template: Template = "base",

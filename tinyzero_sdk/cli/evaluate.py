@@ -1,4 +1,4 @@
-"""`tinyzero eval`: sample from a model on this machine or behind an endpoint, score, and say how good it is."""
+"""`tinyzero eval`: sample from a local model or an endpoint, score, and report the accuracy."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,15 +30,15 @@ ModelName = Annotated[
         "-m",
         metavar="MODEL",
         help="Run directory, one of its checkpoints, or a transformers causal LM (directory or Hub name); "
-        "with --endpoint the name it is known by there.",
+        "with --endpoint, its name there.",
     ),
 ]
 Endpoint = Annotated[
     str | None, typer.Option("--endpoint", metavar="URL", help="Base URL of an OpenAI-compatible API.")
 ]
-Samples = Annotated[int, typer.Option("--samples", "-n", min=1, help="Completions of each problem.")]
-Size = Annotated[int | None, typer.Option("--size", min=1, help="Problems.", show_default="1024")]
-Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 = the likeliest token each time.")]
+Samples = Annotated[int, typer.Option("--samples", "-n", min=1, help="Completions per problem.")]
+Size = Annotated[int | None, typer.Option("--size", min=1, help="Number of problems.", show_default="1024")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 = greedy decoding.")]
 TopP = Annotated[float, typer.Option("--top-p", min=0.01, max=1.0, help="Nucleus sampling; 1 = off.")]
 MaxTokens = Annotated[
     int | None,
@@ -46,16 +46,16 @@ MaxTokens = Annotated[
 ]
 Template = Annotated[
     str | None,
-    typer.Option("--template", metavar="NAME", help="Prompt template.", show_default="what suits the model"),
+    typer.Option("--template", metavar="NAME", help="Prompt template.", show_default="by model"),
 ]
 TestFraction = Annotated[
     float | None,
-    typer.Option("--test-fraction", help="Share of the problems that is held out.", show_default="1/16"),
+    typer.Option("--test-fraction", help="Fraction of the problems that is held out.", show_default="1/16"),
 ]
 Output = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", metavar="FILE", help="Scored completions, .jsonl or .parquet; goes on where it was."
+        "--output", "-o", metavar="FILE", help="File for the scored completions, .jsonl or .parquet; resumes there."
     ),
 ]
 ApiKeyVariable = Annotated[
@@ -64,7 +64,7 @@ ApiKeyVariable = Annotated[
 
 
 def register(app: typer.Typer, plugins: Sequence[Plugin]) -> None:
-    """Add the command of this file; the plugins may know how to load a model."""
+    """Add the command of this file; the plugins may load models."""
     app.command("eval", cls=_EvalCommand, context_settings={"obj": plugins})(evaluate)
 
 
@@ -80,21 +80,23 @@ def evaluate(
     top_p: TopP = 1.0,
     max_tokens: MaxTokens = None,
     template: Template = None,
-    split: Annotated[Literal["test", "train"], typer.Option("--split", help="Where the problems are from.")] = "test",
+    split: Annotated[Literal["test", "train"], typer.Option("--split", help="Split of the problems.")] = "test",
     test_fraction: TestFraction = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of the sampling; the problems stay the same.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Seed of the sampling; the problems stay the same.")
+    ] = None,
     output: Output = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Requests at a time.")] = 16,
-    retries: Annotated[int, typer.Option("--retries", min=0, help="How often a failed request is repeated.")] = 6,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Concurrent requests.")] = 16,
+    retries: Annotated[int, typer.Option("--retries", min=0, help="Retries of a failed request.")] = 6,
     timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for one request.")] = 600.0,
     api_key_env: ApiKeyVariable = "OPENAI_API_KEY",
     allow_unsafe_scorers: AllowUnsafe = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure a model on held-out problems of a task.
+    """Evaluate a model on held-out problems of a task.
 
-    A model out of a training run is measured on that run's task and held-out problems, unless told otherwise.
-    The same command again, with the same --output, goes on where the last one stopped.
+    A model from a training run is evaluated on that run's task and held-out problems by default. The same command with
+    the same --output resumes where the last one stopped.
     """
     from tinyzero_sdk.evaluation import evaluate as evaluation
     from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions, plan_endpoint
@@ -122,9 +124,7 @@ def evaluate(
     else:
         plan = plan_endpoint(request, EndpointOptions(endpoint, api_key_env, concurrency, retries, timeout))
     if output is None and endpoint is not None:
-        raise SettingsError(
-            "an evaluation at an endpoint needs --output FILE, from where it can go on if it is stopped"
-        )
+        raise SettingsError("an evaluation at an endpoint needs --output FILE, so that it can resume if it is stopped")
     with _observer(output) as observer:
         result = evaluation.evaluate(plan, output, observer)
     print_json(_as_json(result)) if json else _show(plan, result)
@@ -141,7 +141,7 @@ def _refuse_what_needs_an_endpoint(context: typer.Context) -> None:
 
 
 class _EvalCommand(TyperCommand):
-    """Its help ends with what whoever loads models has to say."""
+    """A command whose help ends with the keys of local models."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # of click, or of typer's own copy
         super().format_help(ctx, formatter)
@@ -173,7 +173,7 @@ def _local_models(context: typer.Context) -> "LocalModels":
 
 
 class _ProgressBars:
-    """Tells an evaluation's progress by bars, which come where something takes a while."""
+    """Progress bars of an evaluation."""
 
     def __init__(self, progress: Any) -> None:
         self._progress = progress
@@ -191,7 +191,7 @@ class _ProgressBars:
 
     def _show(self, name: str, done: float, total: float) -> None:
         if name not in self._bars:
-            self._progress.start()  # not before: whoever loads a model may show that himself
+            self._progress.start()  # not earlier: loading a model may show its own progress
             self._bars[name] = self._progress.add_task(name, total=total)
         self._progress.update(self._bars[name], completed=done)
 
@@ -207,7 +207,7 @@ def _observer(output: Path | None) -> Iterator[_ProgressBars]:
         count = 0 if file is None else _count(file)
         if not count:
             raise
-        kept = f"{count:,} completions are kept in {file}; the same command goes on there"
+        kept = f"{count:,} completions are stored in {file}; the same command resumes there"
         if not isinstance(error, KeyboardInterrupt):
             raise type(error)(f"{error}; {kept}") from error
         progress.stop()
@@ -218,7 +218,7 @@ def _observer(output: Path | None) -> Iterator[_ProgressBars]:
 
 
 def _count(file: Path) -> int:
-    """The completions in it; a signal may come between writing one and telling of it."""
+    """Number of completions in the file, which is right even if a signal interrupts the bookkeeping."""
     if not file.exists():
         return 0
     with file.open("rb") as lines:
@@ -231,7 +231,7 @@ def _as_json(result: "EvaluationResult") -> dict[str, Any]:
 
 
 def _show(plan: "EvaluationPlan", result: "EvaluationResult") -> None:
-    how = "likeliest token each time" if plan.temperature == 0 else f"sampled at T={plan.temperature:g}"
+    how = "greedy" if plan.temperature == 0 else f"sampled at T={plan.temperature:g}"
     where = "held out" if plan.split == "test" else "of the training split"
     rows = {
         "task": plan.task.name,

@@ -1,4 +1,4 @@
-"""`tinyzero new`: the package of a new task, to be changed into one's own."""
+"""`tinyzero new`: write the package of a new task."""
 
 import shlex
 from pathlib import Path
@@ -23,10 +23,12 @@ def new(
     ] = None,
     from_file: Annotated[
         Path | None,
-        typer.Option("--from-file", metavar="FILE.py", help="A task file to put in it.", show_default="an example"),
+        typer.Option(
+            "--from-file", metavar="FILE.py", help="Task file to put into the package.", show_default="an example"
+        ),
     ] = None,
 ) -> None:
-    """Write the package of a new task: an example that works, to be changed into yours.
+    """Write the package of a new task: a working example to edit.
 
     It installs, passes `tinyzero check`, and trains.
     """
@@ -34,7 +36,7 @@ def new(
 
     directory = output or Path(name)
     written = write_package(name, directory, task_file=from_file)
-    _show(f"wrote the package of {name}, {f'with {from_file} in it' if from_file else 'an example for you to change'}:")
+    _show(f"wrote the package of {name}, {f'with {from_file} in it' if from_file else 'an example for you to edit'}:")
     for path in written:
         _show(f"  {path}")
     _show("next:")
@@ -43,7 +45,7 @@ def new(
 
 
 def next_commands(name: str, directory: Path) -> list[str]:
-    """What to type after `tinyzero new`."""
+    """The commands to run after `tinyzero new`."""
     place = str(directory) if directory.is_absolute() else f"./{directory}"
     return [
         f"pip install -e {shlex.quote(place)}",
@@ -53,4 +55,4 @@ def next_commands(name: str, directory: Path) -> list[str]:
 
 
 def _show(line: str) -> None:
-    stdout.print(Text(line), soft_wrap=True)  # Text, not markup: a path may hold [brackets]
+    stdout.print(Text(line), soft_wrap=True)  # Text, not markup: a path may contain [brackets]

@@ -1,4 +1,4 @@
-"""`tinyzero rescore`: which verdicts of a scored file change under the installed task."""
+"""`tinyzero rescore`: which scores of a file change with the installed task."""
 
 import dataclasses
 from json import dumps as to_json
@@ -32,12 +32,14 @@ def register(app: typer.Typer) -> None:
 
 
 def rescore(
-    old: Annotated[Path, typer.Argument(help="What `tinyzero score` wrote.", show_default=False)],
+    old: Annotated[Path, typer.Argument(help="A file that `tinyzero score` wrote.", show_default=False)],
     task: TaskName,
     overrides: TaskOverrides = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="New verdicts, .jsonl or .parquet; the old ones stay as old_score, ..."),
+        typer.Option(
+            "--output", "-o", help="Rows with new scores, .jsonl or .parquet; the old ones stay as old_score, ..."
+        ),
     ] = None,
     wrappers: Wrappers = None,
     group_by: GroupBy = None,
@@ -45,21 +47,21 @@ def rescore(
     time_limit: TimeLimit = 5.0,
     memory_limit: MemoryLimit = 4.0,
     limit: Annotated[
-        int, typer.Option("--limit", min=0, help="Changed rows to show of each kind (--json: about 1,000).")
+        int, typer.Option("--limit", min=0, help="Changed rows to show of each kind (--json shows about 1,000).")
     ] = 3,
     allow_version_mismatch: Annotated[
         bool,
         typer.Option(
             "--allow-version-mismatch",
-            help="Compare even where the file names another task, other options, several versions or none.",
+            help="Compare even if the file names another task, other options, several versions or none.",
         ),
     ] = False,
     allow_unsafe: AllowUnsafe = False,
-    json: Annotated[bool, typer.Option("--json", help="Print all as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Score a scored file again under the installed version of its task, and list the verdicts that changed.
+    """Score a scored file again with the installed version of its task, and list the scores that changed.
 
-    The exit code is 0 if none did, and 1 if some did or rows could not be compared.
+    The exit code is 0 if none changed, and 1 if some did or some rows could not be compared.
     """
     from tinyzero_sdk.scoring.rescore import rescore_file
     from tinyzero_sdk.workers.process import count_cores
@@ -110,12 +112,12 @@ def _show(report: "RescoreReport", limit: int, output: Path | None) -> None:
     _show_stamps(report)
     if report.compared < scored.rows:
         compared = f"{report.compared:,}" if report.compared else "none"
-        stdout.print(f"{compared} of these rows compared; the others have no verdict of before")
+        stdout.print(f"{compared} of these rows compared; the others have no old score")
     if report.old_accuracy is not None and report.new_accuracy is not None:
         stdout.print(f"accuracy {percent(report.old_accuracy)} before, {percent(report.new_accuracy)} now")
-    other = f"; {report.other_answer:,} more read another answer" if report.other_answer else ""
+    other = f"; {report.other_answer:,} more have another answer" if report.other_answer else ""
     stdout.print(
-        f"{count(report.changed, 'verdict')} changed, {report.flipped:,} of them flipped{other}", soft_wrap=True
+        f"{count(report.changed, 'score')} changed, {report.flipped:,} of them in correctness{other}", soft_wrap=True
     )
     if report.changed:
         _show_matrix(report)
@@ -129,22 +131,24 @@ def _show(report: "RescoreReport", limit: int, output: Path | None) -> None:
 
 
 def _show_stamps(report: "RescoreReport") -> None:
-    """What gave the verdicts before, and what does now: task and version, and options and wrappers that differ."""
+    """What produced the old and new scores: task and version, and the options and wrappers that differ."""
     now = report.scored.provenance
     assert now is not None
     provenances = [*report.before, now]
-    told = [f"{provenance.task} {provenance.task_version}" for provenance in provenances]
+    labels = [f"{provenance.task} {provenance.task_version}" for provenance in provenances]
     if len({provenance.task_wrappers for provenance in provenances}) > 1:
-        told = [f"{text} in {provenance.task_wrappers}" for text, provenance in zip(told, provenances, strict=True)]
+        labels = [f"{text} in {provenance.task_wrappers}" for text, provenance in zip(labels, provenances, strict=True)]
     options = [_options(provenance) for provenance in provenances]
     names = sorted({name for one in options for name in one})
     missing = object()
-    unlike = [name for name in names if any(one.get(name, missing) != options[0].get(name, missing) for one in options)]
-    if unlike:
-        kept = [{name: one[name] for name in unlike if name in one} for one in options]
-        told = [f"{text} with {to_json(some)}" for text, some in zip(told, kept, strict=True)]
-    before = " and ".join(told[:-1]) or "an unknown task"
-    stdout.print(Text(f"before: {before} · now: {told[-1]}"), soft_wrap=True)
+    differing = [
+        name for name in names if any(one.get(name, missing) != options[0].get(name, missing) for one in options)
+    ]
+    if differing:
+        kept = [{name: one[name] for name in differing if name in one} for one in options]
+        labels = [f"{text} with {to_json(some)}" for text, some in zip(labels, kept, strict=True)]
+    before = " and ".join(labels[:-1]) or "an unknown task"
+    stdout.print(Text(f"before: {before} · now: {labels[-1]}"), soft_wrap=True)
 
 
 def _options(provenance: "Provenance") -> dict[str, Any]:
@@ -166,7 +170,7 @@ def _show_matrix(report: "RescoreReport") -> None:
 
 def _show_change(change: "ScoreChange") -> None:
     head = Text(f"\nrow {change.number}: ", style="bold")
-    head.append(f"{_tell(change.old)} → {_tell(change.new)}", style="red" if change.is_flip else "")
+    head.append(f"{_describe(change.old)} → {_describe(change.new)}", style="red" if change.is_flip else "")
     stdout.print(head, soft_wrap=True)
     answers = f"answer {_quoted(change.old.answer)}"
     if change.new.answer != change.old.answer:
@@ -175,8 +179,8 @@ def _show_change(change: "ScoreChange") -> None:
     stdout.print(Text(f"  …{change.completion_end[-60:]!r}"), soft_wrap=True)
 
 
-def _tell(verdict: "RowScore") -> str:
-    return f"{verdict.reason} {verdict.score:g}"
+def _describe(score: "RowScore") -> str:
+    return f"{score.reason} {score.score:g}"
 
 
 def _quoted(answer: str | None) -> str:

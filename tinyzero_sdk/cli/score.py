@@ -1,4 +1,4 @@
-"""`tinyzero score`: the verdicts on a file of model outputs."""
+"""`tinyzero score`: score a file of model outputs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,14 +17,14 @@ from tinyzero_sdk.cli.task_options import (
 )
 from tinyzero_sdk.console import print_json, stdout
 
-TimeLimit = Annotated[float, typer.Option("--time-limit", min=0.01, help="Seconds for one answer.")]
-MemoryLimit = Annotated[float, typer.Option("--memory-limit", min=0.1, help="GiB for one worker.")]
+TimeLimit = Annotated[float, typer.Option("--time-limit", min=0.01, help="Seconds to score one completion.")]
+MemoryLimit = Annotated[float, typer.Option("--memory-limit", min=0.1, help="GiB of address space for one worker.")]
 GroupBy = Annotated[
     str | None,
     typer.Option(
         "--by",
         metavar="COLUMN",
-        help="What tells prompts apart in the summary: a column, or a field of one as NAME.FIELD.",
+        help="What identifies a prompt in the summary: a column, or a field of one as NAME.FIELD.",
         show_default="extra_info.key, prompt, extra_info.index or ground_truth",
     ),
 ]
@@ -37,7 +37,7 @@ Wrappers = Annotated[
     ),
 ]
 AllowMismatch = Annotated[
-    bool, typer.Option("--allow-version-mismatch", help="Take rows of another task or version too.")
+    bool, typer.Option("--allow-version-mismatch", help="Also score rows of another task or version.")
 ]
 
 
@@ -69,10 +69,10 @@ def score(
     allow_unsafe: AllowUnsafe = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Score a file of outputs: adds score, correct, reason, answer and what gave them to every row.
+    """Score a file of outputs: add score, correct, reason, answer and their provenance to every row.
 
-    A row needs `completion` and `ground_truth` (or a whole row of a data file). Rows that cannot be scored
-    are left out and listed; then the exit code is 1.
+    A row needs `completion` and `ground_truth` (or all columns of a data file). Rows that cannot be scored are listed
+    instead of written, and the exit code is then 1.
     """
     from tinyzero_sdk.scoring.score_file import score_file
     from tinyzero_sdk.workers.process import count_cores
@@ -98,7 +98,7 @@ def score(
     else:
         written = f"{count(report.rows, 'row')} scored in {report.seconds:.1f} s, written to {output}"
         if not report.rows:
-            written = f"no row of {file} can be scored, so {output} has none"
+            written = f"no row of {file} can be scored, so {output} is empty"
         stdout.print(Text(written), soft_wrap=True)
         show_summary(report)
     if not report.is_clean:

@@ -1,4 +1,4 @@
-"""How `score` and `rescore` show a summary: as text of 80 columns, and as JSON."""
+"""Output of summaries for `score`, `rescore` and `eval`: text of 80 columns, and JSON."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 def complain(message: str) -> None:
-    """A line for stderr, as it stands."""
+    """Print a line on stderr, without markup."""
     stderr.print(Text(message), soft_wrap=True)
 
 
 def show_faults(file: "Path", report: "ScoreReport") -> None:
-    """On stderr: the bad rows, and the first exception of the scorer."""
+    """Print the bad rows and the scorer's first exception on stderr."""
     for row in report.bad:
         complain(f"{file}:{row.number}: {row.problem}")
     if report.bad_rows > len(report.bad):
         complain(f"... and {report.bad_rows - len(report.bad):,} more")
     if report.first_error is not None:
-        complain(report.suspicion or f"the scorer raised, first this:\n{report.first_error.rstrip()}")
+        complain(report.suspicion or f"the scorer raised exceptions; the first:\n{report.first_error.rstrip()}")
 
 
 def as_json(report: "ScoreReport") -> dict[str, Any]:
-    """All of a report as plain JSON."""
+    """A report as plain JSON."""
     summary = None if report.summary is None else report.summary.as_json()
     return {
         "rows": report.rows,
@@ -48,16 +48,16 @@ def as_json(report: "ScoreReport") -> dict[str, Any]:
 
 
 def show_summary(report: "ScoreReport") -> None:
-    """The figures of a report on stdout."""
+    """Print the numbers of a report on stdout."""
     if report.summary is not None:
         _show_accuracy(report, report.summary)
         show_tables(report.summary)
     if report.bad_rows:
-        stdout.print(f"\n[red]{count(report.bad_rows, 'bad row')} left out[/]")
+        stdout.print(f"\n[red]{count(report.bad_rows, 'bad row')} not scored[/]")
 
 
 def show_tables(summary: "Summary") -> None:
-    """What there is beside the accuracy, on stdout: by reason, by difficulty, and at k."""
+    """Print the tables by reason, by difficulty and at k on stdout."""
     _show_reasons(summary)
     _show_difficulties(summary)
     _show_at_k(summary)
@@ -69,7 +69,7 @@ def count(number: int, name: str) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as a percentage with one digit."""
+    """A fraction as a percentage with one digit."""
     return f"{share:.1%}"
 
 
@@ -139,16 +139,16 @@ def _show_at_k(summary: "Summary") -> None:
             f"{entry.best_at_k:.3g}",
         )
     stdout.print("", shown)
-    stdout.print(Text(f"prompts told apart by {summary.prompts_by}"), style="dim")
+    stdout.print(Text(f"prompts identified by {summary.prompts_by}"), style="dim")
     _show_grouping(summary)
 
 
 def _show_grouping(summary: "Summary") -> None:
-    """What is odd in how rows were taken for completions of one prompt."""
+    """Print warnings about how rows were grouped by prompt."""
     if summary.alone:
-        alone = f"{count(summary.alone, 'row')} without {summary.prompts_by}, each taken for a prompt of its own"
+        alone = f"{count(summary.alone, 'row')} without {summary.prompts_by}, each counted as its own prompt"
         stdout.print(Text(alone), style="yellow")
     if summary.late:
-        by = "every row is taken for a prompt of its own" if summary.prompts_by == "row" else f"{summary.prompts_by} is"
-        late = f"{summary.late} does not tell prompts apart: the first rows have none, so {by}"
+        by = "every row counts as its own prompt" if summary.prompts_by == "row" else f"{summary.prompts_by} is"
+        late = f"{summary.late} does not identify prompts, since the first rows have none: {by}"
         stdout.print(Text(late if summary.prompts_by == "row" else f"{late} used"), style="yellow")

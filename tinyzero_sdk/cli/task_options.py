@@ -1,4 +1,4 @@
-"""What the commands on one task share: `--task`, `task.KEY=VALUE` words for its options, and a progress bar."""
+"""Arguments shared by the commands on one task, and their progress bar."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,14 +26,14 @@ TaskOverrides = Annotated[
 AllowUnsafe = Annotated[
     bool,
     typer.Option(
-        "--allow-unsafe-scorers", help="Run a scorer that evaluates a model's text (`tinyzero tasks NAME` says which)."
+        "--allow-unsafe-scorers", help="Run a scorer that is unsafe for a model's text (see `tinyzero tasks NAME`)."
     ),
 ]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Worker processes.", show_default="one per core")]
 
 
 def progress_bar() -> "Progress":
-    """A bar on stderr, where that is a terminal, which goes away in the end."""
+    """A transient progress bar on stderr, where that is a terminal."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())

@@ -1,10 +1,9 @@
-"""`tinyzero tasks` and `tinyzero plugins`: what is installed, what it offers, and what is broken."""
+"""`tinyzero tasks` and `tinyzero plugins`: what is installed and what is broken."""
 
 import dataclasses
 import textwrap
 from collections.abc import Iterator
 from itertools import groupby
-from json import dumps
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +15,7 @@ from tinyzero_sdk.errors import TaskNotFoundError, TinyZeroError
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.plugins.registry import Plugin, family_tasks, load_plugins
 from tinyzero_sdk.records import Item
-from tinyzero_sdk.settings import describe
+from tinyzero_sdk.settings import describe, format_value
 from tinyzero_sdk.tasks.registry import TaskEntry, list_tasks, load_task
 from tinyzero_sdk.tasks.task import Task
 
@@ -36,9 +35,7 @@ def register(app: typer.Typer) -> None:
 def tasks(
     name: Annotated[
         str | None,
-        typer.Argument(
-            help="A task (name or file), to see its options and an example; or a family, to list its tasks."
-        ),
+        typer.Argument(help="A task (name or path) to describe, or a family whose tasks to list."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -53,7 +50,7 @@ def tasks(
 
 
 def _installed(expand_families: bool) -> list[dict[str, Any]]:
-    """All tasks; a large family is one row, unless it shall be expanded, and none of its tasks is loaded."""
+    """All tasks; a large family is one row, and not loaded, unless it is to be expanded."""
     rows = [_task_row(entry.name, entry) for entry in list_tasks()]
     by_name = groupby(sorted(family_tasks().items()), key=lambda offer: offer[0].partition("/")[0])
     for family, group in by_name:
@@ -67,7 +64,7 @@ def _installed(expand_families: bool) -> list[dict[str, Any]]:
 
 
 def _family(family: str) -> list[dict[str, Any]]:
-    """The tasks of a family, each loaded to describe it; nothing if there is none of that name."""
+    """The tasks of a family, each loaded for its description; empty if there is no such family."""
     offers = sorted(family_tasks().items()) if family.isidentifier() else ()
     return [_task_row(name, plugin) for name, plugins in offers for plugin in plugins if name.startswith(f"{family}/")]
 
@@ -82,7 +79,7 @@ def _task_row(name: str, origin: TaskEntry | Plugin) -> dict[str, Any]:
     try:
         info = load_task(name).info
         return {**_row(name, origin, description=info.description), "unsafe_scorer": info.unsafe_scorer}
-    except TaskNotFoundError as error:  # its own family says that there is no such task
+    except TaskNotFoundError as error:  # the family itself refuses the task
         return {**_row(name, origin, description=""), "unsupported": str(error)}
     except TinyZeroError as error:
         return {**_row(name, origin, description=""), "broken": str(error)}
@@ -112,7 +109,7 @@ def _show_rows(rows: list[dict[str, Any]], nothing: str) -> None:
     table.add_column(name, style="cyan", no_wrap=True)
     table.add_column(content)
     origins = [f"{row['distribution']} {row['version']}" for row in rows]
-    is_family = len(rows) > MOST_SHOWN and len(set(origins)) == 1  # then the column would say the same all the way
+    is_family = len(rows) > MOST_SHOWN and len(set(origins)) == 1  # then the column would repeat itself
     if not is_family:
         table.add_column("from")
     for row, origin in zip(rows, origins, strict=True):
@@ -169,7 +166,7 @@ def _prompts(task: Task, item: Item) -> Iterator[tuple[str, str | list[Message]]
     for template in TEMPLATES:
         try:
             yield template, task.make_prompt(item, template)
-        except TinyZeroError:  # a task may offer fewer templates, and refuses the others in its own way
+        except TinyZeroError:  # a task may have fewer templates
             continue
 
 
@@ -188,7 +185,7 @@ def _show_details(details: dict[str, Any]) -> None:
         for column in ("option", "type", "default", "meaning"):
             table.add_column(column, overflow="fold")  # a key that is cut short cannot be typed
         for option in details["options"]:
-            texts = (option["type"], _as_typed(option["default"]), option["help"])
+            texts = (option["type"], format_value(option["default"]), option["help"])
             table.add_row(f"[cyan]{option['key']}[/]", *map(escape, texts))
         stdout.print("", table)
     if details["example"] is None:
@@ -197,10 +194,3 @@ def _show_details(details: dict[str, Any]) -> None:
     for part, value in details["example"].items():
         stdout.print(f"\n[bold]{part.replace('_', ' ')}[/]")
         stdout.print(textwrap.indent(str(value), "  "), markup=False, soft_wrap=True)
-
-
-def _as_typed(value: Any) -> str:
-    """A value as one would write it after `key=`."""
-    if value is None:
-        return "none"
-    return value if isinstance(value, str) else dumps(value, default=str)

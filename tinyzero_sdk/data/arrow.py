@@ -1,4 +1,4 @@
-"""Between rows of plain JSON and tables of Arrow: what fits, and which rows do not. No files in here."""
+"""Conversion between rows of plain JSON and Arrow tables, with the rows that do not fit. No files here."""
 
 import contextlib
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def infer_schema(blocks: Iterable[Sequence[Row]]) -> pa.Schema:
-    """A schema that holds as many of the rows as can be, the earlier ones first; `to_table` tells of the others."""
+    """A schema that fits as many rows as possible, earlier ones first; `to_table` reports the others."""
     schema = pa.schema([])
     for rows in blocks:
         try:
@@ -35,7 +35,7 @@ def _widen(schema: pa.Schema, rows: Sequence[Row]) -> pa.Schema:
 
 
 def to_table(rows: Sequence[Row], schema: pa.Schema) -> tuple[pa.Table, dict[int, str]]:
-    """The rows as a table, and what is wrong with those that do not fit the schema and are left out, by place."""
+    """The rows that fit the schema as a table, and the problems of the others, by index."""
     try:
         return _to_table(rows, schema), {}
     except _UNFIT:
@@ -54,7 +54,7 @@ def _to_table(rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
 
 
 def to_list(array: pa.Array) -> list[Json]:
-    """What `array.to_pylist()` gives, some times as fast for text, numbers, and lists and structs of them.
+    """Equal to `array.to_pylist()`, but several times faster for text, numbers, and lists and structs of them.
 
     Example:
         >>> to_list(pa.array([{"numbers": [3, 4], "target": 7}, None]))
@@ -85,9 +85,7 @@ def _with_nulls(array: pa.Array, values: list[Json]) -> list[Json]:
 
 
 def without_views(table: pa.Table) -> pa.Table:
-    """The table with `string_view` as `large_string` and `binary_view` as `large_binary`: most of Arrow's functions
-    take no views.
-    """
+    """The table with string and binary views converted to large types: most Arrow functions do not accept views."""
     schema = pa.schema([field.with_type(_without_views(field.type)) for field in table.schema], table.schema.metadata)
     return table if schema.equals(table.schema) else table.cast(schema)
 

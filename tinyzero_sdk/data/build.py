@@ -1,7 +1,7 @@
-"""Whole data sets at speed: the Python call behind `tinyzero data`.
+"""Build whole data sets: the Python call behind `tinyzero data`.
 
-Worker processes take ranges of candidates and send back columns; the parent drops repeated keys in candidate
-order and writes. For some problems at a time there is `splits.iterate_split`, which gives the same ones.
+Worker processes turn ranges of candidates into columns; the parent drops repeated keys in candidate order and writes.
+`splits.iterate_split` yields the same problems one by one.
 """
 
 import contextlib
@@ -41,30 +41,24 @@ _MIN_BLOCK, _MAX_BLOCK = 64, 8192  # candidates that a worker takes at a time
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """What the rows of a split are made from."""
+    """What the rows of a split depend on."""
 
     split: Split
-    """The split."""
-
     seed: int
-    """Another seed gives other problems."""
-
     test_fraction: float
-    """Share of all problems that belongs to the test split."""
-
     template: str
-    """Name of the prompt template."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemColumns:
-    """The problems of one range of candidates, none of them twice."""
+    """The k distinct problems in a range of candidates; prompts are lists of messages.
+
+    Ground truths and data are lists where the task returns items one by one.
+    """
 
     keys: list[str]
-    """[k] canonical keys."""
-
     positions: list[int]
-    """[k] candidate numbers, rising."""
+    """[k] candidate numbers, ascending."""
 
     end: int
     """Number of the first candidate after the range."""
@@ -73,30 +67,18 @@ class ProblemColumns:
     """There are no candidates from `end` on."""
 
     prompts: pa.ListArray
-    """[k] prompts, as lists of messages."""
-
     difficulties: np.ndarray
-    """[k] floats."""
-
     ground_truth: pa.Array | list[Json]
-    """[k] ground truths; a list where the task gives items one by one."""
-
     data: pa.StructArray | list[dict[str, Json]]
-    """[k] the task's own columns; likewise."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitReport:
-    """One file written."""
+    """A written file: its number of problems, and the least, median and greatest difficulty."""
 
     path: Path
-    """The file."""
-
     rows: int
-    """How many problems are in it."""
-
     difficulty: tuple[float, float, float]
-    """Least, median and greatest difficulty."""
 
 
 def write_dataset(
@@ -117,24 +99,24 @@ def write_dataset(
     Args:
         task: from `load_task`.
         output: a directory; made if missing.
-        sizes: how many problems each split gets; 0 = no file, None = all there are, of a task that comes to an end.
-        seed: another seed gives other problems, but never moves one to the other split.
-        test_fraction: share of all problems that belongs to the test split.
+        sizes: number of problems of each split; 0 = no file, None = all problems of a finite task.
+        seed: different seeds give different problems, but never move one to the other split.
+        test_fraction: fraction of all problems that belongs to the test split.
         template: name of the prompt template.
         format: of the files.
-        workers: processes at most; the files are the same, byte for byte, for any number.
-        overwrite: replace files that are there.
-        on_progress: called with a split and how many of its rows there are so far.
+        workers: most processes; the files are identical for any number.
+        overwrite: replace existing files.
+        on_progress: called with a split and its number of rows so far.
 
     Raises:
-        DataError: a file is there already or cannot be written, or the task has too few different problems.
-        SettingsError: nothing is asked for, or `test_fraction` would leave a split empty, or have no effect.
+        DataError: a file exists or cannot be written, or the task has too few different problems.
+        SettingsError: no problem is requested, or `test_fraction` would leave a split empty, or have no effect.
     """
     check_test_fraction(task, test_fraction)
     paths = {split: output / f"{split}.{format}" for split, size in sizes.items() if size != 0}
     _make_way(output, list(paths.values()), overwrite)
     reports: dict[Split, SplitReport] = {}
-    with ExitStack() as stack:  # at its end, with both files whole, they get their names
+    with ExitStack() as stack:  # both files appear when it closes, once both are complete
         wanted = sum(math.inf if size is None else size for size in sizes.values())
         group = stack.enter_context(WorkerGroup(task, math.ceil(min(workers, wanted / _MIN_BLOCK))))
         for split, path in paths.items():
@@ -170,10 +152,10 @@ def _fill(
 
 def _make_way(output: Path, paths: Sequence[Path], overwrite: bool) -> None:
     if not paths:
-        raise SettingsError("both splits have size 0; ask for at least one problem")
-    there = [path for path in paths if path.exists()]
-    if there and not overwrite:
-        raise DataError(f"{there[0]} is there already; choose another directory, or overwrite it (--overwrite)")
+        raise SettingsError("both splits have size 0; request at least one problem")
+    existing = [path for path in paths if path.exists()]
+    if existing and not overwrite:
+        raise DataError(f"{existing[0]} already exists; choose another directory, or overwrite it (--overwrite)")
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -181,7 +163,7 @@ def _make_way(output: Path, paths: Sequence[Path], overwrite: bool) -> None:
 
 
 def build(group: "WorkerGroup", request: BuildRequest, size: int | None) -> Iterator[tuple[ProblemColumns, np.ndarray]]:
-    """The first `size` problems of a split: columns, and which of their rows count ([r] places, rising).
+    """The first `size` problems of a split: columns, and [r] the rows of them to use, ascending.
 
     Raises:
         ExhaustedError: the task has fewer different problems, where `size` is not None.
@@ -189,9 +171,9 @@ def build(group: "WorkerGroup", request: BuildRequest, size: int | None) -> Iter
     split_filter = SplitFilter(group.task, request.split, size=size, test_fraction=request.test_fraction)
     share = split_fraction(group.task, request.split, request.test_fraction)
     left, start = math.inf if size is None else size, 0
-    # Small data sets take small blocks, since a task may need milliseconds for each candidate.
+    # Small data sets use small blocks, since a task may need milliseconds for each candidate.
     block = math.ceil(max(_MIN_BLOCK, min(_MAX_BLOCK, left / share / 16)))
-    news = block * share  # expected of a block; fewer and fewer are new where a task has little left to give
+    news = block * share  # new problems expected in a block; fewer where a task runs out
     while left > 0:
         while group.has_room and group.waiting * news < left:
             group.submit(request, start, block)
@@ -204,11 +186,11 @@ def build(group: "WorkerGroup", request: BuildRequest, size: int | None) -> Iter
         if len(rows):
             yield columns, rows
     while group.waiting:
-        group.receive()  # not needed after all
+        group.receive()  # submitted ahead, and not needed
 
 
 def _take_rows(admitted: Iterator[int], wanted: int | None) -> tuple[np.ndarray, bool]:
-    """The next `wanted` rows, [r], and False; of None all there are, and whether there are no more in the task."""
+    """[r] the next `wanted` rows (None = all), and whether the task is exhausted."""
     if wanted is not None:
         return np.fromiter(islice(admitted, wanted), dtype=np.int64), False
     rows: list[int] = []
@@ -220,7 +202,7 @@ def _take_rows(admitted: Iterator[int], wanted: int | None) -> tuple[np.ndarray,
 
 
 class WorkerGroup:
-    """Processes that turn ranges of candidates into columns; with one worker it is this process."""
+    """Worker processes that turn ranges of candidates into columns; one worker means this process."""
 
     def __init__(self, task: Task, workers: int) -> None:
         self.task = task
@@ -231,7 +213,7 @@ class WorkerGroup:
 
     def __enter__(self) -> Self:
         for worker in self._workers:
-            self._take(worker)  # that it is ready
+            self._take(worker)  # wait until it is ready
         return self
 
     def __exit__(
@@ -242,20 +224,20 @@ class WorkerGroup:
 
     @property
     def waiting(self) -> int:
-        """How many ranges were submitted and are not received yet."""
+        """Number of ranges submitted and not yet received."""
         return len(self._jobs)
 
     @property
     def has_room(self) -> bool:
-        """Whether to submit another one: two for each worker, one to do while the other is taken in."""
+        """Whether to submit another range: two for each worker, so that it never waits for the parent."""
         return len(self._jobs) < max(1, 2 * len(self._workers))
 
     def submit(self, request: BuildRequest, start: int, size: int) -> None:
-        """Ask for the problems among the candidates start … start + size - 1."""
+        """Request the problems among the candidates start … start + size - 1."""
         self._jobs.append((request, start, size))
         if self._workers:
             worker = self._workers[(self._received + len(self._jobs) - 1) % len(self._workers)]
-            with contextlib.suppress(OSError):  # it has died; its answer will be the end of the connection
+            with contextlib.suppress(OSError):  # it has died, which `receive` notices
                 worker.connection.send(self._jobs[-1])
 
     def receive(self) -> ProblemColumns:
@@ -275,14 +257,14 @@ class WorkerGroup:
         try:
             message = worker.connection.recv()
         except (EOFError, OSError):
-            raise BrokenTaskError(f"a worker process died while task {self.task.name!r} made problems") from None
+            raise BrokenTaskError(f"a worker process died while task {self.task.name!r} generated problems") from None
         if isinstance(message, TinyZeroError):
             raise message
         return message
 
 
 def serve_columns(task: Task, connection: Connection, timer: SharedTimer) -> None:
-    """What such a worker does (see `worker.Service`): ranges in, columns out."""
+    """The service of such a worker (see `workers.process.Service`): ranges in, columns out."""
     while True:
         job = connection.recv()
         try:

@@ -1,6 +1,6 @@
-"""64-bit numbers that tell values apart: whole columns at once, equal within this process for equal values.
+"""64-bit hashes of whole columns, equal within this process for equal values.
 
-For counting and grouping only; what must be the same tomorrow is in `seeds.py`.
+For counting and grouping only; `seeds.py` has hashes that are stable across processes.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Data files, .jsonl and .parquet: read in blocks, written atomically. What is in a row is `rows.py`'s business.
+"""Read .jsonl and .parquet files in blocks, and write them atomically. `rows.py` has the content of a row.
 
-A file that cannot be read at all is a DataError; a row that cannot is a `BadRow`, and the others go on.
+A file that cannot be read raises a DataError; a row that cannot is a `BadRow`, and reading continues.
 """
 
 import contextlib
@@ -40,10 +40,9 @@ class BadRow:
     """A row that cannot be used."""
 
     number: int
-    """Line of a JSON Lines file, row of a Parquet file; the first is 1."""
+    """Line of a JSON Lines file or row of a Parquet file, from 1."""
 
     problem: str
-    """What is wrong with it."""
 
 
 @dataclass(slots=True)
@@ -54,19 +53,15 @@ class Block:
     """Line or row numbers, from 1."""
 
     rows: list[Row]
-    """The rows, where the file is JSON Lines."""
-
     table: pa.Table | None
-    """The rows, where the file is Parquet."""
-
     bad: list[BadRow]
-    """Rows of this stretch of the file that are not among the others."""
+    """Bad rows of this part of the file."""
 
     progress: float
-    """Share of the file read with this block, 0 to 1."""
+    """Fraction of the file read so far, 0 to 1."""
 
     def drop(self, problems: Mapping[int, str]) -> None:
-        """Move the rows at these places (from 0, in this block) to the bad ones."""
+        """Move the rows at these indices of the block to the bad ones."""
         if not problems:
             return
         keep = [place for place in range(len(self.numbers)) if place not in problems]
@@ -78,7 +73,7 @@ class Block:
 
 
 def check_ending(path: Path) -> None:
-    """Refuse a name that does not say which format is meant."""
+    """Refuse a file name without one of the two endings."""
     if path.suffix not in ENDINGS:
         raise DataError(f"{path} ends in {path.suffix or 'nothing'}; expected a name that ends in .jsonl or .parquet")
 
@@ -131,7 +126,7 @@ def _read_json_lines(path: Path) -> Iterator[Block]:
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines; of one too long for memory only the start, which is no JSON."""
+    """Numbered lines; of a line too long for memory only the start, which is not JSON."""
     number = 0
     while line := file.readline(_MAX_LINE):
         number += 1
@@ -145,8 +140,8 @@ def parse_line(line: bytes) -> Row | None:
     """One line of a JSON Lines file; None if it is blank.
 
     Raises:
-        DataError: it is not a JSON object in UTF-8, or holds what others cannot read: a key twice, NaN, a number too
-            great for a float, half a surrogate pair.
+        DataError: it is not a JSON object in UTF-8, or holds what other readers reject: a repeated key, NaN, a number
+            too large for a float, a lone surrogate.
     """
     try:
         text = line.decode()
@@ -158,7 +153,7 @@ def parse_line(line: bytes) -> Row | None:
     except UnicodeDecodeError as error:
         raise DataError(f"not UTF-8 at byte {error.start + 1} of the line") from error
     except UnicodeEncodeError as error:
-        raise DataError("half a character: a lone surrogate") from error
+        raise DataError("a lone surrogate (half a character)") from error
     except json.JSONDecodeError as error:
         raise DataError(f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from error
     except RecursionError as error:
@@ -174,14 +169,14 @@ def _unique(pairs: list[tuple[str, Json]]) -> Row:
     row = dict(pairs)
     if len(row) < len(pairs):
         names = [name for name, _ in pairs]
-        raise DataError(f"the key {next(name for name in names if names.count(name) > 1)!r} twice")
+        raise DataError(f"a repeated key, {next(name for name in names if names.count(name) > 1)!r}")
     return row
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if number in (float("inf"), float("-inf")):
-        raise DataError(f"the number {text[:20]}, too great for a float")
+        raise DataError(f"the number {text[:20]}, too large for a float")
     return number
 
 
@@ -195,7 +190,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, pars
 def _read_parquet(path: Path) -> Iterator[Block]:
     done = 0
     try:
-        # With a buffer a column is read page by page, however large its row group.
+        # With a buffer, a column is read page by page however large its row group is.
         with (
             path.open("rb") as raw,
             pq.ParquetFile(raw, page_checksum_verification=True, pre_buffer=False, buffer_size=_READ_AHEAD) as file,
@@ -217,21 +212,21 @@ def _read_parquet(path: Path) -> Iterator[Block]:
 
 
 def _rows_at_once(metadata: pq.FileMetaData) -> int:
-    """How many rows to read at a time, by the size of those in the largest row group."""
+    """Number of rows to read at a time, from the row size in the largest row group."""
     groups = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
     most = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0.0)
     return max(16, min(_TABLE_ROWS, int(_TABLE_BYTES / max(1.0, most))))
 
 
 def invalid_rows(table: pa.Table) -> dict[int, str]:
-    """What is wrong with rows that do not hold what their type says, such as text that is not UTF-8, by place."""
+    """Problems of rows whose values do not fit their type, such as text that is not UTF-8, by index."""
     try:
         table.validate(full=True)
     except pa.ArrowInvalid:
         problems = {}
         for place in range(len(table)):
             try:
-                # A copy, since a slice is validated with all that its buffers hold.
+                # A copy, since validation of a slice covers its whole buffers.
                 table.take([place]).validate(full=True)
             except pa.ArrowInvalid as error:
                 problems[place] = " ".join(str(error).split())
@@ -241,7 +236,7 @@ def invalid_rows(table: pa.Table) -> dict[int, str]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to; it becomes `path` when the block ends, and goes away if the block fails.
+    """A temporary path to write to, which becomes `path` when the block ends, and is removed if the block fails.
 
     Raises:
         DataError: the system refuses to write.
@@ -261,10 +256,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _claim(path: Path) -> BinaryIO:
-    """A new file beside `path`, locked for as long as it is open, so that whoever finds it knows it is in use."""
+    """A new file beside `path`, locked while it is open, which marks it as in use."""
     while True:
         file = open(path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp"), "xb")  # noqa: SIM115
-        with contextlib.suppress(OSError):  # some network file systems have no locks, and then nobody sweeps
+        with contextlib.suppress(OSError):  # some network file systems have no locks; nothing is swept there
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.exists(file.name):
             return file
@@ -272,7 +267,7 @@ def _claim(path: Path) -> BinaryIO:
 
 
 def _sweep(path: Path) -> None:
-    """Remove what killed processes left beside `path`: temporary files of its name that nobody has locked."""
+    """Remove what killed processes left beside `path`: its temporary files without a lock."""
     for stale in path.parent.glob(f".{glob.escape(path.name)}.????????.tmp"):
         with contextlib.suppress(OSError), stale.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -280,13 +275,13 @@ def _sweep(path: Path) -> None:
 
 
 class JsonLinesWriter:
-    """Rows into a JSON Lines file. All of it is ASCII, so no reader can trip over a character."""
+    """Writes rows to a JSON Lines file, in ASCII for the sake of any reader."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="ascii", newline="\n")
 
     def write(self, rows: Iterable[Row]) -> None:
-        """Append rows; NaN and infinities, which JSON lacks, become null."""
+        """Append rows; NaN and infinity, which JSON lacks, become null."""
         self._file.writelines(_encode(row) + "\n" for row in rows)
 
     def __enter__(self) -> Self:
@@ -317,13 +312,13 @@ def _finite_only(value: Json) -> Json:
 
 
 class ParquetWriter:
-    """Tables into a Parquet file, in row groups of one size, so that how they were cut never shows in the bytes."""
+    """Writes tables to a Parquet file in row groups of one size, so that its bytes do not depend on the tables."""
 
     def __init__(self, path: Path, *, plain: Sequence[str] = ()) -> None:
         """
         Args:
             path: of the new file.
-            plain: columns of text in which nothing repeats: no dictionary is tried for them.
+            plain: columns of text without repeated values, for which no dictionary is tried.
         """
         self._path = path
         self._plain = plain
@@ -380,5 +375,5 @@ def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
         return table.cast(schema)
     except (pa.ArrowException, ValueError) as error:
         raise DataError(
-            f"a column changes its type, and Parquet needs one type ({error}); make it one type, or write .jsonl"
+            f"a column changes its type, but Parquet needs one ({error}); use one type, or write .jsonl"
         ) from error

@@ -1,6 +1,6 @@
-"""The wire format: one row of a data file, as TinyZero and verl read it, to and from `Item`.
+"""The row format of data files, which TinyZero and verl read: rows of plain JSON to and from `Item`.
 
-Rows are plain JSON here; reading and writing whole files is `files.py`'s business.
+`files.py` reads and writes whole files.
 """
 
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ ROW_COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
 
 
 def item_to_row(task: "Task", item: Item, *, index: int, split: Split, template: str = "base") -> dict[str, Json]:
-    """One problem as a row of the wire format.
+    """One problem as a row.
 
     Raises:
-        DataError: the item is not plain JSON, or has a column with a name of the wire format.
+        DataError: the item is not plain JSON, or its own columns hide one of `ROW_COLUMNS`.
     """
     return make_row(
         task,
@@ -48,7 +48,7 @@ def make_row(
     difficulty: float,
     key: str,
 ) -> dict[str, Json]:
-    """A row of the wire format from its parts."""
+    """A row from its parts."""
     check_own_columns(task.name, data)
     return {
         "data_source": task.name,
@@ -77,7 +77,7 @@ def make_table(
     difficulties: "pa.Array",
     keys: "pa.Array",
 ) -> "pa.Table":
-    """Rows of the wire format as a table, from arrays of one length: `make_row` for columns."""
+    """Rows as a table, from arrays of one length: `make_row` for columns."""
     import pyarrow as pa
 
     size = len(keys)
@@ -109,14 +109,14 @@ def _struct(fields: "Mapping[str, pa.Array]") -> "pa.StructArray":
 
 
 def check_own_columns(task_name: str, data: Mapping[str, Any]) -> None:
-    """Refuse a column of the task's own that would hide one of the wire format."""
+    """Refuse a task's own column that would hide one of `ROW_COLUMNS`."""
     taken = [name for name in data if name in ROW_COLUMNS]
     if taken:
-        raise DataError(f"task {task_name} has a column {taken[0]!r} of its own, a name of the wire format; rename it")
+        raise DataError(f"task {task_name} has its own column {taken[0]!r}, a name of the row format; rename it")
 
 
 def row_to_item(row: Mapping[str, Any]) -> Item:
-    """The problem in a row: our own, or one written by TinyZero or verl with numpy arrays inside.
+    """The problem in a row, also with numpy arrays inside, as TinyZero and verl write it.
 
     Raises:
         DataError: the row has no ground truth, or a value that JSON cannot hold.

@@ -1,4 +1,4 @@
-"""Evaluating a model: sample completions of held-out problems, keep each as it comes, score them, sum up.
+"""Evaluate a model: sample completions of held-out problems, store each as it arrives, score and summarize them.
 
 The completions come from a `Sampler` of `protocol.py`; no model is loaded here.
 """
@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from tinyzero_sdk.data.files import check_ending
 from tinyzero_sdk.data.rows import item_to_row
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.evaluation.protocol import (
@@ -28,22 +29,22 @@ _OWN_COLUMNS = ("completion", "token_count", "finished", "sample", "sampling")
 
 
 def evaluate(plan: EvaluationPlan, output: Path | None, observer: EvaluationObserver) -> EvaluationResult:
-    """Sample, score and sum up.
+    """Sample, score and summarize.
 
     Args:
-        plan: what to do.
-        output: `.jsonl` or `.parquet` file for the scored completions; the completions are appended to the `.jsonl`
-            file of this name as they come, and an evaluation of the same settings goes on from there. None = keep
-            nothing.
-        observer: is told of progress.
+        plan: what to evaluate.
+        output: `.jsonl` or `.parquet` file for the scored completions. They are appended to the `.jsonl` file of this
+            name as they arrive, and an evaluation with the same settings resumes there. None = store nothing.
+        observer: receives progress.
 
     Raises:
-        SettingsError: the output belongs to an evaluation with other settings.
-        DataError: it cannot be written, or the task has too few problems.
+        SettingsError: the output is from an evaluation with other settings.
+        DataError: the output cannot be written, or the task has too few problems.
     """
     with TemporaryDirectory() as directory:
         target = output or Path(directory) / "completions.jsonl"
-        _check_output(target)
+        check_ending(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
         ordered = target.with_name(f".{target.stem}.sampled.jsonl")
         try:
             tokens, seconds = _sample(plan, target.with_suffix(".jsonl"), ordered, observer)
@@ -53,16 +54,8 @@ def evaluate(plan: EvaluationPlan, output: Path | None, observer: EvaluationObse
         return _sum_up(plan, report, tokens, seconds)
 
 
-def _check_output(target: Path) -> None:
-    if target.suffix not in (".jsonl", ".parquet"):
-        raise DataError(
-            f"{target} ends in {target.suffix or 'nothing'}; expected a name that ends in .jsonl or .parquet"
-        )
-    target.parent.mkdir(parents=True, exist_ok=True)
-
-
 def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: EvaluationObserver) -> tuple[int, float]:
-    """Sample what is missing, write all of it to `ordered`; return how many tokens are new, and their seconds."""
+    """Sample the missing completions and write all to `ordered`; return the new tokens and the seconds they took."""
     tokens = ahead = 0
     with plan.opener() as sampler, SampleFile(path, plan.settings(sampler)) as file:
         items = list(plan.task.dataset(plan.split, plan.size, seed=EVALUATION_SEED, test_fraction=plan.test_fraction))
@@ -101,7 +94,7 @@ def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: Evaluatio
 def _check_columns(task: Task, item: Item) -> None:
     taken = [name for name in _OWN_COLUMNS if name in item.data]
     if taken:
-        raise DataError(f"task {task.name} has a column {taken[0]!r} of its own, which an evaluation writes; rename it")
+        raise DataError(f"task {task.name} has its own column {taken[0]!r}, which an evaluation writes; rename it")
 
 
 def _score(plan: EvaluationPlan, source: Path, target: Path, observer: EvaluationObserver) -> "ScoreReport":
@@ -114,7 +107,7 @@ def _score(plan: EvaluationPlan, source: Path, target: Path, observer: Evaluatio
 def _sum_up(plan: EvaluationPlan, report: "ScoreReport", tokens: int, seconds: float) -> EvaluationResult:
     summary = report.summary
     if summary is None:
-        raise DataError("no completion could be scored, so there is nothing to sum up")
+        raise DataError("no completion could be scored, so there is nothing to summarize")
     return EvaluationResult(
         problems=summary.prompts,
         samples=plan.samples,
@@ -130,5 +123,5 @@ def _sum_up(plan: EvaluationPlan, report: "ScoreReport", tokens: int, seconds: f
 
 
 def _writable(text: str) -> str:
-    """The text, half characters (lone surrogates) replaced: no file can hold them."""
+    """The text with lone surrogates replaced, since UTF-8 cannot encode them."""
     return text.encode("utf-8", "replace").decode()

@@ -1,7 +1,7 @@
-"""A sampler that asks an OpenAI-compatible endpoint: a server of vLLM, SGLang, llama.cpp or Ollama, or a provider.
+"""A sampler for OpenAI-compatible endpoints: servers of vLLM, SGLang, llama.cpp or Ollama, and providers.
 
-Retries, back-off and time-outs are those of the `openai` package, which minds what the server says of them. Needs the
-extra `endpoint`; imported only where `tinyzero eval --endpoint` asks for it.
+Retries, back-off and timeouts are those of the `openai` package, which respects the server's headers. Needs the extra
+`endpoint`; imported only for `tinyzero eval --endpoint`.
 """
 
 import asyncio
@@ -23,16 +23,15 @@ from tinyzero_sdk.evaluation.protocol import (
 )
 from tinyzero_sdk.records import Completion, Json
 from tinyzero_sdk.seeds import derive_seed
-from tinyzero_sdk.settings import parse_overrides, unknown_key_message
 
 DEFAULT_TEMPLATE = "chat"
 DEFAULT_MAX_TOKENS = 1024
-FIRST_PAUSE = 0.5  # seconds, before a request is repeated; then twice as long each time
-_GRACE_SECONDS = 30.0  # that requests under way are given once one has failed: they may be paid for
+FIRST_PAUSE = 0.5  # seconds before a request is repeated; doubles each time
+_GRACE_SECONDS = 30.0  # for pending requests once one has failed: they may be paid for
 
 
 class EndpointError(TinyZeroError):
-    """The endpoint refuses, or does not answer; what it gave before is kept."""
+    """The endpoint refuses or does not answer; earlier completions are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,40 +39,36 @@ class EndpointOptions:
     """How to reach an endpoint."""
 
     url: str
-    """Its base, with `/v1` where the server wants that."""
+    """Base URL, with `/v1` where the server needs it."""
 
     key_variable: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key; it is never written down."""
+    """Environment variable with the API key, which is never written to a file."""
 
     concurrency: int = 16
-    """Requests at a time."""
+    """Concurrent requests."""
 
     retries: int = 6
-    """How often a request is tried again, after 0.5 s, 1 s, 2 s …, or when the server says."""
+    """Number of retries, after 0.5 s, 1 s, 2 s …, or when the server says."""
 
     timeout: float = 600.0
-    """Seconds for one answer."""
+    """Seconds for one request."""
 
 
 def plan_endpoint(request: EvaluationRequest, options: EndpointOptions) -> EvaluationPlan:
-    """An evaluation of a model behind an endpoint.
+    """The plan to evaluate a model behind an endpoint.
 
     Raises:
-        SettingsError: no model or no task is named, the URL is none, or a word is no option of the task.
+        SettingsError: the model or task is missing, or the URL or an option of the task is invalid.
     """
-    from tinyzero_sdk.tasks.registry import load_task
+    from tinyzero_sdk.tasks.spec import load_task_with_overrides
     from tinyzero_sdk.workers.process import count_cores
 
     if not request.task or not request.model:
-        what = "--model, the name that the endpoint knows it by" if request.task else "--task"
+        what = "--model, its name at the endpoint" if request.task else "--task"
         raise SettingsError(f"an evaluation at an endpoint needs {what}")
     if not options.url.startswith(("http://", "https://")):
         raise SettingsError(f"got --endpoint {options.url}; expected a URL, such as http://localhost:8000/v1")
-    tree = parse_overrides(request.overrides)
-    values = tree.pop("task", {})
-    if tree or not isinstance(values, dict):
-        raise SettingsError(unknown_key_message(next(iter(tree), "task"), ["task.KEY"]))
-    task = load_task(request.task, options=values, allow_unsafe_scorers=request.allow_unsafe_scorers)
+    task = load_task_with_overrides(request.task, request.overrides, allow_unsafe_scorers=request.allow_unsafe_scorers)
     max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
     return EvaluationPlan(
         task=task,
@@ -104,8 +99,8 @@ class EndpointSampler:
         self.settings: Mapping[str, Json] = {"endpoint": options.url}
         self._options = options
         self._seed = request.seed
-        self._together = True  # several completions in one request, until the server will not
-        self._limit_name = "max_tokens"  # or what the server calls it
+        self._batched = True  # several completions per request, until the server refuses
+        self._limit_name = "max_tokens"  # or the server's name for it
         self._parameters: dict[str, Any] = {
             "model": request.model,
             "temperature": request.temperature,
@@ -147,25 +142,25 @@ class EndpointSampler:
                     waiting.clear()
                     if pending:
                         await asyncio.wait(pending, timeout=_GRACE_SECONDS)
-                    raise self._tell(failures[0], key) from failures[0]
+                    raise self._describe(failures[0], key) from failures[0]
             finally:
                 for worker in workers:
                     worker.cancel()
                 await asyncio.gather(*workers, return_exceptions=True)
 
     async def _sample_one(self, client: Any, problem: Problem, keep: Keep) -> None:
-        """All that is missing of one problem."""
+        """Sample the missing completions of one problem."""
         left = list(problem.missing)
         while left:
-            asked = len(left) if self._together else 1
-            completions = await self._ask(client, problem, left[0], asked)
-            if len(completions) < asked:
-                self._together = False  # it takes no notice of `n`
-            for completion in completions[:asked]:
+            count = len(left) if self._batched else 1
+            completions = await self._request(client, problem, left[0], count)
+            if len(completions) < count:
+                self._batched = False  # the server ignores `n`
+            for completion in completions[:count]:
                 keep(problem, left.pop(0), completion)
 
-    async def _ask(self, client: Any, problem: Problem, sample: int, count: int) -> list[Completion]:
-        """One answer, with at least one completion."""
+    async def _request(self, client: Any, problem: Problem, sample: int, count: int) -> list[Completion]:
+        """The completions of one request; at least one."""
         import openai
 
         parameters = {**self._parameters, self._limit_name: self._max_tokens}
@@ -182,61 +177,65 @@ class EndpointSampler:
                 completions = _read(answer)
                 if completions:
                     return completions
-                problem_found = "an answer without choices"
+                fault = "an answer without choices"
             except openai.BadRequestError as error:
                 if not self._adapt(str(error), parameters):
                     raise
-                return await self._ask(client, problem, sample, count if self._together else 1)
-            except ValueError as error:  # a body that is no JSON, which the package does not try again
-                problem_found = f"an answer that is no JSON ({error})"
+                return await self._request(client, problem, sample, count if self._batched else 1)
+            except ValueError as error:  # a body that is not JSON, which the package does not retry
+                fault = f"an answer that is not JSON ({error})"
             await asyncio.sleep(min(FIRST_PAUSE * 2**attempt, 8.0) if attempt < self._options.retries else 0)
-        raise EndpointError(f"{self._options.url} gave {problem_found}, {self._options.retries + 1} times")
+        raise EndpointError(f"{self._options.url} returned {fault} {self._options.retries + 1} times")
 
     def _adapt(self, refusal: str, parameters: Mapping[str, Any]) -> bool:
-        """Whether the refused request can be put in another way that this server may take."""
+        """Whether the refused request has another form that this server may accept."""
         if "max_completion_tokens" in refusal and "max_tokens" in parameters:
             self._limit_name = "max_completion_tokens"
             return True
         if "n" in parameters:
-            self._together = False
+            self._batched = False
             return True
         return False
 
-    def _tell(self, error: BaseException, key: str) -> BaseException:
-        """The error in one line, with what to do; those that are no error of the endpoint as they are."""
+    def _describe(self, error: BaseException, key: str) -> BaseException:
+        """An error of the endpoint in one line with what to do; other errors unchanged."""
         import openai
 
         url, variable, tries = self._options.url, self._options.key_variable, self._options.retries + 1
-        said = " ".join(str(error).split())[:200]
+        message = " ".join(str(error).split())[:200]
         if key:
-            said = said.replace(key, "…")  # some servers repeat it
+            message = message.replace(key, "…")  # some servers repeat it
         if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
-            cure = f"check the key in {variable}" if key else f"put the key into the environment as {variable}"
-            return EndpointError(f"{url} refuses access ({error.status_code}); {cure}, or name another --api-key-env")
+            fix = f"check the key in {variable}" if key else f"set the environment variable {variable} to the key"
+            return EndpointError(
+                f"{url} refuses access ({error.status_code}); {fix}, or name another one with --api-key-env"
+            )
         if isinstance(error, openai.APITimeoutError):
             seconds = f"{self._options.timeout:g} s"
             return EndpointError(f"{url} did not answer within {seconds}, {tries} times; raise --timeout")
         if isinstance(error, openai.APIConnectionError):
-            return EndpointError(f"cannot reach {url} ({error.__cause__ or said}), tried {tries} times; is it running?")
+            return EndpointError(
+                f"cannot reach {url} ({error.__cause__ or message}), tried {tries} times; is it running?"
+            )
         if isinstance(error, openai.NotFoundError):
             model = self._parameters["model"]
-            return EndpointError(f"{url} has no model {model!r}, or is not the base of an API ({said})")
+            return EndpointError(f"{url} has no model {model!r}, or is not the base of an API ({message})")
         if isinstance(error, openai.BadRequestError | openai.UnprocessableEntityError):
-            return EndpointError(f"{url} refuses the request ({said})")
+            return EndpointError(f"{url} refuses the request ({message})")
         if isinstance(error, openai.APIStatusError):
-            return EndpointError(f"{url} answered {error.status_code} {tries} times ({said}); try again later")
+            return EndpointError(f"{url} answered {error.status_code} {tries} times ({message}); try again later")
         if isinstance(error, openai.APIError):
-            return EndpointError(f"{url} gave no answer ({said})")
+            return EndpointError(f"{url} gave no answer ({message})")
         return error
 
 
 def _read(answer: Any) -> list[Completion]:
-    """The completions in an answer; none if it is not what it should be, which the package does not check."""
+    """The completions in an answer; none if it is malformed, which the package does not check."""
     choices, usage = getattr(answer, "choices", None), getattr(answer, "usage", None)
     if not isinstance(choices, list):
         return []
     tokens = getattr(usage, "completion_tokens", None)
-    if type(tokens) is not int or len(choices) > 1:  # a server counts all its choices together
+    if type(tokens) is not int or len(choices) > 1:  # the server counts all choices together
         tokens = None
     completions = []
     for choice in choices:

@@ -59,28 +59,24 @@ def _new_manager() -> pluggy.PluginManager:
 
 @dataclass
 class Plugin:
-    """One installed plugin, imported if it could be."""
+    """An installed plugin; its hooks are empty where it failed to load."""
 
     name: str
-    """Of its entry point."""
+    """Name of its entry point."""
 
     module: str
-    """Where its hooks are."""
+    """Module that implements the hooks."""
 
     distribution: str
-    """The distribution that brings it."""
-
     version: str
-    """That distribution's version."""
-
     manager: pluggy.PluginManager = field(default_factory=_new_manager, repr=False)
     """Holds this plugin alone; empty if it is broken."""
 
     error: str | None = None
-    """Why it is broken, in one line."""
+    """Why the plugin is broken, in one line."""
 
     def call(self, hook: str, **arguments: Any) -> Any:
-        """Its answer to a hook; None where it has none, or fails, which `error` then tells."""
+        """The result of a hook; None where the plugin lacks it, or where it fails, which sets `error`."""
         try:
             return getattr(self.manager.hook, hook)(**arguments)
         except KeyboardInterrupt:

@@ -1,7 +1,7 @@
-"""What a plugin must be before it is used: the right hooks, spelt right, for this SDK.
+"""Checks of a plugin before its use: its hooks exist, are spelt correctly, and are written for this SDK.
 
-pluggy skips an unmarked function, ignores an argument that has a default, and lets a misspelt hook wait for
-ever; each of these would show as a task that silently does less than its author wrote.
+pluggy skips an unmarked function, ignores an argument with a default and never calls a misspelt hook; each would make
+a task silently do less than its author wrote.
 """
 
 import inspect
@@ -18,7 +18,7 @@ SDK = "tinyzero-sdk"
 
 
 def check_sdk_version(distribution: Distribution) -> None:
-    """Refuse a distribution that needs another SDK, before its code is imported.
+    """Refuse a distribution that requires another version of the SDK, before its code is imported.
 
     Raises:
         VersionMismatchError: names both versions.
@@ -38,10 +38,10 @@ def check_sdk_version(distribution: Distribution) -> None:
 
 
 def check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
-    """Refuse a registered task whose hooks are not all there, or not what they seem.
+    """Refuse a registered task that lacks a required hook, or whose hooks are invalid.
 
     Raises:
-        BrokenTaskError: says which function and what to change; without the task's name, which the caller knows.
+        BrokenTaskError: says which function and what to change; the caller adds the task's name.
     """
     check_spelling(manager, plugin, hookspecs)
     own = {caller.name: caller.get_hookimpls() for caller in manager.get_hookcallers(plugin) or []}
@@ -51,35 +51,35 @@ def check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
     for implementation in own.get("score_completion", []):
         if not (implementation.wrapper or implementation.hookwrapper):
             raise BrokenTaskError(
-                "score_completion is the host's own; write score, or wrap it with @hookimpl(wrapper=True)"
+                "score_completion belongs to the SDK; write score, or wrap it with @hookimpl(wrapper=True)"
             )
 
 
 def check_spelling(manager: pluggy.PluginManager, plugin: object, specs: ModuleType) -> None:
-    """Refuse unmarked functions with a hook's name, names that are no hook, and arguments with a default.
+    """Refuse unmarked functions named like a hook, marked functions that are no hook, and arguments with a default.
 
     Raises:
-        BrokenTaskError: as `check_hooks`.
+        BrokenTaskError: see `check_hooks`.
     """
     known = [name for name, value in vars(specs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec")]
     for name in known:
         if _is_own_function(plugin, name) and not hasattr(getattr(plugin, name), f"{hookspecs.PROJECT}_impl"):
-            raise BrokenTaskError(f"{name} is a hook's name but lacks @hookimpl; mark it or rename it")
+            raise BrokenTaskError(f"{name} has the name of a hook but lacks @hookimpl; mark it or rename it")
     for caller in manager.get_hookcallers(plugin) or []:
         if not caller.has_spec():
             hint = did_you_mean(caller.name, known).strip() or f"the hooks are {', '.join(known)}"
-            raise BrokenTaskError(f"{caller.name} is marked with @hookimpl, but there is no such hook; {hint}")
+            raise BrokenTaskError(f"{caller.name} is marked with @hookimpl, but no hook has that name; {hint}")
         assert caller.spec is not None
         for implementation in caller.get_hookimpls():
             ignored = [name for name in implementation.kwargnames if name in caller.spec.argnames]
             if ignored:
                 raise BrokenTaskError(
-                    f"{caller.name} gives {ignored[0]} a default, so it would never be passed; remove the default"
+                    f"{caller.name} gives {ignored[0]} a default, so pluggy never passes it; remove the default"
                 )
 
 
 def _is_own_function(plugin: object, name: str) -> bool:
-    """Whether the author wrote it: `from numpy.linalg import solve` is no attempt at a hook."""
+    """Whether the author wrote it: `from numpy.linalg import solve` is not a misspelt hook."""
     value: Any = inspect.getattr_static(plugin, name, None)
     if not inspect.isroutine(value):
         return False

@@ -1,7 +1,7 @@
-"""Score wrappers that shape a reward: by form, by length, by repetition. For any task, in training and offline.
+"""Score wrappers that shape the reward of any task by format, length or repetition, in training and offline.
 
-They change `value` and `masked`, never `correct`; what the task itself gave stays in `parts["task"]`. `needs` names the
-columns of an outputs file that one cannot do without.
+They change `value` and `masked`, never `correct`; the task's own value stays in `parts["task"]`. `needs` names the
+columns that a wrapper requires in a file of outputs.
 """
 
 import math
@@ -21,10 +21,10 @@ Shaping = Generator[None, Score, Score]
 
 @dataclass(frozen=True)
 class FormatScore:
-    """`format`: something for an answer that can be read but is wrong."""
+    """`format`: a reward for an answer that can be parsed but is wrong."""
 
     value: Annotated[float, Gt(0), Lt(1)] = 0.1
-    """What it scores, unless the task gives more; always less than a right answer."""
+    """Reward of such an answer, unless the task gives more; less than that of a right answer."""
 
     @hookimpl(wrapper=True)
     def score_completion(self) -> Shaping:
@@ -37,7 +37,7 @@ class CosineLength:
     """`cosine`: right answers score more when short, wrong ones more when long (arXiv 2502.03373, §3.1).
 
     A right answer scores from `correct[1]` at no length down to `correct[0]` at the limit, a wrong one from
-    `wrong[0]` up to `wrong[1]`, both along half a cosine; one that was cut off, or is longer, scores `exceeded`.
+    `wrong[0]` up to `wrong[1]`, both along half a cosine; one that was truncated, or is longer, scores `exceeded`.
     """
 
     limit: Annotated[int, Gt(0)]
@@ -73,7 +73,7 @@ class SoftOverlong:
     """L_max, in tokens: from here on the penalty is 1."""
 
     buffer: Annotated[int, Gt(0)] | None = None
-    """L_cache: over so many tokens before the limit the penalty rises from 0; none = a fifth of it, as in the paper."""
+    """L_cache, tokens before the limit over which the penalty rises from 0; none = a fifth of it, as in the paper."""
 
     needs: ClassVar = ("token_count",)
 
@@ -91,7 +91,7 @@ class SoftOverlong:
 
 @dataclass(frozen=True)
 class MaskTruncated:
-    """`mask_truncated`: completions that were cut off are left out of the loss (arXiv 2503.14476, §3.4)."""
+    """`mask_truncated`: truncated completions are excluded from the loss (arXiv 2503.14476, §3.4)."""
 
     needs: ClassVar = ("finished",)
 
@@ -103,13 +103,13 @@ class MaskTruncated:
 
 @dataclass(frozen=True)
 class RepetitionPenalty:
-    """`repetition`: minus the share of a text's n-grams that stood in it before (after arXiv 2502.03373, §3.2)."""
+    """`repetition`: minus the fraction of a text's n-grams that occurred in it before (after arXiv 2502.03373, §3.2)."""
 
     penalty: Annotated[float, Ge(0)] = 1.0
-    """What a text that only repeats itself loses."""
+    """Penalty of a text that only repeats itself."""
 
     size: Annotated[int, Gt(0)] = 20
-    """n, in words (what stands between blanks)."""
+    """n, in words (separated by whitespace)."""
 
     @hookimpl(wrapper=True)
     def score_completion(self, completion: Completion) -> Shaping:
@@ -118,7 +118,7 @@ class RepetitionPenalty:
 
 
 def repeated_fraction(text: str, size: int) -> float:
-    """Share of the text's n-grams of `size` words that stood in it before; 0 where it has fewer words.
+    """Fraction of the text's n-grams of `size` words that occurred in it before; 0 where it has fewer words.
 
     Example:
         >>> repeated_fraction("a b a b a b", 2)
@@ -135,11 +135,11 @@ def repeated_fraction(text: str, size: int) -> float:
 
 def _tokens(completion: Completion, name: str) -> int:
     if completion.token_count is None:
-        raise DataError(f"the wrapper {name!r} needs each completion's token count, and this one has none")
+        raise DataError(f"the wrapper {name!r} needs each completion's token count, but this one has none")
     return completion.token_count
 
 
 def _add(score: Score, name: str, amount: float) -> Score:
     if score.reason == "error":
-        return score  # the scorer failed, which says nothing of the completion
+        return score  # the scorer failed, which says nothing about the completion
     return replace(score, value=score.value + amount, parts={**score.parts, name: amount})

@@ -1,7 +1,7 @@
-"""Score wrappers: plugins put around `score_completion` of any task, chosen by name.
+"""Score wrappers by name: hooks around `score_completion` of any task, such as `overlong(limit=1024)`.
 
-That a score is finite and in range needs no wrapper: `tasks/score_guard.py` checks it always. Extensions add wrappers
-through the hook `score_wrappers`.
+`tasks/score_guard.py` checks that scores are finite and in range, with or without wrappers. Plugins add wrappers through
+the hook `score_wrappers`.
 """
 
 import json
@@ -21,7 +21,7 @@ from tinyzero_sdk.settings import build, check_keys
 
 
 class Trace:
-    """`trace`: one JSON line on stderr for each score, to watch what a reward does."""
+    """`trace`: print one JSON line on stderr for each score."""
 
     @hookimpl(wrapper=True)
     def score_completion(self, completion: Completion, ground_truth: Json) -> Generator[None, Score, Score]:
@@ -50,10 +50,10 @@ _SPEC = re.compile(r"(?P<name>[\w.-]+)\s*(?:\((?P<settings>.*)\))?", re.DOTALL)
 
 
 def make_wrapper(spec: str) -> object:
-    """The plugin that a wrapper stands for: its name, and its settings in brackets where it has any.
+    """Make the wrapper of a name, with settings in parentheses if it has any.
 
     Raises:
-        SettingsError: no wrapper of this name, which lists what there is; or a setting that does not fit.
+        SettingsError: no wrapper has this name, or a setting is invalid.
 
     Example:
         >>> make_wrapper("overlong(limit=1024, buffer=128)")
@@ -74,14 +74,14 @@ def make_wrapper(spec: str) -> object:
 
 
 def with_limit(specs: Sequence[str], limit: int) -> tuple[str, ...]:
-    """The wrappers, with `limit` where one needs such a setting and is given none.
+    """The wrappers, with `limit` added where one requires it and has none.
 
     Args:
-        specs: names, with settings in brackets.
+        specs: names, with settings in parentheses.
         limit: the longest completion, in tokens.
 
     Raises:
-        SettingsError: no wrapper of that name.
+        SettingsError: no wrapper has this name.
 
     Example:
         >>> with_limit(["format", "overlong(buffer=9)", "cosine(limit=50)"], 100)
@@ -99,7 +99,7 @@ def _with_limit(spec: str, limit: int) -> str:
 
 
 def columns_needed(specs: Sequence[str]) -> dict[str, str]:
-    """The columns of an outputs file that the wrappers cannot do without, each with the wrapper that needs it.
+    """The columns that wrappers require in a file of outputs, each with the wrapper that needs it.
 
     Example:
         >>> columns_needed(["format", "mask_truncated"])
@@ -118,7 +118,7 @@ def _split(spec: str) -> tuple[str, str]:
 
 
 def _required(make: type) -> list[str]:
-    """The settings that have no default."""
+    """The settings without a default."""
     found = fields(make) if is_dataclass(make) else ()
     return [field.name for field in found if field.default is MISSING and field.default_factory is MISSING]
 

@@ -1,1 +1,1 @@
-"""A new task from nothing: the name, and a package with a small task that works and is tested."""
+"""The package of a new task (`tinyzero new`): its name, and a small example that works and is tested."""

@@ -1,4 +1,4 @@
-"""Whether a new task may have a name; nothing here touches a file."""
+"""Names of new tasks: which are allowed. No files here."""
 
 import importlib.util
 import keyword
@@ -12,9 +12,9 @@ from tinyzero_sdk.tasks.registry import list_tasks
 
 _NAME = re.compile("[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _LONGEST = 32
-"""Characters; it keeps every line of the package short."""
+"""Characters; keeps the lines of the package short."""
 _TAKEN_IN_THE_PACKAGE = ("tests", "conftest")
-"""What stands beside the module, and would be imported in its place."""
+"""Modules of the package that a task of that name would shadow."""
 
 
 def module_name(name: str) -> str:
@@ -28,7 +28,7 @@ def module_name(name: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that cannot be a distribution, a module and a task at once, or that is one already.
+    """Refuse a name that cannot be a distribution, a module and a task at once, or that is taken.
 
     Raises:
         SettingsError: says why, and what to do.
@@ -37,21 +37,21 @@ def check_name(name: str) -> None:
         near = _nearest(name)
         hint = f", such as {near}" if len(near) > 1 else ""
         raise SettingsError(
-            f"{name!r} cannot be a task's name; use small letters and digits in words joined by single hyphens, "
-            f"a letter first, at most {_LONGEST} characters{hint}"
+            f"{name!r} cannot be a task's name; use lower-case letters and digits in words joined by single hyphens, "
+            f"starting with a letter, at most {_LONGEST} characters{hint}"
         )
     if taken := _taken_by(name):
         raise SettingsError(f"{name!r} cannot be a task's name, since it is {taken}; choose another, such as my-{name}")
 
 
 def _nearest(name: str) -> str:
-    """The name without what may not be in it; empty where nothing is left."""
+    """The name without invalid characters; may be empty."""
     words = re.findall("[a-z0-9]+", name.lower())
     return "-".join(words).lstrip("-0123456789")[:_LONGEST].rstrip("-")
 
 
 def _taken_by(name: str) -> str | None:
-    """What else has the name, or None."""
+    """Who already has the name, or None."""
     module = module_name(name)
     if keyword.iskeyword(module):
         return "a keyword of Python"

@@ -1,4 +1,4 @@
-"""Writing the package of a new task from the templates: what `tinyzero new` does, without its words."""
+"""Write the package of a new task from templates: the Python call behind `tinyzero new`."""
 
 import json
 from importlib.resources import files
@@ -19,7 +19,7 @@ COMMON = {
     "{module}/py.typed": "empty",
     ".gitignore": "gitignore",
 }
-"""Files of every package, and the template of each (`templates/NAME.txt`)."""
+"""Files of every package, each with its template (`templates/NAME.txt`)."""
 
 EXAMPLE = {
     "{module}/__init__.py": "package.py",
@@ -27,7 +27,7 @@ EXAMPLE = {
     "{module}/cases.jsonl": "cases.jsonl",
     "tests/test_{module}.py": "test_task.py",
 }
-"""The files of the example, a task that asks for greatest common divisors."""
+"""Files of the example, a task about greatest common divisors."""
 
 EXAMPLE_DESCRIPTION = "the greatest common divisor of two numbers"
 
@@ -36,21 +36,21 @@ def write_package(name: str, output: Path, *, task_file: Path | None = None) -> 
     """Write the package of a new task.
 
     Args:
-        name: of the task and of its distribution; the module has underscores for the hyphens.
-        output: the package's directory, which must not exist.
-        task_file: the task that the package is to hold; None = the example.
+        name: name of the task and its distribution; the module has underscores instead of hyphens.
+        output: directory of the package, which must not exist.
+        task_file: task file to package; None = the example.
 
     Returns:
-        The files that were written.
+        The written files.
 
     Raises:
-        SettingsError: the name cannot be a task's.
-        DataError: there is something at `output`, or it cannot be written.
-        TaskNotFoundError, BrokenTaskError: `task_file` cannot be read, or is no task.
+        SettingsError: the name is invalid or taken.
+        DataError: `output` exists or cannot be written.
+        TaskNotFoundError, BrokenTaskError: `task_file` cannot be read, or is not a task.
     """
     check_name(name)
     if output.exists() or output.is_symlink():
-        raise DataError(f"{output} exists already; move it away, or give another directory with --output")
+        raise DataError(f"{output} already exists; move it away, or give another directory with --output")
     contents = render_example(name) if task_file is None else render_file(name, task_file)
     try:
         for path, content in contents.items():
@@ -63,7 +63,7 @@ def write_package(name: str, output: Path, *, task_file: Path | None = None) -> 
 
 
 def render_example(name: str) -> dict[str, str]:
-    """The files of the example's package: their contents by their paths in it."""
+    """The files of the example's package: contents by path."""
     return _render(name, COMMON | EXAMPLE, EXAMPLE_DESCRIPTION, about=_read("about_example.md"))
 
 
@@ -71,13 +71,13 @@ def render_file(name: str, task_file: Path) -> dict[str, str]:
     """The files of a package around a task file and the cases beside it.
 
     Raises:
-        TaskNotFoundError, BrokenTaskError: it cannot be read, or is no task.
-        DataError: it is a package's.
+        TaskNotFoundError, BrokenTaskError: it cannot be read, or is not a task.
+        DataError: it belongs to a package.
     """
     task = load_task(task_file)
     if Path(task.source).name == "__init__.py":
-        raise DataError(f"{task_file} is a package already; copy its folder instead")
-    description = " ".join(task.info.description.split()).rstrip(".") or "say here what it asks"
+        raise DataError(f"{task_file} is already in a package; copy its folder instead")
+    description = " ".join(task.info.description.split()).rstrip(".") or "describe the task here"
     templates = COMMON | {"tests/test_{module}.py": "test_file.py"}
     contents = _render(name, templates, description, about=_read("about_file.md"))
     module = module_name(name)
@@ -104,7 +104,7 @@ def _read(template: str) -> str:
 
 
 def sdk_bound(version: str) -> str:
-    """The versions of the SDK that a task written against `version` may be used with.
+    """Version bounds of the SDK for a task written against `version`.
 
     Example:
         >>> sdk_bound("0.1.3")

@@ -1,7 +1,6 @@
-"""Answers on their way to a scoring worker, and scores on their way back: both as columns, so that a million
-rows cost neither side a million records. What is done with them is `pool.py`'s business.
+"""Completions sent to scoring workers and the scores they return, both as columns rather than a record for each row.
 
-Nothing in here imports pyarrow: a worker that takes the place of a killed one must start at once.
+This module does not import pyarrow, so that the replacement of a killed worker starts at once.
 """
 
 from array import array
@@ -13,18 +12,18 @@ from tinyzero_sdk.records import Completion, Json, Reason, Score
 
 
 class PackedText(NamedTuple):
-    """n texts in one piece of memory."""
+    """n texts in one buffer."""
 
     data: bytes
-    """Their UTF-8, one after the other."""
+    """Their UTF-8, concatenated."""
 
     offsets: "array[int]"
-    """[n + 1]: where in `data` each begins, and the last one ends."""
+    """[n + 1] start of each text in `data`, and the end of the last."""
 
     def unpack(self) -> list[str]:
         """The texts."""
         starts, ends = self.offsets, self.offsets[1:]
-        if self.data.isascii():  # then a place in the bytes is a place in the text
+        if self.data.isascii():  # then byte offsets are character offsets
             text = self.data.decode("ascii")
             return [text[start:end] for start, end in zip(starts, ends, strict=False)]
         return [str(self.data[start:end], "utf-8") for start, end in zip(starts, ends, strict=False)]
@@ -34,22 +33,22 @@ Column = Sequence[Any] | PackedText
 
 
 class ScoreBatch(NamedTuple):
-    """Some answers as a worker gets them."""
+    """Completions as a worker receives them."""
 
     texts: Column
     """[n] completions."""
 
     ground_truths: Column
-    """[n], each plain JSON."""
+    """[n] plain JSON."""
 
     details: Sequence[tuple[int | None, bool]] | None = None
-    """[n] number of tokens and whether it is finished; None = nothing is known."""
+    """[n] number of tokens, and whether the completion is finished; None = unknown."""
 
     careful: bool = False
-    """Whether each verdict is to be sent before the next answer: one of them may keep scores from being sent."""
+    """Whether to send each score before the next completion, since one of them may break the connection."""
 
     def completions(self) -> Iterable[Completion | str]:
-        """[n] what there is to score."""
+        """[n] completions to score."""
         texts = unpacked(self.texts)
         if self.details is None:
             return texts
@@ -62,17 +61,17 @@ def unpacked(column: Column) -> Sequence[Any]:
 
 
 class Batch(Protocol):
-    """Answers that are scored together."""
+    """Completions that are scored together."""
 
     def __len__(self) -> int: ...
 
     def pack(self, start: int, stop: int) -> ScoreBatch:
-        """Those from `start` to before `stop`."""
+        """Completions `start` to `stop` - 1."""
         ...
 
     @property
     def weight(self) -> int:
-        """About how many bytes it keeps in memory."""
+        """Approximate bytes in memory."""
         ...
 
 
@@ -81,19 +80,16 @@ AnyBatch = TypeVar("AnyBatch", bound=Batch)
 
 @dataclass(frozen=True, slots=True)
 class CompletionBatch:
-    """A batch of answers held as Python objects."""
+    """A batch of n completions and ground truths (plain JSON) as Python objects."""
 
     completions: Sequence[Completion]
-    """[n] what a model wrote."""
-
     ground_truths: Sequence[Json]
-    """[n], each plain JSON."""
 
     def __len__(self) -> int:
         return len(self.completions)
 
     def pack(self, start: int, stop: int) -> ScoreBatch:
-        """As the protocol says."""
+        """See `Batch`."""
         some = self.completions[start:stop]
         plain = all(done.finished and done.token_count is None for done in some)
         details = None if plain else [(done.token_count, done.finished) for done in some]
@@ -101,37 +97,29 @@ class CompletionBatch:
 
     @property
     def weight(self) -> int:
-        """As the protocol says."""
+        """See `Batch`."""
         return sum(map(len, (done.text for done in self.completions)))
 
 
 @dataclass(slots=True)
 class ScoreColumns:
-    """The scores on n answers, in order."""
+    """The scores of n completions as columns, in order."""
 
     values: list[float] = field(default_factory=list)
-    """[n] scores."""
-
     correct: list[bool] = field(default_factory=list)
-    """[n] whether each is solved."""
-
     reasons: list[Reason] = field(default_factory=list)
-    """[n] why."""
-
     answers: list[str | None] = field(default_factory=list)
-    """[n] what was found in the completions."""
-
     parts: dict[int, dict[str, float]] = field(default_factory=dict)
-    """What a score is made of, by place, where it has parts."""
+    """`Score.parts` by row, where there are any."""
 
     masked: set[int] = field(default_factory=set)
-    """Places of those to leave out of the loss."""
+    """Rows with `Score.masked`."""
 
     def __len__(self) -> int:
         return len(self.values)
 
     def add(self, score: Score) -> None:
-        """Append one."""
+        """Append a score."""
         if score.parts:
             self.parts[len(self.values)] = dict(score.parts)
         if score.masked:
@@ -142,7 +130,7 @@ class ScoreColumns:
         self.answers.append(score.answer)
 
     def extend(self, others: "ScoreColumns") -> None:
-        """Append others."""
+        """Append other scores."""
         before = len(self)
         self.parts |= {before + place: parts for place, parts in others.parts.items()}
         self.masked |= {before + place for place in others.masked}

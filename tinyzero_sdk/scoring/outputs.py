@@ -1,6 +1,6 @@
-"""A file of model outputs as batches for the scoring pool: what there is to score in each row, and which rows are bad.
+"""Read a file of model outputs as batches for the scoring pool, with the rows that cannot be scored.
 
-Also what a row says of its origin, and whether that fits the installed task. No scores in here.
+Also the provenance of rows (which task and version made and scored them), and its check against the installed task.
 """
 
 import json
@@ -29,15 +29,13 @@ Truths: TypeAlias = pa.Array | list[Json]
 
 
 LENGTH_COLUMNS = ("token_count", "tokens")
-"""The first of these that a file has gives the number of tokens: as a number, or as a list of them."""
+"""The first of these columns in a file gives the number of tokens, as a number or as a list of tokens."""
 
 
 class Provenance(NamedTuple):
-    """What gave a verdict; four columns of a scored file."""
+    """What produced a score: four columns of a scored file."""
 
     task: str
-    """Name of the task."""
-
     task_version: str
     """Version of its distribution, or hash of its file."""
 
@@ -49,10 +47,10 @@ class Provenance(NamedTuple):
 
 
 SCORE_COLUMNS = ("score", "correct", "reason", "answer")
-"""The verdict on a row; the other columns of a scored file."""
+"""The score of a row; the other columns of a scored file."""
 
 RESULT_COLUMNS = (*SCORE_COLUMNS, *Provenance._fields)
-"""What scoring adds to a row, in place of columns of these names."""
+"""The columns that scoring adds, or replaces."""
 
 
 def provenance_of(task: Task) -> Provenance:
@@ -67,27 +65,27 @@ def provenance_of(task: Task) -> Provenance:
 
 
 class RowSource(NamedTuple):
-    """What a row says of where it comes from; None where it says nothing."""
+    """Where a row comes from; None where it does not say."""
 
     data_source: str | None
-    """The task that made the problem, or another name."""
+    """Task that generated the problem, or the name of a data set."""
 
     data_version: str | None
-    """Its version (`extra_info.task_version`); only our own files have one."""
+    """Version of that task (`extra_info.task_version`), in our own files only."""
 
     scored_by: Provenance | None
-    """What scored it before."""
+    """What scored the row before."""
 
 
 ProvenanceCheck = Callable[[RowSource], str | None]
-"""What is wrong with rows of this origin, or None."""
+"""Returns the problem with rows of this source, or None."""
 
 _ORIGIN_COLUMNS = ("data_source", "extra_info.task_version", *Provenance._fields)
 
 
 @dataclass(slots=True)
 class OutputBatch:
-    """Rows of an outputs file that can be scored: a batch for the pool."""
+    """The n scorable rows of a block: a batch for the pool."""
 
     block: Block
     """The rows, without the bad ones."""
@@ -99,18 +97,18 @@ class OutputBatch:
     """[n] ground truths."""
 
     details: list[tuple[int | None, bool]] | None
-    """[n] number of tokens and whether the completion is finished, where the task's wrappers may want to know."""
+    """[n] number of tokens, and whether the completion is finished, where the task's wrappers may need them."""
 
     weight: int
-    """About how many bytes all this takes."""
+    """Approximate bytes in memory."""
 
     def __len__(self) -> int:
         return len(self.block.numbers)
 
     def pack(self, start: int, stop: int) -> ScoreBatch:
-        """Some of them, for a worker."""
+        """Completions `start` to `stop` - 1, for a worker."""
         if isinstance(self.truths, pa.Array) and not _is_text(self.truths.type):
-            self.truths = to_list(self.truths)  # once, for all parcels of the batch
+            self.truths = to_list(self.truths)  # once for the whole batch
         details = None if self.details is None else self.details[start:stop]
         return ScoreBatch(_pack(self.texts, start, stop), _pack(self.truths, start, stop), details)
 
@@ -133,17 +131,17 @@ def read_outputs(
     schema: pa.Schema | None = None,
     wrappers: Sequence[str] = (),
 ) -> Generator[OutputBatch, None, None]:
-    """The rows of a file that can be scored, and with each batch the bad rows of its stretch.
+    """The scorable rows of a file in batches, each with the bad rows of its block.
 
     Args:
         blocks: from a reader.
-        source: their file, for messages.
-        check: sees each origin once.
-        schema: makes tables of blocks of rows; those that do not fit are bad.
-        wrappers: score wrappers; with any, length and end of the completions are looked for.
+        source: the file, for messages.
+        check: called once for each different source of rows.
+        schema: turns blocks of rows into tables; rows that do not fit are bad.
+        wrappers: score wrappers; with any, the completions' lengths and ends are read too.
 
     Raises:
-        VersionMismatchError: the check objects.
+        VersionMismatchError: the check finds a problem.
         DataError: the file lacks the columns, or those that a wrapper needs.
     """
     seen: set[RowSource] = set()
@@ -160,7 +158,7 @@ def read_outputs(
             batch.details = _details(block)
             if len(batch):
                 _check_needed(block, source, needed)
-                needed = {}  # a single row may lack it still, and is then one that could not be scored
+                needed = {}  # a single later row that lacks it is a row that cannot be scored
         yield batch
 
 
@@ -216,7 +214,7 @@ def _from_table(block: Block, source: Path) -> OutputBatch:
 
 
 def _problem(row: Row) -> str:
-    """What is wrong with a row that lacks something."""
+    """The problem of a row that lacks a value."""
     try:
         completion_of(row)
         ground_truth_of(row)
@@ -226,12 +224,12 @@ def _problem(row: Row) -> str:
 
 
 def _text_column(table: pa.Table) -> pa.Array | None:
-    """[n] the completions as text, or None where they are of another type."""
+    """[n] completions as text, or None where they have another type."""
     return _as_text(table["completion"].combine_chunks())
 
 
 def _truth_column(table: pa.Table) -> pa.Array | None:
-    """[n] the ground truths of one column, or None where they are in two, or of a type that JSON lacks."""
+    """[n] ground truths from one column, or None where they are in two columns, or not JSON."""
     columns = []
     if "ground_truth" in table.column_names:
         columns.append(table["ground_truth"].combine_chunks())
@@ -260,7 +258,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def column(block: Block, path: str) -> pa.Array | list[Json] | None:
-    """A column (`name`) or a field of one (`name.field`) of a block; None where there is none."""
+    """A column (`name`) or a field of one (`name.field`) of a block, or None."""
     name, _, inner = path.partition(".")
     if block.table is None:
         cells = [row.get(name) for row in block.rows]
@@ -276,7 +274,7 @@ def column(block: Block, path: str) -> pa.Array | list[Json] | None:
 
 
 def _origins(block: Block) -> Iterator[tuple[int, RowSource]]:
-    """The different origins of the rows of a block, each with the number of its first row."""
+    """The different sources of the rows of a block, each with its first row number."""
     columns = [column(block, path) for path in _ORIGIN_COLUMNS]
     if all(isinstance(values, pa.Array) and len(values.unique()) == 1 for values in columns if values is not None):
         columns = [None if values is None else values[:1] for values in columns]  # as is usual
@@ -296,7 +294,7 @@ def _texts_or_none(values: pa.Array | Sequence[Json]) -> list[str | None]:
 
 
 def _details(block: Block) -> list[tuple[int | None, bool]] | None:
-    """What the file says of length and end of the completions, for wrappers that shape by them."""
+    """Lengths and ends of the completions, for wrappers that depend on them."""
     counts, ends = _token_counts(block), column(block, "finished")
     if counts is None and ends is None:
         return None
@@ -306,7 +304,7 @@ def _details(block: Block) -> list[tuple[int | None, bool]] | None:
 
 
 def _token_counts(block: Block) -> list[int | None] | None:
-    """[n] numbers of tokens, by the first of `LENGTH_COLUMNS` with any; None where there is none."""
+    """[n] numbers of tokens from the first of `LENGTH_COLUMNS` that has any, or None."""
     for name in LENGTH_COLUMNS:
         values = column(block, name)
         cells = [] if values is None else _cells(values)
@@ -317,13 +315,13 @@ def _token_counts(block: Block) -> list[int | None] | None:
 
 
 def _check_needed(block: Block, source: Path, needed: Mapping[str, str]) -> None:
-    """Refuse a file without what a wrapper needs."""
+    """Refuse a file that lacks a column that a wrapper needs."""
     for name, wrapper in needed.items():
         values = _token_counts(block) if name == "token_count" else column(block, name)
         if values is None or all(cell is None for cell in _cells(values)):
             raise DataError(
-                f"{source} has no {name}, which the score wrapper {wrapper!r} needs; add that column, or leave the "
-                "wrapper out"
+                f"{source} has no {name}, which the score wrapper {wrapper!r} needs; add that column, or omit the "
+                "wrapper"
             )
 
 
@@ -332,9 +330,9 @@ def _cells(values: pa.Array | Sequence[Any]) -> Sequence[Any]:
 
 
 def scoring_check(task: Task) -> ProvenanceCheck:
-    """Objects to rows made by, or scored by, another task or another version of it.
+    """Refuses rows that another task or another version generated or scored.
 
-    Files of other tools name no version; of theirs only a `data_source` that is another installed task is refused.
+    Files of other tools have no version; in these only a `data_source` that names another installed task is refused.
     """
     others = {entry.name for entry in list_tasks()} - {task.name}
     here = f"{task.name} {task.version}"
@@ -346,19 +344,18 @@ def scoring_check(task: Task) -> ProvenanceCheck:
         elif origin.data_source in others:
             made_by = f"{origin.data_source}"
         if made_by is not None and made_by != here:
-            return f"the problem was made by task {made_by}, and {here} is to score it{CURE}"
+            return f"the problem was generated by task {made_by}, but {here} would score it{FIX}"
         if origin.scored_by is not None and origin.scored_by[:2] != (task.name, task.version):
             before = " ".join(origin.scored_by[:2])
-            return f"the row was scored by task {before} before, and {here} is to score it now{CURE}"
+            return f"the row was scored by task {before} before, but {here} would score it now{FIX}"
         return None
 
     return check
 
 
-CURE = "; install that version, name that task, or accept the difference with --allow-version-mismatch"
-"""What can be done about a mismatch."""
+FIX = "; install that version, name that task, or accept the difference with --allow-version-mismatch"
 
 
 def accept_any(origin: RowSource) -> str | None:
-    """Objects to nothing."""
+    """Accepts rows of any source."""
     return None

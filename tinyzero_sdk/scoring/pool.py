@@ -1,7 +1,7 @@
-"""Scoring in worker processes, with a time and a memory limit for every single answer.
+"""Score in worker processes, with time and memory limits for every single completion.
 
-A task's scorer may hang, die, leak or print, whatever it is made to read; the pool kills and replaces the
-worker, that one answer scores 0 with the reason `timeout` or `error`, and all others get their verdict.
+A scorer may hang, die, leak or print: the pool kills and replaces the worker, that completion scores 0 with the reason
+`timeout` or `error`, and all others get their score.
 """
 
 import math
@@ -51,14 +51,14 @@ class ScoringPool:
     def __init__(self, task: Task, *, workers: int = 1, time_limit: float = 5.0, memory_limit_gb: float = 4.0) -> None:
         """
         Args:
-            task: what to score; each worker loads it anew.
-            workers: how many processes score at a time (spare ones wait beside them while an answer hangs).
-            time_limit: seconds for one answer, from when a worker starts on it.
+            task: from `load_task`; each worker loads it again.
+            workers: number of processes that score at a time (spare ones start while a completion hangs).
+            time_limit: seconds to score one completion, once a worker starts on it.
             memory_limit_gb: address space of a worker, in GiB.
 
         Raises:
-            SettingsError: one of the numbers is not above 0 and finite.
-            UnsafeScorerError: the scorer must not be trusted with a model's text, and was not allowed.
+            SettingsError: a number is not finite and above 0.
+            UnsafeScorerError: the scorer is unsafe and was not allowed.
         """
         task.check_scoring_allowed()
         if workers < 1 or not 0 < time_limit < math.inf or not 0 < memory_limit_gb < math.inf:
@@ -67,7 +67,7 @@ class ScoringPool:
                 "expected finite numbers above 0"
             )
         self.counts: Counter[str] = Counter()
-        """How many answers so far got the reason `error` or `timeout`."""
+        """Number of completions so far with the reason `error` or `timeout`."""
         self.first_error: str | None = None
         """The traceback of the first exception that the task raised in a worker."""
 
@@ -99,7 +99,7 @@ class ScoringPool:
         """The scores, in the order given.
 
         Raises:
-            TinyZeroError: the workers cannot load the task, or keep dying for no answer's sake.
+            TinyZeroError: the workers cannot load the task, or keep dying between completions.
         """
         if len(completions) != len(ground_truths):
             raise ValueError(f"got {len(completions)} completions and {len(ground_truths)} ground truths")
@@ -113,17 +113,17 @@ class ScoringPool:
     def stream(
         self, batches: Iterable[AnyBatch], *, largest_job: int = _LARGEST_JOB
     ) -> Generator[tuple[AnyBatch, ScoreColumns], None, None]:
-        """Score batches as they come: each with its scores, in the order given.
+        """Score batches as they arrive, and yield each with its scores, in order.
 
-        Takes no more of them than the workers need, and some for the time in which one hangs; so neither end
-        needs to fit in memory. Other calls wait until it is exhausted or closed.
+        Reads only as many batches as the workers need, plus some while a completion hangs, so neither input nor output
+        has to fit in memory. Other calls wait until the stream is exhausted or closed.
 
         Args:
             batches: read lazily.
-            largest_job: most answers that are sent to a worker at a time.
+            largest_job: most completions sent to a worker at a time.
 
         Raises:
-            TinyZeroError: the workers cannot load the task, or keep dying for no answer's sake.
+            TinyZeroError: the workers cannot load the task, or keep dying between completions.
         """
         source = iter(batches)
         with self._lock:
@@ -223,7 +223,7 @@ class ScoringPool:
         self._remove(worker)
         if not worker.ready:
             raise BrokenTaskError(
-                f"a scoring worker ended or hung while it loaded task {self._task_name!r}; messages above may tell why"
+                f"a scoring worker ended or hung while it loaded task {self._task_name!r}; messages above may say why"
             )
         # Between our look and the kill a late worker may have gone on to another answer, which is not to blame.
         if worker.job is not None and running is not None and (late or (worker.ended and caught)):
@@ -250,10 +250,10 @@ class _Open:
 
     batch: Batch
     left: int
-    """Answers without a verdict."""
+    """Completions without a score."""
 
     pieces: list[tuple[int, ScoreColumns]] = field(default_factory=list)
-    """ScoreColumns by the place of the first."""
+    """Scores, each with the row of its first."""
 
     def put(self, start: int, scores: ScoreColumns) -> None:
         self.pieces.append((start, scores))
@@ -263,15 +263,15 @@ class _Open:
         self.pieces.sort(key=lambda piece: piece[0])
         (_, whole), *others = self.pieces or [(0, ScoreColumns())]
         for start, scores in others:
-            assert start == len(whole), "an answer without a verdict, or with two"
+            assert start == len(whole), "a completion without a score, or with two"
             whole.extend(scores)
-        assert len(whole) == len(self.batch), "an answer without a verdict"
+        assert len(whole) == len(self.batch), "a completion without a score"
         return whole
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Answers `start` to before `stop` of a batch; never none."""
+    """Completions `start` to `stop` - 1 of a batch; at least one."""
 
     owner: _Open
     start: int
@@ -338,7 +338,7 @@ class _Worker:
 
     def take(self, scores: ScoreColumns) -> float | None:
         """Pass on what it answered; the seconds its job took, if that was the end of it."""
-        assert self.job is not None, "a verdict that nobody asked for"
+        assert self.job is not None, "a score without a request"
         if len(scores):
             self.job.owner.put(self.job.start, scores)
         self.answered += len(scores)
@@ -360,7 +360,7 @@ class _Worker:
 
 
 def score_answers(task: Task, connection: Connection, timer: SharedTimer, *, memory_limit: int) -> None:
-    """What a scoring worker does (see `worker.Service`): parcels of answers in, their scores out."""
+    """What a scoring worker does (see `workers.process.Service`): parcels of answers in, their scores out."""
     at_start = _address_space()
     if at_start >= memory_limit:
         connection.send(

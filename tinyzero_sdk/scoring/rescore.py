@@ -1,6 +1,6 @@
-"""Scoring a scored file again under the installed task, and telling which scores changed: behind `tinyzero rescore`.
+"""Score a scored file again with the installed task and compare: the Python call behind `tinyzero rescore`.
 
-The old scores are those in the file; nothing of the old version is run.
+The old scores are those in the file; the old version does not run.
 """
 
 import json
@@ -50,37 +50,30 @@ class RowScore:
     """One side of a comparison."""
 
     score: float
-    """The reward."""
-
     correct: bool
-    """Whether the problem is solved."""
-
     reason: str
-    """Why."""
-
     answer: str | None
-    """What was found in the completion."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreChange:
-    """A row with another verdict than before."""
+    """A row whose score changed."""
 
     number: int
     """Line of a JSON Lines file, row of a Parquet file; the first is 1."""
 
     old: RowScore
-    """As the file says."""
+    """From the file."""
 
     new: RowScore
-    """As the installed task says."""
+    """From the installed task."""
 
     completion_end: str
     """The last characters of the completion."""
 
     @property
     def is_flip(self) -> bool:
-        """Whether it is solved now and was not, or the other way round."""
+        """Whether its correctness changed."""
         return self.old.correct != self.new.correct
 
     @property
@@ -94,43 +87,39 @@ class RescoreReport:
     """What became of the scores of a file."""
 
     scored: ScoreReport
-    """The new scores."""
-
     before: list[Provenance] = field(default_factory=list)
-    """What gave the old ones, as far as the rows tell."""
+    """What produced the old scores, as far as the rows say."""
 
     compared: int = 0
-    """Rows with a verdict of then and one of now; the figures below are about these."""
+    """Rows with an old and a new score, to which the numbers below refer."""
 
     old_correct: int = 0
-    """Those of them that were correct before."""
+    """Rows that were correct before."""
 
     new_correct: int = 0
-    """Those of them that are correct now."""
+    """Rows that are correct now."""
 
     changed: int = 0
     """Rows whose score, correctness or reason changed."""
 
     flipped: int = 0
-    """Those of them that are solved now and were not, or the other way round."""
+    """Rows whose correctness changed."""
 
     other_answer: int = 0
-    """Rows with the same verdict, for another answer."""
+    """Rows with the same score for another answer."""
 
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """How many changed from which reason to which."""
-
     changes: list[ScoreChange] = field(default_factory=list)
     """The first `MAX_LISTED`, and after these the first few of each pair of reasons."""
 
     @property
     def old_accuracy(self) -> float | None:
-        """Share of the compared rows that was correct before; None without any."""
+        """Fraction of the compared rows that were correct before, or None."""
         return self.old_correct / self.compared if self.compared else None
 
     @property
     def new_accuracy(self) -> float | None:
-        """Share of the compared rows that is correct now; None without any."""
+        """Fraction of the compared rows that are correct now, or None."""
         return self.new_correct / self.compared if self.compared else None
 
     def add(self, change: ScoreChange) -> None:
@@ -159,17 +148,17 @@ def rescore_file(
     Args:
         task: from `load_task`.
         source: what `score_file` wrote.
-        output: where to write the rows with their new scores, the old ones in columns `old_score` and so on.
+        output: file for the rows with their new scores; the old ones move to `old_score` and so on.
         workers: scoring processes.
-        time_limit: seconds for one answer.
+        time_limit: seconds to score one completion.
         memory_limit_gb: address space of a worker, in GiB.
-        group_by: column that tells prompts apart in the summary.
-        allow_version_mismatch: compare whatever the file says of its origin (see `rescoring_check`).
-        on_progress: called with the share of the file that is done.
+        group_by: column that identifies a prompt in the summary.
+        allow_version_mismatch: skip the check of provenance (see `rescoring_check`).
+        on_progress: called with the fraction of the file that is done.
 
     Raises:
         DataError: the file cannot be read, has no rows or no scores.
-        VersionMismatchError: the two sides are not alike but for the version.
+        VersionMismatchError: the two sides differ in more than the version.
     """
     reader = find_reader(None, source)
     if output is not None:
@@ -195,10 +184,10 @@ def rescore_file(
 
 
 def rescoring_check(task: Task) -> ProvenanceCheck:
-    """Objects where more than the version of the scorer differs between the scores to compare.
+    """Refuses to compare scores that differ in more than the version of the scorer.
 
-    That is: rows that do not tell what scored them; another task; other options or wrappers; rows scored under several
-    versions; and problems made by a version that is neither the old scorer's nor the installed one.
+    That is: rows that do not say what scored them; another task; other options or wrappers; rows scored by several
+    versions; and problems from a version that is neither the old scorer's nor the installed one.
     """
     now = provenance_of(task)
     first: list[Provenance] = []
@@ -206,38 +195,38 @@ def rescoring_check(task: Task) -> ProvenanceCheck:
     def check(origin: RowSource) -> str | None:
         old = origin.scored_by
         if old is None:
-            return f"the row does not tell what scored it{_CURE}"
+            return f"the row does not say what scored it{_FIX}"
         first.append(old)
         if old.task != now.task:
-            return f"the row was scored by task {old.task}, and this is {now.task}{_CURE}"
+            return f"the row was scored by task {old.task}, and this is {now.task}{_FIX}"
         if old.task_options != now.task_options:
-            return f"the row was scored with {old.task_options}, and this is {now.task_options}{_CURE}"
+            return f"the row was scored with {old.task_options}, and this is {now.task_options}{_FIX}"
         if old.task_wrappers != now.task_wrappers:
-            return f"the row was scored with {_typed(old)}, and this is with {_typed(now)}{_CURE}"
+            return f"the row was scored with {_typed(old)}, and this is with {_typed(now)}{_FIX}"
         if old != first[0]:
-            return f"rows were scored by {old.task} {old.task_version} and by {first[0].task_version}{_CURE}"
+            return f"rows were scored by {old.task} {old.task_version} and by {first[0].task_version}{_FIX}"
         if origin.data_version and origin.data_version not in (old.task_version, now.task_version):
-            made = f"made by {origin.data_source} {origin.data_version}"
-            return f"the problem was {made}, and scored by {old.task_version}{_CURE}"
+            made = f"generated by {origin.data_source} {origin.data_version}"
+            return f"the problem was {made}, and scored by {old.task_version}{_FIX}"
         return None
 
     return check
 
 
 def _typed(provenance: Provenance) -> str:
-    """The wrappers of a provenance as one types them."""
+    """The wrappers of a provenance as command-line options."""
     try:
         specs = json.loads(provenance.task_wrappers or "[]")
         return " ".join(f"--wrapper {shlex.quote(spec)}" for spec in specs) or "no wrapper"
-    except (ValueError, TypeError):  # no column of ours
+    except (ValueError, TypeError):  # not written by us
         return provenance.task_wrappers
 
 
-_CURE = "; like is compared with like only; compare all the same with --allow-version-mismatch"
+_FIX = "; only the version may differ; compare anyway with --allow-version-mismatch"
 
 
 def _watching(check: ProvenanceCheck, provenances: list[Provenance]) -> ProvenanceCheck:
-    """A check that also notes what scored the rows."""
+    """A check that also records what scored the rows."""
 
     def watch(origin: RowSource) -> str | None:
         if origin.scored_by is not None and origin.scored_by not in provenances:
@@ -253,7 +242,7 @@ def _compare(source: Path, batch: OutputBatch, scores: ScoreColumns, report: Res
         old_score, old_correct, old_reason, old_answer = old_cells
         number = batch.block.numbers[place]
         if type(old_score) not in (int, float) or type(old_correct) is not bool or not isinstance(old_reason, str):
-            report.scored.note_bad([BadRow(number, "no verdict in score, correct and reason to compare with")])
+            report.scored.note_bad([BadRow(number, "no old score in the columns score, correct and reason")])
             continue
         report.compared += 1
         report.old_correct += old_correct
@@ -279,7 +268,7 @@ def _old(source: Path, block: Block) -> Iterator[tuple]:
 
 
 def _keep_old(block: Block) -> None:
-    """Move the old scores to columns of their own, in place of any that were there."""
+    """Move the old scores to their own columns, replacing any of these names."""
     if block.table is None:
         block.rows = [_moved(row) for row in block.rows]
         return

@@ -1,7 +1,7 @@
-"""Scoring a file of outputs: the Python call behind `tinyzero score`.
+"""Score a file of outputs: the Python call behind `tinyzero score`.
 
-Reads and writes a block at a time, so a file may be larger than memory. Rows that cannot be scored are left
-out of the output and listed in the report; an answer that the scorer fails on is kept, with its reason.
+Reads and writes a block at a time, so a file may be larger than memory. Rows that cannot be scored are listed in the
+report instead of written; a completion that the scorer fails on is kept, with its reason.
 """
 
 import json
@@ -39,34 +39,28 @@ from tinyzero_sdk.tasks.score_guard import describe_value
 from tinyzero_sdk.tasks.task import Task
 
 MAX_LISTED = 1000
-"""So many bad rows are listed; more are counted."""
+"""Most bad rows that are listed; all are counted."""
 
 METADATA_KEY = b"tinyzero.scored_by"
-"""Under this key a scored Parquet file carries its provenance as JSON, for those who read no row."""
+"""Key of the provenance, as JSON, in the metadata of a scored Parquet file."""
 
-_AHEAD = 4  # blocks read, and tables to be written, beside the work
+_AHEAD = 4  # blocks read ahead, and tables waiting to be written
 
 T = TypeVar("T")
 
 
 @dataclass
 class ScoreReport:
-    """What became of a file."""
+    """The result of scoring a file."""
 
     rows: int = 0
-    """Rows scored; all of them are in the output."""
+    """Rows scored and written."""
 
     correct: int = 0
-    """How many of them are correct."""
-
     score_sum: float = 0.0
-    """The sum of their scores."""
-
     reasons: Counter[str] = field(default_factory=Counter)
-    """How many have each reason."""
-
     bad_rows: int = 0
-    """Rows left out, since they cannot be read, or have no completion or no ground truth."""
+    """Rows that were not written: unreadable, or without a completion or ground truth."""
 
     bad: list[BadRow] = field(default_factory=list)
     """The first `MAX_LISTED` of them."""
@@ -75,34 +69,29 @@ class ScoreReport:
     """Traceback of the first exception that the scorer raised."""
 
     suspicion: str | None = None
-    """Why the scorer may have failed on every answer it was given: the ground truths look wrong."""
+    """Why the scorer may have failed on every completion: the ground truths look wrong."""
 
     seconds: float = 0.0
-    """How long it took."""
-
     provenance: Provenance | None = None
-    """What gave the scores."""
-
     summary: Summary | None = None
-    """What the scores say; None without any."""
 
     @property
     def accuracy(self) -> float | None:
-        """Share of the scored rows that are correct; None without any."""
+        """Fraction of the scored rows that are correct, or None."""
         return self.correct / self.rows if self.rows else None
 
     @property
     def mean_score(self) -> float | None:
-        """Mean of the scores; None without any."""
+        """Mean score, or None."""
         return self.score_sum / self.rows if self.rows else None
 
     @property
     def is_clean(self) -> bool:
-        """No row was bad, and no answer too much for the scorer."""
+        """Whether no row was bad and the scorer never failed."""
         return not (self.bad_rows or self.reasons["error"] or self.reasons["timeout"])
 
     def add(self, scores: ScoreColumns, bad: list[BadRow]) -> None:
-        """Count what came of a block."""
+        """Count the scores and bad rows of a block."""
         self.rows += len(scores)
         self.correct += sum(scores.correct)
         self.score_sum += sum(scores.values)
@@ -117,13 +106,11 @@ class ScoreReport:
 
 @dataclass(frozen=True)
 class ScoringLimits:
-    """How scoring is done."""
+    """Resources for scoring."""
 
     workers: int = 1
-    """Scoring processes."""
-
     time_limit: float = 5.0
-    """Seconds for one answer."""
+    """Seconds to score one completion."""
 
     memory_limit_gb: float = 4.0
     """Address space of a worker, in GiB."""
@@ -148,18 +135,18 @@ def score_file(
         task: from `load_task`.
         source: `.jsonl` or `.parquet` with the columns of an outputs file (`docs/data-format.md`), or what `format`
             names.
-        output: `.jsonl` or `.parquet`; written aside, and put in place when all is done.
+        output: `.jsonl` or `.parquet`; appears only once it is complete.
         workers: scoring processes.
-        time_limit: seconds for one answer.
+        time_limit: seconds to score one completion.
         memory_limit_gb: address space of a worker, in GiB.
         format: name of a reader (`tinyzero_sdk.scoring.readers`); None = by the ending.
-        group_by: column that tells prompts apart in the summary; None = the usual ones.
-        allow_version_mismatch: score rows of another task or version too.
-        on_progress: called with the share of the file that is done.
+        group_by: column that identifies a prompt in the summary; None = the usual ones.
+        allow_version_mismatch: also score rows of another task or version.
+        on_progress: called with the fraction of the file that is done.
 
     Raises:
         DataError: a file cannot be read or written, or the source has no rows.
-        VersionMismatchError: a row was made or scored by another task or version.
+        VersionMismatchError: another task or version generated or scored a row.
     """
     started = time.perf_counter()
     reader = find_reader(format, source)
@@ -196,7 +183,7 @@ def scored_batches(
 
     Raises:
         DataError: the file cannot be read, or has no rows.
-        VersionMismatchError: the check objects to a row.
+        VersionMismatchError: the check finds a problem with a row.
     """
     with ExitStack() as stack:
         # The pool first: its workers start while we look at the file.
@@ -232,14 +219,14 @@ def scored_batches(
         report.first_error = pool.first_error
         if sample and report.first_error and not any(report.reasons[reason] for reason in ("ok", "wrong", "malformed")):
             report.suspicion = (
-                f"task {task.name!r} failed on every answer; the ground truths may be of another form than it needs: "
+                f"task {task.name!r} failed on every answer; the ground truths may not have the form it needs: "
                 f"{sample[0]} ({report.first_error.splitlines()[-1]}; --json has the traceback)"
             )
         report.summary = builder.result()
 
 
 def _failed_truth(batch: OutputBatch, scores: ScoreColumns) -> str:
-    """Where the ground truth of the first answer that the scorer failed on stands, and what it is."""
+    """Place and value of the ground truth of the first completion that the scorer failed on."""
     place = scores.reasons.index("error")
     truth = unpacked(batch.pack(place, place + 1).ground_truths)[0]
     bare = column(batch.block, "ground_truth")
@@ -249,10 +236,10 @@ def _failed_truth(batch: OutputBatch, scores: ScoreColumns) -> str:
 
 
 def _check_usable(task: Task, batch: OutputBatch, scores: ScoreColumns, error: str | None) -> None:
-    """Stop where a task fails on all of a foreign file: its ground truths are of another form.
+    """Stop where a task fails on the whole first batch of another tool's file.
 
     Raises:
-        DataError: says what they look like.
+        DataError: shows one of its ground truths.
     """
     if len(scores) and scores.reasons.count("error") == len(scores):
         truth = unpacked(batch.pack(0, 1).ground_truths)[0]
@@ -264,7 +251,7 @@ def _check_usable(task: Task, batch: OutputBatch, scores: ScoreColumns, error: s
 
 
 def _ahead(items: Iterable[T]) -> Generator[T, None, None]:
-    """The items, the next few of them made in a thread while the caller is busy with one."""
+    """The items, with the next few prefetched in a thread."""
     source, end = iter(items), object()
     with ThreadPoolExecutor(1) as thread:
         coming: deque[Future[object]] = deque(thread.submit(next, source, end) for _ in range(_AHEAD))
@@ -274,7 +261,7 @@ def _ahead(items: Iterable[T]) -> Generator[T, None, None]:
 
 
 def check_output(source: Path, output: Path) -> None:
-    """Refuse an output that cannot be meant."""
+    """Refuse an output path that must be a mistake."""
     check_ending(output)
     if output.resolve() == source.resolve():
         raise DataError(f"the output {output} is the input itself; give it another name")
@@ -283,7 +270,7 @@ def check_output(source: Path, output: Path) -> None:
 
 
 def find_schema(reader: Reader, source: Path, check: ProvenanceCheck) -> pa.Schema:
-    """The types of a file of rows, for Parquet, which must know them before the first row: a pass of its own."""
+    """The column types of a JSON Lines file, for Parquet: a separate pass."""
     return infer_schema(batch.block.rows for batch in read_outputs(reader.read(source), source, check))
 
 
@@ -291,7 +278,7 @@ def find_schema(reader: Reader, source: Path, check: ProvenanceCheck) -> pa.Sche
 def writing(
     source: Path, output: Path, provenance: Provenance
 ) -> Iterator[Callable[[OutputBatch, ScoreColumns], None]]:
-    """A function that writes scored batches to `output`, which is put in place at the end."""
+    """A function that writes scored batches to `output`, which appears at the end."""
     with replacing(output) as temporary:
         if output.suffix != ".parquet":
             with JsonLinesWriter(temporary) as lines:
@@ -331,7 +318,7 @@ def _scored_table(batch: OutputBatch, scores: ScoreColumns, provenance: Provenan
         *_repeated(provenance, len(scores)),
     ]
     others = [name for name in table.column_names if name not in RESULT_COLUMNS]
-    # Without the old metadata: what pandas or `datasets` noted there about the columns is no longer true.
+    # Without the old metadata: what pandas or `datasets` wrote about the columns is no longer true.
     table = table.select(others).replace_schema_metadata({METADATA_KEY: json.dumps(provenance._asdict())})
     for name, cells in zip(RESULT_COLUMNS, columns, strict=True):
         table = table.append_column(name, cells)
@@ -345,7 +332,7 @@ def _repeated(provenance: Provenance, size: int) -> list[pa.Array]:
 
 
 def _text_array(texts: list[str | None]) -> pa.Array:
-    """The answers, without lone surrogates, which Arrow refuses (the completion has none, but who knows the task)."""
+    """The answers, with lone surrogates escaped, since Arrow refuses them."""
     try:
         return pa.array(texts, pa.string())
     except UnicodeEncodeError:

@@ -1,7 +1,6 @@
-"""What a set of scores says of a model: intervals, and what several completions of a prompt are worth.
+"""Statistics of scores: confidence intervals, pass@k, majority@k and best@k, as pure functions of arrays.
 
-Pure functions of arrays; where the numbers come from is `summary.py`'s business. "At k" means: for k of a prompt's n
-completions, drawn without replacement, on average over all draws.
+"At k" means: for k of a prompt's n completions, sampled without replacement, averaged over all samples.
 """
 
 import math
@@ -10,7 +9,7 @@ from itertools import combinations
 import numpy as np
 
 NORMAL_95 = 1.959963984540054
-"""Of a normal distribution, 95 % lies within so many standard deviations."""
+"""The 97.5 % quantile of the normal distribution."""
 
 _MOST_COUNTED = 256  # draws of a prompt: up to so many are all counted
 _LEAST_DRAWN = 10_000  # draws of all prompts together; the error they leave is below 0.5 points
@@ -21,7 +20,7 @@ _EXACT_FREEDOM = 50  # degrees of freedom from which an expansion gives Student'
 
 
 def wilson(share: float, size: float, z: float = NORMAL_95) -> tuple[float, float]:
-    """Wilson's interval for a share seen among `size` independent trials; (0, 1) for none.
+    """Wilson's interval for a proportion observed in `size` independent trials; (0, 1) for none.
 
     Source: Wilson, Probable inference, the law of succession, and statistical inference (1927): the shares p with
     (p - share)² ≤ z² p (1 - p) / size.
@@ -40,7 +39,7 @@ def wilson(share: float, size: float, z: float = NORMAL_95) -> tuple[float, floa
 
 
 def effective_size(correct: np.ndarray, size: np.ndarray) -> float:
-    """How many independent completions tell as much as these, of which those of one prompt are alike.
+    """Effective sample size: how many independent completions are as informative as these clusters.
 
     The variance of the share is estimated over prompts (clusters): G / (G - 1) · Σ (c_g - n_g share)² / N². It is never
     taken to be more than N completions, nor less than one for each prompt where the variance cannot be told.
@@ -89,7 +88,7 @@ def interval_of_share(correct: np.ndarray, size: np.ndarray) -> tuple[float, flo
 
 
 def student_t(freedom: int) -> float:
-    """95 % of Student's t distribution lies within plus and minus this.
+    """The 97.5 % quantile of Student's t distribution.
 
     Source: Abramowitz and Stegun, Handbook of mathematical functions (1964): 26.7.3 and 26.7.4, the distribution as a
     finite sum, solved by bisection; for many degrees of freedom 26.7.5, an expansion about the normal quantile.
@@ -112,7 +111,7 @@ def student_t(freedom: int) -> float:
 
 
 def _share_within(t: float, freedom: int) -> float:
-    """How much of Student's t distribution lies between -t and t."""
+    """Probability that Student's t lies between -t and t."""
     angle = math.atan(t / math.sqrt(freedom))
     odd = freedom % 2
     term = math.cos(angle) if odd else 1.0
@@ -125,7 +124,7 @@ def _share_within(t: float, freedom: int) -> float:
 
 
 def pass_at_k(correct: np.ndarray, size: np.ndarray, k: int) -> np.ndarray:
-    """[G] The chance that at least one of k completions is correct.
+    """[G] Probability that at least one of k completions is correct.
 
     Source: Chen et al., Evaluating large language models trained on code (2021), equation 1:
     1 - C(n - c, k) / C(n, k), as a product, which does not overflow.
@@ -165,7 +164,7 @@ def draws_each(prompts: int, k: int) -> int:
 def majority_at_k(
     answers: np.ndarray, correct: np.ndarray, k: int, *, draws: int | None = None, seed: int = 0
 ) -> np.ndarray:
-    """[G] The chance that the answer given most often among k completions is correct.
+    """[G] Probability that the most frequent answer among k completions is correct.
 
     Among answers given equally often one is drawn; a completion without an answer has no vote, and where none of the k
     has one, the prompt is not solved. An answer given in several completions is as correct as they are on average.

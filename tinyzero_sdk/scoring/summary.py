@@ -1,6 +1,6 @@
-"""The summary of scored completions: gathered block by block, worked out at the end.
+"""The summary of scored completions: collected block by block, computed at the end.
 
-A row costs 30 bytes until then, so ten million fit beside the rest. The formulas are in `statistics.py`.
+A row takes 30 bytes until then, so ten million rows fit in memory. The formulas are in `statistics.py`.
 """
 
 import math
@@ -28,10 +28,10 @@ from tinyzero_sdk.scoring.statistics import (
 )
 
 PROMPT_COLUMNS = ("extra_info.key", "prompt", "extra_info.index")
-"""Where two rows agree in the first of these that a file has, they are completions of one prompt."""
+"""Rows with equal values in the first of these columns that a file has are completions of one prompt."""
 
 MOST_DRAWN = 1024
-"""The greatest k of the figures at k."""
+"""Greatest k of pass@k, majority@k and best@k."""
 
 _NO_LENGTH = int(np.iinfo(np.uint32).max)
 _CODES = {reason: code for code, reason in enumerate(REASONS)}
@@ -39,76 +39,49 @@ _CODES = {reason: code for code, reason in enumerate(REASONS)}
 
 @dataclass(frozen=True, slots=True)
 class AtK:
-    """What k completions of a prompt are worth, on average over the prompts that have as many."""
+    """pass@k, majority@k and best@k: means over the prompts with at least k completions (see `statistics.py`)."""
 
     k: int
-    """How many are drawn."""
-
     prompts: int
     """Prompts with at least k completions."""
 
     pass_at_k: float
-    """Chance that one of them is correct."""
-
     majority_at_k: float
-    """Chance that the most frequent answer is correct."""
-
     best_at_k: float
-    """Mean of the greatest score."""
 
 
 @dataclass(frozen=True, slots=True)
 class DifficultyBucket:
-    """The rows of a range of difficulty."""
+    """The rows within a range of difficulty, both ends included."""
 
     low: float
-    """The least difficulty among them."""
-
     high: float
-    """The greatest."""
-
     rows: int
-    """How many there are."""
-
     accuracy: float
-    """Share that is correct."""
-
     interval: tuple[float, float]
     """95 % interval of the accuracy."""
 
     mean_score: float
-    """Mean of the scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasonStats:
-    """The rows of one reason."""
+    """The rows of one reason; their lengths are None where unknown."""
 
     reason: str
-    """The reason; `ok` are the correct ones."""
+    """See `Reason`; `ok` are the correct ones."""
 
     rows: int
-    """How many there are."""
-
     mean_score: float
-    """Mean of the scores."""
-
     mean_length: float | None
-    """Mean of the lengths; None where none is known."""
-
     median_length: float | None
-    """Median of the lengths."""
-
     p95_length: float | None
-    """95 % are no longer."""
-
     max_length: int | None
-    """The longest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the scores on a file say."""
+    """Summary statistics of a scored file."""
 
     rows: int
     """Completions."""
@@ -117,53 +90,51 @@ class Summary:
     """Different prompts among them."""
 
     prompts_by: str
-    """What tells prompts apart: a column, `ground_truth`, or `row` where every row counts as a prompt of its own."""
+    """What identifies a prompt: a column, `ground_truth`, or `row` where each row counts as its own prompt."""
 
     accuracy: float
-    """Share of the rows that is correct."""
+    """Fraction of the rows that are correct."""
 
     interval: tuple[float, float]
-    """95 % interval of the accuracy, by Wilson, with completions of one prompt taken as alike (`interval_of_share`)."""
+    """95 % Wilson interval of the accuracy, clustered by prompt (`interval_of_share`)."""
 
     standard_error: float
     """Of the accuracy, over prompts."""
 
     mean_score: float
-    """Mean of the scores."""
-
     length_unit: str
     """`tokens` or `characters`."""
 
     mean_length: float | None
-    """Mean of the lengths; None where none is known."""
+    """Mean length; None where unknown."""
 
     at_k: list[AtK] = field(default_factory=list)
-    """For powers of two and the greatest number of completions; empty where no prompt has several."""
+    """For powers of two and the largest number of completions; empty where no prompt has several."""
 
     by_difficulty: list[DifficultyBucket] = field(default_factory=list)
-    """At most five, easiest first; empty where no row tells its difficulty."""
+    """At most five, easiest first; empty where no row has a difficulty."""
 
     by_reason: list[ReasonStats] = field(default_factory=list)
-    """The most frequent first."""
+    """Most frequent first."""
 
     alone: int = 0
-    """Rows without what tells prompts apart: each counts as a prompt of its own."""
+    """Rows without a value of `prompts_by`; each counts as its own prompt."""
 
     late: str = ""
-    """A better column than `prompts_by` to tell prompts apart, which is not used: the first rows have no value."""
+    """A better column than `prompts_by`, not used because the first rows have no value in it."""
 
     def as_json(self) -> dict[str, Json]:
-        """All of it as plain JSON."""
+        """The summary as plain JSON."""
         return asdict(self)
 
 
 class SummaryBuilder:
-    """Gathers scores, block by block."""
+    """Collects scores block by block and computes their summary."""
 
     def __init__(self, group_by: str | None = None) -> None:
         """
         Args:
-            group_by: column (`name` or `name.field`) that tells prompts apart, in place of the usual ones.
+            group_by: column (`name` or `name.field`) that identifies a prompt, in place of the usual ones.
         """
         self.rows = 0
         self.prompts_by = ""
@@ -175,7 +146,7 @@ class SummaryBuilder:
         self._columns: dict[str, list[np.ndarray]] = {}
 
     def add(self, batch: OutputBatch, scores: ScoreColumns) -> None:
-        """Take n rows and their scores."""
+        """Add n rows and their scores."""
         size = len(scores)
         if not size:
             return
@@ -199,18 +170,18 @@ class SummaryBuilder:
             self._columns.setdefault(name, []).append(values)
 
     def _choose(self, batch: OutputBatch) -> None:
-        """On the first rows, decide what tells prompts apart and what a length is."""
+        """Choose the columns that identify prompts and give lengths, from the first rows."""
         wanted = [self._group_by] if self._group_by else PROMPT_COLUMNS
         found = [name for name in wanted if _has_values(column(batch.block, name))]
         if self._group_by and not found:
-            raise DataError(f"no row at the start of the file has {self._group_by!r}, which is to tell prompts apart")
+            raise DataError(f"no row at the start of the file has {self._group_by!r}, which should identify prompts")
         self.prompts_by = found[0] if found else "ground_truth" if _is_structured(batch.truths) else "row"
         lengths = [name for name in LENGTH_COLUMNS if _has_values(column(batch.block, name))]
         self._length_column = lengths[0] if lengths else ""
         self.length_unit = "tokens" if lengths else "characters"
 
     def _look_for_better(self, batch: OutputBatch) -> None:
-        """Note a column that would have been chosen if the first rows had it."""
+        """Record a column that would have been chosen if the first rows had it."""
         chosen = PROMPT_COLUMNS.index(self.prompts_by) if self.prompts_by in PROMPT_COLUMNS else len(PROMPT_COLUMNS)
         better = (name for name in PROMPT_COLUMNS[:chosen] if _has_values(column(batch.block, name)))
         self.late = next(better, "")
@@ -250,7 +221,7 @@ class SummaryBuilder:
         return np.where(known, np.minimum(numbers, _NO_LENGTH - 1), _NO_LENGTH).astype(np.uint32)
 
     def result(self) -> Summary | None:
-        """The summary; None of no rows. Gives up what was gathered."""
+        """The summary, or None without rows. Frees the collected columns."""
         if not self.rows:
             return None
         columns = {name: np.concatenate(self._columns.pop(name)) for name in list(self._columns)}

@@ -1,7 +1,6 @@
-"""What a task need not say itself: implementations of optional hooks.
+"""Default implementations of optional hooks, registered where the task has none.
 
-Each is registered only where the task gives none. The other optional hooks need no default: without an
-implementation they return None, which their callers read as "the task cannot tell".
+The other optional hooks need no default: without an implementation they return None, which means "unknown".
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Plain callables for the hooks of one task.
 
-Calling a hook through pluggy costs about 1 µs. Where a hook has one implementation and no wrapper, which
-is nearly always, its function can as well be called directly; the result is the same.
+Calling a hook through pluggy costs about 1 µs. A hook with one implementation and no wrapper, which is nearly every
+hook, is called directly instead, with the same result.
 """
 
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from pluggy import HookCaller
 
 
 def bind(hook: HookCaller, options: Any) -> Callable[..., Any]:
-    """A callable that takes the hook's arguments by position, without `options`, which it adds itself.
+    """A callable that takes the hook's arguments by position and adds `options` itself.
 
-    Later registrations are not seen: bind after the last one. Without an implementation it returns None.
+    It ignores later registrations: bind after the last one. Without an implementation it returns None.
     """
     assert hook.spec is not None
     names = tuple(name for name in hook.spec.argnames if name != "options")
@@ -23,11 +23,11 @@ def bind(hook: HookCaller, options: Any) -> Callable[..., Any]:
         fixed = {"options": options} if takes_options else {}
         return lambda *values: hook(**dict(zip(names, values, strict=True)), **fixed)
 
-    function, wanted = implementations[0].function, tuple(implementations[0].argnames)
-    if wanted == names:
+    function, parameters = implementations[0].function, tuple(implementations[0].argnames)
+    if parameters == names:
         return function
-    if wanted == (*names, "options"):
+    if parameters == (*names, "options"):
         return lambda *values: function(*values, options)
     # An implementation may take fewer arguments, and in any order.
-    places = [(*names, "options").index(name) for name in wanted]
-    return lambda *values: function(*[(*values, options)[place] for place in places])
+    indices = [(*names, "options").index(name) for name in parameters]
+    return lambda *values: function(*[(*values, options)[index] for index in indices])

@@ -17,21 +17,21 @@ from tinyzero_sdk.errors import BrokenTaskError, TaskNotFoundError
 GROUP = "tinyzero.tasks"
 _INIT = "__init__.py"
 _versions: dict[str, str] = {}
-"""The versions of the packages that were imported from here, by their files."""
+"""Versions of the packages imported from here, by file."""
 
 
 def is_path(source: str) -> bool:
-    """Whether the text can only mean a path: a name of a task neither ends in `.py` or a slash nor starts with `./`."""
+    """Whether the text must be a path: no task name ends in `.py` or a slash, or starts with `./`."""
     if os.path.isabs(source) or source in (".", ".."):
         return True
     return source.endswith((".py", "/", os.sep)) or source.startswith(("./", "../", f".{os.sep}", f"..{os.sep}"))
 
 
 def find_module(path: Path) -> Path:
-    """The file of the task in a folder: a package, or a project that has one task.
+    """The module file of the task in a folder: a package, or a project with one task.
 
     Raises:
-        TaskNotFoundError: there is none, or more than one.
+        TaskNotFoundError: the folder has no task, or more than one.
     """
     if (path / _INIT).is_file():
         return path / _INIT
@@ -51,7 +51,7 @@ def find_module(path: Path) -> Path:
 
 
 def task_name(init: Path) -> str:
-    """What the project around a package calls the task; else the package's own name."""
+    """The task's name in the project around a package, or else the package's name."""
     module, base = _module_name(init)
     for project in (base, base.parent):
         for name, value in _entry_points(project).items():
@@ -70,7 +70,7 @@ def version_of(init: Path) -> str:
 
 
 def import_package(init: Path, version: str) -> ModuleType:
-    """Import it under its own name, anew if its files are not those that were imported last.
+    """Import a package under its own name, again if its files changed since the last import.
 
     Raises:
         BrokenTaskError: another module has the name.
@@ -81,7 +81,7 @@ def import_package(init: Path, version: str) -> ModuleType:
     if loaded is not None:
         place = Path(getattr(loaded, "__file__", None) or ".").resolve()
         if place != base / top / _INIT:
-            raise BrokenTaskError(f"is named {top!r} like a module that is imported already, from {place}")
+            raise BrokenTaskError(f"has the name {top!r} of a module that is already imported, from {place}")
         if name in sys.modules and _versions.get(str(init), version) == version:
             return sys.modules[name]
         for stale in [each for each in sys.modules if each == top or each.startswith(f"{top}.")]:
@@ -97,7 +97,7 @@ def import_package(init: Path, version: str) -> ModuleType:
 
 
 def execute(name: str, file: Path) -> ModuleType:
-    """Run a .py file as the module of that name, a package if it is an `__init__.py`; what fails leaves no trace."""
+    """Run a .py file as a module (a package if it is an `__init__.py`), and remove it again if it fails."""
     folders = [str(file.parent)] if file.name == _INIT else None
     spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
     assert spec is not None  # a file that ends in .py has a loader
@@ -122,7 +122,7 @@ def _module_name(init: Path) -> tuple[str, Path]:
 
 
 def _entry_points(project: Path) -> dict[str, str]:
-    """The tasks of a project, and their modules."""
+    """The modules of a project's tasks, by name."""
     try:
         content: Any = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):

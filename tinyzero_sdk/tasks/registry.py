@@ -1,7 +1,7 @@
-"""Finding tasks and loading one: by name among installed distributions and families, or by a path.
+"""Find and load tasks: by name among installed distributions and families, or by path.
 
-Listing reads metadata and imports nothing. Each task gets a plugin manager of its own, so that no task can
-answer for another and no call pays for plugins that are not in use.
+Listing reads metadata and imports nothing. Each task gets its own plugin manager, so that tasks cannot answer for one
+another and no call pays for unused plugins.
 """
 
 import copyreg
@@ -43,42 +43,37 @@ GROUP = "tinyzero.tasks"
 
 @dataclass(frozen=True, slots=True)
 class TaskEntry:
-    """An installed task, as its distribution's metadata tells of it."""
+    """An installed task, from the metadata of its distribution."""
 
     name: str
-    """What `load_task` takes."""
-
     module: str
-    """Where its hooks are."""
+    """Module that implements the hooks."""
 
     distribution: str
-    """The distribution that brings it."""
-
     version: str
-    """That distribution's version."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A task that was found and is not imported yet."""
+    """A task that was found but not yet imported."""
 
     name: str
     source: str
-    """What finds it again in another process."""
+    """What `load_task` takes to find it in another process."""
 
     version: str
     origin: str
-    """Where it is from, for messages."""
+    """Distribution and version, or path; for messages."""
 
     fix: str
-    """What a user can do if it does not load."""
+    """What a user can do where it does not load; for messages."""
 
     load: Callable[[], object]
     distribution: Distribution | None = None
 
 
 def list_tasks() -> list[TaskEntry]:
-    """The installed tasks by name, without importing any; two entries of one name clash once it is asked for."""
+    """The installed tasks by name, without importing any; two entries of one name clash only when it is loaded."""
     entries = [_entry(point) for point in entry_points(group=GROUP)]
     return sorted(entries, key=lambda entry: (entry.name, entry.distribution))
 
@@ -97,13 +92,13 @@ def load_task(
             of a package's folder, or of a project with a task; a path begins with `./`, `../` or `/`.
         options: values for the task's options; the others take their defaults.
         wrappers: names of score wrappers to put around it, innermost first.
-        allow_unsafe_scorers: let a scorer run that its task says must not be trusted with a model's text
-            (`TaskInfo.unsafe_scorer`); it does so in worker processes alone.
+        allow_unsafe_scorers: let a scorer run that its task marks as unsafe for a model's text
+            (`TaskInfo.unsafe_scorer`); it runs in worker processes only.
 
     Raises:
-        TaskNotFoundError: nothing of this name; the message lists what there is.
+        TaskNotFoundError: no task of this name; the message lists those that exist.
         TaskClashError: several distributions offer the name.
-        BrokenTaskError: it cannot be imported, or its hooks are not what they must be.
+        BrokenTaskError: it cannot be imported, or its hooks are invalid.
         VersionMismatchError: its distribution needs another SDK.
         SettingsError: an option or a wrapper is unknown, or a value does not fit.
     """
@@ -129,22 +124,22 @@ def _find(source: str) -> _Candidate:
         return candidates[0]
     if not candidates:
         if os.path.isdir(source):
-            raise TaskNotFoundError(f"no task {source!r} is installed; for the folder here, write ./{source}")
+            raise TaskNotFoundError(f"no task {source!r} is installed; for the folder of that name, write ./{source}")
         raise _not_found(source, sorted({*(entry.name for entry in list_tasks()), *families}))
     origins = " and ".join(sorted(candidate.origin for candidate in candidates))
-    raise TaskClashError(f"task {source!r} is offered by {origins}; keep one and pip uninstall the other")
+    raise TaskClashError(f"task {source!r} is provided by {origins}; keep one and pip uninstall the other")
 
 
 def _not_found(source: str, known: Sequence[str]) -> TaskNotFoundError:
     hint = did_you_mean(source, known, most=3)
     return TaskNotFoundError(
         f"no task {source!r}; {hint}installed: {', '.join(_shortened(known)) or 'none'}; "
-        "install the package that brings it, or give the path of a task file, such as ./my_task.py"
+        "install the package that provides it, or give the path of a task file, such as ./my_task.py"
     )
 
 
 def _shortened(names: Sequence[str]) -> list[str]:
-    """The names, those of a large family as one."""
+    """The names, with a large family as one entry."""
     sizes = Counter(name.partition("/")[0] for name in names)
     families = {family: f"{family}/… ({size} tasks)" for family, size in sizes.items() if size > 8}
     return list(dict.fromkeys(families.get(name.partition("/")[0], name) for name in names))
@@ -180,7 +175,7 @@ def _in_family(name: str, plugin: Plugin) -> _Candidate:
 
 
 def _reinstall(distribution: str) -> str:
-    return f"mend it, or pip install --upgrade --force-reinstall {distribution}"
+    return f"fix it, or pip install --upgrade --force-reinstall {distribution}"
 
 
 def _at_path(source: str) -> _Candidate:
@@ -205,7 +200,7 @@ def _in_package(init: Path) -> _Candidate:
         source=str(init),
         version=version,
         origin=str(init.parent),
-        fix="correct the package",
+        fix="fix the package",
         load=lambda: packages.import_package(init, version),
     )
 
@@ -219,14 +214,14 @@ def _in_file(path: Path) -> _Candidate:
     location = str(path.resolve())
 
     def load() -> ModuleType:
-        # The very bytes that were hashed; importlib would read the file again, or take a stale .pyc for it.
+        # The bytes that were hashed: importlib would read the file again, or load a stale .pyc.
         module = ModuleType(f"tinyzero_task_file_{version}")
         module.__file__ = location
         sys.modules[module.__name__] = module  # dataclasses look their module up there
         exec(compile(code, location, "exec"), module.__dict__)
         return module
 
-    return _Candidate(path.stem, location, version, origin=location, fix="correct the file", load=load)
+    return _Candidate(path.stem, location, version, origin=location, fix="fix the file", load=load)
 
 
 def _assemble(
@@ -271,7 +266,7 @@ def _info(manager: pluggy.PluginManager) -> TaskInfo:
     low, high = info.score_range
     if not (low <= 0 <= high and low < high and math.isfinite(high - low)):
         raise BrokenTaskError(
-            f"info() has score_range {info.score_range}, expected finite bounds around 0, which no answer scores"
+            f"info() has score_range {info.score_range}, expected finite bounds around 0, the score of no answer"
         )
     return info
 
@@ -288,7 +283,7 @@ def _options(task_name: str, manager: pluggy.PluginManager, values: Mapping[str,
 
 
 def _call_plugin(call: Callable[[], Any], doing: str) -> Any:
-    """A call into a plugin's code: every fault becomes a BrokenTaskError, but for what it tells in its own words."""
+    """Call a plugin's code: any exception but a TinyZeroError becomes a BrokenTaskError."""
     try:
         return call()
     except (KeyboardInterrupt, TinyZeroError):

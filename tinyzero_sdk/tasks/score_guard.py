@@ -1,7 +1,7 @@
-"""The border between a task's scorer and everyone who trusts its verdicts.
+"""The guard around a task's scorer: whatever the scorer does with a model's text, the caller gets a valid `Score`.
 
-A model's text is untrusted and a task's code has faults. Whatever the two make of each other, the caller
-gets a valid `Score`: one that is finite and in range, or one with the reason `error`, counted here.
+Valid means finite and in range; where the scorer raises or returns something else, the score is 0 with the reason
+`error`, counted here.
 """
 
 import numbers
@@ -18,13 +18,13 @@ from tinyzero_sdk.records import REASONS, TASK_PART, Completion, Json, Score
 from tinyzero_sdk.text import strip_special_tokens
 
 MOST_CHARACTERS = 2**20
-"""Of a longer completion only the end is read, where the answer is; so no text can hold the scorer up."""
+"""Only the end of a longer completion is read, where the answer is, so that no text stalls the scorer."""
 
 _FINITE = (-sys.float_info.max, sys.float_info.max)
 
 
 class ScoreGuard:
-    """The host's `score_completion`: extract, score, check; never raises for what a task or a model did."""
+    """The SDK's `score_completion`: extract, score, check; never raises because of a task or a completion."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ScoreGuard:
 
     @hookimpl
     def score_completion(self, completion: Completion | str, ground_truth: Json) -> Score:
-        """The verdict on a completion (bare text counts as a finished one)."""
+        """The score of a completion (plain text counts as a finished one)."""
         try:
             answer = self.extract_answer(completion if isinstance(completion, str) else completion.text)
             if answer is None:
@@ -57,9 +57,9 @@ class ScoreGuard:
         return score if not self._is_wrapped else replace(score, parts={**score.parts, TASK_PART: score.value})
 
     def around(self, shaped: Callable[[Completion, Json], Any]) -> Callable[[Completion | str, Json], Score]:
-        """The same promise for `score_completion` with wrappers around it, which may leave the task's range.
+        """The same guarantee for `score_completion` inside wrappers, which may leave the task's range.
 
-        What the task itself gave is then in `parts`.
+        The task's own value is then in `parts`.
         """
         self._is_wrapped = True
 
@@ -78,7 +78,7 @@ class ScoreGuard:
         """The task's answer in `text`, special tokens removed.
 
         Raises:
-            BrokenTaskError: the task returned something else than text or None.
+            BrokenTaskError: the task returned something other than text or None.
         """
         answer = self._extract_answer(strip_special_tokens(text[-MOST_CHARACTERS:]))
         if answer is not None and not isinstance(answer, str):
@@ -88,13 +88,13 @@ class ScoreGuard:
         return answer
 
     def check(self, result: Any, answer: str) -> Score:
-        """What the task's `score` returned, as a complete Score.
+        """The result of the task's `score` as a complete Score.
 
-        Accepted are a Score and any real number, numpy's included. A bool is refused: it tells whether, not how
-        much, and 1.0 is full marks in some ranges only.
+        Accepts a Score and any real number, numpy's included. A bool is refused, because 1.0 is the maximum in some
+        ranges only.
 
         Raises:
-            BrokenTaskError: it is of another type, not finite, out of the task's range or contradicts itself.
+            BrokenTaskError: the result has another type, is not finite, is out of range or contradicts itself.
         """
         if isinstance(result, Score):
             return self._check_score(result, answer, self._range)
@@ -112,7 +112,7 @@ class ScoreGuard:
         if reason not in REASONS or (correct and reason != "ok"):
             raise self._refusal("reason=", reason, f"one of {', '.join(REASONS)}, and ok where the answer is correct")
         if reason == "ok" and not correct:
-            reason = "wrong"  # `ok` is the record's default, and not what the author means
+            reason = "wrong"  # `ok` is the default of the record, not what the author meant
         if parts:
             parts = {name: self._check_value(part, _FINITE) for name, part in parts.items()}
         if answer is None and score.answer is not None:  # after wrappers, which pass on what was extracted
@@ -141,14 +141,14 @@ class ScoreGuard:
     def _failure(self, error: BaseException) -> Score:
         self.error_count += 1
         if self.first_error is None:
-            # As text: the exception itself would keep the scorer's frames alive, and may not pickle.
+            # As text: the exception itself keeps the scorer's frames alive and may not pickle.
             self.first_error = "".join(traceback.format_exception(error, limit=-16))
         return Score(0.0, False, "error")
 
 
 def describe_value(value: Any) -> str:
-    """What a hook returned, for a message: shortened, with its type."""
+    """A value for a message: shortened, with its type."""
     try:
         return f"{reprlib.repr(value)} ({type(value).__name__})"
-    except Exception:  # a value may refuse to be shown: repr(10**5000) does
+    except Exception:  # repr may fail: repr(10**5000) does
         return f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""A task and its options as somebody types them: `countdown task.reward=tinyzero`."""
+"""Load a task from what a user types: `countdown task.reward=tinyzero`."""
 
 import shlex
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from tinyzero_sdk.tasks.task import Task
 
 
 def load_task_with_overrides(
-    name: str, words: Sequence[str] | None, *, wrappers: Sequence[str] = (), allow_unsafe_scorers: bool = False
+    name: str, overrides: Sequence[str] | None, *, wrappers: Sequence[str] = (), allow_unsafe_scorers: bool = False
 ) -> Task:
-    """The task, with its options from `task.KEY=VALUE` words, and score wrappers around it, innermost first.
+    """The task with its options from `task.KEY=VALUE` overrides, inside score wrappers (innermost first).
 
     Raises:
-        SettingsError: a word is none of these.
+        SettingsError: an override is not of this form.
         TinyZeroError: as `load_task`.
     """
-    tree = parse_overrides(words or ())
+    tree = parse_overrides(overrides or ())
     options = tree.pop("task", {})
     if tree or not isinstance(options, dict):
         raise SettingsError(unknown_key_message(next(iter(tree), "task"), ["task.KEY"]))
@@ -26,15 +26,15 @@ def load_task_with_overrides(
 
 
 def load_task_from_line(line: str, *, allow_unsafe_scorers: bool = False) -> Task:
-    """The task of a line, quoted as in a shell.
+    """The task of a line such as `countdown task.reward=tinyzero`, quoted as in a shell.
 
     Raises:
-        SettingsError: no task stands there, or something after it that is no option.
+        SettingsError: the line names no task, or has something else than options after it.
         TinyZeroError: as `load_task`.
     """
     try:
-        name, *words = shlex.split(line)
+        name, *overrides = shlex.split(line)
     except ValueError as error:
         expected = "expected the name of a task or the path of its file, and its options as task.KEY=VALUE"
-        raise SettingsError(f"got {line!r} for a task ({error}); {expected}") from None
-    return load_task_with_overrides(name, words, allow_unsafe_scorers=allow_unsafe_scorers)
+        raise SettingsError(f"got the task {line!r} ({error}); {expected}") from None
+    return load_task_with_overrides(name, overrides, allow_unsafe_scorers=allow_unsafe_scorers)

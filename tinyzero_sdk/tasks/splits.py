@@ -1,7 +1,7 @@
-"""The split guard: which candidates of a task become the problems of a split, and in which order.
+"""Train and test splits: which candidates of a task become the problems of a split, and in which order.
 
-Candidate order alone decides, so neither the size of a block nor the number of processes changes the
-result. Only problems, one process and no files here: `data/build.py` makes whole data sets in columns.
+The result depends on candidate order alone, not on block size or the number of processes. This module yields problems
+in one process; `data/build.py` writes whole data sets.
 """
 
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 DEFAULT_TEST_FRACTION = 1 / 16
-_FIRST_BLOCK = 64  # small, since a task may take milliseconds for each candidate and the reader want three
+_FIRST_BLOCK = 64  # small: a task may take milliseconds for each candidate, and the caller may need three
 
 
 class CandidateSource(Protocol):
-    """What the split guard needs of a `Task`."""
+    """The part of `Task` that splitting needs."""
 
     name: str
     has_own_splits: bool
@@ -36,31 +36,27 @@ class CandidateSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The candidates of one range that belong to a split, none of them twice."""
+    """The k distinct candidates of a range that belong to a split; each list has one entry for each."""
 
     items: list[Item]
-    """[k] the problems."""
-
     keys: list[str]
-    """[k] their canonical keys."""
-
     positions: list[int]
-    """[k] their candidate numbers, rising."""
+    """[k] candidate numbers, ascending."""
 
     columns: ItemColumns | None
-    """[k] the same problems as columns, where the task gives columns."""
+    """[k] the same problems as columns, where the task returns columns."""
 
     end: int
     """Number of the first candidate after the range."""
 
     is_last: bool
-    """The task gave fewer candidates than it was asked for: there are none from `end` on."""
+    """Whether the task returned fewer candidates than requested, so that none follow."""
 
 
 def read_candidates(
     task: CandidateSource, split: Split, start: int, size: int, *, seed: int, test_fraction: float
 ) -> Candidates:
-    """Ask `task` for the candidates start … start + size - 1 and keep those of `split`, by the hash of their key."""
+    """The candidates start … start + size - 1 that belong to `split` by the hash of their key."""
     given = task.generate(split, size, seed=seed, start=start)
     items = list(islice(given, size))
     first: dict[str, int] = {}
@@ -86,10 +82,10 @@ def _as_array(rows: list[int]) -> "np.ndarray":
 
 
 def check_test_fraction(task: CandidateSource, test_fraction: float) -> None:
-    """Refuse a share that would leave a split empty, or have no effect.
+    """Refuse a fraction that would leave a split empty, or have no effect.
 
     Raises:
-        SettingsError: it is not between 0 and 1, or not the default although the task's data are divided already.
+        SettingsError: it is not between 0 and 1, or it is set although the task has its own splits.
     """
     if not 0 < test_fraction < 1:
         raise SettingsError(f"the test fraction is {test_fraction}; expected a number between 0 and 1, such as 0.0625")
@@ -101,22 +97,22 @@ def check_test_fraction(task: CandidateSource, test_fraction: float) -> None:
 
 
 def split_fraction(task: CandidateSource, split: Split, test_fraction: float) -> float:
-    """The share of a task's candidates that belongs to a split."""
+    """The fraction of a task's candidates that belongs to a split."""
     if task.has_own_splits:
         return 1.0
     return test_fraction if split == "test" else 1 - test_fraction
 
 
 class SplitFilter:
-    """Drops repeated keys in candidate order, and notices when a task has nothing new to give."""
+    """Drops repeated keys in candidate order, and raises when a task has no new problems left."""
 
     def __init__(self, task: CandidateSource, split: Split, *, size: int | None, test_fraction: float) -> None:
         """
         Args:
-            task: whose candidates they are.
+            task: source of the candidates.
             split: the split being filled.
-            size: how many problems are wanted, for the message; None = no end.
-            test_fraction: the share of all keys that belongs to the test split, between 0 and 1.
+            size: number of problems requested, for the message; None = unlimited.
+            test_fraction: the fraction of all keys that belongs to the test split, between 0 and 1.
         """
         self._task_name = task.name
         self._is_divided = task.has_own_splits
@@ -127,10 +123,10 @@ class SplitFilter:
         self._newest = -1  # number of the latest candidate that was new
 
     def admit(self, keys: list[str], positions: list[int], end: int, is_last: bool) -> Iterator[int]:
-        """Rows of a range whose key was not seen before; see `Candidates` for the arguments.
+        """Rows of a range whose key is new; see `Candidates` for the arguments.
 
         Raises:
-            ExhaustedError: at the row where that shows.
+            ExhaustedError: after too many candidates without a new key, or at the task's end.
         """
         for row, (key, position) in enumerate(zip(keys, positions, strict=True)):
             if key not in self._seen:
@@ -144,19 +140,19 @@ class SplitFilter:
 
     def _check_patience(self, position: int) -> None:
         # With T equally likely keys, 8 T candidates miss a given one with probability exp(-8).
-        barren = position - self._newest - 1
-        if barren >= max(1024, 8 * len(self._seen)) / self._share:
-            raise self._exhausted(f"{barren:,} candidates in a row brought nothing new")
+        repeats = position - self._newest - 1
+        if repeats >= max(1024, 8 * len(self._seen)) / self._share:
+            raise self._exhausted(f"the last {repeats:,} candidates were all repeats")
 
     def _exhausted(self, why: str) -> ExhaustedError:
-        there, asked = len(self._seen), "more" if self._size is None else f"{self._size:,}"
+        found, requested = len(self._seen), "more" if self._size is None else f"{self._size:,}"
         flag = "--size" if self._split == "train" else "--test-size"
-        cures = [f"ask for fewer (`tinyzero data` with {flag} {there}, or {flag} all)"]
+        fixes = [f"request fewer (`tinyzero data` with {flag} {found}, or {flag} all)"]
         if not self._is_divided:
-            cures += ["change the test fraction", "widen the task's options (task.KEY=VALUE)"]
+            fixes += ["change the test fraction", "widen the task's options (task.KEY=VALUE)"]
         return ExhaustedError(
-            f"there are only {there:,} different {self._split} problems of {self._task_name}, {asked} were asked for "
-            f"({why}); {', or '.join(cures)}"
+            f"task {self._task_name} has only {found:,} different {self._split} problems, {requested} were requested "
+            f"({why}); {', or '.join(fixes)}"
         )
 
 
@@ -169,15 +165,15 @@ def iterate_split(
     test_fraction: float = DEFAULT_TEST_FRACTION,
     block: int = 1024,
 ) -> Iterator[Item]:
-    """The problems of a split, lazily: the right side of the split, without repeats, in candidate order.
+    """Iterate over the problems of a split, without repeats, in candidate order.
 
     Args:
         task: from `load_task`.
         split: `train` or `test`; no problem is in both, whatever the seeds.
-        size: how many; None = as many as the reader takes.
-        seed: another seed gives other problems.
-        test_fraction: the share of all problems that belongs to the test split.
-        block: most candidates asked for at a time; never changes the result.
+        size: number of problems; None = unlimited.
+        seed: different seeds give different problems.
+        test_fraction: the fraction of all problems that belongs to the test split.
+        block: most candidates to request at a time; does not change the result.
 
     Raises:
         ExhaustedError: the task has no more different problems.

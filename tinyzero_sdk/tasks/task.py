@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 class Task:
     """One task with its options.
 
-    A pickled task is its name, options, wrappers and version; unpickling loads it anew, in any process, and
-    refuses another version.
+    A task pickles as its name, options, wrappers and version (see `registry.py`); unpickling loads it again, in any
+    process, and refuses another version.
 
-    A hook that raises, or returns what it may not, is a BrokenTaskError that names the task and the hook; only
-    `score` raises what the task raises, and `score_completion` nothing at all.
+    Where a hook raises, or returns an invalid value, the methods raise a BrokenTaskError that names the task and the
+    hook; `score` raises the task's own exception, and `score_completion` never raises.
 
     Example:
         >>> from tinyzero_sdk import load_task
@@ -56,14 +56,14 @@ class Task:
 
         Args:
             name: the entry point's name, or the stem of a task file.
-            version: of the distribution, or the hash of the task file.
-            source: what `load_task` finds the task by in another process: its name or the file's absolute path.
-            plugin_manager: holds the task, the defaults and the wrappers; the guard is added here.
-            info: what the task says about itself.
+            version: version of the distribution, or hash of the task file.
+            source: what `load_task` takes in another process: the task's name or the file's absolute path.
+            plugin_manager: holds the task, the defaults and the wrappers; the score guard is added here.
+            info: the task's description.
             options: instance of the task's options dataclass, or None if it has no options.
             option_values: the mapping `options` was built from.
             wrappers: names of score wrappers, innermost first.
-            allow_unsafe_scorers: whether a scorer that `info` calls unsafe may run, in worker processes.
+            allow_unsafe_scorers: whether a scorer that `info` marks as unsafe may run, in worker processes.
         """
         self.name = name
         self.version = version
@@ -89,29 +89,29 @@ class Task:
         self._item_key = bind(hook.item_key, options)
 
         self.has_own_splits = bool(self._call("has_own_splits", bind(hook.has_own_splits, options)))
-        """Whether the task keeps its splits apart itself; else the host divides them by the hash of the key."""
+        """Whether the task has its own splits; otherwise problems are divided by the hash of their key."""
 
         self._guard = ScoreGuard(name, bind(hook.extract_answer, options), self._score, info.score_range)
-        plugin_manager.register(self._guard, name="host")
+        plugin_manager.register(self._guard, name="score guard")
         shaped = len(hook.score_completion.get_hookimpls()) > 1
         scorer = bind(hook.score_completion, options)
         self._score_completion = self._guard.around(scorer) if shaped else self._guard.score_completion
-        if info.unsafe_scorer:  # put in the way here, so that a safe task's calls do not pay for it
+        if info.unsafe_scorer:  # wrapped here, so that a safe task's calls do not pay for it
             self._score, self._score_completion = self._in_place(self._score), self._in_place(self._score_completion)
 
     def __repr__(self) -> str:
         return f"<Task {self.name} {self.version}>"
 
     def check_scoring_allowed(self) -> None:
-        """Whoever is going to score in worker processes asks this first.
+        """Called before scoring in worker processes.
 
         Raises:
-            UnsafeScorerError: the scorer must not be trusted with a model's text, and was not allowed.
+            UnsafeScorerError: the scorer is unsafe and was not allowed.
         """
         check_allowed(self.name, self.info.unsafe_scorer, self.allow_unsafe_scorers)
 
     def _in_place(self, scorer: Callable[..., Any]) -> Callable[..., Any]:
-        """The scorer, refusing to run where an unsafe one must not."""
+        """The scorer, refusing to run where an unsafe one may not."""
 
         def score(text: Any, ground_truth: Json) -> Any:
             check_place(self.name, self.info.unsafe_scorer, self.allow_unsafe_scorers)
@@ -121,18 +121,18 @@ class Task:
 
     @property
     def error_count(self) -> int:
-        """How many completions of `score_completion` got the reason `error`, in this process."""
+        """Number of completions that got the reason `error` in this process."""
         return self._guard.error_count
 
     @property
     def first_error(self) -> str | None:
-        """The traceback of the first of them."""
+        """Traceback of the first of them."""
         return self._guard.first_error
 
     def generate(self, split: Split, size: int, *, seed: int = 0, start: int = 0) -> ItemColumns | list[Item]:
-        """Candidates start … start + size - 1 as the task makes them, repeats and the other split's problems included.
+        """Candidates start … start + size - 1 as the task generates them, with repeats and the other split's problems.
 
-        Fewer than `size` if the task ends there.
+        Fewer than `size` where the task ends.
         """
         return self._call("generate_dataset", self._candidates, split, size, seed, start)
 
@@ -151,7 +151,7 @@ class Task:
     def dataset(
         self, split: Split, size: int | None = None, *, seed: int = 0, test_fraction: float = DEFAULT_TEST_FRACTION
     ) -> Iterator[Item]:
-        """The first `size` items of a split (None = as many as there are): no problem twice, or on both sides."""
+        """The first `size` problems of a split (None = all): none twice, and none in both splits."""
         return iterate_split(self, split, size=size, seed=seed, test_fraction=test_fraction)
 
     def make_prompt(self, item: Item, template: str = "base") -> str | list[Message]:
@@ -166,28 +166,28 @@ class Task:
         return self._guard.extract_answer(text)
 
     def score(self, answer: str, ground_truth: Json) -> Score:
-        """The verdict on an answer. Unlike `score_completion` it raises what the task raises.
+        """The score of an answer. Unlike `score_completion`, it raises the task's own exceptions.
 
         Raises:
             BrokenTaskError: the task returned no valid score.
-            UnsafeScorerError: an unsafe scorer, which runs only where it is allowed and in a worker process.
+            UnsafeScorerError: the scorer is unsafe, and not allowed or not in a worker process.
         """
         return self._guard.check(self._score(answer, ground_truth), answer)
 
     def score_completion(self, completion: Completion | str, ground_truth: Json) -> Score:
-        """The verdict on a completion: extract, score, check.
+        """The score of a completion: extract, score, check.
 
-        Never raises for what the task or the completion did: a fault of the task scores 0 with the reason
-        `error`, is counted in `error_count`, and the first one's traceback is in `first_error`.
-        The ground truth is passed on as it is, not copied: a task must not change it.
+        Never raises because of the task or the completion: a failing task scores 0 with the reason `error`, counted in
+        `error_count`; `first_error` has the first traceback. The ground truth is passed on without a copy: a task must
+        not modify it.
 
         Raises:
-            UnsafeScorerError: an unsafe scorer, which runs only where it is allowed and in a worker process.
+            UnsafeScorerError: the scorer is unsafe, and not allowed or not in a worker process.
         """
         return self._score_completion(completion, ground_truth)
 
     def difficulty(self, item: Item) -> float:
-        """How hard the item is."""
+        """Difficulty of the item."""
         value = self._call("difficulty", self._difficulty, item)
         if isinstance(value, numbers.Real) and not isinstance(value, bool):
             number = self._call("difficulty", float, value)
@@ -196,7 +196,7 @@ class Task:
         raise self._refusal("difficulty", value, "a finite number")
 
     def difficulties(self, items: ItemColumns | Sequence[Item]) -> "np.ndarray | list[float]":
-        """How hard each of the items is: [n]."""
+        """[n] difficulty of each item."""
         batch = items if isinstance(items, ItemColumns) else None
         together = None if batch is None else self._call("difficulties", self._difficulties, batch)
         return [self.difficulty(item) for item in items] if together is None else together
@@ -209,23 +209,23 @@ class Task:
         return key
 
     def solve(self, item: Item) -> str | None:
-        """A gold completion, or None where the task gives none."""
+        """A gold completion, or None where the task has none."""
         return self._text_or_none("solve", self._solve, item)
 
     def demonstrate(self, item: Item, seed: int) -> str | None:
-        """A fallible worked attempt at the item, or None where the task gives none."""
+        """A worked attempt at the item, possibly wrong, or None where the task has none."""
         return self._text_or_none("demonstrate", self._demonstrate, item, seed)
 
     def oracle(self, answer: str, ground_truth: Json) -> bool | None:
-        """Whether the answer is right by the task's second method, or None where it cannot tell."""
+        """Whether the task's oracle accepts the answer, or None where it cannot tell."""
         return self._call("oracle", self._oracle, answer, ground_truth)
 
     def is_valid(self, ground_truth: Json) -> bool:
-        """Whether this could be the ground truth of an item; False where the task does not say."""
+        """Whether this could be the ground truth of an item; False where the task has no such hook."""
         return bool(self._call("is_valid", self._is_valid, ground_truth))
 
     def grammar(self, item: Item) -> Mapping[str, Sequence[str]] | None:
-        """Rules of answers to the item, or None where the task gives none; see `docs/hooks.md` for their form."""
+        """Grammar of answers to the item, or None where the task has none; `docs/hooks.md` defines its form."""
         rules = self._call("grammar", self._grammar, item)
         if rules is not None and not (isinstance(rules, Mapping) and rules and all(map(_is_rule, rules.items()))):
             raise self._refusal("grammar", rules, "a mapping from names to lists of str, none of them empty")
@@ -238,12 +238,12 @@ class Task:
         return text
 
     def _call(self, hook: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What the task's function returns; whatever it raises is a BrokenTaskError."""
+        """Call a hook; any exception but a TinyZeroError becomes a BrokenTaskError."""
         try:
             return function(*arguments)
         except (KeyboardInterrupt, TinyZeroError):
             raise
-        except BaseException as error:  # SystemExit included, which would end the program without a word
+        except BaseException as error:  # SystemExit included, which would end the program silently
             raise BrokenTaskError(f"task {self.name!r}: {hook} raised {describe_error(error)}") from error
 
     def _refusal(self, hook: str, value: Any, expected: str) -> BrokenTaskError:
@@ -251,7 +251,7 @@ class Task:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it is text that a file can hold: a lone surrogate has no UTF-8."""
+    """Whether it is text that UTF-8 can encode (a lone surrogate is not)."""
     if not isinstance(value, str):
         return False
     if not value.isascii():

@@ -1,7 +1,7 @@
-"""Scorers that must not be trusted with a model's text: where they may run, and what is said where they may not.
+"""Unsafe scorers: where a scorer may run that must not be trusted with a model's text.
 
-A task says so of itself (`TaskInfo.unsafe_scorer`). Such a scorer runs in worker processes alone, which can be
-killed, and there only if the user allowed it. It is not a sandbox: what the scorer runs has the user's rights.
+A task declares it (`TaskInfo.unsafe_scorer`). Such a scorer runs only in worker processes, which can be killed, and
+only if the user allows it. This is not a sandbox: code that the scorer runs has the user's permissions.
 """
 
 from tinyzero_sdk.errors import UnsafeScorerError
@@ -10,26 +10,26 @@ _is_worker = False
 
 
 def enter_worker() -> None:
-    """Called by a worker process for itself, before it loads its task."""
+    """Mark this process as a worker; called before it loads its task."""
     global _is_worker  # noqa: PLW0603
     _is_worker = True
 
 
 def check_allowed(task_name: str, why: str, allowed: bool) -> None:
-    """Nothing for a safe scorer, or one that the user allowed.
+    """Do nothing for a safe scorer, or one that the user allowed.
 
     Raises:
         UnsafeScorerError: the user must allow it first.
     """
     if why and not allowed:
         raise UnsafeScorerError(
-            f"the scorer of task {task_name!r} must not be trusted with a model's text ({why}); to run it in worker "
-            "processes all the same, give --allow-unsafe-scorers (in Python: allow_unsafe_scorers=True)"
+            f"the scorer of task {task_name!r} is unsafe for a model's text ({why}); to run it in worker processes "
+            "anyway, give --allow-unsafe-scorers (in Python: allow_unsafe_scorers=True)"
         )
 
 
 def check_place(task_name: str, why: str, allowed: bool) -> None:
-    """Nothing for a safe scorer, or for an allowed one within a worker process.
+    """Do nothing for a safe scorer, or for an allowed one in a worker process.
 
     Raises:
         UnsafeScorerError: the user must allow it first, or must not score in this process.
@@ -37,6 +37,6 @@ def check_place(task_name: str, why: str, allowed: bool) -> None:
     check_allowed(task_name, why, allowed)
     if why and not _is_worker:
         raise UnsafeScorerError(
-            f"the scorer of task {task_name!r} must not be trusted with a model's text ({why}), so it does not run "
-            "in this process; score in a ScoringPool, or with tinyzero score"
+            f"the scorer of task {task_name!r} is unsafe for a model's text ({why}), so it does not run in this "
+            "process; score in a ScoringPool, or with tinyzero score"
         )
