@@ -88,7 +88,7 @@ def is_valid(ground_truth: Json) -> bool:
 
 @hookspec(firstresult=True)
 def item_key(item: Item) -> str:
-    """Optional: the item's canonical key, equal for items that are the same problem (default: from the ground truth)."""
+    """Optional: the item's canonical key, equal for equal problems (default: from the ground truth)."""
 
 
 @hookspec(firstresult=True)

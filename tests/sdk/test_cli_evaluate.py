@@ -85,9 +85,9 @@ def test_another_configuration_is_refused_by_name(run, server, tmp_path):
     assert run("--size", 2, "-o", output)[0] == 0
     before = output.read_bytes()
     for change, expected in {
-        ("--temperature", 0.5): "with temperature=1.0, and this one has temperature=0.5",
-        ("--size", 2, "task.digits=4"): 'with task_options={"digits": 3}, and this one has task_options={"digits": 4}',
-        ("--size", 3): "with size=2, and this one has size=3",
+        ("--temperature", 0.5): "with temperature=1.0, not temperature=0.5",
+        ("--size", 2, "task.digits=4"): 'with task_options={"digits": 3}, not task_options={"digits": 4}',
+        ("--size", 3): "with size=2, not size=3",
     }.items():
         code, _, told = (
             run("--size", 2, "-o", output, *change) if "--size" not in change else run(*change, "-o", output)

@@ -31,12 +31,9 @@ def test_defaults_are_not_shared():
     assert Item(1).data == {}
 
 
-def test_score_says_by_itself_that_it_is_ok_and_counts():
+def test_defaults_of_score_and_completion():
     score = Score(1.0, True)
     assert (score.reason, score.answer, score.masked) == ("ok", None, False)
-
-
-def test_completion_is_taken_for_finished():
     assert Completion("x") == Completion("x", token_count=None, finished=True)
 
 

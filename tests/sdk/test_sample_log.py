@@ -62,7 +62,7 @@ def test_one_writer_at_a_time(tmp_path):
 def test_a_setting_that_is_new_or_gone_is_a_difference(tmp_path):
     with SampleFile(tmp_path / "out.jsonl", {"a": 1, "b": 2}) as file:
         file.append((0, 0), row(0))
-    for settings, name in (({"a": 1}, "b=2, and this one has b=null"), ({"a": 1, "b": 2, "c": "x"}, "c=null, .* c=x")):
+    for settings, name in (({"a": 1}, "b=2, not b=null"), ({"a": 1, "b": 2, "c": "x"}, "c=null, .* c=x")):
         with pytest.raises(SettingsError, match=name):
             SampleFile(tmp_path / "out.jsonl", settings)
 
@@ -137,6 +137,6 @@ def test_a_stopped_evaluation_says_how_to_go_on(server, task, tmp_path, number, 
     os.kill(process.pid, number)
     _, told = process.communicate(timeout=10)
     assert process.returncode == code
-    assert "completions are kept in" in told
-    assert "the same command goes on there" in told
+    assert "completions are stored in" in told
+    assert "the same command resumes there" in told
     assert "Traceback" not in told

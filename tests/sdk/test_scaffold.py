@@ -70,14 +70,14 @@ def test_names_that_are_free(name):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("", "small letters"),
+        ("", "lower-case letters"),
         ("My_Task", "such as my-task"),
-        ("../x", "small letters"),
+        ("../x", "lower-case letters"),
         ("a--b", "such as a-b"),
-        ("-a", "small letters"),
+        ("-a", "lower-case letters"),
         ("3-coins", "such as coins"),
         ("coins\n", "such as coins"),
-        ("größe", "small letters"),
+        ("größe", "lower-case letters"),
         ("class", "a keyword of Python"),
         ("random", "a module of Python's standard library"),
         ("numpy", "an installed module, numpy"),
@@ -146,7 +146,7 @@ def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("nowhere")
     for taken in (tmp_path / "directory", tmp_path / "file", tmp_path / "link"):
-        with pytest.raises(TinyZeroError, match="exists already"):
+        with pytest.raises(TinyZeroError, match="already exists"):
             write_package("my-task", taken)
     assert not list((tmp_path / "directory").iterdir())
     assert not (tmp_path / "nowhere").exists()
@@ -265,7 +265,7 @@ def test_a_file_that_is_no_task_is_refused(tmp_path):
 def test_a_package_is_no_file_to_make_one_from(tmp_path):
     write_package("tz-given", tmp_path / "given")
     for source in ("given", "given/tz_given/__init__.py"):
-        with pytest.raises(TinyZeroError, match="a package already; copy its folder"):
+        with pytest.raises(TinyZeroError, match="already in a package; copy its folder"):
             write_package("my-task", tmp_path / "out", task_file=tmp_path / source)
     assert not (tmp_path / "out").exists()
 

@@ -66,12 +66,6 @@ def test_leave_travels_with_the_task(unsafe: str, allowed: bool) -> None:
     assert task.allow_unsafe_scorers is allowed
 
 
-def test_a_safe_task_needs_no_leave(write_task: Callable[..., str]) -> None:
-    task = load_task(write_task())
-    task.check_scoring_allowed()
-    assert task.score_completion("<answer>1</answer>", 1).correct
-
-
 def run(*arguments: str) -> int:
     with pytest.raises(SystemExit) as caught:
         main(arguments)

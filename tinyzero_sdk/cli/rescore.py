@@ -116,9 +116,7 @@ def _show(report: "RescoreReport", limit: int, output: Path | None) -> None:
     if report.old_accuracy is not None and report.new_accuracy is not None:
         stdout.print(f"accuracy {percent(report.old_accuracy)} before, {percent(report.new_accuracy)} now")
     other = f"; {report.other_answer:,} more have another answer" if report.other_answer else ""
-    stdout.print(
-        f"{count(report.changed, 'score')} changed, {report.flipped:,} of them in correctness{other}", soft_wrap=True
-    )
+    stdout.print(f"{count(report.changed, 'score')} changed, {report.flipped:,} of them flipped{other}", soft_wrap=True)
     if report.changed:
         _show_matrix(report)
     for reasons, rows in report.reasons.most_common():

@@ -73,7 +73,7 @@ class SoftOverlong:
     """L_max, in tokens: from here on the penalty is 1."""
 
     buffer: Annotated[int, Gt(0)] | None = None
-    """L_cache, tokens before the limit over which the penalty rises from 0; none = a fifth of it, as in the paper."""
+    """L_cache: tokens before the limit over which the penalty rises; none = a fifth of it (as in the paper)."""
 
     needs: ClassVar = ("token_count",)
 
@@ -103,7 +103,7 @@ class MaskTruncated:
 
 @dataclass(frozen=True)
 class RepetitionPenalty:
-    """`repetition`: minus the fraction of a text's n-grams that occurred in it before (after arXiv 2502.03373, §3.2)."""
+    """`repetition`: minus the fraction of a text's n-grams that it repeats (after arXiv 2502.03373, §3.2)."""
 
     penalty: Annotated[float, Ge(0)] = 1.0
     """Penalty of a text that only repeats itself."""

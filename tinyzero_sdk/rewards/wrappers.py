@@ -1,7 +1,7 @@
 """Score wrappers by name: hooks around `score_completion` of any task, such as `overlong(limit=1024)`.
 
-`tasks/score_guard.py` checks that scores are finite and in range, with or without wrappers. Plugins add wrappers through
-the hook `score_wrappers`.
+`tasks/score_guard.py` checks that scores are finite and in range, with or without wrappers. Plugins add wrappers
+through the hook `score_wrappers`.
 """
 
 import json
