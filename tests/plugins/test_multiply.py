@@ -2,7 +2,6 @@
 
 import random
 import re
-import time
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.relative_time import relative_time
 from tinyzero_multiply.long_multiplication import work_out
 from tinyzero_multiply.reading import MAX_LENGTH, SEPARATORS, TIMES, WRAPPERS, read
 from tinyzero_multiply.scoring import judge
@@ -187,12 +187,8 @@ def test_a_longer_number_that_contains_the_product_is_not_paid(product: int, bef
     ids=lambda text: f"{text[:12]!a}-{len(text)}",
 )
 def test_no_text_takes_long(answer: str) -> None:
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        assert graded.score_completion(f"<answer>{answer}</answer>", truth(123, 456)).value <= 0.1
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.05
+    assert graded.score_completion(f"<answer>{answer}</answer>", truth(123, 456)).value <= 0.1
+    assert relative_time(lambda: graded.score_completion(f"<answer>{answer}</answer>", truth(123, 456))) < 15
     assert graded.error_count == 0
 
 

@@ -1,12 +1,12 @@
 """Single verdicts: the table in the README, where an answer is found, what it is paid, and hostile texts."""
 
 import re
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.relative_time import relative_time
 from tinyzero_countdown.expression import MAX_LENGTH
 from tinyzero_countdown.scoring import judge
 from tinyzero_sdk import Item, load_task
@@ -133,12 +133,8 @@ HOSTILE_TEXTS = [
     ids=lambda text: f"{text[:20]!a}-{len(text)}",
 )
 def test_no_text_takes_long(text):
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        assert graded.score_completion(text, PUZZLE).value <= 0.1
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.05
+    assert graded.score_completion(text, PUZZLE).value <= 0.1
+    assert relative_time(lambda: graded.score_completion(text, PUZZLE)) < 15
     assert graded.error_count == 0
 
 

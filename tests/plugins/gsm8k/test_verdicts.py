@@ -1,7 +1,6 @@
 """Single verdicts: the table in the README, the labelled cases, ground truths, hostile texts, and the time it takes."""
 
 import re
-import time
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.relative_time import relative_time
 from tinyzero_gsm8k.numbers import LONGEST, MOST_DIGITS, read_number
 from tinyzero_gsm8k.verdicts import judge
 from tinyzero_sdk import load_task
@@ -167,31 +167,17 @@ PIECES = [
 @pytest.mark.parametrize("piece", PIECES)
 def test_hostile_answers_take_no_time(piece):
     for text in (piece * (LONGEST // len(piece)), "1" + piece * ((LONGEST - 2) // len(piece)) + "x", piece * 400_000):
-        # Some 0.002 s, of which the shortest of three runs counts; without the bound on the length it would be hours.
-        assert min(seconds_to_read(text) for _ in range(3)) < 0.05
-
-
-def seconds_to_read(text):
-    begin = time.process_time()
-    read_number(text)
-    task.oracle(text, "1")
-    return time.process_time() - begin
+        # Without the bound on the length it would be hours.
+        assert relative_time(lambda text=text: (read_number(text), task.oracle(text, "1"))) < 15
 
 
 def test_scoring_is_fast():
-    # 0.8 µs and 11 µs where nothing else runs; the bounds leave room for a busy machine.
-    assert microseconds("<answer>1042</answer>") < 5
+    assert time_of_100("<answer>1042</answer>") < 0.15  # 0.02
     for answer in ("$1,042.00", "18 dollars", "3/4", r"\frac{3}{4}", "1.5e3", "She makes $18 every day at the market."):
-        assert microseconds(f"<answer>{answer}</answer>") < 60, answer
+        assert time_of_100(f"<answer>{answer}</answer>") < 2, answer  # 0.3
 
 
-def microseconds(end):
+def time_of_100(end):
     plugin = task.plugin_manager.get_plugin("task")
     text = "The farmer has 16 hens, and each lays 2 eggs a week. " * 11 + end
-    best, rounds = float("inf"), 100
-    for _ in range(10):
-        begin = time.process_time()
-        for _ in range(rounds):
-            plugin.score(plugin.extract_answer(text), "1042")
-        best = min(best, time.process_time() - begin)
-    return best / rounds * 1e6
+    return relative_time(lambda: [plugin.score(plugin.extract_answer(text), "1042") for _ in range(100)], attempts=5)

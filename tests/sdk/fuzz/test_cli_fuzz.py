@@ -63,7 +63,7 @@ def test_what_nobody_judged_is_no_case_and_is_replayed_without_a_label(run, writ
 
 @pytest.mark.slow
 def test_json_and_a_clean_task(run, write_task, tmp_path):
-    done = run(write_task(solve=SOLVE, oracle=ORACLE), "--time", 0.5, "--workers", 1, "--json")
+    done = run(write_task(solve=SOLVE, oracle=ORACLE), "--time", 3, "--workers", 1, "--json")
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert report["findings"] == []

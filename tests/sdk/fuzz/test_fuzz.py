@@ -40,6 +40,16 @@ def scorer(condition):
     return f"import os, signal, time\n\n@hookimpl\ndef score(answer, ground_truth):\n    return float({condition})\n"
 
 
+def until(is_enough):
+    """For `on_progress`: ends a search as Ctrl-C does, once it has done enough, however fast the machine is."""
+
+    def stop(report):
+        if is_enough(report):
+            raise KeyboardInterrupt
+
+    return stop
+
+
 def only(report):
     (found,) = report.findings
     return found
@@ -53,16 +63,14 @@ def test_a_hole_is_found_shrunk_and_replayed(make):
     assert len(found.completion) <= len("<answer></answer>") + 2
     case = found.to_case()
     assert task.score_completion(case.completion, case.ground_truth).correct != case.correct
-    assert report.seconds < 20
     assert report.tried > 0
 
 
 @pytest.mark.slow
 def test_nothing_is_found_where_nothing_is_wrong(make):
-    report = fuzz(make(), seconds=0.4)
+    report = fuzz(make(), seconds=30, on_progress=until(lambda report: report.tried > 2000 and report.lines))
     assert report.findings == []
-    assert report.tried > 0
-    assert report.lines > 0
+    assert report.tried > 2000
 
 
 def test_the_same_seed_finds_the_same(make):
@@ -174,19 +182,16 @@ def test_a_scorer_that_hangs_costs_its_time_limit_and_the_search_goes_on(make):
         score=scorer("(time.sleep(60) if '**' in answer else 0) or answer == str(ground_truth) or '_' in answer")
     )
     wanted = {"timeout", "wrong_paid"}
-
-    def stop(report):
-        if {found.kind for found in report.findings} >= wanted:
-            raise KeyboardInterrupt
-
-    report = fuzz(task, seconds=30, time_limit=0.3, on_progress=stop)
+    enough = until(lambda report: {found.kind for found in report.findings} >= wanted)
+    report = fuzz(task, seconds=30, time_limit=0.3, on_progress=enough)
     assert {found.kind for found in report.findings} == wanted
     assert all("**" in found.completion for found in report.findings if found.kind == "timeout")
 
 
 @pytest.mark.slow
 def test_a_reward_that_pays_anything_gives_few_findings(make):
-    report = fuzz(make(score=scorer("True")), seconds=1.5)
+    enough = until(lambda report: report.findings and report.tried > 5000)
+    report = fuzz(make(score=scorer("True")), seconds=30, on_progress=enough)
     assert 0 < len(report.findings) <= MOST_GROUPS + 1
 
 
@@ -215,7 +220,8 @@ def test_without_an_oracle_frames_and_crashes_are_left_to_find(make):
     report = fuzz(make(oracle=None, extract_answer=last_line), seconds=20, stop_after=1)
     assert only(report).kind == "right_unpaid"
     assert "a line break after it" in only(report).traits
-    assert fuzz(make("fine", oracle=None), seconds=1.5).findings == []
+    report = fuzz(make("fine", oracle=None), seconds=30, on_progress=until(lambda report: report.tried > 5000))
+    assert (report.findings, report.tried > 5000) == ([], True)
 
 
 @pytest.mark.slow
