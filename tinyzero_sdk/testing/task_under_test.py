@@ -286,6 +286,7 @@ class TaskUnderTest:
         drawn: list[TestCompletion] = []
         used = characters = 0
         is_kept = True
+        last: object = None
 
         def flush() -> bool:
             nonlocal used, characters, is_kept
@@ -297,10 +298,14 @@ class TaskUnderTest:
             return use(chunk)
 
         def collect(sample: TestCompletion) -> bool:
-            nonlocal characters
+            nonlocal characters, last
+            if last is not None:  # hypothesis confirms what ended the search
+                return sample.key == last
             drawn.append(sample)
             characters += len(sample.completion)
-            return (len(drawn) - used == _CHUNK_SIZE or characters >= _CHUNK_CHARACTERS) and flush()
+            if (len(drawn) - used == _CHUNK_SIZE or characters >= _CHUNK_CHARACTERS) and flush():
+                last = sample.key
+            return last is not None
 
         if find_completion(make(self), collect, examples=self.examples, seed=self.seed, shrink=False) is None:
             flush()
