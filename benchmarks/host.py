@@ -28,16 +28,16 @@ from tinyzero_sdk.settings import build
 from tinyzero_trainer.algorithms.advantages import ESTIMATORS, AdvantageInputs
 from tinyzero_trainer.algorithms.importance_sampling import engine_logprobs
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.tasks import load_shares
+from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.controller.heldout_eval import write_samples
 from tinyzero_trainer.controller.step_metrics import batch_metrics, timing_metrics
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.local import score
-from tinyzero_trainer.executors.tasks import TaskRole, task_roles, training_stream
+from tinyzero_trainer.executors.tasks import RunTask, run_tasks, training_stream
 from tinyzero_trainer.sft.tiny_model import build_tokenizer
-from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.micro_batches import completion_lengths, micro_batches
-from tinyzero_trainer.types import Prompt, Rollout
+from tinyzero_trainer.types import Generation, Prompt
 
 TASK = "countdown"
 
@@ -87,7 +87,9 @@ class Stopwatch:
         return {name: statistics.median(values[1:] or values) for name, values in self.parts.items()}
 
 
-def rollouts(prompts: list[Prompt], load: Load, vocabulary: int, end: int, seed: int) -> list[tuple[Prompt, Rollout]]:
+def rollouts(
+    prompts: list[Prompt], load: Load, vocabulary: int, end: int, seed: int
+) -> list[tuple[Prompt, Generation]]:
     """Random completions, group after group."""
     random, generator = Random(seed), torch.Generator().manual_seed(seed)
     drawn = []
@@ -95,7 +97,7 @@ def rollouts(prompts: list[Prompt], load: Load, vocabulary: int, end: int, seed:
         for _ in range(load.samples):
             length = random.randint(load.shortest, load.longest)
             tokens = torch.randint(vocabulary, (length,), generator=generator).tolist()
-            drawn.append((prompt, Rollout([*tokens[:-1], end], [-1.0] * length, finished=True)))
+            drawn.append((prompt, Generation([*tokens[:-1], end], [-1.0] * length, finished=True)))
     return drawn
 
 
@@ -115,7 +117,7 @@ def one_step(
         counted = torch.tensor([not sample.score.masked for sample in samples])
         outcome = AdvantageInputs(rewards=rewards, lengths=lengths, group_size=group_size, counted=counted)
         advantages = ESTIMATORS["grpo"](outcome)
-        experience = Experience(samples, lengths, old, advantages)
+        experience = TrainingBatch(samples, lengths, old, advantages)
     for layout in ("packed", "padded"):
         with watch.part(f"micro-batches, {layout}"):
             lay_out_all(experience, config, group_size, layout)
@@ -127,7 +129,7 @@ def one_step(
         write_samples(folder / "samples.jsonl", samples[:16])
 
 
-def lay_out_all(experience: Experience, config: TrainConfig, group_size: int, layout: Any) -> None:
+def lay_out_all(experience: TrainingBatch, config: TrainConfig, group_size: int, layout: Any) -> None:
     """What the update does before each forward pass."""
     for part in experience.mini_batches(group_size, config.optimizer):
         for batch in micro_batches(
@@ -150,14 +152,14 @@ def measure(load: Load, *, workers: int, repeat: int) -> dict[str, float]:
         "reward": {"workers": workers},
     }
     config, tokenizer, watch = build(TrainConfig, values), build_tokenizer(), Stopwatch()
-    with task_roles(config, load_shares(config.task_shares()), tokenizer) as tasks, TemporaryDirectory() as folder:
+    with run_tasks(config, load_tasks(config.task_shares()), tokenizer) as tasks, TemporaryDirectory() as folder:
         stream = training_stream(config, tasks, {})
         for number in range(repeat + 1):
             one_step(config, _roles(tasks, tokenizer), stream, load, watch, Path(folder), number)
     return watch.medians()
 
 
-def _roles(tasks: dict[str, TaskRole], tokenizer: Any) -> Any:
+def _roles(tasks: dict[str, RunTask], tokenizer: Any) -> Any:
     """What `score` needs of a run's roles."""
 
     @dataclass

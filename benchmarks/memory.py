@@ -195,7 +195,7 @@ def child(marks: Path, memory: int, arguments: Sequence[str]) -> None:
     from tinyzero_sdk.cli import main as tinyzero
     from tinyzero_trainer.controller import collector as collecting
     from tinyzero_trainer.controller import step as training_step
-    from tinyzero_trainer.monitoring.timer import Clock
+    from tinyzero_trainer.monitoring.timer import StepTimer
 
     if memory and torch.cuda.is_available() and memory < torch.cuda.get_device_properties(0).total_memory:
         on_a_smaller_card(memory)
@@ -208,7 +208,7 @@ def child(marks: Path, memory: int, arguments: Sequence[str]) -> None:
         if cuda:
             torch.cuda.reset_peak_memory_stats()
 
-    class Noted(Clock):
+    class Noted(StepTimer):
         def __init__(self) -> None:
             super().__init__()
             note("")

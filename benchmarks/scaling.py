@@ -39,8 +39,8 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import gather, make_config
 from tinyzero_trainer.estimate.constants import GIB, MARGIN
 from tinyzero_trainer.estimate.fit import with_settings
-from tinyzero_trainer.hardware.gpu_specs import find_card
-from tinyzero_trainer.models.hub import find_shape
+from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
+from tinyzero_trainer.models.hub import find_spec
 
 DOCS = Path(__file__).parents[1] / "docs" / "scaling.md"
 MODEL, CARD, MEDIAN, SPREAD = "Qwen/Qwen2.5-7B", "H200", 1200.0, 0.8
@@ -215,7 +215,7 @@ class Tables:
     def _memory(self, model: str, again: bool) -> dict[str, str]:
         cells = {}
         for nodes in NODES:
-            run = replace(self.on(nodes, weak=True), shape=find_shape(model))
+            run = replace(self.on(nodes, weak=True), shape=find_spec(model))
             run = replace(run, config=with_settings(run.config, {"memory.checkpoint_activations": again}))
             limit = (1 - MARGIN) * run.cluster.card.memory * GIB
             try:
@@ -313,7 +313,7 @@ def make_run(
         SettingsError: a word, the model or the card is not known.
         ValueError: it has something that is not simulated.
     """
-    found = find_card(card)
+    found = find_gpu_spec(card)
     if found is None:
         raise TinyZeroError(f"--card {card!r} is not known; give a name as `tinyzero plan --gpu` takes it")
     config = make_config(
@@ -321,7 +321,7 @@ def make_run(
     )
     refuse(config)
     lengths = lengths or Lengths(MEDIAN, SPREAD, config.rollout.max_tokens)
-    return Run(find_shape(model), config, Cluster(found, nodes, gpus), lengths, prompt, seed=seed)
+    return Run(find_spec(model), config, Cluster(found, nodes, gpus), lengths, prompt, seed=seed)
 
 
 def _last(words: tuple[str, ...]) -> list[str]:

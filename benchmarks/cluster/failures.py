@@ -4,7 +4,7 @@ import math
 
 from benchmarks.cluster.host import SHA256
 from tinyzero_trainer.estimate import constants
-from tinyzero_trainer.models.spec import ModelShape
+from tinyzero_trainer.models.spec import ModelSpec
 
 GPU_MTBF = 54 * 24 * 3600 * 16_384 / 419
 """Seconds of a GPU for each interruption: 419 that nobody had planned in 54 days of 16,384 H100, whatever their reason
@@ -20,12 +20,12 @@ RESTART = 300.0
 """Seconds from a failure to the first step after it, for a run that is started again at once. Assumed."""
 
 
-def checkpoint_bytes(shape: ModelShape) -> dict[str, int]:
+def checkpoint_bytes(shape: ModelSpec) -> dict[str, int]:
     """Of a checkpoint: the weights in float32, and AdamW's moments."""
     return {"weights": 4 * shape.parameters, "moments": 8 * shape.parameters}
 
 
-def checkpoint_seconds(shape: ModelShape, gpus: int) -> dict[str, float]:
+def checkpoint_seconds(shape: ModelSpec, gpus: int) -> dict[str, float]:
     """Of each part: the first rank writes the weights, then each its share of the moments, then the driver seals it.
 
     To seal is to take the SHA-256 of every file, and to read all back and take it once more: by all cores, so that the

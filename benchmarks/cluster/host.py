@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from random import Random
 
-from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.types import Generation
 
 HOST = {
     "reward": ((60, 65.4e-3 / 4096), (1024, 154.1e-3 / 1024)),
@@ -36,7 +36,7 @@ def measure(tokens: int = 1024, completions: int = 1024, block: int = 2**27) -> 
     """What `WIRE_BYTES`, `DUMPS`, `LOADS` and `SHA256` are on this machine; the best of five."""
     random = Random(0)
     made = [
-        (Rollout([random.randrange(152_064) for _ in range(tokens)], None, True), "x" * 4 * tokens)
+        (Generation([random.randrange(152_064) for _ in range(tokens)], None, True), "x" * 4 * tokens)
         for _ in range(completions)
     ]
     written, blank, count = pickle.dumps(made, 5), bytes(block), tokens * completions

@@ -10,13 +10,13 @@ from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.estimate.memory import Part, predict_memory
 from tinyzero_trainer.estimate.workload import number_bytes
-from tinyzero_trainer.models.spec import ModelShape
+from tinyzero_trainer.models.spec import ModelSpec
 
 SHARDED = ("weights in float32", "AdamW's moments", "gradients in float32")
 """Parts of the plan that are divided by the number of shards."""
 
 
-def phase_bytes(shape: ModelShape, config: TrainConfig, prompt: int, shards: float, places: int) -> Mapping[str, int]:
+def phase_bytes(shape: ModelSpec, config: TrainConfig, prompt: int, shards: float, places: int) -> Mapping[str, int]:
     """Bytes that a GPU holds in each phase, ranks and engine taking turns.
 
     Args:
@@ -36,7 +36,7 @@ def phase_bytes(shape: ModelShape, config: TrainConfig, prompt: int, shards: flo
     return found
 
 
-def places_for(shape: ModelShape, config: TrainConfig, prompt: int, shards: float, wanted: int, limit: float) -> int:
+def places_for(shape: ModelSpec, config: TrainConfig, prompt: int, shards: float, wanted: int, limit: float) -> int:
     """Sequences of full length that an engine has room for beside the shards, at most those that are wanted.
 
     Raises:
@@ -56,7 +56,7 @@ def places_for(shape: ModelShape, config: TrainConfig, prompt: int, shards: floa
     return low
 
 
-def _held(part: Part, shape: ModelShape, config: TrainConfig, shards: float) -> float:
+def _held(part: Part, shape: ModelSpec, config: TrainConfig, shards: float) -> float:
     if shards == 1:
         return part.size
     if part.what in SHARDED:

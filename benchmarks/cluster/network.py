@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tinyzero_trainer.estimate.constants import LINK_HOP, NIC, NIC_HOP, NVLINK_SHARE, RING_BASE
 from tinyzero_trainer.estimate.interconnect import ring_seconds
-from tinyzero_trainer.hardware.gpu_specs import Card
+from tinyzero_trainer.hardware.gpu_specs import GpuSpec
 
 NVLINK = 450e9 * NVLINK_SHARE
 """Bytes a second, each way, of a GPU's NVLink."""
@@ -18,7 +18,7 @@ NVLINK = 450e9 * NVLINK_SHARE
 class Cluster:
     """Equal nodes of equal GPUs."""
 
-    card: Card
+    card: GpuSpec
     """Kind of GPU."""
 
     nodes: int = 1

@@ -19,8 +19,8 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.speed import decoding_step, predict_speed, reading
-from tinyzero_trainer.estimate.workload import number_bytes, work_of
-from tinyzero_trainer.models.spec import ModelShape
+from tinyzero_trainer.estimate.workload import number_bytes, workload_of
+from tinyzero_trainer.models.spec import ModelSpec
 
 Sharding = Literal["full", "hybrid", "hybrid, reduced once"]
 """`full` = over all ranks; `hybrid` = within a node, with gradients added up across nodes after each micro-batch, or
@@ -42,7 +42,7 @@ https://github.com/ray-project/ray/blob/master/release/perf_metrics/scalability/
 class Run:
     """What is trained, and where."""
 
-    shape: ModelShape
+    shape: ModelSpec
     """The model's."""
 
     config: TrainConfig
@@ -75,7 +75,7 @@ class Run:
     @property
     def completions(self) -> int:
         """Of a step."""
-        return work_of(self.config, self.prompt).completions
+        return workload_of(self.config, self.prompt).completions
 
     def drawn(self) -> tuple[int, ...]:
         """Their lengths."""

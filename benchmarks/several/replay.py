@@ -23,19 +23,19 @@ calm_threads()
 
 from tinyzero_sdk.settings import parse_overrides  # noqa: E402  # before torch, see threads.py
 from tinyzero_trainer.config.compose import make_config  # noqa: E402
-from tinyzero_trainer.controller.collector import Collected  # noqa: E402
+from tinyzero_trainer.controller.collector import RolloutBatch  # noqa: E402
 from tinyzero_trainer.controller.pending_batch import from_json, to_json  # noqa: E402
-from tinyzero_trainer.controller.step import Carried, TrainingStep  # noqa: E402
-from tinyzero_trainer.executors.local import build_roles  # noqa: E402
-from tinyzero_trainer.monitoring.progress import Display  # noqa: E402
-from tinyzero_trainer.types import Sample  # noqa: E402
+from tinyzero_trainer.controller.step import TrainerState, TrainingStep  # noqa: E402
+from tinyzero_trainer.executors.local import build_workers  # noqa: E402
+from tinyzero_trainer.monitoring.progress import Progress  # noqa: E402
+from tinyzero_trainer.types import Rollout  # noqa: E402
 from tinyzero_trainer.utils.signals import StopFlag  # noqa: E402
 
 SHOWN = {"loss": "actor/pg_loss", "KL": "actor/kl_loss", "gradient norm": "actor/grad_norm"}
 """What is kept of a step's metrics."""
 
 
-def shortened(batch: Collected) -> Collected:
+def shortened(batch: RolloutBatch) -> RolloutBatch:
     """Its completions cut to many lengths, those that are right to shorter ones; the scores stay.
 
     A model with random weights never ends a completion. Of completions of one length the advantages of a group add up
@@ -43,8 +43,8 @@ def shortened(batch: Collected) -> Collected:
     """
     random = Random(batch.step)
 
-    def cut(sample: Sample) -> Sample:
-        rollout = sample.rollout
+    def cut(sample: Rollout) -> Rollout:
+        rollout = sample.generation
         low, high = (0.1, 0.5) if sample.score.correct else (0.5, 1.0)
         length = max(1, round(random.uniform(low, high) * len(rollout.token_ids)))
         logprobs = None if rollout.logprobs is None else rollout.logprobs[:length]
@@ -72,8 +72,8 @@ def main(
     assert config.data.dynamic_rounds == 0, "all that is sampled is kept"
     batches.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
-    with Display() as display, build_roles(config, display=display, training=True) as roles:
-        training = TrainingStep(config, roles, Carried(), StopFlag(), batches)
+    with Progress() as display, build_workers(config, display=display, training=True) as roles:
+        training = TrainingStep(config, roles, TrainerState(), StopFlag(), batches)
         for step in range(1, config.run.steps + 1):
             file = batch_file(batches, step)
             if what == "record":

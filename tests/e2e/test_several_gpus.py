@@ -26,9 +26,9 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import gather, make_config, resolve
 from tinyzero_trainer.config.parallel import layout_of
 from tinyzero_trainer.config.resume import resume_config
-from tinyzero_trainer.controller.collector import Collected
+from tinyzero_trainer.controller.collector import RolloutBatch
 from tinyzero_trainer.sft.default_model import SETTINGS
-from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 SCRIPT = Path(common.__file__).with_name("several_gpus.py")
 NUMBERS = st.lists(st.floats(0.01, 10) | st.floats(-10, -0.01), min_size=1)
@@ -259,29 +259,29 @@ def test_a_choice_of_jobs_brings_what_they_need():
 def test_recorded_completions_are_cut_right_ones_shorter_and_keep_their_scores():
     prompt = Prompt(Item(None), "p", [1, 2])
     samples = [
-        Sample(
+        Rollout(
             prompt,
-            Rollout([*range(100)], [-0.01 * place for place in range(100)], True),
+            Generation([*range(100)], [-0.01 * place for place in range(100)], True),
             "t",
             Score(right, right, "ok"),
         )
         for right in (True, False) * 8
     ]
-    whole = Collected(3, 2, samples, samples, None, 100, WindowState(), {}, {}, {})
+    whole = RolloutBatch(3, 2, samples, samples, None, 100, WindowState(), {}, {}, {})
     cut = replay.shortened(whole)
     assert cut == replay.shortened(whole)
     assert cut.kept is cut.samples
     for before, after in zip(samples, cut.samples, strict=True):
-        length = len(after.rollout.token_ids)
+        length = len(after.generation.token_ids)
         assert length <= 50 if after.score.correct else length >= 50
         assert after.rollout == replace(
             before.rollout,
-            token_ids=before.rollout.token_ids[:length],
-            logprobs=before.rollout.logprobs[:length],
+            token_ids=before.generation.token_ids[:length],
+            logprobs=before.generation.logprobs[:length],
             finished=False,
         )
         assert after.score == before.score
-    assert len({len(sample.rollout.token_ids) for sample in cut.samples}) > 8
+    assert len({len(sample.generation.token_ids) for sample in cut.samples}) > 8
 
 
 # ---- the tables ------------------------------------------------------------------------------------------------------

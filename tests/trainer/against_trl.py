@@ -22,11 +22,11 @@ from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.config.sft import TinyShape
 from tinyzero_trainer.models.loading import from_parts, save_model
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
-from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.logprobs import Reference, token_statistics
 from tinyzero_trainer.training.micro_batches import completion_lengths, micro_batches
 from tinyzero_trainer.training.policy import Policy
-from tinyzero_trainer.types import Sample
+from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged as ragged
 
 PROMPTS, SAMPLES, MAX_TOKENS, KL = 4, 6, 32, 0.04
@@ -80,7 +80,7 @@ def main(folder: Path) -> None:
     weights = {name: value + 0.05 * torch.randn(value.shape, generator=generator) for name, value in named(start.model)}
     lengths = completion_lengths(samples)
     noise = 0.3 * torch.randn(int(lengths.sum()), generator=generator)
-    noise += ragged.spread(0.3 * (rewards - rewards.mean()), lengths)  # else the losses come to nearly 0
+    noise += ragged.repeat_to_tokens(0.3 * (rewards - rewards.mean()), lengths)  # else the losses come to nearly 0
     results = [
         compare(name, folder / "start", samples, rewards, weights, noise, kl=kl, temperature=temperature)
         for name in ALGORITHMS
@@ -92,7 +92,7 @@ def main(folder: Path) -> None:
 def compare(
     name: str,
     start: Path,
-    samples: list[Sample],
+    samples: list[Rollout],
     rewards: torch.Tensor,
     weights: dict[str, torch.Tensor],
     noise: torch.Tensor,
@@ -117,7 +117,7 @@ def compare(
     theirs = trainer.compute_loss(trainer.model, inputs)
     theirs.backward()
     lengths, advantages = completion_lengths(samples), inputs["advantages"]
-    experience = Experience(samples, lengths, old, ragged.spread(advantages, lengths))
+    experience = TrainingBatch(samples, lengths, old, ragged.repeat_to_tokens(advantages, lengths))
     algorithm = AlgorithmConfig(**settings, kl_coefficient=kl)
     loss, clipped, gradient = ours(start, weights, experience, algorithm, kl=kl, temperature=temperature)
     estimated = ESTIMATORS[algorithm.advantage](AdvantageInputs(rewards, lengths, SAMPLES))[ragged.last_tokens(lengths)]
@@ -139,7 +139,7 @@ def compare(
     }
 
 
-def make_trainer(start: Path, samples: list[Sample], rewards: torch.Tensor, *, kl: float, **settings: Any) -> Any:
+def make_trainer(start: Path, samples: list[Rollout], rewards: torch.Tensor, *, kl: float, **settings: Any) -> Any:
     """TRL's trainer, whose rollouts and rewards are given."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
@@ -147,8 +147,8 @@ def make_trainer(start: Path, samples: list[Sample], rewards: torch.Tensor, *, k
     def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
         return {
             "prompt_ids": [sample.prompt.token_ids for sample in samples],
-            "completion_ids": [sample.rollout.token_ids for sample in samples],
-            "logprobs": [sample.rollout.logprobs for sample in samples],
+            "completion_ids": [sample.generation.token_ids for sample in samples],
+            "logprobs": [sample.generation.logprobs for sample in samples],
         }
 
     def reward(completions: list[str], **columns: Any) -> list[float]:
@@ -180,7 +180,7 @@ def make_trainer(start: Path, samples: list[Sample], rewards: torch.Tensor, *, k
 def ours(
     start: Path,
     weights: dict[str, torch.Tensor],
-    experience: Experience,
+    experience: TrainingBatch,
     algorithm: AlgorithmConfig,
     *,
     kl: float,
@@ -214,7 +214,11 @@ def ours(
     )
     policy.update(experience, group_size=SAMPLES, now=StepSettings(1e-9, temperature, kl))
     gradient = torch.cat([parameter.grad.flatten() for _, parameter in named(model.model)])
-    return (ragged.spread(weight, part.lengths) * each).sum().item(), surrogate.clipped.float().mean().item(), gradient
+    return (
+        (ragged.repeat_to_tokens(weight, part.lengths) * each).sum().item(),
+        surrogate.clipped.float().mean().item(),
+        gradient,
+    )
 
 
 def named(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:

@@ -17,10 +17,10 @@ from tinyzero_sdk.settings import build, to_mapping
 from tinyzero_trainer.checkpoint import store as checkpoint
 from tinyzero_trainer.config import model_defaults as presets
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.config.sft import TinyShape, WarmStartConfig
+from tinyzero_trainer.config.sft import SftConfig, TinyShape
 from tinyzero_trainer.hardware import gpu_seen
 from tinyzero_trainer.models.loading import LanguageModel, from_parts, save_model
-from tinyzero_trainer.monitoring.progress import Display
+from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.sft.train import warm_start
 from tinyzero_trainer.utils.signals import StopFlag
@@ -116,8 +116,8 @@ def make_warm_model(toy_task: str, output: Path) -> None:
         | {"eval_size": 8, "test_share": 0.4, "template": "base"},
         "settings": {"optimizer": {"learning_rate": 1e-3}},
     }
-    with Display() as display:
-        warm_start(build(WarmStartConfig, values), display=display, stop=StopFlag())
+    with Progress() as display:
+        warm_start(build(SftConfig, values), display=display, stop=StopFlag())
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import torch
 
 from tinyzero_trainer.config import RayConfig, TrainConfig
 from tinyzero_trainer.executors.base import Workers
-from tinyzero_trainer.executors.local import build_roles
+from tinyzero_trainer.executors.local import build_workers
 from tinyzero_trainer.models.loading import LanguageModel, load_model
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
 from tinyzero_trainer.rollout.build import build_engine
 from tinyzero_trainer.rollout.weight_sync import named_weights
-from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.types import Generation
 
 
 class EngineApart:
@@ -49,7 +49,7 @@ class EngineApart:
         seed: int,
         first: int = 0,
         on_progress: Callable[[int], None] | None = None,
-    ) -> list[list[Rollout]]:
+    ) -> list[list[Generation]]:
         with self._at_work:
             return self._engine.generate(prompts, samples, params, seed=seed, on_progress=on_progress)
 
@@ -59,6 +59,6 @@ def built_apart(config: TrainConfig, **given: Any) -> Iterator[Workers]:
     """The roles of a run on Ray, without it."""
     here = replace(config.run, executor="local")
     config = replace(config, run=here, ray=RayConfig(), rollout=replace(config.rollout, lead=0))
-    with build_roles(config, **given) as roles:
+    with build_workers(config, **given) as roles:
         engine: RolloutEngine = EngineApart(config, roles.language_model)
         yield replace(roles, engine=engine)

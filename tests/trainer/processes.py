@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.trainer import preloaded
 from tinyzero_trainer.distributed import ulysses
-from tinyzero_trainer.distributed.groups import Line
+from tinyzero_trainer.distributed.groups import SequenceParallelGroup
 
 
 def on_ranks(
@@ -52,7 +52,9 @@ class Meeting:
         self._barrier.abort()
 
 
-def in_slices(count: int, function: Callable[[Line], Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def in_slices(
+    count: int, function: Callable[[SequenceParallelGroup], Any], monkeypatch: pytest.MonkeyPatch
+) -> list[Any]:
     """What a function gives on each of the ranks that share a line, where these are threads."""
     meeting = Meeting(count)
 
@@ -66,7 +68,7 @@ def in_slices(count: int, function: Callable[[Line], Any], monkeypatch: pytest.M
 
     def work(index: int) -> Any:
         try:
-            return function(Line(count, index, cast(Any, index)))
+            return function(SequenceParallelGroup(count, index, cast(Any, index)))
         except BaseException:
             meeting.abort()
             raise

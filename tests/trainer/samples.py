@@ -5,10 +5,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.models.loading import LanguageModel, from_parts
-from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 
-def ragged_samples(language_model: LanguageModel, groups: int = 3, samples: int = 4, seed: int = 0) -> list[Sample]:
+def ragged_samples(language_model: LanguageModel, groups: int = 3, samples: int = 4, seed: int = 0) -> list[Rollout]:
     """Groups of completions of many lengths, with the log-probabilities that the model gives them at temperature 1."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -21,8 +21,8 @@ def ragged_samples(language_model: LanguageModel, groups: int = 3, samples: int 
         prompt = Prompt(Item(None), "", draw(1, 9))
         for _ in range(samples):
             ids = draw(1, 25)
-            rollout = Rollout(ids, token_logprobs(language_model, prompt.token_ids, ids), True)
-            made.append(Sample(prompt, rollout, "", Score(0.0, False, "wrong")))
+            rollout = Generation(ids, token_logprobs(language_model, prompt.token_ids, ids), True)
+            made.append(Rollout(prompt, rollout, "", Score(0.0, False, "wrong")))
     return made
 
 

@@ -15,17 +15,17 @@ from torch import Tensor
 from tests.trainer.samples import ragged_samples
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig
-from tinyzero_trainer.distributed.fsdp import Placement, process_group, shard
+from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group, shard
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.lora import Adapter
 from tinyzero_trainer.rollout.weight_sync import named_weights
-from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.logprobs import Reference
 from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.training.policy import Policy
 
 CPU = torch.device("cpu")
-PLAIN = Placement(CPU, torch.float32)
+PLAIN = FsdpOptions(CPU, torch.float32)
 NOW = StepSettings(learning_rate=1e-2, temperature=0.8, kl_coefficient=0.3)
 OPTIMIZER = OptimizerConfig(micro_batch_tokens=80, mini_batches=2, weight_decay=0.1)
 SAVING = {
@@ -61,7 +61,7 @@ CASES = {
 }
 
 
-def make_policy(language_model: LanguageModel, case: Case, placement: Placement | None) -> Policy:
+def make_policy(language_model: LanguageModel, case: Case, placement: FsdpOptions | None) -> Policy:
     """From a copy of the model; sharded unless the placement is None."""
     model, reference = copy.deepcopy(language_model.model), None
     language_model = replace(language_model, model=model)
@@ -83,27 +83,27 @@ def make_policy(language_model: LanguageModel, case: Case, placement: Placement 
     return Policy(language_model, algorithm=algorithm, optimizer=OPTIMIZER, max_tokens=40, reference=reference)
 
 
-MADE_UP: dict[str, Experience] = {}
+MADE_UP: dict[str, TrainingBatch] = {}
 
 
-def made_up(language_model: LanguageModel) -> Experience:
+def made_up(language_model: LanguageModel) -> TrainingBatch:
     """The same for each model of a name."""
     if language_model.name not in MADE_UP:
         MADE_UP[language_model.name] = make_up(language_model)
     return MADE_UP[language_model.name]
 
 
-def make_up(language_model: LanguageModel) -> Experience:
+def make_up(language_model: LanguageModel) -> TrainingBatch:
     samples = ragged_samples(language_model, groups=2)
     generator = torch.Generator().manual_seed(0)
     lengths = completion_lengths(samples)
     tokens = int(lengths.sum())
-    old = torch.tensor([value for sample in samples for value in sample.rollout.logprobs or ()])
+    old = torch.tensor([value for sample in samples for value in sample.generation.logprobs or ()])
     values = torch.randn(tokens, generator=generator)
-    return Experience(samples, lengths, old, values, values=0.1 * values, returns=values.sin())
+    return TrainingBatch(samples, lengths, old, values, values=0.1 * values, returns=values.sin())
 
 
-def learn(policy: Policy, experience: Experience, tmp_path: Path) -> tuple[Any, ...]:
+def learn(policy: Policy, experience: TrainingBatch, tmp_path: Path) -> tuple[Any, ...]:
     """Everything that two updates and what lies between them show."""
     shown: list[Any] = []
     for _ in range(2):

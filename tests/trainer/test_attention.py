@@ -12,7 +12,7 @@ from tinyzero_sdk import Item, Score
 from tinyzero_trainer.training import varlen_attention as attention
 from tinyzero_trainer.training.logprobs import choose_layout, completion_states, keeps_packed_apart
 from tinyzero_trainer.training.micro_batches import completion_lengths, in_row_order, micro_batches
-from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 
 def one_after_another(query, key, value, starts, starts_k, most, most_k, *, scale, window_size, enable_gqa=True):
@@ -124,13 +124,13 @@ def test_the_real_kernel_agrees_in_half_precision(any_model):
     torch.testing.assert_close(by_completion(model, made, "packed"), padded, rtol=0.05, atol=0.05)
 
 
-def samples() -> list[Sample]:
+def samples() -> list[Rollout]:
     """Six completions of 1 to 12 tokens behind prompts of 1 to 7."""
     generator = torch.Generator().manual_seed(0)
     lengths = zip([7, 1, 4, 2, 6, 3], [5, 12, 1, 3, 9, 2], strict=True)
     drawn = [[torch.randint(0, 97, (size,), generator=generator).tolist() for size in pair] for pair in lengths]
     score = Score(0.0, False, "wrong")
-    return [Sample(Prompt(Item(None), "", prompt), Rollout(ids, None, True), "", score) for prompt, ids in drawn]
+    return [Rollout(Prompt(Item(None), "", prompt), Generation(ids, None, True), "", score) for prompt, ids in drawn]
 
 
 def by_completion(model, made, layout) -> torch.Tensor:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.test_batching import CPU, make_sample
-from tinyzero_trainer.distributed.groups import Ranks
+from tinyzero_trainer.distributed.groups import DataParallelGroup
 from tinyzero_trainer.training.micro_batches import Layout, micro_batches
 from tinyzero_trainer.training.seqlen_balancing import balance, share_metrics
 
@@ -43,7 +43,11 @@ def test_each_rank_goes_through_the_model_as_often_and_together_they_take_every_
 ) -> None:
     samples = [make_sample(prompt, completion) for prompt, completion in shapes]
     given_to = [
-        list(micro_batches(samples, token_budget=budget, pad_id=0, device=CPU, layout=layout, ranks=Ranks(count, rank)))
+        list(
+            micro_batches(
+                samples, token_budget=budget, pad_id=0, device=CPU, layout=layout, ranks=DataParallelGroup(count, rank)
+            )
+        )
         for rank in range(count)
     ]
     assert len({len(batches) for batches in given_to}) == 1

@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.training.micro_batches import Layout, fill_budget, micro_batches, mini_batch_rows
-from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 CPU = torch.device("cpu")
 
 
-def make_sample(prompt: int, completion: int, *, masked: bool = False) -> Sample:
+def make_sample(prompt: int, completion: int, *, masked: bool = False) -> Rollout:
     """Tokens that tell their place: prompts count from 100, completions from 200."""
     ids = list(range(200, 200 + completion))
-    rollout = Rollout(ids, [-token / 1000 for token in ids], True)
+    rollout = Generation(ids, [-token / 1000 for token in ids], True)
     asked = Prompt(Item(None), "", list(range(100, 100 + prompt)))
-    return Sample(asked, rollout, "", Score(0.0, False, "wrong", masked=masked))
+    return Rollout(asked, rollout, "", Score(0.0, False, "wrong", masked=masked))
 
 
 @given(st.integers(1, 40), st.integers(1, 5), st.data())
@@ -43,9 +43,9 @@ def test_micro_batches_hold_every_token_once_within_the_budget(
     batches = list(micro_batches(samples, token_budget=budget, pad_id=0, device=CPU, layout=layout))
     assert sorted(row for batch in batches for row in batch.rows) == list(range(len(samples)))
     for batch in batches:
-        targets = [token for row in batch.rows for token in samples[row].rollout.token_ids]
+        targets = [token for row in batch.rows for token in samples[row].generation.token_ids]
         assert batch.targets.tolist() == targets
-        assert batch.lengths.tolist() == [len(samples[row].rollout.token_ids) for row in batch.rows]
+        assert batch.lengths.tolist() == [len(samples[row].generation.token_ids) for row in batch.rows]
     assert all(batch.tokens.numel() <= budget or len(batch.rows) == 1 for batch in batches)
     if layout == "packed":
         assert sum(batch.tokens.numel() for batch in batches) == sum(map(sum, shapes))  # nothing is filled up

@@ -11,10 +11,10 @@ import torch
 from tests.trainer.samples import ragged_samples, with_dropout
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.critic import Critic, ValueModel
 from tinyzero_trainer.training.micro_batches import completion_lengths
-from tinyzero_trainer.types import Sample
+from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged as ragged
 
 
@@ -23,11 +23,13 @@ def make_critic(language_model: LanguageModel, **optimizer: int) -> Critic:
     return Critic(language_model, settings=settings, optimizer=OptimizerConfig(max_grad_norm=1e9, **optimizer))
 
 
-def as_experience(critic: Critic, samples: list[Sample], returns: list[float]) -> Experience:
+def as_experience(critic: Critic, samples: list[Rollout], returns: list[float]) -> TrainingBatch:
     """One return a completion, the same at all of its tokens."""
     lengths, values = completion_lengths(samples), critic.values(samples)
     nothing = torch.zeros(len(values))
-    return Experience(samples, lengths, nothing, nothing, values, ragged.spread(torch.tensor(returns), lengths))
+    return TrainingBatch(
+        samples, lengths, nothing, nothing, values, ragged.repeat_to_tokens(torch.tensor(returns), lengths)
+    )
 
 
 def test_at_first_nothing_is_worth_anything(toy_model: LanguageModel) -> None:
@@ -63,9 +65,9 @@ def test_values_are_those_before_the_token_is_known(toy_model: LanguageModel) ->
     """The last token of a completion changes no value: it comes after all of them."""
     critic = make_critic(toy_model)
     torch.nn.init.normal_(critic.model.head.weight, generator=torch.Generator().manual_seed(0))
-    sample = next(sample for sample in ragged_samples(toy_model) if len(sample.rollout.token_ids) > 2)
-    ids = sample.rollout.token_ids
-    other = replace(sample, rollout=replace(sample.rollout, token_ids=[*ids[:-1], (ids[-1] + 1) % 1252]))
+    sample = next(sample for sample in ragged_samples(toy_model) if len(sample.generation.token_ids) > 2)
+    ids = sample.generation.token_ids
+    other = replace(sample, rollout=replace(sample.generation, token_ids=[*ids[:-1], (ids[-1] + 1) % 1252]))
     assert torch.equal(critic.values([sample]), critic.values([other]))
     assert critic.values([sample]).unique().numel() > 1
 
@@ -105,7 +107,7 @@ def test_an_update_descends_the_clipped_loss_averaged_over_all_tokens(toy_model:
     returns = torch.randn(tokens, generator=generator)
     samples[3] = replace(samples[3], score=replace(samples[3].score, masked=True))
     nothing = torch.zeros(tokens)
-    metrics = critic.update(Experience(samples, lengths, nothing, nothing, old, returns), group_size=4)
+    metrics = critic.update(TrainingBatch(samples, lengths, nothing, nothing, old, returns), group_size=4)
 
     place, losses, clipped, residuals, targets = 0, [], 0, [], []
     for sample, length in zip(samples, lengths.tolist(), strict=True):
@@ -136,9 +138,9 @@ def test_an_update_descends_the_clipped_loss_averaged_over_all_tokens(toy_model:
     assert metrics["critic/values/min"] == pytest.approx(min(t - r for t, r in zip(targets, residuals, strict=True)))
 
 
-def alone(model: ValueModel, sample: Sample) -> torch.Tensor:
+def alone(model: ValueModel, sample: Rollout) -> torch.Tensor:
     """V before each completion token, from a pass without batch, padding or mask."""
-    ids = torch.tensor([sample.prompt.token_ids + sample.rollout.token_ids])
+    ids = torch.tensor([sample.prompt.token_ids + sample.generation.token_ids])
     states = model.body.base_model(ids).last_hidden_state[0, len(sample.prompt.token_ids) - 1 : -1]
     return model.head(states)[:, 0]
 
@@ -156,7 +158,7 @@ def test_dropout_blurs_no_value(toy_model: LanguageModel) -> None:
     torch.nn.init.normal_(critic.model.head.weight, generator=torch.Generator().manual_seed(0))
     lengths, values = completion_lengths(samples), critic.values(samples)
     nothing = torch.zeros(len(values))
-    metrics = critic.update(Experience(samples, lengths, nothing, nothing, values, values), group_size=4)
+    metrics = critic.update(TrainingBatch(samples, lengths, nothing, nothing, values, values), group_size=4)
     assert metrics["critic/vf_loss"] < 1e-8
 
 

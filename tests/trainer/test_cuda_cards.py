@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from tinyzero_trainer.hardware.cuda_devices import ask_cuda, visible_cards
+from tinyzero_trainer.hardware.cuda_devices import ask_cuda, visible_gpus
 from tinyzero_trainer.hardware.gpu import GpuInfo
 
 OWN = (UUID("8932f937-d72c-4106-c12f-20bd9faed9f6"), UUID("00000000-0000-0000-0000-0000000000ff"))
@@ -87,20 +87,20 @@ def says(text: str, code: int = 0) -> tuple[str, ...]:
 
 
 def test_what_the_process_prints_becomes_cards() -> None:
-    [card, _] = visible_cards(says(json.dumps(ask_cuda(Libcuda())))) or ()
+    [card, _] = visible_gpus(says(json.dumps(ask_cuda(Libcuda())))) or ()
     assert card == GpuInfo(0, "NVIDIA L4", (8, 9), 10 * 2**30, uuid=str(OWN[0]))
-    assert visible_cards(says("[]")) == ()
+    assert visible_gpus(says("[]")) == ()
 
 
 @pytest.mark.parametrize(
     "command", [says("null"), says("[]", code=1), says("a warning"), says("[{}]"), says("[3]"), ("/nowhere/at/all",)]
 )
 def test_a_process_that_fails_knows_nothing(command: tuple[str, ...]) -> None:
-    assert visible_cards(command) is None
+    assert visible_gpus(command) is None
 
 
 def test_a_process_that_hangs_is_given_up() -> None:
-    assert visible_cards((sys.executable, "-c", "import time; time.sleep(20)"), timeout=0.1) is None
+    assert visible_gpus((sys.executable, "-c", "import time; time.sleep(20)"), timeout=0.1) is None
 
 
 @pytest.mark.gpu
@@ -108,7 +108,7 @@ def test_the_order_is_torchs() -> None:
     import torch
 
     seen = [torch.cuda.get_device_properties(place) for place in range(torch.cuda.device_count())]
-    cards = visible_cards()
+    cards = visible_gpus()
     assert cards is not None
     assert [(card.name, card.memory, card.capability, card.uuid) for card in cards] == [
         (one.name, one.total_memory, (one.major, one.minor), str(one.uuid).removeprefix("GPU-")) for one in seen

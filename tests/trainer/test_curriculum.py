@@ -14,8 +14,8 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build
 from tinyzero_trainer.config import CurriculumConfig, TrainConfig
 from tinyzero_trainer.data.curriculum import bucket_edges, bucket_of, bucket_weights, choose_bucket, updated_rates
-from tinyzero_trainer.data.prompts import TrainingStream
-from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.data.prompts import PromptStream
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 DIFFICULTIES = st.lists(st.integers(0, 9).map(float), min_size=1, max_size=60)
 RATES = st.lists(st.none() | st.floats(0, 1), min_size=2, max_size=6).map(tuple)
@@ -131,20 +131,20 @@ def test_settings_that_cannot_work_are_refused(values: dict, message: str) -> No
 # ---- the stream ------------------------------------------------------------------------------------------------------
 
 
-def stream(size: int = 30, of_each: int = 1, seed: int = 0, progress=None, **settings) -> TrainingStream:
+def stream(size: int = 30, of_each: int = 1, seed: int = 0, progress=None, **settings) -> PromptStream:
     config = CurriculumConfig(**{"buckets": 3, **settings})
     return problems("p", size, of_each).training(seed, progress, config)
 
 
-def solved(bucket: int, share: float) -> list[Sample]:
+def solved(bucket: int, share: float) -> list[Rollout]:
     prompt = Prompt(Item(None), "", [1], "p", bucket)
     return [
-        Sample(prompt, Rollout([1], [0.0], True), "", Score(float(correct), correct))
+        Rollout(prompt, Generation([1], [0.0], True), "", Score(float(correct), correct))
         for correct in (place < 10 * share for place in range(10))
     ]
 
 
-def train(drawing: TrainingStream, shares: list[float], steps: int) -> None:
+def train(drawing: PromptStream, shares: list[float], steps: int) -> None:
     """Steps of four problems in which each bucket is solved so often."""
     for _ in range(steps):
         buckets = {prompt.bucket for prompt in islice(drawing, 4)}

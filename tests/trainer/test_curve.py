@@ -14,7 +14,7 @@ from tinyzero_trainer.monitoring.metrics_log import (
     size_key,
     task_accuracy_key,
 )
-from tinyzero_trainer.monitoring.plot import CurveError, draw_curve, smooth
+from tinyzero_trainer.monitoring.plot import PlotError, plot_curve, smooth
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30)
 
@@ -57,7 +57,7 @@ def drawn(monkeypatch):
 
 def draw(metrics, tmp_path):
     output = tmp_path / "curve.png"
-    draw_curve(metrics, output, tasks=["countdown"], model="Qwen/Qwen2.5-0.5B")
+    plot_curve(metrics, output, tasks=["countdown"], model="Qwen/Qwen2.5-0.5B")
     assert output.read_bytes().startswith(b"\x89PNG")
 
 
@@ -81,7 +81,7 @@ def test_several_tasks_have_a_colour_and_labels_each(metrics, tmp_path, drawn):
     held_out = {held_out_key("multiply"): 0.4, size_key("multiply"): 64, **before()}
     row = {ACCURACY: 0.3, task_accuracy_key("countdown"): 0.2, task_accuracy_key("multiply"): 0.5}
     path = metrics([held_out, *[row] * 4, row | held_out])
-    draw_curve(path, tmp_path / "curve.png", tasks=["countdown", "multiply"], model="m")
+    plot_curve(path, tmp_path / "curve.png", tasks=["countdown", "multiply"], model="m")
     top = drawn[0].axes[0]
     assert top.get_title(loc="left") == "countdown + multiply, m"
     labels = [text.get_text() for text in top.get_legend().get_texts()]
@@ -116,7 +116,7 @@ def test_a_run_that_hardly_began_can_be_drawn(metrics, tmp_path, rows):
 
 
 def test_a_long_model_name_keeps_its_end(metrics, tmp_path, drawn):
-    draw_curve(metrics([before()]), tmp_path / "curve.png", tasks=["countdown"], model="/far/away" * 20 + "/the-model")
+    plot_curve(metrics([before()]), tmp_path / "curve.png", tasks=["countdown"], model="/far/away" * 20 + "/the-model")
     title = drawn[0].axes[0].get_title(loc="left")
     assert title.startswith("countdown, …")
     assert title.endswith("/the-model")
@@ -124,8 +124,8 @@ def test_a_long_model_name_keeps_its_end(metrics, tmp_path, drawn):
 
 
 def test_a_directory_that_is_gone_is_one_line(metrics, tmp_path):
-    with pytest.raises(CurveError, match=r"cannot write .*gone/curve\.png: No such file or directory"):
-        draw_curve(metrics([before()]), tmp_path / "gone" / "curve.png", tasks=["countdown"], model="m")
+    with pytest.raises(PlotError, match=r"cannot write .*gone/curve\.png: No such file or directory"):
+        plot_curve(metrics([before()]), tmp_path / "gone" / "curve.png", tasks=["countdown"], model="m")
 
 
 @given(values=NUMBERS, window=st.integers(1, 9))

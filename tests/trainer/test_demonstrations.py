@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import build
-from tinyzero_trainer.config.sft import WarmStartConfig
-from tinyzero_trainer.config.tasks import load_shares
+from tinyzero_trainer.config.sft import SftConfig
+from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.sft import dataset as demonstrations
 from tinyzero_trainer.sft.dataset import BatchSource, Example, batch_stream, pack
 
@@ -20,8 +20,8 @@ TOKENS = st.lists(st.integers(0, 99), min_size=1, max_size=LENGTH // 2)
 
 def source(tasks: dict, **training: object) -> BatchSource:
     values = {"tasks": tasks, "training": {"batch_size": 4, "template": "base", "max_tokens": 8} | training}
-    config = build(WarmStartConfig, values)
-    return BatchSource(config, tuple(load_shares(config.task_shares()).values()))
+    config = build(SftConfig, values)
+    return BatchSource(config, tuple(load_tasks(config.task_shares()).values()))
 
 
 @given(st.lists(st.builds(Example, TOKENS, TOKENS), max_size=20), st.integers(1, 5))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tinyzero_trainer.monitoring.metrics_log import ACCURACY, LENGTH, REWARD, THROUGHPUT
-from tinyzero_trainer.monitoring.progress import Display, _duration, outcome_line, sparkline
+from tinyzero_trainer.monitoring.progress import Progress, _duration, outcome_line, sparkline
 
 METRICS = {REWARD: 0.4123, ACCURACY: 0.382, LENGTH: 57.4, THROUGHPUT: 12345.6, "actor/entropy": 1.0}
 
@@ -29,12 +29,12 @@ def clock():
 
 @pytest.fixture
 def plain(clock):
-    return Display(Console(file=io.StringIO(), width=80), clock=clock)
+    return Progress(Console(file=io.StringIO(), width=80), clock=clock)
 
 
 @pytest.fixture
 def terminal(clock):
-    return Display(Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None), clock=clock)
+    return Progress(Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None), clock=clock)
 
 
 def said(display):
@@ -121,7 +121,7 @@ def test_held_out_accuracy_and_notes_stay(plain):
 
 
 def test_progress_goes_to_stderr_and_results_to_stdout(capsys):
-    with Display() as display:
+    with Progress() as display:
         display.phase("loading")
         display.done("the result, which is longer than eighty columns and is still one line, as a script wants it")
     captured = capsys.readouterr()

@@ -26,7 +26,7 @@ from tinyzero_trainer.doctor.facts import Facts, Folder, Package, Torch, Wanted
 from tinyzero_trainer.estimate.memory import host_bytes
 from tinyzero_trainer.hardware.gpu import GpuInfo
 from tinyzero_trainer.models.files import Model
-from tinyzero_trainer.models.hub import find_shape
+from tinyzero_trainer.models.hub import find_spec
 
 
 @pytest.mark.parametrize("cards", [(), (H200,), (RTX_5090,), (H200, dataclasses.replace(H200, index=1, uuid="e"))])
@@ -177,12 +177,12 @@ OFFLOADED = ("memory.offload=always", "model.path=Qwen/Qwen2.5-7B")
     ],
 )
 def test_what_offloading_keeps_in_main_memory(words: tuple[str, ...], bytes_each: int) -> None:
-    shape = find_shape("Qwen/Qwen2.5-7B")
+    shape = find_spec("Qwen/Qwen2.5-7B")
     assert host_bytes(shape, config_of(*words)) == bytes_each * shape.parameters
 
 
 def test_offloading_keeps_two_models_with_a_critic_and_little_with_an_adapter() -> None:
-    shape, words = find_shape("Qwen/Qwen2.5-7B"), ("memory.offload=always", "algorithm.advantage=gae")
+    shape, words = find_spec("Qwen/Qwen2.5-7B"), ("memory.offload=always", "algorithm.advantage=gae")
     head = shape.embedding  # which no critic trains
     assert host_bytes(shape, config_of(*words)) == 32 * shape.parameters - 12 * head
     adapter = host_bytes(shape, config_of("memory.offload=always", "lora.rank=8", "algorithm.kl_coefficient=0.01"))
@@ -190,7 +190,7 @@ def test_offloading_keeps_two_models_with_a_critic_and_little_with_an_adapter() 
 
 
 def test_main_memory_is_compared_with_what_offloading_keeps_there() -> None:
-    shape = find_shape("Qwen/Qwen2.5-7B")
+    shape = find_spec("Qwen/Qwen2.5-7B")
     seven = Model("Qwen/Qwen2.5-7B", False, None, shape=shape)
     wanted = Wanted(offload="always", host_bytes=16 * shape.parameters)
     small = machine(memory=24 * GIB, memory_free=22 * GIB)
@@ -208,7 +208,7 @@ def test_main_memory_is_compared_with_what_offloading_keeps_there() -> None:
 def test_the_doctor_counts_what_a_configuration_offloads(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seven = Model("Qwen/Qwen2.5-7B", False, None, shape=find_shape("Qwen/Qwen2.5-7B"))
+    seven = Model("Qwen/Qwen2.5-7B", False, None, shape=find_spec("Qwen/Qwen2.5-7B"))
     small = facts_of(H200, model=seven, machine=machine(memory=24 * GIB, memory_free=22 * GIB))
     assert run(small, monkeypatch, *OFFLOADED) == 1
     assert "113.5 GiB" in " ".join(capsys.readouterr().out.split())

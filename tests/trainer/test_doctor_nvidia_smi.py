@@ -16,7 +16,7 @@ from tinyzero_trainer.hardware import nvml as nvidia_smi
 from tinyzero_trainer.hardware.gpu import Driver, Process
 from tinyzero_trainer.plan import advice
 from tinyzero_trainer.plan import target_gpu as target
-from tinyzero_trainer.plan.target_gpu import present_card
+from tinyzero_trainer.plan.target_gpu import present_gpu
 
 SMI = """#!/bin/sh
 case "$1" in
@@ -88,7 +88,7 @@ def test_a_sentence_in_place_of_the_cards_is_the_error(
     assert (driver.error, driver.cards) == (f"nvidia-smi: {line}", ())
     [finding] = of_driver(driver)
     assert (finding.level, line in finding.what) == ("error", True)
-    assert present_card("auto") is None
+    assert present_gpu("auto") is None
 
 
 def test_nothing_at_all_is_an_error_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_a_card_that_failed_is_a_finding_and_the_healthy_one_stays(
     driver = asked(tmp_path, monkeypatch, HEALTHY, line, code=code)
     assert (driver.version, driver.error, driver.unread) == ("580.82.07", "", (line,))
     assert [(card.uuid, card.free) for card in driver.cards] == [("a", 143000 * 2**20)]
-    found = present_card("auto")
+    found = present_gpu("auto")
     assert found is not None
     assert found.name == "NVIDIA H200"
     [finding] = of_driver(driver, H200)
@@ -169,7 +169,7 @@ def test_whatever_goes_wrong_before_a_run_does_not_stop_it(monkeypatch: pytest.M
 
     monkeypatch.setattr(advice, "present_card", fail)
     assert advice.warning(config_of()) is None
-    monkeypatch.setattr(advice, "present_card", lambda _: target.Target("a small card", 2**29, None))
+    monkeypatch.setattr(advice, "present_card", lambda _: target.TargetGpu("a small card", 2**29, None))
     assert advice.warning(config_of()) is not None
     monkeypatch.setattr(advice, "find_shape", fail)
     assert advice.warning(config_of()) is None

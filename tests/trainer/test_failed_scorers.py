@@ -6,7 +6,7 @@ import pytest
 
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.executors.local import score
-from tinyzero_trainer.types import Prompt, Rollout
+from tinyzero_trainer.types import Generation, Prompt
 
 SCORES = [
     Score(0.0, False, "error"),
@@ -25,7 +25,7 @@ def test_a_completion_whose_scorer_failed_is_masked_and_keeps_its_score() -> Non
     roles = SimpleNamespace(
         language_model=SimpleNamespace(tokenizer=tokenizer), tasks={"toy": SimpleNamespace(pool=pool)}
     )
-    rollouts = [(Prompt(Item(None), "", [1], "toy"), Rollout([2], None, True)) for _ in SCORES]
+    rollouts = [(Prompt(Item(None), "", [1], "toy"), Generation([2], None, True)) for _ in SCORES]
     samples = score(roles, rollouts, max_failed_share=1.0)  # type: ignore[arg-type]
     assert [sample.score.masked for sample in samples] == [True, True, False, False, False, True]
     assert [sample.score.value for sample in samples] == pytest.approx([found.value for found in SCORES])

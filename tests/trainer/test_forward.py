@@ -35,7 +35,7 @@ def one_batch(toy: LanguageModel) -> forward.MicroBatch:
 def test_logprobs_equal_those_of_each_sequence_alone(toy_model: LanguageModel) -> None:
     samples, batch = ragged_samples(toy_model), one_batch(toy_model)
     statistics = token_statistics(toy_model.model.eval(), batch, temperature=1.0)
-    alone = torch.tensor([value for row in batch.rows for value in samples[row].rollout.logprobs])
+    alone = torch.tensor([value for row in batch.rows for value in samples[row].generation.logprobs])
     torch.testing.assert_close(statistics.logprobs, alone, atol=1e-5, rtol=1e-5)
     assert statistics.divergence is None
 
@@ -43,7 +43,7 @@ def test_logprobs_equal_those_of_each_sequence_alone(toy_model: LanguageModel) -
 def test_temperature_divides_the_logits(toy_model: LanguageModel) -> None:
     sample = ragged_samples(toy_model)[0]
     (batch,) = micro_batches([sample], token_budget=10**6, pad_id=toy_model.pad_id, device=CPU)
-    prompt, ids = sample.prompt.token_ids, sample.rollout.token_ids
+    prompt, ids = sample.prompt.token_ids, sample.generation.token_ids
     with torch.no_grad():
         logits = toy_model.model.eval()(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1] / 2.0
         statistics = token_statistics(toy_model.model, batch, temperature=2.0)
@@ -168,7 +168,7 @@ def test_packed_sequences_do_not_see_each_other(kind: str, attention: str) -> No
         replace(
             sample,
             prompt=replace(sample.prompt, token_ids=[1 + index, 2, 3][: len(sample.prompt.token_ids)]),
-            rollout=replace(sample.rollout, token_ids=[10 + index + token for token in range(length)]),
+            rollout=replace(sample.generation, token_ids=[10 + index + token for token in range(length)]),
         )
         for index, (sample, length) in enumerate(zip(samples, (6, 5, 1), strict=True))
     ]

@@ -15,10 +15,10 @@ from tests.trainer.conftest import random_model
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
 from tinyzero_trainer.rollout import cuda_graph as graph_package
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine, batch_levels, kernels_run
-from tinyzero_trainer.rollout.cuda_graph.graph_runner import Replayer
+from tinyzero_trainer.rollout.cuda_graph.graph_runner import GraphRunner
 from tinyzero_trainer.rollout.cuda_graph.kv_capacity import KvCacheError, Memory
 from tinyzero_trainer.rollout.weight_sync import named_weights
-from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.types import Generation
 
 ENDS = set(range(0, 97, 11))
 PROMPTS = [[5], [7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8, 9], [40, 41], [90, 3, 17, 17]]
@@ -35,11 +35,11 @@ def plain(model: Any, **changes: Any) -> TorchEngine:
     return TorchEngine(model, **({"eos_ids": ENDS, "pad_id": 0, "max_sequences": 512} | changes))
 
 
-def flat(groups: list[list[Rollout]]) -> list[Rollout]:
+def flat(groups: list[list[Generation]]) -> list[Generation]:
     return list(chain(*groups))
 
 
-def assert_same(ours: list[list[Rollout]], theirs: list[list[Rollout]]) -> None:
+def assert_same(ours: list[list[Generation]], theirs: list[list[Generation]]) -> None:
     assert [len(group) for group in ours] == [len(group) for group in theirs]
     for left, right in zip(flat(ours), flat(theirs), strict=True):
         assert (left.token_ids, left.finished) == (right.token_ids, right.finished)
@@ -279,7 +279,7 @@ def test_a_step_that_fails_while_it_is_captured_says_why(monkeypatch: pytest.Mon
         ("stream", lambda which: nullcontext()),
     ):
         monkeypatch.setattr(torch.cuda, name, fake)
-    replayer = Replayer(torch.device("cuda"))
+    replayer = GraphRunner(torch.device("cuda"))
     with pytest.raises(torch.OutOfMemoryError, match=r"2\.00 GiB"):
         replayer.prepare("key", step)
     assert "key" not in replayer

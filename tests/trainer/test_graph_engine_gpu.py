@@ -16,7 +16,7 @@ from tinyzero_trainer.rollout.cuda_graph.batch_state import State, draw
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.rollout.weight_sync import named_weights
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
-from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.types import Generation
 
 pytestmark = pytest.mark.gpu
 
@@ -36,11 +36,11 @@ def plain(model: Any) -> TorchEngine:
     return TorchEngine(model, eos_ids=ENDS, pad_id=0, max_sequences=4096)
 
 
-def flat(groups: list[list[Rollout]]) -> list[Rollout]:
+def flat(groups: list[list[Generation]]) -> list[Generation]:
     return list(chain(*groups))
 
 
-def assert_almost_all_same(ours: list[list[Rollout]], theirs: list[list[Rollout]]) -> None:
+def assert_almost_all_same(ours: list[list[Generation]], theirs: list[list[Generation]]) -> None:
     """Sums in another order may tip a draw; then the rest of that completion is another one."""
     pairs = list(zip(flat(ours), flat(theirs), strict=True))
     same = [(left, right) for left, right in pairs if left.token_ids == right.token_ids]

@@ -5,12 +5,12 @@ import pytest
 from tinyzero_sdk import Item, Score
 from tinyzero_sdk.evaluation.protocol import EvaluationResult
 from tinyzero_trainer.controller.heldout_eval import _summary
-from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 
 def made(prompt, correct, length):
     score = Score(float(correct), correct, "ok" if correct else "wrong")
-    return Sample(prompt, Rollout([1] * length, [0.0] * length, True), "", score)
+    return Rollout(prompt, Generation([1] * length, [0.0] * length, True), "", score)
 
 
 def test_completions_of_one_problem_are_not_independent():

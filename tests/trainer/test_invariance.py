@@ -17,12 +17,12 @@ from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.sft.tiny_model import build_model
 from tinyzero_trainer.training import critic, policy
 from tinyzero_trainer.training import micro_batches as batching
-from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.logprobs import Reference
 from tinyzero_trainer.training.micro_batches import MicroBatch, completion_lengths
 from tinyzero_trainer.training.policy import Policy
-from tinyzero_trainer.types import Sample
+from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged as ragged
 
 NOW = StepSettings(learning_rate=1e-3, temperature=0.8, kl_coefficient=0.3)
@@ -53,13 +53,13 @@ SPLITS = {
 }
 
 
-def one_experience(samples: list[Sample]) -> Experience:
+def one_experience(samples: list[Rollout]) -> TrainingBatch:
     """Random values for everything that a loss reads, far enough from the policy for clips to bite."""
     generator = torch.Generator().manual_seed(7)
     lengths = completion_lengths(samples)
     noise = [torch.randn(int(lengths.sum()), generator=generator) for _ in range(5)]
-    own = torch.tensor([value for sample in samples for value in sample.rollout.logprobs or []])
-    return Experience(
+    own = torch.tensor([value for sample in samples for value in sample.generation.logprobs or []])
+    return TrainingBatch(
         samples,
         lengths,
         own + 0.3 * noise[0],
@@ -70,7 +70,7 @@ def one_experience(samples: list[Sample]) -> Experience:
     )
 
 
-def reordered(experience: Experience) -> Experience:
+def reordered(experience: TrainingBatch) -> TrainingBatch:
     """The same completions in another order, each with all that belongs to it."""
     order = torch.randperm(len(experience.samples), generator=torch.Generator().manual_seed(3)).tolist()
     starts = (experience.lengths.cumsum(0) - experience.lengths).tolist()
@@ -82,7 +82,7 @@ def reordered(experience: Experience) -> Experience:
     return replace(experience, samples=samples, lengths=experience.lengths[torch.tensor(order)], **columns)
 
 
-def on_the_left(samples: Sequence[Sample], **arguments: Any) -> Iterator[MicroBatch]:
+def on_the_left(samples: Sequence[Rollout], **arguments: Any) -> Iterator[MicroBatch]:
     """The micro-batches, with the padding moved to the left of each line."""
     for batch in batching.micro_batches(samples, **arguments):
         assert batch.mask is not None
@@ -102,7 +102,7 @@ def gradient(model: torch.nn.Module) -> Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-def check(update: Callable[[Split, Experience], Tensor], samples: list[Sample], patch: pytest.MonkeyPatch) -> None:
+def check(update: Callable[[Split, TrainingBatch], Tensor], samples: list[Rollout], patch: pytest.MonkeyPatch) -> None:
     """Every split of the mini-batch gives the gradient of the whole."""
     experience = one_experience(samples)
     whole = update(Split(), experience)
@@ -135,7 +135,7 @@ def test_the_policys_gradient_is_the_same_for_every_split(
     )
     before = copy.deepcopy(toy_model.model.state_dict())
 
-    def update(split: Split, experience: Experience) -> Tensor:
+    def update(split: Split, experience: TrainingBatch) -> Tensor:
         toy_model.model.load_state_dict(before)
         taker = Policy(toy_model, algorithm=algorithm, optimizer=split.optimizer, max_tokens=32, reference=reference)
         taker.update(experience, group_size=1, now=NOW)
@@ -151,7 +151,7 @@ def test_the_critics_gradient_is_the_same_for_every_split(
     torch.nn.init.normal_(start.head.weight, generator=torch.Generator().manual_seed(2))
     before = copy.deepcopy(start.state_dict())
 
-    def update(split: Split, experience: Experience) -> Tensor:
+    def update(split: Split, experience: TrainingBatch) -> Tensor:
         taker = Critic(toy_model, settings=CriticConfig(), optimizer=split.optimizer)
         taker.model.load_state_dict(before)
         taker.update(experience, group_size=1)

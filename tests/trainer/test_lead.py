@@ -20,19 +20,19 @@ from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.controller import collector as collecting
-from tinyzero_trainer.controller.collector import Collected
+from tinyzero_trainer.controller.collector import RolloutBatch
 from tinyzero_trainer.controller.pending_batch import from_json, to_json
-from tinyzero_trainer.controller.step import STOPPING, Carried, TrainingStep
-from tinyzero_trainer.data.prompts import Progress
-from tinyzero_trainer.errors import WorkerLost
+from tinyzero_trainer.controller.step import STOPPING, TrainerState, TrainingStep
+from tinyzero_trainer.data.prompts import StreamState
+from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.base import StopRequested
 from tinyzero_trainer.executors.ray import remote_workers as stand_ins
-from tinyzero_trainer.executors.ray.calls import Member
+from tinyzero_trainer.executors.ray.calls import ActorHandle
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.vllm.client import VllmError
-from tinyzero_trainer.training.batch import Experience
-from tinyzero_trainer.types import Prompt, Rollout, Sample
-from tinyzero_trainer.utils.background import beside
+from tinyzero_trainer.training.batch import TrainingBatch
+from tinyzero_trainer.types import Generation, Prompt, Rollout
+from tinyzero_trainer.utils.background import run_in_background
 from tinyzero_trainer.utils.signals import StopFlag
 
 APART = {"run": {"executor": "ray", "task": "toy", "output": "run"}, "ray": {"engines": 1}}
@@ -44,18 +44,18 @@ TICK = 0.002
 class FakeStream:
     """Problems 0, 1, 2, …; one a batch."""
 
-    def __init__(self, progress: dict[str, Progress]) -> None:
+    def __init__(self, progress: dict[str, StreamState]) -> None:
         self.drawn = progress["toy"].taken if progress else 0
 
     def __next__(self) -> Prompt:
         self.drawn += 1
         return Prompt(Item(self.drawn - 1), "", [1], "toy")
 
-    def close_step(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def close_step(self, samples: Sequence[Rollout]) -> dict[str, float]:
         return {}
 
-    def progress(self) -> dict[str, Progress]:
-        return {"toy": Progress(taken=self.drawn)}
+    def progress(self) -> dict[str, StreamState]:
+        return {"toy": StreamState(taken=self.drawn)}
 
 
 @dataclass
@@ -101,7 +101,7 @@ class World:
         seed: int,
         first: int = 0,
         on_progress: Callable[[int], None] | None = None,
-    ) -> list[list[Rollout]]:
+    ) -> list[list[Generation]]:
         assert on_progress is not None
         self.under_way, ends = True, time.monotonic() + self.generating
         self.sampled.append(seed)
@@ -111,7 +111,7 @@ class World:
                 on_progress(0)
             if self.fail_sampling is not None:
                 raise self.fail_sampling
-            return [[Rollout([self.loaded], [-1.0], True)] * samples for _ in prompts]
+            return [[Generation([self.loaded], [-1.0], True)] * samples for _ in prompts]
         finally:
             self.under_way = False
 
@@ -124,12 +124,12 @@ class World:
 
     # ---- the policy
 
-    def logprobs(self, samples: Sequence[Sample], temperature: float) -> torch.Tensor:
+    def logprobs(self, samples: Sequence[Rollout], temperature: float) -> torch.Tensor:
         return torch.full((len(samples),), -1.0)
 
-    def update(self, experience: Experience, *, group_size: int, now: StepSettings) -> dict[str, float]:
+    def update(self, experience: TrainingBatch, *, group_size: int, now: StepSettings) -> dict[str, float]:
         sample = experience.samples[0]
-        self.trained.append((sample.prompt.item.ground_truth, sample.rollout.token_ids[0]))
+        self.trained.append((sample.prompt.item.ground_truth, sample.generation.token_ids[0]))
         self.during_update()
         time.sleep(self.updating)
         if self.fail_updating is not None:
@@ -139,7 +139,7 @@ class World:
 
     # ---- the step
 
-    def steps(self, lead: int = 1, *, steps: int = 9, carried: Carried | None = None, **more: Any) -> TrainingStep:
+    def steps(self, lead: int = 1, *, steps: int = 9, carried: TrainerState | None = None, **more: Any) -> TrainingStep:
         values: dict[str, Any] = {**APART, "data": {"prompts_per_step": 1}}
         values["run"] = {**APART["run"], "steps": steps}
         values["rollout"] = {"samples_per_prompt": 2, "lead": lead, "logprobs": "always"}
@@ -153,13 +153,13 @@ class World:
         )
         stop = more.pop("stop", None) or StopFlag()
         config = make_config({**values, "mismatch": {"weights": "token"}})
-        return TrainingStep(config, roles, carried or Carried(), stop, None, **more)  # type: ignore[arg-type]
+        return TrainingStep(config, roles, carried or TrainerState(), stop, None, **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
 def _fakes(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def score(roles: Any, rollouts: Sequence[tuple[Prompt, Rollout]], **_: Any) -> list[Sample]:
-        return [Sample(*each, "", Score(float(place % 2), place % 2 == 1)) for place, each in enumerate(rollouts)]
+    def score(roles: Any, rollouts: Sequence[tuple[Prompt, Generation]], **_: Any) -> list[Rollout]:
+        return [Rollout(*each, "", Score(float(place % 2), place % 2 == 1)) for place, each in enumerate(rollouts)]
 
     monkeypatch.setattr(collecting, "training_stream", lambda config, tasks, progress: FakeStream(progress))
     monkeypatch.setattr(collecting, "score", score)
@@ -260,7 +260,7 @@ def test_a_failed_update_ends_the_sampling_beside_it() -> None:
     assert not world.under_way
 
 
-def _slower(world: World, batch: Collected) -> Collected:
+def _slower(world: World, batch: RolloutBatch) -> RolloutBatch:
     """From now on sampling takes for ever."""
     world.generating = 1e6
     return batch
@@ -309,7 +309,10 @@ def test_a_signal_before_anything_was_sampled_ends_the_step_at_once() -> None:
 
 @pytest.mark.parametrize(
     "failure",
-    [WorkerLost("the rollout engine", "has died", policy_is_whole=True), VllmError("the rollout engine has failed")],
+    [
+        WorkerDiedError("the rollout engine", "has died", policy_is_whole=True),
+        VllmError("the rollout engine has failed"),
+    ],
 )
 def test_a_lost_engine_is_told_of_after_the_step_that_was_under_way(failure: TinyZeroError) -> None:
     world = World()
@@ -351,10 +354,10 @@ def test_work_beside_the_block_is_over_when_the_block_is_left() -> None:
                 return 42
         return 0
 
-    with beside(work) as answer:
+    with run_in_background(work) as answer:
         pass
     assert answer.result() == 42
-    with pytest.raises(ValueError, match="of the block"), beside(work) as answer:
+    with pytest.raises(ValueError, match="of the block"), run_in_background(work) as answer:
         raise ValueError("of the block")
     assert answer.result() == 0
 
@@ -390,10 +393,10 @@ def test_ranks_are_asked_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch
     actor = SimpleNamespace(do=remote, help_with_weights=remote, weights=Sending(), load_weights=remote)
     monkeypatch.setattr(stand_ins, "import_ray", lambda: SimpleNamespace(put=lambda given: given))
     monkeypatch.setattr(stand_ins, "answers", answers)
-    members = [Member(name, actor, learns=True) for name in ("first", "second")]
-    ranks = stand_ins.LearnerRanks(members, "cpu")
+    members = [ActorHandle(name, actor, learns=True) for name in ("first", "second")]
+    ranks = stand_ins.TrainerActors(members, "cpu")
     for other in (lambda stop: ranks.send_weights(members), lambda stop: ranks.go_through_weights("load_weights", [0])):
-        with beside(other) as sent:
+        with run_in_background(other) as sent:
             for _ in range(3):
                 ranks.do("policy", "update")
         sent.result()

@@ -19,7 +19,7 @@ from tinyzero_trainer.controller import collector as collecting
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.loop import BATCH_FILE, STATE_DIRECTORY, train
 from tinyzero_trainer.controller.step import TrainingStep
-from tinyzero_trainer.errors import WorkerLost
+from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.utils.signals import Interrupted
 
@@ -185,7 +185,7 @@ def test_an_engine_lost_beside_an_update_costs_no_step(
     run = configure(tmp_path / "run", run__steps=3)
 
     def lose() -> None:
-        raise WorkerLost("the rollout engine", "has died", policy_is_whole=True)
+        raise WorkerDiedError("the rollout engine", "has died", policy_is_whole=True)
 
     with monkeypatch.context() as patch:
         on_call(patch, collecting, "generate", 3, lose)  # batch 3, beside the update of step 2, which is evaluated too

@@ -29,7 +29,7 @@ from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.executors import local as roles
 from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model, save_model
 from tinyzero_trainer.models.lora import Adapter, LoraError, merged_state
-from tinyzero_trainer.monitoring.progress import Display
+from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
 from tinyzero_trainer.rollout.decoder import build_decoder
 from tinyzero_trainer.rollout.weight_sync import named_weights
@@ -253,8 +253,8 @@ def test_the_export_is_a_plain_model_that_scores_as_the_adapter_does(toy_model: 
     assert set(exported.model.state_dict()) == plain
     assert exported.adapter is None
     for sample in samples:
-        found = token_logprobs(exported, sample.prompt.token_ids, sample.rollout.token_ids)
-        assert found == pytest.approx(sample.rollout.logprobs, abs=1e-5)
+        found = token_logprobs(exported, sample.prompt.token_ids, sample.generation.token_ids)
+        assert found == pytest.approx(sample.generation.logprobs, abs=1e-5)
     greedy = SamplingParams(40, temperature=0.0)
     ours, theirs = (make_engine(each).generate(PROMPTS, 1, greedy, seed=0) for each in (model, exported))
     assert ours == theirs
@@ -392,7 +392,7 @@ def test_a_run_says_how_much_it_trains_and_stores_what_it_expects(
 
 def test_the_critic_has_weights_of_its_own_and_no_adapter(configure: Configure) -> None:
     config = configure("run", advantage="gae")
-    with roles.build_roles(config, display=Display(), training=True) as built:
+    with roles.build_workers(config, display=Progress(), training=True) as built:
         assert built.critic is not None
         names = {name for name, _ in built.critic.model.named_parameters()}
         assert not any("lora" in name for name in names)
@@ -409,7 +409,7 @@ def test_without_peft_one_line_says_what_to_install(configure: Configure, monkey
 
 def test_an_evaluation_is_not_told_of_adapters(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)  # nor does it need peft
-    with roles.build_roles(configure("run"), display=Display(), training=False) as built:
+    with roles.build_workers(configure("run"), display=Progress(), training=False) as built:
         assert built.language_model.adapter is None
         assert len(built.engine.generate(PROMPTS, 2, SamplingParams(8), seed=0)) == len(PROMPTS)
 

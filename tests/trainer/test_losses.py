@@ -73,7 +73,7 @@ def aggregate(by_completion: list[list[float]], mode: str) -> float:
 
 def ours(name: str, logprobs: torch.Tensor, given: LossInputs, mode: str) -> torch.Tensor:
     weights = token_weights(given.lengths, mode, max_tokens=16).double()
-    return (ragged.spread(weights, given.lengths) * POLICY_LOSSES[name](logprobs, given).loss).sum()
+    return (ragged.repeat_to_tokens(weights, given.lengths) * POLICY_LOSSES[name](logprobs, given).loss).sum()
 
 
 def slope(function: Callable[[torch.Tensor], float], at: torch.Tensor) -> list[float]:
@@ -103,7 +103,7 @@ def random_batch(
     tokens = int(lengths.sum())
     old, new, advantages = (torch.randn(tokens, generator=generator, dtype=torch.float64) for _ in range(3))
     if one_advantage:
-        advantages = ragged.spread(advantages[: len(lengths)], lengths)
+        advantages = ragged.repeat_to_tokens(advantages[: len(lengths)], lengths)
     spread = 1.2 if name == "gspo" else 0.6  # its ratio is of a mean
     return (old + spread * new - 2).requires_grad_(), LossInputs(old - 2, advantages, lengths, LOW, HIGH, dual_clip)
 

@@ -10,26 +10,26 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tinyzero_trainer.distributed import mesh as meshes
-from tinyzero_trainer.distributed.mesh import Meshes, find_meshes
+from tinyzero_trainer.distributed.mesh import Mesh, build_mesh
 
 
 @pytest.fixture
-def on_each(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterator[Meshes]]:
+def on_each(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterator[Mesh]]:
     """The meshes of each of some ranks, between which nothing passes."""
 
-    def made(count: int, *given: int) -> Iterator[Meshes]:
+    def made(count: int, *given: int) -> Iterator[Mesh]:
         for rank in range(count):
             dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=count)
             try:
-                yield find_meshes("cpu", *given)
-                assert find_meshes("cpu", *given).ranks == find_meshes("cpu", *given).ranks
+                yield build_mesh("cpu", *given)
+                assert build_mesh("cpu", *given).ranks == build_mesh("cpu", *given).ranks
             finally:
                 dist.destroy_process_group()
 
     return made
 
 
-def test_neighbours_share_lines_and_replicas(on_each: Callable[..., Iterator[Meshes]]) -> None:
+def test_neighbours_share_lines_and_replicas(on_each: Callable[..., Iterator[Mesh]]) -> None:
     for rank, found in enumerate(on_each(8, 2, 2)):
         ranks, line = found.ranks, found.ranks.line
         assert found.weights.mesh.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -41,21 +41,21 @@ def test_neighbours_share_lines_and_replicas(on_each: Callable[..., Iterator[Mes
         assert dist.get_process_group_ranks(ranks.group) == list(range(rank % 2, 8, 2))
 
 
-def test_one_line_for_all_is_one_share(on_each: Callable[..., Iterator[Meshes]]) -> None:
+def test_one_line_for_all_is_one_share(on_each: Callable[..., Iterator[Mesh]]) -> None:
     for rank, found in enumerate(on_each(2, 1, 2)):
         ranks = found.ranks
         assert found.weights.mesh.tolist() == [0, 1]
         assert (ranks.count, ranks.index, ranks.several, ranks.first) == (1, 0, True, rank == 0)
 
 
-def test_replicas_alone_leave_the_batch_to_all(on_each: Callable[..., Iterator[Meshes]]) -> None:
+def test_replicas_alone_leave_the_batch_to_all(on_each: Callable[..., Iterator[Mesh]]) -> None:
     for rank, found in enumerate(on_each(4, 2)):
         assert found.weights.mesh_dim_names == ("replicate", "shard")
         assert (found.ranks.count, found.ranks.index, found.ranks.line) == (4, rank, None)
 
 
 def test_all_groups_are_as_patient_as_that_of_all(
-    on_each: Callable[..., Iterator[Meshes]], monkeypatch: pytest.MonkeyPatch
+    on_each: Callable[..., Iterator[Mesh]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patience, new_group, made = timedelta(seconds=77), dist.new_group, dict[Any, timedelta | None]()
 
@@ -82,6 +82,6 @@ def test_the_patience_of_the_group_of_all(tmp_path: Path) -> None:
         dist.destroy_process_group()
 
 
-def test_all_models_of_a_process_share_the_groups(on_each: Callable[..., Iterator[Meshes]]) -> None:
+def test_all_models_of_a_process_share_the_groups(on_each: Callable[..., Iterator[Mesh]]) -> None:
     for found in on_each(4, 2, 2):
-        assert find_meshes("cpu", 2, 2) is found
+        assert build_mesh("cpu", 2, 2) is found

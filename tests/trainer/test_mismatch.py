@@ -22,14 +22,20 @@ from tinyzero_trainer.algorithms.importance_sampling import (
     importance_weights,
     mismatch_metrics,
 )
-from tinyzero_trainer.config import AlgorithmConfig, MismatchConfig, OptimizerConfig, RolloutConfig, TrainConfig
+from tinyzero_trainer.config import (
+    AlgorithmConfig,
+    OptimizerConfig,
+    RolloutConfig,
+    RolloutCorrectionConfig,
+    TrainConfig,
+)
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.models.loading import LanguageModel
 
 ALWAYS = RolloutConfig(logprobs="always")
-TOKEN = MismatchConfig(weights="token")
+TOKEN = RolloutCorrectionConfig(weights="token")
 
 
 @pytest.mark.parametrize(("mode", "steps"), [("never", []), ("sample", [1, 11, 21]), ("always", list(range(1, 31)))])
@@ -61,13 +67,13 @@ def test_one_completion_without_them_leaves_the_batch_without_them(toy_model: La
     samples = ragged_samples(toy_model, groups=1, samples=2)
     found = engine_logprobs(samples)
     assert found is not None
-    assert found.tolist() == pytest.approx([value for sample in samples for value in sample.rollout.logprobs or []])
+    assert found.tolist() == pytest.approx([value for sample in samples for value in sample.generation.logprobs or []])
     samples[1] = replace(samples[1], rollout=replace(samples[1].rollout, logprobs=None))
     assert engine_logprobs(samples) is None
 
 
 def by_definition(
-    completions: list[list[tuple[float, float]]], settings: MismatchConfig
+    completions: list[list[tuple[float, float]]], settings: RolloutCorrectionConfig
 ) -> tuple[list[float], list[float]]:
     """min(π_old/π_engine, cap) and 0 outside the mask, token by token, with the ratios."""
     weights, ratios = [], []
@@ -95,7 +101,7 @@ LOGPROB = st.floats(-30, 0).map(lambda value: round(value, 3) + 0.0)
 def test_weights_are_those_of_the_definition(
     completions: list[list[tuple[float, float]]], weights: Any, cap: float, mask: Any
 ) -> None:
-    settings = MismatchConfig(weights=weights, cap=2.0 if weights is None else cap, mask=mask)
+    settings = RolloutCorrectionConfig(weights=weights, cap=2.0 if weights is None else cap, mask=mask)
     old, engine = (
         torch.tensor([pair[side] for completion in completions for pair in completion], dtype=torch.float64)
         for side in (0, 1)
@@ -114,7 +120,7 @@ def test_weights_are_those_of_the_definition(
 def test_a_ratio_beyond_all_numbers_stays_finite() -> None:
     far = torch.tensor([-2000.0, 0.0])
     found, metrics = importance_weights(
-        far, far.flip(0), torch.tensor([1, 1]), MismatchConfig(weights="token", cap=1e6)
+        far, far.flip(0), torch.tensor([1, 1]), RolloutCorrectionConfig(weights="token", cap=1e6)
     )
     assert found.tolist() == pytest.approx([exp(-20), 1e6])
     assert torch.tensor(list(metrics.values())).isfinite().all()

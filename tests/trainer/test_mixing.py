@@ -10,8 +10,8 @@ from tests.trainer.toy_problems import problems, take
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.config import CurriculumConfig
 from tinyzero_trainer.data.mixture import Mixture, next_share, some_of_each
-from tinyzero_trainer.data.prompts import Progress
-from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.data.prompts import StreamState
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 WEIGHTS = st.lists(
     st.sampled_from([1.0, 1, 2, 3, 5, 9, 20, 50, 0.1, 2.5]) | st.floats(0.01, 100), min_size=1, max_size=9
@@ -49,7 +49,7 @@ def test_two_to_one_begins_with_the_first() -> None:
     assert counts == [[1, 0], [2, 0], [2, 1], [3, 1], [4, 1], [4, 2]]
 
 
-def mixture(progress: dict[str, Progress] | None = None, curriculum: CurriculumConfig | None = None) -> Mixture:
+def mixture(progress: dict[str, StreamState] | None = None, curriculum: CurriculumConfig | None = None) -> Mixture:
     streams = {
         name: problems(name, size).training(3, (progress or {}).get(name), curriculum)
         for name, size in (("large", 40), ("small", 8))
@@ -79,9 +79,9 @@ def test_each_task_has_epochs_of_its_own() -> None:
     assert {name: progress.epoch for name, progress in stream.progress().items()} == {"large": 0, "small": 2}
 
 
-def sample(task: str, correct: bool = True, bucket: int = 0) -> Sample:
+def sample(task: str, correct: bool = True, bucket: int = 0) -> Rollout:
     prompt = Prompt(Item(None), "", [1], task, bucket)
-    return Sample(prompt, Rollout([1], [0.0], True), "", Score(float(correct), correct))
+    return Rollout(prompt, Generation([1], [0.0], True), "", Score(float(correct), correct))
 
 
 def test_curricula_learn_from_their_own_task_alone() -> None:

@@ -16,7 +16,7 @@ from tests.trainer.conftest import random_model
 from tests.trainer.machines import facts_of, seen
 from tinyzero_trainer.models import files as model_files
 from tinyzero_trainer.models.files import Model, find_fault, find_model
-from tinyzero_trainer.models.hub import find_shape
+from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 99\n"
 
 def test_a_models_size_is_read_from_its_headers(toy_model_path: Path, tmp_path: Path) -> None:
     held = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(toy_model_path).parameters())
-    shape = replace(find_shape(str(toy_model_path)), name="m")
+    shape = replace(find_spec(str(toy_model_path)), name="m")
     assert find_model("m", toy_model_path, tmp_path) == Model("m", True, held, shape=shape)
     snapshot = tmp_path / "models--org--name" / "snapshots" / "abc"
     snapshot.parent.mkdir(parents=True)

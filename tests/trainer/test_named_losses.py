@@ -140,7 +140,7 @@ def test_the_command_refuses_it_before_anything_is_loaded(capsys, toy_task: str,
 
 
 def test_a_file_at_fault_costs_no_loading_of_the_model(own: Path, toy_task: str, monkeypatch) -> None:
-    from tinyzero_trainer.monitoring.progress import Display
+    from tinyzero_trainer.monitoring.progress import Progress
 
     monkeypatch.setattr(roles, "load_model", lambda *args: pytest.fail("the model was loaded"))
     config = make_config(
@@ -148,7 +148,7 @@ def test_a_file_at_fault_costs_no_loading_of_the_model(own: Path, toy_task: str,
     )
     with (
         pytest.raises(SettingsError, match="has no function 'nonesuch'"),
-        Display() as display,
-        roles.build_roles(config, display=display, training=True),
+        Progress() as display,
+        roles.build_workers(config, display=display, training=True),
     ):
         pass

@@ -17,22 +17,22 @@ from tests.trainer.configurations import call, said
 from tinyzero_sdk import console as output
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import build, read_toml
-from tinyzero_trainer.config import OwnModelConfig, TrainConfig
+from tinyzero_trainer.config import DefaultModelConfig, TrainConfig
 from tinyzero_trainer.config.compose import resolve
 from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, PRESET_FILE, preset_content
-from tinyzero_trainer.config.sft import TinyShape, WarmStartConfig
+from tinyzero_trainer.config.sft import SftConfig, TinyShape
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.fit import setting
 from tinyzero_trainer.hardware import gpu_seen
 from tinyzero_trainer.hardware.gpu_seen import sees_gpu
 from tinyzero_trainer.plan import advice
-from tinyzero_trainer.plan.target_gpu import Target
+from tinyzero_trainer.plan.target_gpu import TargetGpu
 from tinyzero_trainer.sft import default_model as own_model
 from tinyzero_trainer.sft import train as warmstart
-from tinyzero_trainer.sft.default_model import OwnModel, find_fault, plan
+from tinyzero_trainer.sft.default_model import DefaultModel, find_fault, plan
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
-from tinyzero_trainer.sft.train import WarmStartResult
+from tinyzero_trainer.sft.train import SftResult
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 
 SMALL = ("own_model.hidden_size=32", "own_model.layers=1", "own_model.head_size=16", "own_model.mlp_size=48")
@@ -121,7 +121,7 @@ def test_heads_that_cannot_be_shared_out_are_refused() -> None:
 
 
 def test_by_default_it_has_at_most_ten_million_parameters() -> None:
-    own = OwnModelConfig()
+    own = DefaultModelConfig()
     model = build_model(
         TinyShape(own.hidden_size, own.layers, own.head_size, own.kv_heads, own.mlp_size), build_tokenizer(), 0
     )
@@ -161,13 +161,13 @@ def test_without_a_driver_there_are_no_cards() -> None:
     assert gpu_seen.count_cards("libc.so.6") == 0  # some other library
 
 
-def own(toy_task: str, *words: str) -> OwnModel:
+def own(toy_task: str, *words: str) -> DefaultModel:
     planned = plan(said(*words, task=toy_task))
     assert planned is not None
     return planned
 
 
-def keep(tiny: Path, planned: OwnModel) -> Path:
+def keep(tiny: Path, planned: DefaultModel) -> Path:
     """Put a whole model where this one is kept."""
     shutil.copytree(tiny, planned.directory)
     return planned.directory
@@ -177,10 +177,10 @@ def copy_instead(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Let warm starts copy the tiny model, in no time; returns where to."""
     made = []
 
-    def warm_start(config: WarmStartConfig, **_: object) -> WarmStartResult:
+    def warm_start(config: SftConfig, **_: object) -> SftResult:
         made.append(Path(config.run.output))
         shutil.copytree(BUILT_IN_MODEL, config.run.output)
-        return WarmStartResult(Path(config.run.output), {}, f"{config.run.output}: made")
+        return SftResult(Path(config.run.output), {}, f"{config.run.output}: made")
 
     monkeypatch.setattr(warmstart, "warm_start", warm_start)
     return made
@@ -275,7 +275,7 @@ def test_a_signal_while_it_is_made_is_one_line_and_leaves_nothing(
     number: signal.Signals, code: int, toy_task: str, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    def warm_start(config: WarmStartConfig, **_: object) -> None:
+    def warm_start(config: SftConfig, **_: object) -> None:
         Path(config.run.output).mkdir()
         os.kill(os.getpid(), number)
         raise AssertionError("a signal ends it at once")
@@ -335,7 +335,7 @@ def test_what_the_user_contradicts_himself_is_his_to_mend(toy_task: str) -> None
 def test_the_plan_is_asked_before_the_model_is_made(
     toy_task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advice, "present_card", lambda device: Target("a small card", GIB, None))
+    monkeypatch.setattr(advice, "present_card", lambda device: TargetGpu("a small card", GIB, None))
     monkeypatch.setattr(loop, "train", lambda config, **_: None)
     copy_instead(monkeypatch)
     _, out, told = call(capsys, "train", "--task", toy_task, "--output", str(tmp_path / "run"))

@@ -15,12 +15,12 @@ from tests.trainer.sharded import CASES, CPU, NOW, PLAIN, make_policy, make_up
 from tests.trainer.test_ranks import OPTIMIZER, copies
 from tinyzero_trainer.checkpoint.sharded_tensors import load_parts, save_parts, shapes
 from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, LoraConfig
-from tinyzero_trainer.distributed.fsdp import Placement, process_group, shard
+from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group, shard
 from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER
 from tinyzero_trainer.models.lora import Adapter
 from tinyzero_trainer.rollout.weight_sync import named_weights
-from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.build import _load
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.optimizer import Optimizer
@@ -48,14 +48,14 @@ def test_what_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
 # ---- in processes of their own ---------------------------------------------------------------------------------------
 
 
-def parts_of(start: str, case: str, placement: Placement) -> tuple[Policy, Critic]:
+def parts_of(start: str, case: str, placement: FsdpOptions) -> tuple[Policy, Critic]:
     policy = make_policy(_load(start, placement), CASES[case], placement)
     policy._optimizer = Optimizer(policy.language_model.model, OPTIMIZER)
     critic = Critic(_load(start, placement), settings=CriticConfig(), optimizer=OPTIMIZER, placement=placement)
     return policy, critic
 
 
-def begin(start: str, directory: str, experience: Experience, placement: Placement = PLAIN) -> dict[str, Tensor]:
+def begin(start: str, directory: str, experience: TrainingBatch, placement: FsdpOptions = PLAIN) -> dict[str, Tensor]:
     """Two updates, saved; with an adapter in a directory of its own."""
     weights = {}
     for case in ("all weights", "LoRA"):
@@ -73,7 +73,7 @@ def begin(start: str, directory: str, experience: Experience, placement: Placeme
     return weights
 
 
-def go_on(start: str, directory: str, experience: Experience) -> dict[str, Any]:
+def go_on(start: str, directory: str, experience: TrainingBatch) -> dict[str, Any]:
     """One more update from what was saved."""
     shown: dict[str, Any] = {}
     for case in ("all weights", "LoRA"):
@@ -113,7 +113,7 @@ def resumed_adapter(language_model: LanguageModel, path: Path) -> Policy:
     ],
 )
 def test_a_run_saved_on_several_ranks_goes_on_on_one_and_three(
-    count: int, placement: Placement, toy_model: LanguageModel, tmp_path: Path
+    count: int, placement: FsdpOptions, toy_model: LanguageModel, tmp_path: Path
 ) -> None:
     save_model(tmp_path / "start", toy_model)
     start, saved = str(tmp_path / "start"), str(tmp_path / "saved")

@@ -13,7 +13,7 @@ from tests.trainer.planned import HALF_B, PUBLISHED, SHAPES, config_of
 from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.fit import usable
 from tinyzero_trainer.hardware.gpu import Driver, GpuInfo
-from tinyzero_trainer.hardware.gpu_specs import known_cards
+from tinyzero_trainer.hardware.gpu_specs import known_gpus
 from tinyzero_trainer.plan import target_gpu as target
 from tinyzero_trainer.plan.search import make_plan
 
@@ -76,7 +76,7 @@ def test_it_says_which_card_would_do(capsys: pytest.CaptureFixture[str]) -> None
     code, out, _ = call(capsys, "plan", "--model", "Qwen/Qwen2.5-7B", "--gpu-memory", "8GB", "--json")
     found = json.loads(out)
     assert (code, found["fits"]) == (1, False)
-    smaller = {card.memory for card in known_cards() if 8 < card.memory < found["smallest_gib"]}
+    smaller = {card.memory for card in known_gpus() if 8 < card.memory < found["smallest_gib"]}
     config = config_of(model="Qwen/Qwen2.5-7B")
     shape = SHAPES["Qwen/Qwen2.5-7B"]
     assert make_plan(shape, config, int(found["smallest_gib"] * GIB)).fits

@@ -16,13 +16,13 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.fit import setting, settle, usable, with_settings
 from tinyzero_trainer.estimate.memory import predict_memory
-from tinyzero_trainer.hardware.gpu_specs import find_card
+from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
 from tinyzero_trainer.plan import advice
 from tinyzero_trainer.plan.search import make_plan
-from tinyzero_trainer.plan.target_gpu import Target
+from tinyzero_trainer.plan.target_gpu import TargetGpu
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 
-RTX_4090 = Target("NVIDIA GeForce RTX 4090", 24 * GIB, find_card("RTX 4090"))
+RTX_4090 = TargetGpu("NVIDIA GeForce RTX 4090", 24 * GIB, find_gpu_spec("RTX 4090"))
 
 
 def oom_line(config: TrainConfig, phase: str, reason: str = "") -> str:
@@ -50,7 +50,7 @@ def test_train_warns_of_a_run_that_will_not_fit_and_goes_on(
     monkeypatch.setattr(loop, "train", lambda config, **_: begun.append(config))
     words = ["train", "--task", toy_task, "--model", str(toy_model_path), "data.prompts_per_step=512"]
     words += ["rollout.max_tokens=192"]
-    small_card.target = Target("a small card", GIB // 2, None)
+    small_card.target = TargetGpu("a small card", GIB // 2, None)
     code, _, err = call(capsys, *words, "--output", str(tmp_path / "run"))
     [line] = [line for line in err.splitlines() if line.startswith("warning:")]
     assert "a small card has 0.5 GiB" in line
@@ -59,7 +59,7 @@ def test_train_warns_of_a_run_that_will_not_fit_and_goes_on(
     for changes in ({"target": RTX_4090}, {"target": None}):
         vars(small_card).update(changes)
         assert "warning:" not in call(capsys, *words, "--output", str(tmp_path / "run"))[2]
-    small_card.target = Target("a small card", GIB // 2, None)
+    small_card.target = TargetGpu("a small card", GIB // 2, None)
     assert "warning:" not in call(capsys, *words, "run.device=cpu", "--output", str(tmp_path / "run"))[2]
 
 
@@ -84,7 +84,7 @@ def test_nothing_is_said_of_a_model_that_cannot_be_found() -> None:
 
 
 def test_out_of_memory_names_the_next_setting_of_that_phase(small_card: SimpleNamespace) -> None:
-    small_card.target = Target("NVIDIA H200", 140 * GIB, None)  # where it was planned to fit
+    small_card.target = TargetGpu("NVIDIA H200", 140 * GIB, None)  # where it was planned to fit
     config = config_of("rollout.max_tokens=1024", "rollout.max_sequences=256")
     assert advice.after_out_of_memory(config, ["update_actor"]) == "optimizer.micro_batch_tokens=8192"
     assert advice.after_out_of_memory(config, ["gen"]) == "rollout.max_sequences=128"
@@ -128,7 +128,7 @@ def test_what_is_advised_lowers_what_was_held_where_memory_ran_out(phase: str, a
 
 @pytest.mark.slow
 def test_where_no_settings_fit_the_line_says_what_would(small_card: SimpleNamespace) -> None:
-    small_card.target = Target("a small card", 8 * GIB, None)
+    small_card.target = TargetGpu("a small card", 8 * GIB, None)
     config = config_of(*GRPO, "run.output=nowhere", model="Qwen/Qwen2.5-7B")
     for phase in oom_advice.PHASES:
         line = oom_line(config, phase)
@@ -136,7 +136,7 @@ def test_where_no_settings_fit_the_line_says_what_would(small_card: SimpleNamesp
 
 
 def test_where_resuming_cannot_help_a_new_run_may(small_card: SimpleNamespace, tmp_path: Path) -> None:
-    small_card.target = Target("NVIDIA H200", 140 * GIB, None)
+    small_card.target = TargetGpu("NVIDIA H200", 140 * GIB, None)
     (tmp_path / "checkpoints" / "step_1").mkdir(parents=True)
     spare = ["memory.offload=always", "memory.checkpoint_activations=true", "optimizer.micro_batch_tokens=1280"]
     config = config_of(f"run.output={tmp_path}", *GRPO, "rollout.max_tokens=1024", *spare)
@@ -156,10 +156,10 @@ def test_vllm_is_given_less_where_it_is_what_memory_ran_out_for() -> None:
 @given(MODELS, SETTINGS, st.sampled_from(["gen", "update_actor", "update_weights"]), st.sampled_from([None, RTX_4090]))
 @settings(max_examples=30, deadline=None)
 def test_every_word_said_after_out_of_memory_lowers_that_phase(
-    name: str, values: dict[str, Any], phase: str, card: Target | None
+    name: str, values: dict[str, Any], phase: str, card: TargetGpu | None
 ) -> None:
     config = with_settings(TrainConfig(), {**values, "model.path": name, "run.device": "cuda"})
-    target = card or Target("a large card", 1000 * GIB, None)
+    target = card or TargetGpu("a large card", 1000 * GIB, None)
     words = advice.after_out_of_memory(config, [phase], target)
     if not words:
         return
@@ -190,21 +190,21 @@ def test_what_is_said_after_out_of_memory_may_be_changed_and_helps(
 
 def test_what_others_hold_of_the_card_is_counted_and_said() -> None:
     config, shape = config_of(*GRPO, "rollout.max_tokens=1024"), SHAPES["Qwen/Qwen2.5-0.5B"]
-    assert advice.warning_for(shape, config, Target("a card", 48 * GIB, None)) is None
-    found = advice.warning_for(shape, config, Target("a card", 48 * GIB, None, taken=42 * GIB))
+    assert advice.warning_for(shape, config, TargetGpu("a card", 48 * GIB, None)) is None
+    found = advice.warning_for(shape, config, TargetGpu("a card", 48 * GIB, None, taken=42 * GIB))
     assert found is not None
     assert "and a card has 48.0 GiB, 42.0 GiB of it in use by others; give " in found
     assert found.endswith(", or end what else is on it (tinyzero plan says more)")
     named = [word.rstrip(",") for word in found.split() if "=" in word]
     assert make_plan(shape, config_of(*GRPO, "rollout.max_tokens=1024", *named), 6 * GIB).fits
-    small = advice.warning_for(shape, config, Target("a card", 4 * GIB, None, taken=20 * 2**20))
+    small = advice.warning_for(shape, config, TargetGpu("a card", 4 * GIB, None, taken=20 * 2**20))
     assert small is not None
     assert "others" not in small
     assert "end what else" not in small
 
 
 def test_after_a_run_ran_out_of_memory_what_is_in_use_is_its_own(small_card: SimpleNamespace) -> None:
-    small_card.target = Target("NVIDIA H200", 140 * GIB, None, taken=139 * GIB)
+    small_card.target = TargetGpu("NVIDIA H200", 140 * GIB, None, taken=139 * GIB)
     config = config_of("rollout.max_tokens=1024", "rollout.max_sequences=256", "memory.offload=idle")
     assert advice.after_out_of_memory(config, ["gen"]) == "rollout.max_sequences=128"
     assert advice.fits_without_offload(config)
@@ -212,7 +212,7 @@ def test_after_a_run_ran_out_of_memory_what_is_in_use_is_its_own(small_card: Sim
 
 def test_train_warns_of_memory_that_the_machine_has_not() -> None:
     shape, config = SHAPES["Qwen/Qwen2.5-7B"], config_of("memory.offload=always", *GRPO, model="Qwen/Qwen2.5-7B")
-    assert advice.warning_for(shape, config, Target("a card", 140 * GIB, None, 256 * GIB)) is None
-    found = advice.warning_for(shape, config, Target("a card", 140 * GIB, None, 64 * GIB))
+    assert advice.warning_for(shape, config, TargetGpu("a card", 140 * GIB, None, 256 * GIB)) is None
+    found = advice.warning_for(shape, config, TargetGpu("a card", 140 * GIB, None, 64 * GIB))
     assert found is not None
     assert "113.5 GiB in the machine's own memory, which has 64.0 GiB" in found

@@ -18,7 +18,7 @@ from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import OptimizerConfig, TrainConfig
 from tinyzero_trainer.config.compiling import COMPILED_FROM, compiles
 from tinyzero_trainer.distributed import fsdp as sharding
-from tinyzero_trainer.distributed.fsdp import Placement
+from tinyzero_trainer.distributed.fsdp import FsdpOptions
 from tinyzero_trainer.distributed.groups import ALONE
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.constants import GIB
@@ -27,21 +27,21 @@ from tinyzero_trainer.estimate.engine_memory import engine_of, needed_by_vllm
 from tinyzero_trainer.estimate.fit import predict_within, settle, usable, with_settings
 from tinyzero_trainer.estimate.memory import Memory, Part, Phase, _Step, predict_memory
 from tinyzero_trainer.estimate.speed import predict_speed
-from tinyzero_trainer.estimate.workload import work_of
-from tinyzero_trainer.hardware.gpu_specs import find_card
+from tinyzero_trainer.estimate.workload import workload_of
+from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
 from tinyzero_trainer.models import fused_logprobs as head
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.models.spec import ModelShape, shape_of
+from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
 from tinyzero_trainer.plan.search import make_plan
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.rollout.vllm.engine_args import sequences_at_a_time
 from tinyzero_trainer.rollout.weight_sync import named_weights
 from tinyzero_trainer.training import policy
-from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.micro_batches import completion_lengths, fill_budget, micro_batches
 
-H200 = find_card("NVIDIA H200")
+H200 = find_gpu_spec("NVIDIA H200")
 assert H200 is not None
 
 
@@ -58,8 +58,8 @@ def sizes_of(phase: Phase, what: str) -> dict[str, int]:
 # ---- the update ------------------------------------------------------------------------------------------------------
 
 
-def moments_of_update(shape: ModelShape, config: TrainConfig, prompt_tokens: int) -> list[list[Part]]:
-    work = work_of(config, prompt_tokens)
+def moments_of_update(shape: ModelSpec, config: TrainConfig, prompt_tokens: int) -> list[list[Part]]:
+    work = workload_of(config, prompt_tokens)
     return _Step(shape, config, work, engine_of(shape, config, work))._update("policy")
 
 
@@ -94,7 +94,7 @@ def test_an_exact_kl_takes_no_more_than_one_of_the_sampled_token() -> None:
 def test_the_references_embedding_and_head_stay_beside_the_policys_update(toy_model: LanguageModel) -> None:
     reference = copy.deepcopy(toy_model.model).requires_grad_(False)
     with sharding.process_group(torch.device("cpu")):
-        sharding.shard(reference, Placement(torch.device("cpu"), torch.float32))
+        sharding.shard(reference, FsdpOptions(torch.device("cpu"), torch.float32))
         with sharding.on_device(reference), torch.no_grad():
             sharding.call(reference, partial(reference.base_model, torch.zeros(1, 3, dtype=torch.long)))
             gathered = {
@@ -127,7 +127,7 @@ def test_micro_batches_are_as_many_as_are_made(parts: int, epochs: int, budget: 
     group_size, new = 4, 30
     groups *= parts
     samples = fill_budget(1 + new, new, context=100) * groups * group_size  # a prompt of one token
-    experience = Experience(samples, completion_lengths(samples), None, torch.zeros(len(samples) * new))
+    experience = TrainingBatch(samples, completion_lengths(samples), None, torch.zeros(len(samples) * new))
     optimizer = OptimizerConfig(mini_batches=parts, epochs=epochs, micro_batch_tokens=budget)
     config = with_settings(
         TrainConfig(),
@@ -139,7 +139,7 @@ def test_micro_batches_are_as_many_as_are_made(parts: int, epochs: int, budget: 
             "rollout.max_tokens": new,
         },
     )
-    work, updates = work_of(config, 1), list(experience.mini_batches(group_size, optimizer))
+    work, updates = workload_of(config, 1), list(experience.mini_batches(group_size, optimizer))
     split = partial(micro_batches, token_budget=budget, pad_id=0, device=torch.device("cpu"), layout="packed")
     made = sum(len(list(split(update.samples))) for update in updates)
     assert work.epochs * work.mini_batches == len(updates)
@@ -175,7 +175,7 @@ def test_layers_are_planned_as_they_are_compiled(
         monkeypatch.setattr(sharding, name, fake)
     with sharding.process_group(torch.device("cpu")):
         sharding.shard(
-            copy.deepcopy(toy_model.model), Placement(torch.device("cuda"), torch.bfloat16, compile=wanted)
+            copy.deepcopy(toy_model.model), FsdpOptions(torch.device("cuda"), torch.bfloat16, compile=wanted)
         )  # fmt: skip
     expected = parameters >= 100_000_000 if wanted is None else wanted
     assert bool(compiled) == compiles(wanted, parameters) == expected
@@ -200,8 +200,8 @@ def engine_for(model: Any, dtype: torch.dtype, params: SamplingParams, prompts: 
     return engine
 
 
-def shape_like(model: Any) -> ModelShape:
-    return shape_of("m", model.config.to_dict())
+def shape_like(model: Any) -> ModelSpec:
+    return spec_from_config("m", model.config.to_dict())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -214,7 +214,7 @@ def test_the_torch_engine_has_the_cache_and_the_weights_that_are_planned(
     config = config_of(
         f"model.dtype={str(dtype).removeprefix('torch.')}", f"rollout.max_tokens={new}", "eval.size=8", *GRPO
     )
-    planned = engine_of(shape_like(model), config, work_of(config, 40)).awake
+    planned = engine_of(shape_like(model), config, workload_of(config, 40)).awake
     engine = engine_for(model, dtype, SamplingParams(new), 32, 8)
     cache = [*engine._cache.keys, *engine._cache.values]
     assert planned["KV cache"] == sum(tensor.nbytes for tensor in cache)
@@ -239,13 +239,13 @@ def test_a_step_of_the_torch_engine_takes_what_it_reckons_with(
 ) -> None:
     config = config_of(*words, "rollout.max_tokens=24", *GRPO)  # 256 completions
     shape, engine = shape_like(toy_model.model), engine_for(toy_model.model, torch.bfloat16, params, 32, 8)
-    planned = engine_of(shape, config, work_of(config, 40)).awake["a step"]
+    planned = engine_of(shape, config, workload_of(config, 40)).awake["a step"]
     assert planned == 256 * (engine._sequence_bytes(64, 24) - engine._model.cache_bytes(64) - 12 * 24)
 
 
 def test_prompts_are_read_once_for_all_their_samples() -> None:
     config = config_of("eval.size=8", *GRPO)
-    few, many = (engine_of(SHAPES[HALF_B], config, work_of(config, tokens)).awake for tokens in (100, 2000))
+    few, many = (engine_of(SHAPES[HALF_B], config, workload_of(config, tokens)).awake for tokens in (100, 2000))
     assert few["reading prompts"] / many["reading prompts"] == pytest.approx(32 * 100 / 32_768)
 
 
@@ -285,13 +285,13 @@ def test_greedy_completions_of_remax_are_generated_too(engine: str, toy_model: L
     assert 0 < seconds["gen_greedy"] < seconds["gen"] == predict_speed(shape, plain, H200).seconds["gen"]
     if engine == "torch":
         many = with_settings(remax, {"rollout.samples_per_prompt": 1})  # as many as those that are drawn
-        step = engine_of(shape, many, work_of(many)).awake["a step"]
+        step = engine_of(shape, many, workload_of(many)).awake["a step"]
         assert step == 32 * (drawing_bytes(2, by_kernel=False, greedy=True) * shape.vocabulary + 16 * shape.mlp)
 
 
 def test_vllm_has_weights_and_cache_in_the_type_that_is_computed_in() -> None:
     config, shape = config_of("rollout.engine=vllm", *GRPO), SHAPES[HALF_B]
-    work = work_of(config, 100)
+    work = workload_of(config, 100)
     half, whole = (
         needed_by_vllm(shape, with_settings(config, {"model.dtype": name}), work) for name in ("auto", "float32")
     )
@@ -310,7 +310,7 @@ def test_vllm_has_weights_and_cache_in_the_type_that_is_computed_in() -> None:
 )
 def test_vllm_generates_as_many_sequences_at_a_time_as_are_planned(words: tuple[str, ...]) -> None:
     config = config_of("rollout.engine=vllm", *words)
-    assert work_of(config).at_a_time == sequences_at_a_time(config, torch.device("cuda"))
+    assert workload_of(config).at_a_time == sequences_at_a_time(config, torch.device("cuda"))
 
 
 # ---- what was measured on an H200 ------------------------------------------------------------------------------------
@@ -379,8 +379,8 @@ def test_what_is_tried_out_is_no_more_than_a_step_has(
         _updating=lambda **_: nullcontext(),
     )
     with pytest.raises(InterruptedError):
-        policy.Policy.warm_up(trained, settings_at(config, 1), work_of(config).micro_batch)
-    assert asked == [filled] == [work_of(config).micro_batch]
+        policy.Policy.warm_up(trained, settings_at(config, 1), workload_of(config).micro_batch)
+    assert asked == [filled] == [workload_of(config).micro_batch]
 
 
 def test_an_engine_without_cuda_graphs_asks_for_no_room() -> None:

@@ -10,9 +10,9 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.fit import usable
 from tinyzero_trainer.hardware.gpu import Driver, GpuInfo
-from tinyzero_trainer.hardware.gpu_specs import find_card, known_cards
+from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec, known_gpus
 from tinyzero_trainer.plan import target_gpu as target
-from tinyzero_trainer.plan.target_gpu import choose_target, present_card, read_size
+from tinyzero_trainer.plan.target_gpu import choose_target, present_gpu, read_size
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,13 @@ from tinyzero_trainer.plan.target_gpu import choose_target, present_card, read_s
     ],
 )
 def test_cards_by_the_drivers_name(driver: str, name: str | None) -> None:
-    found = find_card(driver)
+    found = find_gpu_spec(driver)
     assert (found.name if found else None) == name
 
 
 def test_every_card_is_found_by_its_own_name() -> None:
-    assert {card.name: find_card(card.name) for card in known_cards()} == {card.name: card for card in known_cards()}
-    assert all(card.flops == card.tflops * 1e12 > 2e13 and card.bandwidth > 250 for card in known_cards())
+    assert {card.name: find_gpu_spec(card.name) for card in known_gpus()} == {card.name: card for card in known_gpus()}
+    assert all(card.flops == card.tflops * 1e12 > 2e13 and card.bandwidth > 250 for card in known_gpus())
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_the_card_that_is_here_is_the_one_at_its_place_in_cudas_order(
 ) -> None:
     """Not in nvidia-smi's, which is that of the slots."""
     cards_here(monkeypatch, [H200, L4], [replace(L4, index=0, memory=21 * GIB), replace(H200, index=1)])
-    found = present_card(device)
+    found = present_gpu(device)
     assert (found.name if found else None) == name
     if name == "NVIDIA L4":
         assert found is not None
@@ -89,16 +89,16 @@ def test_a_part_of_a_card_has_its_own_memory_and_no_known_speed(monkeypatch: pyt
     for uuid in ("cc-3", "dd-4"):  # older drivers name it by the card
         part = GpuInfo(0, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", (9, 0), 10 * GIB, uuid=uuid)
         cards_here(monkeypatch, [whole], [part])
-        found = present_card("auto")
+        found = present_gpu("auto")
         assert found is not None
         assert (found.memory, found.card, found.taken) == (10 * GIB, None, 0)
 
 
 def test_without_nvidia_smi_cuda_knows_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
     cards_here(monkeypatch, [], [L4])
-    found = present_card("auto")
+    found = present_gpu("auto")
     assert found is not None
-    assert found.card == find_card("L4")
+    assert found.card == find_gpu_spec("L4")
 
 
 @pytest.mark.parametrize(
@@ -125,17 +125,17 @@ def test_where_the_card_cannot_be_known_the_error_says_why_and_what_to_type(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(SettingsError, match=rf"{re.escape(reason)}.*; give --gpu-memory 24GB, or --gpu 'RTX 4090'"):
         choose_target(None, None, device)
-    assert present_card(device) is None
+    assert present_gpu(device) is None
     assert choose_target(None, "24GB", device).memory == 24e9
 
 
 def test_where_cuda_cannot_be_asked_cards_that_are_alike_need_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
     cards_here(monkeypatch, [L4, replace(L4, index=2, used=GIB)], None)
-    found = present_card("cuda:1")
+    found = present_gpu("cuda:1")
     assert found is not None
     assert (found.name, found.taken) == ("NVIDIA L4", 0)  # which of them is not known
     cards_here(monkeypatch, [L4], None)
-    found = present_card("auto")
+    found = present_gpu("auto")
     assert found is not None
     assert found.taken == 7 * GIB
 
@@ -150,7 +150,7 @@ def test_no_card_has_less_than_its_box_says() -> None:
         "T4": "16GB",
         "H100": "80GB",
     }.items():
-        card = find_card(name)
+        card = find_gpu_spec(name)
         assert card is not None
         assert read_size(box) <= card.memory * GIB
         assert choose_target(name, box, "auto").memory == choose_target(name, None, "auto").memory
@@ -160,4 +160,4 @@ def test_no_card_has_less_than_its_box_says() -> None:
 
 
 def test_a_proposal_fits_though_it_takes_a_tenth_more() -> None:
-    assert all(1.1 * usable(int(card.memory * GIB)) <= card.memory * GIB for card in known_cards())
+    assert all(1.1 * usable(int(card.memory * GIB)) <= card.memory * GIB for card in known_gpus())

@@ -15,10 +15,10 @@ from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.estimate.speed import predict_speed
 from tinyzero_trainer.hardware.gpu import GpuInfo
-from tinyzero_trainer.hardware.gpu_specs import find_card, has_bfloat16, known_cards
+from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec, has_bfloat16, known_gpus
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.plan import advice
-from tinyzero_trainer.plan.target_gpu import Target, choose_target, on_card, present_card
+from tinyzero_trainer.plan.target_gpu import TargetGpu, choose_target, on_gpu, present_gpu
 from tinyzero_trainer.rollout.vllm.engine_args import settled
 
 CAPABILITIES = [(6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
@@ -43,14 +43,14 @@ def test_the_run_and_the_plan_mean_the_same(
     run = str(compute_dtype(name, pretend(monkeypatch, capability))).removeprefix("torch.")
     here = GpuInfo(0, "Made up", capability, 24 * GIB, uuid="a")
     cards_here(monkeypatch, [here], [here])
-    target = present_card("auto")
+    target = present_gpu("auto")
     assert target is not None
-    planned = on_card(config_of(f"model.dtype={name}"), target).model.dtype
+    planned = on_gpu(config_of(f"model.dtype={name}"), target).model.dtype
     assert {"auto": "bfloat16"}.get(planned, planned) == run
 
 
 def test_what_a_card_is_called_tells_it_where_its_capability_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [card.name for card in known_cards() if not card.bfloat16] == ["V100 32GB", "V100", "T4"]
+    assert [card.name for card in known_gpus() if not card.bfloat16] == ["V100 32GB", "V100", "T4"]
     assert not choose_target("T4", None, "auto").bfloat16
     assert choose_target("L4", None, "auto").bfloat16
     here = GpuInfo(0, "Tesla V100-SXM2-16GB", None, 16 * GIB, uuid="a")
@@ -66,7 +66,7 @@ def test_memory_and_time_are_those_of_float32(capsys: pytest.CaptureFixture[str]
     assert auto == asked
     assert auto.plan.wanted.peak > 1.3 * plan_for(shape, config, choose_target("L4", "80GB", "auto")).plan.wanted.peak
     assert not any(change.key == "model.dtype" for change in auto.plan.changes)
-    card = find_card("A100")
+    card = find_gpu_spec("A100")
     assert card is not None
     half, whole = (
         predict_speed(shape, with_settings(config, {"model.dtype": name}), card) for name in ("auto", "float32")
@@ -80,12 +80,12 @@ def test_memory_and_time_are_those_of_float32(capsys: pytest.CaptureFixture[str]
 def test_the_warning_and_the_words_after_out_of_memory_count_it_too() -> None:
     config, shape = config_of(*GRPO, "rollout.max_tokens=256", "rollout.max_sequences=64"), SHAPES[HALF_B]
     peaks = [
-        plan_for(shape, config, Target("a card", 100 * GIB, None, bfloat16=has)).plan.wanted.peak for has in (1, 0)
+        plan_for(shape, config, TargetGpu("a card", 100 * GIB, None, bfloat16=has)).plan.wanted.peak for has in (1, 0)
     ]
     between = sum(peaks) // 2
-    assert advice.warning_for(shape, config, Target("a card", between, None)) is None
-    assert advice.warning_for(shape, config, Target("a card", between, None, bfloat16=False)) is not None
-    old = Target("a card", int(between / 0.9), None, bfloat16=False)
+    assert advice.warning_for(shape, config, TargetGpu("a card", between, None)) is None
+    assert advice.warning_for(shape, config, TargetGpu("a card", between, None, bfloat16=False)) is not None
+    old = TargetGpu("a card", int(between / 0.9), None, bfloat16=False)
     words = advice.after_out_of_memory(config, ["update_actor"], old)
     assert plan_for(shape, config_of(*GRPO, "rollout.max_tokens=256", *words.split()), old).plan.fits
 

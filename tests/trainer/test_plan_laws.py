@@ -18,10 +18,10 @@ from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.estimate.memory import predict_memory
 from tinyzero_trainer.estimate.speed import predict_speed
-from tinyzero_trainer.estimate.workload import work_of
-from tinyzero_trainer.hardware.gpu_specs import find_card
+from tinyzero_trainer.estimate.workload import workload_of
+from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
 from tinyzero_trainer.models import fused_logprobs as head
-from tinyzero_trainer.models.spec import ModelShape
+from tinyzero_trainer.models.spec import ModelSpec
 
 
 def test_constants_are_those_of_the_code() -> None:
@@ -55,7 +55,7 @@ def kept_for_backward(layers: int, tokens: int, *, compiled: bool) -> int:
 def test_activations_of_a_layer_are_what_autograd_keeps(compiled: bool) -> None:
     tokens = 256
     measured = (kept_for_backward(5, tokens, compiled=compiled) - kept_for_backward(3, tokens, compiled=compiled)) / 2
-    shape = ModelShape(
+    shape = ModelSpec(
         "m", 0, hidden=64, layers=1, heads=4, kv_heads=2, head_size=16, mlp=96, vocabulary=100, tied=False
     )
     words = (
@@ -91,7 +91,7 @@ def test_more_of_anything_takes_no_less_memory(name: str, values: dict[str, Any]
 @settings(max_examples=40, deadline=None)
 def test_a_larger_model_takes_more_memory_and_time(values: dict[str, Any]) -> None:
     family = ["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-7B"]
-    config, card = configured(values), find_card("H200")
+    config, card = configured(values), find_gpu_spec("H200")
     assert card is not None
     sizes = [predict_memory(SHAPES[name], config) for name in family]
     updates = [next(phase.total for phase in memory.phases if phase.name == "update_actor") for memory in sizes]
@@ -127,7 +127,7 @@ def test_the_parts_make_the_whole(name: str, values: dict[str, Any]) -> None:
         assert phase.total == sum(phase.of(role) for role in ("policy", "critic", "reference", "rollout", "process"))
         assert not phase.of("critic") or config.algorithm.needs_critic
         assert not phase.of("reference") or config.algorithm.kl_coefficient
-    card = find_card("RTX 4090")
+    card = find_gpu_spec("RTX 4090")
     assert card is not None
     speed = predict_speed(SHAPES[name], config, card)
     assert speed.seconds.keys() - {"reward"} == {phase.name for phase in memory.phases}
@@ -135,6 +135,6 @@ def test_the_parts_make_the_whole(name: str, values: dict[str, Any]) -> None:
 
 
 def test_a_step_has_no_more_than_its_tokens() -> None:
-    work = work_of(config_of("data.prompts_per_step=1", "rollout.samples_per_prompt=2", "rollout.max_tokens=8"), 8)
+    work = workload_of(config_of("data.prompts_per_step=1", "rollout.samples_per_prompt=2", "rollout.max_tokens=8"), 8)
     assert (work.sequence, work.tokens, work.micro_batch, work.accumulates) == (16, 32, 32, False)
-    assert work_of(config_of("rollout.max_tokens=20000"), 8).micro_batch == 20008
+    assert workload_of(config_of("rollout.max_tokens=20000"), 8).micro_batch == 20008

@@ -12,11 +12,11 @@ from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.fit import predict_within, with_settings
 from tinyzero_trainer.estimate.speed import predict_speed
-from tinyzero_trainer.hardware.gpu_specs import find_card
-from tinyzero_trainer.models.spec import ModelShape
+from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
+from tinyzero_trainer.models.spec import ModelSpec
 from tinyzero_trainer.sft import default_model as own_model
 
-OWN = ModelShape(
+OWN = ModelSpec(
     "m", 9_930_624, hidden=384, layers=6, heads=6, kv_heads=2, head_size=64, mlp=1024, vocabulary=1252, tied=True
 )
 MANY_KEYS = replace(OWN, parameters=9_782_400, kv_heads=6, mlp=832)
@@ -34,9 +34,9 @@ MANY_KEYS = replace(OWN, parameters=9_782_400, kv_heads=6, mlp=832)
     ],
 )
 def test_tokens_a_second_of_the_torch_engine_as_measured_on_an_h200(
-    shape: ModelShape, groups: int, prompt: int, new: int, rate: int
+    shape: ModelSpec, groups: int, prompt: int, new: int, rate: int
 ) -> None:
-    card = find_card("NVIDIA H200")
+    card = find_gpu_spec("NVIDIA H200")
     assert card is not None
     config = config_of(f"data.prompts_per_step={groups}", f"rollout.max_tokens={new}")
     assert predict_speed(shape, config, card, prompt).rollout == pytest.approx(rate, rel=0.1)
@@ -45,8 +45,8 @@ def test_tokens_a_second_of_the_torch_engine_as_measured_on_an_h200(
 @pytest.mark.parametrize(
     ("shape", "prompt", "new", "rate"), [(SHAPES[HALF_B], 140, 1024, 40_011), (OWN, 24, 256, 62_601)]
 )
-def test_tokens_a_second_of_vllm_as_measured_on_an_h200(shape: ModelShape, prompt: int, new: int, rate: int) -> None:
-    card = find_card("NVIDIA H200")
+def test_tokens_a_second_of_vllm_as_measured_on_an_h200(shape: ModelSpec, prompt: int, new: int, rate: int) -> None:
+    card = find_gpu_spec("NVIDIA H200")
     assert card is not None
     config = config_of("data.prompts_per_step=128", f"rollout.max_tokens={new}", "rollout.engine=vllm")
     speed = predict_speed(shape, config, card, prompt)
@@ -70,7 +70,7 @@ PPO = {"algorithm.advantage": "gae", "algorithm.kl_in": "reward", "algorithm.kl_
 def test_seconds_of_a_step_of_small_micro_batches_as_measured_on_an_h200(
     changes: dict[str, Any], seconds: float
 ) -> None:
-    card = find_card("NVIDIA H200")
+    card = find_gpu_spec("NVIDIA H200")
     assert card is not None
     base = config_of(
         "data.prompts_per_step=32", *SMALL_BATCHES, "optimizer.mini_batches=2", "algorithm.kl_coefficient=0.001"
@@ -81,7 +81,7 @@ def test_seconds_of_a_step_of_small_micro_batches_as_measured_on_an_h200(
 
 
 def test_seconds_of_the_update_as_measured_on_an_h200() -> None:
-    card = find_card("NVIDIA H200")
+    card = find_gpu_spec("NVIDIA H200")
     assert card is not None
     config = config_of("data.prompts_per_step=128", "rollout.max_tokens=1024")
     assert predict_speed(SHAPES[HALF_B], config, card, 140).seconds["update_actor"] == pytest.approx(9.73, rel=0.1)

@@ -12,11 +12,11 @@ from tests.trainer.planned import GRPO, HALF_B, MODELS, SHAPES, config_of
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.engine_memory import engine_of
 from tinyzero_trainer.estimate.speed import decoding_step, predict_speed
-from tinyzero_trainer.estimate.workload import work_of
-from tinyzero_trainer.hardware.gpu_specs import find_card, known_cards
-from tinyzero_trainer.models.hub import find_shape
+from tinyzero_trainer.estimate.workload import workload_of
+from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec, known_gpus
+from tinyzero_trainer.models.hub import find_spec
 
-H200 = find_card("H200")
+H200 = find_gpu_spec("H200")
 GEMMA = {
     "model_type": "gemma3_text",
     "hidden_size": 1152,
@@ -29,7 +29,7 @@ GEMMA = {
 }
 
 
-@given(MODELS, st.sampled_from(known_cards()), st.integers(1, 2048), st.integers(1, 4096), st.sampled_from([2, 4]))
+@given(MODELS, st.sampled_from(known_gpus()), st.integers(1, 2048), st.integers(1, 4096), st.sampled_from([2, 4]))
 @settings(deadline=None)
 def test_no_step_is_promised_to_be_as_fast_as_with_graphs(
     name: str, card: Any, sequences: int, length: int, number: int
@@ -56,7 +56,7 @@ def test_with_few_sequences_the_host_is_what_takes_long() -> None:
 def test_the_copies_of_one_layers_cache_are_counted() -> None:
     config = config_of(*GRPO, "rollout.max_sequences=64")
     shape = replace(SHAPES[HALF_B], graphs=False)
-    work = work_of(config)
+    work = workload_of(config)
     cache = 2 * 64 * work.sequence * shape.cache_numbers
     assert shape.repeated_heads == 7
     assert engine_of(shape, config, work).awake["KV cache"] == cache + 8 * cache // 24
@@ -75,7 +75,7 @@ def test_plan_says_that_vllm_is_faster(
 
     monkeypatch.setattr(view.stdout, "_width", 80)
     (tmp_path / "config.json").write_text(json.dumps(GEMMA))
-    assert not find_shape(str(tmp_path)).graphs
+    assert not find_spec(str(tmp_path)).graphs
     words = ("plan", "--model", str(tmp_path), "--gpu", "H200", *GRPO)
     slow = " ".join(call(capsys, *words)[1].split())
     assert "rollout.engine=torch has no CUDA graphs for this architecture" in slow
@@ -84,7 +84,7 @@ def test_plan_says_that_vllm_is_faster(
     config = config_of(*GRPO, "rollout.max_sequences=512")
     other = config_of(*GRPO, "rollout.max_sequences=512", "rollout.engine=vllm")
     assert H200 is not None
-    shape = find_shape(str(tmp_path))
+    shape = find_spec(str(tmp_path))
     assert predict_speed(shape, config, H200).seconds["gen"] > predict_speed(shape, other, H200).seconds["gen"]
 
 
@@ -98,11 +98,11 @@ def test_a_measured_step_takes_about_what_is_planned(sequences: int, length: int
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from tinyzero_trainer.models.loading import choose_device
-    from tinyzero_trainer.models.spec import shape_of
+    from tinyzero_trainer.models.spec import spec_from_config
     from tinyzero_trainer.rollout.decoder import TransformersDecoder
 
     device = choose_device("cuda")
-    kind = find_card(torch.cuda.get_device_name(device))
+    kind = find_gpu_spec(torch.cuda.get_device_name(device))
     assert kind is not None, "needs a card that hardware/gpu_specs.py knows the speed of"
     settings = {key: value for key, value in GEMMA.items() if key != "model_type"}
     described = AutoConfig.for_model("gemma3_text", **settings)
@@ -124,6 +124,6 @@ def test_a_measured_step_takes_about_what_is_planned(sequences: int, length: int
             decoder.step(drawn)
         torch.cuda.synchronize()
         seconds = (time.perf_counter() - begun) / 20
-    planned = decoding_step(shape_of("gemma", GEMMA, parameters), config_of(), kind, sequences, length)
+    planned = decoding_step(spec_from_config("gemma", GEMMA, parameters), config_of(), kind, sequences, length)
     print(f"{sequences} sequences of {length}: {1e3 * seconds:.1f} ms a step, planned {1e3 * planned:.1f} ms")
     assert 0.4 < planned / seconds < 2.5

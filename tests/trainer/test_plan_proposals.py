@@ -15,7 +15,7 @@ from tinyzero_trainer.estimate.constants import COMMON_CARD, GIB
 from tinyzero_trainer.estimate.fit import predict_within, settle, usable, with_settings
 from tinyzero_trainer.estimate.memory import predict_memory
 from tinyzero_trainer.estimate.speed import predict_speed
-from tinyzero_trainer.hardware.gpu_specs import find_card
+from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
 from tinyzero_trainer.plan.candidates import moves
 from tinyzero_trainer.plan.search import make_plan
 
@@ -39,7 +39,7 @@ def test_what_is_proposed_fits_and_is_a_configuration(name: str, values: dict[st
 def test_nothing_is_proposed_that_is_not_needed(name: str, values: dict[str, Any], gib: int) -> None:
     config = with_settings(TrainConfig(), values)
     found = make_plan(SHAPES[name], config, gib * GIB)
-    card = find_card(COMMON_CARD)
+    card = find_gpu_spec(COMMON_CARD)
     assert card is not None
     step = partial(lambda card, config: predict_speed(SHAPES[name], config, card).step, card)
     if not found.fits:

@@ -11,7 +11,7 @@ from tests.trainer.configurations import call
 from tests.trainer.planned import HALF_B, config_of
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.executors.local import check_context
-from tinyzero_trainer.models.hub import context_of, find_shape
+from tinyzero_trainer.models.hub import context_of, find_spec
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.plan import target_gpu as target
 from tinyzero_trainer.plan.limits import refuse_cards
@@ -48,7 +48,7 @@ def test_a_context_that_is_not_said_is_none(given: Any, tmp_path: Path) -> None:
     content = {"model_type": "qwen2", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     content |= {"num_key_value_heads": 2, "intermediate_size": 8, "vocab_size": 9, "max_position_embeddings": given}
     (tmp_path / "config.json").write_text(json.dumps(content))
-    assert (find_shape(str(tmp_path)).context, context_of(str(tmp_path))) == (None, None)
+    assert (find_spec(str(tmp_path)).context, context_of(str(tmp_path))) == (None, None)
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '"a"', None])
@@ -62,7 +62,7 @@ def test_other_architectures_name_their_context_otherwise(tmp_path: Path) -> Non
     from transformers import GPT2Config
 
     GPT2Config(vocab_size=100, n_embd=64, n_layer=2, n_head=4, n_positions=77).save_pretrained(tmp_path)
-    assert (find_shape(str(tmp_path)).context, context_of(str(tmp_path))) == (77, 77)
+    assert (find_spec(str(tmp_path)).context, context_of(str(tmp_path))) == (77, 77)
 
 
 def test_train_refuses_before_anything_is_loaded(
@@ -88,7 +88,7 @@ def test_vllm_on_several_gpus_needs_them(capsys: pytest.CaptureFixture[str], mon
     assert (code, out) == (2, "")
     assert "vllm.tensor_parallel=2 takes 2 GPUs, and one is planned for; give --gpus 2" in " ".join(err.split())
     assert call(capsys, *words, "--gpus", "2")[0] == 0
-    here = target.Target("RTX 4090", 24 * 2**30, target.find_card("RTX 4090"))
+    here = target.TargetGpu("RTX 4090", 24 * 2**30, target.find_card("RTX 4090"))
     monkeypatch.setattr(target, "_look", lambda _: here)
     for count, expected in ((1, 2), (2, 0)):
         monkeypatch.setattr(target, "visible_cards", lambda count=count: (here,) * count)

@@ -15,23 +15,23 @@ from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.fit import predict_within, settle, with_settings
 from tinyzero_trainer.estimate.memory import host_bytes
 from tinyzero_trainer.estimate.speed import predict_speed
-from tinyzero_trainer.hardware.gpu_specs import Card, find_card
-from tinyzero_trainer.models.spec import ModelShape
+from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec
+from tinyzero_trainer.models.spec import ModelSpec
 from tinyzero_trainer.plan.candidates import Plan
 from tinyzero_trainer.plan.search import WORTH, make_plan
 
-RTX_4090 = find_card("RTX 4090") or Card("", 0, 0, 0, 0)
+RTX_4090 = find_gpu_spec("RTX 4090") or GpuSpec("", 0, 0, 0, 0)
 
 
-def step(shape: ModelShape, config: TrainConfig) -> float:
+def step(shape: ModelSpec, config: TrainConfig) -> float:
     return predict_speed(shape, config, RTX_4090).step
 
 
-def planned(shape: ModelShape, config: TrainConfig, gib: float, host: int | None = None) -> Plan:
+def planned(shape: ModelSpec, config: TrainConfig, gib: float, host: int | None = None) -> Plan:
     return make_plan(shape, config, int(gib * GIB), card=RTX_4090, host=host)
 
 
-def others(shape: ModelShape, config: TrainConfig, limit: int) -> list[TrainConfig]:
+def others(shape: ModelSpec, config: TrainConfig, limit: int) -> list[TrainConfig]:
     """Every combination of the moves that fits, written out plainly; without an adapter."""
     offloads = [None, "idle", "always"]
     ranges: dict[str, list[Any]] = {

@@ -21,7 +21,7 @@ from tinyzero_trainer.cli.plan_report import plan_for
 from tinyzero_trainer.config import OptimizerConfig, TrainConfig
 from tinyzero_trainer.config.spread import spread_of
 from tinyzero_trainer.distributed import fsdp as sharding
-from tinyzero_trainer.distributed.dtensor import local
+from tinyzero_trainer.distributed.dtensor import local_shard
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.engine_memory import needed_by_vllm
@@ -29,17 +29,17 @@ from tinyzero_trainer.estimate.fit import settle, usable, with_settings
 from tinyzero_trainer.estimate.interconnect import links_of, ring_seconds
 from tinyzero_trainer.estimate.memory import Memory, host_bytes, predict_memory
 from tinyzero_trainer.estimate.speed import COLLECTING, predict_speed
-from tinyzero_trainer.estimate.workload import work_of, work_on
+from tinyzero_trainer.estimate.workload import workload_of, workload_on
 from tinyzero_trainer.executors.ray.weight_broadcast import PARCEL_BYTES
-from tinyzero_trainer.hardware.gpu_specs import Card, find_card
-from tinyzero_trainer.models.spec import ModelShape, shape_of
+from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec
+from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
 from tinyzero_trainer.plan import advice
 from tinyzero_trainer.plan.candidates import smaller_micro_batches
 from tinyzero_trainer.plan.search import can_fit, make_plan
-from tinyzero_trainer.plan.target_gpu import Target
+from tinyzero_trainer.plan.target_gpu import TargetGpu
 from tinyzero_trainer.training.optimizer import Optimizer
 
-H200 = find_card("H200") or Card("", 0, 0, 0, 0)
+H200 = find_gpu_spec("H200") or GpuSpec("", 0, 0, 0, 0)
 SEVEN_B = "Qwen/Qwen2.5-7B"
 SMALL = {"model_type": "qwen2", **COMMON, "num_key_value_heads": 2, "tie_word_embeddings": False}
 STATE = ("weights in float32", "AdamW's moments", "gradients in float32")
@@ -171,20 +171,20 @@ def held_by(count: int, index: int, replicas: int) -> dict[str, int]:
     with rank_of(count, index):
         torch.manual_seed(0)
         model = Qwen2ForCausalLM(Qwen2Config(**{key: value for key, value in SMALL.items() if key != "model_type"}))
-        sharding.shard(model, sharding.Placement(torch.device("cpu"), torch.bfloat16, replicas=replicas))
+        sharding.shard(model, sharding.FsdpOptions(torch.device("cpu"), torch.bfloat16, replicas=replicas))
         optimizer = Optimizer(model, OptimizerConfig())
         optimizer.begin()
         tokens = torch.zeros(1, 8, dtype=torch.long)
         sharding.call(model, lambda: model(input_ids=tokens).logits).sum().backward()
         gradients = [parameter.grad for parameter in model.parameters()]
         tensors = [list(model.parameters()), list(optimizer._moments()), gradients]
-        return dict(zip(STATE, (sum(local(one).nbytes for one in of_kind) for of_kind in tensors), strict=True))
+        return dict(zip(STATE, (sum(local_shard(one).nbytes for one in of_kind) for of_kind in tensors), strict=True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "replicas"), [(2, 1), (4, 2), (3, 1)])
 def test_a_rank_holds_what_is_planned(count: int, replicas: int) -> None:
-    shape = shape_of("small", SMALL)
+    shape = spec_from_config("small", SMALL)
     config = on(config_of("rollout.max_tokens=64", "optimizer.micro_batch_tokens=256"), count, replicas=replicas)
     memory = predict_memory(shape, config, 64, card="rank")
     [update] = [phase for phase in memory.phases if phase.name == "update_actor"]
@@ -210,12 +210,12 @@ def test_ranks_that_share_sequences_have_a_part_of_each() -> None:
     words = ("rollout.max_tokens=16000", "optimizer.micro_batch_tokens=8192", "model.compile=false")
     alone = with_settings(on(config_of(*words, *GRPO), 8), {"model.compile": None})
     shared = with_settings(alone, {"ray.sequence_parallel": 4})
-    assert work_on(alone, 384).micro_batch == 16_384
-    assert work_on(shared, 384).micro_batch == 8192  # two sequences a line, whose budget is four times a rank's
+    assert workload_on(alone, 384).micro_batch == 16_384
+    assert workload_on(shared, 384).micro_batch == 8192  # two sequences a line, whose budget is four times a rank's
     smaller = with_settings(shared, {"optimizer.micro_batch_tokens": 4096})
-    assert work_on(smaller, 384).micro_batch == 4096
-    assert (work_on(smaller, 384).shares, work_on(smaller, 384).micro_batches) == (2, 256 // 2)
-    assert work_of(shared, 384).micro_batch == 16_384  # of a process that is told nothing of others
+    assert workload_on(smaller, 384).micro_batch == 4096
+    assert (workload_on(smaller, 384).shares, workload_on(smaller, 384).micro_batches) == (2, 256 // 2)
+    assert workload_of(shared, 384).micro_batch == 16_384  # of a process that is told nothing of others
     peaks = [predict_memory(SHAPES[HALF_B], config).worst.total for config in (alone, shared, smaller)]
     assert peaks == sorted(peaks, reverse=True)
 
@@ -227,7 +227,7 @@ def test_engines_share_the_batch_and_the_evaluation() -> None:
         (8, {"parts": 2}, 7 * 8, 63),
         (8, {"engines": 3}, 34 * 8, 334),
     ):
-        work = work_on(on(config, gpus, **settings_of_ray))
+        work = workload_on(on(config, gpus, **settings_of_ray))
         assert (work.trained_at_a_time, work.evaluated_at_a_time) == (trained, evaluated)
         assert work.seats == 1000
 
@@ -238,7 +238,7 @@ def test_an_engine_on_several_cards_has_a_share_of_weights_and_heads_on_each() -
     sizes = []
     for cards in (1, 2, 4):
         spread = with_settings(config, {"vllm.tensor_parallel": cards})
-        sizes.append([needed_by_vllm(shape, spread, work_of(spread), count) for count in (0, 64)])
+        sizes.append([needed_by_vllm(shape, spread, workload_of(spread), count) for count in (0, 64)])
     weights, caches = [one[0] for one in sizes], [one[1] - one[0] for one in sizes]
     assert [weights[0] - one for one in weights] == [0, shape.parameters, 3 * shape.parameters // 2]
     assert [caches[0] // one for one in caches] == [1, 2, 2]  # the fewest heads that a card can have are one
@@ -286,7 +286,7 @@ def test_what_is_proposed_fits_on_every_card(
 
 def test_replicas_are_given_up_where_they_are_too_much() -> None:
     config = on(config_of(*GRPO, "rollout.max_tokens=1024", model=SEVEN_B), 16, replicas=16)
-    found = make_plan(SHAPES[SEVEN_B], config, int(79.6 * GIB), card=find_card("H100"))
+    found = make_plan(SHAPES[SEVEN_B], config, int(79.6 * GIB), card=find_gpu_spec("H100"))
     assert found.fits
     assert ("ray.replicas", 1) in [(change.key, change.value) for change in found.changes]
     assert "memory.offload" not in [change.key for change in found.changes]
@@ -294,7 +294,7 @@ def test_replicas_are_given_up_where_they_are_too_much() -> None:
 
 def test_long_sequences_are_shared_where_one_is_too_much() -> None:
     words = ("rollout.max_tokens=16384", "data.prompts_per_step=8", "rollout.engine=vllm")
-    found = make_plan(SHAPES[HALF_B], on(config_of(*words), 8), 24 * GIB, card=find_card("RTX 4090"))
+    found = make_plan(SHAPES[HALF_B], on(config_of(*words), 8), 24 * GIB, card=find_gpu_spec("RTX 4090"))
     assert found.fits
     assert spread_of(found.config).slices == 2
     assert not found.config.memory.offload
@@ -313,9 +313,14 @@ def test_cards_are_divided_as_was_asked_where_that_can_fit() -> None:
 def test_the_next_smaller_micro_batch_is_the_next_power_of_two() -> None:
     """Halves of an odd budget would leave out what is nearly as large and fits."""
     config = config_of(*GRPO, "rollout.max_tokens=1024", "optimizer.micro_batch_tokens=33562")
-    assert list(smaller_micro_batches(config, work_on(config))) == [32768, 16384, 8192, 4096, 2048]
+    assert list(smaller_micro_batches(config, workload_on(config))) == [32768, 16384, 8192, 4096, 2048]
     shared = with_settings(on(config, 8), {"ray.sequence_parallel": 2, "rollout.max_tokens": 8192 - 256})
-    assert list(smaller_micro_batches(shared, work_on(shared))) == [32768, 16384, 8192, 4096]  # half a sequence each
+    assert list(smaller_micro_batches(shared, workload_on(shared))) == [
+        32768,
+        16384,
+        8192,
+        4096,
+    ]  # half a sequence each
 
 
 def test_ranks_that_were_counted_stay_as_many() -> None:
@@ -324,10 +329,10 @@ def test_ranks_that_were_counted_stay_as_many() -> None:
     assert spread_of(found.config).ranks == 4
 
 
-def target(name: str) -> Target:
-    card = find_card(name)
+def target(name: str) -> TargetGpu:
+    card = find_gpu_spec(name)
     assert card is not None
-    return Target(card.name, int(card.memory * GIB), card)
+    return TargetGpu(card.name, int(card.memory * GIB), card)
 
 
 @pytest.mark.slow
@@ -436,7 +441,7 @@ def test_train_warns_of_several_gpus_that_are_too_small(
 
     begun = []
     monkeypatch.setattr(loop, "train", lambda config, **_: begun.append(config))
-    small = Target("a small card", GIB // 2, None)
+    small = TargetGpu("a small card", GIB // 2, None)
     monkeypatch.setattr(advice, "present_card", lambda device: None if device == "cpu" else small)
     words = ["train", "--task", toy_task, "--model", str(toy_model_path), "--output", str(tmp_path / "run")]
     words += ["rollout.max_tokens=192"]
@@ -471,9 +476,9 @@ def test_out_of_memory_on_a_rank_names_what_lowers_it_there(monkeypatch: pytest.
 
 
 def test_a_shape_that_is_only_counted_is_planned_too() -> None:
-    shape = ModelShape(
+    shape = ModelSpec(
         "m", 10**9, hidden=2048, layers=16, heads=32, kv_heads=8, head_size=64, mlp=8192, vocabulary=128_000, tied=True
     )
-    planned = plan_for(shape, on(config_of(*GRPO), 2), Target("a card", 24 * GIB, None))
+    planned = plan_for(shape, on(config_of(*GRPO), 2), TargetGpu("a card", 24 * GIB, None))
     assert planned.plan.fits
     assert (planned.speed, planned.links) == (None, None)

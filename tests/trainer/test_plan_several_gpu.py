@@ -13,11 +13,11 @@ from tests.trainer.processes import on_ranks
 from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.sft import TinyShape
-from tinyzero_trainer.distributed.fsdp import Placement
+from tinyzero_trainer.distributed.fsdp import FsdpOptions
 from tinyzero_trainer.estimate.constants import GIB, SLACK
 from tinyzero_trainer.estimate.memory import predict_memory
-from tinyzero_trainer.estimate.workload import work_of
-from tinyzero_trainer.models.hub import find_shape
+from tinyzero_trainer.estimate.workload import workload_of
+from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.loading import from_parts, save_model
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.training.build import build_learners
@@ -45,10 +45,10 @@ def peaks(start: str, words: tuple[str, ...], kind: str = "cuda") -> dict[str, i
     """On this rank: bytes allocated at the peak of loading, and of a whole micro-batch's passes."""
     rank, config, found = torch.distributed.get_rank(), settled(start, words), dict[str, int]()
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
-    placement = Placement.of(config, device)
+    placement = FsdpOptions.of(config, device)
     learners = build_learners(config, placement, checkpoint=None)
     found["loading"] = peak(device)
-    learners.policy.warm_up(settings_at(config, 1), work_of(config, 1).micro_batch * config.ray.sequence_parallel)
+    learners.policy.warm_up(settings_at(config, 1), workload_of(config, 1).micro_batch * config.ray.sequence_parallel)
     found["update_actor"] = peak(device)
     print(f"rank {rank}, {words}: { ({name: f'{size / GIB:.2f} GiB' for name, size in found.items()}) }", flush=True)
     return found
@@ -75,7 +75,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("division", DIVISIONS if torch.cuda.device_count() > 1 else ())
 def test_two_gpus_take_what_is_planned(division: str, start: str, tmp_path: Path) -> None:
     words = DIVISIONS[division]
-    shape, config = find_shape(start), settled(start, words)
+    shape, config = find_spec(start), settled(start, words)
     (planned,) = (
         phase for phase in predict_memory(shape, config, 1, card="rank").phases if phase.name == "update_actor"
     )

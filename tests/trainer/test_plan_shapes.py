@@ -23,7 +23,7 @@ from transformers import (
 
 from tests.trainer.planned import COMMON, HALF_B, PUBLISHED, SHAPES
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.models.hub import find_shape
+from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.well_known import well_known
 
 ARCHITECTURES: dict[str, PreTrainedConfig] = {
@@ -48,7 +48,7 @@ def test_parameters_are_counted_exactly(name: str, tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    shape = find_shape(str(tmp_path))
+    shape = find_spec(str(tmp_path))
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert shape.tied == (model.get_input_embeddings().weight is model.get_output_embeddings().weight)
     assert (shape.hidden, shape.layers, shape.vocabulary) == (64, config.num_hidden_layers, 100)
@@ -66,29 +66,29 @@ def test_well_known_models_need_no_download() -> None:
 
 
 def test_the_tiny_model_and_a_directory(toy_model: Any, toy_model_path: Path) -> None:
-    assert find_shape(None) == find_shape("tiny")
-    assert find_shape(None).parameters == 653_824
-    assert find_shape(str(toy_model_path)).parameters == toy_model.parameters
+    assert find_spec(None) == find_spec("tiny")
+    assert find_spec(None).parameters == 653_824
+    assert find_spec(str(toy_model_path)).parameters == toy_model.parameters
 
 
 def test_the_hubs_cache_is_read_before_anything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     folder = tmp_path / "models--org--name" / "snapshots" / "abc"
     ARCHITECTURES["qwen2"].save_pretrained(folder)
-    assert find_shape("org/name", download=False).hidden == 64
+    assert find_spec("org/name", download=False).hidden == 64
     with pytest.raises(SettingsError, match="org/other is not in the Hub's cache"):
-        find_shape("org/other", download=False)
+        find_spec("org/other", download=False)
 
 
 def test_what_is_no_language_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="does not describe a language model"):
-        find_shape(str(tmp_path))
+        find_spec(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(SettingsError, match="hidden_size"):
-        find_shape(str(tmp_path))
+        find_spec(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "nobody-knows"}')
     with pytest.raises(SettingsError, match="nobody-knows"):
-        find_shape(str(tmp_path))
+        find_spec(str(tmp_path))
 
 
 LLAMA = {key: value for key, value in LlamaConfig(**COMMON).to_dict().items() if key != "is_encoder_decoder"}
@@ -113,7 +113,7 @@ def test_each_fault_is_told_in_a_line(changes: dict[str, Any], said: str, tmp_pa
     content = {**LLAMA, **changes}
     (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(SettingsError) as caught:
-        find_shape(str(tmp_path))
+        find_spec(str(tmp_path))
     message = str(caught.value)
     assert said in message
     assert "\n" not in message
@@ -123,7 +123,7 @@ def test_each_fault_is_told_in_a_line(changes: dict[str, Any], said: str, tmp_pa
 def test_a_number_without_end_is_told_too(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA).replace('"vocab_size": 100', '"vocab_size": 1e400'))
     with pytest.raises(SettingsError, match="vocab_size is 'inf'"):
-        find_shape(str(tmp_path))
+        find_spec(str(tmp_path))
 
 
 @given(st.dictionaries(st.sampled_from(sorted(LLAMA)), st.none() | st.booleans() | st.integers() | st.floats()))
@@ -131,7 +131,7 @@ def test_a_shape_has_sizes_or_is_refused(changes: dict[str, Any]) -> None:
     with TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps({**LLAMA, **changes, "model_type": "llama"}))
         try:
-            shape = find_shape(directory)
+            shape = find_spec(directory)
         except SettingsError:
             return
     assert min(shape.parameters, shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.head_size) > 0
@@ -146,7 +146,7 @@ def test_what_is_left_out_is_what_transformers_takes(kind: Any, left_out: str, t
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind.model_type, **given}))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(kind(**given))
-    assert find_shape(str(tmp_path)).parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert find_spec(str(tmp_path)).parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_a_name_that_is_nowhere_is_refused_quickly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -158,6 +158,6 @@ def test_a_name_that_is_nowhere_is_refused_quickly(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     begun = time.monotonic()
     with pytest.raises(SettingsError, match=r"cannot find the model 'org/other' \(http.* cannot be reached") as caught:
-        find_shape("org/other")
+        find_spec("org/other")
     assert time.monotonic() - begun < 3
     assert "\n" not in str(caught.value)

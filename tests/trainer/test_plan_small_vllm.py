@@ -12,11 +12,11 @@ from tests.trainer.planned import HALF_B, SHAPES, config_of
 from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.engine_memory import GB, needed_by_vllm
 from tinyzero_trainer.estimate.fit import with_settings
-from tinyzero_trainer.estimate.workload import work_on
-from tinyzero_trainer.hardware.gpu_specs import find_card
+from tinyzero_trainer.estimate.workload import workload_on
+from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
 from tinyzero_trainer.plan import advice
 from tinyzero_trainer.plan.search import can_fit, make_plan
-from tinyzero_trainer.plan.target_gpu import Target
+from tinyzero_trainer.plan.target_gpu import TargetGpu
 
 LARGER = "Qwen/Qwen2.5-1.5B"
 VLLM = "rollout.engine=vllm"
@@ -56,7 +56,7 @@ def test_what_vllm_is_given_never_decides_whether_something_fits(
     assert found.fits or not left_out.fits
     assert can_fit(shape, given_, gib * GIB) == found.fits
     if found.fits:
-        least = needed_by_vllm(shape, found.config, work_on(found.config), sequences=1)
+        least = needed_by_vllm(shape, found.config, workload_on(found.config), sequences=1)
         given_now = found.config.vllm.gpu_memory
         assert given_now is not None
         assert given_now * GB + GB / 100 >= least
@@ -83,7 +83,7 @@ def test_the_plan_says_that_vllm_has_no_room_for_the_model(capsys: pytest.Captur
 def test_train_says_so_too() -> None:
     def said(*words: str, gib: int = 80) -> str | None:
         config: Any = config_of(VLLM, *words, model=LARGER)
-        return advice.warning_for(SHAPES[LARGER], config, Target("A100", gib * GIB, find_card("A100")))
+        return advice.warning_for(SHAPES[LARGER], config, TargetGpu("A100", gib * GIB, find_gpu_spec("A100")))
 
     line = said("vllm.gpu_memory=1") or ""
     assert line.startswith(

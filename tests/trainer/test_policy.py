@@ -10,12 +10,12 @@ from tests.trainer.samples import ragged_samples, token_logprobs, with_dropout
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel, from_parts
-from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.logprobs import Reference
 from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.training.optimizer import UpdateError
 from tinyzero_trainer.training.policy import Policy
-from tinyzero_trainer.types import Sample
+from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged as ragged
 
 SGD_LIKE = {"max_grad_norm": 1e9}
@@ -33,15 +33,17 @@ def make_policy(language_model: LanguageModel, *, kl: float = 0.0, **optimizer: 
     )
 
 
-def as_experience(samples: list[Sample], advantages: list[float]) -> Experience:
+def as_experience(samples: list[Rollout], advantages: list[float]) -> TrainingBatch:
     """One advantage a completion; the old policy is what the samples were drawn from."""
     lengths = completion_lengths(samples)
-    old = torch.tensor([value for sample in samples for value in sample.rollout.logprobs])
-    return Experience(samples, lengths, old, ragged.spread(torch.tensor(advantages), lengths), engine_logprobs=old)
+    old = torch.tensor([value for sample in samples for value in sample.generation.logprobs])
+    return TrainingBatch(
+        samples, lengths, old, ragged.repeat_to_tokens(torch.tensor(advantages), lengths), engine_logprobs=old
+    )
 
 
 def gradient_after(
-    language_model: LanguageModel, samples: list[Sample], advantages: list[float], **changes: object
+    language_model: LanguageModel, samples: list[Rollout], advantages: list[float], **changes: object
 ) -> torch.Tensor:
     """The gradient of one mini-batch, flattened; the update itself is undone."""
     before = copy.deepcopy(language_model.model.state_dict())
@@ -57,9 +59,9 @@ def test_the_gradient_is_that_of_the_mean_over_all_tokens(toy_model: LanguageMod
     advantages = [1.0, -1.0, 0.5, -0.5] * 3
     # At the start the ratio is 1, so the gradient of the surrogate is that of -A·log π, token by token.
     toy_model.model.eval().zero_grad()
-    total = sum(len(sample.rollout.token_ids) for sample in samples)
+    total = sum(len(sample.generation.token_ids) for sample in samples)
     for sample, advantage in zip(samples, advantages, strict=True):
-        prompt, ids = sample.prompt.token_ids, sample.rollout.token_ids
+        prompt, ids = sample.prompt.token_ids, sample.generation.token_ids
         logits = toy_model.model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
         logprobs = torch.log_softmax(logits, dim=-1).gather(1, torch.tensor(ids)[:, None])
         (-advantage * logprobs.sum() / total).backward()
@@ -93,7 +95,7 @@ def test_a_weight_scales_a_tokens_loss_and_zero_leaves_it_out(toy_model: Languag
     samples, advantages = ragged_samples(toy_model), [1.0, -1.0, 0.5, -0.5] * 3
     weights = torch.rand(12, generator=torch.Generator().manual_seed(4)).mul(2).tolist()
     weights[5] = 0.0
-    importance = ragged.spread(torch.tensor(weights), completion_lengths(samples))
+    importance = ragged.repeat_to_tokens(torch.tensor(weights), completion_lengths(samples))
     weighted = gradient_after(toy_model, samples, advantages, importance=importance)
     same = gradient_after(toy_model, samples, [a * b for a, b in zip(advantages, weights, strict=True)])
     assert (weighted - same).norm() < 1e-5 * same.norm()
@@ -130,7 +132,7 @@ def test_good_completions_become_likelier(toy_model: LanguageModel) -> None:
     metrics = make_policy(toy_model).update(as_experience(samples, advantages), group_size=4, now=NOW)
     toy_model.model.eval()
     gains = [
-        sum(token_logprobs(toy_model, sample.prompt.token_ids, sample.rollout.token_ids)) - sum(sample.rollout.logprobs)
+        sum(token_logprobs(toy_model, sample.prompt.token_ids, sample.generation.token_ids)) - sum(sample.generation.logprobs)
         for sample in samples
     ]
     assert sum(gain * advantage for gain, advantage in zip(gains, advantages, strict=True)) > 0

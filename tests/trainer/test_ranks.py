@@ -16,24 +16,24 @@ from tests.trainer.processes import on_ranks
 from tests.trainer.samples import ragged_samples
 from tests.trainer.sharded import CASES, CPU, NOW, PLAIN, make_policy, make_up
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
-from tinyzero_trainer.distributed.dtensor import as_shard, local, whole
-from tinyzero_trainer.distributed.fsdp import Placement, process_group
-from tinyzero_trainer.distributed.groups import Ranks
+from tinyzero_trainer.distributed.dtensor import as_dtensor, full_tensor, local_shard
+from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group
+from tinyzero_trainer.distributed.groups import DataParallelGroup
 from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
 from tinyzero_trainer.rollout.weight_sync import named_weights
-from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.build import _load
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.optimizer import Optimizer
 from tinyzero_trainer.training.policy import Policy
-from tinyzero_trainer.training.update_metrics import Tally
+from tinyzero_trainer.training.update_metrics import MetricAccumulator
 
 OPTIMIZER = OptimizerConfig(micro_batch_tokens=80, mini_batches=2, weight_decay=0.1, max_grad_norm=0.05)
 TOLERANCE = 1e-5
 """Of a gradient, as a share of the norm of all."""
 
 
-def gradients(policy: Policy, experience: Experience, monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
+def gradients(policy: Policy, experience: TrainingBatch, monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
     """Of one mini-batch, on this rank alone."""
     found: dict[str, Tensor] = {}
     parameters = dict(policy.language_model.model.named_parameters())
@@ -43,7 +43,7 @@ def gradients(policy: Policy, experience: Experience, monkeypatch: pytest.Monkey
         return torch.tensor(1.0)
 
     monkeypatch.setattr(policy._optimizer, "step", step)
-    policy._update_mini_batch(experience, NOW, Tally())
+    policy._update_mini_batch(experience, NOW, MetricAccumulator())
     return found
 
 
@@ -60,21 +60,21 @@ def test_the_gradients_of_the_ranks_add_up_to_those_of_one(
     norm = torch.nn.utils.get_total_norm(expected.values())
     total = {name: torch.zeros_like(value) for name, value in expected.items()}
     for rank in range(count):  # of 20 ranks 12 have no sequence
-        alone._ranks = Ranks(count, rank)
+        alone._ranks = DataParallelGroup(count, rank)
         for name, value in gradients(alone, experience, monkeypatch).items():
             total[name] += value
     for name, value in expected.items():
         torch.testing.assert_close(total[name], value, rtol=0, atol=float(TOLERANCE * norm))
 
 
-def told(shares: list[Tally], name: str) -> list[Any]:
+def told(shares: list[MetricAccumulator], name: str) -> list[Any]:
     return [getattr(share, name) for share in shares]
 
 
 def test_what_the_ranks_measured_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = []
     for values in ([1.0, 2.0], [], [6.0]):
-        tally = Tally()
+        tally = MetricAccumulator()
         if values:
             tally.add(each=torch.tensor(values))
             tally.add_weighted(loss=torch.tensor(values))
@@ -85,8 +85,8 @@ def test_what_the_ranks_measured_is_put_together(monkeypatch: pytest.MonkeyPatch
     for index in range(3):
         tally, asked = copy.deepcopy(shares[index]), iter(["_sums", "_totals", "_columns", "_counts"])
         with monkeypatch.context() as patch:
-            patch.setattr(Ranks, "gather", lambda ranks, own, asked=asked: told(shares, next(asked)))
-            tally.gather(Ranks(3, index))
+            patch.setattr(DataParallelGroup, "gather", lambda ranks, own, asked=asked: told(shares, next(asked)))
+            tally.gather(DataParallelGroup(3, index))
         assert tally.means() == {"each": 3.0}
         assert tally.aggregated() == {"loss": 9.0}
         column = tally.column("column")
@@ -101,7 +101,7 @@ ALL = ("all weights", "exact KL", "LoRA, exact KL to itself")
 
 
 def learn(
-    start: str, experience: Experience, placement: Placement = PLAIN, names: Sequence[str] = ALL
+    start: str, experience: TrainingBatch, placement: FsdpOptions = PLAIN, names: Sequence[str] = ALL
 ) -> dict[str, Any]:
     """Everything that two updates of policy and critic show on this rank."""
     shown: dict[str, Any] = {}
@@ -115,7 +115,7 @@ def learn(
     critic = Critic(_load(start, placement), settings=CriticConfig(), optimizer=OPTIMIZER, placement=placement)
     first = watched(critic._optimizer)
     metrics = [critic.update(experience, group_size=4) for _ in range(2)]
-    weights = copies((name, whole(value.detach())) for name, value in critic.model.named_parameters())
+    weights = copies((name, full_tensor(value.detach())) for name, value in critic.model.named_parameters())
     shown["critic"] = (critic._ranks.processes, critic.values(experience.samples), metrics, first, weights)
     return shown
 
@@ -131,7 +131,7 @@ def watched(optimizer: Optimizer) -> dict[str, Tensor]:
             for name, parameter in optimizer._parameters.items():
                 gradient = optimizer._shards[name].grad
                 if gradient is not None or parameter.grad is not None:
-                    found[name] = whole(as_shard(local(parameter.grad), parameter)).clone()
+                    found[name] = full_tensor(as_dtensor(local_shard(parameter.grad), parameter)).clone()
             found["norm"] = norm.clone()
         return norm
 
@@ -194,15 +194,15 @@ def test_ranks_learn_what_one_learns(
 def test_two_ranks_with_fewer_sequences_than_one_for_each(toy_model: LanguageModel, tmp_path: Path) -> None:
     save_model(tmp_path / "start", toy_model)
     samples = ragged_samples(toy_model, groups=1, samples=1)
-    length = len(samples[0].rollout.token_ids)
-    experience = Experience(samples, torch.tensor([length]), None, torch.ones(length))
+    length = len(samples[0].generation.token_ids)
+    experience = TrainingBatch(samples, torch.tensor([length]), None, torch.ones(length))
     with process_group(CPU):
         expected = one_update(str(tmp_path / "start"), experience)
     for found in on_ranks(2, one_update, tmp_path, str(tmp_path / "start"), experience):
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def one_update(start: str, experience: Experience) -> dict[str, float]:
+def one_update(start: str, experience: TrainingBatch) -> dict[str, float]:
     policy = make_policy(load_model(start, CPU), CASES["all weights"], PLAIN)
     policy._settings = OptimizerConfig()
     return policy.update(experience, group_size=1, now=NOW)

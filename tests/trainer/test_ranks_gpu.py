@@ -16,11 +16,11 @@ from tests.trainer.sharded import CASES, NOW, OPTIMIZER, make_policy, make_up
 from tests.trainer.test_ranks import watched
 from tinyzero_trainer.config import CriticConfig
 from tinyzero_trainer.config.sft import TinyShape
-from tinyzero_trainer.distributed.fsdp import Placement
+from tinyzero_trainer.distributed.fsdp import FsdpOptions
 from tinyzero_trainer.models.loading import from_parts, save_model
 from tinyzero_trainer.rollout.weight_sync import named_weights
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
-from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.build import _load
 from tinyzero_trainer.training.critic import Critic
 
@@ -57,11 +57,11 @@ FITTING = [
 POLICIES = ("all weights", "exact KL", "LoRA, exact KL to itself")
 
 
-def learn(start: str, experience: Experience, dtype: torch.dtype, divided: dict[str, Any]) -> dict[str, Any]:
+def learn(start: str, experience: TrainingBatch, dtype: torch.dtype, divided: dict[str, Any]) -> dict[str, Any]:
     """On this rank: values, the first gradients, metrics of two updates, the weights after them."""
     torch.backends.cuda.matmul.allow_tf32 = False
     rank = torch.distributed.get_rank()
-    placement = replace(Placement(torch.device("cuda", rank), dtype, compile=False), **divided)
+    placement = replace(FsdpOptions(torch.device("cuda", rank), dtype, compile=False), **divided)
     shown: dict[str, Any] = {}
     for case in POLICIES:
         print(f"rank {rank}, {dtype}, {divided}: {case}", flush=True)

@@ -113,7 +113,7 @@ def shown(run: TrainConfig, experience: Experience, directory: Path) -> tuple[An
     """What the roles of a run do with recorded rollouts."""
     directory.mkdir()
     prompts = [sample.prompt.token_ids for sample in experience.samples[::4]]
-    with Display() as display, build_roles(run, display=display, training=True) as roles:
+    with Progress() as display, build_workers(run, display=display, training=True) as roles:
         assert roles.policy is not None
         assert roles.critic is not None
         before = roles.policy.logprobs(experience.samples, 0.8), roles.critic.values(experience.samples)

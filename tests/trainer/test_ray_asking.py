@@ -11,11 +11,11 @@ from tests.trainer.test_batching import make_sample
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.errors import WorkerLost
+from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.ray import calls as asking
 from tinyzero_trainer.executors.ray import remote_workers as stand_ins
 from tinyzero_trainer.executors.ray.actors import outline
-from tinyzero_trainer.executors.ray.calls import Member, NoRoom, Replaceable, answers
+from tinyzero_trainer.executors.ray.calls import ActorHandle, NoCapacityError, RestartableActor, gather
 from tinyzero_trainer.models.loading import LanguageModel
 
 DIED = (
@@ -63,8 +63,8 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     def ask_members(*found: Any, learns: bool = True, **given: Any) -> list[Any]:
         after = {answer: len(found) - place for place, answer in enumerate(found)}
         monkeypatch.setattr(asking, "import_ray", lambda: MadeUpRay(after))
-        members = [Member(f"rank {place}", None, learns) for place in range(len(found))]
-        return answers(list(zip(members, found, strict=True)), **given)
+        members = [ActorHandle(f"rank {place}", None, learns) for place in range(len(found))]
+        return gather(list(zip(members, found, strict=True)), **given)
 
     return ask_members
 
@@ -80,7 +80,7 @@ def test_what_a_worker_refuses_is_told_as_it_is(ask: Callable[..., list[Any]]) -
 
 def test_the_death_behind_a_broken_line_is_what_is_told(ask: Callable[..., list[Any]]) -> None:
     broken, dead = TaskError(RuntimeError("Connection closed by peer")), MadeUpError(DIED.format(kind="SYSTEM_ERROR"))
-    with pytest.raises(WorkerLost) as told:
+    with pytest.raises(WorkerDiedError) as told:
         ask(dead, "fine", broken)
     assert str(told.value) == "rank 0 (process 2869 on 10.0.0.2) has died"
 
@@ -94,7 +94,9 @@ def test_an_error_without_a_death_behind_it_is_raised_as_it_is(
 
 
 def test_memory_that_ran_out_is_told(ask: Callable[..., list[Any]]) -> None:
-    with pytest.raises(WorkerLost, match=r"2869 on 10\.0\.0\.2\) was ended, since its machine's memory had run out$"):
+    with pytest.raises(
+        WorkerDiedError, match=r"2869 on 10\.0\.0\.2\) was ended, since its machine's memory had run out$"
+    ):
         ask(MadeUpError(DIED.format(kind="NODE_OUT_OF_MEMORY")))
 
 
@@ -104,7 +106,7 @@ def test_memory_that_ran_out_is_told(ask: Callable[..., list[Any]]) -> None:
 def test_the_policy_is_whole_if_none_that_learns_has_died_and_none_was_at_it(
     learns: bool, whole: bool, expected: bool, ask: Callable[..., list[Any]]
 ) -> None:
-    with pytest.raises(WorkerLost) as told:
+    with pytest.raises(WorkerDiedError) as told:
         ask(MadeUpError("it is gone"), learns=learns, whole=whole)
     assert str(told.value) == "rank 0 has died"
     assert told.value.policy_is_whole == expected
@@ -122,7 +124,7 @@ def test_waiting_can_be_stopped(ask: Callable[..., list[Any]]) -> None:
 
 
 def test_the_user_is_told_how_to_go_on() -> None:
-    lost = WorkerLost("rank 1", "has died", policy_is_whole=False)
+    lost = WorkerDiedError("rank 1", "has died", policy_is_whole=False)
     assert str(lost.told(4, "my runs/a")) == (
         "rank 1 has died; step 4 is saved; go on with: tinyzero train --output 'my runs/a' --resume"
     )
@@ -133,54 +135,54 @@ def test_the_user_is_told_how_to_go_on() -> None:
 def test_who_died_is_replaced_so_often_and_nobody_else_is() -> None:
     replaced, names = [], ["engine", "engine", "rank 0"]
 
-    def replace(dead: Member, told: str) -> Member:
+    def replace(dead: ActorHandle, told: str) -> ActorHandle:
         replaced.append((dead.actor, told))
-        return Member(dead.name, dead.actor + 1, learns=False)
+        return ActorHandle(dead.name, dead.actor + 1, learns=False)
 
-    def work(member: Member) -> int:
+    def work(member: ActorHandle) -> int:
         if names:
-            raise WorkerLost(names.pop(0), "has died", policy_is_whole=True)
+            raise WorkerDiedError(names.pop(0), "has died", policy_is_whole=True)
         return 7
 
-    engine = Replaceable(Member("engine", 0, learns=False), replace, restarts=2)
-    with pytest.raises(WorkerLost, match="rank 0 has died"):
+    engine = RestartableActor(ActorHandle("engine", 0, learns=False), replace, restarts=2)
+    with pytest.raises(WorkerDiedError, match="rank 0 has died"):
         engine.do(work)
     assert replaced == [(0, "engine has died"), (1, "engine has died")]
     assert engine.do(work) == 7
     names += ["engine"]
-    with pytest.raises(WorkerLost, match="engine has died"):  # for the third time
+    with pytest.raises(WorkerDiedError, match="engine has died"):  # for the third time
         engine.do(work)
     assert len(replaced) == 2
 
 
 def test_one_that_does_not_get_ready_in_its_place_is_replaced_too() -> None:
-    ends: list[WorkerLost] = []
+    ends: list[WorkerDiedError] = []
     tried: list[str] = []
 
-    def replace(dead: Member, told: str) -> Member:
+    def replace(dead: ActorHandle, told: str) -> ActorHandle:
         tried.append(told)
         if ends:
             raise ends.pop(0)
-        return Member("engine", "new", learns=False)
+        return ActorHandle("engine", "new", learns=False)
 
-    def lost(which: str, end: str, kind: type[WorkerLost] = WorkerLost) -> WorkerLost:
+    def lost(which: str, end: str, kind: type[WorkerDiedError] = WorkerDiedError) -> WorkerDiedError:
         return kind(which, end, policy_is_whole=True)
 
-    def engine() -> Replaceable:
+    def engine() -> RestartableActor:
         tried.clear()
-        return Replaceable(Member("engine", "old", learns=False), replace, restarts=2)
+        return RestartableActor(ActorHandle("engine", "old", learns=False), replace, restarts=2)
 
     ends[:] = [lost("engine", "could not start")]
     found = engine()
     assert found.mend(lost("engine", "has died"))
     assert (found.member.actor, tried) == ("new", ["engine has died", "engine could not start"])
     ends[:] = [lost("engine", "could not start"), lost("engine", "could not start again")]
-    with pytest.raises(WorkerLost, match="could not start again"):
+    with pytest.raises(WorkerDiedError, match="could not start again"):
         engine().mend(lost("engine", "has died"))
     assert len(tried) == 2
-    for other in (lost("rank 0", "has died"), lost("engine", "has no room", NoRoom)):
+    for other in (lost("rank 0", "has died"), lost("engine", "has no room", NoCapacityError)):
         ends[:] = [other]
-        with pytest.raises(WorkerLost, match=str(other)):
+        with pytest.raises(WorkerDiedError, match=str(other)):
             engine().mend(lost("engine", "has died"))
         assert len(tried) == 1
 
@@ -213,19 +215,21 @@ def test_an_engine_that_dies_while_it_takes_weights_leaves_no_rank_waiting(
     def answer(calls: Any, **_: Any) -> list[Any]:
         asked.append([member.name for member, _ in calls])
         if asked[-1] == ["engine"]:
-            raise WorkerLost("engine", "has died", policy_is_whole=False)
+            raise WorkerDiedError("engine", "has died", policy_is_whole=False)
         if rank_died:
-            raise WorkerLost("rank 1", "has died", policy_is_whole=False)
+            raise WorkerDiedError("rank 1", "has died", policy_is_whole=False)
         return [found for _, found in calls]
 
     monkeypatch.setattr(stand_ins, "answers", answer)
     remote = SimpleNamespace(remote=lambda *_: "asked")
     stream = Stream(["a", "b", "c"])
     sending = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: stream))
-    ranks = [Member(f"rank {n}", SimpleNamespace(help_with_weights=remote, weights=sending), True) for n in range(2)]
-    engine = Member("engine", SimpleNamespace(take=remote, load_weights=remote), False)
-    with pytest.raises(WorkerLost, match="rank 1" if rank_died else "engine"):
-        stand_ins.LearnerRanks(ranks, "cpu").send_weights([engine])
+    ranks = [
+        ActorHandle(f"rank {n}", SimpleNamespace(help_with_weights=remote, weights=sending), True) for n in range(2)
+    ]
+    engine = ActorHandle("engine", SimpleNamespace(take=remote, load_weights=remote), False)
+    with pytest.raises(WorkerDiedError, match="rank 1" if rank_died else "engine"):
+        stand_ins.TrainerActors(ranks, "cpu").send_weights([engine])
     assert asked == [["engine"], ["rank 0", "rank 1"]]
 
 
@@ -236,17 +240,17 @@ def test_a_group_is_left_and_ranks_are_waited_for_only_where_they_can_come_back(
     waited: list[list[str]] = []
 
     def answer(calls: Any, **_: Any) -> list[Any]:
-        raise WorkerLost(lost, "has died", policy_is_whole=False)
+        raise WorkerDiedError(lost, "has died", policy_is_whole=False)
 
     ray = SimpleNamespace(wait=lambda calls, **_: waited.append(calls))
     monkeypatch.setattr(stand_ins, "answers", answer)
     monkeypatch.setattr(stand_ins, "import_ray", lambda: ray)
     names = ("broadcast", "help_with_weights", "receive", "leave_group")
     actor = SimpleNamespace(**{name: SimpleNamespace(remote=lambda name=name: name) for name in names})
-    ranks = stand_ins.LearnerRanks([Member(f"rank {n}", actor, True) for n in range(2)], "cuda")
-    engine = Member("engine", actor, False)
+    ranks = stand_ins.TrainerActors([ActorHandle(f"rank {n}", actor, True) for n in range(2)], "cuda")
+    engine = ActorHandle("engine", actor, False)
     ranks._group_of = [engine]
-    with pytest.raises(WorkerLost, match=lost):
+    with pytest.raises(WorkerDiedError, match=lost):
         ranks.send_weights([engine])
     assert waited == ([["leave_group", "leave_group", "broadcast", "help_with_weights"]] if lost == "engine" else [])
 

@@ -23,19 +23,19 @@ from tinyzero_sdk.settings import merge
 from tinyzero_trainer.checkpoint.run_directory import OWNER
 from tinyzero_trainer.config import RayConfig, TrainConfig, VllmConfig
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.config.parallel import Layout, LayoutError, layout_of
-from tinyzero_trainer.errors import WorkerLost
+from tinyzero_trainer.config.parallel import Layout, ParallelError, layout_of
+from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.ray import actors, build, worker
 from tinyzero_trainer.executors.ray import remote_engine as engines
 from tinyzero_trainer.executors.ray import remote_workers as stand_ins
-from tinyzero_trainer.executors.ray.calls import Member, Replaceable
+from tinyzero_trainer.executors.ray.calls import ActorHandle, RestartableActor
 from tinyzero_trainer.executors.ray.cluster import RayError
-from tinyzero_trainer.executors.ray.remote_engine import Beside, RemoteEngine, parts
-from tinyzero_trainer.executors.ray.remote_workers import LearnerRanks
-from tinyzero_trainer.executors.ray.reward_actor import Scorer
+from tinyzero_trainer.executors.ray.remote_engine import ColocatedEngines, RemoteEngine, parts
+from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
+from tinyzero_trainer.executors.ray.reward_actor import RewardActor
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.vllm.client import VllmError
-from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.types import Generation
 
 PARAMS = SamplingParams(4)
 
@@ -56,7 +56,7 @@ class Actor:
     def _generate(
         self, prompts: Sequence[list[int]], samples: int, params: SamplingParams, seed: int, first: int
     ) -> Callable[[], Any]:
-        def work() -> list[list[Rollout]]:
+        def work() -> list[list[Generation]]:
             if self.fails:
                 raise self.fails.pop(0)
             for _ in prompts:
@@ -64,7 +64,7 @@ class Actor:
                     raise TinyZeroError("given up")
                 self.drawn += 1
             return [
-                [Rollout([*prompt, first + place, sample, seed], None, True) for sample in range(samples)]
+                [Generation([*prompt, first + place, sample, seed], None, True) for sample in range(samples)]
                 for place, prompt in enumerate(prompts)
             ]
 
@@ -103,12 +103,12 @@ def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fleet(*actors: Actor, restarts: int = 0) -> Any:
-    def again(dead: Member, told: str) -> Member:
+    def again(dead: ActorHandle, told: str) -> ActorHandle:
         return dead
 
-    members = [Member(f"engine {place}", actor, learns=False) for place, actor in enumerate(actors)]
+    members = [ActorHandle(f"engine {place}", actor, learns=False) for place, actor in enumerate(actors)]
     return SimpleNamespace(
-        engines=[Replaceable(member, again, restarts, (WorkerLost, VllmError)) for member in members]
+        engines=[RestartableActor(member, again, restarts, (WorkerDiedError, VllmError)) for member in members]
     )
 
 
@@ -145,20 +145,20 @@ def test_an_engine_that_is_done_early_takes_over() -> None:
 
 
 def test_the_part_of_one_that_dies_is_done_again_and_no_other() -> None:
-    dies, lives = Actor(0.02, [WorkerLost("engine 0", "has died", policy_is_whole=True)]), Actor(0.02)
+    dies, lives = Actor(0.02, [WorkerDiedError("engine 0", "has died", policy_is_whole=True)]), Actor(0.02)
     assert len(draw(RemoteEngine(fleet(dies, lives, restarts=1), 1), 4)) == 4
     assert (dies.drawn, lives.drawn) == (2, 2)
 
 
 def test_one_that_is_replaced_while_the_batch_is_given_up_generates_nothing() -> None:
     batch = engines._Batch([[0]], 1, PARAMS, 7, deque([slice(0, 1)]))
-    actor = Actor(fails=[WorkerLost("engine 0", "has died", policy_is_whole=True)])
+    actor = Actor(fails=[WorkerDiedError("engine 0", "has died", policy_is_whole=True)])
 
-    def again(dead: Member, told: str) -> Member:
+    def again(dead: ActorHandle, told: str) -> ActorHandle:
         batch.stopped.set()
         return dead
 
-    engines._serve(Replaceable(Member("engine 0", actor, learns=False), again, restarts=1), batch)
+    engines._serve(RestartableActor(ActorHandle("engine 0", actor, learns=False), again, restarts=1), batch)
     assert actor.drawn == 0
 
 
@@ -214,8 +214,8 @@ def test_progress_adds_up_to_all_completions() -> None:
 def test_ranks_without_an_engine_help_with_the_weights_and_give_up_their_memory() -> None:
     notes: list[str] = []
     workers = [Actor(0.02) for _ in range(4)]
-    members = [Member(f"policy rank {place} of 4", actor, learns=True) for place, actor in enumerate(workers)]
-    beside = Beside(LearnerRanks(members, "cuda"), range(0, 4, 2), 1, notes.append)
+    members = [ActorHandle(f"policy rank {place} of 4", actor, learns=True) for place, actor in enumerate(workers)]
+    beside = ColocatedEngines(TrainerActors(members, "cuda"), range(0, 4, 2), 1, notes.append)
     assert [actor.told for actor in workers] == [
         ["free_memory", "build_engine"],
         ["free_memory", "help_with_weights"],
@@ -234,8 +234,8 @@ def test_ranks_without_an_engine_help_with_the_weights_and_give_up_their_memory(
 
 def test_each_engine_is_compared_with_the_policy_by_all_ranks_at_once() -> None:
     workers = [Actor(0.02) for _ in range(4)]
-    members = [Member(f"policy rank {place} of 4", actor, learns=True) for place, actor in enumerate(workers)]
-    beside = Beside(LearnerRanks(members, "cuda"), range(0, 4, 2), 1, lambda _: None, check_sync=True)
+    members = [ActorHandle(f"policy rank {place} of 4", actor, learns=True) for place, actor in enumerate(workers)]
+    beside = ColocatedEngines(TrainerActors(members, "cuda"), range(0, 4, 2), 1, lambda _: None, check_sync=True)
     beside.load_weights()
     expected = [f"check of {id(workers[place])}" for place in (0, 2)]  # in the same order everywhere
     for actor in workers:
@@ -252,8 +252,8 @@ def test_each_engine_is_compared_with_the_policy_by_all_ranks_at_once() -> None:
 def test_an_engine_that_cannot_sleep_or_take_weights_is_replaced(method: str, restarts: int) -> None:
     notes: list[str] = []
     workers = [Actor() for _ in range(4)]
-    members = [Member(f"policy rank {place} of 4", actor, learns=True) for place, actor in enumerate(workers)]
-    beside = Beside(LearnerRanks(members, "cuda"), range(0, 4, 2), restarts, notes.append)
+    members = [ActorHandle(f"policy rank {place} of 4", actor, learns=True) for place, actor in enumerate(workers)]
+    beside = ColocatedEngines(TrainerActors(members, "cuda"), range(0, 4, 2), restarts, notes.append)
     failing, faults = workers[2], [VllmError("it hangs")]
 
     def answer() -> VllmError | None:
@@ -280,9 +280,9 @@ def test_an_engine_that_cannot_sleep_or_take_weights_is_replaced(method: str, re
 
 def test_who_is_lost_after_an_update_leaves_no_step_to_save() -> None:
     def load_weights() -> None:
-        raise WorkerLost("engine 0", "has died", policy_is_whole=True)
+        raise WorkerDiedError("engine 0", "has died", policy_is_whole=True)
 
-    with pytest.raises(WorkerLost) as lost:
+    with pytest.raises(WorkerDiedError) as lost:
         RemoteEngine(SimpleNamespace(engines=[], load_weights=load_weights), 1).load_weights()
     assert not lost.value.policy_is_whole
 
@@ -305,7 +305,7 @@ def test_a_rank_goes_through_the_weights_once_whatever_fails(fails: str, monkeyp
                 raise VllmError("it dies")
 
     monkeypatch.setattr(actors, "named_weights", named_weights)
-    rank = actors.LearnerRank(make_config({"run": {"task": "countdown"}}), 0, 2, "cpu")
+    rank = actors.TrainerActor(make_config({"run": {"task": "countdown"}}), 0, 2, "cpu")
     rank._learners = SimpleNamespace(language_model=SimpleNamespace(model=None))  # type: ignore[assignment]
     rank._engine = SimpleNamespace(load_weights=load_weights)  # type: ignore[assignment]
     for _ in range(2):
@@ -320,12 +320,12 @@ def test_each_actor_has_a_seat_and_those_that_share_an_engine_sit_together(monke
     ray = SimpleNamespace(util=SimpleNamespace(placement_group_table=lambda group: table))
     monkeypatch.setattr(build, "import_ray", lambda: ray)
     started: list[tuple[int, type]] = []
-    monkeypatch.setattr(build.Crew, "_start", lambda self, bundle, kind, args: started.append((bundle, kind)))
-    crew = build.Crew(SimpleNamespace(bundle_specs=bundles))
+    monkeypatch.setattr(build.ActorPool, "_start", lambda self, bundle, kind, args: started.append((bundle, kind)))
+    crew = build.ActorPool(SimpleNamespace(bundle_specs=bundles))
     for _ in range(4):
-        crew.hire("a rank", actors.LearnerRank)
-    crew.hire("a scorer", Scorer)
-    assert started == [*[(bundle, actors.LearnerRank) for bundle in (0, 0, 1, 1)], (2, Scorer)]
+        crew.hire("a rank", actors.TrainerActor)
+    crew.hire("a scorer", RewardActor)
+    assert started == [*[(bundle, actors.TrainerActor) for bundle in (0, 0, 1, 1)], (2, RewardActor)]
 
 
 def test_a_scorer_does_not_wait_for_torch() -> None:
@@ -367,14 +367,14 @@ def test_a_rank_that_does_not_see_the_run_directory_is_named(
         if content is not None:
             (directory / OWNER).write_text(content)
 
-    def member(place: int, directory: Path) -> Member:
+    def member(place: int, directory: Path) -> ActorHandle:
         own = worker.Worker()
         sees = SimpleNamespace(remote=lambda file, content: lambda: own.sees(directory / file.name, content))
         actor = SimpleNamespace(sees=sees, host=SimpleNamespace(remote=lambda: lambda: f"10.0.0.{place}"))
-        return Member(f"policy rank {place} of 2", actor, learns=True)
+        return ActorHandle(f"policy rank {place} of 2", actor, learns=True)
 
     config = make_config({"run": {"task": "countdown", "output": str(run)}})
-    ranks = LearnerRanks([member(0, run), member(1, elsewhere)], "cpu")
+    ranks = TrainerActors([member(0, run), member(1, elsewhere)], "cpu")
     told = re.escape(f"policy rank 1 of 2 on 10.0.0.1 does not see {run}, where it is to save its part")
     with nullcontext() if there == "the same" else pytest.raises(RayError, match=told):
         build._check_run_directory(config, ranks)
@@ -418,7 +418,7 @@ def test_each_gpu_has_a_rank_or_belongs_to_an_engine() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(tensor_parallel: int, ray: dict[str, int], told: str) -> None:
-    with pytest.raises(LayoutError, match=told):
+    with pytest.raises(ParallelError, match=told):
         layout(tensor_parallel, **ray)
 
 
@@ -428,13 +428,13 @@ def test_which_gpu_is_rays_to_say(device: str) -> None:
     if device in ("auto", "cpu"):
         assert layout_of(make_config(settings)).device == "cpu", "there is nothing to choose"
     else:
-        with pytest.raises(LayoutError, match=rf"run\.device={device}, but ray\.gpus=0 is .* CPU; give --gpus N"):
+        with pytest.raises(ParallelError, match=rf"run\.device={device}, but ray\.gpus=0 is .* CPU; give --gpus N"):
             layout_of(make_config(settings))
     config = make_config(settings | {"ray": {"gpus": 2}})
     if device in ("auto", "cuda"):
         assert layout_of(config) == Layout(2, 0, 1, "cuda")
         return
-    with pytest.raises(LayoutError, match=rf"run\.device={device}, but .* one of ray\.gpus=2 .*; leave it out"):
+    with pytest.raises(ParallelError, match=rf"run\.device={device}, but .* one of ray\.gpus=2 .*; leave it out"):
         layout_of(config)
 
 

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.algorithms.adaptive_length import WindowState
-from tinyzero_trainer.controller.collector import Collected
+from tinyzero_trainer.controller.collector import RolloutBatch
 from tinyzero_trainer.controller.pending_batch import from_json, to_json
-from tinyzero_trainer.data.prompts import Progress
-from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.data.prompts import StreamState
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 NUMBERS = st.floats(allow_nan=False)
 TEXTS = st.text()  # half a surrogate pair among them
 
 
-def batch_of(samples: list[Sample], greedy_rewards: list[float] | None = None) -> Collected:
-    return Collected(
+def batch_of(samples: list[Rollout], greedy_rewards: list[float] | None = None) -> RolloutBatch:
+    return RolloutBatch(
         step=3,
         version=1,
         samples=samples,
@@ -27,7 +27,7 @@ def batch_of(samples: list[Sample], greedy_rewards: list[float] | None = None) -
         greedy_rewards=greedy_rewards,
         window=8,
         window_after=WindowState(tokens=5, success_rate=1 / 3),
-        progress={"toy": Progress(7, 1, 5, (2, 1), (0.25, None))},
+        progress={"toy": StreamState(7, 1, 5, (2, 1), (0.25, None))},
         chosen={"curriculum/bucket_0/weight": 0.1},
         seconds={"gen": 0.1 + 0.2},
     )
@@ -45,9 +45,9 @@ def test_a_saved_batch_is_the_same_batch(
 ) -> None:
     prompts = [Prompt(Item(truth, {"n": truth}), text, [1, 2], "toy", 3) for text in texts[:2]]
     samples = [
-        Sample(
+        Rollout(
             prompt,
-            Rollout([7] * len(logprobs), logprobs, text == ""),
+            Generation([7] * len(logprobs), logprobs, text == ""),
             text,
             Score(value, True, "ok", text, {"task": value}, masked=text == ""),
         )
@@ -66,6 +66,6 @@ def test_a_saved_batch_is_the_same_batch(
 def test_a_log_probability_that_is_no_number_is_saved_too() -> None:
     values = [[math.nan], [-math.inf]]
     prompt, score = Prompt(Item(None), "", [1], "toy"), Score(0.0, correct=False)
-    samples = [Sample(prompt, Rollout([7], logprobs, False), "", score) for logprobs in values]
+    samples = [Rollout(prompt, Generation([7], logprobs, False), "", score) for logprobs in values]
     found = from_json(to_json(batch_of(samples)))
-    assert str([sample.rollout.logprobs for sample in found.samples]) == "[[nan], [-inf]]"
+    assert str([sample.generation.logprobs for sample in found.samples]) == "[[nan], [-inf]]"

@@ -31,9 +31,9 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.estimate.memory import predict_memory
 from tinyzero_trainer.estimate.speed import predict_speed
-from tinyzero_trainer.hardware.gpu_specs import find_card
+from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
 
-H200 = find_card("H200")
+H200 = find_gpu_spec("H200")
 assert H200 is not None
 EVEN = Lengths(median=1024, spread=0.0, most=1024)
 

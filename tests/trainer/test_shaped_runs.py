@@ -12,8 +12,8 @@ from tinyzero_trainer.config import RolloutConfig, RunConfig, TrainConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.controller.heldout_eval import evaluate
 from tinyzero_trainer.controller.local_sampler import LocalModels
-from tinyzero_trainer.executors.local import build_roles
-from tinyzero_trainer.monitoring.progress import Display
+from tinyzero_trainer.executors.local import build_workers
+from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.utils.signals import StopFlag
 
@@ -44,7 +44,7 @@ def roles_and_evaluation(toy_task: str, model: Path, wrappers: list[str]):
             "rollout": {"max_tokens": 8},
         }
     )
-    with Display() as display, build_roles(config, display=display, training=True) as roles:
+    with Progress() as display, build_workers(config, display=display, training=True) as roles:
         (role,) = roles.tasks.values()
         params = SamplingParams(8, 1.0)
         result, samples = evaluate(roles, role.prompts.held_out(12), params, samples=2, seed=1, stop=StopFlag())

@@ -8,15 +8,15 @@ import torch
 
 from tests.trainer.sharded import CASES, EXPECTED, NOW, PLAIN, SAVING, Case, each, learn, made_up, make_policy
 from tests.trainer.sharded import group as group
-from tinyzero_trainer.distributed.dtensor import local
+from tinyzero_trainer.distributed.dtensor import local_shard
 from tinyzero_trainer.distributed.fsdp import on_device
-from tinyzero_trainer.distributed.offload import Waiting
+from tinyzero_trainer.distributed.offload import CpuOffload
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.weight_sync import named_weights
 
 
 def held(tensors: Any) -> int:
-    return sum(local(tensor).untyped_storage().size() for tensor in tensors)
+    return sum(local_shard(tensor).untyped_storage().size() for tensor in tensors)
 
 
 def test_what_is_idle_holds_no_memory_of_the_device(toy_model: LanguageModel) -> None:
@@ -42,7 +42,7 @@ def test_a_tensor_comes_back_with_all_of_its_storage() -> None:
     """FSDP2's shards are views of padded ones."""
     padded = torch.arange(6.0)
     shown = padded[:4]
-    waiting = Waiting(lambda: [shown])
+    waiting = CpuOffload(lambda: [shown])
     assert padded.untyped_storage().size() == 0
     with waiting.present(changed=False):
         assert padded.untyped_storage().size() == 24

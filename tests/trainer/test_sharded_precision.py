@@ -12,7 +12,7 @@ from tests.trainer.sharded import NOW, OPTIMIZER, PLAIN, Case, made_up, make_pol
 from tests.trainer.sharded import group as group
 from tinyzero_trainer.config import CriticConfig
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.distributed.dtensor import local
+from tinyzero_trainer.distributed.dtensor import local_shard
 from tinyzero_trainer.distributed.fsdp import call, cast_copy, cast_weights, layers_of
 from tinyzero_trainer.models.loading import LanguageModel, save_model
 from tinyzero_trainer.rollout.weight_sync import named_weights
@@ -92,7 +92,7 @@ def test_gradients_of_micro_batches_in_half_precision_are_added_in_float32(toy_m
     model = policy.language_model.model
     for batch in policy._micro_batches(ragged_samples(toy_model)):
         call(model, lambda batch=batch: model.base_model(batch.tokens).last_hidden_state.float()).sum().backward()
-    gradients = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+    gradients = [local_shard(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
     assert {gradient.dtype for gradient in gradients} == {torch.float32}
     assert any(gradient.to(torch.bfloat16).float().ne(gradient).any() for gradient in gradients)
 

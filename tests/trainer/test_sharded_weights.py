@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from tests.trainer.samples import with_dropout
 from tests.trainer.sharded import CPU, NOW, PLAIN, SAVING, Case, each, made_up, make_policy
 from tests.trainer.sharded import group as group
-from tinyzero_trainer.distributed.dtensor import local
+from tinyzero_trainer.distributed.dtensor import local_shard
 from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
 from tinyzero_trainer.rollout.decoder import Decoder, FusedDecoder, TransformersDecoder, build_decoder
 from tinyzero_trainer.rollout.weight_sync import named_weights
@@ -120,8 +120,9 @@ def test_on_one_rank_the_engine_has_no_copy_of_what_it_need_not_fuse(toy_model: 
     policy = make_policy(toy_model, Case(), PLAIN)
     model: Any = policy.language_model.model
     decoder = FusedDecoder(model)
-    assert decoder._head.data_ptr() == local(model.lm_head.weight).data_ptr()
+    assert decoder._head.data_ptr() == local_shard(model.lm_head.weight).data_ptr()
     twin: Any = TransformersDecoder(model)._model
     assert (
-        twin.model.layers[0].mlp.up_proj.weight.data_ptr() == local(model.model.layers[0].mlp.up_proj.weight).data_ptr()
+        twin.model.layers[0].mlp.up_proj.weight.data_ptr()
+        == local_shard(model.model.layers[0].mlp.up_proj.weight).data_ptr()
     )

@@ -27,7 +27,7 @@ from tests.trainer.sharded import (
 )
 from tests.trainer.sharded import group as group
 from tinyzero_trainer.config import AlgorithmConfig, CriticConfig
-from tinyzero_trainer.distributed.dtensor import local, whole
+from tinyzero_trainer.distributed.dtensor import full_tensor, local_shard
 from tinyzero_trainer.distributed.fsdp import call
 from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
 from tinyzero_trainer.rollout.weight_sync import named_weights
@@ -85,7 +85,7 @@ def test_the_fused_exact_divergence_of_a_gpu_teaches_the_same(
 
 def test_weights_that_were_gathered_without_a_gradient_are_gathered_anew_after_a_step(toy_model: LanguageModel) -> None:
     policy, experience = make_policy(toy_model, Case(), PLAIN), made_up(toy_model)
-    shards = [local(parameter) for parameter in policy.language_model.model.parameters()]
+    shards = [local_shard(parameter) for parameter in policy.language_model.model.parameters()]
     before = policy.logprobs(experience.samples, 1.0)
     torch._foreach_mul_(shards, 1.5)
     after = policy.logprobs(experience.samples, 1.0)
@@ -128,7 +128,7 @@ def _a_step(language_model: LanguageModel, rank: int, ranks: int) -> tuple[float
             model, lambda batch=batch: model.base_model(batch.tokens).last_hidden_state.flatten(0, 1)[batch.predicts]
         )
         states.square().sum().backward()
-    gradients = {name: whole(parameter.grad).clone() for name, parameter in model.named_parameters()}
+    gradients = {name: full_tensor(parameter.grad).clone() for name, parameter in model.named_parameters()}
     norm = optimizer.step(1e-2).item()
     return norm, gradients, {name: value.clone() for name, value in named_weights(model)}
 

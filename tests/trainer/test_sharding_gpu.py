@@ -16,15 +16,15 @@ from tests.trainer.test_sharded_weights import generated
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.config.sft import TinyShape
 from tinyzero_trainer.controller.loop import train
-from tinyzero_trainer.distributed.dtensor import local
-from tinyzero_trainer.distributed.fsdp import Placement, on_device, process_group
+from tinyzero_trainer.distributed.dtensor import local_shard
+from tinyzero_trainer.distributed.fsdp import FsdpOptions, on_device, process_group
 from tinyzero_trainer.models.loading import LanguageModel, from_parts
 from tinyzero_trainer.rollout.decoder import FusedDecoder, TransformersDecoder
 from tinyzero_trainer.rollout.weight_sync import named_weights
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.policy import Policy
-from tinyzero_trainer.training.update_metrics import Tally
+from tinyzero_trainer.training.update_metrics import MetricAccumulator
 from tinyzero_trainer.training.varlen_attention import use_kernel
 
 pytestmark = pytest.mark.gpu
@@ -36,17 +36,17 @@ Make = Callable[..., Policy]
 
 
 @pytest.fixture(scope="module")
-def exact() -> Iterator[Placement]:
+def exact() -> Iterator[FsdpOptions]:
     """Float32 on the GPU, without TF32."""
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     with process_group(torch.device("cuda:0")):
-        yield Placement(torch.device("cuda:0"), torch.float32, compile=False)
+        yield FsdpOptions(torch.device("cuda:0"), torch.float32, compile=False)
     torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
 @pytest.fixture(scope="module")
-def half(exact: Placement) -> Placement:
+def half(exact: FsdpOptions) -> FsdpOptions:
     return replace(exact, dtype=torch.bfloat16)
 
 
@@ -57,12 +57,12 @@ def language_model() -> LanguageModel:
     return from_parts("medium", build_model(SHAPE, tokenizer, seed=0), tokenizer)
 
 
-def on_gpu(language_model: LanguageModel, placement: Placement | None) -> LanguageModel:
+def on_gpu(language_model: LanguageModel, placement: FsdpOptions | None) -> LanguageModel:
     device = torch.device("cuda:0") if placement is None else placement.loading_device
     return replace(language_model, model=copy.deepcopy(language_model.model).to(device))
 
 
-def make(language_model: LanguageModel, placement: Placement | None, case: Case | None = None) -> Policy:
+def make(language_model: LanguageModel, placement: FsdpOptions | None, case: Case | None = None) -> Policy:
     return make_policy(on_gpu(language_model, placement), case or Case(), placement)
 
 
@@ -100,13 +100,15 @@ CASES = {"all weights": Case(), "LoRA": Case(lora=True), "KL": Case(kl="k3"), "e
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_float32_is_that_of_the_plain_model(case: str, exact: Placement, language_model: LanguageModel) -> None:
+def test_float32_is_that_of_the_plain_model(case: str, exact: FsdpOptions, language_model: LanguageModel) -> None:
     expected = update(make(language_model, None, CASES[case]), language_model)
     assert_alike(update(make(language_model, exact, CASES[case]), language_model), expected)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_half_precision_is_near(case: str, exact: Placement, half: Placement, language_model: LanguageModel) -> None:
+def test_half_precision_is_near(
+    case: str, exact: FsdpOptions, half: FsdpOptions, language_model: LanguageModel
+) -> None:
     expected = update(make(language_model, exact, CASES[case]), language_model, LOOSE_RATE)
     policy = make(language_model, half, CASES[case])
     assert_alike(update(policy, language_model, LOOSE_RATE), expected, loose=True)
@@ -129,7 +131,7 @@ SAVINGS: dict[str, dict[str, Any]] = {
 def test_nothing_that_saves_memory_or_time_changes_the_update(
     saving: str, precision: str, language_model: LanguageModel, request: pytest.FixtureRequest
 ) -> None:
-    placement: Placement = request.getfixturevalue(precision)
+    placement: FsdpOptions = request.getfixturevalue(precision)
     rate = LOOSE_RATE if precision == "half" else 1e-2
     expected = update(make(language_model, placement), language_model, rate)
     found = update(make(language_model, replace(placement, **SAVINGS[saving])), language_model, rate)
@@ -138,7 +140,7 @@ def test_nothing_that_saves_memory_or_time_changes_the_update(
 
 @pytest.mark.filterwarnings("ignore")  # that this is a prototype
 @pytest.mark.parametrize("case", ["all weights", "KL", "exact KL"])
-def test_no_micro_batch_makes_the_host_wait(case: str, half: Placement, language_model: LanguageModel) -> None:
+def test_no_micro_batch_makes_the_host_wait(case: str, half: FsdpOptions, language_model: LanguageModel) -> None:
     use_kernel(language_model.model, half.dtype, half.device)
     policy, experience = make(language_model, half, CASES[case]), made_up(language_model)
     policy.warm_up(NOW)
@@ -146,21 +148,21 @@ def test_no_micro_batch_makes_the_host_wait(case: str, half: Placement, language
         weight, part = torch.ones(len(batch.targets), device=half.device), experience.select(batch.rows)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            (weight * policy._token_losses(batch, part, weight, NOW, Tally())).sum().backward()
+            (weight * policy._token_losses(batch, part, weight, NOW, MetricAccumulator())).sum().backward()
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("estimator", ["exact", "k3"])
 def test_the_policy_starts_at_no_distance_from_its_reference(
-    estimator: str, half: Placement, language_model: LanguageModel
+    estimator: str, half: FsdpOptions, language_model: LanguageModel
 ) -> None:
     policy = make(language_model, half, Case(kl=estimator))
     policy._settings = replace(policy._settings, mini_batches=1)
     assert update(policy, language_model)[0]["actor/kl_loss"] == 0.0
 
 
-def test_idle_roles_leave_the_gpu(half: Placement, language_model: LanguageModel) -> None:
+def test_idle_roles_leave_the_gpu(half: FsdpOptions, language_model: LanguageModel) -> None:
     placement, before = replace(half, offload="idle"), allocated()
     policy = make(language_model, placement, Case(kl="k3"))
     critic = Critic(
@@ -181,7 +183,9 @@ def test_idle_roles_leave_the_gpu(half: Placement, language_model: LanguageModel
         assert allocated() - before > 0.95 * weights
 
 
-def test_always_offloaded_weights_are_never_on_the_gpu_together(half: Placement, language_model: LanguageModel) -> None:
+def test_always_offloaded_weights_are_never_on_the_gpu_together(
+    half: FsdpOptions, language_model: LanguageModel
+) -> None:
     before = allocated()
     policy = make(language_model, replace(half, offload="always"))
     weights = 4 * policy.language_model.parameters
@@ -192,7 +196,7 @@ def test_always_offloaded_weights_are_never_on_the_gpu_together(half: Placement,
     assert allocated() - before < weights / 10
 
 
-def test_checkpointed_activations_take_less(half: Placement, language_model: LanguageModel) -> None:
+def test_checkpointed_activations_take_less(half: FsdpOptions, language_model: LanguageModel) -> None:
     peaks = []
     for checkpointed in (False, True):
         policy = make(language_model, replace(half, checkpoint_activations=checkpointed))
@@ -206,7 +210,7 @@ def test_checkpointed_activations_take_less(half: Placement, language_model: Lan
     assert peaks[1] < 0.6 * peaks[0]
 
 
-def test_after_warming_up_the_allocator_asks_for_little_more(half: Placement, language_model: LanguageModel) -> None:
+def test_after_warming_up_the_allocator_asks_for_little_more(half: FsdpOptions, language_model: LanguageModel) -> None:
     policy = make(language_model, half)
     policy.warm_up(NOW)
     reserved = torch.cuda.memory_reserved()
@@ -218,7 +222,7 @@ def test_after_warming_up_the_allocator_asks_for_little_more(half: Placement, la
 @pytest.mark.parametrize("offload", [None, "idle", "always"])
 @pytest.mark.parametrize("decoder", [FusedDecoder, TransformersDecoder])
 def test_engines_in_this_process_follow_the_policy(
-    decoder: Any, offload: Any, exact: Placement, language_model: LanguageModel
+    decoder: Any, offload: Any, exact: FsdpOptions, language_model: LanguageModel
 ) -> None:
     policy = make(language_model, replace(exact, offload=offload))
     engine = decoder(policy.language_model.model)
@@ -233,12 +237,12 @@ def test_engines_in_this_process_follow_the_policy(
         engine.load_weights()
 
 
-def test_moments_are_stepped_where_the_weights_are(half: Placement, language_model: LanguageModel) -> None:
+def test_moments_are_stepped_where_the_weights_are(half: FsdpOptions, language_model: LanguageModel) -> None:
     for offload, where in ((None, "cuda"), ("always", "cpu")):
         policy = make(language_model, replace(half, offload=offload))
         policy.update(made_up(language_model), group_size=4, now=NOW)
         assert {moment.device.type for moment in policy._optimizer._moments()} == {where}
-        assert {local(parameter).device.type for parameter in policy.language_model.model.parameters()} == {where}
+        assert {local_shard(parameter).device.type for parameter in policy.language_model.model.parameters()} == {where}
 
 
 @pytest.mark.filterwarnings("ignore")

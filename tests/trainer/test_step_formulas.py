@@ -11,13 +11,13 @@ import torch
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.algorithms.adaptive_length import WindowState
 from tinyzero_trainer.algorithms.advantages import ESTIMATORS
-from tinyzero_trainer.algorithms.importance_sampling import KnownLogprobs
+from tinyzero_trainer.algorithms.importance_sampling import OldLogprobs
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, RolloutConfig, RunConfig, TrainConfig
 from tinyzero_trainer.controller import collector as collecting
 from tinyzero_trainer.controller import step as training_step
-from tinyzero_trainer.controller.step import Carried, TrainingStep, as_experience
-from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.controller.step import TrainerState, TrainingStep, as_experience
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils.signals import StopFlag
 
 LENGTHS, REWARDS = [2, 1, 3, 2], [1.0, 0.0, 0.25, 0.5]
@@ -26,8 +26,10 @@ REFERENCE = torch.tensor([-1.2, -1.0, -0.9, -1.5, -0.3, -2.0, -2.0, -1.7])
 NOW = StepSettings(learning_rate=1e-3, temperature=0.7, kl_coefficient=0.2)
 
 
-def sample(reward: float, length: int) -> Sample:
-    return Sample(Prompt(Item(None), "", [1]), Rollout([2] * length, [-1.0] * length, True), "", Score(reward, False))
+def sample(reward: float, length: int) -> Rollout:
+    return Rollout(
+        Prompt(Item(None), "", [1]), Generation([2] * length, [-1.0] * length, True), "", Score(reward, False)
+    )
 
 
 SAMPLES = [sample(reward, length) for reward, length in zip(REWARDS, LENGTHS, strict=True)]
@@ -48,13 +50,13 @@ def a_step(critic: object | None = None, *, warmup_steps: int = 0, **algorithm: 
     )
     engine = SimpleNamespace(sleep=lambda: None)
     step.roles = SimpleNamespace(critic=critic, policy=step.policy, engine=engine)  # type: ignore[assignment]
-    step.carried, step.stop = Carried(), None  # type: ignore[assignment]
+    step.carried, step.stop = TrainerState(), None  # type: ignore[assignment]
     step._clock = training_step.Clock()
     return step
 
 
 def outcome_of(step: TrainingStep) -> training_step.AdvantageInputs:
-    return step.outcome(SAMPLES, KnownLogprobs(OLD, None), NOW)
+    return step.outcome(SAMPLES, OldLogprobs(OLD, None), NOW)
 
 
 def rows(values: list[float]) -> list[list[float]]:
@@ -93,7 +95,7 @@ def test_with_a_critic_the_returns_are_not_whitened_and_the_advantages_are() -> 
     critic = SimpleNamespace(values=lambda samples: torch.tensor(values))
     step = a_step(critic, advantage="gae", discount=0.95, trace_decay=0.9)
     outcome = outcome_of(step)
-    experience = as_experience(SAMPLES, outcome, ESTIMATORS["gae"](outcome), KnownLogprobs(OLD, None))
+    experience = as_experience(SAMPLES, outcome, ESTIMATORS["gae"](outcome), OldLogprobs(OLD, None))
     advantages = []
     for reward, row in zip(REWARDS, rows(values), strict=True):
         following = [*row[1:], 0.0]
@@ -115,9 +117,9 @@ def test_with_a_critic_a_masked_completion_shifts_no_advantage() -> None:
     critic = SimpleNamespace(values=lambda samples: torch.linspace(-1, 1, 8))
     step = a_step(critic, advantage="gae")
     masked = [replace(each, score=replace(each.score, masked=place == 2)) for place, each in enumerate(SAMPLES)]
-    outcome = step.outcome(masked, KnownLogprobs(OLD, None), NOW)
+    outcome = step.outcome(masked, OldLogprobs(OLD, None), NOW)
     raw = ESTIMATORS["gae"](outcome)
-    experience = as_experience(masked, outcome, raw, KnownLogprobs(OLD, None))
+    experience = as_experience(masked, outcome, raw, OldLogprobs(OLD, None))
     kept = [value for row in (0, 1, 3) for value in rows(raw.tolist())[row]]
     mean, deviation = statistics.fmean(kept), statistics.stdev(kept)
     found = rows(experience.advantages.tolist())
@@ -156,10 +158,10 @@ def test_a_masked_completion_has_no_say_in_the_kl_that_the_coefficient_adapts_to
     step = a_step(kl_coefficient=0.2, kl_in="reward", kl_estimator="k2")
     gaps = rows([(a - b) ** 2 / 2 for a, b in zip(OLD.tolist(), REFERENCE.tolist(), strict=True)])
     masked = [replace(each, score=replace(each.score, masked=place == 2)) for place, each in enumerate(SAMPLES)]
-    metrics = step.close_kl(step.outcome(masked, KnownLogprobs(OLD, None), NOW), {}, NOW)
+    metrics = step.close_kl(step.outcome(masked, OldLogprobs(OLD, None), NOW), {}, NOW)
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(statistics.fmean(gaps[0] + gaps[1] + gaps[3]))
     none = [replace(each, score=replace(each.score, masked=True)) for each in SAMPLES]
-    assert step.close_kl(step.outcome(none, KnownLogprobs(OLD, None), NOW), {}, NOW) == {"actor/kl_coef": 0.2}
+    assert step.close_kl(step.outcome(none, OldLogprobs(OLD, None), NOW), {}, NOW) == {"actor/kl_coef": 0.2}
 
 
 def test_remax_compares_with_the_likeliest_completion_at_full_length(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,8 +176,8 @@ def test_remax_compares_with_the_likeliest_completion_at_full_length(monkeypatch
     monkeypatch.setattr(collecting, "score", lambda roles, rollouts, **kw: [sample(0.75, 1), sample(0.25, 1)])
     step = a_step(advantage="remax")
     roles = SimpleNamespace(tasks={})
-    collector = collecting.Collector(step.config, roles, {}, WindowState())  # type: ignore[arg-type]
+    collector = collecting.RolloutCollector(step.config, roles, {}, WindowState())  # type: ignore[arg-type]
     greedy_rewards = collector.greedy_rewards(SAMPLES, StopFlag())
-    advantages = ESTIMATORS["remax"](step.outcome(SAMPLES, KnownLogprobs(OLD, None), NOW, greedy_rewards))
+    advantages = ESTIMATORS["remax"](step.outcome(SAMPLES, OldLogprobs(OLD, None), NOW, greedy_rewards))
     assert asked == [(2, 64, 0.0, 1)]
     assert advantages.tolist() == [0.25, 0.25, -0.75, 0.0, 0.0, 0.0, 0.25, 0.25]

@@ -6,11 +6,11 @@ import pytest
 
 from tinyzero_sdk import Item, ItemColumns, Score, load_task
 from tinyzero_trainer.controller import step_metrics
-from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 
-def sample(prompt: Prompt, *, correct: bool) -> Sample:
-    return Sample(prompt, Rollout([1], None, True), "", Score(float(correct), correct))
+def sample(prompt: Prompt, *, correct: bool) -> Rollout:
+    return Rollout(prompt, Generation([1], None, True), "", Score(float(correct), correct))
 
 
 def test_each_problem_is_looked_at_once(toy_task: str) -> None:

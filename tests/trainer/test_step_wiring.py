@@ -16,17 +16,17 @@ from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import (
     AlgorithmConfig,
     DataConfig,
-    MismatchConfig,
     OptimizerConfig,
     RolloutConfig,
+    RolloutCorrectionConfig,
     RunConfig,
     TrainConfig,
 )
 from tinyzero_trainer.controller import collector as collecting
-from tinyzero_trainer.controller.step import Carried, TrainingStep
+from tinyzero_trainer.controller.step import TrainerState, TrainingStep
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.training.batch import Experience
-from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.training.batch import TrainingBatch
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 POLICY, ENGINE, REFERENCE = -1.0, -1.5, -1.25
 """log π of every token, as each of them has it."""
@@ -49,7 +49,7 @@ class FakeStream:
         self._drawn += 1
         return Prompt(Item(None), "", [1] * (1 + (self._drawn - 1) % 2), "toy")
 
-    def close_step(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def close_step(self, samples: Sequence[Rollout]) -> dict[str, float]:
         return {}
 
     def progress(self) -> dict[str, Any]:
@@ -63,20 +63,20 @@ class FakePolicy:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, float]] = []
-        self.updates: list[tuple[Experience, StepSettings]] = []
+        self.updates: list[tuple[TrainingBatch, StepSettings]] = []
 
     def cards(self) -> list[Any]:
         return []
 
-    def logprobs(self, samples: Sequence[Sample], temperature: float) -> torch.Tensor:
+    def logprobs(self, samples: Sequence[Rollout], temperature: float) -> torch.Tensor:
         self.asked.append(("policy", temperature))
-        return torch.full((sum(len(sample.rollout.token_ids) for sample in samples),), POLICY)
+        return torch.full((sum(len(sample.generation.token_ids) for sample in samples),), POLICY)
 
-    def reference_logprobs(self, samples: Sequence[Sample], temperature: float) -> torch.Tensor:
+    def reference_logprobs(self, samples: Sequence[Rollout], temperature: float) -> torch.Tensor:
         self.asked.append(("reference", temperature))
-        return torch.full((sum(len(sample.rollout.token_ids) for sample in samples),), REFERENCE)
+        return torch.full((sum(len(sample.generation.token_ids) for sample in samples),), REFERENCE)
 
-    def update(self, experience: Experience, *, group_size: int, now: StepSettings) -> dict[str, float]:
+    def update(self, experience: TrainingBatch, *, group_size: int, now: StepSettings) -> dict[str, float]:
         self.updates.append((experience, now))
         return {}
 
@@ -106,9 +106,11 @@ class FakeEngine:
         seed: int,
         first: int = 0,
         on_progress: Callable[[int], None] | None = None,
-    ) -> list[list[Rollout]]:
+    ) -> list[list[Generation]]:
         self.params.append(params)
-        rollouts = [Rollout([2] * length, [ENGINE] * length if params.logprobs else None, True) for length in LENGTHS]
+        rollouts = [
+            Generation([2] * length, [ENGINE] * length if params.logprobs else None, True) for length in LENGTHS
+        ]
         return [rollouts[start : start + samples] for start in range(0, samples * len(prompts), samples)]
 
 
@@ -125,7 +127,7 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
             collecting,
             "score",
             lambda roles, rollouts, max_failed_share: [
-                Sample(*each, "", score) for each, score in zip(rollouts, scores, strict=True)
+                Rollout(*each, "", score) for each, score in zip(rollouts, scores, strict=True)
             ],
         )
         policy, engine = FakePolicy(), FakeEngine()
@@ -143,7 +145,7 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
             rollout=RolloutConfig(**{**ROLLOUT, **(rollout or {})}),
             **groups,
         )
-        step = TrainingStep(config, roles, Carried(), None, None)  # type: ignore[arg-type]
+        step = TrainingStep(config, roles, TrainerState(), None, None)  # type: ignore[arg-type]
         _, metrics, seconds = step.take(2)
         assert engine.loaded == 1
         return policy, engine, metrics, seconds
@@ -174,7 +176,9 @@ def test_a_pass_before_several_updates_is_at_the_temperature_of_the_step(take) -
 
 def test_the_correction_weighs_the_policy_over_the_engine(take) -> None:
     """Not the other way round: a token that the engine drew too seldom counts for more."""
-    policy, _, metrics, _ = take(rollout={"logprobs": "always"}, mismatch=MismatchConfig(weights="token", cap=9.0))
+    policy, _, metrics, _ = take(
+        rollout={"logprobs": "always"}, mismatch=RolloutCorrectionConfig(weights="token", cap=9.0)
+    )
     ((experience, _),) = policy.updates
     expected = math.exp(POLICY - ENGINE)
     assert experience.importance is not None

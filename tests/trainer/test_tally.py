@@ -5,14 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_trainer.training.update_metrics import Tally
+from tinyzero_trainer.training.update_metrics import MetricAccumulator
 
 PARTS = st.lists(st.lists(st.floats(-10, 10), min_size=1), min_size=1)
 
 
 @given(PARTS)
 def test_means_and_columns_are_those_of_all_tokens(parts: list[list[float]]) -> None:
-    tally, everything = Tally(), [value for part in parts for value in part]
+    tally, everything = MetricAccumulator(), [value for part in parts for value in part]
     for part in parts:
         tally.add(each=torch.tensor(part))
         tally.keep(each=torch.tensor(part, requires_grad=True))
@@ -31,7 +31,7 @@ def test_means_and_columns_are_those_of_all_tokens(parts: list[list[float]]) -> 
 def test_what_is_weighted_is_summed_over_a_mini_batch_and_averaged_over_mini_batches(
     mini_batches: list[list[list[float]]],
 ) -> None:
-    tally = Tally()
+    tally = MetricAccumulator()
     for parts in mini_batches:
         for part in parts:
             tally.add_weighted(loss=torch.tensor(part, requires_grad=True))
@@ -41,19 +41,19 @@ def test_what_is_weighted_is_summed_over_a_mini_batch_and_averaged_over_mini_bat
 
 
 def test_what_was_never_added_is_left_out() -> None:
-    assert Tally().means() == {}
-    assert Tally().aggregated() == {}
-    assert Tally().column("each") is None
-    assert Tally().updates() == {"skipped_updates": 0.0}
+    assert MetricAccumulator().means() == {}
+    assert MetricAccumulator().aggregated() == {}
+    assert MetricAccumulator().column("each") is None
+    assert MetricAccumulator().updates() == {"skipped_updates": 0.0}
 
 
 def test_the_norm_is_that_of_the_updates_that_were_made() -> None:
-    tally = Tally()
+    tally = MetricAccumulator()
     assert not tally.began
     for norm in (3.0, float("nan"), 5.0, float("inf")):
         tally.end_mini_batch(torch.tensor(norm))
     assert tally.began
     assert tally.updates() == {"grad_norm": 4.0, "skipped_updates": 2.0}
-    tally = Tally()
+    tally = MetricAccumulator()
     tally.end_mini_batch(torch.tensor(float("nan")))
     assert tally.updates() == {"skipped_updates": 1.0}

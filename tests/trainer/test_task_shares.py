@@ -16,7 +16,7 @@ from tinyzero_trainer.config import model_defaults as presets
 from tinyzero_trainer.config.compose import gather, make_config
 from tinyzero_trainer.config.resume import check_fingerprint, fingerprint
 from tinyzero_trainer.config.resume import resume_config as resume
-from tinyzero_trainer.config.tasks import TaskShare, flag_settings, load_shares
+from tinyzero_trainer.config.tasks import TaskSpec, flag_settings, load_tasks
 from tinyzero_trainer.controller.eval_config import evaluation_config
 
 TWO = ["countdown:2", "multiply:1"]
@@ -38,8 +38,8 @@ def config(*words: str, task: list[str] = TWO) -> TrainConfig:
 def test_flags_and_words_name_tasks_weights_and_options() -> None:
     shares = config("tasks.countdown.options.numbers=[3]", task=["countdown:2.5", "multiply"]).task_shares()
     assert shares == (
-        TaskShare("countdown", "countdown", 2.5, {"numbers": [3]}),
-        TaskShare("multiply", "multiply", 1.0, {}),
+        TaskSpec("countdown", "countdown", 2.5, {"numbers": [3]}),
+        TaskSpec("multiply", "multiply", 1.0, {}),
     )
 
 
@@ -50,8 +50,8 @@ def test_a_file_says_the_same(tmp_path: Path) -> None:
 
 
 def test_one_task_goes_by_either_form() -> None:
-    assert config(task=["countdown"]).task_shares() == (TaskShare("", "countdown", 1.0, {}),)
-    assert make_config({"tasks": {"countdown": {}}}).task_shares() == (TaskShare("countdown", "countdown", 1.0, {}),)
+    assert config(task=["countdown"]).task_shares() == (TaskSpec("", "countdown", 1.0, {}),)
+    assert make_config({"tasks": {"countdown": {}}}).task_shares() == (TaskSpec("countdown", "countdown", 1.0, {}),)
     assert TrainConfig().task_shares() == ()
 
 
@@ -166,7 +166,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["easy", "countdown"])
 def test_an_evaluation_takes_the_chosen_tasks_options_from_the_run(run: Path, name: str) -> None:
     found = evaluation_config({"model": {"path": str(run)}, "run": {"task": name}})
-    assert found.task_shares() == (TaskShare("", "countdown", 1.0, {"numbers": [3]}),)
+    assert found.task_shares() == (TaskSpec("", "countdown", 1.0, {"numbers": [3]}),)
     assert found.data.test_share == 0.125
 
 
@@ -186,8 +186,8 @@ def test_an_evaluation_is_of_one_task() -> None:
 
 
 def test_loading_says_whose_option_is_wrong(toy_task: str) -> None:
-    shares = (TaskShare("one", toy_task, 1.0, {}), TaskShare("two", toy_task, 1.0, {"limt": 3}))
+    shares = (TaskSpec("one", toy_task, 1.0, {}), TaskSpec("two", toy_task, 1.0, {"limt": 3}))
     with pytest.raises(SettingsError, match=r"^unknown key 'tasks\.two\.options\.limt'"):
-        load_shares(shares)
-    assert list(load_shares(shares[:1])) == ["one"]
-    assert list(load_shares([TaskShare("", toy_task, 1.0, {})])) == ["toy_task"]
+        load_tasks(shares)
+    assert list(load_tasks(shares[:1])) == ["one"]
+    assert list(load_tasks([TaskSpec("", toy_task, 1.0, {})])) == ["toy_task"]

@@ -9,12 +9,12 @@ from tinyzero_sdk import Item, Score
 from tinyzero_trainer.algorithms.adaptive_length import WindowState
 from tinyzero_trainer.config import DataConfig, RolloutConfig, TrainConfig
 from tinyzero_trainer.controller import collector as collecting
-from tinyzero_trainer.controller.collector import Collector
+from tinyzero_trainer.controller.collector import RolloutCollector
 from tinyzero_trainer.controller.loop import STATE, RunState
-from tinyzero_trainer.controller.step import Carried
-from tinyzero_trainer.data.prompts import Progress
+from tinyzero_trainer.controller.step import TrainerState
+from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils.signals import StopFlag
 
 PARAMS = SamplingParams(8, 1.0)
@@ -32,12 +32,12 @@ def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float | Score]], 
 
     def generate(roles, batch, params, *, samples, seed, stop):
         seeds.append(seed)
-        return [(prompt, Rollout([2], [-1.0], True)) for prompt in batch for _ in range(samples)]
+        return [(prompt, Generation([2], [-1.0], True)) for prompt in batch for _ in range(samples)]
 
     def score(roles, rollouts, *, max_failed_share):
         values = [value for prompt in rollouts[:: len(groups[0])] for value in groups[prompt[0].item.ground_truth]]
         return [
-            Sample(prompt, rollout, "", value if isinstance(value, Score) else Score(value, value == 1.0))
+            Rollout(prompt, rollout, "", value if isinstance(value, Score) else Score(value, value == 1.0))
             for (prompt, rollout), value in zip(rollouts, values, strict=True)
         ]
 
@@ -47,7 +47,7 @@ def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float | Score]], 
         data=DataConfig(prompts_per_step=prompts, dynamic_rounds=rounds),
         rollout=RolloutConfig(samples_per_prompt=len(groups[0])),
     )
-    collector = Collector(config, roles, {}, WindowState())  # type: ignore[arg-type]
+    collector = RolloutCollector(config, roles, {}, WindowState())  # type: ignore[arg-type]
     samples, kept = collector.sample(PARAMS, 1, StopFlag())
     drawn = len(groups) - len(list(stream))
     assert len(set(seeds)) == len(seeds)
@@ -103,8 +103,8 @@ def test_a_step_of_masked_completions_alone_says_so(monkeypatch) -> None:
 
 @pytest.mark.parametrize("pending", [None, {"critic/score/mean": 0.1, "actor/grad_norm": float("inf")}])
 def test_what_is_carried_survives_a_checkpoint(pending: dict[str, float] | None) -> None:
-    progress = {"toy": Progress(7, 1, 5, (2, 1), (0.25, None)), "other": Progress()}
-    carried = Carried(progress, 0.1 + 0.2, WindowState(tokens=64, success_rate=1 / 3))
+    progress = {"toy": StreamState(7, 1, 5, (2, 1), (0.25, None)), "other": StreamState()}
+    carried = TrainerState(progress, 0.1 + 0.2, WindowState(tokens=64, success_rate=1 / 3))
     state = RunState(step=3, pending=pending, elapsed_s=1e-7, carried=carried, cumulative_reward=-7 / 9)
     assert STATE.validate_json(STATE.dump_json(state)) == state
 

@@ -1,4 +1,5 @@
-"""Ranks that share a line: their slices are the line, and they compute what one computes that has all of it."""
+"""DataParallelGroup that share a line: their slices are the line, and they compute what one computes that has all
+of it."""
 
 import copy
 from dataclasses import replace
@@ -17,9 +18,9 @@ from tests.trainer.sharded import CPU, PLAIN
 from tests.trainer.test_attention import samples, sliding_model
 from tests.trainer.test_batching import make_sample
 from tinyzero_trainer.config import OptimizerConfig, RayConfig, RunConfig, TrainConfig
-from tinyzero_trainer.config.parallel import LayoutError, layout_of
+from tinyzero_trainer.config.parallel import ParallelError, layout_of
 from tinyzero_trainer.distributed import ulysses
-from tinyzero_trainer.distributed.groups import ALONE, Line, Ranks
+from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup, SequenceParallelGroup
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.training.build import _load
 from tinyzero_trainer.training.logprobs import Reference, computes_the_same_in_slices, token_statistics
@@ -39,7 +40,11 @@ def test_the_slices_of_a_line_are_the_line(shapes: list[tuple[int, int]], count:
     laid = {"pad_id": 7, "device": CPU, "layout": "packed"}
     wholes = list(micro_batches(made, token_budget=budget * count, **laid))
     slices = [
-        list(micro_batches(made, token_budget=budget, **laid, ranks=Ranks(line=Line(count, index))))
+        list(
+            micro_batches(
+                made, token_budget=budget, **laid, ranks=DataParallelGroup(line=SequenceParallelGroup(count, index))
+            )
+        )
         for index in range(count)
     ]
     assert {len(batches) for batches in slices} == {len(wholes)}
@@ -64,7 +69,7 @@ def test_the_slices_of_a_line_are_the_line(shapes: list[tuple[int, int]], count:
 
 
 def measured(
-    model: PreTrainedModel, ranks: Ranks, layout: str, reference: Reference | None, estimator: str
+    model: PreTrainedModel, ranks: DataParallelGroup, layout: str, reference: Reference | None, estimator: str
 ) -> tuple[Tensor, list[Tensor]]:
     """[tokens, 3] statistics in the completions' order, and the gradients of a loss of them, on this rank alone."""
     made = samples()
@@ -78,7 +83,7 @@ def measured(
         statistics = token_statistics(model, batch, **given)
         divergence = torch.zeros_like(statistics.entropy) if statistics.divergence is None else statistics.divergence
         columns = torch.stack([statistics.logprobs, statistics.entropy, divergence], dim=1)
-        places = ragged.places(lengths, batch.rows)
+        places = ragged.token_indices(lengths, batch.rows)
         found[places] = columns.detach()
         for sum_, gradient in zip(
             total, torch.autograd.grad((weights[places] * columns).sum(), parameters), strict=True
@@ -119,8 +124,8 @@ def test_ranks_that_share_a_line_compute_what_one_does(case: str, count: int, mo
     references = [None, None] if estimator is None else list(map(Reference, anchors))
     expected, gradients = measured(models[0], ALONE, "padded", references[0], estimator or "k3")
 
-    def work(line: Line) -> tuple[Tensor, list[Tensor]]:
-        return measured(models[1], Ranks(line=line), "packed", references[1], estimator or "k3")
+    def work(line: SequenceParallelGroup) -> tuple[Tensor, list[Tensor]]:
+        return measured(models[1], DataParallelGroup(line=line), "packed", references[1], estimator or "k3")
 
     found = in_slices(count, work, monkeypatch)
     norm = float(torch.nn.utils.get_total_norm(gradients))
@@ -138,7 +143,7 @@ def test_each_query_meets_its_own_key(heads: int, count: int, monkeypatch: pytes
     keys = torch.arange(heads).repeat_interleave(tokens).reshape(heads, tokens, 1)
     asked = torch.arange(queries).repeat_interleave(tokens).reshape(queries, tokens, 1)
 
-    def work(line: Line) -> tuple[Tensor, Tensor, Tensor]:
+    def work(line: SequenceParallelGroup) -> tuple[Tensor, Tensor, Tensor]:
         own = slice(3 * line.index, 3 * line.index + 3)
         query, key = (ulysses.to_heads(states[:, own], line) for states in (asked, keys))
         return query, key, ulysses.to_tokens(query, line)
@@ -180,7 +185,7 @@ def test_a_model_that_attends_in_its_own_way_is_refused(toy_model_path: Path, mo
 )
 def test_ranks_that_cannot_be_divided_are_refused(ray: dict[str, int], message: str) -> None:
     config = TrainConfig(run=RunConfig(executor="ray"), ray=RayConfig(**ray))
-    with pytest.raises(LayoutError, match=message):
+    with pytest.raises(ParallelError, match=message):
         layout_of(config)
 
 

@@ -15,11 +15,11 @@ from tests.trainer.samples import ragged_samples
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.logprobs import Reference
 from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.training.policy import Policy
-from tinyzero_trainer.types import Sample
+from tinyzero_trainer.types import Rollout
 
 MAX_TOKENS, TEMPERATURE, KL, ENTROPY = 40, 0.8, 0.3, 0.05
 
@@ -33,14 +33,14 @@ def nudged(language_model: LanguageModel, seed: int, scale: float) -> torch.nn.M
     return model.eval().requires_grad_(False)
 
 
-def distribution(model: torch.nn.Module, sample: Sample) -> Tensor:
+def distribution(model: torch.nn.Module, sample: Rollout) -> Tensor:
     """[tokens, vocabulary] log π of a completion, from a pass of its own, in the model's precision."""
-    prompt, ids = sample.prompt.token_ids, sample.rollout.token_ids
+    prompt, ids = sample.prompt.token_ids, sample.generation.token_ids
     logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
     return torch.log_softmax(logits / TEMPERATURE, dim=-1)
 
 
-def batch_of(language_model: LanguageModel) -> Experience:
+def batch_of(language_model: LanguageModel) -> TrainingBatch:
     """Old log-probabilities beyond the clip range on both sides, weights for the engine, a sample that is masked."""
     samples, generator = ragged_samples(language_model, groups=2), torch.Generator().manual_seed(0)
     samples[4] = replace(samples[4], score=replace(samples[4].score, masked=True))
@@ -48,10 +48,10 @@ def batch_of(language_model: LanguageModel) -> Experience:
     tokens = int(lengths.sum())
     with torch.no_grad():
         now = [
-            distribution(language_model.model, sample)[range(len(sample.rollout.token_ids)), sample.rollout.token_ids]
+            distribution(language_model.model, sample)[range(len(sample.generation.token_ids)), sample.generation.token_ids]
             for sample in samples
         ]
-    return Experience(
+    return TrainingBatch(
         samples,
         lengths,
         torch.cat(now) + 0.4 * torch.randn(tokens, generator=generator),
@@ -69,7 +69,7 @@ def divergence(name: str, policy: Tensor, reference: Tensor, token: int) -> Tens
 
 
 def written_out(
-    model: torch.nn.Module, reference: torch.nn.Module, experience: Experience, algorithm: AlgorithmConfig
+    model: torch.nn.Module, reference: torch.nn.Module, experience: TrainingBatch, algorithm: AlgorithmConfig
 ) -> tuple[Tensor, dict[str, float]]:
     """The loss of the mini-batch; and what metrics report: its part without KL and entropy, and means over tokens."""
     place, by_completion = 0, []
@@ -78,7 +78,7 @@ def written_out(
     for sample in experience.samples:
         ours, theirs, losses = distribution(model, sample), distribution(reference, sample).detach(), []
         surrogates = []
-        for position, token in enumerate(sample.rollout.token_ids):
+        for position, token in enumerate(sample.generation.token_ids):
             old, advantage, importance = (
                 column[place].item()
                 for column in (experience.old_logprobs, experience.advantages, experience.importance)
@@ -154,7 +154,7 @@ def test_the_gradient_of_an_update_is_that_of_the_written_out_sum(
     assert 0.1 < means["actor/pg_clipfrac"] < 0.9
 
 
-def visited(model: torch.nn.Module, reference: torch.nn.Module, samples: Sequence[Sample]) -> tuple[float, float]:
+def visited(model: torch.nn.Module, reference: torch.nn.Module, samples: Sequence[Rollout]) -> tuple[float, float]:
     """KL(π ‖ π_ref) and entropy, over the whole vocabulary, summed where the completions lead."""
     kl = entropy = 0.0
     with torch.no_grad():

@@ -11,22 +11,22 @@ from tinyzero_trainer.config import OptimizerConfig, TrainConfig
 from tinyzero_trainer.controller import step as training_step
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.monitoring import performance as utilization
-from tinyzero_trainer.monitoring.performance import CardUse
-from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.monitoring.performance import GpuMemoryUsage
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 SECONDS = {"gen": 1.0, "update_actor": 2.0, "update_critic": 4.0, "step": 7.0}
 
 
-def card(name: str, gib: int = 1) -> CardUse:
-    return CardUse(name, gib * 2**30, 2 * gib * 2**30)
+def card(name: str, gib: int = 1) -> GpuMemoryUsage:
+    return GpuMemoryUsage(name, gib * 2**30, 2 * gib * 2**30)
 
 
 def test_known_cards_have_the_peaks_of_their_data_sheets() -> None:
     h200, old = card("NVIDIA H200"), card("Quadro 6000")
-    assert utilization.peak_of([h200]) == 989e12
-    assert utilization.peak_of([h200, h200]) == 2 * 989e12
-    assert utilization.peak_of([h200, old]) is None
-    assert utilization.peak_of([]) is None
+    assert utilization.peak_flops([h200]) == 989e12
+    assert utilization.peak_flops([h200, h200]) == 2 * 989e12
+    assert utilization.peak_flops([h200, old]) is None
+    assert utilization.peak_flops([]) is None
 
 
 def test_memory_is_that_of_the_fullest_card() -> None:
@@ -38,7 +38,7 @@ def test_memory_is_that_of_the_fullest_card() -> None:
 
 
 def test_a_cpu_is_no_card() -> None:
-    assert utilization.use_of(torch.device("cpu")) is None
+    assert utilization.memory_usage(torch.device("cpu")) is None
 
 
 def step(monkeypatch: pytest.MonkeyPatch, *, adapter: object = None) -> TrainingStep:
@@ -52,7 +52,7 @@ def step(monkeypatch: pytest.MonkeyPatch, *, adapter: object = None) -> Training
 
 
 def test_it_counts_the_tokens_of_all_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Sample(Prompt(Item(None), "", [1, 2]), Rollout([3, 4, 5], None, True), "", Score(0.0, False))
+    one = Rollout(Prompt(Item(None), "", [1, 2]), Generation([3, 4, 5], None, True), "", Score(0.0, False))
     left_out = replace(one, score=Score(0.0, False, masked=True))
     samples = [one, one, left_out]  # 10 tokens a pass
     cards = [card("a"), card("b")]

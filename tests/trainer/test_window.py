@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.algorithms.adaptive_length import Measured, WindowState, measure, observe, window_at
-from tinyzero_trainer.config import TrainConfig, WindowConfig
-from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.config import LengthControlConfig, TrainConfig
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 
-CONFIG = WindowConfig(mode="adaptive", warmup_steps=3, every=1, hold_steps=4, decay=0.0)
+CONFIG = LengthControlConfig(mode="adaptive", warmup_steps=3, every=1, hold_steps=4, decay=0.0)
 FULL = 1024
 
 
-def after(state: WindowState, *, steps: int = 1, config: WindowConfig = CONFIG, step: int = 10, **measured):
+def after(state: WindowState, *, steps: int = 1, config: LengthControlConfig = CONFIG, step: int = 10, **measured):
     values = {"success_rate": 0.7, "correct_length": 200.0, "length": 200.0, "truncated": 0.0, **measured}
     for _ in range(steps):
         state = observe(state, Measured(**values), config, full=FULL, step=step)
@@ -115,7 +115,7 @@ class Controller:
     s = EMA of the success rate; spare = window − EMA of the length, of all or of the correct ones, whichever is more.
     """
 
-    def __init__(self, config: WindowConfig, full: int) -> None:
+    def __init__(self, config: LengthControlConfig, full: int) -> None:
         self.config, self.full, self.window, self.idle = config, full, full, 0
         self.averages: dict[str, float] = {}
         self.started = False
@@ -171,9 +171,9 @@ def test_it_follows_the_rules_step_by_step(seed: int, decay: float, every: int, 
 
 
 def test_what_is_measured_of_a_batch() -> None:
-    def sample(length: int, *, correct: bool, finished: bool) -> Sample:
-        return Sample(
-            Prompt(Item(None), "", [1]), Rollout([2] * length, [-1.0] * length, finished), "", verdict(correct)
+    def sample(length: int, *, correct: bool, finished: bool) -> Rollout:
+        return Rollout(
+            Prompt(Item(None), "", [1]), Generation([2] * length, [-1.0] * length, finished), "", verdict(correct)
         )
 
     def verdict(correct: bool) -> Score:
@@ -190,13 +190,13 @@ def test_what_is_measured_of_a_batch() -> None:
 
 
 def test_a_fixed_window_is_never_longer_than_the_full_one() -> None:
-    fixed = WindowConfig(mode="fixed", tokens=300)
+    fixed = LengthControlConfig(mode="fixed", tokens=300)
     assert window_at(START, fixed, full=FULL, step=1, seed=0) == 300
     assert window_at(START, fixed, full=200, step=1, seed=0) == 200
-    assert window_at(START, WindowConfig(), full=FULL, step=1, seed=0) == FULL
+    assert window_at(START, LengthControlConfig(), full=FULL, step=1, seed=0) == FULL
 
 
 @pytest.mark.parametrize("settings", [{"least": 8}, {"mode": "fixed", "every": 2}, {"mode": "adaptive", "tokens": 9}])
 def test_a_setting_without_effect_is_refused(settings) -> None:
     with pytest.raises(ValueError, match=r"has no effect: it means nothing with window\.mode"):
-        TrainConfig(window=WindowConfig(**settings))
+        TrainConfig(window=LengthControlConfig(**settings))

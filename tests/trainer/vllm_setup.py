@@ -7,7 +7,7 @@ from tests.trainer.fake_vllm import FakeVllm
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.vllm import call_timeout as calls
 from tinyzero_trainer.rollout.vllm.engine import Limits, VllmEngine
-from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.types import Generation
 
 CPU = torch.device("cpu")
 PROMPTS = [[1, 2], [3], [1, 2]]
@@ -45,5 +45,5 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "CANCEL_LIMIT", 0.3)
 
 
-def expected(samples: int, params: SamplingParams, seed: int) -> list[list[Rollout]]:
+def expected(samples: int, params: SamplingParams, seed: int) -> list[list[Generation]]:
     return Setup().engine().generate(PROMPTS, samples, params, seed=seed)

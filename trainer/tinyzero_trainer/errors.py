@@ -5,7 +5,7 @@ import shlex
 from tinyzero_sdk.errors import TinyZeroError
 
 
-class WorkerLost(TinyZeroError):
+class WorkerDiedError(TinyZeroError):
     """A process that the run needs has died."""
 
     def __init__(self, which: str, end: str, *, policy_is_whole: bool) -> None:

@@ -26,7 +26,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
+class Generation:
     """One sampled completion."""
 
     token_ids: list[int]
@@ -40,13 +40,13 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Rollout:
     """A completion with its text and its score."""
 
     prompt: Prompt
     """What it answers."""
 
-    rollout: Rollout
+    rollout: Generation
     """Its tokens."""
 
     text: str

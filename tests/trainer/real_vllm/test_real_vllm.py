@@ -16,10 +16,10 @@ from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.models.loading import LanguageModel, load_model
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
 from tinyzero_trainer.rollout.build import build_engine
-from tinyzero_trainer.rollout.vllm.client import VllmConnection, VllmError
+from tinyzero_trainer.rollout.vllm.client import VllmClient, VllmError
 from tinyzero_trainer.rollout.vllm.engine import VllmEngine
 from tinyzero_trainer.rollout.weight_sync import named_weights
-from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.types import Generation
 
 STEPS = 3
 OTHER_LAYOUT = pytest.mark.nightly(reason="starts vLLM twice more; where engines are is tested with the engine `torch`")
@@ -98,7 +98,7 @@ def test_logprobs_are_the_policys_and_ends_are_ends(
     engine: VllmEngine, tiny: LanguageModel, prompts: list[list[int]]
 ) -> None:
     groups = engine.generate(prompts, 8, SamplingParams(30, temperature=0.7, logprobs=True), seed=3)
-    rollouts: list[tuple[list[int], Rollout]] = [
+    rollouts: list[tuple[list[int], Generation]] = [
         (prompt, rollout) for prompt, group in zip(prompts, groups, strict=True) for rollout in group
     ]
     assert {rollout.finished for _, rollout in rollouts} == {True, False}

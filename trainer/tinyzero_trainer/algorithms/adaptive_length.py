@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from tinyzero_sdk.seeds import derive_seed
-from tinyzero_trainer.config import WindowConfig
-from tinyzero_trainer.types import Sample
-from tinyzero_trainer.utils.ema import moved
+from tinyzero_trainer.config import LengthControlConfig
+from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.utils.ema import ema
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +55,18 @@ class WindowState:
     """Steps since the window last changed."""
 
 
-def measure(samples: Sequence[Sample]) -> Measured:
+def measure(samples: Sequence[Rollout]) -> Measured:
     """Success and lengths of a batch."""
-    correct = [len(sample.rollout.token_ids) for sample in samples if sample.score.correct]
+    correct = [len(sample.generation.token_ids) for sample in samples if sample.score.correct]
     return Measured(
         success_rate=len(correct) / len(samples),
         correct_length=fmean(correct) if correct else None,
-        length=fmean(len(sample.rollout.token_ids) for sample in samples),
-        truncated=fmean(not sample.rollout.finished for sample in samples),
+        length=fmean(len(sample.generation.token_ids) for sample in samples),
+        truncated=fmean(not sample.generation.finished for sample in samples),
     )
 
 
-def window_at(state: WindowState, config: WindowConfig, *, full: int, step: int, seed: int) -> int:
+def window_at(state: WindowState, config: LengthControlConfig, *, full: int, step: int, seed: int) -> int:
     """Tokens that completions of this step may have.
 
     Args:
@@ -84,7 +84,9 @@ def window_at(state: WindowState, config: WindowConfig, *, full: int, step: int,
     return full if explores else state.tokens
 
 
-def observe(state: WindowState, measured: Measured, config: WindowConfig, *, full: int, step: int) -> WindowState:
+def observe(
+    state: WindowState, measured: Measured, config: LengthControlConfig, *, full: int, step: int
+) -> WindowState:
     """The state after a step: averages moved, and at every `every`-th step perhaps another window."""
     state = _averaged(state, measured, config.decay)
     if config.mode != "adaptive" or step < config.warmup_steps:
@@ -98,7 +100,7 @@ def observe(state: WindowState, measured: Measured, config: WindowConfig, *, ful
     return replace(state, tokens=tokens, held=0 if tokens != state.tokens else state.held + 1)
 
 
-def _change(state: WindowState, config: WindowConfig) -> int:
+def _change(state: WindowState, config: LengthControlConfig) -> int:
     assert state.tokens is not None
     assert state.success_rate is not None
     assert state.length is not None
@@ -117,12 +119,12 @@ def _change(state: WindowState, config: WindowConfig) -> int:
 def _averaged(state: WindowState, measured: Measured, decay: float) -> WindowState:
     return replace(
         state,
-        success_rate=moved(state.success_rate, measured.success_rate, decay),
-        correct_length=moved(state.correct_length, measured.correct_length, decay),
-        length=moved(state.length, measured.length, decay),
-        truncated=moved(state.truncated, measured.truncated, decay),
+        success_rate=ema(state.success_rate, measured.success_rate, decay),
+        correct_length=ema(state.correct_length, measured.correct_length, decay),
+        length=ema(state.length, measured.length, decay),
+        truncated=ema(state.truncated, measured.truncated, decay),
     )
 
 
-def _clipped(tokens: int, config: WindowConfig, full: int) -> int:
+def _clipped(tokens: int, config: LengthControlConfig, full: int) -> int:
     return min(full, max(min(config.least, full), tokens))

@@ -49,7 +49,7 @@ class AdvantageInputs:
 
     def counted_tokens(self) -> Tensor | None:
         """[tokens] bool: belongs to a completion that counts in the loss; None = all."""
-        return None if self.counted is None else ragged.spread(self.counted, self.lengths)
+        return None if self.counted is None else ragged.repeat_to_tokens(self.counted, self.lengths)
 
     def groups(self) -> Tensor:
         """[groups, samples] what each completion earned, penalties included."""
@@ -77,14 +77,14 @@ def grpo(given: AdvantageInputs) -> Tensor:
     """
     groups = given.groups()
     if given.group_size == 1:
-        return ragged.spread(groups.flatten(), given.lengths)
+        return ragged.repeat_to_tokens(groups.flatten(), given.lengths)
     scaled = _centred(groups) / (groups.std(dim=1, keepdim=True) + STD_EPSILON)
-    return ragged.spread(scaled.flatten(), given.lengths)
+    return ragged.repeat_to_tokens(scaled.flatten(), given.lengths)
 
 
 def dr_grpo(given: AdvantageInputs) -> Tensor:
     """r − mean of the group: GRPO without its std, the advantage of Dr. GRPO (arXiv 2503.20783, §3.2)."""
-    return ragged.spread(_centred(given.groups()).flatten(), given.lengths)
+    return ragged.repeat_to_tokens(_centred(given.groups()).flatten(), given.lengths)
 
 
 def rloo(given: AdvantageInputs) -> Tensor:
@@ -107,7 +107,7 @@ def remax(given: AdvantageInputs) -> Tensor:
     """The return from each token on, minus what the likeliest completion earned (arXiv 2310.10505, eq. 5)."""
     assert given.greedy_rewards is not None, "remax needs the greedy completions' rewards"
     baseline = given.greedy_rewards.repeat_interleave(given.group_size)
-    return _discounted_returns(given) - ragged.spread(baseline, given.lengths)
+    return _discounted_returns(given) - ragged.repeat_to_tokens(baseline, given.lengths)
 
 
 def gae(given: AdvantageInputs) -> Tensor:

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from tinyzero_trainer.algorithms.kl import bounded_ratio, k1, k3
-from tinyzero_trainer.config import MismatchConfig, TrainConfig
-from tinyzero_trainer.types import Sample
+from tinyzero_trainer.config import RolloutCorrectionConfig, TrainConfig
+from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged as ragged
 
 SAMPLE_EVERY = 10
@@ -35,7 +35,7 @@ ENGINE_DIVERGENCE = "rollout_corr/k3_kl"
 
 
 @dataclass(frozen=True, slots=True)
-class KnownLogprobs:
+class OldLogprobs:
     """What is known of the completions' probabilities before the update; all [tokens]."""
 
     old: Tensor | None
@@ -50,20 +50,20 @@ class KnownLogprobs:
 
 def asks_engine(config: TrainConfig, step: int) -> bool:
     """Whether the engine shall return log-probabilities in a step, counted from 1."""
-    mode = config.rollout.logprobs
+    mode = config.generation.logprobs
     return mode == "always" or (mode == "sample" and step % SAMPLE_EVERY == 1)
 
 
-def engine_logprobs(samples: Sequence[Sample]) -> Tensor | None:
+def engine_logprobs(samples: Sequence[Rollout]) -> Tensor | None:
     """[tokens] of all completions; None if the engine was not asked."""
-    columns = [column for sample in samples if (column := sample.rollout.logprobs) is not None]
+    columns = [column for sample in samples if (column := sample.generation.logprobs) is not None]
     if len(columns) < len(samples):
         return None
     return torch.from_numpy(np.fromiter(chain.from_iterable(columns), np.float32, sum(map(len, columns))))
 
 
 def importance_weights(
-    old_logprobs: Tensor, engine: Tensor, lengths: Tensor, settings: MismatchConfig
+    old_logprobs: Tensor, engine: Tensor, lengths: Tensor, settings: RolloutCorrectionConfig
 ) -> tuple[Tensor, dict[str, float]]:
     """Truncated weights min(π_old/π_engine, cap), and 0 where the ratio lies outside the mask.
 
@@ -82,7 +82,7 @@ def importance_weights(
     """
     log_ratio = old_logprobs - engine
     if settings.weights == "sequence":
-        log_ratio = ragged.spread(ragged.sums(log_ratio, lengths), lengths)
+        log_ratio = ragged.repeat_to_tokens(ragged.sums(log_ratio, lengths), lengths)
     ratio = bounded_ratio(log_ratio)
     weights, metrics = torch.ones_like(ratio), {}
     if settings.weights is not None:

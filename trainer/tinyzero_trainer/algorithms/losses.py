@@ -137,7 +137,7 @@ def gspo(logprobs: Tensor, given: LossInputs) -> PolicyLoss:
     paper's, and a token-level advantage is allowed too (its GSPO-token, eq. 14).
     """
     delta = logprobs - given.old_logprobs
-    mean = ragged.spread(ragged.means(delta.detach(), given.lengths), given.lengths, len(delta))
+    mean = ragged.repeat_to_tokens(ragged.means(delta.detach(), given.lengths), given.lengths, len(delta))
     return _clipped(bounded_ratio(mean + logprobs - logprobs.detach()), given)
 
 

@@ -79,7 +79,7 @@ def plan(
     from tinyzero_trainer.config.layers import put_together
     from tinyzero_trainer.config.parallel import flag_settings as ray_settings
     from tinyzero_trainer.config.tasks import flag_settings
-    from tinyzero_trainer.models.hub import find_shape, shape_of_own
+    from tinyzero_trainer.models.hub import find_spec, shape_of_own
     from tinyzero_trainer.plan.limits import refuse_cards, refuse_or_note
     from tinyzero_trainer.plan.target_gpu import cards_for, choose_target
     from tinyzero_trainer.sft.default_model import SETTINGS as SUIT_OWN_MODEL
@@ -92,7 +92,7 @@ def plan(
     refuse_missing_directory(resolved.model.path)
     refuse_cards(resolved, nodes)
     target = choose_target(gpu, gpu_memory, resolved.run.device)
-    shape = shape_of_own(resolved.own_model) if owned else find_shape(resolved.model.path)
+    shape = shape_of_own(resolved.own_model) if owned else find_spec(resolved.model.path)
     for note in refuse_or_note(shape, resolved, prompt_tokens, cards_for(gpu, gpu_memory)):
         warn(note)
     planned = plan_for(shape, resolved, target, prompt_tokens, nodes)

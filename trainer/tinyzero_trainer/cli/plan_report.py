@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tinyzero_sdk.console import stdout
 from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.parallel import LayoutError
+from tinyzero_trainer.config.parallel import ParallelError
 from tinyzero_trainer.config.spread import CardKind, described, spread_of
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.constants import GIB
@@ -16,13 +16,13 @@ from tinyzero_trainer.estimate.fit import predict_within, with_settings
 from tinyzero_trainer.estimate.interconnect import Links, links_of
 from tinyzero_trainer.estimate.memory import ROLES, Memory, host_bytes
 from tinyzero_trainer.estimate.speed import Speed, predict_speed
-from tinyzero_trainer.estimate.workload import Work, work_on
-from tinyzero_trainer.hardware.gpu_specs import known_cards
-from tinyzero_trainer.models.spec import ModelShape
+from tinyzero_trainer.estimate.workload import Workload, workload_on
+from tinyzero_trainer.hardware.gpu_specs import known_gpus
+from tinyzero_trainer.models.spec import ModelSpec
 from tinyzero_trainer.plan.advice import lacking_words, of_which, taken_words, words
 from tinyzero_trainer.plan.candidates import SETTLED, Plan
 from tinyzero_trainer.plan.search import can_fit, make_plan
-from tinyzero_trainer.plan.target_gpu import Target, on_card
+from tinyzero_trainer.plan.target_gpu import TargetGpu, on_gpu
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,16 +53,16 @@ class Kind:
 class Planned:
     """A plan for a model and a card."""
 
-    shape: ModelShape
+    shape: ModelSpec
     """The model's."""
 
-    target: Target
+    target: TargetGpu
     """The card."""
 
     plan: Plan
     """What was found."""
 
-    work: Work
+    work: Workload
     """Of a step, as proposed."""
 
     speed: Speed | None
@@ -88,18 +88,18 @@ class Planned:
 
 
 def plan_for(
-    shape: ModelShape,
+    shape: ModelSpec,
     config: TrainConfig,
-    target: Target,
+    target: TargetGpu,
     prompt_tokens: int | None = None,
     nodes: int | None = None,
 ) -> Planned:
     """Plan a configuration for a card, or as many of the kind as it names; see `search.make_plan`."""
-    config = on_card(config, target)
+    config = on_gpu(config, target)
     found = make_plan(shape, config, target.room, prompt_tokens, card=target.card, host=target.host, nodes=nodes)
     smallest = more = None
     if not found.fits:
-        sizes = sorted({card.memory for card in known_cards() if card.memory * GIB > target.room})
+        sizes = sorted({card.memory for card in known_gpus() if card.memory * GIB > target.room})
         place = bisect_left(
             sizes,
             True,
@@ -117,18 +117,18 @@ def plan_for(
         Kind(kind, spread.count(kind), predict_within(shape, found.config, found.limit, prompt_tokens, card=kind))
         for kind in spread.kinds
     )
-    work = work_on(found.config, prompt_tokens)
+    work = workload_on(found.config, prompt_tokens)
     lacking = lacking_words(config, found)
     return Planned(shape, target, found, work, speed, smallest, held, kinds, more, links, lacking)
 
 
-def _enough(shape: ModelShape, config: TrainConfig, target: Target, prompt_tokens: int | None) -> int | None:
+def _enough(shape: ModelSpec, config: TrainConfig, target: TargetGpu, prompt_tokens: int | None) -> int | None:
     """The least number of cards, of those that there may be, on which a run fits."""
     now = spread_of(config).cards
 
     def fits(count: int) -> bool:
         several = with_settings(config, {"run.executor": "ray", "ray.gpus": count, "ray.ranks": None})
-        with suppress(LayoutError):
+        with suppress(ParallelError):
             return can_fit(shape, several, target.room, prompt_tokens, host=target.host)
         return False
 

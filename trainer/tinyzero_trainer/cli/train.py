@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.config.layers import Layers
-    from tinyzero_trainer.models.spec import ModelShape
+    from tinyzero_trainer.models.spec import ModelSpec
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, by the keys below.")]
 TaskOptions = Annotated[
@@ -128,19 +128,19 @@ def warm_start(
     """Make a small model from nothing that can attempt a task, from the task's own demonstrations."""
     from tinyzero_sdk.settings import build
     from tinyzero_trainer.config.compose import gather
-    from tinyzero_trainer.config.sft import WarmStartConfig
+    from tinyzero_trainer.config.sft import SftConfig
     from tinyzero_trainer.config.tasks import flag_settings
-    from tinyzero_trainer.monitoring.progress import Display
+    from tinyzero_trainer.monitoring.progress import Progress
     from tinyzero_trainer.utils.signals import StopFlag, left_at_once
 
     flags = {**flag_settings(task or ()), "run.output": output and str(output)}
-    resolved = build(WarmStartConfig, gather(WarmStartConfig, flags, words or (), config))
+    resolved = build(SftConfig, gather(SftConfig, flags, words or (), config))
     for flag, value in (("--task", resolved.task_shares()), ("--output", resolved.run.output)):
         if not value:
             raise SettingsError(f"a warm start needs {flag}")
     calm_threads()
     stopped = "before the model was made; nothing is left of it"
-    with _stops_in_one_line(), left_at_once(stopped), Display() as display:
+    with _stops_in_one_line(), left_at_once(stopped), Progress() as display:
         display.phase("loading PyTorch")
         with without_collector():
             from tinyzero_trainer.sft.train import warm_start as make_model
@@ -186,9 +186,9 @@ class _TrainCommand(_CommandWithKeys):
 class _WarmStartCommand(_CommandWithKeys):
     def keys(self) -> "Iterator[RenderableType]":
         from tinyzero_trainer.config.help import key_help
-        from tinyzero_trainer.config.sft import WarmStartConfig
+        from tinyzero_trainer.config.sft import SftConfig
 
-        return key_help(WarmStartConfig)
+        return key_help(SftConfig)
 
 
 def _settle(said: Mapping[str, Any], output: Path | None, *, resume: bool) -> "tuple[TrainConfig, Layers | None]":
@@ -231,12 +231,12 @@ def _new_directory(config: "TrainConfig") -> str:
 def _check_early(config: "TrainConfig", *, resume: bool) -> None:
     """What the loop checks too, but seconds later."""
     from tinyzero_trainer.checkpoint.run_directory import RunDirectory
-    from tinyzero_trainer.config.tasks import load_shares
+    from tinyzero_trainer.config.tasks import load_tasks
     from tinyzero_trainer.plan.limits import refuse_no_prompt
     from tinyzero_trainer.rollout.vllm.version import require_vllm
     from tinyzero_trainer.utils.import_object import check_place
 
-    tasks = load_shares(
+    tasks = load_tasks(
         config.task_shares(),
         wrappers=config.wrappers_with_limit(),
         allow_unsafe_scorers=config.run.allow_unsafe_scorers,
@@ -284,7 +284,7 @@ def _announce(config: "TrainConfig", layers: "Layers | None", *, planned: bool =
     stderr.print("loading PyTorch", style="dim")
 
 
-def _consult_plan(config: "TrainConfig", shape: "ModelShape | None" = None) -> None:
+def _consult_plan(config: "TrainConfig", shape: "ModelSpec | None" = None) -> None:
     """Warn of a run that will not fit into the GPU's memory; the shape is of a model that is yet to be made."""
     from tinyzero_trainer.plan import advice
 

@@ -9,20 +9,26 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Literal
 
 from tinyzero_trainer.config.algorithm import AlgorithmConfig, CriticConfig, LoraConfig, OptimizerConfig
-from tinyzero_trainer.config.rollout import CurriculumConfig, DataConfig, MismatchConfig, RolloutConfig, WindowConfig
+from tinyzero_trainer.config.rollout import (
+    CurriculumConfig,
+    DataConfig,
+    LengthControlConfig,
+    RolloutConfig,
+    RolloutCorrectionConfig,
+)
 from tinyzero_trainer.config.run import (
     CheckpointConfig,
+    DefaultModelConfig,
     EvalConfig,
     LogConfig,
     MemoryConfig,
     ModelConfig,
-    OwnModelConfig,
     RayConfig,
     RewardConfig,
     RunConfig,
     VllmConfig,
 )
-from tinyzero_trainer.config.tasks import TaskShare, read_shares, whole_entries
+from tinyzero_trainer.config.tasks import TaskSpec, read_task_specs, whole_entries
 from tinyzero_trainer.config.types import Advantage, Aggregation, Decay, Estimator, Layout
 from tinyzero_trainer.config.unused import COMPARES_SAMPLES, idle, refuse
 
@@ -35,23 +41,23 @@ __all__ = [
     "CurriculumConfig",
     "DataConfig",
     "Decay",
+    "DefaultModelConfig",
     "Estimator",
     "EvalConfig",
     "Layout",
+    "LengthControlConfig",
     "LogConfig",
     "LoraConfig",
     "MemoryConfig",
-    "MismatchConfig",
     "ModelConfig",
     "OptimizerConfig",
-    "OwnModelConfig",
     "RayConfig",
     "RewardConfig",
     "RolloutConfig",
+    "RolloutCorrectionConfig",
     "RunConfig",
     "TrainConfig",
     "VllmConfig",
-    "WindowConfig",
 ]
 
 WITHOUT_RATIO = {"reinforce": "has no ratio", "gspo": "has bounds narrower than a step of staleness"}
@@ -71,15 +77,15 @@ class TrainConfig:
     """Several tasks: tasks.NAME.weight=2, tasks.NAME.options.KEY=…, and tasks.NAME.task=… if not called NAME."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
-    own_model: OwnModelConfig = field(default_factory=OwnModelConfig)
+    own_model: DefaultModelConfig = field(default_factory=DefaultModelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     data: DataConfig = field(default_factory=DataConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     vllm: VllmConfig = field(default_factory=VllmConfig)
-    mismatch: MismatchConfig = field(default_factory=MismatchConfig)
-    window: WindowConfig = field(default_factory=WindowConfig)
+    mismatch: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
+    window: LengthControlConfig = field(default_factory=LengthControlConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
@@ -88,15 +94,15 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
-    def task_shares(self) -> tuple[TaskShare, ...]:
+    def task_shares(self) -> tuple[TaskSpec, ...]:
         """The tasks of the run, whichever way they are named; nothing else looks at `run.task`, `task` and `tasks`."""
-        return read_shares(self.run.task, self.task, self.tasks)
+        return read_task_specs(self.run.task, self.task, self.tasks)
 
     @property
     def old_logprobs_source(self) -> Literal["engine", "policy", "update"]:
         """Where the loss has its old log-probabilities from: the engine, a pass of the policy's, or the update's own
         pass; see algorithms/importance_sampling.py."""
-        if self.rollout.logprobs == "always" and not self.mismatch.corrects:
+        if self.generation.logprobs == "always" and not self.mismatch.corrects:
             return "engine"
         single_update = self.optimizer.mini_batches == self.optimizer.epochs == 1
         needed_before = self.algorithm.kl_in_reward or self.mismatch.corrects

@@ -9,7 +9,7 @@ from tinyzero_trainer.config import RayConfig, TrainConfig
 Resources = dict[str, float]
 
 
-class LayoutError(TinyZeroError):
+class ParallelError(TinyZeroError):
     """Ranks and engines do not fit on the GPUs."""
 
 
@@ -84,21 +84,21 @@ def layout_of(config: TrainConfig) -> Layout:
     ray, spread = config.ray, config.vllm.tensor_parallel
     if not ray.gpus:
         if config.run.device not in ("auto", "cpu"):
-            raise LayoutError(f"run.device={config.run.device}, but ray.gpus=0 is a run on the CPU; give --gpus N")
+            raise ParallelError(f"run.device={config.run.device}, but ray.gpus=0 is a run on the CPU; give --gpus N")
         return _divided(Layout(ray.ranks or 1, ray.engines, spread, "cpu"), ray)
     if config.run.device not in ("auto", "cuda"):
-        raise LayoutError(
+        raise ParallelError(
             f"run.device={config.run.device}, but each process has one of ray.gpus={ray.gpus} that Ray chooses; leave "
             "it out, or with --resume give run.device=auto"
         )
     ranks, each = ray.gpus - ray.engines * spread, f" of {spread} GPUs each" if spread > 1 else ""
     if ranks < 1:
-        raise LayoutError(
+        raise ParallelError(
             f"ray.engines={ray.engines}{each} leave no GPU of ray.gpus={ray.gpus} to learn on; raise ray.gpus, or "
             "lower ray.engines (0 = engines beside the ranks)"
         )
     if ray.ranks not in (None, ranks):
-        raise LayoutError(
+        raise ParallelError(
             f"ray.ranks={ray.ranks}, but ray.gpus={ray.gpus} with ray.engines={ray.engines}{each} is {ranks}: a rank "
             f"for each GPU that no engine has to itself; leave ray.ranks out, or with --resume give ray.ranks={ranks}"
         )
@@ -109,15 +109,15 @@ def _divided(layout: Layout, ray: RayConfig) -> Layout:
     """The same, if its ranks can be divided as they are to be; see distributed/mesh.py."""
     if not layout.engines and layout.ranks % layout.spread:
         what = f"ray.gpus={ray.gpus}" if ray.gpus else f"the {layout.ranks} ranks"
-        raise LayoutError(
+        raise ParallelError(
             f"vllm.tensor_parallel={layout.spread} does not divide {what}, each of which is to generate; change one of "
             "them, or give engines places of their own with ray.engines"
         )
     if layout.ranks % ray.replicas:
-        raise LayoutError(f"ray.replicas={ray.replicas} does not divide the {layout.ranks} ranks; change one of them")
+        raise ParallelError(f"ray.replicas={ray.replicas} does not divide the {layout.ranks} ranks; change one of them")
     each = layout.ranks // ray.replicas
     if each % ray.sequence_parallel:
-        raise LayoutError(
+        raise ParallelError(
             f"ray.sequence_parallel={ray.sequence_parallel} does not divide the {each} ranks of a replica; change one "
             "of them"
         )

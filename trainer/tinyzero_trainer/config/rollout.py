@@ -116,7 +116,7 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True)
-class MismatchConfig:
+class RolloutCorrectionConfig:
     """Corrects for an engine that samples from other probabilities than the policy's; needs rollout.logprobs=always."""
 
     weights: Literal["token", "sequence"] | None = None
@@ -142,7 +142,7 @@ class MismatchConfig:
 
 
 @dataclass(frozen=True)
-class WindowConfig:
+class LengthControlConfig:
     """How many tokens completions may have in training; evaluation always uses rollout.max_tokens."""
 
     mode: Literal["full", "fixed", "adaptive"] = "full"

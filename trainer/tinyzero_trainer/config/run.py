@@ -69,7 +69,7 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class OwnModelConfig:
+class DefaultModelConfig:
     """The model that `tinyzero train` warm-starts on a GPU where none is named; made once, then found again."""
 
     hidden_size: PositiveInt = 384

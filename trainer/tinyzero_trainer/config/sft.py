@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from annotated_types import Gt
 
-from tinyzero_trainer.config.tasks import TaskShare, read_shares, whole_entries
+from tinyzero_trainer.config.tasks import TaskSpec, read_task_specs, whole_entries
 from tinyzero_trainer.config.types import NonNegativeInt, PositiveFloat, PositiveInt, TestShare
 
 
@@ -44,7 +44,7 @@ class TinyShape:
 
 
 @dataclass(frozen=True)
-class WarmStartRun:
+class SftRunConfig:
     """What is made, and where."""
 
     task: str = ""
@@ -61,7 +61,7 @@ class WarmStartRun:
 
 
 @dataclass(frozen=True)
-class WarmStartTraining:
+class SftTrainingConfig:
     """How it is trained."""
 
     steps: PositiveInt = 3000
@@ -106,10 +106,10 @@ class WarmStartTraining:
 
 
 @dataclass(frozen=True)
-class WarmStartConfig:
+class SftConfig:
     """Everything a warm start depends on."""
 
-    run: WarmStartRun = field(default_factory=WarmStartRun)
+    run: SftRunConfig = field(default_factory=SftRunConfig)
     task: dict[str, Any] = field(default_factory=dict)
     """The task's own options, e.g. task.numbers=[3]."""
 
@@ -117,13 +117,13 @@ class WarmStartConfig:
     """Several tasks: tasks.NAME.weight=2, tasks.NAME.options.KEY=…, and tasks.NAME.task=… if not called NAME."""
 
     model: TinyShape = field(default_factory=TinyShape)
-    training: WarmStartTraining = field(default_factory=WarmStartTraining)
+    training: SftTrainingConfig = field(default_factory=SftTrainingConfig)
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings under which the model learns best, e.g. settings.optimizer.learning_rate=2e-4; stored with it."""
 
-    def task_shares(self) -> tuple[TaskShare, ...]:
+    def task_shares(self) -> tuple[TaskSpec, ...]:
         """The tasks, whichever way they are named."""
-        return read_shares(self.run.task, self.task, self.tasks)
+        return read_task_specs(self.run.task, self.task, self.tasks)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", whole_entries(self.task_shares()))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.parallel import LayoutError, layout_of
+from tinyzero_trainer.config.parallel import ParallelError, layout_of
 
 CardKind = Literal["rank", "engine"]
 """`rank` = a card on which weights are trained, with an engine beside them where engines have no cards of their own;
@@ -131,7 +131,7 @@ def refuse_uneven(config: TrainConfig, heads: int) -> None:
     ):
         if heads % count:
             possible = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
-            raise LayoutError(
+            raise ParallelError(
                 f"{name}={count} does not divide the model's {heads} attention heads; give one of {possible}"
             )
 

@@ -21,7 +21,7 @@ ENTRY_KEYS = ("task", "weight", "options")
 
 
 @dataclass(frozen=True, slots=True)
-class TaskShare:
+class TaskSpec:
     """One task of a run."""
 
     name: str
@@ -42,7 +42,7 @@ class TaskShare:
         return self.name or Path(self.task).stem
 
 
-def read_shares(task: str, options: Mapping[str, Any], tasks: Mapping[str, Any]) -> tuple[TaskShare, ...]:
+def read_task_specs(task: str, options: Mapping[str, Any], tasks: Mapping[str, Any]) -> tuple[TaskSpec, ...]:
     """The tasks of a configuration; empty if it names none.
 
     Args:
@@ -58,7 +58,7 @@ def read_shares(task: str, options: Mapping[str, Any], tasks: Mapping[str, Any])
         2.0
     """
     if not tasks:
-        return (TaskShare("", task, 1.0, options),) if task else ()
+        return (TaskSpec("", task, 1.0, options),) if task else ()
     if task:
         raise ValueError(
             f"run.task={task!r} and tasks ({', '.join(tasks)}) are both given; with one task write its options as "
@@ -85,7 +85,7 @@ def same_task(task: str, other: str) -> bool:
     return identity(task) == identity(other)
 
 
-def whole_entries(shares: Sequence[TaskShare]) -> dict[str, Any]:
+def whole_entries(shares: Sequence[TaskSpec]) -> dict[str, Any]:
     """The table `tasks` of these, with nothing left to defaults: equal settings are written alike."""
     return {
         share.name: {"task": share.task, "weight": share.weight, "options": dict(share.options)}
@@ -122,8 +122,8 @@ def flag_settings(tasks: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def load_shares(
-    shares: Sequence[TaskShare], *, wrappers: Sequence[str] = (), allow_unsafe_scorers: bool = False
+def load_tasks(
+    shares: Sequence[TaskSpec], *, wrappers: Sequence[str] = (), allow_unsafe_scorers: bool = False
 ) -> dict[str, "Task"]:
     """Load the tasks; the keys are what the run calls them.
 
@@ -151,7 +151,7 @@ def load_shares(
     return tasks
 
 
-def _read_entry(name: str, entry: Any) -> TaskShare:
+def _read_entry(name: str, entry: Any) -> TaskSpec:
     place = f"tasks.{name}"
     if not name or "." in name:
         raise ValueError(f"tasks: got the name {name!r}, expected one without dots; a file goes into its key `task`")
@@ -164,7 +164,7 @@ def _read_entry(name: str, entry: Any) -> TaskShare:
     _expect(isinstance(task, str) and task, f"{place}.task", task, "the name of a task or the path of its file")
     _expect(is_number and 0 < weight < math.inf, f"{place}.weight", weight, "a number above 0, such as 2")
     _expect(isinstance(options, Mapping), f"{place}.options", options, f"a table, such as {place}.options.KEY=…")
-    return TaskShare(name, task, float(weight), options)
+    return TaskSpec(name, task, float(weight), options)
 
 
 def _expect(fine: object, key: str, value: object, expected: str) -> None:

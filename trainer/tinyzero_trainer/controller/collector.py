@@ -12,19 +12,19 @@ from tinyzero_trainer.algorithms.adaptive_length import WindowState, measure, ob
 from tinyzero_trainer.algorithms.importance_sampling import asks_engine
 from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.data.prompts import Progress
+from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.local import generate, score
 from tinyzero_trainer.executors.tasks import training_stream
-from tinyzero_trainer.monitoring.timer import Clock
+from tinyzero_trainer.monitoring.timer import StepTimer
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 from tinyzero_trainer.utils.signals import Stop
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class RolloutBatch:
     """A batch to train on, and how things stand after it."""
 
     step: int
@@ -33,10 +33,10 @@ class Collected:
     version: int
     """Steps that the weights which sampled it had behind them."""
 
-    samples: list[Sample]
+    samples: list[Rollout]
     """All completions."""
 
-    kept: list[Sample]
+    kept: list[Rollout]
     """Those that are trained on: whole groups."""
 
     greedy_rewards: list[float] | None
@@ -48,7 +48,7 @@ class Collected:
     window_after: WindowState
     """Of the adaptive window."""
 
-    progress: dict[str, Progress]
+    progress: dict[str, StreamState]
     """How far the training stream of each task has come."""
 
     chosen: dict[str, float]
@@ -58,11 +58,11 @@ class Collected:
     """Of the parts of the work."""
 
 
-class Collector:
+class RolloutCollector:
     """Collects batches, in the order of the steps."""
 
     def __init__(
-        self, config: TrainConfig, roles: Workers, progress: Mapping[str, Progress], window: WindowState
+        self, config: TrainConfig, roles: Workers, progress: Mapping[str, StreamState], window: WindowState
     ) -> None:
         """
         Args:
@@ -74,9 +74,9 @@ class Collector:
         self.config, self.roles = config, roles
         self.stream = training_stream(config, roles.tasks, progress)
         self._window = window
-        self._clock = Clock()  # of the present batch
+        self._clock = StepTimer()  # of the present batch
 
-    def collect(self, step: int, version: int, stop: Stop) -> Collected:
+    def collect(self, step: int, version: int, stop: Stop) -> RolloutBatch:
         """The batch of a step.
 
         Args:
@@ -88,7 +88,7 @@ class Collector:
             StopRequested: `stop` was requested; the policy has not been touched.
         """
         config, rollout = self.config, self.config.rollout
-        self._clock = Clock()
+        self._clock = StepTimer()
         window = window_at(self._window, config.window, full=rollout.max_tokens, step=step, seed=config.run.seed)
         params = SamplingParams(
             window,
@@ -101,7 +101,7 @@ class Collector:
         samples, kept = self.sample(params, step, stop)
         greedy_rewards = self.greedy_rewards(kept, stop) if config.algorithm.advantage == "remax" else None
         self._window = observe(self._window, measure(samples), config.window, full=rollout.max_tokens, step=step)
-        return Collected(
+        return RolloutBatch(
             step=step,
             version=version,
             samples=samples,
@@ -114,7 +114,7 @@ class Collector:
             seconds=self._clock.seconds,
         )
 
-    def sample(self, params: SamplingParams, step: int, stop: Stop) -> tuple[list[Sample], list[Sample]]:
+    def sample(self, params: SamplingParams, step: int, stop: Stop) -> tuple[list[Rollout], list[Rollout]]:
         """All completions sampled, and those that are trained on.
 
         With dynamic sampling (arXiv 2503.14476, §3.2) groups whose answers are all equally right are left out, and
@@ -122,8 +122,8 @@ class Collector:
         """
         config, group_size = self.config, self.config.rollout.samples_per_prompt
         wanted, refills = config.data.prompts_per_step, config.data.dynamic_rounds
-        samples: list[Sample] = []
-        kept: list[Sample] = []
+        samples: list[Rollout] = []
+        kept: list[Rollout] = []
         for attempt in range(1 + refills):
             batch = [next(self.stream) for _ in range(wanted - len(kept) // group_size)]
             seed = derive_seed("rollout", config.run.seed, step, *([attempt] if attempt else []))
@@ -145,7 +145,7 @@ class Collector:
             self.roles.display.note(f"step {step}: all completions are masked, so nothing is learnt from it")
         return samples, kept
 
-    def greedy_rewards(self, kept: list[Sample], stop: Stop) -> list[float]:
+    def greedy_rewards(self, kept: list[Rollout], stop: Stop) -> list[float]:
         """What the likeliest completion of each prompt earns, at full length, under the weights that sampled."""
         config = self.config
         params = SamplingParams(config.rollout.max_tokens, temperature=0.0)
@@ -157,12 +157,12 @@ class Collector:
 
     def _generate(
         self, prompts: list[Prompt], params: SamplingParams, *, samples: int, seed: int, stop: Stop
-    ) -> list[tuple[Prompt, Rollout]]:
+    ) -> list[tuple[Prompt, Generation]]:
         with catch_out_of_memory("completions were generated"):
             return generate(self.roles, prompts, params, samples=samples, seed=seed, stop=stop)
 
 
-def _informative(samples: list[Sample], group_size: int) -> list[Sample]:
+def _informative(samples: list[Rollout], group_size: int) -> list[Rollout]:
     """The groups in which what counts in the loss was not all scored alike by the task, however it was shaped."""
     groups = [samples[start : start + group_size] for start in range(0, len(samples), group_size)]
     scores = [{sample.score.unshaped for sample in group if not sample.score.masked} for group in groups]

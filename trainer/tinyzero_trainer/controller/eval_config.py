@@ -10,7 +10,7 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.config.layers import text
 from tinyzero_trainer.config.model_defaults import TINY_NAME
-from tinyzero_trainer.config.tasks import read_shares, same_task
+from tinyzero_trainer.config.tasks import read_task_specs, same_task
 
 EVALUATION_KEYS = (
     "run.task",

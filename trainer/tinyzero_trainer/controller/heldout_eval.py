@@ -15,16 +15,16 @@ from tinyzero_sdk.evaluation.protocol import EvaluationResult
 from tinyzero_sdk.scoring.statistics import standard_error
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.executors.base import Workers
-from tinyzero_trainer.executors.local import build_roles, generate, score
-from tinyzero_trainer.monitoring.progress import Display
+from tinyzero_trainer.executors.local import build_workers, generate, score
+from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.types import Prompt, Sample
+from tinyzero_trainer.types import Prompt, Rollout
 from tinyzero_trainer.utils.signals import StopFlag
 
 
 def evaluate(
     roles: Workers, prompts: Sequence[Prompt], params: SamplingParams, *, samples: int, seed: int, stop: StopFlag
-) -> tuple[EvaluationResult, list[Sample]]:
+) -> tuple[EvaluationResult, list[Rollout]]:
     """Sample and score completions of `prompts`.
 
     Raises:
@@ -36,9 +36,9 @@ def evaluate(
     return _summary(completed, samples, perf_counter() - started), completed
 
 
-def _summary(completed: Sequence[Sample], samples: int, seconds: float) -> EvaluationResult:
+def _summary(completed: Sequence[Rollout], samples: int, seconds: float) -> EvaluationResult:
     correct = np.array([sample.score.correct for sample in completed]).reshape(-1, samples)
-    lengths = [len(sample.rollout.token_ids) for sample in completed]
+    lengths = [len(sample.generation.token_ids) for sample in completed]
     return EvaluationResult(
         problems=len(correct),
         samples=samples,
@@ -52,7 +52,7 @@ def _summary(completed: Sequence[Sample], samples: int, seconds: float) -> Evalu
 
 
 def evaluate_model(
-    config: TrainConfig, *, samples: int, temperature: float, display: Display, stop: StopFlag
+    config: TrainConfig, *, samples: int, temperature: float, display: Progress, stop: StopFlag
 ) -> dict[str, EvaluationResult]:
     """Evaluate `config.model` on `config.eval.size` held-out problems of each of its tasks, by the task's name.
 
@@ -63,7 +63,7 @@ def evaluate_model(
         display: is told of the phases.
         stop: polled while generating.
     """
-    with build_roles(config, display=display, training=False) as roles:
+    with build_workers(config, display=display, training=False) as roles:
         params, results = SamplingParams(config.rollout.max_tokens, temperature), {}
         for name, role in roles.tasks.items():
             prompts = role.prompts.held_out(config.eval.size)
@@ -73,14 +73,14 @@ def evaluate_model(
     return results
 
 
-def write_samples(path: Path, completed: Sequence[Sample]) -> None:
+def write_samples(path: Path, completed: Sequence[Rollout]) -> None:
     """Write completions as JSON Lines that `tinyzero score` reads."""
     lines = (json.dumps(sample_row(sample), ensure_ascii=True) for sample in completed)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
 
-def sample_row(sample: Sample) -> dict[str, Any]:
+def sample_row(sample: Rollout) -> dict[str, Any]:
     """One completion as an outputs row: what was asked, what was answered, and the verdict."""
     verdict: Score = sample.score
     return {
@@ -92,6 +92,6 @@ def sample_row(sample: Sample) -> dict[str, Any]:
         "correct": verdict.correct,
         "reason": verdict.reason,
         "answer": verdict.answer,
-        "tokens": len(sample.rollout.token_ids),
-        "finished": sample.rollout.finished,
+        "tokens": len(sample.generation.token_ids),
+        "finished": sample.generation.finished,
     }

@@ -12,7 +12,7 @@ from tinyzero_sdk.evaluation.protocol import EvaluationPlan, EvaluationRequest, 
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.tasks import load_shares
+from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.utils.startup import without_collector
 
 if TYPE_CHECKING:
@@ -77,9 +77,9 @@ class LocalModels:
 
 @contextmanager
 def _open(config: TrainConfig, task: Task, request: EvaluationRequest) -> Iterator[Sampler]:
-    from tinyzero_trainer.monitoring.progress import Display
+    from tinyzero_trainer.monitoring.progress import Progress
 
-    with Display() as display:
+    with Progress() as display:
         display.phase("loading PyTorch")
         with without_collector():
             from tinyzero_trainer.rollout import SamplingParams

@@ -22,21 +22,21 @@ from tinyzero_trainer.checkpoint import store as checkpoints
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import check_fingerprint, fingerprint
-from tinyzero_trainer.controller.collector import Collected
+from tinyzero_trainer.controller.collector import RolloutBatch
 from tinyzero_trainer.controller.heldout_eval import evaluate, write_samples
 from tinyzero_trainer.controller.pending_batch import from_json, to_json
-from tinyzero_trainer.controller.step import Carried, TrainingStep
+from tinyzero_trainer.controller.step import TrainerState, TrainingStep
 from tinyzero_trainer.data.mixture import some_of_each
-from tinyzero_trainer.errors import WorkerLost
+from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.base import StopRequested, Workers
-from tinyzero_trainer.executors.local import build_roles
+from tinyzero_trainer.executors.local import build_workers
 from tinyzero_trainer.monitoring.metrics_log import MetricsLog, greedy_key, held_out_key, read_metrics, size_key
-from tinyzero_trainer.monitoring.plot import draw_curve
-from tinyzero_trainer.monitoring.progress import Display, outcome_line
+from tinyzero_trainer.monitoring.plot import plot_curve
+from tinyzero_trainer.monitoring.progress import Progress, outcome_line
 from tinyzero_trainer.monitoring.trackers import Trackers
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.vllm.client import VllmError
-from tinyzero_trainer.types import Prompt, Sample
+from tinyzero_trainer.types import Prompt, Rollout
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 from tinyzero_trainer.utils.signals import Interrupted, StopFlag, catch_signals
 
@@ -82,7 +82,7 @@ class RunState:
     elapsed_s: float = 0.0
     """Wall-clock seconds spent training, over all sittings."""
 
-    carried: Carried = field(default_factory=Carried)
+    carried: TrainerState = field(default_factory=TrainerState)
     """What one step hands to the next."""
 
     cumulative_reward: float = 0.0
@@ -111,7 +111,7 @@ def train(config: TrainConfig, *, resume: bool = False) -> TrainResult:
         TinyZeroError: anything else a user can cause.
     """
     with (
-        Display() as display,
+        Progress() as display,
         RunDirectory.open(config.run.output, resume=resume) as run,
         catch_signals() as stop,
     ):
@@ -121,7 +121,7 @@ def train(config: TrainConfig, *, resume: bool = False) -> TrainResult:
             for line in found.skipped:
                 display.note(line)
         with (
-            build_roles(config, display=display, training=True, checkpoint=found.path if found else None) as roles,
+            build_workers(config, display=display, training=True, checkpoint=found.path if found else None) as roles,
             MetricsLog(run.metrics) as log,
             _trackers(config, run, display) as trackers,
         ):
@@ -145,7 +145,7 @@ class _Run:
         self.policy, self.display = roles.policy, roles.display
         self.state = RunState()
         self.training: TrainingStep | None = None  # once it has begun
-        self.ready: Collected | None = None  # the next step's batch, as a checkpoint has it
+        self.ready: RolloutBatch | None = None  # the next step's batch, as a checkpoint has it
         self.saved_step: int | None = None  # newest checkpoint of this state
         self.saving: dict[str, float] = {}  # seconds of a save that no line tells of yet
         self.held_out: dict[str, list[Prompt]] = {}
@@ -187,7 +187,7 @@ class _Run:
             self.save()
             assert self.stop.signal is not None
             raise Interrupted(self.stop.signal, state.step, config.run.output) from None
-        except WorkerLost as lost:
+        except WorkerDiedError as lost:
             if lost.policy_is_whole:
                 self.save()
             newest = checkpoints.latest(self.run.checkpoints)
@@ -198,11 +198,11 @@ class _Run:
             raise
         return self.finish()
 
-    def totals(self, samples: list[Sample], seconds: dict[str, float]) -> dict[str, float]:
+    def totals(self, samples: list[Rollout], seconds: dict[str, float]) -> dict[str, float]:
         """Sums over the run."""
         state = self.state
         prompt_tokens = sum(len(sample.prompt.token_ids) for sample in samples)
-        response_tokens = sum(len(sample.rollout.token_ids) for sample in samples)
+        response_tokens = sum(len(sample.generation.token_ids) for sample in samples)
         state.prompt_tokens += prompt_tokens
         state.response_tokens += response_tokens
         state.cumulative_reward += sum(sample.score.value for sample in samples)
@@ -348,7 +348,7 @@ class _Run:
             for name, change in accuracy.items()
         ]
         try:
-            draw_curve(self.run.metrics, self.run.curve, tasks=list(accuracy), model=self.roles.language_model.name)
+            plot_curve(self.run.metrics, self.run.curve, tasks=list(accuracy), model=self.roles.language_model.name)
             picture = f"curve: {self.run.curve}"
         except TinyZeroError as error:  # a picture must not cost the result
             picture = f"no curve: {error}"
@@ -356,7 +356,7 @@ class _Run:
         return TrainResult(self.run.path, accuracy)
 
 
-def _trackers(config: TrainConfig, run: RunDirectory, display: Display) -> Trackers:
+def _trackers(config: TrainConfig, run: RunDirectory, display: Progress) -> Trackers:
     return Trackers(
         config.log.trackers,
         directory=run.path,

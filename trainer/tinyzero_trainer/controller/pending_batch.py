@@ -7,9 +7,9 @@ from pydantic.dataclasses import dataclass
 
 from tinyzero_sdk import Score
 from tinyzero_trainer.algorithms.adaptive_length import WindowState
-from tinyzero_trainer.controller.collector import Collected
-from tinyzero_trainer.data.prompts import Progress
-from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.controller.collector import RolloutBatch
+from tinyzero_trainer.data.prompts import StreamState
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 
 @dataclass(frozen=True)
@@ -20,14 +20,14 @@ class _Saved:
     version: int
     prompts: list[Prompt]
     asked: list[int]  # of each completion, which of the prompts
-    rollouts: list[Rollout]
+    rollouts: list[Generation]
     texts: list[str]
     scores: list[Score]
     kept: list[int]  # which of the completions are trained on
     greedy_rewards: list[float] | None
     window: int
     window_after: WindowState
-    progress: dict[str, Progress]
+    progress: dict[str, StreamState]
     chosen: dict[str, float]
     seconds: dict[str, float]
 
@@ -35,7 +35,7 @@ class _Saved:
 _SAVED = TypeAdapter(_Saved)
 
 
-def to_json(batch: Collected) -> bytes:
+def to_json(batch: RolloutBatch) -> bytes:
     """A batch as JSON; floats to the last bit."""
     prompts = list({id(sample.prompt): sample.prompt for sample in batch.samples}.values())
     prompt_places = {id(prompt): place for place, prompt in enumerate(prompts)}
@@ -45,7 +45,7 @@ def to_json(batch: Collected) -> bytes:
         version=batch.version,
         prompts=prompts,
         asked=[prompt_places[id(sample.prompt)] for sample in batch.samples],
-        rollouts=[sample.rollout for sample in batch.samples],
+        rollouts=[sample.generation for sample in batch.samples],
         texts=[sample.text for sample in batch.samples],
         scores=[sample.score for sample in batch.samples],
         kept=[sample_places[id(sample)] for sample in batch.kept],
@@ -60,12 +60,12 @@ def to_json(batch: Collected) -> bytes:
     return json.dumps(_SAVED.dump_python(saved)).encode()
 
 
-def from_json(text: bytes) -> Collected:
+def from_json(text: bytes) -> RolloutBatch:
     """What `to_json` wrote."""
     saved = _SAVED.validate_python(json.loads(text))
     asked = [saved.prompts[place] for place in saved.asked]
-    samples = [*map(Sample, asked, saved.rollouts, saved.texts, saved.scores)]
-    return Collected(
+    samples = [*map(Rollout, asked, saved.rollouts, saved.texts, saved.scores)]
+    return RolloutBatch(
         step=saved.step,
         version=saved.version,
         samples=samples,

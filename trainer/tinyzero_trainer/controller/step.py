@@ -17,27 +17,27 @@ from tinyzero_trainer.algorithms.adaptive_length import WindowState
 from tinyzero_trainer.algorithms.advantages import ESTIMATORS, AdvantageInputs, whiten
 from tinyzero_trainer.algorithms.importance_sampling import (
     ENGINE_DIVERGENCE,
-    KnownLogprobs,
+    OldLogprobs,
     engine_logprobs,
     importance_weights,
 )
 from tinyzero_trainer.algorithms.kl import SAMPLED, adapted_coefficient
 from tinyzero_trainer.algorithms.schedules import StepSettings, settings_at
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.controller.collector import Collected, Collector
+from tinyzero_trainer.controller.collector import RolloutBatch, RolloutCollector
 from tinyzero_trainer.controller.heldout_eval import write_samples
 from tinyzero_trainer.controller.step_metrics import batch_metrics, timing_metrics, trained_tokens
-from tinyzero_trainer.data.prompts import Progress
-from tinyzero_trainer.errors import WorkerLost
+from tinyzero_trainer.data.prompts import StreamState
+from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
-from tinyzero_trainer.monitoring.performance import CardUse, memory_metrics, peak_of, utilization
-from tinyzero_trainer.monitoring.timer import Clock
+from tinyzero_trainer.monitoring.performance import GpuMemoryUsage, memory_metrics, peak_flops, utilization
+from tinyzero_trainer.monitoring.timer import StepTimer
 from tinyzero_trainer.rollout.vllm.client import VllmError
-from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.training.optimizer import UpdateError
-from tinyzero_trainer.types import Sample
-from tinyzero_trainer.utils.background import beside
+from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.utils.background import run_in_background
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 from tinyzero_trainer.utils.signals import StopFlag
 
@@ -48,10 +48,10 @@ STOPPING = "stopping as soon as the next batch has been sampled, which is saved 
 
 
 @dataclass(slots=True)
-class Carried:
+class TrainerState:
     """What one step hands to the next; part of a checkpoint."""
 
-    progress: dict[str, Progress] = field(default_factory=dict)
+    progress: dict[str, StreamState] = field(default_factory=dict)
     """How far the training stream of each task has come, by its name."""
 
     kl_coefficient: float | None = None
@@ -68,10 +68,10 @@ class TrainingStep:
         self,
         config: TrainConfig,
         roles: Workers,
-        carried: Carried,
+        carried: TrainerState,
         stop: StopFlag,
         rollouts: Path,
-        ready: Collected | None = None,
+        ready: RolloutBatch | None = None,
     ) -> None:
         """
         Args:
@@ -87,25 +87,25 @@ class TrainingStep:
         self.stop, self.rollouts = stop, rollouts
         # Where the collector stands; a batch ahead of what is carried.
         progress, window = (carried.progress, carried.window) if ready is None else (ready.progress, ready.window_after)
-        self.collector = Collector(config, roles, progress, window)
-        self._next: Future[Collected] | None = None
+        self.collector = RolloutCollector(config, roles, progress, window)
+        self._next: Future[RolloutBatch] | None = None
         if ready is not None:
             self._next = Future()
             self._next.set_result(ready)
-        self._clock = Clock()  # of the present step
+        self._clock = StepTimer()  # of the present step
         self.policy_is_whole = True
         """Whether it is as the last step left it, and not amid the next one's update, or after it."""
 
     @property
-    def ready(self) -> Collected | None:
+    def ready(self) -> RolloutBatch | None:
         """The batch of the next step; None = it has yet to be collected."""
         return None if self._next is None or self._next.exception() else self._next.result()
 
     @property
-    def _lost(self) -> WorkerLost | VllmError | None:
+    def _lost(self) -> WorkerDiedError | VllmError | None:
         """Whom the next step's batch lacked."""
         error = None if self._next is None else self._next.exception()
-        return error if isinstance(error, WorkerLost | VllmError) else None
+        return error if isinstance(error, WorkerDiedError | VllmError) else None
 
     def check_workers(self) -> None:
         """Between steps: whether everyone is there who is needed to go on.
@@ -118,7 +118,7 @@ class TrainingStep:
         if self._lost is not None:
             raise self._lost
 
-    def take(self, step: int) -> tuple[list[Sample], dict[str, float], dict[str, float]]:
+    def take(self, step: int) -> tuple[list[Rollout], dict[str, float], dict[str, float]]:
         """Take a step, counted from 1; with `rollout.lead=1` collect the next one's batch meanwhile.
 
         Returns:
@@ -130,7 +130,7 @@ class TrainingStep:
             TinyZeroError: a worker or a task failed; if that was while its batch was collected, nothing has changed.
         """
         config, now = self.config, self.settings_at(step)
-        self._clock = Clock()
+        self._clock = StepTimer()
         batch = self.next_batch(step)
         with self.collecting(step + 1) as following:
             outcome, experience, metrics = self.learn(batch, now)
@@ -167,7 +167,7 @@ class TrainingStep:
         self.policy_is_whole = True
         return batch.samples, metrics, seconds
 
-    def next_batch(self, step: int) -> Collected:
+    def next_batch(self, step: int) -> RolloutBatch:
         """The batch of this step: the one that was collected during the last, or one that is collected now."""
         batch = self._next.result() if self._next is not None else self.collector.collect(step, step - 1, self.stop)
         if self.config.rollout.lead:
@@ -179,7 +179,7 @@ class TrainingStep:
         return batch
 
     @contextmanager
-    def collecting(self, step: int) -> Iterator["Future[Collected] | None"]:
+    def collecting(self, step: int) -> Iterator["Future[RolloutBatch] | None"]:
         """While the step before is taken, collect the batch of `step`, if that is wanted and there is such a step.
 
         A signal does not end it: what it has sampled cannot be had again from the weights that a checkpoint holds.
@@ -188,10 +188,10 @@ class TrainingStep:
             yield None
             return
         version = step - 2  # the update of the step before is under way, and the engine has not seen it
-        with beside(lambda unwanted: self.collector.collect(step, version, unwanted)) as following:
+        with run_in_background(lambda unwanted: self.collector.collect(step, version, unwanted)) as following:
             yield following
 
-    def learn(self, batch: Collected, now: StepSettings) -> tuple[AdvantageInputs, Experience, dict[str, float]]:
+    def learn(self, batch: RolloutBatch, now: StepSettings) -> tuple[AdvantageInputs, TrainingBatch, dict[str, float]]:
         """Compare the completions of a batch and update; what they earned, what the update took, and its metrics."""
         config = self.config
         with catch_out_of_memory("log-probabilities and values were computed"):
@@ -208,25 +208,25 @@ class TrainingStep:
             raise
         return outcome, experience, corrected | updated
 
-    def known_logprobs(self, samples: list[Sample], now: StepSettings) -> tuple[KnownLogprobs, dict[str, float]]:
+    def known_logprobs(self, samples: list[Rollout], now: StepSettings) -> tuple[OldLogprobs, dict[str, float]]:
         """What is known of the completions' probabilities before the update, and the metrics of a correction."""
         engine, source = engine_logprobs(samples), self.config.old_logprobs_source
         if source == "engine":
-            return KnownLogprobs(engine, engine), {}
+            return OldLogprobs(engine, engine), {}
         if source == "update":
-            return KnownLogprobs(None, engine), {}
+            return OldLogprobs(None, engine), {}
         old = self.policy.logprobs(samples, now.temperature)
         self._clock.lap("old_log_prob")
         if not self.config.mismatch.corrects:
-            return KnownLogprobs(old, engine), {}
+            return OldLogprobs(old, engine), {}
         assert engine is not None
         weights, metrics = importance_weights(old, engine, completion_lengths(samples), self.config.mismatch)
-        return KnownLogprobs(old, engine, weights), metrics
+        return OldLogprobs(old, engine, weights), metrics
 
     def outcome(
         self,
-        samples: list[Sample],
-        known: KnownLogprobs,
+        samples: list[Rollout],
+        known: OldLogprobs,
         now: StepSettings,
         greedy_rewards: list[float] | None = None,
     ) -> AdvantageInputs:
@@ -255,7 +255,7 @@ class TrainingStep:
             counted=torch.tensor([not sample.score.masked for sample in samples]),
         )
 
-    def update(self, experience: Experience, now: StepSettings, step: int) -> dict[str, float]:
+    def update(self, experience: TrainingBatch, now: StepSettings, step: int) -> dict[str, float]:
         """Update the critic, if there is one, and the policy, unless the critic is still warming up."""
         group_size, critic = self.config.rollout.samples_per_prompt, self.roles.critic
         self.policy_is_whole = False
@@ -268,9 +268,11 @@ class TrainingStep:
             self._clock.lap("update_actor")
         return metrics
 
-    def utilization(self, seconds: dict[str, float], kept: list[Sample], cards: Sequence[CardUse]) -> dict[str, float]:
+    def utilization(
+        self, seconds: dict[str, float], kept: list[Rollout], cards: Sequence[GpuMemoryUsage]
+    ) -> dict[str, float]:
         """Share of the cards' peak that the updates reached; nothing on the CPU and on cards of unknown peak."""
-        peak, language_model = peak_of(cards), self.roles.language_model
+        peak, language_model = peak_flops(cards), self.roles.language_model
         if peak is None:
             return {}
         # With an adapter the gradients of the other weights are not computed: 6 FLOPs a parameter would be too many.
@@ -307,7 +309,7 @@ class TrainingStep:
             )
         return {"actor/kl_coef": coefficient, **metrics}
 
-    def window_metrics(self, batch: Collected) -> dict[str, float]:
+    def window_metrics(self, batch: RolloutBatch) -> dict[str, float]:
         """The window of the step, and the averages by which it has adapted to it."""
         if self.config.window.mode != "adaptive":
             return {}
@@ -318,7 +320,7 @@ class TrainingStep:
         known = {f"adaptive_window/{name}": value for name, value in means.items() if value is not None}
         return {"adaptive_window/current_window": float(batch.window), **known}
 
-    def staleness(self, batch: Collected, updated: dict[str, float]) -> dict[str, float]:
+    def staleness(self, batch: RolloutBatch, updated: dict[str, float]) -> dict[str, float]:
         """How old the weights are that sampled the batch, in steps, and how far from them the policy was before it."""
         if not self.config.rollout.lead:
             return {}
@@ -328,14 +330,14 @@ class TrainingStep:
 
 
 def as_experience(
-    samples: list[Sample], outcome: AdvantageInputs, advantages: torch.Tensor, known: KnownLogprobs
-) -> Experience:
+    samples: list[Rollout], outcome: AdvantageInputs, advantages: torch.Tensor, known: OldLogprobs
+) -> TrainingBatch:
     """What the update takes; with a critic the advantages are whitened, and the returns are what it shall learn."""
     values, returns = outcome.values, None
     if values is not None:
         # Not in `gae`, as the other estimators do: the returns are made of the advantages before they are whitened.
         advantages, returns = whiten(advantages, outcome.counted_tokens()), advantages + values
-    return Experience(
+    return TrainingBatch(
         samples,
         outcome.lengths,
         known.old,

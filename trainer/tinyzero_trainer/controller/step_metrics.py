@@ -12,14 +12,14 @@ from tinyzero_sdk.records import Reason
 from tinyzero_trainer.algorithms.advantages import AdvantageInputs
 from tinyzero_trainer.monitoring.metrics_log import ACCURACY, task_accuracy_key, task_key
 from tinyzero_trainer.training.seqlen_balancing import share_metrics
-from tinyzero_trainer.types import Sample
+from tinyzero_trainer.types import Rollout
 
 FAILURES: tuple[Reason, ...] = ("error", "timeout", "no_answer", "malformed")
 
 
 def batch_metrics(
     tasks: Mapping[str, Task],
-    samples: Sequence[Sample],
+    samples: Sequence[Rollout],
     group_size: int,
     outcome: AdvantageInputs,
     advantages: Tensor,
@@ -36,7 +36,7 @@ def batch_metrics(
         advantages: [tokens] of those that are trained on, as the loss takes them.
         ranks: that share the sequences out among them.
     """
-    lengths = [len(sample.rollout.token_ids) for sample in samples]
+    lengths = [len(sample.generation.token_ids) for sample in samples]
     prompts = [len(sample.prompt.token_ids) for sample in samples]
     reasons = [sample.score.reason for sample in samples]
     scores = torch.tensor([sample.score.value for sample in samples]).view(-1, group_size)
@@ -50,7 +50,7 @@ def batch_metrics(
         **_spread("response_length", lengths),
         **_spread("prompt_length", prompts),
         **share_metrics([_length(sample) for sample in samples], ranks),
-        "response_length/clip_ratio": fmean(not sample.rollout.finished for sample in samples),
+        "response_length/clip_ratio": fmean(not sample.generation.finished for sample in samples),
         "group/zero_std_frac": zero_std.float().mean().item(),
         "group/drawn": len(samples) / group_size,
         "group/trained_on": len(outcome.lengths) / group_size,
@@ -60,7 +60,9 @@ def batch_metrics(
     }
 
 
-def timing_metrics(seconds: Mapping[str, float], samples: Sequence[Sample], kept: Sequence[Sample]) -> dict[str, float]:
+def timing_metrics(
+    seconds: Mapping[str, float], samples: Sequence[Rollout], kept: Sequence[Rollout]
+) -> dict[str, float]:
     """Times of a step, in seconds and in milliseconds a token.
 
     Args:
@@ -68,7 +70,7 @@ def timing_metrics(seconds: Mapping[str, float], samples: Sequence[Sample], kept
         samples: all that were sampled.
         kept: those that are trained on; what is masked among them the update does not see.
     """
-    response_tokens = sum(len(sample.rollout.token_ids) for sample in samples)
+    response_tokens = sum(len(sample.generation.token_ids) for sample in samples)
     tokens = sum(map(_length, samples))
     divisors = {"gen": response_tokens, "update_actor": trained_tokens(kept), "reward": response_tokens}
     metrics = {f"timing_s/{name}": value for name, value in seconds.items()}
@@ -80,19 +82,19 @@ def timing_metrics(seconds: Mapping[str, float], samples: Sequence[Sample], kept
     return metrics
 
 
-def trained_tokens(kept: Sequence[Sample]) -> int:
+def trained_tokens(kept: Sequence[Rollout]) -> int:
     """Prompt and completion tokens that one pass of the update takes."""
     return sum(_length(sample) for sample in kept if not sample.score.masked)
 
 
-def _length(sample: Sample) -> int:
-    return len(sample.prompt.token_ids) + len(sample.rollout.token_ids)
+def _length(sample: Rollout) -> int:
+    return len(sample.prompt.token_ids) + len(sample.generation.token_ids)
 
 
-def _completions(samples: Sequence[Sample]) -> dict[str, float]:
-    finished = [sample.score.correct for sample in samples if sample.rollout.finished]
-    truncated = [sample.score.correct for sample in samples if not sample.rollout.finished]
-    correct_lengths = [len(sample.rollout.token_ids) for sample in samples if sample.score.correct]
+def _completions(samples: Sequence[Rollout]) -> dict[str, float]:
+    finished = [sample.score.correct for sample in samples if sample.generation.finished]
+    truncated = [sample.score.correct for sample in samples if not sample.generation.finished]
+    correct_lengths = [len(sample.generation.token_ids) for sample in samples if sample.score.correct]
     metrics = {
         ACCURACY: fmean(sample.score.correct for sample in samples),
         "completion/finished_frac": len(finished) / len(samples),
@@ -107,7 +109,7 @@ def _completions(samples: Sequence[Sample]) -> dict[str, float]:
     return metrics | {f"completion/{name}": fmean(values) for name, values in optional.items() if values}
 
 
-def _by_task(tasks: Mapping[str, Task], samples: Sequence[Sample], group_size: int) -> dict[str, float]:
+def _by_task(tasks: Mapping[str, Task], samples: Sequence[Rollout], group_size: int) -> dict[str, float]:
     """What of a batch belongs to one task: tasks that differ in difficulty are not thrown together."""
     if len(tasks) == 1:
         (task,) = tasks.values()
@@ -123,7 +125,7 @@ def _by_task(tasks: Mapping[str, Task], samples: Sequence[Sample], group_size: i
     return metrics
 
 
-def _by_difficulty(task: Task, samples: Sequence[Sample]) -> dict[str, float]:
+def _by_difficulty(task: Task, samples: Sequence[Rollout]) -> dict[str, float]:
     """Accuracy of each level: the problem's difficulty, rounded down."""
     levels: dict[int, list[bool]] = defaultdict(list)
     prompts = {id(sample.prompt): sample.prompt for sample in samples}

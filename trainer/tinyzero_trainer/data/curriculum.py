@@ -11,7 +11,7 @@ from statistics import fmean
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.config import CurriculumConfig
-from tinyzero_trainer.utils.ema import moved
+from tinyzero_trainer.utils.ema import ema
 
 SAMPLE = 1024
 """Problems whose difficulties decide where the buckets lie."""
@@ -98,7 +98,7 @@ def updated_rates(
         seen.setdefault(bucket, []).append(correct)
 
     rates = {bucket: fmean(found) for bucket, found in seen.items()}
-    return tuple(moved(average, rates.get(bucket), config.decay) for bucket, average in enumerate(pass_rates))
+    return tuple(ema(average, rates.get(bucket), config.decay) for bucket, average in enumerate(pass_rates))
 
 
 def choose_bucket(weights: Sequence[float], available: Sequence[int], chance: float) -> int:

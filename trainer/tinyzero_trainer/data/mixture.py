@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Self
 
-from tinyzero_trainer.data.prompts import Progress, TrainingStream
-from tinyzero_trainer.types import Prompt, Sample
+from tinyzero_trainer.data.prompts import PromptStream, StreamState
+from tinyzero_trainer.types import Prompt, Rollout
 
 
 def next_share(weights: Sequence[float], counts: Sequence[int]) -> int:
@@ -33,7 +33,7 @@ def next_share(weights: Sequence[float], counts: Sequence[int]) -> int:
     return min(possible, key=lambda index: (counts[index] + 1) / shares[index])
 
 
-def some_of_each(samples: Sequence[Sample], tasks: int, count: int) -> list[Sample]:
+def some_of_each(samples: Sequence[Rollout], tasks: int, count: int) -> list[Rollout]:
     """The first `count` samples, or where there are several tasks the first of each, as many of one as of another.
 
     Args:
@@ -53,7 +53,7 @@ def some_of_each(samples: Sequence[Sample], tasks: int, count: int) -> list[Samp
 class Mixture(Iterator[Prompt]):
     """The training streams of all tasks as one, prompt after prompt."""
 
-    def __init__(self, streams: Mapping[str, TrainingStream], weights: Sequence[float]) -> None:
+    def __init__(self, streams: Mapping[str, PromptStream], weights: Sequence[float]) -> None:
         """
         Args:
             streams: by the task's name; where each goes on decides where the mixture does.
@@ -69,11 +69,11 @@ class Mixture(Iterator[Prompt]):
         streams = list(self._streams.values())
         return next(streams[next_share(self._weights, [stream.progress.taken for stream in streams])])
 
-    def progress(self) -> dict[str, Progress]:
+    def progress(self) -> dict[str, StreamState]:
         """How far each task has come, for a checkpoint."""
         return {name: stream.progress for name, stream in self._streams.items()}
 
-    def close_step(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def close_step(self, samples: Sequence[Rollout]) -> dict[str, float]:
         """Let the curricula learn from all completions of a step; their metrics, those of the step included."""
         metrics: dict[str, float] = {}
         for name, stream in self._streams.items():

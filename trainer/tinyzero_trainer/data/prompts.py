@@ -24,14 +24,14 @@ from tinyzero_trainer.data.curriculum import (
     updated_rates,
 )
 from tinyzero_trainer.models.loading import encode_prompt
-from tinyzero_trainer.types import Prompt, Sample
+from tinyzero_trainer.types import Prompt, Rollout
 
 EVALUATION_SEED = 0
 """The held-out problems are the same in every run of a task, whatever the run's own seed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class StreamState:
     """How far the training stream of a task has come; part of a checkpoint."""
 
     taken: int = 0
@@ -66,8 +66,8 @@ class PromptSource:
         self.template = data.template or ("chat" if tokenizer.chat_template else "base")
 
     def training(
-        self, seed: int, progress: Progress | None = None, curriculum: CurriculumConfig | None = None
-    ) -> "TrainingStream":
+        self, seed: int, progress: StreamState | None = None, curriculum: CurriculumConfig | None = None
+    ) -> "PromptStream":
         """Problems of the training split for ever: each once, then all again in another order.
 
         Args:
@@ -75,7 +75,7 @@ class PromptSource:
             progress: where a resumed run goes on.
             curriculum: whether problems are chosen by their difficulty; None = no.
         """
-        return TrainingStream(self, seed, progress or Progress(), curriculum or CurriculumConfig())
+        return PromptStream(self, seed, progress or StreamState(), curriculum or CurriculumConfig())
 
     def held_out(self, count: int) -> list[Prompt]:
         """The first `count` problems of the test split, or all there are."""
@@ -115,14 +115,14 @@ class PromptSource:
                 raise
 
 
-class TrainingStream(Iterator[Prompt]):
+class PromptStream(Iterator[Prompt]):
     """The training problems of one task for ever, each once an epoch.
 
     With a curriculum the bucket of each problem is drawn, and those of other buckets wait in order: an epoch ends when
     none waits any more. The draw depends on how many came before, so a resumed stream draws the same.
     """
 
-    def __init__(self, source: PromptSource, seed: int, progress: Progress, curriculum: CurriculumConfig) -> None:
+    def __init__(self, source: PromptSource, seed: int, progress: StreamState, curriculum: CurriculumConfig) -> None:
         """
         Args:
             source: words the problems.
@@ -136,7 +136,7 @@ class TrainingStream(Iterator[Prompt]):
         self._source, self._seed, self._curriculum = source, seed, curriculum
         self._edges, self._sizes = self._find_buckets() if curriculum.buckets else ((), [1])
         count = len(self._sizes)
-        if progress == Progress():
+        if progress == StreamState():
             progress = replace(progress, taken_from=(0,) * count, pass_rates=(None,) * count)
         self.progress = progress
         self._weights = bucket_weights(progress.pass_rates, self._sizes, curriculum)
@@ -155,7 +155,7 @@ class TrainingStream(Iterator[Prompt]):
         self.progress = replace(progress, taken=progress.taken + 1, taken_from=taken_from)
         return self._source.word(item, bucket)
 
-    def close_step(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def close_step(self, samples: Sequence[Rollout]) -> dict[str, float]:
         """Measure the pass rates and weigh the buckets anew.
 
         Args:

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 @torch.no_grad()
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """The tensor that a shard is of, without a copy where one rank holds all of it; any other tensor as it is."""
     if not isinstance(tensor, DTensor):
         return tensor
@@ -17,15 +17,17 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def local(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """This rank's shard, sharing its memory; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
-def as_shard(part: Tensor, like: Tensor) -> Tensor:
+def as_dtensor(part: Tensor, like: Tensor) -> Tensor:
     """This rank's shard of a tensor that is cut as `like` is, as a part of that tensor; shares its memory."""
-    if not isinstance(like, DTensor) or part.shape != local(like).shape:  # the latter: a count, equal on every rank
+    if (
+        not isinstance(like, DTensor) or part.shape != local_shard(like).shape
+    ):  # the latter: a count, equal on every rank
         return part
     return DTensor.from_local(
         part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
@@ -44,4 +46,4 @@ def local_of_whole(tensor: Tensor, like: Tensor) -> Tensor:
 @torch.no_grad()
 def assign(parameter: Tensor, tensor: Tensor) -> None:
     """Write a whole tensor into a parameter, whatever part of it is here."""
-    local(parameter).copy_(local_of_whole(tensor, parameter))
+    local_shard(parameter).copy_(local_of_whole(tensor, parameter))

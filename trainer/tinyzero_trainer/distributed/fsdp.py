@@ -28,17 +28,17 @@ from torch.utils.checkpoint import checkpoint
 
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compiling import compiles
-from tinyzero_trainer.distributed.dtensor import local
-from tinyzero_trainer.distributed.groups import ALONE, Ranks
-from tinyzero_trainer.distributed.mesh import find_meshes
-from tinyzero_trainer.distributed.offload import Waiting
+from tinyzero_trainer.distributed.dtensor import local_shard
+from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup
+from tinyzero_trainer.distributed.mesh import build_mesh
+from tinyzero_trainer.distributed.offload import CpuOffload
 
 Result = TypeVar("Result")
 Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class FsdpOptions:
     """How a run's models are placed."""
 
     device: torch.device
@@ -63,7 +63,7 @@ class Placement:
     """See `ray.sequence_parallel`."""
 
     @classmethod
-    def of(cls, config: TrainConfig, device: torch.device) -> "Placement":
+    def of(cls, config: TrainConfig, device: torch.device) -> "FsdpOptions":
         """What the configuration says for this device; on a CPU nothing can be offloaded."""
         return cls(
             device,
@@ -125,13 +125,13 @@ def process_group(device: torch.device) -> Iterator[None]:
 class _Placed:
     """What is remembered of a sharded model, on it."""
 
-    def __init__(self, placement: Placement, ranks: Ranks, *, trained: bool) -> None:
+    def __init__(self, placement: FsdpOptions, ranks: DataParallelGroup, *, trained: bool) -> None:
         self.placement, self.ranks, self.trained = placement, ranks, trained
         self.inside = False  # of `call`
-        self.waiting: Waiting | None = None
+        self.waiting: CpuOffload | None = None
 
 
-def shard(model: nn.Module, placement: Placement, *, exact: Iterable[nn.Module] = ()) -> None:
+def shard(model: nn.Module, placement: FsdpOptions, *, exact: Iterable[nn.Module] = ()) -> None:
     """Shard a model in place: each layer is gathered by itself, and all the rest (embeddings, head) together.
 
     Needs a process group. After it, no module or parameter may be added or replaced.
@@ -141,7 +141,7 @@ def shard(model: nn.Module, placement: Placement, *, exact: Iterable[nn.Module] 
         placement: of the run.
         exact: parts of the model that compute in float32 whatever the others do.
     """
-    meshes = find_meshes(placement.device.type, placement.replicas, placement.sequence_parallel)
+    meshes = build_mesh(placement.device.type, placement.replicas, placement.sequence_parallel)
     mesh = meshes.weights
     trained = any(parameter.requires_grad for parameter in model.parameters())
     # With one rank to hold all, what is gathered is a copy in the type that is computed in. The backward pass need not
@@ -164,7 +164,7 @@ def shard(model: nn.Module, placement: Placement, *, exact: Iterable[nn.Module] 
     model._run = lambda function: function()  # type: ignore[assignment]
     register_fsdp_forward_method(model, "_run")
     if placement.offload == "idle":
-        _placed(model).waiting = Waiting(partial(_shards, model), leave=partial(reshard, model))
+        _placed(model).waiting = CpuOffload(partial(_shards, model), leave=partial(reshard, model))
 
 
 def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
@@ -253,13 +253,13 @@ def _given_back(model: nn.Module) -> Iterator[None]:
         reshard(model)
 
 
-def placement_of(model: nn.Module) -> Placement | None:
+def placement_of(model: nn.Module) -> FsdpOptions | None:
     """How a model was sharded; None = it was not."""
     placed = _find_placed(model)
     return None if placed is None else placed.placement
 
 
-def ranks_of(model: nn.Module) -> Ranks:
+def ranks_of(model: nn.Module) -> DataParallelGroup:
     """Those that a model is sharded over, each of which takes a part of a batch; a plain model is alone."""
     placed = _find_placed(model)
     return ALONE if placed is None else placed.ranks
@@ -279,7 +279,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def _fully_shard(
-    module: nn.Module, mesh: DeviceMesh, placement: Placement, dtype: torch.dtype, *, reshard: bool
+    module: nn.Module, mesh: DeviceMesh, placement: FsdpOptions, dtype: torch.dtype, *, reshard: bool
 ) -> None:
     mixed = MixedPrecisionPolicy()
     if dtype != torch.float32:
@@ -309,7 +309,7 @@ def _size(module: nn.Module) -> int:
 
 
 def _shards(model: nn.Module) -> list[Tensor]:
-    return [local(parameter) for parameter in model.parameters()]
+    return [local_shard(parameter) for parameter in model.parameters()]
 
 
 def _find_placed(model: nn.Module) -> _Placed | None:

@@ -15,7 +15,7 @@ Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SequenceParallelGroup:
     """The ranks that have the same sequences, each a slice of the line in which these lie; seen from one of them."""
 
     count: int
@@ -29,7 +29,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class DataParallelGroup:
     """All ranks of a model, seen from one of them."""
 
     count: int = 1
@@ -41,7 +41,7 @@ class Ranks:
     group: dist.ProcessGroup | None = None
     """One rank of each share, this one among them, through which they talk; needed above one."""
 
-    line: Line | None = None
+    line: SequenceParallelGroup | None = None
     """Those that this one has its share together with; all of them know all that they find. None = it has it alone."""
 
     @property
@@ -74,5 +74,5 @@ class Ranks:
         return everything  # type: ignore[return-value]
 
 
-ALONE = Ranks()
+ALONE = DataParallelGroup()
 """A model that no other process has a part of."""

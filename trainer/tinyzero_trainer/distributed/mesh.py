@@ -20,25 +20,25 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tinyzero_trainer.distributed.groups import Line, Ranks
+from tinyzero_trainer.distributed.groups import DataParallelGroup, SequenceParallelGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Meshes:
+class Mesh:
     """The orders of all ranks, seen from one of them."""
 
     weights: DeviceMesh
     """[ranks], or with replicas [replicas, ranks of each]: the last dimension is what weights are cut over."""
 
-    ranks: Ranks
+    ranks: DataParallelGroup
     """How a batch is shared out."""
 
 
-_FOUND: WeakKeyDictionary[Any, dict[tuple[str, int, int], Meshes]] = WeakKeyDictionary()
+_FOUND: WeakKeyDictionary[Any, dict[tuple[str, int, int], Mesh]] = WeakKeyDictionary()
 """By process group: each mesh has groups of its own, which all models share."""
 
 
-def find_meshes(device: str, replicas: int = 1, sequence_parallel: int = 1) -> Meshes:
+def build_mesh(device: str, replicas: int = 1, sequence_parallel: int = 1) -> Mesh:
     """The same for the same arguments; all ranks must call it. Needs a process group.
 
     Args:
@@ -51,14 +51,14 @@ def find_meshes(device: str, replicas: int = 1, sequence_parallel: int = 1) -> M
     assert count % replicas == 0, "ray.replicas divides ray.ranks"
     assert count // replicas % sequence_parallel == 0, "ray.sequence_parallel divides the ranks of a replica"
     if replicas == sequence_parallel == 1:  # takes no groups but that of all
-        return Meshes(init_device_mesh(device, (count,)), Ranks(count, dist.get_rank(), group))
+        return Mesh(init_device_mesh(device, (count,)), DataParallelGroup(count, dist.get_rank(), group))
     known, key = _FOUND.setdefault(group, {}), (device, replicas, sequence_parallel)
     if key not in known:
         known[key] = _make(*key)
     return known[key]
 
 
-def _make(device: str, replicas: int, slices: int) -> Meshes:
+def _make(device: str, replicas: int, slices: int) -> Mesh:
     count, rank = dist.get_world_size(), dist.get_rank()
     if replicas > 1:
         rows = [list(range(start, start + count // replicas)) for start in range(0, count, count // replicas)]
@@ -68,12 +68,12 @@ def _make(device: str, replicas: int, slices: int) -> Meshes:
     else:
         weights = init_device_mesh(device, (count,))
     if slices == 1:
-        return Meshes(weights, Ranks(count, rank, dist.group.WORLD))
+        return Mesh(weights, DataParallelGroup(count, rank, dist.group.WORLD))
     # Groups and no mesh: these talk over the host as well, for which a mesh of GPUs need not have a way.
     lines = [list(range(start, start + slices)) for start in range(0, count, slices)]
     same_slice = [list(range(start, count, slices)) for start in range(slices)]
-    line = Line(slices, rank % slices, _own_group(lines, rank, device))
-    return Meshes(weights, Ranks(count // slices, rank // slices, _own_group(same_slice, rank, device), line))
+    line = SequenceParallelGroup(slices, rank % slices, _own_group(lines, rank, device))
+    return Mesh(weights, DataParallelGroup(count // slices, rank // slices, _own_group(same_slice, rank, device), line))
 
 
 def _own_group(members: list[list[int]], rank: int, device: str) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class Waiting:
+class CpuOffload:
     """Tensors that are on their device only inside `present`."""
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]], *, leave: Callable[[], None] | None = None) -> None:

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tinyzero_trainer.distributed.groups import Line
+from tinyzero_trainer.distributed.groups import SequenceParallelGroup
 
 
-def to_heads(states: Tensor, line: Line) -> Tensor:
+def to_heads(states: Tensor, line: SequenceParallelGroup) -> Tensor:
     """[tokens of the line, heads of this rank, size], some heads of all tokens, from all heads of some tokens.
 
     Heads of keys and values that are too few to go round are repeated, each as often as it takes; every query still
@@ -34,7 +34,7 @@ def to_heads(states: Tensor, line: Line) -> Tensor:
     return exchanged.flatten(0, 1)
 
 
-def to_tokens(attended: Tensor, line: Line) -> Tensor:
+def to_tokens(attended: Tensor, line: SequenceParallelGroup) -> Tensor:
     """[tokens of the slice, heads, size], all heads of some tokens, from some heads of all tokens.
 
     Args:
@@ -46,7 +46,9 @@ def to_tokens(attended: Tensor, line: Line) -> Tensor:
     return exchanged.transpose(0, 1).flatten(1, 2)
 
 
-def together(columns: Sequence[Tensor], counts: Sequence[int], line: Line | None) -> tuple[Tensor, ...]:
+def all_gather(
+    columns: Sequence[Tensor], counts: Sequence[int], line: SequenceParallelGroup | None
+) -> tuple[Tensor, ...]:
     """What the ranks have found for the tokens of their slices, for all tokens of the line, on each of them.
 
     From here on each of the ranks computes the same loss, and of its gradient each gets what concerns its own tokens:
@@ -69,7 +71,7 @@ class _Exchange(torch.autograd.Function):
     """[ranks that get it, …] to [ranks it is from, …]; the gradient goes the same way back."""
 
     @staticmethod
-    def forward(ctx: Any, pieces: Tensor, line: Line) -> Tensor:
+    def forward(ctx: Any, pieces: Tensor, line: SequenceParallelGroup) -> Tensor:
         ctx.line = line
         return _exchange(pieces, line)
 
@@ -78,7 +80,7 @@ class _Exchange(torch.autograd.Function):
         return _exchange(gradient, ctx.line), None
 
 
-def _exchange(pieces: Tensor, line: Line) -> Tensor:
+def _exchange(pieces: Tensor, line: SequenceParallelGroup) -> Tensor:
     given = pieces.contiguous()
     taken = torch.empty_like(given)
     dist.all_to_all_single(taken, given, group=line.group)
@@ -89,7 +91,7 @@ class _Together(torch.autograd.Function):
     """[columns, own tokens] to [columns, all tokens]."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, counts: tuple[int, ...], line: Line) -> Tensor:
+    def forward(ctx: Any, own: Tensor, counts: tuple[int, ...], line: SequenceParallelGroup) -> Tensor:
         ctx.start, ctx.length = sum(counts[: line.index]), counts[line.index]
         padded = own.new_zeros((len(own), max(counts)))
         padded[:, : own.shape[1]] = own

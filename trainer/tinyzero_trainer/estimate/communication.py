@@ -7,22 +7,22 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.spread import Spread
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.interconnect import Links, links_of
-from tinyzero_trainer.estimate.workload import Work, number_bytes
-from tinyzero_trainer.hardware.gpu_specs import Card
-from tinyzero_trainer.models.spec import ModelShape
+from tinyzero_trainer.estimate.workload import Workload, number_bytes
+from tinyzero_trainer.hardware.gpu_specs import GpuSpec
+from tinyzero_trainer.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Of a run; nothing on one card."""
 
-    shape: ModelShape
+    shape: ModelSpec
     """The model's."""
 
     config: TrainConfig
     """Of the run."""
 
-    work: Work
+    work: Workload
     """Of a step."""
 
     spread: Spread
@@ -33,7 +33,7 @@ class Traffic:
 
     @classmethod
     def of(
-        cls, shape: ModelShape, config: TrainConfig, card: Card, work: Work, spread: Spread, nodes: int | None
+        cls, shape: ModelSpec, config: TrainConfig, card: GpuSpec, work: Workload, spread: Spread, nodes: int | None
     ) -> "Traffic":
         """On cards of a kind."""
         return cls(shape, config, work, spread, links_of(card, spread.cards, nodes))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.engine_buffers import PREFILL_TOKENS, SLOTS, drawing_bytes
-from tinyzero_trainer.estimate.workload import Work, number_bytes
-from tinyzero_trainer.models.spec import ModelShape
+from tinyzero_trainer.estimate.workload import Workload, number_bytes
+from tinyzero_trainer.models.spec import ModelSpec
 
 GB = 1e9
 """What vllm.gpu_memory is given in."""
@@ -27,7 +27,7 @@ class Engine:
     """Whether that is beside the trainer's process, rather than in it."""
 
 
-def engine_of(shape: ModelShape, config: TrainConfig, work: Work, *, keeps: bool = False) -> Engine:
+def engine_of(shape: ModelSpec, config: TrainConfig, work: Workload, *, keeps: bool = False) -> Engine:
     """The engine of a configuration; where vllm.gpu_memory is not set, with room for all its sequences.
 
     Args:
@@ -41,7 +41,7 @@ def engine_of(shape: ModelShape, config: TrainConfig, work: Work, *, keeps: bool
     return _torch(shape, config, work, keeps) if shape.graphs else _without_graphs(shape, config, work)
 
 
-def _without_graphs(shape: ModelShape, config: TrainConfig, work: Work) -> Engine:
+def _without_graphs(shape: ModelSpec, config: TrainConfig, work: Workload) -> Engine:
     """As rollout/torch_engine.py has it with transformers' own forward pass, whose cache grows by being copied."""
     number = number_bytes(config)
     prompts = max(-(-work.trained_at_a_time // config.rollout.samples_per_prompt), work.evaluated_at_a_time)
@@ -59,7 +59,7 @@ def _without_graphs(shape: ModelShape, config: TrainConfig, work: Work) -> Engin
     return Engine(awake=awake, asleep=weights, own_process=False)
 
 
-def _torch(shape: ModelShape, config: TrainConfig, work: Work, keeps: bool) -> Engine:
+def _torch(shape: ModelSpec, config: TrainConfig, work: Workload, keeps: bool) -> Engine:
     """As rollout/cuda_graph/engine.py has it, with its kernels."""
     number, slots = number_bytes(config), -(-work.sequence // SLOTS) * SLOTS
     prompts = max(-(-work.trained_at_a_time // config.rollout.samples_per_prompt), work.evaluated_at_a_time)
@@ -76,7 +76,7 @@ def _torch(shape: ModelShape, config: TrainConfig, work: Work, keeps: bool) -> E
     return Engine(awake=awake, asleep=kept if keeps else {}, own_process=False)
 
 
-def _drawing(config: TrainConfig, work: Work) -> int:
+def _drawing(config: TrainConfig, work: Workload) -> int:
     """Bytes that drawing takes for each token of the vocabulary: in training, or in evaluations, which cut nothing."""
     number, rollout = number_bytes(config), config.rollout
     cuts = rollout.top_p < 1 or rollout.top_k > 0
@@ -90,7 +90,7 @@ def _drawing(config: TrainConfig, work: Work) -> int:
     )
 
 
-def _vllm(shape: ModelShape, config: TrainConfig, work: Work) -> Engine:
+def _vllm(shape: ModelSpec, config: TrainConfig, work: Workload) -> Engine:
     process = {"CUDA context of its process": constants.CONTEXT} if config.vllm.own_process else {}
     if config.vllm.tensor_parallel > 1:
         process["NCCL of its process"] = constants.NCCL
@@ -102,7 +102,7 @@ def _vllm(shape: ModelShape, config: TrainConfig, work: Work) -> Engine:
     return Engine(awake=awake, asleep=asleep, own_process=config.vllm.own_process)
 
 
-def needed_by_vllm(shape: ModelShape, config: TrainConfig, work: Work, sequences: int | None = None) -> int:
+def needed_by_vllm(shape: ModelSpec, config: TrainConfig, work: Workload, sequences: int | None = None) -> int:
     """vllm.gpu_memory, in bytes, with room for so many whole sequences at a time; none = all that it is given."""
     count = work.trained_at_a_time if sequences is None else min(sequences, work.trained_at_a_time)
     drawing = work.seats * shape.vocabulary * constants.VLLM_SAMPLER_BYTES
@@ -111,7 +111,7 @@ def needed_by_vllm(shape: ModelShape, config: TrainConfig, work: Work, sequences
     return constants.VLLM_WORKSPACE + drawing + split
 
 
-def sequences_in_vllm(shape: ModelShape, config: TrainConfig, work: Work) -> int:
+def sequences_in_vllm(shape: ModelSpec, config: TrainConfig, work: Workload) -> int:
     """Whole sequences that vLLM's KV cache holds at a time; at least 1."""
     if config.vllm.gpu_memory is None:
         return work.trained_at_a_time
@@ -119,7 +119,7 @@ def sequences_in_vllm(shape: ModelShape, config: TrainConfig, work: Work) -> int
     return max(1, int(left // (number_bytes(config) * _cached(shape, config, work))))
 
 
-def lacking_in_vllm(shape: ModelShape, config: TrainConfig, work: Work) -> int:
+def lacking_in_vllm(shape: ModelSpec, config: TrainConfig, work: Workload) -> int:
     """vllm.gpu_memory, in bytes, with room for the weights and one sequence; 0 where it is given no less."""
     given = config.vllm.gpu_memory
     if config.rollout.engine != "vllm" or given is None:
@@ -132,7 +132,7 @@ _ROUNDED = GB / 100
 """Bytes that a proposed vllm.gpu_memory may be short of, since it is rounded down."""
 
 
-def _cached(shape: ModelShape, config: TrainConfig, work: Work) -> int:
+def _cached(shape: ModelSpec, config: TrainConfig, work: Workload) -> int:
     """Numbers of a whole sequence in vLLM's KV cache on a card, whose last block is not full.
 
     Each card of an engine has its share of the heads, and at least one, which others may have too.

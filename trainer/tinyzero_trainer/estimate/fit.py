@@ -11,8 +11,8 @@ from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.engine_buffers import FEW_SEQUENCES
 from tinyzero_trainer.estimate.engine_memory import GB, needed_by_vllm
 from tinyzero_trainer.estimate.memory import Memory, predict_memory
-from tinyzero_trainer.estimate.workload import work_on
-from tinyzero_trainer.models.spec import ModelShape
+from tinyzero_trainer.estimate.workload import workload_on
+from tinyzero_trainer.models.spec import ModelSpec
 
 LEAST_TOKENS = 2048
 """Micro-batches are made no smaller: below it a GPU waits more than it computes."""
@@ -33,7 +33,7 @@ def usable(memory: int) -> int:
     return int(memory * (1 - constants.MARGIN))
 
 
-def settle(shape: ModelShape, config: TrainConfig, limit: int, prompt_tokens: int | None = None) -> TrainConfig:
+def settle(shape: ModelSpec, config: TrainConfig, limit: int, prompt_tokens: int | None = None) -> TrainConfig:
     """Decide what the configuration leaves to the rollout engine.
 
     The engine `torch` takes as many sequences at a time as have room; without CUDA graphs `FEW_SEQUENCES`, room or not.
@@ -47,7 +47,7 @@ def settle(shape: ModelShape, config: TrainConfig, limit: int, prompt_tokens: in
         return config
     if not shape.graphs:  # the engine asks nobody
         return with_settings(config, {"rollout.max_sequences": FEW_SEQUENCES})
-    count, settled = work_on(config, prompt_tokens).at_a_time, config
+    count, settled = workload_on(config, prompt_tokens).at_a_time, config
     least = max(LEAST_SEQUENCES, config.rollout.samples_per_prompt)
     while count // 2 >= least and awake_bytes(shape, settled, prompt_tokens) > limit:
         count //= 2
@@ -55,8 +55,8 @@ def settle(shape: ModelShape, config: TrainConfig, limit: int, prompt_tokens: in
     return settled
 
 
-def _settle_vllm(shape: ModelShape, config: TrainConfig, limit: int, prompt_tokens: int | None) -> TrainConfig:
-    vllm, work, spread = config.vllm, work_on(config, prompt_tokens), spread_of(config)
+def _settle_vllm(shape: ModelSpec, config: TrainConfig, limit: int, prompt_tokens: int | None) -> TrainConfig:
+    vllm, work, spread = config.vllm, workload_on(config, prompt_tokens), spread_of(config)
     most = needed_by_vllm(shape, config, work)
     least = needed_by_vllm(shape, config, work, sequences=LEAST_SEQUENCES)
     for sleep in (False, True) if vllm.sleep is None and not spread.apart else (vllm.sleep,):
@@ -80,13 +80,13 @@ def while_awake(memory: Memory) -> int:
     return max(phase.total for phase in memory.phases if phase.name in AWAKE)
 
 
-def awake_bytes(shape: ModelShape, config: TrainConfig, prompt_tokens: int | None = None) -> int:
+def awake_bytes(shape: ModelSpec, config: TrainConfig, prompt_tokens: int | None = None) -> int:
     """The same of a configuration, on the card that a rollout engine is on."""
     return while_awake(predict_memory(shape, config, prompt_tokens, card=spread_of(config).generating))
 
 
 def predict_within(
-    shape: ModelShape,
+    shape: ModelSpec,
     config: TrainConfig,
     limit: int,
     prompt_tokens: int | None = None,

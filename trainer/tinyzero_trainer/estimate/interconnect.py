@@ -7,7 +7,7 @@ node, then on to the next, and there are as many rings as network cards, each wi
 from dataclasses import dataclass
 
 from tinyzero_trainer.estimate import constants
-from tinyzero_trainer.hardware.gpu_specs import Card
+from tinyzero_trainer.hardware.gpu_specs import GpuSpec
 
 _NVLINK = {
     900e9: ("B300", "B200"),
@@ -99,7 +99,7 @@ def nodes_of(cards: int, nodes: int | None = None) -> int:
     return nodes or -(-cards // constants.GPUS_OF_A_NODE)
 
 
-def links_of(card: Card, cards: int, nodes: int | None = None) -> Links:
+def links_of(card: GpuSpec, cards: int, nodes: int | None = None) -> Links:
     """Those of a kind of card.
 
     Args:

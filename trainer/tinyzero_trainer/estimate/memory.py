@@ -14,8 +14,8 @@ from tinyzero_trainer.config.spread import ALONE, CardKind, Spread, spread_of
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.engine_memory import Engine, engine_of
 from tinyzero_trainer.estimate.interconnect import nodes_of
-from tinyzero_trainer.estimate.workload import Work, number_bytes, work_of
-from tinyzero_trainer.models.spec import ModelShape
+from tinyzero_trainer.estimate.workload import Workload, number_bytes, workload_of
+from tinyzero_trainer.models.spec import ModelSpec
 
 Role = Literal["policy", "critic", "reference", "rollout", "process"]
 ROLES: tuple[Role, ...] = ("policy", "critic", "reference", "rollout", "process")
@@ -77,7 +77,7 @@ class Memory:
 
 
 def predict_memory(
-    shape: ModelShape,
+    shape: ModelSpec,
     config: TrainConfig,
     prompt_tokens: int | None = None,
     *,
@@ -94,7 +94,7 @@ def predict_memory(
         card: which kind is meant; None = in each phase the one that holds most.
     """
     spread = spread_of(config)
-    work = work_of(config, prompt_tokens, spread)
+    work = workload_of(config, prompt_tokens, spread)
     found = list[Phase]()
     if card != "engine":
         engine = None if spread.apart else engine_of(shape, config, work, keeps=keeps)
@@ -105,7 +105,7 @@ def predict_memory(
     return Memory(tuple(max((one for one in found if one.name == name), key=lambda one: one.total) for name in names))
 
 
-def host_bytes(shape: ModelShape, config: TrainConfig, nodes: int | None = None) -> int:
+def host_bytes(shape: ModelSpec, config: TrainConfig, nodes: int | None = None) -> int:
     """Bytes that `memory.offload` keeps in main memory on a machine with a card; 0 without it.
 
     Of what is trained the float32 weights and AdamW's two moments, with `always` its gradients too; and what is frozen.
@@ -130,7 +130,7 @@ def host_bytes(shape: ModelShape, config: TrainConfig, nodes: int | None = None)
     return -(-held * spread.replicas // nodes_of(spread.cards, nodes))
 
 
-def _engine_phases(shape: ModelShape, config: TrainConfig, engine: Engine) -> Iterator[Phase]:
+def _engine_phases(shape: ModelSpec, config: TrainConfig, engine: Engine) -> Iterator[Phase]:
     """Of a card of an engine's own; of several it is the one that its process is on.
 
     That process keeps the model, in the type that is computed in, to take new weights: all engines but the one that
@@ -164,7 +164,7 @@ class _Step:
     """The parts of each phase of a step."""
 
     def __init__(
-        self, shape: ModelShape, config: TrainConfig, work: Work, engine: Engine | None, spread: Spread = ALONE
+        self, shape: ModelSpec, config: TrainConfig, work: Workload, engine: Engine | None, spread: Spread = ALONE
     ) -> None:
         self.shape, self.config, self.work, self.spread, self.engine = shape, config, work, spread, engine
         self.number = number_bytes(config)

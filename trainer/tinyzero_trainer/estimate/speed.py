@@ -12,9 +12,9 @@ from tinyzero_trainer.config.spread import spread_of
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.communication import Traffic
 from tinyzero_trainer.estimate.engine_memory import sequences_in_vllm
-from tinyzero_trainer.estimate.workload import Work, number_bytes, work_of
-from tinyzero_trainer.hardware.gpu_specs import Card
-from tinyzero_trainer.models.spec import ModelShape
+from tinyzero_trainer.estimate.workload import Workload, number_bytes, workload_of
+from tinyzero_trainer.hardware.gpu_specs import GpuSpec
+from tinyzero_trainer.models.spec import ModelSpec
 
 COLLECTING = ("gen", "reward", "gen_greedy")
 """Phases that lie beside the update of the batch before with `rollout.lead=1`."""
@@ -60,7 +60,7 @@ class Speed:
 
 
 def predict_speed(
-    shape: ModelShape, config: TrainConfig, card: Card, prompt_tokens: int | None = None, nodes: int | None = None
+    shape: ModelSpec, config: TrainConfig, card: GpuSpec, prompt_tokens: int | None = None, nodes: int | None = None
 ) -> Speed:
     """Time of a step on a card, or as many of a kind as the configuration names, with all completions at full length.
 
@@ -72,7 +72,7 @@ def predict_speed(
         nodes: see `links.nodes_of`.
     """
     spread, algorithm = spread_of(config), config.algorithm
-    work = work_of(config, prompt_tokens, spread)
+    work = workload_of(config, prompt_tokens, spread)
     traffic = Traffic.of(shape, config, card, work, spread, nodes)
     forward, whole = _passes(shape, config, card, work, traffic)
     prompts = spread.of_an_engine(config.data.prompts_per_step)
@@ -95,7 +95,9 @@ def predict_speed(
     return Speed(seconds, work.tokens, work.completions * work.completion, spread.cards, config.rollout.lead > 0)
 
 
-def _passes(shape: ModelShape, config: TrainConfig, card: Card, work: Work, traffic: Traffic) -> tuple[float, float]:
+def _passes(
+    shape: ModelSpec, config: TrainConfig, card: GpuSpec, work: Workload, traffic: Traffic
+) -> tuple[float, float]:
     """Seconds of a pass over the batch without gradient, and of a critic's or the policy's whole update."""
     size, spread = shape.parameters, traffic.spread
     share = constants.UPDATE_SHARE * size / (size + constants.HALF_SHARE_AT)
@@ -120,10 +122,10 @@ def _passes(shape: ModelShape, config: TrainConfig, card: Card, work: Work, traf
 
 
 def _generation(
-    shape: ModelShape,
+    shape: ModelSpec,
     config: TrainConfig,
-    card: Card,
-    work: Work,
+    card: GpuSpec,
+    work: Workload,
     traffic: Traffic,
     completions: int,
     prompts: int,
@@ -139,7 +141,7 @@ def _generation(
     return rounds * work.completion * step + reading(shape, config, together, prompts * work.prompt)
 
 
-def decoding_step(shape: ModelShape, config: TrainConfig, card: Card, sequences: int, length: float) -> float:
+def decoding_step(shape: ModelSpec, config: TrainConfig, card: GpuSpec, sequences: int, length: float) -> float:
     """Seconds in which the rollout engine makes one token of each sequence.
 
     Args:
@@ -173,7 +175,7 @@ def decoding_step(shape: ModelShape, config: TrainConfig, card: Card, sequences:
     return max(seconds, constants.PLAIN_STEP + shape.layers * constants.PLAIN_LAYER)  # host and card work side by side
 
 
-def reading(shape: ModelShape, config: TrainConfig, card: Card, tokens: int) -> float:
+def reading(shape: ModelSpec, config: TrainConfig, card: GpuSpec, tokens: int) -> float:
     """Seconds in which the rollout engine reads so many tokens of prompts, each once for all its completions.
 
     vLLM's are within its decoding steps.

@@ -9,7 +9,7 @@ from tinyzero_trainer.estimate.constants import PROMPT_TOKENS, VLLM_SEQUENCES
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Workload:
     """Sizes of a step."""
 
     prompt: int
@@ -90,7 +90,7 @@ class Work:
         return fullest * self.sequence / self.slices
 
 
-def work_of(config: TrainConfig, prompt_tokens: int | None = None, spread: Spread = ALONE) -> Work:
+def workload_of(config: TrainConfig, prompt_tokens: int | None = None, spread: Spread = ALONE) -> Workload:
     """What a step of a configuration has to do.
 
     Args:
@@ -108,7 +108,7 @@ def work_of(config: TrainConfig, prompt_tokens: int | None = None, spread: Sprea
     share, budget = -(-per_mini_batch // spread.shares), optimizer.micro_batch_tokens * spread.slices
     line = max(sequence, min(budget, share * sequence))  # a sequence longer than the budget goes alone
     part, evaluated = spread.largest_part(data.prompts_per_step), spread.largest_part(config.eval.size)
-    return Work(
+    return Workload(
         prompt=prompt,
         completion=rollout.max_tokens,
         completions=completions,
@@ -124,9 +124,9 @@ def work_of(config: TrainConfig, prompt_tokens: int | None = None, spread: Sprea
     )
 
 
-def work_on(config: TrainConfig, prompt_tokens: int | None = None) -> Work:
+def workload_on(config: TrainConfig, prompt_tokens: int | None = None) -> Workload:
     """The same on the cards that the configuration names."""
-    return work_of(config, prompt_tokens, spread_of(config))
+    return workload_of(config, prompt_tokens, spread_of(config))
 
 
 def number_bytes(config: TrainConfig) -> int:

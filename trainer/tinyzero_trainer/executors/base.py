@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tinyzero_trainer.executors.tasks import TaskRole
+from tinyzero_trainer.executors.tasks import RunTask
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.monitoring.progress import Display
+from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout import RolloutEngine
 from tinyzero_trainer.training.build import CriticRole, PolicyRole
 
@@ -18,7 +18,7 @@ class StopRequested(Exception):
 class Workers:
     """Everyone a run needs, in this process or with a stand-in here."""
 
-    tasks: Mapping[str, TaskRole]
+    tasks: Mapping[str, RunTask]
     """The tasks with their problems and scorers, by what the run calls them."""
 
     language_model: LanguageModel
@@ -33,5 +33,5 @@ class Workers:
     critic: CriticRole | None
     """Estimates what a completion is worth; None but for `algorithm.advantage=gae`."""
 
-    display: Display
+    display: Progress
     """Is told of progress."""

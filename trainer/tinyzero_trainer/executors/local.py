@@ -13,20 +13,20 @@ from tinyzero_sdk.records import Reason
 from tinyzero_trainer.algorithms.losses import find_policy_loss
 from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.tasks import load_shares
+from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.data.tokenization import decode_texts
 from tinyzero_trainer.distributed.cuda_allocator import expand_segments
-from tinyzero_trainer.distributed.fsdp import Placement, offload_note, process_group
-from tinyzero_trainer.estimate.workload import work_of
+from tinyzero_trainer.distributed.fsdp import FsdpOptions, offload_note, process_group
+from tinyzero_trainer.estimate.workload import workload_of
 from tinyzero_trainer.executors.base import StopRequested, Workers
-from tinyzero_trainer.executors.tasks import TaskRole, task_roles
+from tinyzero_trainer.executors.tasks import RunTask, run_tasks
 from tinyzero_trainer.models.loading import LanguageModel, ModelError, choose_device, load_model
 from tinyzero_trainer.models.spec import context_error
-from tinyzero_trainer.monitoring.progress import Display
+from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.build import build_engine, require_engine
 from tinyzero_trainer.training.build import build_learners
-from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 from tinyzero_trainer.utils.signals import Stop
 
@@ -35,8 +35,8 @@ SCORER_FAILURES: tuple[Reason, ...] = ("error", "timeout")
 
 
 @contextmanager
-def build_roles(
-    config: TrainConfig, *, display: Display, training: bool, checkpoint: Path | None = None
+def build_workers(
+    config: TrainConfig, *, display: Progress, training: bool, checkpoint: Path | None = None
 ) -> Iterator[Workers]:
     """Build the roles; leaving the context ends the scoring processes.
 
@@ -50,7 +50,7 @@ def build_roles(
     elsewhere = training and config.run.executor == "ray"
     device = _workers_device(config) if elsewhere else choose_device(config.run.device)
     require_engine(config, device, here=config.ray.address is None)
-    loaded = load_shares(
+    loaded = load_tasks(
         config.task_shares(),
         wrappers=config.wrappers_with_limit() if training else (),
         allow_unsafe_scorers=config.run.allow_unsafe_scorers,
@@ -58,9 +58,9 @@ def build_roles(
     if training:
         find_policy_loss(config.algorithm.policy_loss)  # a user's own may be at fault, which is soon seen
     if elsewhere:
-        from tinyzero_trainer.executors.ray.build import build_ray_roles
+        from tinyzero_trainer.executors.ray.build import build_ray_workers
 
-        with build_ray_roles(config, loaded, display=display, checkpoint=checkpoint) as roles:
+        with build_ray_workers(config, loaded, display=display, checkpoint=checkpoint) as roles:
             yield roles
         return
     if training and device.type == "cuda":
@@ -73,10 +73,10 @@ def build_roles(
                 language_model, policy, critic = learners.language_model, learners.policy, learners.critic
             else:
                 language_model = load_model(str(checkpoint) if checkpoint else config.model.path, device)
-            tasks = stack.enter_context(task_roles(config, loaded, language_model.tokenizer))
+            tasks = stack.enter_context(run_tasks(config, loaded, language_model.tokenizer))
         if policy is not None and device.type == "cuda":
             with catch_out_of_memory("the largest micro-batch was tried out"):
-                policy.warm_up(settings_at(config, 1), work_of(config, config.data.max_prompt_tokens).micro_batch)
+                policy.warm_up(settings_at(config, 1), workload_of(config, config.data.max_prompt_tokens).micro_batch)
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
         with catch_out_of_memory("the rollout engine took over the weights"):
@@ -93,16 +93,16 @@ def _workers_device(config: TrainConfig) -> torch.device:
     return torch.device("cuda" if config.ray.gpus else "cpu")
 
 
-def _placement(config: TrainConfig, device: torch.device, display: Display) -> Placement:
+def _placement(config: TrainConfig, device: torch.device, display: Progress) -> FsdpOptions:
     note = offload_note(config, device)
     if note is not None:
         display.note(note)
-    return Placement.of(config, device)
+    return FsdpOptions.of(config, device)
 
 
 def generate(
     roles: Workers, prompts: Sequence[Prompt], params: SamplingParams, *, samples: int, seed: int, stop: Stop
-) -> list[tuple[Prompt, Rollout]]:
+) -> list[tuple[Prompt, Generation]]:
     """Generate `samples` completions of each prompt; the result is flat, prompt after prompt.
 
     Raises:
@@ -132,7 +132,7 @@ def check_context(language_model: LanguageModel, prompts: Sequence[Prompt], max_
         raise ModelError(context_error(language_model.name, context, longest, max_tokens))
 
 
-def score(roles: Workers, rollouts: Sequence[tuple[Prompt, Rollout]], *, max_failed_share: float) -> list[Sample]:
+def score(roles: Workers, rollouts: Sequence[tuple[Prompt, Generation]], *, max_failed_share: float) -> list[Rollout]:
     """Score completions, each in the reward pool of its task.
 
     Where the scorer failed nothing is known of the completion, so it is masked: 0 may be more than a wrong answer gets.
@@ -142,7 +142,7 @@ def score(roles: Workers, rollouts: Sequence[tuple[Prompt, Rollout]], *, max_fai
             so the rewards say more about the scorer than about the model.
     """
     texts = decode_texts(roles.language_model.tokenizer, [rollout.token_ids for _, rollout in rollouts])
-    samples: dict[int, Sample] = {}
+    samples: dict[int, Rollout] = {}
     for name, role in roles.tasks.items():
         places = [place for place, (prompt, _) in enumerate(rollouts) if prompt.task == name]
         completions = [
@@ -154,11 +154,11 @@ def score(roles: Workers, rollouts: Sequence[tuple[Prompt, Rollout]], *, max_fai
         for place, verdict in zip(places, verdicts, strict=True):
             masked = verdict.masked or verdict.reason in SCORER_FAILURES
             final = verdict if verdict.masked == masked else replace(verdict, masked=masked)
-            samples[place] = Sample(*rollouts[place], texts[place], final)
+            samples[place] = Rollout(*rollouts[place], texts[place], final)
     return [samples[place] for place in range(len(rollouts))]
 
 
-def _refuse_failures(name: str, role: TaskRole, verdicts: Sequence[Score], max_failed_share: float) -> None:
+def _refuse_failures(name: str, role: RunTask, verdicts: Sequence[Score], max_failed_share: float) -> None:
     failed = sum(verdict.reason in SCORER_FAILURES for verdict in verdicts)
     if failed > max_failed_share * len(verdicts):
         cause = f" ({role.pool.first_error.splitlines()[-1]})" if role.pool.first_error else ""

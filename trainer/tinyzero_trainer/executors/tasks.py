@@ -9,12 +9,12 @@ from transformers import PreTrainedTokenizerBase
 from tinyzero_sdk import Task
 from tinyzero_trainer.config import RewardConfig, TrainConfig
 from tinyzero_trainer.data.mixture import Mixture
-from tinyzero_trainer.data.prompts import Progress, PromptSource
+from tinyzero_trainer.data.prompts import PromptSource, StreamState
 from tinyzero_trainer.rewards.pool import RewardPool, scoring_pool
 
 
 @dataclass(frozen=True, slots=True)
-class TaskRole:
+class RunTask:
     """One task of a run."""
 
     task: Task
@@ -34,12 +34,12 @@ PoolMaker = Callable[[RewardConfig, Task], AbstractContextManager[RewardPool]]
 
 
 @contextmanager
-def task_roles(
+def run_tasks(
     config: TrainConfig,
     tasks: Mapping[str, Task],
     tokenizer: PreTrainedTokenizerBase,
     make_pool: PoolMaker = scoring_pool,
-) -> Iterator[dict[str, TaskRole]]:
+) -> Iterator[dict[str, RunTask]]:
     """The tasks by what the run calls them; leaving the context ends the scoring processes.
 
     Args:
@@ -53,11 +53,11 @@ def task_roles(
         for share, (name, task) in zip(config.task_shares(), tasks.items(), strict=True):
             pool = stack.enter_context(make_pool(config.reward, task))
             prompts = PromptSource(task, tokenizer, config.data, name)
-            roles[name] = TaskRole(task, share.weight, prompts, pool)
+            roles[name] = RunTask(task, share.weight, prompts, pool)
         yield roles
 
 
-def training_stream(config: TrainConfig, tasks: Mapping[str, TaskRole], progress: Mapping[str, Progress]) -> Mixture:
+def training_stream(config: TrainConfig, tasks: Mapping[str, RunTask], progress: Mapping[str, StreamState]) -> Mixture:
     """Training problems of all tasks, mixed by weight.
 
     Args:

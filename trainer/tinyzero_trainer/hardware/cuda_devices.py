@@ -26,7 +26,7 @@ _MAJOR, _MINOR = 75, 76
 """Attributes of a card: its compute capability."""
 
 
-def visible_cards(command: Sequence[str] = (), timeout: float = SECONDS) -> "tuple[GpuInfo, ...] | None":
+def visible_gpus(command: Sequence[str] = (), timeout: float = SECONDS) -> "tuple[GpuInfo, ...] | None":
     """The cards that a run would see; None = CUDA is not there, or cannot be asked.
 
     Args:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class GpuSpec:
     """A kind of GPU."""
 
     name: str
@@ -47,7 +47,7 @@ BFLOAT16_FROM = (8, 0)
 """Compute capability from which a card computes in bfloat16; older ones only act as if, at a fraction of the speed."""
 
 
-def has_bfloat16(capability: tuple[int, int] | None, card: Card | None = None) -> bool:
+def has_bfloat16(capability: tuple[int, int] | None, card: GpuSpec | None = None) -> bool:
     """Whether a card computes in bfloat16, so that `model.dtype=auto` is that and not float32.
 
     Args:
@@ -63,51 +63,51 @@ def has_bfloat16(capability: tuple[int, int] | None, card: Card | None = None) -
 
 _CARDS = (
     # The first pattern that is found in the driver's name counts, so that a special kind stands before the plain one.
-    (r"GB300|B300", Card("B300", 268, 2250, 8000, 75)),
-    (r"GB200|B200", Card("B200", 179, 2250, 8000, 75)),
-    (r"H200 NVL", Card("H200 NVL", 140.4, 835, 4800, 60)),
-    (r"H200", Card("H200", 140.4, 989, 4800, 67)),
-    (r"GH200", Card("GH200", 95.0, 989, 4000, 67)),
-    (r"H100 NVL", Card("H100 NVL", 93.6, 835, 3900, 60)),
-    (r"H100 PCIe", Card("H100 PCIe", 79.6, 756, 2000, 51)),
-    (r"H[18]00", Card("H100", 79.6, 989, 3350, 67)),
-    (r"H20\b", Card("H20", 95.6, 148, 4000, 44)),
-    (r"A[18]00.*40 ?GB", Card("A100 40GB", 40.0, 312, 1555, 19.5)),
-    (r"A[18]00.*PCI", Card("A100 PCIe", 80.0, 312, 1935, 19.5)),
-    (r"A[18]00(?!0)", Card("A100", 80.0, 312, 2039, 19.5)),
-    (r"L40S", Card("L40S", 45.0, 362, 864, 91.6)),
-    (r"L40\b", Card("L40", 45.0, 181, 864, 90.5)),
-    (r"L4\b", Card("L4", 22.5, 121, 300, 30.3)),
-    (r"A40\b", Card("A40", 45.0, 150, 696, 37.4)),
-    (r"A30\b", Card("A30", 24.0, 165, 933, 10.3)),
-    (r"A10G", Card("A10G", 22.5, 70, 600, 31.5)),
-    (r"A10\b", Card("A10", 22.5, 125, 600, 31.2)),
-    (r"V100.*32 ?GB", Card("V100 32GB", 32.0, 125, 900, 15.7, bfloat16=False)),
-    (r"V100", Card("V100", 16.0, 125, 900, 15.7, bfloat16=False)),
-    (r"T4\b", Card("T4", 15.0, 65, 320, 8.1, bfloat16=False)),
-    (r"RTX PRO 6000", Card("RTX PRO 6000 Blackwell", 95.6, 503, 1792, 125)),
-    (r"RTX 6000 Ada", Card("RTX 6000 Ada", 48.0, 364, 960, 91.1)),
-    (r"RTX A6000", Card("RTX A6000", 48.0, 155, 768, 38.7)),
-    (r"RTX A5000", Card("RTX A5000", 24.0, 111, 768, 27.8)),
-    (r"RTX 5090", Card("RTX 5090", 31.8, 210, 1792, 105)),
-    (r"RTX 5080", Card("RTX 5080", 15.9, 113, 960, 56)),
-    (r"RTX 5070 Ti", Card("RTX 5070 Ti", 15.9, 88, 896, 44)),
-    (r"RTX 4090", Card("RTX 4090", 24.0, 165, 1008, 82.6)),
-    (r"RTX 4080", Card("RTX 4080", 16.0, 97, 717, 48.7)),
-    (r"RTX 4070", Card("RTX 4070", 12.0, 58, 504, 29.1)),
-    (r"RTX 4060 Ti", Card("RTX 4060 Ti", 16.0, 44, 288, 22.1)),
-    (r"RTX 3090", Card("RTX 3090", 24.0, 71, 936, 35.6)),
-    (r"RTX 3080", Card("RTX 3080", 10.0, 60, 760, 29.8)),
-    (r"RTX 3060", Card("RTX 3060", 12.0, 26, 360, 12.7)),
+    (r"GB300|B300", GpuSpec("B300", 268, 2250, 8000, 75)),
+    (r"GB200|B200", GpuSpec("B200", 179, 2250, 8000, 75)),
+    (r"H200 NVL", GpuSpec("H200 NVL", 140.4, 835, 4800, 60)),
+    (r"H200", GpuSpec("H200", 140.4, 989, 4800, 67)),
+    (r"GH200", GpuSpec("GH200", 95.0, 989, 4000, 67)),
+    (r"H100 NVL", GpuSpec("H100 NVL", 93.6, 835, 3900, 60)),
+    (r"H100 PCIe", GpuSpec("H100 PCIe", 79.6, 756, 2000, 51)),
+    (r"H[18]00", GpuSpec("H100", 79.6, 989, 3350, 67)),
+    (r"H20\b", GpuSpec("H20", 95.6, 148, 4000, 44)),
+    (r"A[18]00.*40 ?GB", GpuSpec("A100 40GB", 40.0, 312, 1555, 19.5)),
+    (r"A[18]00.*PCI", GpuSpec("A100 PCIe", 80.0, 312, 1935, 19.5)),
+    (r"A[18]00(?!0)", GpuSpec("A100", 80.0, 312, 2039, 19.5)),
+    (r"L40S", GpuSpec("L40S", 45.0, 362, 864, 91.6)),
+    (r"L40\b", GpuSpec("L40", 45.0, 181, 864, 90.5)),
+    (r"L4\b", GpuSpec("L4", 22.5, 121, 300, 30.3)),
+    (r"A40\b", GpuSpec("A40", 45.0, 150, 696, 37.4)),
+    (r"A30\b", GpuSpec("A30", 24.0, 165, 933, 10.3)),
+    (r"A10G", GpuSpec("A10G", 22.5, 70, 600, 31.5)),
+    (r"A10\b", GpuSpec("A10", 22.5, 125, 600, 31.2)),
+    (r"V100.*32 ?GB", GpuSpec("V100 32GB", 32.0, 125, 900, 15.7, bfloat16=False)),
+    (r"V100", GpuSpec("V100", 16.0, 125, 900, 15.7, bfloat16=False)),
+    (r"T4\b", GpuSpec("T4", 15.0, 65, 320, 8.1, bfloat16=False)),
+    (r"RTX PRO 6000", GpuSpec("RTX PRO 6000 Blackwell", 95.6, 503, 1792, 125)),
+    (r"RTX 6000 Ada", GpuSpec("RTX 6000 Ada", 48.0, 364, 960, 91.1)),
+    (r"RTX A6000", GpuSpec("RTX A6000", 48.0, 155, 768, 38.7)),
+    (r"RTX A5000", GpuSpec("RTX A5000", 24.0, 111, 768, 27.8)),
+    (r"RTX 5090", GpuSpec("RTX 5090", 31.8, 210, 1792, 105)),
+    (r"RTX 5080", GpuSpec("RTX 5080", 15.9, 113, 960, 56)),
+    (r"RTX 5070 Ti", GpuSpec("RTX 5070 Ti", 15.9, 88, 896, 44)),
+    (r"RTX 4090", GpuSpec("RTX 4090", 24.0, 165, 1008, 82.6)),
+    (r"RTX 4080", GpuSpec("RTX 4080", 16.0, 97, 717, 48.7)),
+    (r"RTX 4070", GpuSpec("RTX 4070", 12.0, 58, 504, 29.1)),
+    (r"RTX 4060 Ti", GpuSpec("RTX 4060 Ti", 16.0, 44, 288, 22.1)),
+    (r"RTX 3090", GpuSpec("RTX 3090", 24.0, 71, 936, 35.6)),
+    (r"RTX 3080", GpuSpec("RTX 3080", 10.0, 60, 760, 29.8)),
+    (r"RTX 3060", GpuSpec("RTX 3060", 12.0, 26, 360, 12.7)),
 )
 
 
-def known_cards() -> tuple[Card, ...]:
+def known_gpus() -> tuple[GpuSpec, ...]:
     """All of them."""
     return tuple(card for _, card in _CARDS)
 
 
-def find_card(name: str) -> Card | None:
+def find_gpu_spec(name: str) -> GpuSpec | None:
     """The card of a name that a driver, or a person, gives.
 
     Returns:

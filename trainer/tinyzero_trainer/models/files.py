@@ -13,7 +13,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, TypeAlias
 
-from tinyzero_trainer.models.spec import COUNTED, ModelShape, shape_of
+from tinyzero_trainer.models.spec import COUNTED, ModelSpec, spec_from_config
 from tinyzero_trainer.models.well_known import CONFIG_FILE, well_known
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -62,7 +62,7 @@ class Model:
     fault: Fault | None = None
     """What is wrong with its files; None = nothing that can be seen without loading it."""
 
-    shape: ModelShape | None = None
+    shape: ModelSpec | None = None
     """What memory depends on; None = not known."""
 
     @property
@@ -137,10 +137,10 @@ def _in_directory(name: str, directory: Path, *, local: bool) -> Model:
     return Model(name, local, parameters, fault=find_fault(directory), shape=_shape_of(name, directory, parameters))
 
 
-def _shape_of(name: str, directory: Path, parameters: int | None) -> ModelShape | None:
+def _shape_of(name: str, directory: Path, parameters: int | None) -> ModelSpec | None:
     try:
         config = read_config(directory)
-        return shape_of(name, config, None if config["model_type"] in COUNTED else parameters)
+        return spec_from_config(name, config, None if config["model_type"] in COUNTED else parameters)
     except (_Broken, ArithmeticError, KeyError, TypeError, ValueError):
         return None
 
@@ -275,7 +275,7 @@ def mismatch(directory: Path, config: Mapping[str, Any], held: Sizes) -> Fault |
         return None
     file = directory / CONFIG_FILE
     try:
-        shape = shape_of("", config)
+        shape = spec_from_config("", config)
     except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         what = f"has no {error}" if isinstance(error, KeyError) else f"has impossible sizes ({error})"
         return _Broken(file, what).fault
@@ -289,7 +289,7 @@ def mismatch(directory: Path, config: Mapping[str, Any], held: Sizes) -> Fault |
     return None
 
 
-def _asked(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _asked(shape: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Tensors that a model of a shape must have."""
     yield "embed_tokens.weight", (shape.vocabulary, shape.hidden)
     for layer in range(shape.layers):

@@ -9,13 +9,13 @@ from urllib.parse import quote
 from urllib.request import urlopen
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.config import OwnModelConfig
+from tinyzero_trainer.config import DefaultModelConfig
 from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, TINY_MODEL, directory_of
-from tinyzero_trainer.models.spec import COUNTED, ModelShape, context_in, shape_of
+from tinyzero_trainer.models.spec import COUNTED, ModelSpec, context_in, spec_from_config
 from tinyzero_trainer.models.well_known import CONFIG_FILE, WELL_KNOWN, well_known
 
 
-def find_shape(model: str | None, *, download: bool = True) -> ModelShape:
+def find_spec(model: str | None, *, download: bool = True) -> ModelSpec:
     """The shape of a model; nothing of its weights is read.
 
     Args:
@@ -41,9 +41,9 @@ def context_of(model: str | None) -> int | None:
     return context_in(config) if isinstance(config, dict) else None
 
 
-def shape_of_own(own: OwnModelConfig) -> ModelShape:
+def shape_of_own(own: DefaultModelConfig) -> ModelSpec:
     """The shape of the small model that `train` makes on a GPU where none is named, with the tiny one's vocabulary."""
-    tiny = find_shape(None)
+    tiny = find_spec(None)
     config = {
         "model_type": "qwen2",
         "hidden_size": own.hidden_size,
@@ -55,14 +55,18 @@ def shape_of_own(own: OwnModelConfig) -> ModelShape:
         "max_position_embeddings": tiny.context,
         "tie_word_embeddings": True,
     }
-    return shape_of("the small model that train makes (own_model)", config)
+    return spec_from_config("the small model that train makes (own_model)", config)
 
 
-def _of_directory(name: str, directory: Path) -> ModelShape:
+def _of_directory(name: str, directory: Path) -> ModelSpec:
     file = directory / CONFIG_FILE
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-        return shape_of(name, config) if config["model_type"] in COUNTED else _by_transformers(name, str(directory))
+        return (
+            spec_from_config(name, config)
+            if config["model_type"] in COUNTED
+            else _by_transformers(name, str(directory))
+        )
     except _FAULTS as error:
         raise SettingsError(
             f"{file} does not describe a language model ({_first_line(error)}); give --model the directory of a "
@@ -70,7 +74,7 @@ def _of_directory(name: str, directory: Path) -> ModelShape:
         ) from error
 
 
-def _by_name(model: str, *, download: bool) -> ModelShape:
+def _by_name(model: str, *, download: bool) -> ModelSpec:
     known = well_known(model)
     if known is not None:
         return known
@@ -105,7 +109,7 @@ def _ask_hub(model: str) -> None:
             raise OSError(f"{endpoint} cannot be reached: {error.reason}") from error
 
 
-def _by_transformers(name: str, source: str) -> ModelShape:
+def _by_transformers(name: str, source: str) -> ModelSpec:
     """Built without memory for its weights, which takes seconds: any architecture that transformers knows."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
@@ -125,7 +129,7 @@ def _by_transformers(name: str, source: str) -> ModelShape:
     text = config.get_text_config()
     content = {key: getattr(text, key, None) for key in _KEYS}
     content |= {"model_type": text.model_type, "tie_word_embeddings": bool(config.tie_word_embeddings)}
-    return shape_of(name, content, parameters=sum(parameter.numel() for parameter in model.parameters()))
+    return spec_from_config(name, content, parameters=sum(parameter.numel() for parameter in model.parameters()))
 
 
 _FAULTS = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)

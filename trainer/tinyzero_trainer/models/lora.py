@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config import LoraConfig
-from tinyzero_trainer.distributed.dtensor import assign, whole
+from tinyzero_trainer.distributed.dtensor import assign, full_tensor
 from tinyzero_trainer.distributed.fsdp import ranks_of
 
 DIRECTORY = "adapter"
@@ -71,7 +71,7 @@ class Adapter:
         """Write the adapter as peft does; of several ranks the first, with the help of all."""
         tensors, digest = {}, self._digest()
         for name, tensor in self._tensors().items():
-            found = whole(tensor.detach())
+            found = full_tensor(tensor.detach())
             if ranks_of(self._model).first:
                 tensors[name] = found.cpu().contiguous()
         if not ranks_of(self._model).first:
@@ -112,7 +112,7 @@ class Adapter:
         digest = hashlib.sha256()
         for name, tensor in self._model.named_parameters():
             if not tensor.requires_grad:
-                values = whole(tensor.detach()).flatten()[:: max(1, tensor.numel() // _DIGEST_VALUES)]
+                values = full_tensor(tensor.detach()).flatten()[:: max(1, tensor.numel() // _DIGEST_VALUES)]
                 digest.update(f"{name} {tuple(tensor.shape)}".encode() + values.float().cpu().clone().numpy().tobytes())
         return digest.hexdigest()
 
@@ -135,11 +135,11 @@ def import_peft(settings: LoraConfig) -> Any:
 @torch.no_grad()
 def merged_weight(layer: Any) -> Tensor:
     """The weight that a linear layer acts with: its own, or a new tensor that has an adapter's part added."""
-    weight = whole(layer.weight)
+    weight = full_tensor(layer.weight)
     if not _is_adapted(layer):
         return weight
     # Not peft's own function for it, which knows no shards.
-    added = whole(layer.lora_B[_NAME].weight) @ whole(layer.lora_A[_NAME].weight)
+    added = full_tensor(layer.lora_B[_NAME].weight) @ full_tensor(layer.lora_A[_NAME].weight)
     return weight + (added.T if layer.fan_in_fan_out else added) * layer.scaling[_NAME]
 
 
@@ -154,9 +154,9 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
         path, _, leaf = name.rpartition(".")
         owner = path.removesuffix(".base_layer")
         if owner in adapted:
-            yield f"{owner}.{leaf}", merged_weight(adapted[owner]) if leaf == "weight" else whole(tensor)
+            yield f"{owner}.{leaf}", merged_weight(adapted[owner]) if leaf == "weight" else full_tensor(tensor)
         elif ".lora_" not in name:
-            yield name, whole(tensor)
+            yield name, full_tensor(tensor)
 
 
 def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:

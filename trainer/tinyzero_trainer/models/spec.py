@@ -9,7 +9,7 @@ COUNTED = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
+class ModelSpec:
     """What memory and time depend on."""
 
     name: str
@@ -102,7 +102,7 @@ class ModelShape:
         return self.layers * rank * sum(map(sum, chosen))
 
 
-def shape_of(name: str, config: Mapping[str, Any], parameters: int | None = None) -> ModelShape:
+def spec_from_config(name: str, config: Mapping[str, Any], parameters: int | None = None) -> ModelSpec:
     """The shape that a config.json describes.
 
     Args:
@@ -122,7 +122,7 @@ def shape_of(name: str, config: Mapping[str, Any], parameters: int | None = None
     hidden, layers, heads = _first(config, _HIDDEN), _first(config, _LAYERS), _first(config, _HEADS)
     config = {**_DEFAULTS.get(kind, {}), **config}
     kv_heads, head_size = config.get("num_key_value_heads") or heads, config.get("head_dim") or hidden // heads
-    shape = ModelShape(
+    shape = ModelSpec(
         name=name,
         parameters=parameters or 0,
         hidden=hidden,
@@ -140,7 +140,7 @@ def shape_of(name: str, config: Mapping[str, Any], parameters: int | None = None
         return shape
     if kind not in COUNTED:
         raise ValueError(f"parameters of the architecture {kind!r} are not counted here")
-    return ModelShape(**{key: getattr(shape, key) for key in shape.__slots__} | {"parameters": _count(shape, config)})
+    return ModelSpec(**{key: getattr(shape, key) for key in shape.__slots__} | {"parameters": _count(shape, config)})
 
 
 def context_in(config: Mapping[str, Any]) -> int | None:
@@ -177,7 +177,7 @@ def _size(name: str, value: Any) -> int:
     return value
 
 
-def _count(shape: ModelShape, config: Mapping[str, Any]) -> int:
+def _count(shape: ModelSpec, config: Mapping[str, Any]) -> int:
     """Parameters of Llama's architecture and its kin: norms, matrices, and the biases that each kind has."""
     kind = config["model_type"]
     attention = shape.attention + 2 * shape.kv

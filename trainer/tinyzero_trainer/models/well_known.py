@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tinyzero_trainer.models.spec import ModelShape, shape_of
+from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
 
 CONFIG_FILE = "config.json"
 
@@ -52,7 +52,7 @@ WELL_KNOWN = {
 """As their config.json on the Hub says."""
 
 
-def well_known(model: str) -> ModelShape | None:
+def well_known(model: str) -> ModelSpec | None:
     """The shape of a model that many people use, which needs no download; also of what was made from it.
 
     Example:
@@ -61,5 +61,5 @@ def well_known(model: str) -> ModelShape | None:
     """
     for name, config in WELL_KNOWN.items():
         if model == name or model in (f"{name}-Instruct", f"{name}-Base"):
-            return shape_of(model, config)
+            return spec_from_config(model, config)
     return None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tinyzero_trainer.hardware.gpu_specs import find_card
+from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
 
 FLOPS_PER_PARAMETER = 6
 """Of a token that is trained on: 2 forward and 4 backward; attention's own and what is computed again do not count."""
@@ -35,7 +35,7 @@ def utilization(
 
 
 @dataclass(frozen=True, slots=True)
-class CardUse:
+class GpuMemoryUsage:
     """A rank's GPU, and the most that its process has held of it so far."""
 
     name: str
@@ -48,15 +48,15 @@ class CardUse:
     """Bytes, with those that PyTorch's allocator keeps."""
 
 
-def use_of(device: torch.device) -> CardUse | None:
+def memory_usage(device: torch.device) -> GpuMemoryUsage | None:
     """Of this process; None on the CPU."""
     if device.type != "cuda":
         return None
     allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-    return CardUse(torch.cuda.get_device_name(device), allocated, reserved)
+    return GpuMemoryUsage(torch.cuda.get_device_name(device), allocated, reserved)
 
 
-def memory_metrics(cards: Sequence[CardUse]) -> dict[str, float]:
+def memory_metrics(cards: Sequence[GpuMemoryUsage]) -> dict[str, float]:
     """`perf/max_memory_*_gb`, in GiB, of the card that has the most; nothing without cards."""
     if not cards:
         return {}
@@ -66,8 +66,8 @@ def memory_metrics(cards: Sequence[CardUse]) -> dict[str, float]:
     }
 
 
-def peak_of(cards: Sequence[CardUse]) -> float | None:
+def peak_flops(cards: Sequence[GpuMemoryUsage]) -> float | None:
     """FLOP/s in bfloat16 of cards together, by their data sheets; None without cards and of unknown ones."""
-    found = [find_card(card.name) for card in cards]
+    found = [find_gpu_spec(card.name) for card in cards]
     known = [card.flops for card in found if card is not None]
     return sum(known) if known and len(known) == len(found) else None

@@ -29,11 +29,11 @@ Series = Sequence[tuple[int, float]]
 """(step, value), in the order of steps."""
 
 
-class CurveError(TinyZeroError):
+class PlotError(TinyZeroError):
     """The picture cannot be written."""
 
 
-def draw_curve(metrics: Path, output: Path, *, tasks: Sequence[str], model: str) -> None:
+def plot_curve(metrics: Path, output: Path, *, tasks: Sequence[str], model: str) -> None:
     """Draw a run as PNG.
 
     Args:
@@ -81,7 +81,7 @@ def draw_curve(metrics: Path, output: Path, *, tasks: Sequence[str], model: str)
     try:
         figure.savefig(output, format="png")
     except OSError as error:
-        raise CurveError(f"cannot write {output}: {error.strerror}") from error
+        raise PlotError(f"cannot write {output}: {error.strerror}") from error
 
 
 def series(rows: Sequence[dict[str, Any]], name: str) -> list[tuple[int, float]]:

@@ -72,7 +72,7 @@ class _Training:
         return f"{text}  {_duration(max(0.0, mean * (self.steps - self.done) - (now - self.last_step)))} left"
 
 
-class Display:
+class Progress:
     """Progress of a run. `note` and `advance` may be called from any thread, the rest from one.
 
     Example:

@@ -5,7 +5,7 @@ from time import perf_counter
 import torch
 
 
-class Clock:
+class StepTimer:
     """Wall-clock seconds of the parts of a step."""
 
     def __init__(self) -> None:

@@ -12,13 +12,13 @@ from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.engine_memory import GB, needed_by_vllm
 from tinyzero_trainer.estimate.fit import LEAST_SEQUENCES, Settings, setting, settle, with_settings
 from tinyzero_trainer.estimate.memory import Phase, host_bytes, predict_memory
-from tinyzero_trainer.estimate.workload import work_on
-from tinyzero_trainer.models.hub import find_shape
-from tinyzero_trainer.models.spec import ModelShape, shape_of
+from tinyzero_trainer.estimate.workload import workload_on
+from tinyzero_trainer.models.hub import find_spec
+from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
 from tinyzero_trainer.models.well_known import WELL_KNOWN
 from tinyzero_trainer.plan.candidates import SETTLED, Change, Plan, moves
 from tinyzero_trainer.plan.search import make_plan
-from tinyzero_trainer.plan.target_gpu import Target, on_card, present_card
+from tinyzero_trainer.plan.target_gpu import TargetGpu, on_gpu, present_gpu
 
 LAST_RESORT = "take a smaller model or a card with more memory"
 
@@ -33,7 +33,7 @@ _WORTH_A_WORD = GIB // 20
 """Bytes of a card: nobody wants to hear of less that others hold."""
 
 
-def warning(config: TrainConfig, shape: ModelShape | None = None) -> str | None:
+def warning(config: TrainConfig, shape: ModelSpec | None = None) -> str | None:
     """What is to be said before a run that will not fit into this machine's card, or into several; None = nothing.
 
     Cards of other machines are taken to be like it.
@@ -45,15 +45,15 @@ def warning(config: TrainConfig, shape: ModelShape | None = None) -> str | None:
         shape: of a model that is yet to be made; None = find that of `model.path`.
     """
     with suppress(Exception):  # it asks a driver and reads files that may be broken in any way
-        target = present_card(device_of(config))
+        target = present_gpu(device_of(config))
         shape = shape if shape is not None or target is None else _shape(config)
         return None if target is None or shape is None else warning_for(shape, config, target)
     return None
 
 
-def warning_for(shape: ModelShape, config: TrainConfig, target: Target) -> str | None:
+def warning_for(shape: ModelSpec, config: TrainConfig, target: TargetGpu) -> str | None:
     """See `warning`."""
-    config = on_card(config, target)
+    config = on_gpu(config, target)
     found = make_plan(shape, config, target.room, card=target.card, host=target.host)
     cure = f"give {words(found.changes)}" if found.fits else f"no settings were found that fit: {LAST_RESORT}"
     if found.lacking:
@@ -79,7 +79,7 @@ def warning_for(shape: ModelShape, config: TrainConfig, target: Target) -> str |
 
 
 def after_out_of_memory(
-    config: TrainConfig, phases: Collection[str] = (), target: Target | None = None, *, resumed: bool = True
+    config: TrainConfig, phases: Collection[str] = (), target: TargetGpu | None = None, *, resumed: bool = True
 ) -> str:
     """Which settings to change to what, after memory ran out; empty if none of them lowers what was held there.
 
@@ -90,11 +90,11 @@ def after_out_of_memory(
         resumed: whether only what may be changed with `--resume` counts, since the run is to go on.
     """
     found = _shape(config)
-    shape = found or shape_of(*next(iter(WELL_KNOWN.items())))  # what lowers what is much the same for all
-    target = None if found is None else target or present_card(device_of(config))
+    shape = found or spec_from_config(*next(iter(WELL_KNOWN.items())))  # what lowers what is much the same for all
+    target = None if found is None else target or present_gpu(device_of(config))
     present = config
     if target is not None:
-        config = on_card(config, target)
+        config = on_gpu(config, target)
         plan = make_plan(shape, config, target.memory, card=target.card, host=target.host)
         present = settle(shape, config, plan.limit)
         if plan.wanted.peak > plan.limit:  # so that it was to be expected
@@ -130,10 +130,10 @@ def fits_without_offload(config: TrainConfig) -> bool:
 
     While the run goes on, that is: what is in use of the card is the run's own.
     """
-    target, shape = present_card(device_of(config)), _shape(config)
+    target, shape = present_gpu(device_of(config)), _shape(config)
     if target is None or shape is None:
         return True
-    config = with_settings(on_card(config, target), {"memory.offload": None})
+    config = with_settings(on_gpu(config, target), {"memory.offload": None})
     plan = make_plan(shape, config, target.memory)
     return plan.wanted.peak <= plan.limit
 
@@ -148,7 +148,7 @@ def lacking_words(config: TrainConfig, found: Plan) -> str:
     )
 
 
-def taken_words(target: Target) -> str:
+def taken_words(target: TargetGpu) -> str:
     """How much of a card others hold; empty if it is nothing worth a word."""
     if target.taken < _WORTH_A_WORD:
         return ""
@@ -178,24 +178,24 @@ def _may(settings: Settings, *, resumed: bool) -> bool:
     return not resumed or settings.keys() <= set(RESUMABLE)
 
 
-def _moves(shape: ModelShape, config: TrainConfig) -> Iterator[Settings]:
+def _moves(shape: ModelSpec, config: TrainConfig) -> Iterator[Settings]:
     """As `moves`; and vLLM, whose memory is settled by now, may take less."""
     size = config.vllm.gpu_memory
     if config.rollout.engine == "vllm" and size is not None:
         less = int(100 * _LESS * size) / 100
-        if less * GB >= needed_by_vllm(shape, config, work_on(config), sequences=LEAST_SEQUENCES):
+        if less * GB >= needed_by_vllm(shape, config, workload_on(config), sequences=LEAST_SEQUENCES):
             yield {"vllm.gpu_memory": less}
     yield from moves(config)
 
 
-def _lowers(shape: ModelShape, config: TrainConfig, settings: Settings, phases: Collection[str]) -> bool:
+def _lowers(shape: ModelSpec, config: TrainConfig, settings: Settings, phases: Collection[str]) -> bool:
     """Whether some settings lower what is held in the worst of some phases."""
     with suppress(ValueError):  # settings that do not go together are no advice
         return _held(shape, with_settings(config, settings), phases) < _held(shape, config, phases)
     return False
 
 
-def _held(shape: ModelShape, config: TrainConfig, phases: Collection[str]) -> int:
+def _held(shape: ModelSpec, config: TrainConfig, phases: Collection[str]) -> int:
     """Bytes of the worst of some phases; of the update if the step has none of them, and of all if none is named."""
     if FEW_SEQUENCES in phases or ("update_weights" in phases and config.rollout.engine == "torch"):
         # Weights are taken over before there is a cache, and where not even a few fit, fewer are no help.
@@ -211,8 +211,8 @@ def _held(shape: ModelShape, config: TrainConfig, phases: Collection[str]) -> in
     return max((phase.total for name, phase in by_name.items() if name in meant), default=otherwise)
 
 
-def _shape(config: TrainConfig) -> ModelShape | None:
+def _shape(config: TrainConfig) -> ModelSpec | None:
     try:
-        return find_shape(config.model.path, download=False)
+        return find_spec(config.model.path, download=False)
     except TinyZeroError:
         return None

@@ -9,8 +9,8 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.spread import spread_of
 from tinyzero_trainer.estimate.fit import LEAST_SEQUENCES, LEAST_TOKENS, Settings
 from tinyzero_trainer.estimate.memory import Memory
-from tinyzero_trainer.estimate.workload import Work, work_on
-from tinyzero_trainer.models.spec import ModelShape
+from tinyzero_trainer.estimate.workload import Workload, workload_on
+from tinyzero_trainer.models.spec import ModelSpec
 
 SETTLED = ("vllm.gpu_memory", "vllm.sleep", "rollout.max_sequences")
 """What the rollout engine decides by itself where it is not set."""
@@ -92,7 +92,7 @@ class Plan:
 
 def moves(config: TrainConfig, prompt_tokens: int | None = None) -> Iterator[Settings]:
     """Settings that may take less memory, the cheapest first; each halves something, or changes one thing for good."""
-    vllm, work = config.rollout.engine == "vllm", work_on(config, prompt_tokens)
+    vllm, work = config.rollout.engine == "vllm", workload_on(config, prompt_tokens)
     if vllm and config.vllm.sleep is False:
         yield {"vllm.sleep": True}
     if vllm and config.vllm.gpu_memory is not None:
@@ -113,9 +113,9 @@ def moves(config: TrainConfig, prompt_tokens: int | None = None) -> Iterator[Set
         yield {"lora.rank": LORA_RANK, "optimizer.learning_rate": rate}
 
 
-def divisions(shape: ModelShape, config: TrainConfig, prompt_tokens: int | None = None) -> Iterator[Settings]:
+def divisions(shape: ModelSpec, config: TrainConfig, prompt_tokens: int | None = None) -> Iterator[Settings]:
     """Other ways to divide several cards, each with less on some of them; nothing on one card."""
-    spread, work = spread_of(config), work_on(config, prompt_tokens)
+    spread, work = spread_of(config), workload_on(config, prompt_tokens)
     whole: dict[str, Any] = {"ray.replicas": 1} if spread.replicas > 1 else {}
     if whole:
         yield whole
@@ -135,7 +135,7 @@ def divisions(shape: ModelShape, config: TrainConfig, prompt_tokens: int | None 
                 yield {**whole, "ray.engines": engines}
 
 
-def fewer_sequences(config: TrainConfig, work: Work) -> Iterator[int]:
+def fewer_sequences(config: TrainConfig, work: Workload) -> Iterator[int]:
     """Halves of rollout.max_sequences, down to `LEAST_SEQUENCES`, which comes last."""
     count = min(config.rollout.max_sequences or work.at_a_time, work.at_a_time)
     least = max(LEAST_SEQUENCES, config.rollout.samples_per_prompt)
@@ -143,7 +143,7 @@ def fewer_sequences(config: TrainConfig, work: Work) -> Iterator[int]:
         yield (count := max(count // 2, least))
 
 
-def smaller_micro_batches(config: TrainConfig, work: Work) -> Iterator[int]:
+def smaller_micro_batches(config: TrainConfig, work: Workload) -> Iterator[int]:
     """Powers of two below optimizer.micro_batch_tokens, down to `LEAST_TOKENS`, or to where a sequence goes alone."""
     budget = min(config.optimizer.micro_batch_tokens, work.micro_batch)
     while budget * work.slices > work.sequence and (budget := 1 << (budget - 1).bit_length() - 1) >= LEAST_TOKENS:

@@ -7,12 +7,12 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.model_defaults import TINY_MODEL, directory_of
 from tinyzero_trainer.config.spread import device_of, refuse_uneven, spread_of
-from tinyzero_trainer.estimate.workload import work_on
+from tinyzero_trainer.estimate.workload import workload_on
 from tinyzero_trainer.models.hub import context_of
-from tinyzero_trainer.models.spec import ModelShape, context_error
+from tinyzero_trainer.models.spec import ModelSpec, context_error
 
 
-def refuse_or_note(shape: ModelShape, config: TrainConfig, prompt_tokens: int | None, here: int) -> list[str]:
+def refuse_or_note(shape: ModelSpec, config: TrainConfig, prompt_tokens: int | None, here: int) -> list[str]:
     """Refuse a plan of what cannot be run on any card; what it is to be warned of is returned.
 
     Args:
@@ -64,13 +64,13 @@ def refuse_cards(config: TrainConfig, nodes: int | None) -> None:
         )
 
 
-def refuse_beyond_context(shape: ModelShape, config: TrainConfig, prompt_tokens: int | None = None) -> None:
+def refuse_beyond_context(shape: ModelSpec, config: TrainConfig, prompt_tokens: int | None = None) -> None:
     """Refuse a plan of sequences that the model has no room for, as far as that is known.
 
     Raises:
         SettingsError: a prompt, as long as the plan takes it to be, and the longest completion do not fit.
     """
-    work = work_on(config, prompt_tokens)
+    work = workload_on(config, prompt_tokens)
     if shape.context is not None and work.sequence > shape.context:
         refused = context_error(shape.name, shape.context, work.prompt, work.completion)
         shorter = work.completion < shape.context and prompt_tokens is None
@@ -108,7 +108,7 @@ def refuse_one_card(config: TrainConfig, here: int) -> None:
         )
 
 
-def lora_note(shape: ModelShape, config: TrainConfig) -> str | None:
+def lora_note(shape: ModelSpec, config: TrainConfig) -> str | None:
     """What to say of an adapter that is wider than any matrix it adapts; None = it is not."""
     targets, rank = config.lora.targets, config.lora.rank
     widths = [min(sizes) for name, sizes in shape.matrices.items() if not targets or name in targets]

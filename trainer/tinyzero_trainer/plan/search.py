@@ -11,9 +11,9 @@ from tinyzero_trainer.estimate.engine_memory import lacking_in_vllm, sequences_i
 from tinyzero_trainer.estimate.fit import Settings, awake_bytes, predict_within, setting, settle, usable, with_settings
 from tinyzero_trainer.estimate.memory import Memory, host_bytes
 from tinyzero_trainer.estimate.speed import predict_speed
-from tinyzero_trainer.estimate.workload import work_on
-from tinyzero_trainer.hardware.gpu_specs import Card, find_card
-from tinyzero_trainer.models.spec import ModelShape
+from tinyzero_trainer.estimate.workload import workload_on
+from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec
+from tinyzero_trainer.models.spec import ModelSpec
 from tinyzero_trainer.plan.candidates import (
     COSTS,
     COSTS_OF_VALUE,
@@ -36,12 +36,12 @@ _SAME = 1e-9
 
 
 def make_plan(
-    shape: ModelShape,
+    shape: ModelSpec,
     config: TrainConfig,
     memory: int,
     prompt_tokens: int | None = None,
     *,
-    card: Card | None = None,
+    card: GpuSpec | None = None,
     host: int | None = None,
     nodes: int | None = None,
 ) -> Plan:
@@ -67,7 +67,7 @@ def make_plan(
 
 
 def can_fit(
-    shape: ModelShape,
+    shape: ModelSpec,
     config: TrainConfig,
     memory: int,
     prompt_tokens: int | None = None,
@@ -79,13 +79,13 @@ def can_fit(
     return Search(shape, config, usable(memory), prompt_tokens, None, host, nodes).can_fit()
 
 
-def _changes(shape: ModelShape, asked: TrainConfig, config: TrainConfig, prompt_tokens: int | None) -> Iterator[Change]:
+def _changes(shape: ModelSpec, asked: TrainConfig, config: TrainConfig, prompt_tokens: int | None) -> Iterator[Change]:
     """What is other than the user wanted it."""
     for key, costs in COSTS.items():
         value, before = setting(config, key), setting(asked, key)
         if value == before:
             continue
-        work = work_on(config, prompt_tokens)
+        work = workload_on(config, prompt_tokens)
         if key == "rollout.max_sequences" and value >= work.completions:
             costs = "evaluations are generated in more rounds"
         if key == "vllm.gpu_memory":
@@ -125,7 +125,7 @@ class Tried:
 class Search:
     """For the settings that fit and have the shortest step."""
 
-    shape: ModelShape
+    shape: ModelSpec
     """The model's."""
 
     config: TrainConfig
@@ -137,7 +137,7 @@ class Search:
     prompt_tokens: int | None
     """See `work_of`."""
 
-    card: Card | None
+    card: GpuSpec | None
     """What counts for the times; None = not known."""
 
     host: int | None
@@ -239,7 +239,7 @@ class Search:
     def cores(self, base: Settings) -> Iterator[Settings]:
         """Settings of the update, each with fewer bytes than what was asked."""
         config = with_settings(self.config, base)
-        work = work_on(config, self.prompt_tokens)
+        work = workload_on(config, self.prompt_tokens)
         offloads = OFFLOADS[OFFLOADS.index(config.memory.offload) :] if config.run.device != "cpu" else ()
         checkpoints = () if config.memory.checkpoint_activations else (True,)
         for size, offload, checkpoint in product(
@@ -275,10 +275,10 @@ class Search:
     def counts(self) -> Iterator[int]:
         """Of sequences at a time, fewer than asked; the engine `torch` settles it by itself where nothing was asked."""
         if self.config.rollout.engine == "vllm" or self.config.rollout.max_sequences is not None:
-            yield from fewer_sequences(self.config, work_on(self.config, self.prompt_tokens))
+            yield from fewer_sequences(self.config, workload_on(self.config, self.prompt_tokens))
         elif not self.shape.graphs:
             config = self.asked.config
-            yield from fewer_sequences(config, work_on(config, self.prompt_tokens))
+            yield from fewer_sequences(config, workload_on(config, self.prompt_tokens))
 
     def sequences(self, core: Settings, choices: list[Settings]) -> Settings:
         """As many sequences at a time as the engine `torch` has room for; the update does not matter to that."""
@@ -317,11 +317,11 @@ class Search:
 
     def lacking(self, config: TrainConfig) -> int:
         """See `Plan`."""
-        return lacking_in_vllm(self.shape, config, work_on(config, self.prompt_tokens))
+        return lacking_in_vllm(self.shape, config, workload_on(config, self.prompt_tokens))
 
     def seconds(self, config: TrainConfig) -> float:
         """Of a step."""
-        card = self.card or find_card(constants.COMMON_CARD)
+        card = self.card or find_gpu_spec(constants.COMMON_CARD)
         assert card is not None
         return predict_speed(self.shape, config, card, self.prompt_tokens, self.nodes).step
 

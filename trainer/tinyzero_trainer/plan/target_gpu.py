@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.estimate.constants import GIB
-from tinyzero_trainer.hardware.cuda_devices import visible_cards
+from tinyzero_trainer.hardware.cuda_devices import visible_gpus
 from tinyzero_trainer.hardware.gpu import GpuInfo
-from tinyzero_trainer.hardware.gpu_specs import Card, find_card, has_bfloat16, known_cards
+from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec, has_bfloat16, known_gpus
 from tinyzero_trainer.hardware.host import host_memory
 from tinyzero_trainer.hardware.nvml import nvidia_driver
 
@@ -19,7 +19,7 @@ _SAME_SIZE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetGpu:
     """A card to fit into."""
 
     name: str
@@ -28,7 +28,7 @@ class Target:
     memory: int
     """Bytes in all."""
 
-    card: Card | None
+    card: GpuSpec | None
     """What it can do; None = not known, so that nothing is said of time."""
 
     host: int | None = None
@@ -46,7 +46,7 @@ class Target:
         return max(0, self.memory - self.taken)
 
 
-def choose_target(name: str | None, memory: str | None, device: str) -> Target:
+def choose_target(name: str | None, memory: str | None, device: str) -> TargetGpu:
     """The card to plan for.
 
     Args:
@@ -59,17 +59,17 @@ def choose_target(name: str | None, memory: str | None, device: str) -> Target:
     """
     size = None if memory is None else read_size(memory)
     if name is not None:
-        card = find_card(name) or find_card(f"RTX {name}")
+        card = find_gpu_spec(name) or find_gpu_spec(f"RTX {name}")
         if card is None:
-            known = ", ".join(sorted({card.name for card in known_cards()}))
+            known = ", ".join(sorted({card.name for card in known_gpus()}))
             raise SettingsError(f"--gpu {name!r} is not known; give --gpu-memory and leave it out, or one of: {known}")
         own = int(card.memory * GIB)
         memory_of_it = own if size is None or abs(size / own - 1) < _SAME_SIZE else size
-        return Target(card.name, memory_of_it, card, bfloat16=card.bfloat16)
+        return TargetGpu(card.name, memory_of_it, card, bfloat16=card.bfloat16)
     here = _look(device)
     if size is not None:
-        like = here if isinstance(here, Target) else None
-        return Target("a card", size, like.card if like else None, bfloat16=like is None or like.bfloat16)
+        like = here if isinstance(here, TargetGpu) else None
+        return TargetGpu("a card", size, like.card if like else None, bfloat16=like is None or like.bfloat16)
     if isinstance(here, str):
         raise SettingsError(f"{here}; give --gpu-memory 24GB, or --gpu 'RTX 4090'")
     return here
@@ -77,20 +77,20 @@ def choose_target(name: str | None, memory: str | None, device: str) -> Target:
 
 def cards_for(name: str | None, memory: str | None) -> int:
     """GPUs that one process may use: all that are here, or the one that is described (see `choose_target`)."""
-    return 1 if name is not None or memory is not None else len(visible_cards() or (None,))
+    return 1 if name is not None or memory is not None else len(visible_gpus() or (None,))
 
 
-def present_card(device: str) -> Target | None:
+def present_gpu(device: str) -> TargetGpu | None:
     """The card of this machine that `run.device` stands for; None if there is none, or which it is cannot be known."""
     here = _look(device)
-    return here if isinstance(here, Target) else None
+    return here if isinstance(here, TargetGpu) else None
 
 
-def _look(device: str) -> Target | str:
+def _look(device: str) -> TargetGpu | str:
     """The card that `run.device` stands for, or why there is none."""
     if device == "cpu":
         return "run.device=cpu uses no GPU"
-    driver, seen = nvidia_driver(None), visible_cards()
+    driver, seen = nvidia_driver(None), visible_gpus()
     known = driver.cards if driver else ()
     place = int(device.partition(":")[2] or 0)
     if seen is None:
@@ -114,7 +114,7 @@ def _not_there(device: str, seen: Sequence[GpuInfo], known: Sequence[GpuInfo]) -
     return _NONE
 
 
-def _one_of_a_kind(known: Sequence[GpuInfo], device: str, place: int) -> Target | str:
+def _one_of_a_kind(known: Sequence[GpuInfo], device: str, place: int) -> TargetGpu | str:
     """The card by nvidia-smi alone, whose order is not CUDA's: known only where all are alike."""
     kinds = list(dict.fromkeys((card.name, card.memory) for card in known))
     if len(kinds) > 1:
@@ -130,12 +130,12 @@ def _one_of_a_kind(known: Sequence[GpuInfo], device: str, place: int) -> Target 
     return _target(known[0] if len(known) == 1 else replace(known[0], used=None))
 
 
-def _target(card: GpuInfo) -> Target | str:
+def _target(card: GpuInfo) -> TargetGpu | str:
     if not card.memory:
         return f"how much memory the {card.name} has is not known"
-    kind = find_card(card.name)
+    kind = find_gpu_spec(card.name)
     has = has_bfloat16(card.capability, kind)
-    return Target(card.name, card.memory, kind, host_memory()[0], card.used or 0, has)
+    return TargetGpu(card.name, card.memory, kind, host_memory()[0], card.used or 0, has)
 
 
 def _is_part(card: GpuInfo) -> bool:
@@ -145,7 +145,7 @@ def _is_part(card: GpuInfo) -> bool:
 _NONE = "there is no NVIDIA GPU here to plan for"
 
 
-def on_card(config: TrainConfig, target: Target) -> TrainConfig:
+def on_gpu(config: TrainConfig, target: TargetGpu) -> TrainConfig:
     """What a configuration means on a card: `model.dtype=auto` is float32 where there is no bfloat16."""
     if config.model.dtype != "auto" or target.bfloat16:
         return config

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from tinyzero_trainer.distributed.dtensor import whole
+from tinyzero_trainer.distributed.dtensor import full_tensor
 from tinyzero_trainer.distributed.fsdp import on_device, placement_of
 from tinyzero_trainer.models.lora import merged_weight
 from tinyzero_trainer.models.spec import has_graphs
@@ -128,8 +128,11 @@ class FusedDecoder:
         with on_device(self._model):
             take, model = partial(engine_weight, self._model), self._model.model
             self._layers = [_FusedLayer(layer, take) for layer in model.layers]
-            self._embedding, self._last_norm = take(whole(model.embed_tokens.weight)), take(whole(model.norm.weight))
-            self._head = take(whole(self._model.lm_head.weight))
+            self._embedding, self._last_norm = (
+                take(full_tensor(model.embed_tokens.weight)),
+                take(full_tensor(model.norm.weight)),
+            )
+            self._head = take(full_tensor(self._model.lm_head.weight))
 
     def start(self, tokens: Tensor, mask: Tensor, copies: int) -> Tensor:
         """See `Decoder`."""
@@ -233,18 +236,20 @@ class _FusedLayer:
 
         def vector(module: Any, name: str) -> Tensor | None:
             found = getattr(module, name, None)
-            return None if found is None else take(whole(found))
+            return None if found is None else take(full_tensor(found))
 
         attention, mlp = layer.self_attn, layer.mlp
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         self.qkv_weight = torch.cat([take(merged_weight(projection)) for projection in projections])
         has_bias = attention.q_proj.bias is not None
-        self.qkv_bias = torch.cat([take(whole(projection.bias)) for projection in projections]) if has_bias else None
+        self.qkv_bias = (
+            torch.cat([take(full_tensor(projection.bias)) for projection in projections]) if has_bias else None
+        )
         self.gate_up_weight = torch.cat([take(merged_weight(mlp.gate_proj)), take(merged_weight(mlp.up_proj))])
         self.output_weight, self.output_bias = take(merged_weight(attention.o_proj)), vector(attention.o_proj, "bias")
         self.down_weight = take(merged_weight(mlp.down_proj))
-        self.input_norm = take(whole(layer.input_layernorm.weight))
-        self.mlp_norm = take(whole(layer.post_attention_layernorm.weight))
+        self.input_norm = take(full_tensor(layer.input_layernorm.weight))
+        self.mlp_norm = take(full_tensor(layer.post_attention_layernorm.weight))
         self.query_norm = vector(getattr(attention, "q_norm", None), "weight")
         self.key_norm = vector(getattr(attention, "k_norm", None), "weight")
 

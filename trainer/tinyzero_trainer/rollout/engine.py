@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.types import Generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class RolloutEngine(Protocol):
         seed: int,
         first: int = 0,
         on_progress: Callable[[int], None] | None = None,
-    ) -> list[list[Rollout]]:
+    ) -> list[list[Generation]]:
         """`samples` completions of each prompt.
 
         Args:

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.types import Generation
 
 
-def to_rollouts(tokens: Tensor, logprobs: Tensor | None, lengths: Tensor, finished: Tensor) -> list[Rollout]:
+def to_rollouts(tokens: Tensor, logprobs: Tensor | None, lengths: Tensor, finished: Tensor) -> list[Generation]:
     """Lists from columns.
 
     Args:
@@ -22,6 +22,6 @@ def to_rollouts(tokens: Tensor, logprobs: Tensor | None, lengths: Tensor, finish
     rollouts, start = [], 0
     for length, done in zip(lengths.tolist(), finished.tolist(), strict=True):
         end = start + length
-        rollouts.append(Rollout(ids[start:end], None if values is None else values[start:end], bool(done)))
+        rollouts.append(Generation(ids[start:end], None if values is None else values[start:end], bool(done)))
         start = end
     return rollouts

@@ -10,7 +10,7 @@ from tinyzero_trainer.rollout.decoder import build_decoder
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.results import to_rollouts
 from tinyzero_trainer.rollout.sampling import sample_tokens, streams, uniforms
-from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.types import Generation
 
 DROP_EVERY = 8
 """Steps between removals of finished sequences: copying the cache costs about as much as a step."""
@@ -53,12 +53,12 @@ class TorchEngine:
         seed: int,
         first: int = 0,
         on_progress: Callable[[int], None] | None = None,
-    ) -> list[list[Rollout]]:
+    ) -> list[list[Generation]]:
         """See `RolloutEngine`."""
         starts = streams(seed, torch.arange(first * samples, (first + len(prompts)) * samples, device=self._device))
         was_training = self._model.training
         self._model.eval()
-        groups: list[list[Rollout]] = []
+        groups: list[list[Generation]] = []
         prompts_at_a_time = max(1, self._max_sequences // samples)
         try:
             with torch.inference_mode():
@@ -79,7 +79,7 @@ class TorchEngine:
         params: SamplingParams,
         starts: Tensor,
         on_progress: Callable[[int], None] | None,
-    ) -> list[Rollout]:
+    ) -> list[Generation]:
         rows = len(prompts) * samples
         tokens = torch.full((params.max_tokens, rows), self._pad_id, device=self._device)
         logprobs = torch.zeros((params.max_tokens, rows), device=self._device)

@@ -22,7 +22,7 @@ from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.workers.process import SharedTimer, WorkerProcess, to_picklable_error
 from tinyzero_trainer.config import DataConfig
-from tinyzero_trainer.config.sft import WarmStartConfig
+from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.data.mixture import next_share
 from tinyzero_trainer.data.prompts import PromptSource
 from tinyzero_trainer.sft.tiny_model import build_tokenizer
@@ -109,7 +109,7 @@ def pack(examples: Sequence[Example], *, length: int, pad_id: int, multiple: int
 class Demonstrations:
     """Training problems of one task in random order, each time with a new demonstration."""
 
-    def __init__(self, config: WarmStartConfig, task: Task, tokenizer: "PreTrainedTokenizerBase") -> None:
+    def __init__(self, config: SftConfig, task: Task, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._config, self._task, self._tokenizer = config, task, tokenizer
         training, seed = config.training, config.run.seed
         data = DataConfig(template=training.template, test_share=training.test_share)
@@ -170,7 +170,7 @@ class Demonstrations:
 class BatchSource:
     """What batches are made from; crosses to worker processes."""
 
-    config: WarmStartConfig
+    config: SftConfig
     """Of the warm start."""
 
     tasks: tuple[Task, ...]

@@ -21,14 +21,14 @@ from tinyzero_sdk.settings import build, get, merge, read_toml, to_mapping, unfl
 from tinyzero_trainer.config import OwnModelConfig, TrainConfig
 from tinyzero_trainer.config.compose import resolve
 from tinyzero_trainer.config.model_defaults import PRESET_FILE, TINY_NAME
-from tinyzero_trainer.config.sft import WarmStartConfig
-from tinyzero_trainer.config.tasks import load_shares
+from tinyzero_trainer.config.sft import SftConfig
+from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.hardware import gpu_seen
 from tinyzero_trainer.utils.startup import without_collector
 
 if TYPE_CHECKING:
     from tinyzero_sdk import Task
-    from tinyzero_trainer.monitoring.progress import Display
+    from tinyzero_trainer.monitoring.progress import Progress
 
 SETTINGS: Mapping[str, Any] = {
     "model": {"compile": True},
@@ -65,7 +65,7 @@ _WRITTEN = re.compile(
 
 
 @dataclass(frozen=True)
-class OwnModel:
+class DefaultModel:
     """A model to make, or made before."""
 
     said: Mapping[str, Any]
@@ -74,7 +74,7 @@ class OwnModel:
     config: TrainConfig
     """Of the run, as far as it is known without the model."""
 
-    recipe: WarmStartConfig
+    recipe: SftConfig
     """Of the model; its directory is where the model will be."""
 
     @property
@@ -163,13 +163,13 @@ class OwnModel:
         shutil.rmtree(self.directory)
 
     def _warm_start(self, aside: Path) -> None:
-        from tinyzero_trainer.monitoring.progress import Display
+        from tinyzero_trainer.monitoring.progress import Progress
         from tinyzero_trainer.utils.signals import StopFlag
         from tinyzero_trainer.utils.threads import calm_threads
 
         calm_threads()
         shutil.rmtree(aside, ignore_errors=True)  # of one that was killed
-        with Display() as display:
+        with Progress() as display:
             if not on_gpu(self.recipe.run.device, display):
                 display.note("torch cannot use the GPU: taking the tiny model that comes with the trainer")
                 return
@@ -213,7 +213,7 @@ def find_fault(directory: Path) -> str | None:
     return None
 
 
-def plan(said: Mapping[str, Any]) -> OwnModel | None:
+def plan(said: Mapping[str, Any]) -> DefaultModel | None:
     """The model to train where the user named none and a GPU is there; None where that is not so.
 
     Args:
@@ -235,19 +235,19 @@ def plan(said: Mapping[str, Any]) -> OwnModel | None:
             )
         return None
     config, _ = resolve(said, preset=merge(SETTINGS, {"data": {"template": TEMPLATES[0]}}))
-    tasks = load_shares(config.task_shares(), allow_unsafe_scorers=config.run.allow_unsafe_scorers)
+    tasks = load_tasks(config.task_shares(), allow_unsafe_scorers=config.run.allow_unsafe_scorers)
     given = get(said, "data.template")
     templates = {_check_task(name, task, given) for name, task in tasks.items()}
     if len(templates) > 1:
         raise SettingsError(f"the tasks share no template of {' and '.join(TEMPLATES)}; give data.template or --model")
     recipe = _recipe(config, templates.pop())
     versions = {name: task.version for name, task in tasks.items()}
-    return OwnModel(
+    return DefaultModel(
         said, config, replace(recipe, run=replace(recipe.run, output=str(_directory(config, recipe, versions))))
     )
 
 
-def on_gpu(device: str, display: "Display") -> bool:
+def on_gpu(device: str, display: "Progress") -> bool:
     """Whether torch, too, would take a GPU."""
     display.phase("loading PyTorch")
     with without_collector():
@@ -279,7 +279,7 @@ def _check_task(name: str, task: "Task", template: str | None) -> str:
     return TEMPLATES[-1]
 
 
-def _recipe(config: TrainConfig, template: str) -> WarmStartConfig:
+def _recipe(config: TrainConfig, template: str) -> SftConfig:
     """How to make the model of a run."""
     own = config.own_model
     tasks = {"tasks": config.tasks} if config.tasks else {"task": config.task}
@@ -295,10 +295,10 @@ def _recipe(config: TrainConfig, template: str) -> WarmStartConfig:
         },
         "settings": SETTINGS,
     }
-    return build(WarmStartConfig, values | tasks)
+    return build(SftConfig, values | tasks)
 
 
-def _directory(config: TrainConfig, recipe: WarmStartConfig, versions: Mapping[str, str]) -> Path:
+def _directory(config: TrainConfig, recipe: SftConfig, versions: Mapping[str, str]) -> Path:
     """Where the model is kept: named by all that it depends on, but for chance and the card."""
     content = to_mapping(recipe)
     content["run"] = {name: value for name, value in content["run"].items() if name not in ("output", "device")}
@@ -308,7 +308,7 @@ def _directory(config: TrainConfig, recipe: WarmStartConfig, versions: Mapping[s
     return _cache(config.own_model) / f"{re.sub(r'[^A-Za-z0-9+_-]', '_', titles)}-{key}"
 
 
-def _cache(own: OwnModelConfig) -> Path:
+def _cache(own: DefaultModelConfig) -> Path:
     if own.directory is not None:
         return Path(own.directory).expanduser().absolute()
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -27,11 +27,11 @@ from tinyzero_trainer.algorithms.schedules import decayed, warmed_up
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.layers import without_idle
 from tinyzero_trainer.config.model_defaults import PRESET_FILE, preset_content
-from tinyzero_trainer.config.sft import WarmStartConfig, WarmStartTraining
-from tinyzero_trainer.config.tasks import load_shares
+from tinyzero_trainer.config.sft import SftConfig, SftTrainingConfig
+from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.controller.heldout_eval import EvaluationResult, evaluate_model
 from tinyzero_trainer.models.loading import LanguageModel, choose_device, from_parts, save_model
-from tinyzero_trainer.monitoring.progress import Display
+from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.sft.dataset import BatchSource, PackedBatch, batch_stream
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.utils.oom import catch_out_of_memory
@@ -49,7 +49,7 @@ SETTINGS_FILE = "warmstart.toml"
 
 
 @dataclass(frozen=True, slots=True)
-class WarmStartResult:
+class SftResult:
     """What a warm start made."""
 
     output: Path
@@ -73,7 +73,7 @@ class Learnt:
     """How many were drawn."""
 
 
-def warm_start(config: WarmStartConfig, *, display: Display, stop: StopFlag) -> WarmStartResult:
+def warm_start(config: SftConfig, *, display: Progress, stop: StopFlag) -> SftResult:
     """Train a small decoder on demonstrations of a task, or several, and save it with its settings and a model card.
 
     Raises:
@@ -86,7 +86,7 @@ def warm_start(config: WarmStartConfig, *, display: Display, stop: StopFlag) -> 
         TrainConfig, without_idle(config.settings, {})[0]
     )  # an impossible preset stops here, not in the run that uses it
     shares = config.task_shares()
-    tasks = load_shares(shares)
+    tasks = load_tasks(shares)
     tokenizer = build_tokenizer()
     model = build_model(config.model, tokenizer, derive_seed("weights", config.run.seed))
     language_model = from_parts(" and ".join(tasks), model, tokenizer)
@@ -103,15 +103,15 @@ def warm_start(config: WarmStartConfig, *, display: Display, stop: StopFlag) -> 
 
 
 def _finish(
-    config: WarmStartConfig,
+    config: SftConfig,
     language_model: LanguageModel,
     tasks: Mapping[str, Task],
     learnt: Learnt,
     seconds: float,
     *,
-    display: Display,
+    display: Progress,
     stop: StopFlag,
-) -> WarmStartResult:
+) -> SftResult:
     """Save what was learnt, see what it can do, and say so on the card."""
     output = Path(config.run.output)
     save_model(output, language_model)
@@ -124,10 +124,10 @@ def _finish(
         results = evaluate_model(train_config, samples=1, temperature=1.0, display=display, stop=stop)
     card = _model_card(config, language_model, tasks, learnt, seconds, results)
     (output / CARD_FILE).write_text(card, encoding="utf-8")
-    return WarmStartResult(output, results, f"{output}: {_found(results)}, {seconds:.0f} s")
+    return SftResult(output, results, f"{output}: {_found(results)}, {seconds:.0f} s")
 
 
-def _smaller(config: WarmStartConfig) -> str:
+def _smaller(config: SftConfig) -> str:
     """What to type where memory is too small to learn in."""
     size, layers = config.training.batch_size, config.model.layers
     if size > 1:
@@ -135,7 +135,7 @@ def _smaller(config: WarmStartConfig) -> str:
     return f"give model.layers={layers // 2}" if layers > 1 else "give a smaller model.hidden_size"
 
 
-def _settings(config: WarmStartConfig) -> dict[str, object]:
+def _settings(config: SftConfig) -> dict[str, object]:
     """What training on from this model should start with; the user's own settings go on top."""
     training = config.training
     suiting = {
@@ -147,14 +147,14 @@ def _settings(config: WarmStartConfig) -> dict[str, object]:
     return merge(suiting, config.settings)
 
 
-def _train_config(config: WarmStartConfig) -> TrainConfig:
+def _train_config(config: SftConfig) -> TrainConfig:
     """Of a run that trains on from this model."""
     named = {"run": {"task": config.run.task}, "task": config.task, "tasks": config.tasks}
     said = merge(named, {"model": {"path": config.run.output}})
     return build(TrainConfig, merge(without_idle(_settings(config), said)[0], said))
 
 
-def _to_make_it_again(config: WarmStartConfig) -> dict[str, Any]:
+def _to_make_it_again(config: SftConfig) -> dict[str, Any]:
     """All settings but the directory and the device."""
     unsaid = ("settings", "tasks" if config.run.task else "task")
     settings = {key: value for key, value in to_mapping(config).items() if key not in unsaid}
@@ -170,7 +170,7 @@ def _found(results: Mapping[str, EvaluationResult]) -> str:
 
 
 def _train(
-    config: WarmStartConfig, tasks: Mapping[str, Task], language_model: LanguageModel, display: Display, stop: StopFlag
+    config: SftConfig, tasks: Mapping[str, Task], language_model: LanguageModel, display: Progress, stop: StopFlag
 ) -> Learnt:
     """Take all optimiser steps."""
     training, model = config.training, language_model.model
@@ -225,7 +225,7 @@ def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-def _workers(training: WarmStartTraining, *, on_gpu: bool) -> int:
+def _workers(training: SftTrainingConfig, *, on_gpu: bool) -> int:
     if training.workers is not None:
         return training.workers
     return min(_MOST_WORKERS, max(1, count_cores() - 1)) if on_gpu else 0
@@ -234,7 +234,7 @@ def _workers(training: WarmStartTraining, *, on_gpu: bool) -> int:
 class _Course:
     """How far the training has come, in steps or in seconds; shows it."""
 
-    def __init__(self, training: WarmStartTraining, display: Display, title: str) -> None:
+    def __init__(self, training: SftTrainingConfig, display: Progress, title: str) -> None:
         self._training, self._display = training, display
         total, unit = (training.steps, "steps") if training.seconds is None else (round(training.seconds), "seconds")
         display.phase(title, total, unit)
@@ -274,7 +274,7 @@ class _Course:
         self._shown = done
 
 
-def learning_rate(training: WarmStartTraining, step: int, share: float | None = None) -> float:
+def learning_rate(training: SftTrainingConfig, step: int, share: float | None = None) -> float:
     """Linear warm-up, then a cosine from the peak, at its end, down to a tenth.
 
     Args:
@@ -289,7 +289,7 @@ def learning_rate(training: WarmStartTraining, step: int, share: float | None = 
 
 
 def _model_card(
-    config: WarmStartConfig,
+    config: SftConfig,
     language_model: LanguageModel,
     tasks: Mapping[str, Task],
     learnt: Learnt,

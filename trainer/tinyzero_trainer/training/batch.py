@@ -9,15 +9,15 @@ from torch import Tensor
 
 from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.training.micro_batches import mini_batch_rows
-from tinyzero_trainer.types import Sample
+from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged as ragged
 
 
 @dataclass(frozen=True, slots=True)
-class Experience:
+class TrainingBatch:
     """Completions and their tokens, one completion after another; groups whole and in order."""
 
-    samples: Sequence[Sample]
+    samples: Sequence[Rollout]
     """The completions."""
 
     lengths: Tensor
@@ -43,7 +43,7 @@ class Experience:
 
     def select(self, rows: Sequence[int]) -> Self:
         """The completions in these rows, in their order."""
-        places = ragged.places(self.lengths, rows)
+        places = ragged.token_indices(self.lengths, rows)
         columns = {
             field.name: torch.from_numpy(values.numpy()[places])
             for field in fields(self)

@@ -13,17 +13,17 @@ from torch import Tensor
 
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.distributed.fsdp import Placement, cast_copy, cast_weights, shard
+from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_copy, cast_weights, shard
 from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.models.lora import Adapter, import_peft
-from tinyzero_trainer.monitoring.performance import CardUse
-from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.monitoring.performance import GpuMemoryUsage
+from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.logprobs import Reference
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.training.varlen_attention import use_kernel
-from tinyzero_trainer.types import Sample
+from tinyzero_trainer.types import Rollout
 
 
 class PolicyRole(Protocol):
@@ -33,16 +33,16 @@ class PolicyRole(Protocol):
     def ranks(self) -> int:
         """How many share the work."""
 
-    def cards(self) -> list[CardUse]:
+    def cards(self) -> list[GpuMemoryUsage]:
         """Their GPUs; none on the CPU."""
 
-    def logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
+    def logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
         """[tokens] log π of every sampled token under the present weights."""
 
-    def reference_logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
+    def reference_logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
         """[tokens] log π_ref of every sampled token."""
 
-    def update(self, experience: Experience, *, group_size: int, now: StepSettings) -> dict[str, float]:
+    def update(self, experience: TrainingBatch, *, group_size: int, now: StepSettings) -> dict[str, float]:
         """Learn from a batch; metrics `actor/*`."""
 
     def export(self, directory: Path) -> None:
@@ -62,10 +62,10 @@ class CriticRole(Protocol):
     def parameters(self) -> int:
         """How many it has."""
 
-    def values(self, samples: Sequence[Sample]) -> Tensor:
+    def values(self, samples: Sequence[Rollout]) -> Tensor:
         """[tokens] V(s_t) before each token."""
 
-    def update(self, experience: Experience, *, group_size: int) -> dict[str, float]:
+    def update(self, experience: TrainingBatch, *, group_size: int) -> dict[str, float]:
         """Learn from a batch; metrics `critic/*`."""
 
     def save(self, directory: Path) -> None:
@@ -89,7 +89,7 @@ class Learners:
     """None but for `algorithm.advantage=gae`."""
 
 
-def build_learners(config: TrainConfig, placement: Placement, *, checkpoint: Path | None) -> Learners:
+def build_learners(config: TrainConfig, placement: FsdpOptions, *, checkpoint: Path | None) -> Learners:
     """Load and shard all models that the loss needs; takes a process group.
 
     Args:
@@ -116,7 +116,7 @@ def build_learners(config: TrainConfig, placement: Placement, *, checkpoint: Pat
     return Learners(language_model, policy, critic)
 
 
-def _load(source: str | None, placement: Placement) -> LanguageModel:
+def _load(source: str | None, placement: FsdpOptions) -> LanguageModel:
     """A model that is to be sharded; it attends through a kernel for packed sequences.
 
     Raises:
@@ -141,7 +141,9 @@ def _load(source: str | None, placement: Placement) -> LanguageModel:
     return language_model
 
 
-def _build_policy(config: TrainConfig, language_model: LanguageModel, placement: Placement, *, resumed: bool) -> Policy:
+def _build_policy(
+    config: TrainConfig, language_model: LanguageModel, placement: FsdpOptions, *, resumed: bool
+) -> Policy:
     """The policy, with what its KL is measured to; from here on both are sharded."""
     reference = None
     if config.algorithm.kl_coefficient > 0 and language_model.adapter is not None:

@@ -13,16 +13,16 @@ from tinyzero_trainer.algorithms.losses import token_weights, value_loss
 from tinyzero_trainer.checkpoint.sharded_tensors import load_parts, save_parts
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.distributed import ulysses
-from tinyzero_trainer.distributed.dtensor import assign, whole
-from tinyzero_trainer.distributed.fsdp import Placement, call, device_of, on_device, ranks_of, shard
+from tinyzero_trainer.distributed.dtensor import assign, full_tensor
+from tinyzero_trainer.distributed.fsdp import FsdpOptions, call, device_of, on_device, ranks_of, shard
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training import micro_batches as batching
-from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.logprobs import choose_layout, completion_states
 from tinyzero_trainer.training.micro_batches import MicroBatch, completion_lengths, in_row_order, micro_batches
 from tinyzero_trainer.training.optimizer import Optimizer
-from tinyzero_trainer.training.update_metrics import Tally
-from tinyzero_trainer.types import Sample
+from tinyzero_trainer.training.update_metrics import MetricAccumulator
+from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged as ragged
 
 WEIGHTS, OPTIMIZER = "critic", "critic_optimizer"
@@ -45,7 +45,7 @@ class ValueModel(nn.Module):
     def forward(self, batch: MicroBatch) -> Tensor:
         """[tokens] V(s_t) before each completion token."""
         own = self.head(completion_states(self.body, batch).float()).squeeze(-1)
-        (values,) = ulysses.together([own], batch.counts, batch.line)
+        (values,) = ulysses.all_gather([own], batch.counts, batch.line)
         return values
 
 
@@ -58,7 +58,7 @@ class Critic:
         *,
         settings: CriticConfig,
         optimizer: OptimizerConfig,
-        placement: Placement | None = None,
+        placement: FsdpOptions | None = None,
     ) -> None:
         """
         Args:
@@ -84,7 +84,7 @@ class Critic:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @torch.no_grad()
-    def values(self, samples: Sequence[Sample]) -> Tensor:
+    def values(self, samples: Sequence[Rollout]) -> Tensor:
         """[tokens] V(s_t) before each token of the completions, in their order."""
         self.model.eval()
         with on_device(self.model):
@@ -94,13 +94,13 @@ class Critic:
     def _values(self, batch: MicroBatch) -> Tensor:
         return call(self.model, partial(self.model.forward, batch))
 
-    def update(self, experience: Experience, *, group_size: int) -> dict[str, float]:
+    def update(self, experience: TrainingBatch, *, group_size: int) -> dict[str, float]:
         """As many passes and mini-batches as the policy's; returns the metrics `critic/*`.
 
         Raises:
             UpdateError: see `Optimizer.step`.
         """
-        tally = Tally()
+        tally = MetricAccumulator()
         with on_device(self.model, changed=True), self._optimizer.on_device(changed=True):
             for mini_batch in experience.mini_batches(group_size, self._shared):
                 self._update_mini_batch(mini_batch, tally)
@@ -108,16 +108,16 @@ class Critic:
         tally.gather(self._ranks)
         return {"critic/lr": self._settings.learning_rate, **_metrics(tally)}
 
-    def _update_mini_batch(self, experience: Experience, tally: Tally) -> None:
+    def _update_mini_batch(self, experience: TrainingBatch, tally: MetricAccumulator) -> None:
         self.model.eval()  # without dropout, as the old values were found
         self._optimizer.begin()
         of_completions = token_weights(experience.lengths, "token-mean", max_tokens=1)
-        weights = ragged.spread(of_completions, experience.lengths)  # [tokens]
+        weights = ragged.repeat_to_tokens(of_completions, experience.lengths)  # [tokens]
         for batch in self._micro_batches(experience.samples):
             part = experience.select(batch.rows)
             assert part.values is not None
             assert part.returns is not None
-            given = (part.values, part.returns, ragged.take(weights, experience.lengths, batch.rows))
+            given = (part.values, part.returns, ragged.select(weights, experience.lengths, batch.rows))
             old, returns, weight = (batching.to_device(column, batch.tokens.device) for column in given)
             values = self._values(batch)
             loss, clipped = value_loss(values, old, returns, clip=self._settings.value_clip)
@@ -126,7 +126,7 @@ class Critic:
                 tally.keep(loss=loss, clipped=clipped.float(), values=old, returns=returns)
         tally.end_mini_batch(self._optimizer.step(self._settings.learning_rate))
 
-    def _micro_batches(self, samples: Sequence[Sample]) -> Iterator[MicroBatch]:
+    def _micro_batches(self, samples: Sequence[Rollout]) -> Iterator[MicroBatch]:
         budget, device = self._shared.micro_batch_tokens, device_of(self.model)
         return micro_batches(
             samples,
@@ -145,7 +145,7 @@ class Critic:
             if self._ranks.several:
                 save_parts(directory / WEIGHTS, tensors)
             else:
-                found = {name: whole(tensor).cpu().contiguous() for name, tensor in tensors.items()}
+                found = {name: full_tensor(tensor).cpu().contiguous() for name, tensor in tensors.items()}
                 save_file(found, directory / f"{WEIGHTS}.safetensors")
         self._optimizer.save(directory, OPTIMIZER)
 
@@ -161,7 +161,7 @@ class Critic:
         self._optimizer.load(directory, OPTIMIZER)
 
 
-def _metrics(tally: Tally) -> dict[str, float]:
+def _metrics(tally: MetricAccumulator) -> dict[str, float]:
     """Empty if nothing counted."""
     loss, clipped, values, returns = map(tally.column, ("loss", "clipped", "values", "returns"))
     if loss is None or clipped is None or values is None or returns is None:

@@ -20,13 +20,13 @@ from tinyzero_trainer.algorithms.kl import SAMPLED, entropy, exact
 from tinyzero_trainer.config import Estimator, Layout
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.fsdp import call, device_of, on_device, ranks_of
-from tinyzero_trainer.distributed.groups import ALONE, Line, Ranks
+from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup, SequenceParallelGroup
 from tinyzero_trainer.models.fused_logprobs import token_divergences, token_logprobs
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.models.lora import switched_off
 from tinyzero_trainer.training import varlen_attention as attention
 from tinyzero_trainer.training.micro_batches import MicroBatch, micro_batches
-from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 CHUNK_ELEMENTS = 2**26
 """Logits held at a time: 256 MiB in float32."""
@@ -71,11 +71,11 @@ def token_statistics(
     weight, divergence = plain_head(model), None
     if weight is None or (estimator == "exact" and not fuses_exact(states)):
         own = _written_out(model, states, batch, temperature, reference, estimator, entropy_gradient)
-        logprobs, entropies, *divergences = ulysses.together(own, batch.counts, batch.line)
+        logprobs, entropies, *divergences = ulysses.all_gather(own, batch.counts, batch.line)
         divergence = divergences[0] if divergences else None
     elif reference is None or estimator != "exact":
         own = token_logprobs(states, weight, batch.targets, temperature=temperature)
-        logprobs, entropies = ulysses.together(own, batch.counts, batch.line)
+        logprobs, entropies = ulysses.all_gather(own, batch.counts, batch.line)
         if reference is not None:
             assert estimator != "exact"
             divergence = SAMPLED[estimator](logprobs, reference.logprobs(batch, temperature=temperature))
@@ -85,7 +85,7 @@ def token_statistics(
         assert anchor is not None, "the reference is of the policy's architecture"
         given = (states, weight, batch.targets, anchor_states, anchor)
         own = token_divergences(*given, temperature=temperature)
-        logprobs, entropies, divergence = ulysses.together(own, batch.counts, batch.line)
+        logprobs, entropies, divergence = ulysses.all_gather(own, batch.counts, batch.line)
     return TokenStatistics(logprobs, entropies if entropy_gradient else entropies.detach(), divergence)
 
 
@@ -235,7 +235,7 @@ def keeps_packed_apart(model: PreTrainedModel, device: torch.device | None = Non
 
 
 @torch.no_grad()
-def computes_the_same_in_slices(model: PreTrainedModel, line: Line, device: torch.device) -> bool:
+def computes_the_same_in_slices(model: PreTrainedModel, line: SequenceParallelGroup, device: torch.device) -> bool:
     """Whether a model computes for a line that ranks share what it does for a whole one; all of them must call it.
 
     It does not where a token meets others in any other way than through attention, or through one of the model's own.
@@ -243,16 +243,20 @@ def computes_the_same_in_slices(model: PreTrainedModel, line: Line, device: torc
     long = [(5 * place) % 7 + 1 for place in range(6 * line.count)]
     prompt, score = Prompt(Item(None), "", [1]), Score(0.0, False)
 
-    def states(first: int, ranks: Ranks) -> Tensor:  # [completion tokens, hidden]
+    def states(first: int, ranks: DataParallelGroup) -> Tensor:  # [completion tokens, hidden]
         completions = ([first, *long], [3, 2])  # the first begins in the first slice and ends in another
-        samples = [Sample(prompt, Rollout(ids, None, finished=True), "", score) for ids in completions]
+        samples = [Rollout(prompt, Generation(ids, None, finished=True), "", score) for ids in completions]
         budget = len(long) + 9
         (batch,) = micro_batches(samples, token_budget=budget, pad_id=0, device=device, layout="packed", ranks=ranks)
         own = completion_states(model, batch)
-        return torch.stack(ulysses.together(own.unbind(1), batch.counts, batch.line), dim=1)
+        return torch.stack(ulysses.all_gather(own.unbind(1), batch.counts, batch.line), dim=1)
 
     with evaluating(model):
-        whole, shared, other = states(1, ALONE), states(1, Ranks(line=line)), states(2, Ranks(line=line))
+        whole, shared, other = (
+            states(1, ALONE),
+            states(1, DataParallelGroup(line=line)),
+            states(2, DataParallelGroup(line=line)),
+        )
     tolerance = 1e-4 if whole.dtype == torch.float32 else 0.03
     error, size = (part.float().norm(dim=1) for part in (shared - whole, whole))
     far, apart = not shared[len(long)].equal(other[len(long)]), shared[-2:].equal(other[-2:])

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.config import Layout
-from tinyzero_trainer.distributed.groups import ALONE, Line, Ranks
+from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup, SequenceParallelGroup
 from tinyzero_trainer.training.seqlen_balancing import balance
-from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils import jagged as ragged
 
 
@@ -57,7 +57,7 @@ class MicroBatch:
     filler: bool = False
     """Whether it counts nowhere, and is here only because another rank has one more to go through the model."""
 
-    line: Line | None = None
+    line: SequenceParallelGroup | None = None
     """The ranks that share the line, which is packed then; None = it is all here."""
 
     counts: tuple[int, ...] = ()
@@ -75,19 +75,19 @@ def mini_batch_rows(prompts: int, samples: int, mini_batches: int) -> list[range
     return [range(start, end) for start, end in pairwise(bounds)]
 
 
-def completion_lengths(samples: Sequence[Sample]) -> Tensor:
+def completion_lengths(samples: Sequence[Rollout]) -> Tensor:
     """[completions] generated tokens of each."""
-    return torch.tensor([len(sample.rollout.token_ids) for sample in samples], dtype=torch.long)
+    return torch.tensor([len(sample.generation.token_ids) for sample in samples], dtype=torch.long)
 
 
 def micro_batches(
-    samples: Sequence[Sample],
+    samples: Sequence[Rollout],
     *,
     token_budget: int,
     pad_id: int,
     device: torch.device,
     layout: Layout = "padded",
-    ranks: Ranks = ALONE,
+    ranks: DataParallelGroup = ALONE,
 ) -> Iterator[MicroBatch]:
     """Groups of sequences of like length whose size stays within the budget (a longer one goes alone).
 
@@ -122,7 +122,7 @@ def _grouped(share: Iterable[int], lengths: Sequence[int], budget: int, layout: 
     return groups
 
 
-def fill_budget(token_budget: int, max_tokens: int, *, context: int) -> list[Sample]:
+def fill_budget(token_budget: int, max_tokens: int, *, context: int) -> list[Rollout]:
     """Made-up completions, as long as can be, that fill a micro-batch to the last token: what takes most memory.
 
     The last one is what is left over. Without it real micro-batches would be a little larger, and fit into none of the
@@ -138,11 +138,14 @@ def fill_budget(token_budget: int, max_tokens: int, *, context: int) -> list[Sam
     count = max(1, token_budget // (length + 1))
     left = token_budget - count * (length + 1)
     lengths = [length] * count + [left - 1] * (left > 1)
-    return [Sample(prompt, Rollout([0] * size, None, finished=False), "", Score(0.0, False)) for size in lengths]
+    return [Rollout(prompt, Generation([0] * size, None, finished=False), "", Score(0.0, False)) for size in lengths]
 
 
 def in_row_order(
-    batches: Iterable[MicroBatch], compute: Callable[[MicroBatch], Tensor], lengths: Tensor, ranks: Ranks = ALONE
+    batches: Iterable[MicroBatch],
+    compute: Callable[[MicroBatch], Tensor],
+    lengths: Tensor,
+    ranks: DataParallelGroup = ALONE,
 ) -> Tensor:
     """[tokens, …] what `compute` gives for the micro-batches of all ranks, in the completions' order; on the CPU.
 
@@ -162,7 +165,7 @@ def in_row_order(
     # Fetched together: to wait for each would leave a GPU idle while the next is laid out.
     values = torch.cat(found).float().cpu() if found else torch.empty(0)
     together = values.new_zeros((int(lengths.sum()), *values.shape[1:]))
-    together.numpy()[ragged.places(lengths, rows)] = values.numpy()
+    together.numpy()[ragged.token_indices(lengths, rows)] = values.numpy()
     return ranks.add(together)  # each token is zero on all ranks but one
 
 
@@ -174,8 +177,8 @@ def _fitting(lengths: list[int], start: int, budget: int, layout: Layout) -> int
     return max(1, sum(1 for _ in takewhile(budget.__ge__, sums)))
 
 
-def _length(sample: Sample) -> int:
-    return len(sample.prompt.token_ids) + len(sample.rollout.token_ids)
+def _length(sample: Rollout) -> int:
+    return len(sample.prompt.token_ids) + len(sample.generation.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +198,8 @@ class _Flat:
     """[sequences] of the completion alone."""
 
     @classmethod
-    def of(cls, samples: Sequence[Sample]) -> Self:
-        pieces = [part for sample in samples for part in (sample.prompt.token_ids, sample.rollout.token_ids)]
+    def of(cls, samples: Sequence[Rollout]) -> Self:
+        pieces = [part for sample in samples for part in (sample.prompt.token_ids, sample.generation.token_ids)]
         sizes = np.fromiter(map(len, pieces), np.int64, len(pieces)).reshape(-1, 2)
         lengths = sizes.sum(axis=1)
         tokens = np.fromiter(chain.from_iterable(pieces), np.int64, int(lengths.sum()))
@@ -216,7 +219,7 @@ class _Flat:
         return self.tokens[np.flatnonzero(self.predicts()) + 1]
 
 
-def _pad(samples: Sequence[Sample], rows: list[int], pad_id: int, device: torch.device) -> MicroBatch:
+def _pad(samples: Sequence[Rollout], rows: list[int], pad_id: int, device: torch.device) -> MicroBatch:
     flat = _Flat.of(samples)
     longest = int(flat.lengths.max())
     present = np.arange(longest) < flat.lengths[:, None]  # [lines, longest]
@@ -236,7 +239,7 @@ def _pad(samples: Sequence[Sample], rows: list[int], pad_id: int, device: torch.
 
 
 def _pack(
-    samples: Sequence[Sample], rows: list[int], pad_id: int, device: torch.device, line: Line | None
+    samples: Sequence[Rollout], rows: list[int], pad_id: int, device: torch.device, line: SequenceParallelGroup | None
 ) -> MicroBatch:
     flat = _Flat.of(samples)
     boundaries = np.concatenate((flat.starts, flat.starts[-1:] + flat.lengths[-1:]))

@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.checkpoint.sharded_tensors import load_parts, save_parts, shapes
 from tinyzero_trainer.config import OptimizerConfig
-from tinyzero_trainer.distributed.dtensor import as_shard, local, local_of_whole, whole
+from tinyzero_trainer.distributed.dtensor import as_dtensor, full_tensor, local_of_whole, local_shard
 from tinyzero_trainer.distributed.fsdp import placement_of, ranks_of
-from tinyzero_trainer.distributed.offload import Waiting
+from tinyzero_trainer.distributed.offload import CpuOffload
 
 
 class UpdateError(TinyZeroError):
@@ -35,7 +35,7 @@ class Optimizer:
         self._bad_updates = 0  # in a row
         self._parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
         # What AdamW does to an element needs nothing but that element, so plain tensors will do: this rank's shards.
-        self._shards = {name: local(value) for name, value in self._parameters.items()}
+        self._shards = {name: local_shard(value) for name, value in self._parameters.items()}
         matrices = [shard for shard in self._shards.values() if shard.ndim >= 2]
         vectors = [shard for shard in self._shards.values() if shard.ndim < 2]
         self._adamw = torch.optim.AdamW(
@@ -48,7 +48,7 @@ class Optimizer:
             self._adamw.state[shard] = {"step": torch.zeros((), device=shard.device), **moments}
         self._ranks, placement = ranks_of(model), placement_of(model)
         self._sharded = placement is not None
-        self._waiting = Waiting(self._moments) if placement is not None and placement.offload == "idle" else None
+        self._waiting = CpuOffload(self._moments) if placement is not None and placement.offload == "idle" else None
 
     def end(self) -> None:
         """After the last mini-batch: the gradients' memory is others' until the next update.
@@ -99,7 +99,7 @@ class Optimizer:
     def _gather_gradients(self) -> Tensor:
         """Hand each shard its gradient; the norm of all of them, over all ranks."""
         for name, parameter in self._parameters.items():
-            self._shards[name].grad = None if parameter.grad is None else local(parameter.grad)
+            self._shards[name].grad = None if parameter.grad is None else local_shard(parameter.grad)
         gradients = [shard.grad for shard in self._shards.values() if shard.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         meshes = {parameter.device_mesh for parameter in self._parameters.values() if isinstance(parameter, DTensor)}
@@ -128,11 +128,11 @@ class Optimizer:
         with self.on_device():
             for parameter_name, parameter in self._parameters.items():
                 for key, value in self._adamw.state[self._shards[parameter_name]].items():
-                    tensors[f"{key}/{parameter_name}"] = as_shard(value.detach(), parameter)
+                    tensors[f"{key}/{parameter_name}"] = as_dtensor(value.detach(), parameter)
             if self._ranks.several:
                 save_parts(directory / name, tensors)
             else:
-                found = {key: whole(tensor).cpu().contiguous() for key, tensor in tensors.items()}
+                found = {key: full_tensor(tensor).cpu().contiguous() for key, tensor in tensors.items()}
                 save_file(found, directory / f"{name}.safetensors")
 
     def load(self, directory: Path, name: str) -> None:
@@ -146,11 +146,15 @@ class Optimizer:
             tensors = {}
             for full_name, shape in shapes(parts).items():
                 like = self._parameters[full_name.partition("/")[2]]
-                empty = torch.empty_like(local(like)) if shape == like.shape else torch.empty(shape, device=like.device)
-                tensors[full_name] = as_shard(empty.detach(), like)
+                empty = (
+                    torch.empty_like(local_shard(like))
+                    if shape == like.shape
+                    else torch.empty(shape, device=like.device)
+                )
+                tensors[full_name] = as_dtensor(empty.detach(), like)
             load_parts(parts, tensors)
             for full_name, tensor in tensors.items():
-                self._take(full_name, local(tensor))
+                self._take(full_name, local_shard(tensor))
 
     def _take(self, full_name: str, value: Tensor) -> None:
         key, _, name = full_name.partition("/")

@@ -13,11 +13,11 @@ from tinyzero_trainer.algorithms.losses import LossInputs, find_policy_loss, tok
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.distributed.fsdp import call, device_of, on_device, ranks_of
-from tinyzero_trainer.distributed.groups import ALONE, Ranks
+from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup
 from tinyzero_trainer.models.loading import LanguageModel, save_model
-from tinyzero_trainer.monitoring.performance import CardUse, use_of
+from tinyzero_trainer.monitoring.performance import GpuMemoryUsage, memory_usage
 from tinyzero_trainer.training import micro_batches as batching
-from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.logprobs import Reference, choose_layout, sampled_logprobs, token_statistics
 from tinyzero_trainer.training.micro_batches import (
     MicroBatch,
@@ -27,8 +27,8 @@ from tinyzero_trainer.training.micro_batches import (
     micro_batches,
 )
 from tinyzero_trainer.training.optimizer import Optimizer
-from tinyzero_trainer.training.update_metrics import Tally
-from tinyzero_trainer.types import Sample
+from tinyzero_trainer.training.update_metrics import MetricAccumulator
+from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged as ragged
 
 OPTIMIZER = "optimizer"
@@ -81,31 +81,31 @@ class Policy:
         """How many share the work."""
         return self._ranks.processes
 
-    def cards(self) -> list[CardUse]:
+    def cards(self) -> list[GpuMemoryUsage]:
         """The GPU of this one; none on the CPU."""
-        use = use_of(device_of(self.language_model.model))
+        use = memory_usage(device_of(self.language_model.model))
         return [] if use is None else [use]
 
-    def logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
+    def logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
         """[tokens] log π of every sampled token under the present weights."""
         model = self.language_model.model.eval()
         compute = partial(sampled_logprobs, model, temperature=temperature)
         with on_device(model):
             return self._in_row_order(samples, compute)
 
-    def reference_logprobs(self, samples: Sequence[Sample], temperature: float) -> Tensor:
+    def reference_logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
         """[tokens] log π_ref of every sampled token."""
         assert self._reference is not None
         compute = partial(self._reference.logprobs, temperature=temperature)
         with on_device(self._reference.model):
             return self._in_row_order(samples, compute)
 
-    def _in_row_order(self, samples: Sequence[Sample], compute: Callable[[MicroBatch], Tensor]) -> Tensor:
+    def _in_row_order(self, samples: Sequence[Rollout], compute: Callable[[MicroBatch], Tensor]) -> Tensor:
         return in_row_order(
             self._micro_batches(samples, self._ranks), compute, completion_lengths(samples), self._ranks
         )
 
-    def _micro_batches(self, samples: Sequence[Sample], ranks: Ranks = ALONE) -> Iterator[MicroBatch]:
+    def _micro_batches(self, samples: Sequence[Rollout], ranks: DataParallelGroup = ALONE) -> Iterator[MicroBatch]:
         language_model = self.language_model
         return micro_batches(
             samples,
@@ -116,7 +116,7 @@ class Policy:
             ranks=ranks,
         )
 
-    def update(self, experience: Experience, *, group_size: int, now: StepSettings) -> dict[str, float]:
+    def update(self, experience: TrainingBatch, *, group_size: int, now: StepSettings) -> dict[str, float]:
         """`optimizer.epochs` passes over a batch, each of `optimizer.mini_batches` updates.
 
         Args:
@@ -131,7 +131,7 @@ class Policy:
             UpdateError: after `optimizer.max_bad_steps` updates in a row that were not finite. Each was skipped.
         """
         assert experience.old_logprobs is not None or self._settings.mini_batches == self._settings.epochs == 1
-        tally = Tally()
+        tally = MetricAccumulator()
         with self._updating(changed=True):
             for mini_batch in experience.mini_batches(group_size, self._settings):
                 self._update_mini_batch(mini_batch, now, tally)
@@ -168,30 +168,30 @@ class Policy:
             for size, longest in ((budget, self._max_tokens), (min(budget, SMALL), few)):
                 samples = fill_budget(size, longest, context=context)
                 lengths = completion_lengths(samples)
-                part = Experience(samples, lengths, None, torch.zeros(int(lengths.sum())))
-                for batch in self._micro_batches(samples, Ranks(line=line)):
+                part = TrainingBatch(samples, lengths, None, torch.zeros(int(lengths.sum())))
+                for batch in self._micro_batches(samples, DataParallelGroup(line=line)):
                     weight = torch.zeros(int(lengths[batch.rows].sum()), device=batch.tokens.device)
-                    loss = self._token_losses(batch, part.select(batch.rows), weight, now, Tally())
+                    loss = self._token_losses(batch, part.select(batch.rows), weight, now, MetricAccumulator())
                     (weight * loss).sum().backward()
             self._optimizer.begin()
 
-    def _update_mini_batch(self, experience: Experience, now: StepSettings, tally: Tally) -> None:
+    def _update_mini_batch(self, experience: TrainingBatch, now: StepSettings, tally: MetricAccumulator) -> None:
         # Not train(): dropout would blur the ratios to the old log-probabilities, which were found without.
         self.language_model.model.eval()
         self._optimizer.begin()
         # The weights know the whole mini-batch: however it is split, the gradients add up to the same.
         of_completions = token_weights(experience.lengths, self._algorithm.aggregation, max_tokens=self._max_tokens)
-        weights = ragged.spread(of_completions, experience.lengths)  # [tokens]
+        weights = ragged.repeat_to_tokens(of_completions, experience.lengths)  # [tokens]
         for batch in self._micro_batches(experience.samples, self._ranks):
-            weight = ragged.take(weights, experience.lengths, batch.rows)
+            weight = ragged.select(weights, experience.lengths, batch.rows)
             weight = batching.to_device(torch.zeros_like(weight) if batch.filler else weight, batch.tokens.device)
-            part, measured = experience.select(batch.rows), Tally() if batch.filler else tally
+            part, measured = experience.select(batch.rows), MetricAccumulator() if batch.filler else tally
             loss = self._token_losses(batch, part, weight, now, measured)
             (weight * loss).sum().backward()
         tally.end_mini_batch(self._optimizer.step(now.learning_rate))
 
     def _token_losses(
-        self, batch: MicroBatch, part: Experience, weight: Tensor, now: StepSettings, tally: Tally
+        self, batch: MicroBatch, part: TrainingBatch, weight: Tensor, now: StepSettings, tally: MetricAccumulator
     ) -> Tensor:
         """[tokens] the whole loss of each token of a micro-batch; its `weight` [tokens] is for the metrics alone."""
         algorithm, model = self._algorithm, self.language_model.model
@@ -245,7 +245,7 @@ class Policy:
         self._optimizer.load(directory, OPTIMIZER)
 
 
-def _metrics(tally: Tally) -> dict[str, float]:
+def _metrics(tally: MetricAccumulator) -> dict[str, float]:
     """Under verl's names; empty if nothing counted in the loss."""
     log_ratios, ratios, before, engine = map(tally.column, ("log_ratio", "ratio", "before", "engine"))
     if log_ratios is None or ratios is None:

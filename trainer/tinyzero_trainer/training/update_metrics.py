@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tinyzero_trainer.distributed.groups import Ranks
+from tinyzero_trainer.distributed.groups import DataParallelGroup
 
 
-class Tally:
+class MetricAccumulator:
     """Sums and columns over the tokens of an update, and the gradient norms of its mini-batches."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Tally:
         """Take the gradient's norm before clipping."""
         self._norms.append(norm.item())
 
-    def gather(self, ranks: Ranks) -> None:
+    def gather(self, ranks: DataParallelGroup) -> None:
         """Take over, once the update is done, what the other ranks have measured; each of them must do so."""
         if ranks.count == 1:
             return

@@ -19,7 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from tinyzero_trainer.distributed import ulysses
-from tinyzero_trainer.distributed.groups import Line
+from tinyzero_trainer.distributed.groups import SequenceParallelGroup
 from tinyzero_trainer.training.micro_batches import MicroBatch
 
 KERNEL = "tinyzero_varlen"
@@ -108,7 +108,7 @@ def _attend(
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
     sliding_window: int | None = None,
-    line_of_ranks: Line | None = None,
+    line_of_ranks: SequenceParallelGroup | None = None,
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """As transformers calls attention: query [1, heads, tokens, head size], key and value with as many heads or fewer.

@@ -28,7 +28,7 @@ class Unwanted:
 
 
 @contextmanager
-def beside(work: Callable[[Stop], Result]) -> Iterator["Future[Result]"]:
+def run_in_background(work: Callable[[Stop], Result]) -> Iterator["Future[Result]"]:
     """Do work in a thread while the block runs; it is done, or has failed, once the block is left.
 
     What it raises is in the future, for whoever wants its result. If the block raises, the result is unwanted: the

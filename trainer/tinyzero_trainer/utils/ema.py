@@ -1,7 +1,7 @@
 """The exponential average that the controllers of window and curriculum keep."""
 
 
-def moved(average: float | None, value: float | None, decay: float) -> float | None:
+def ema(average: float | None, value: float | None, decay: float) -> float | None:
     """The average after another value.
 
     Args:

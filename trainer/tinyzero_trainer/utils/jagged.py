@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-def spread(values: Tensor, lengths: Tensor, total: int | None = None) -> Tensor:
+def repeat_to_tokens(values: Tensor, lengths: Tensor, total: int | None = None) -> Tensor:
     """[tokens] the value of its completion at each token, from [completions].
 
     Args:
@@ -20,7 +20,7 @@ def spread(values: Tensor, lengths: Tensor, total: int | None = None) -> Tensor:
 
 def sums(values: Tensor, lengths: Tensor) -> Tensor:
     """[completions] the sum over each completion's tokens, from [tokens]."""
-    owners = spread(torch.arange(len(lengths), device=values.device), lengths, len(values))
+    owners = repeat_to_tokens(torch.arange(len(lengths), device=values.device), lengths, len(values))
     return torch.zeros(len(lengths), dtype=values.dtype, device=values.device).index_add(0, owners, values)
 
 
@@ -50,12 +50,12 @@ def _present(lengths: Tensor) -> Tensor:
     return torch.arange(int(lengths.max()), device=lengths.device)[None, :] < lengths[:, None]
 
 
-def take(values: Tensor, lengths: Tensor, rows: Sequence[int]) -> Tensor:
+def select(values: Tensor, lengths: Tensor, rows: Sequence[int]) -> Tensor:
     """[tokens of the chosen completions], in the order of `rows`, from [tokens]; both on the CPU."""
-    return torch.from_numpy(values.numpy()[places(lengths, rows)])
+    return torch.from_numpy(values.numpy()[token_indices(lengths, rows)])
 
 
-def places(lengths: Tensor, rows: Sequence[int]) -> "np.ndarray | slice":
+def token_indices(lengths: Tensor, rows: Sequence[int]) -> "np.ndarray | slice":
     """Where the tokens of the chosen completions stand among all tokens, in the order of `rows`; on the CPU.
 
     By NumPy: torch would wake all its threads for each of these short operations.

@@ -23,12 +23,12 @@ with without_collector():
     from tinyzero_trainer.algorithms.schedules import settings_at
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.distributed.cuda_allocator import expand_segments
-    from tinyzero_trainer.distributed.fsdp import Placement, cast_weights, compute_dtype
-    from tinyzero_trainer.estimate.workload import work_on
+    from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_weights, compute_dtype
+    from tinyzero_trainer.estimate.workload import workload_on
     from tinyzero_trainer.executors.ray.weight_broadcast import Shapes, WeightGroup
     from tinyzero_trainer.executors.ray.worker import Worker
     from tinyzero_trainer.models.loading import LanguageModel, choose_device, load_model
-    from tinyzero_trainer.monitoring.performance import CardUse, use_of
+    from tinyzero_trainer.monitoring.performance import GpuMemoryUsage, memory_usage
     from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
     from tinyzero_trainer.rollout.build import build_engine
     from tinyzero_trainer.rollout.vllm.client import VllmError
@@ -37,7 +37,7 @@ with without_collector():
     from tinyzero_trainer.rollout.vllm.weight_transfer import Weights, parcels
     from tinyzero_trainer.rollout.weight_sync import named_weights
     from tinyzero_trainer.training.build import Learners, build_learners
-    from tinyzero_trainer.types import Rollout
+    from tinyzero_trainer.types import Generation
     from tinyzero_trainer.utils.oom import catch_out_of_memory
 
 PARCEL_BYTES = 2**26
@@ -94,7 +94,7 @@ class Generating(InWeightGroup):
 
     def generate(
         self, prompts: Sequence[list[int]], samples: int, params: SamplingParams, seed: int, first: int
-    ) -> list[list[Rollout]]:
+    ) -> list[list[Generation]]:
         """See `RolloutEngine`.
 
         Raises:
@@ -136,7 +136,7 @@ class Generating(InWeightGroup):
             raise Stopped
 
 
-class LearnerRank(Generating):
+class TrainerActor(Generating):
     """One of the ranks over which policy, reference and critic are sharded. All are asked the same at the same time.
 
     It may have a rollout engine, which takes turns with them.
@@ -183,11 +183,11 @@ class LearnerRank(Generating):
     def build(self, checkpoint: Path | None) -> LanguageModel | None:
         """Load and shard the models; of the first rank, what it takes to speak of the policy's without its weights."""
         with catch_out_of_memory("the models were loaded"):
-            placement = Placement.of(self._config, self._device)
+            placement = FsdpOptions.of(self._config, self._device)
             self._learners = build_learners(self._config, placement, checkpoint=checkpoint)
         if self._device.type == "cuda":
             with catch_out_of_memory("the largest micro-batch was tried out"):
-                work = work_on(self._config, self._config.data.max_prompt_tokens)
+                work = workload_on(self._config, self._config.data.max_prompt_tokens)
                 self._learners.policy.warm_up(settings_at(self._config, 1), work.micro_batch * work.slices)
         return outline(self._learners.language_model) if self._index == 0 else None
 
@@ -197,9 +197,9 @@ class LearnerRank(Generating):
         assert self._learners.critic is not None
         return self._learners.critic.parameters
 
-    def card_use(self) -> CardUse | None:
+    def card_use(self) -> GpuMemoryUsage | None:
         """Of its GPU."""
-        return use_of(self._device)
+        return memory_usage(self._device)
 
     def do(self, role: str, method: str, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         """Call a method of `policy` or `critic`; its result is the first rank's to return."""
@@ -253,12 +253,12 @@ class LearnerRank(Generating):
         with self._helping():
             pass
 
-    def probe_engine(self) -> list[Rollout]:
+    def probe_engine(self) -> list[Generation]:
         """What its engine answers to the probes of `check_engine`."""
         prompts = probes(len(self._language_model.tokenizer))
         return [group[0] for group in self.engine.generate(prompts, 1, PARAMS, seed=0)]
 
-    def check_engine(self, answers: list[Rollout]) -> None:
+    def check_engine(self, answers: list[Generation]) -> None:
         """With all other ranks: whether the engine that gave these answers has the policy's weights."""
         compare(self._language_model, compute_dtype(self._config.model.dtype, self._device), answers)
 
@@ -287,7 +287,7 @@ class LearnerRank(Generating):
                 pass
 
 
-class EngineWorker(Generating):
+class RolloutActor(Generating):
     """A rollout engine with weights of its own."""
 
     def __init__(self, config: TrainConfig, index: int, device: str) -> None:

@@ -14,23 +14,23 @@ from tinyzero_trainer.config import RewardConfig, TrainConfig
 from tinyzero_trainer.config.parallel import Layout, layout_of
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.ray import actors
-from tinyzero_trainer.executors.ray.calls import Member, NoRoom, Replaceable, answers
+from tinyzero_trainer.executors.ray.calls import ActorHandle, NoCapacityError, RestartableActor, gather
 from tinyzero_trainer.executors.ray.cluster import ROOM_SECONDS, RayError, import_ray, room
 from tinyzero_trainer.executors.ray.paths import with_whole_paths
-from tinyzero_trainer.executors.ray.remote_engine import Apart, Beside, Fleet, RemoteEngine
-from tinyzero_trainer.executors.ray.remote_workers import LearnerRanks, RemoteCritic, RemotePolicy, RemotePool
-from tinyzero_trainer.executors.ray.reward_actor import Scorer
-from tinyzero_trainer.executors.tasks import task_roles
+from tinyzero_trainer.executors.ray.remote_engine import ColocatedEngines, DedicatedEngines, EngineGroup, RemoteEngine
+from tinyzero_trainer.executors.ray.remote_workers import RemoteCritic, RemotePolicy, RemotePool, TrainerActors
+from tinyzero_trainer.executors.ray.reward_actor import RewardActor
+from tinyzero_trainer.executors.tasks import run_tasks
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.monitoring.progress import Display
+from tinyzero_trainer.monitoring.progress import Progress
 
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Of the actors; see utils/startup.py."""
 
 
 @contextmanager
-def build_ray_roles(
-    config: TrainConfig, tasks: dict[str, Task], *, display: Display, checkpoint: Path | None
+def build_ray_workers(
+    config: TrainConfig, tasks: dict[str, Task], *, display: Progress, checkpoint: Path | None
 ) -> Iterator[Workers]:
     """Start Ray and all actors; leaving the context ends them.
 
@@ -47,17 +47,17 @@ def build_ray_roles(
     config = with_whole_paths(config)
     layout = layout_of(config)
     display.phase("starting Ray and its workers")
-    with room(config.ray, layout.bundles(len(tasks))) as group, Crew(group) as crew, ExitStack() as stack:
+    with room(config.ray, layout.bundles(len(tasks))) as group, ActorPool(group) as crew, ExitStack() as stack:
         if (idle := _idle_gpus(config)) is not None:
             display.note(idle)
-        ranks = LearnerRanks(_hire_ranks(config, crew, layout), layout.device)
+        ranks = TrainerActors(_hire_ranks(config, crew, layout), layout.device)
         engines = [
             crew.hire(
-                _one_of("rollout engine", index, layout.engines), actors.EngineWorker, config, index, layout.device
+                _one_of("rollout engine", index, layout.engines), actors.RolloutActor, config, index, layout.device
             )
             for index in range(layout.engines)
         ]
-        scorers = [crew.hire(f"the scorer of {name}", Scorer) for name in tasks]
+        scorers = [crew.hire(f"the scorer of {name}", RewardActor) for name in tasks]
         _check_run_directory(config, ranks)
         display.phase("loading the models")
         language_model, notes = _build(config, layout, ranks, engines, checkpoint)
@@ -66,12 +66,12 @@ def build_ray_roles(
         critic = None
         if config.algorithm.needs_critic:
             first = ranks.members[0]
-            critic = RemoteCritic(ranks, answers([(first, first.actor.count_of_critic.remote())])[0])
+            critic = RemoteCritic(ranks, gather([(first, first.actor.count_of_critic.remote())])[0])
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
         engine = RemoteEngine(_fleet(config, crew, layout, ranks, engines, display), config.ray.parts)
         make_pool = partial(_make_pool, config, crew, display, iter(scorers))
-        roles = stack.enter_context(task_roles(config, tasks, language_model.tokenizer, make_pool))
+        roles = stack.enter_context(run_tasks(config, tasks, language_model.tokenizer, make_pool))
         display.end_phase()
         try:
             yield Workers(roles, language_model, engine, RemotePolicy(ranks), critic, display)
@@ -93,26 +93,26 @@ def _one_of(what: str, index: int, count: int) -> str:
     return f"the {what}" if count == 1 else f"{what} {index} of {count}"
 
 
-def _hire_ranks(config: TrainConfig, crew: "Crew", layout: Layout) -> list[Member]:
+def _hire_ranks(config: TrainConfig, crew: "ActorPool", layout: Layout) -> list[ActorHandle]:
     """All ranks; those that share an engine see each other's GPUs."""
     found = [
         crew.hire(
-            f"policy rank {index} of {layout.ranks}", actors.LearnerRank, config, index, layout.ranks, layout.device
+            f"policy rank {index} of {layout.ranks}", actors.TrainerActor, config, index, layout.ranks, layout.device
         )
         for index in range(layout.ranks)
     ]
     spread = layout.spread
     if layout.engines or spread < 2 or layout.device == "cpu":
         return found
-    where = answers([(member, member.actor.place.remote()) for member in found])
+    where = gather([(member, member.actor.place.remote()) for member in found])
     for start in range(0, len(found), spread):
         gpus = [gpu for _, gpu in where[start : start + spread]]
         for place, member in enumerate(found[start : start + spread]):
-            answers([(member, member.actor.see.remote([*gpus[place:], *gpus[:place]]))])
+            gather([(member, member.actor.see.remote([*gpus[place:], *gpus[:place]]))])
     return found
 
 
-def _check_run_directory(config: TrainConfig, ranks: LearnerRanks) -> None:
+def _check_run_directory(config: TrainConfig, ranks: TrainerActors) -> None:
     """Refuse a run some of whose ranks would save their parts of each checkpoint where nobody finds them.
 
     Raises:
@@ -122,17 +122,17 @@ def _check_run_directory(config: TrainConfig, ranks: LearnerRanks) -> None:
     if not owner.exists():  # no run holds it
         return
     content = owner.read_bytes()
-    found = answers([(member, member.actor.sees.remote(owner, content)) for member in ranks.members])
+    found = gather([(member, member.actor.sees.remote(owner, content)) for member in ranks.members])
     blind = next((member for member, sees in zip(ranks.members, found, strict=True) if not sees), None)
     if blind is not None:
-        (host,) = answers([(blind, blind.actor.host.remote())])
+        (host,) = gather([(blind, blind.actor.host.remote())])
         raise RayError(
             f"{blind.name} on {host} does not see {config.run.output}, where it is to save its part of each "
             "checkpoint; give --output a directory that all machines share"
         )
 
 
-class Crew:
+class ActorPool:
     """All actors of a run, each in a seat of its own; at the end none is left."""
 
     def __init__(self, group: Any) -> None:
@@ -140,11 +140,11 @@ class Crew:
         Args:
             group: Ray's placement group, with the bundles of `Layout`: a seat for each of its CPUs.
         """
-        self._group, self._members, self._starts = group, list[Member](), list[Callable[[], Any]]()
+        self._group, self._members, self._starts = group, list[ActorHandle](), list[Callable[[], Any]]()
         order = by_node(import_ray().util.placement_group_table(group)["bundles_to_node_id"], group.bundle_specs)
         self._seats = [bundle for bundle in order for _ in range(int(group.bundle_specs[bundle]["CPU"]))]
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "ActorPool":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -152,7 +152,7 @@ class Crew:
             with suppress(Exception):  # Ray itself may be what has ended
                 import_ray().kill(member.actor)
 
-    def hire(self, name: str, kind: type, *args: Any) -> Member:
+    def hire(self, name: str, kind: type, *args: Any) -> ActorHandle:
         """Start an actor in the next seat.
 
         Args:
@@ -161,11 +161,11 @@ class Crew:
             args: of the class.
         """
         start = partial(self._start, self._seats[len(self._members)], kind, args)
-        self._members.append(Member(name, start(), learns=kind is actors.LearnerRank))
+        self._members.append(ActorHandle(name, start(), learns=kind is actors.TrainerActor))
         self._starts.append(start)
         return self._members[-1]
 
-    def replace(self, dead: Member) -> Member:
+    def replace(self, dead: ActorHandle) -> ActorHandle:
         """Start the same again, in the room that one had which has died, or one that took its place since.
 
         Raises:
@@ -178,7 +178,7 @@ class Crew:
         there, _ = ray.wait([self._members[place].actor.host.remote()], timeout=ROOM_SECONDS)
         if not there:
             end = f"has died, and in {ROOM_SECONDS:g} s no other could be started on its machine"
-            raise NoRoom(dead.name, end, policy_is_whole=not dead.learns)
+            raise NoCapacityError(dead.name, end, policy_is_whole=not dead.learns)
         return self._members[place]
 
     def _start(self, bundle: int, kind: type, args: tuple[Any, ...]) -> Any:
@@ -213,57 +213,62 @@ def by_node(nodes: Mapping[int, str], bundles: Sequence[Mapping[str, float]]) ->
 
 
 def _build(
-    config: TrainConfig, layout: Layout, ranks: LearnerRanks, engines: Sequence[Member], checkpoint: Path | None
+    config: TrainConfig, layout: Layout, ranks: TrainerActors, engines: Sequence[ActorHandle], checkpoint: Path | None
 ) -> tuple[LanguageModel, list[str]]:
     """Everyone loads what he needs, at the same time; the policy's model in outline, and what the user should know."""
     path = None if checkpoint is None else checkpoint.absolute()
     loading = [(engine, engine.actor.build.remote(config.model.path)) for engine in engines]
     first = ranks.members[0]
-    (host,) = answers([(first, first.actor.host.remote())])
-    (port,) = answers([(first, first.actor.open_store.remote(host))])
-    answers([(member, member.actor.join.remote(host, port)) for member in ranks.members])
+    (host,) = gather([(first, first.actor.host.remote())])
+    (port,) = gather([(first, first.actor.open_store.remote(host))])
+    gather([(member, member.actor.join.remote(host, port)) for member in ranks.members])
     building = [(member, member.actor.build.remote(path)) for member in ranks.members]
-    found = answers([*building, *loading])
+    found = gather([*building, *loading])
     return found[0], [note for notes in found[layout.ranks :] for note in notes]
 
 
 def _fleet(
     config: TrainConfig,
-    crew: "Crew",
+    crew: "ActorPool",
     layout: Layout,
-    ranks: LearnerRanks,
-    engines: Sequence[Member],
-    display: Display,
-) -> Fleet:
+    ranks: TrainerActors,
+    engines: Sequence[ActorHandle],
+    display: Progress,
+) -> EngineGroup:
     restarts = config.ray.restarts
     if not engines:
         by_all = config.vllm.check_sync and layout.ranks > 1  # a single rank checks its engine by itself
-        return Beside(ranks, layout.places, restarts, display.note, check_sync=by_all)
+        return ColocatedEngines(ranks, layout.places, restarts, display.note, check_sync=by_all)
     replace_engine = partial(_replace_engine, config, crew, ranks, display)
-    return Apart(ranks, [Replaceable(engine, replace_engine, restarts) for engine in engines])
+    return DedicatedEngines(ranks, [RestartableActor(engine, replace_engine, restarts) for engine in engines])
 
 
 def _replace_engine(
-    config: TrainConfig, crew: "Crew", ranks: LearnerRanks, display: Display, dead: Member, told: str
-) -> Member:
+    config: TrainConfig, crew: "ActorPool", ranks: TrainerActors, display: Progress, dead: ActorHandle, told: str
+) -> ActorHandle:
     display.note(f"{told}; it is replaced, and its batch generated anew")
     engine = crew.replace(dead)
-    answers([(engine, engine.actor.build.remote(config.model.path))], whole=True)
+    gather([(engine, engine.actor.build.remote(config.model.path))], whole=True)
     ranks.send_weights([engine])
     return engine
 
 
 def _make_pool(
-    config: TrainConfig, crew: Crew, display: Display, scorers: Iterator[Member], reward: RewardConfig, task: Task
+    config: TrainConfig,
+    crew: ActorPool,
+    display: Progress,
+    scorers: Iterator[ActorHandle],
+    reward: RewardConfig,
+    task: Task,
 ) -> RemotePool:
     """A task's; the scorers are in the order in which they are asked for."""
 
-    def start(scorer: Member) -> Member:
-        answers([(scorer, scorer.actor.start.remote(reward, task))], whole=True)
+    def start(scorer: ActorHandle) -> ActorHandle:
+        gather([(scorer, scorer.actor.start.remote(reward, task))], whole=True)
         return scorer
 
-    def start_anew(dead: Member, told: str) -> Member:
+    def start_anew(dead: ActorHandle, told: str) -> ActorHandle:
         display.note(f"{told}; it is replaced, and its batch scored anew")
         return start(crew.replace(dead))
 
-    return RemotePool(Replaceable(start(next(scorers)), start_anew, config.ray.restarts))
+    return RemotePool(RestartableActor(start(next(scorers)), start_anew, config.ray.restarts))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.errors import WorkerLost
+from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.ray.cluster import import_ray
 
 GRACE_SECONDS = 15.0
@@ -23,7 +23,7 @@ TICK_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ActorHandle:
     """An actor of the run."""
 
     name: str
@@ -36,15 +36,15 @@ class Member:
     """Whether what it holds cannot be had again without a checkpoint."""
 
 
-class NoRoom(WorkerLost):
+class NoCapacityError(WorkerDiedError):
     """Nothing can be started where one has died, as where its machine is gone: it is not tried again."""
 
 
-Call = tuple[Member, Any]
+Call = tuple[ActorHandle, Any]
 """Who was asked, and Ray's reference to the answer."""
 
 
-def answers(calls: Sequence[Call], *, meanwhile: Callable[[], None] | None = None, whole: bool = False) -> list[Any]:
+def gather(calls: Sequence[Call], *, meanwhile: Callable[[], None] | None = None, whole: bool = False) -> list[Any]:
     """The answers in order.
 
     Args:
@@ -75,15 +75,15 @@ def answers(calls: Sequence[Call], *, meanwhile: Callable[[], None] | None = Non
     return [ray.get(answer) for _, answer in calls]
 
 
-class Replaceable:
+class RestartableActor:
     """A member that can fail: another takes its place, so often, and does again what it was at."""
 
     def __init__(
         self,
-        member: Member,
-        replace: Callable[[Member, str], Member],
+        member: ActorHandle,
+        replace: Callable[[ActorHandle, str], ActorHandle],
         restarts: int,
-        failures: tuple[type[TinyZeroError], ...] = (WorkerLost,),
+        failures: tuple[type[TinyZeroError], ...] = (WorkerDiedError,),
     ) -> None:
         """
         Args:
@@ -94,7 +94,7 @@ class Replaceable:
         """
         self.member, self._replace, self._left, self._failures = member, replace, restarts, failures
 
-    def do(self, work: Callable[[Member], Result]) -> Result:
+    def do(self, work: Callable[[ActorHandle], Result]) -> Result:
         """Work that asks the member, from its beginning for each.
 
         Raises:
@@ -126,22 +126,22 @@ class Replaceable:
                 failure = again
 
     def _may_replace(self, failure: TinyZeroError) -> bool:
-        someone_else = isinstance(failure, WorkerLost) and failure.which != self.member.name
+        someone_else = isinstance(failure, WorkerDiedError) and failure.which != self.member.name
         return (
             bool(self._left)
             and isinstance(failure, self._failures)
-            and not (someone_else or isinstance(failure, NoRoom))
+            and not (someone_else or isinstance(failure, NoCapacityError))
         )
 
 
-def _error_of(ray: Any, answer: Any, member: Member, whole: bool) -> BaseException | None:
+def _error_of(ray: Any, answer: Any, member: ActorHandle, whole: bool) -> BaseException | None:
     try:
         ray.get(answer)
     except ray.exceptions.RayTaskError as error:
         # Ray's own error is of the cause's type too, but has a message of many lines.
         return error.cause if isinstance(error.cause, TinyZeroError) else error
     except ray.exceptions.RayError as error:
-        lost = WorkerLost(member.name, _end_of(error), policy_is_whole=whole and not member.learns)
+        lost = WorkerDiedError(member.name, _end_of(error), policy_is_whole=whole and not member.learns)
         lost.__cause__ = error
         return lost
     return None

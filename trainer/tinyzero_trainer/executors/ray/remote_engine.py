@@ -14,32 +14,32 @@ from threading import Event
 from typing import Protocol
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.errors import WorkerLost
-from tinyzero_trainer.executors.ray.calls import TICK_SECONDS, Call, Member, Replaceable, answers
-from tinyzero_trainer.executors.ray.remote_workers import LearnerRanks
+from tinyzero_trainer.errors import WorkerDiedError
+from tinyzero_trainer.executors.ray.calls import TICK_SECONDS, ActorHandle, Call, RestartableActor, gather
+from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.types import Generation
 
-Groups = list[list[Rollout]]
+Groups = list[list[Generation]]
 
 
-class Fleet(Protocol):
+class EngineGroup(Protocol):
     """The engines of a run."""
 
     @property
-    def engines(self) -> Sequence[Replaceable]:
+    def engines(self) -> Sequence[RestartableActor]:
         """`Generating` actors."""
 
     def load_weights(self) -> None:
         """Give all of them the policy's weights."""
 
 
-class Beside:
+class ColocatedEngines:
     """Engines in the processes of ranks: with tensor parallelism each has the GPUs of the ranks behind it too."""
 
     def __init__(
         self,
-        ranks: LearnerRanks,
+        ranks: TrainerActors,
         places: Sequence[int],
         restarts: int,
         note: Callable[[str], None],
@@ -62,10 +62,12 @@ class Beside:
 
         self._ranks, self._places, self._note, self._checks = ranks, places, note, check_sync
         self._build(places)
-        self.engines = [Replaceable(ranks.members[place], self._replace, restarts, (VllmError,)) for place in places]
+        self.engines = [
+            RestartableActor(ranks.members[place], self._replace, restarts, (VllmError,)) for place in places
+        ]
 
     def load_weights(self) -> None:
-        """See `Fleet`; one that cannot take them is replaced."""
+        """See `EngineGroup`; one that cannot take them is replaced."""
         self._free_memory()
         faults = self._ranks.go_through_weights("load_weights", self._places)
         whole = [place for place in self._places if faults[place] is None]
@@ -86,20 +88,20 @@ class Beside:
             for place in places:
                 self._ranks.check_engine(place)
 
-    def _replace(self, failed: Member, told: str) -> Member:
+    def _replace(self, failed: ActorHandle, told: str) -> ActorHandle:
         self._note(f"{failed.name}: {told}; its engine is started anew and repeats what it was doing")
         self._build([self._ranks.members.index(failed)])
         return failed
 
     def _free_memory(self) -> None:
         if len(self._places) < len(self._ranks.members):
-            answers([(member, member.actor.free_memory.remote()) for member in self._ranks.members], whole=True)
+            gather([(member, member.actor.free_memory.remote()) for member in self._ranks.members], whole=True)
 
 
-class Apart:
+class DedicatedEngines:
     """Engines in processes of their own."""
 
-    def __init__(self, ranks: LearnerRanks, engines: Sequence[Replaceable]) -> None:
+    def __init__(self, ranks: TrainerActors, engines: Sequence[RestartableActor]) -> None:
         """Send them the present weights.
 
         Args:
@@ -110,11 +112,11 @@ class Apart:
         self.load_weights()
 
     def load_weights(self) -> None:
-        """See `Fleet`; one that dies meanwhile is replaced."""
+        """See `EngineGroup`; one that dies meanwhile is replaced."""
         while True:
             try:
                 return self._ranks.send_weights([engine.member for engine in self.engines])
-            except WorkerLost as lost:
+            except WorkerDiedError as lost:
                 if not any(engine.mend(lost) for engine in self.engines):
                     raise
 
@@ -140,7 +142,7 @@ class _Batch:
 class RemoteEngine:
     """See `RolloutEngine`."""
 
-    def __init__(self, fleet: Fleet, rounds: int) -> None:
+    def __init__(self, fleet: EngineGroup, rounds: int) -> None:
         """
         Args:
             fleet: with the present weights.
@@ -152,7 +154,7 @@ class RemoteEngine:
         """See `RolloutEngine`; whoever is lost meanwhile, the policy has been updated since its last checkpoint."""
         try:
             self._fleet.load_weights()
-        except WorkerLost as lost:
+        except WorkerDiedError as lost:
             lost.policy_is_whole = False
             raise
 
@@ -164,13 +166,13 @@ class RemoteEngine:
             if fault is not None:
                 if not engine.mend(fault):
                     raise fault
-                engine.do(lambda member: answers([(member, member.actor.sleep.remote())], whole=True))
+                engine.do(lambda member: gather([(member, member.actor.sleep.remote())], whole=True))
 
     def close(self) -> None:
         """See `RolloutEngine`."""
         for member in self._members():
             with suppress(Exception):  # it may be what has died
-                answers([(member, member.actor.close.remote())])
+                gather([(member, member.actor.close.remote())])
 
     def generate(
         self,
@@ -220,16 +222,16 @@ class RemoteEngine:
 
         with suppress(Exception):  # of whoever has died its own thread is told
             asked = [(member, member.actor.finished.remote()) for member in self._members()]
-            return sum(answers(asked, meanwhile=look))
+            return sum(gather(asked, meanwhile=look))
         return 0
 
-    def _members(self) -> list[Member]:
+    def _members(self) -> list[ActorHandle]:
         return [engine.member for engine in self._fleet.engines]
 
 
 def _fault_of(call: Call) -> TinyZeroError | None:
     try:
-        answers([call], whole=True)
+        gather([call], whole=True)
     except TinyZeroError as fault:
         return fault
     return None
@@ -239,7 +241,7 @@ def _failure(serving: Sequence[Future[None]]) -> BaseException | None:
     return next((error for each in serving if each.done() and (error := each.exception())), None)
 
 
-def _serve(engine: Replaceable, batch: _Batch) -> None:
+def _serve(engine: RestartableActor, batch: _Batch) -> None:
     """Have an engine do one part after another, until there is none left."""
     while not batch.stopped.is_set():
         try:
@@ -249,11 +251,11 @@ def _serve(engine: Replaceable, batch: _Batch) -> None:
         batch.found[part.start] = engine.do(lambda member: _ask(member, batch, part))  # noqa: B023  # called at once
 
 
-def _ask(member: Member, batch: _Batch, part: slice) -> Groups:
+def _ask(member: ActorHandle, batch: _Batch, part: slice) -> Groups:
     if batch.stopped.is_set():  # while a member was replaced
         return []
     call = member.actor.generate.remote(batch.prompts[part], batch.samples, batch.params, batch.seed, part.start)
-    (groups,) = answers([(member, call)], whole=True)
+    (groups,) = gather([(member, call)], whole=True)
     found: Groups = groups
     return found
 

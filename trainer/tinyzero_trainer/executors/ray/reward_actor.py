@@ -7,7 +7,7 @@ from tinyzero_trainer.executors.ray.worker import Worker
 from tinyzero_trainer.rewards.pool import scoring_pool
 
 
-class Scorer(Worker):
+class RewardActor(Worker):
     """A task's scoring processes, on the machine that this actor is on."""
 
     def start(self, config: RewardConfig, task: Task) -> None:

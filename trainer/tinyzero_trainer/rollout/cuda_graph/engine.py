@@ -14,14 +14,14 @@ from transformers import PreTrainedModel
 
 from tinyzero_trainer.estimate.engine_buffers import PREFILL_TOKENS, SLOTS, drawing_bytes
 from tinyzero_trainer.rollout.cuda_graph.batch_state import State, draw
-from tinyzero_trainer.rollout.cuda_graph.graph_runner import Replayer
+from tinyzero_trainer.rollout.cuda_graph.graph_runner import GraphRunner
 from tinyzero_trainer.rollout.cuda_graph.kv_capacity import Memory, present_memory, sequences
 from tinyzero_trainer.rollout.cuda_graph.model import Cache, GraphModel
 from tinyzero_trainer.rollout.cuda_graph.weights import GraphWeights
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.results import to_rollouts
 from tinyzero_trainer.rollout.weight_sync import WeightSource
-from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.types import Generation
 
 LOOK_EVERY = 4
 """Steps between two looks of the host at what has ended."""
@@ -109,7 +109,7 @@ class GraphEngine:
         if memory is None and device.type == "cuda":
             memory = lambda: present_memory(device)  # noqa: E731
         self._memory, self._note = memory, note
-        self._replayer = Replayer(device)
+        self._replayer = GraphRunner(device)
         self._state: State | None = None
         self._weights.load()
 
@@ -140,7 +140,7 @@ class GraphEngine:
         seed: int,
         first: int = 0,
         on_progress: Callable[[int], None] | None = None,
-    ) -> list[list[Rollout]]:
+    ) -> list[list[Generation]]:
         """See `RolloutEngine`.
 
         Raises:
@@ -153,7 +153,7 @@ class GraphEngine:
             return [[] for _ in prompts]
         at_a_time = self._reserve(prompts, samples, params)
         at_a_time = -(-rows // -(-rows // at_a_time))  # as many batches, of about one size
-        flat: list[Rollout] = []
+        flat: list[Generation] = []
         for start in range(0, rows, at_a_time):
             batch = range(start, min(rows, start + at_a_time))
             flat += self._generate_batch(prompts, samples, batch, first, params, seed, on_progress or (lambda _: None))
@@ -168,7 +168,7 @@ class GraphEngine:
         params: SamplingParams,
         seed: int,
         on_progress: Callable[[int], None],
-    ) -> list[Rollout]:
+    ) -> list[Generation]:
         """Completions of the rows `batch` among all prompts × samples; the first prompt has the number `first`."""
         state, rows = self._buffers(), len(batch)
         owners = [row // samples for row in batch]  # the prompt of each row

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 import torch
 
 
-class Replayer:
+class GraphRunner:
     """Steps by a key. What a step reads and writes must stay where it is."""
 
     def __init__(self, device: torch.device) -> None:

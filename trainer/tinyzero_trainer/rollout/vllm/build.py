@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import compute_dtype, device_of
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.rollout.vllm.client import VllmConnection
+from tinyzero_trainer.rollout.vllm.client import VllmClient
 from tinyzero_trainer.rollout.vllm.engine import Limits, VllmEngine
 from tinyzero_trainer.rollout.vllm.engine_args import engine_arguments, environment, settled
 from tinyzero_trainer.rollout.vllm.log import EngineLog
@@ -59,7 +59,7 @@ def build_vllm(
     )
     variables = environment(config, vllm, language_model, device)
     return VllmEngine(
-        lambda: VllmConnection(arguments, variables, own_process=vllm.own_process, log=log),
+        lambda: VllmClient(arguments, variables, own_process=vllm.own_process, log=log),
         source,
         eos_ids=language_model.eos_ids,
         limits=Limits(vllm.own_process, bool(vllm.sleep), vllm.restarts, vllm.time_limit),

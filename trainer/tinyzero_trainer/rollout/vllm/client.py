@@ -68,7 +68,7 @@ class Answer:
     """Of each token of each completion, where they were asked for."""
 
 
-class Connection(Protocol):
+class Client(Protocol):
     """An engine. Every method may fail, or never return, if the engine does; but `alive` and `kill`."""
 
     def start(self) -> None:
@@ -111,8 +111,8 @@ class Connection(Protocol):
         """End it in good order."""
 
 
-class VllmConnection:
-    """See `Connection`: vLLM in a process of its own, or in this one."""
+class VllmClient:
+    """See `Client`: vLLM in a process of its own, or in this one."""
 
     def __init__(
         self, arguments: Mapping[str, Any], environment: Mapping[str, str | None], *, own_process: bool, log: EngineLog
@@ -135,7 +135,7 @@ class VllmConnection:
         self._not_starting.set()
 
     def start(self) -> None:
-        """See `Connection`; takes up to minutes."""
+        """See `Client`; takes up to minutes."""
         self._others = set(multiprocessing.active_children())
         self._not_starting.clear()
         try:
@@ -161,24 +161,24 @@ class VllmConnection:
         return [child for child in children if child not in self._others]
 
     def add(self, request: Request) -> None:
-        """See `Connection`."""
+        """See `Client`."""
         prompt = {"type": "token", "prompt_token_ids": request.prompt}
         self._engine.add_request(request.name, prompt, _sampling_params(request))
 
     def busy(self) -> bool:
-        """See `Connection`."""
+        """See `Client`."""
         return bool(self._engine.has_unfinished_requests())
 
     def step(self) -> list[Answer]:
-        """See `Connection`."""
+        """See `Client`."""
         return [_answer(output) for output in self._engine.step() if output.finished]
 
     def abort(self, names: list[str]) -> None:
-        """See `Connection`."""
+        """See `Client`."""
         self._engine.abort_request(names)
 
     def parcels(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Weights]:
-        """See `Connection`."""
+        """See `Client`."""
         # Only a GPU's worker can take a part of them at a time.
         from vllm.platforms import current_platform
 
@@ -187,7 +187,7 @@ class VllmConnection:
         )
 
     def send(self, parcel: Weights) -> None:
-        """See `Connection`."""
+        """See `Client`."""
         if self._own_process:
             with wrapped(parcel) as packed:
                 self._engine.collective_rpc("tinyzero_receive", args=(packed,))
@@ -195,24 +195,24 @@ class VllmConnection:
             self._engine.collective_rpc("tinyzero_load", args=(parcel,))
 
     def forget_prompts(self) -> None:
-        """See `Connection`."""
+        """See `Client`."""
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM did not drop its prefix cache, which requests still use")
 
     def sleep(self) -> None:
-        """See `Connection`."""
+        """See `Client`."""
         self._engine.sleep(level=2)
 
     def wake(self, what: str) -> None:
-        """See `Connection`."""
+        """See `Client`."""
         self._engine.wake_up(tags=[what])
 
     def alive(self) -> bool:
-        """See `Connection`."""
+        """See `Client`."""
         return all(process.is_alive() for process in self._processes)
 
     def kill(self) -> None:
-        """See `Connection`."""
+        """See `Client`."""
         self._killed = True
         end, starting = monotonic() + END_LIMIT, True
         while starting and monotonic() < end:  # until then there may be more of them each time
@@ -224,7 +224,7 @@ class VllmConnection:
                 process.join(END_LIMIT)
 
     def close(self) -> None:
-        """See `Connection`."""
+        """See `Client`."""
         self._engine.engine_core.shutdown()
         self._engine = None
         if not self._own_process:

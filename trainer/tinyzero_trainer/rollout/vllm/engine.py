@@ -16,10 +16,10 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.vllm.call_timeout import Caller, Cancelled, EngineFault
-from tinyzero_trainer.rollout.vllm.client import Answer, Connection, Request, VllmError
+from tinyzero_trainer.rollout.vllm.client import Answer, Client, Request, VllmError
 from tinyzero_trainer.rollout.vllm.progress import Progress
 from tinyzero_trainer.rollout.weight_sync import WeightSource
-from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.types import Generation
 
 START_LIMIT = 1200.0
 """Seconds for an engine to start, kernels compiled and graphs captured."""
@@ -60,7 +60,7 @@ class VllmEngine:
 
     def __init__(
         self,
-        connection: Callable[[], Connection],
+        connection: Callable[[], Client],
         weights: WeightSource,
         *,
         eos_ids: Collection[int],
@@ -86,7 +86,7 @@ class VllmEngine:
         self._new_connection, self._weights, self._ends = connection, weights, tuple(sorted(eos_ids))
         self._limits, self._note, self._reason, self._check = limits, note, reason, check
         self._restarts_left = limits.restarts
-        self._connection: Connection | None = None
+        self._connection: Client | None = None
         self._caller: Caller | None = None
         self._asleep = False
         self._batches = 0
@@ -125,7 +125,7 @@ class VllmEngine:
         seed: int,
         first: int = 0,
         on_progress: Callable[[int], None] | None = None,
-    ) -> list[list[Rollout]]:
+    ) -> list[list[Generation]]:
         """See `RolloutEngine`; an engine that sleeps wakes up with the policy's present weights.
 
         Raises:
@@ -135,7 +135,7 @@ class VllmEngine:
             raise VllmError(f"vLLM samples at temperatures up to {HIGHEST_TEMPERATURE:g}, not {params.temperature:g}")
         progress = Progress(on_progress)
 
-        def run() -> list[list[Rollout]]:
+        def run() -> list[list[Generation]]:
             if self._asleep:
                 self._sync()
             progress.begin()
@@ -149,7 +149,7 @@ class VllmEngine:
         progress.show()
         return groups
 
-    def probe(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[Rollout]:
+    def probe(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[Generation]:
         """One completion of each prompt, for a check: faults are the caller's."""
         return [group[0] for group in self._run(self._requests(prompts, 1, params, seed=0, first=0), Progress(None))]
 
@@ -220,7 +220,7 @@ class VllmEngine:
         self._call(self._present().sleep)
         self._asleep = True
 
-    def _run(self, requests: list[Request], progress: "Progress") -> list[list[Rollout]]:
+    def _run(self, requests: list[Request], progress: "Progress") -> list[list[Generation]]:
         connection = self._present()
         if self._caller is None:
             answers = self._call(lambda: drive(connection, requests, progress.count_and_show))
@@ -281,7 +281,7 @@ class VllmEngine:
         reason = self._reason()
         return str(fault) if reason is None else f"{fault} ({reason})"
 
-    def _present(self) -> Connection:
+    def _present(self) -> Client:
         assert self._connection is not None
         return self._connection
 
@@ -321,7 +321,7 @@ def _in_short(error: Exception) -> str:
     return "its process ended" if kind == "EngineDeadError" else f"{kind}: {lines[0]}"
 
 
-def drive(connection: Connection, requests: Sequence[Request], report: Callable[[int], None]) -> dict[str, Answer]:
+def drive(connection: Client, requests: Sequence[Request], report: Callable[[int], None]) -> dict[str, Answer]:
     """Have requests answered; returns the answers by the requests' names.
 
     Args:
@@ -350,7 +350,7 @@ def drive(connection: Connection, requests: Sequence[Request], report: Callable[
     return answers
 
 
-def _rollouts(request: Request, answer: Answer) -> list[Rollout]:
+def _rollouts(request: Request, answer: Answer) -> list[Generation]:
     """Raises: EngineFault: it is not what was asked for."""
     if len(answer.tokens) != request.samples:
         raise EngineFault(f"it gave {len(answer.tokens)} completions for {request.samples}")
@@ -362,6 +362,6 @@ def _rollouts(request: Request, answer: Answer) -> list[Rollout]:
     logprobs: Sequence[list[float] | None] = answer.logprobs or [None] * request.samples
     ends = () if request.params.ignore_eos else request.ends
     return [
-        Rollout(tokens, found if wanted else None, finished=tokens[-1] in ends)
+        Generation(tokens, found if wanted else None, finished=tokens[-1] in ends)
         for tokens, found in zip(answer.tokens, logprobs, strict=True)
     ]

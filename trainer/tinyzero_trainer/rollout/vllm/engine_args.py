@@ -17,7 +17,7 @@ from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.engine_memory import GB
 from tinyzero_trainer.estimate.fit import settle, usable, with_settings
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.models.spec import shape_of
+from tinyzero_trainer.models.spec import spec_from_config
 from tinyzero_trainer.rollout.vllm.client import VllmError
 from tinyzero_trainer.rollout.vllm.log import LEVEL
 from tinyzero_trainer.rollout.vllm.parent_watchdog import TRAINER
@@ -72,7 +72,7 @@ def settled(config: TrainConfig, language_model: LanguageModel, device: torch.de
         return replace(config.vllm, sleep=False)
     total = torch.cuda.get_device_properties(device).total_memory
     model = language_model.model.config
-    shape = shape_of(language_model.name, model.to_dict(), language_model.parameters)
+    shape = spec_from_config(language_model.name, model.to_dict(), language_model.parameters)
     dtype = str(compute_dtype(config.model.dtype, device)).removeprefix("torch.")
     found = settle(shape, with_settings(config, {"model.dtype": dtype}), usable(total)).vllm
     assert found.gpu_memory is not None
@@ -179,7 +179,7 @@ def environment(
 
 def _cache_gib(config: TrainConfig, language_model: LanguageModel, device: torch.device) -> int:
     """Whole GiB of host memory for the KV cache: for all sequences at a time, but at most 4."""
-    shape = shape_of(language_model.name, language_model.model.config.to_dict(), language_model.parameters)
+    shape = spec_from_config(language_model.name, language_model.model.config.to_dict(), language_model.parameters)
     longest = longest_sequence(config, language_model)
     need = sequences_at_a_time(config, device) * longest * shape.cache_numbers * 4  # in float32
     return max(1, min(4, math.ceil(need / GIB)))

@@ -19,7 +19,7 @@ from tinyzero_trainer.rollout.vllm.client import VllmError
 from tinyzero_trainer.rollout.weight_sync import plain_class
 from tinyzero_trainer.training.logprobs import evaluating, sampled_logprobs
 from tinyzero_trainer.training.micro_batches import completion_lengths, in_row_order, micro_batches
-from tinyzero_trainer.types import Prompt, Rollout, Sample
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 if TYPE_CHECKING:
     from tinyzero_trainer.rollout.vllm.engine import VllmEngine
@@ -52,7 +52,7 @@ def make_check(language_model: LanguageModel, dtype: torch.dtype) -> Callable[["
     return check
 
 
-def compare(language_model: LanguageModel, dtype: torch.dtype, answers: Sequence[Rollout]) -> None:
+def compare(language_model: LanguageModel, dtype: torch.dtype, answers: Sequence[Generation]) -> None:
     """Compare an engine's answers to the probes with the policy; with several ranks all must, at the same time.
 
     Args:
@@ -85,10 +85,10 @@ def probes(vocabulary: int) -> list[list[int]]:
     return [[step * (1 + row + PROBES * place) for place in range(PROBE_TOKENS)] for row in range(PROBES)]
 
 
-def completion_logprobs(language_model: LanguageModel, rows: Sequence[tuple[list[int], Rollout]]) -> Tensor:
+def completion_logprobs(language_model: LanguageModel, rows: Sequence[tuple[list[int], Generation]]) -> Tensor:
     """[tokens] log π of every token of some completions under the present weights, at temperature 1; on the CPU."""
     samples = [
-        Sample(Prompt(Item(None), "", prompt), rollout, "", Score(0.0, correct=False)) for prompt, rollout in rows
+        Rollout(Prompt(Item(None), "", prompt), rollout, "", Score(0.0, correct=False)) for prompt, rollout in rows
     ]
     model = language_model.model
     batches = micro_batches(samples, token_budget=2**12, pad_id=language_model.pad_id, device=device_of(model))

@@ -11,7 +11,7 @@ OLDEST = "0.22"
 """The first vLLM that this works with."""
 
 
-class VllmMissing(TinyZeroError):
+class VllmMissingError(TinyZeroError):
     """vLLM is not installed, or too old."""
 
 
@@ -26,6 +26,6 @@ def require_vllm() -> str:
         with suppress(importlib.metadata.PackageNotFoundError):
             version = importlib.metadata.version(name)
             if Version(version) < Version(OLDEST):
-                raise VllmMissing(f"rollout.engine=vllm needs vLLM {OLDEST} or newer, not {version}; {advice} -U")
+                raise VllmMissingError(f"rollout.engine=vllm needs vLLM {OLDEST} or newer, not {version}; {advice} -U")
             return version
-    raise VllmMissing(f"rollout.engine=vllm needs vLLM, which is not installed; {advice}")
+    raise VllmMissingError(f"rollout.engine=vllm needs vLLM, which is not installed; {advice}")
