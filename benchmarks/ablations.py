@@ -28,22 +28,22 @@ COMMON = (
     "tiny",
     "--recipe",
     "tinyzero-grpo",
-    "eval.size=512",
+    "eval.num_problems=512",
     "eval.every=0",
     "eval.greedy=false",
     "checkpoint.every=0",
 )
-EIGHT = ("rollout.samples_per_prompt=8",)
+EIGHT = ("rollout.group_size=8",)
 SETTINGS: Mapping[str, Sequence[str]] = {
     BASE: EIGHT,
-    "3 samples": ("rollout.samples_per_prompt=3",),
-    "5 samples": ("rollout.samples_per_prompt=5",),
+    "3 samples": ("rollout.group_size=3",),
+    "5 samples": ("rollout.group_size=5",),
     "temperature 0.6": (*EIGHT, "rollout.temperature=0.6"),
     "temperature 1.2": (*EIGHT, "rollout.temperature=1.2"),
     "no KL": (*EIGHT, "algorithm.kl_coefficient=0"),
     "KL 0.01": (*EIGHT, "algorithm.kl_coefficient=0.01"),
-    "PPO": (*EIGHT, "algorithm.advantage=gae"),
-    "adaptive window": (*EIGHT, "window.mode=adaptive"),
+    "PPO": (*EIGHT, "algorithm.advantage_estimator=gae"),
+    "adaptive window": (*EIGHT, "length_control.mode=adaptive"),
 }
 CLAIMS = {
     "8 samples beat 5": (BASE, "5 samples"),

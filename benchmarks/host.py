@@ -110,7 +110,7 @@ def one_step(
         prompts = [next(stream) for _ in range(load.prompts)]
     drawn = rollouts(prompts, load, 1000, tokenizer.eos_token_id, seed)
     with watch.part("decoding and scoring"):
-        samples = score(roles, drawn, max_failed_share=1.0)
+        samples = score(roles, drawn, max_failure_rate=1.0)
     with watch.part("advantages and experience"):
         lengths, old = completion_lengths(samples), engine_logprobs(samples)
         rewards = torch.tensor([sample.score.value for sample in samples])
@@ -146,10 +146,10 @@ def measure(load: Load, *, workers: int, repeat: int) -> dict[str, float]:
     """Milliseconds of each part."""
     values: dict[str, Any] = {
         "run": {"task": TASK},
-        "data": {"prompts_per_step": load.prompts, "template": "compact"},
-        "rollout": {"samples_per_prompt": load.samples, "max_tokens": load.longest},
-        "optimizer": {"mini_batches": 4, "micro_batch_tokens": 65536},
-        "reward": {"workers": workers},
+        "data": {"prompts_per_step": load.prompts, "prompt_template": "compact"},
+        "rollout": {"group_size": load.samples, "max_completion_tokens": load.longest},
+        "optimizer": {"num_mini_batches": 4, "micro_batch_tokens": 65536},
+        "reward": {"num_workers": workers},
     }
     config, tokenizer, watch = build(TrainConfig, values), build_tokenizer(), Stopwatch()
     with run_tasks(config, load_tasks(config.task_shares()), tokenizer) as tasks, TemporaryDirectory() as folder:

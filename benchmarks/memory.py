@@ -50,7 +50,7 @@ class Case:
     """What it shall fit into; none = the GPU that is here."""
 
 
-_GRPO = ("--recipe", "tinyzero-grpo", "data.prompts_per_step=32", "rollout.samples_per_prompt=8")
+_GRPO = ("--recipe", "tinyzero-grpo", "data.prompts_per_step=32", "rollout.group_size=8")
 _PPO = ("--recipe", "tinyzero-ppo", "data.prompts_per_step=256")
 _VLLM = ("rollout.engine=vllm",)
 
@@ -62,7 +62,7 @@ CASES = {
     "1.5B": Case("1.5B", (*_GRPO, *_VLLM)),
     "3B": Case("3B", (*_GRPO, *_VLLM)),
     "3B-24gb": Case("3B", (*_GRPO, *_VLLM), "24GB"),
-    "10M": Case("10M", ("data.prompts_per_step=8", "rollout.samples_per_prompt=2", "rollout.max_tokens=16"), "24GB"),
+    "10M": Case("10M", ("data.prompts_per_step=8", "rollout.group_size=2", "rollout.max_completion_tokens=16"), "24GB"),
 }
 """The first two are the run that ends without memory on a card of 24 GB; `10M` is for trying this script."""
 
@@ -139,10 +139,10 @@ def settings(folder: Path, steps: int) -> list[str]:
     """What every case is run with: full-length completions of prompts of one length, and little else."""
     return [
         *("--task", str(Path(__file__).with_name("fixed_task.py")), "--model", str(folder / "model")),
-        *(f"task.prompt_tokens={PROMPT_TOKENS}", "data.template=base", f"run.steps={steps}"),
-        *(f"rollout.max_tokens={NEW_TOKENS}", "rollout.ignore_eos=true", "rollout.logprobs=never"),
-        *("eval.size=8", "eval.every=0", "eval.greedy=false", "log.rollouts_every=0", "checkpoint.every=0"),
-        f"reward.workers={min(8, os.cpu_count() or 1)}",
+        *(f"task.prompt_tokens={PROMPT_TOKENS}", "data.prompt_template=base", f"run.steps={steps}"),
+        *(f"rollout.max_completion_tokens={NEW_TOKENS}", "rollout.ignore_eos=true", "rollout.return_logprobs=never"),
+        *("eval.num_problems=8", "eval.every=0", "eval.greedy=false", "log.rollouts_every=0", "checkpoint.every=0"),
+        f"reward.num_workers={min(8, os.cpu_count() or 1)}",
     ]
 
 

@@ -25,7 +25,7 @@ from tinyzero_trainer.monitoring.plot import smooth
 TASK = "countdown"
 VERSIONS = ("tinyzero-trainer", "tinyzero-countdown", "torch", "transformers")
 DOCS = Path(__file__).parents[1] / "docs"
-COMMON = ("eval.size=256", "eval.every=0", "eval.greedy=false", "run.device=cpu")
+COMMON = ("eval.num_problems=256", "eval.every=0", "eval.greedy=false", "run.device=cpu")
 COLOR, OTHERS = "#4477aa", "#bbbbbb"
 
 

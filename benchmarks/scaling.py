@@ -46,9 +46,9 @@ DOCS = Path(__file__).parents[1] / "docs" / "scaling.md"
 MODEL, CARD, MEDIAN, SPREAD = "Qwen/Qwen2.5-7B", "H200", 1200.0, 0.8
 WORDS = (
     "data.prompts_per_step=512",
-    "rollout.samples_per_prompt=16",
-    "rollout.max_tokens=8192",
-    "optimizer.mini_batches=4",
+    "rollout.group_size=16",
+    "rollout.max_completion_tokens=8192",
+    "optimizer.num_mini_batches=4",
 )
 """Of the run on all nodes, unless the command line says otherwise."""
 
@@ -172,7 +172,7 @@ class Tables:
         return shown | {"one completion of full length, alone": dict.fromkeys(shown["refilled"], f"{alone:.0f}")}
 
     def _vllm(self, several: int) -> Run:
-        settings = {"rollout.engine": "vllm", "vllm.sleep": True, "vllm.tensor_parallel": several}
+        settings = {"rollout.engine": "vllm", "vllm.sleep_mode": True, "vllm.tensor_parallel": several}
         return replace(self.run, config=with_settings(self.run.config, settings))
 
     def weights(self) -> Rows:
@@ -207,7 +207,7 @@ class Tables:
         models = {
             self.run.shape.name: (self.run.shape.name, False),
             "Qwen/Qwen2.5-14B": ("Qwen/Qwen2.5-14B", False),
-            "the same, memory.checkpoint_activations": ("Qwen/Qwen2.5-14B", True),
+            "the same, memory.activation_checkpointing": ("Qwen/Qwen2.5-14B", True),
             "Qwen/Qwen2.5-32B, the same": ("Qwen/Qwen2.5-32B", True),
         }
         return {name: self._memory(*of) for name, of in models.items()}
@@ -216,7 +216,7 @@ class Tables:
         cells = {}
         for nodes in NODES:
             run = replace(self.on(nodes, weak=True), shape=find_spec(model))
-            run = replace(run, config=with_settings(run.config, {"memory.checkpoint_activations": again}))
+            run = replace(run, config=with_settings(run.config, {"memory.activation_checkpointing": again}))
             limit = (1 - MARGIN) * run.cluster.card.memory * GIB
             try:
                 held = peak_bytes(run)
@@ -320,7 +320,7 @@ def make_run(
         gather(TrainConfig, {"run.task": "countdown", "model.path": model}, _last((*WORDS, *words)), None)
     )
     refuse(config)
-    lengths = lengths or Lengths(MEDIAN, SPREAD, config.rollout.max_tokens)
+    lengths = lengths or Lengths(MEDIAN, SPREAD, config.rollout.max_completion_tokens)
     return Run(find_spec(model), config, Cluster(found, nodes, gpus), lengths, prompt, seed=seed)
 
 
@@ -357,7 +357,7 @@ def main(
         return
     try:
         run = make_run(model, card, words=tuple(words or ()), seed=seed)
-        run = replace(run, lengths=Lengths(median, spread, run.config.rollout.max_tokens))
+        run = replace(run, lengths=Lengths(median, spread, run.config.rollout.max_completion_tokens))
         if write and run != make_run():
             raise ValueError("--write-docs takes no other options: the page has the tables of the usual run")
         tables = dict(Tables(run).each())

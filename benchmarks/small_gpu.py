@@ -5,7 +5,7 @@
 Does what `tinyzero train --task countdown` does on a GPU, one seed after another, or with --gpus several at a time.
 Held-out accuracy on 1,024 puzzles, sampled at temperature 1. Targets, for every seed, on one H200: from 10 to 40 % to
 at least 82 % within 4 minutes of GRPO. Words are settings of the runs: `algorithm.kl_coefficient=0`,
-`own_model.seconds=60`. `--model DIR` takes a model of `tinyzero warmstart` instead. What is done is written to DIR
+`default_model.seconds=60`. `--model DIR` takes a model of `tinyzero warmstart` instead. What is done is written to DIR
 after each seed.
 """
 
@@ -212,7 +212,7 @@ def main(
     print_machine(*VERSIONS)
     directory = output or Path(mkdtemp(prefix="small-gpu-"))
     directory.mkdir(parents=True, exist_ok=True)
-    chosen = ["--model", str(model)] if model else [f"own_model.directory={directory / 'model'}"]
+    chosen = ["--model", str(model)] if model else [f"default_model.directory={directory / 'model'}"]
     common = ["--task", TASK, *chosen, *([] if steps is None else [f"run.steps={steps}"]), *(words or [])]
     found: dict[int, dict[str, Any]] = {}
     metrics: dict[int, list[dict[str, Any]]] = {}

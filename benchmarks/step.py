@@ -92,11 +92,12 @@ def settings(model: Path, run: Path, job: dict[str, int]) -> list[str]:
     """Of `tinyzero train`: full-length completions of prompts of one length, and little else."""
     return [
         "--task", str(Path(__file__).with_name("fixed_task.py")), "--model", str(model),
-        "--output", str(run), f"task.prompt_tokens={job['prompt_tokens']}", "data.template=base",
-        f"data.prompts_per_step={job['prompts']}", f"rollout.samples_per_prompt={job['samples']}",
-        f"rollout.max_tokens={job['new_tokens']}", "rollout.ignore_eos=true", "rollout.logprobs=never",
-        f"run.steps={job['steps']}", "eval.size=8", "eval.every=0", "eval.greedy=false", "log.rollouts_every=0",
-        "checkpoint.every=0", "optimizer.micro_batch_tokens=32768", f"reward.workers={min(8, os.cpu_count() or 1)}",
+        "--output", str(run), f"task.prompt_tokens={job['prompt_tokens']}", "data.prompt_template=base",
+        f"data.prompts_per_step={job['prompts']}", f"rollout.group_size={job['samples']}",
+        f"rollout.max_completion_tokens={job['new_tokens']}", "rollout.ignore_eos=true",
+        "rollout.return_logprobs=never",
+        f"run.steps={job['steps']}", "eval.num_problems=8", "eval.every=0", "eval.greedy=false", "log.rollouts_every=0",
+        "checkpoint.every=0", "optimizer.micro_batch_tokens=32768", f"reward.num_workers={min(8, os.cpu_count() or 1)}",
     ]  # fmt: skip
 
 

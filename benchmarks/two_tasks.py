@@ -24,13 +24,13 @@ PROBLEMS = (
     "tasks.countdown.options.number_range=[1,20]",
     "tasks.countdown.options.target_range=[1,50]",
     "tasks.multiply.options.digits=[2,2]",
-    "training.test_share=0.125",
+    "training.test_fraction=0.125",
 )
 TRAINING = ("training.steps=4000", "training.batch_size=384", "training.max_tokens=128", "training.eval_size=512")
 SETTINGS = (
     "settings.optimizer.learning_rate=2e-4",
     "settings.optimizer.beta2=0.99",
-    "settings.optimizer.mini_batches=2",
+    "settings.optimizer.num_mini_batches=2",
     "settings.optimizer.micro_batch_tokens=2048",
     "settings.algorithm.kl_coefficient=0.1",
     "settings.algorithm.kl_estimator=exact",
@@ -68,7 +68,7 @@ def main(
         directory = output or Path(folder)
         warm_start(directory / "model", device)
         words = [*TASKS, "--model", str(directory / "model"), f"run.steps={steps}", "run.device=cpu"]
-        words += ["eval.size=512", "eval.every=0", "eval.greedy=false"]
+        words += ["eval.num_problems=512", "eval.every=0", "eval.greedy=false"]
         runs = run_all({"run": words}, seeds, directory, jobs=seeds.count(",") + 1)["run"]
     print_table(
         f"held-out accuracy, {steps} steps, seeds {seeds}",

@@ -26,7 +26,7 @@ def phase_bytes(shape: ModelSpec, config: TrainConfig, prompt: int, shards: floa
         shards: GPUs that weights and states are divided over; infinity = others, so that an engine has this GPU alone.
         places: sequences that an engine generates at a time.
     """
-    config = with_settings(config, {"rollout.max_sequences": places})
+    config = with_settings(config, {"rollout.max_num_seqs": places})
     memory = predict_memory(shape, config, prompt)
     found = {}
     for phase in memory.phases:

@@ -130,10 +130,10 @@ def refuse(config: TrainConfig) -> None:
     algorithm = config.algorithm
     beside = {
         "lora.rank": config.lora.rank,
-        "memory.offload": config.memory.offload,
+        "memory.cpu_offload": config.memory.cpu_offload,
         "algorithm.kl_coefficient": algorithm.kl_coefficient,
         "a critic": algorithm.needs_critic,
-        "algorithm.advantage=remax": algorithm.advantage == "remax",
+        "algorithm.advantage_estimator=remax": algorithm.advantage_estimator == "remax",
     }
     if found := [name for name, value in beside.items() if value]:
         raise ValueError(f"{', '.join(found)}: not simulated; leave it out")
@@ -198,7 +198,7 @@ def engines_of(run: Run, *, alone: bool = False) -> Engines:
     count = run.cluster.size // several
     wanted = min(-(-run.completions // count), constants.VLLM_SEQUENCES if config.rollout.engine == "vllm" else 2**31)
     limit = (1 - constants.MARGIN) * card.memory * GIB
-    prompt = reading(shape, config, together, run.prompt) / config.rollout.samples_per_prompt
+    prompt = reading(shape, config, together, run.prompt) / config.rollout.group_size
     places = places_for(shape, config, run.prompt, math.inf if alone else run.shards.size, wanted, limit)
     refills = config.rollout.engine == "vllm" if run.refills is None else run.refills
     return Engines(count, places, refills, step, run.prompt, prompt)
@@ -226,14 +226,14 @@ def carrying(run: Run, lengths: Sequence[int]) -> tuple[Traffic, Traffic]:
 def passes(run: Run, lengths: Sequence[int]) -> dict[str, Traffic]:
     """Log-probabilities before the update, if it needs them, and the update."""
     speed = predict_speed(run.shape, run.config, run.cluster.card, run.prompt)
-    of_a_token = speed.seconds["update_actor"] / speed.tokens / run.config.optimizer.epochs
-    forward = of_a_token * 2 / (8 if run.config.memory.checkpoint_activations else 6)
+    of_a_token = speed.seconds["update_actor"] / speed.tokens / run.config.optimizer.update_epochs
+    forward = of_a_token * 2 / (8 if run.config.memory.activation_checkpointing else 6)
     sequences = [run.prompt + length for length in lengths]
     found = {}
     if run.config.old_logprobs_source == "policy":
         tokens, count = _fullest(run, sequences)
         found["old_log_prob"] = _forward(run, forward * tokens / count) * count
-    share, update = -(-len(sequences) // run.config.optimizer.mini_batches), Traffic()
+    share, update = -(-len(sequences) // run.config.optimizer.num_mini_batches), Traffic()
     for first in range(0, len(sequences), share):
         tokens, count = _fullest(run, sequences[first : first + share])
         each = _forward(run, forward * tokens / count)
@@ -241,7 +241,7 @@ def passes(run: Run, lengths: Sequence[int]) -> dict[str, Traffic]:
         once = run.sharding == "hybrid, reduced once"
         update += (each + _backward(run, backward, across=not once)) * (count - 1)
         update += each + _backward(run, backward, across=True)
-    return {**found, "update_actor": update * run.config.optimizer.epochs}
+    return {**found, "update_actor": update * run.config.optimizer.update_epochs}
 
 
 def weights(run: Run) -> Traffic:

@@ -28,15 +28,15 @@ WRITE_MODEL = (
     "import sys; from pathlib import Path; from benchmarks.shapes import write_model; "
     "write_model(Path(sys.argv[1]), sys.argv[2])"
 )
-ONE_STEP_OFF = "rollout.lead=1"
+ONE_STEP_OFF = "rollout.max_async_level=1"
 """Setting of a run whose engine, on a GPU of its own, samples the next batch while this one is learnt from."""
 
 SAME = [
     "algorithm.kl_coefficient=0.01",
-    "optimizer.mini_batches=2",
-    "data.template=base",
+    "optimizer.num_mini_batches=2",
+    "data.prompt_template=base",
     "rollout.ignore_eos=true",
-    "rollout.logprobs=always",
+    "rollout.return_logprobs=always",
 ]
 """Part `same`: settings for each shape. With several updates of a batch the policy has moved from what is old."""
 
@@ -69,9 +69,9 @@ class Setup:
 
     def on(self, count: int, *, engines: int = 0, spread: int = 1) -> list[str]:
         """Settings of a run on so many GPUs through Ray, `engines` of `spread` GPUs each apart."""
-        apart = [f"ray.engines={engines}"] if engines else []
+        apart = [f"rollout.num_engines={engines}"] if engines else []
         if self.cpu:
-            return ["run.executor=ray", "run.device=cpu", f"ray.ranks={count - engines * spread}", *apart]
+            return ["run.executor=ray", "run.device=cpu", f"parallel.world_size={count - engines * spread}", *apart]
         return ["run.executor=ray", f"ray.gpus={count}", *apart]
 
     def alone(self) -> list[str]:
@@ -156,15 +156,15 @@ def variants(setup: Setup, words: Sequence[str]) -> dict[str, tuple[int, list[st
         found[f"{count}, sharded"] = (count, setup.on(count))
     if setup.gpus < 2:
         return found
-    changes = [("ray.sequence_parallel=2",), ("ray.replicas=2",)]
+    changes = [("parallel.sequence_parallel=2",), ("parallel.dp_replicate=2",)]
     if not setup.cpu:
-        changes += [("memory.offload=idle",), ("memory.offload=always",)]
+        changes += [("memory.cpu_offload=idle",), ("memory.cpu_offload=always",)]
     for change in changes:
         found[f"2, {' '.join(change)}"] = (2, [*setup.on(2), *change])
     if setup.gpus >= 4:
-        found["4, ray.replicas=2 ray.sequence_parallel=2"] = (
+        found["4, parallel.dp_replicate=2 parallel.sequence_parallel=2"] = (
             4,
-            [*setup.on(4), "ray.replicas=2", "ray.sequence_parallel=2"],
+            [*setup.on(4), "parallel.dp_replicate=2", "parallel.sequence_parallel=2"],
         )
     return found
 
@@ -265,7 +265,9 @@ def tensor_parallel(setup: Setup) -> list[Job]:
 def spread(setup: Setup, words: Sequence[str], place: Place) -> dict[str, Any]:
     """A whole run of two steps, to its end."""
     given = without_output(step_settings(setup.model(setup.sizes.shape), Path(), setup.sizes.spread))
-    given = ["rollout.logprobs=always" if word.startswith("rollout.logprobs=") else word for word in given]
+    given = [
+        "rollout.return_logprobs=always" if word.startswith("rollout.return_logprobs=") else word for word in given
+    ]
     rows = train(setup, place.name, [*given, *setup.sizes.vllm, *words], place)
     shutil.rmtree(setup.run(place.name) / "checkpoints", ignore_errors=True)  # gigabytes
     return {"words": [*setup.sizes.vllm, *words], "rows": rows}
@@ -275,8 +277,19 @@ def resume(setup: Setup) -> list[Job]:
     """A run saved on two GPUs goes on on one, two and four."""
     name = "resume: without a break"
     given = ["--task", FIXED_TASK, "--model", str(setup.model("10M")), *setup.sizes.resume, "model.dtype=float32"]
-    given += ["data.template=base", "optimizer.learning_rate=1e-4", "optimizer.mini_batches=2", "run.steps=4"]
-    given += ["rollout.logprobs=always", "checkpoint.every=2", "eval.size=8", "eval.every=0", "eval.greedy=false"]
+    given += [
+        "data.prompt_template=base",
+        "optimizer.learning_rate=1e-4",
+        "optimizer.num_mini_batches=2",
+        "run.steps=4",
+    ]
+    given += [
+        "rollout.return_logprobs=always",
+        "checkpoint.every=2",
+        "eval.num_problems=8",
+        "eval.every=0",
+        "eval.greedy=false",
+    ]
     jobs = [model_job(setup, "10M")]
     if setup.gpus < 2:
         return jobs
@@ -315,7 +328,7 @@ def one_step_off(setup: Setup) -> list[Job]:
     apart = [*setup.on(2, engines=1), ONE_STEP_OFF]
     runs = {
         "synchronous": setup.on(2),
-        "one step off": [*apart, "mismatch.weights=token"],
+        "one step off": [*apart, "rollout_correction.is_level=token"],
         "one step off, loss' ratio alone": apart,
     }
     for name, words in runs.items():
@@ -326,7 +339,7 @@ def one_step_off(setup: Setup) -> list[Job]:
 
 def small_words(setup: Setup) -> list[str]:
     """Settings of all of its runs."""
-    own = [] if setup.cpu else [f"own_model.directory={setup.folder / 'own'}"]
+    own = [] if setup.cpu else [f"default_model.directory={setup.folder / 'own'}"]
     return ["--task", TASK, *own, *setup.sizes.small]
 
 

@@ -270,7 +270,7 @@ def slug(name: str) -> str:
     """A name as one of a file.
 
     Example:
-        >>> slug("same 0.5B: 2 GPUs, memory.offload=idle")
+        >>> slug("same 0.5B: 2 GPUs, memory.cpu_offload=idle")
         'same-0.5B-2-GPUs-memory.offload-idle'
     """
     return "-".join("".join(sign if sign.isalnum() or sign in "._" else " " for sign in name).split())

@@ -140,8 +140,8 @@ def test_a_step_that_failed_has_a_row_like_the_others():
 
 @pytest.mark.slow
 def test_the_small_model_benchmark_runs_and_keeps_to_its_limit(tmp_path):
-    few = ["data.prompts_per_step=4", "rollout.samples_per_prompt=4", "eval.size=16", "eval.every=0", "run.device=cpu"]
-    few += ["eval.greedy=false", "rollout.max_tokens=32"]
+    few = ["data.prompts_per_step=4", "rollout.group_size=4", "eval.num_problems=16", "eval.every=0", "run.device=cpu"]
+    few += ["eval.greedy=false", "rollout.max_completion_tokens=32"]
     script = [sys.executable, str(BENCHMARKS / "small_gpu.py"), "--model", "tiny", "--output", str(tmp_path), *few]
     started = time.monotonic()
     whole = subprocess.run([*script, "--seeds", "0", "--steps", "2"], capture_output=True, text=True, check=True)

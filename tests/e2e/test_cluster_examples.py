@@ -30,8 +30,8 @@ SCRIPTS = sorted([*EXAMPLES.glob("*.sh"), *EXAMPLES.glob("*.sbatch")])
 PROSE = [EXAMPLES / "README.md", ROOT / "docs/several-gpus.md"]
 NAMING = [*SCRIPTS, EXAMPLES / "kuberay-job.yaml", *PROSE]
 SMALL = shlex.split(
-    "--task countdown --model ./model ray.ranks=2 data.prompts_per_step=4 rollout.samples_per_prompt=4 "
-    "rollout.max_tokens=16 eval.size=8 eval.every=0 checkpoint.every=1"
+    "--task countdown --model ./model parallel.world_size=2 data.prompts_per_step=4 rollout.group_size=4 "
+    "rollout.max_completion_tokens=16 eval.num_problems=8 eval.every=0 checkpoint.every=1"
 )
 WITHIN = 240.0
 """Seconds for what takes twenty on an idle machine."""

@@ -212,7 +212,7 @@ def test_every_run_is_one_that_the_trainer_accepts_on_so_many_gpus(tmp_path, gpu
         if job.name.startswith(("model", "resume: on", tables.OWN_MODEL)):
             continue
         said = said_of(asked(job, tmp_path))
-        own = merge(SETTINGS, {"data": {"template": "compact"}}) if "path" not in said.get("model", {}) else None
+        own = merge(SETTINGS, {"data": {"prompt_template": "compact"}}) if "path" not in said.get("model", {}) else None
         config = resolve(said, own)[0]
         if config.run.executor == "local":
             assert job.gpus == 1, job.name
@@ -221,7 +221,7 @@ def test_every_run_is_one_that_the_trainer_accepts_on_so_many_gpus(tmp_path, gpu
         taken = layout.ranks + layout.engines * layout.spread
         assert taken == job.gpus, job.name
         assert (layout.device == "cpu") is cpu
-        assert config.rollout.lead == int("one step off" in job.name)
+        assert config.rollout.max_async_level == int("one step off" in job.name)
 
 
 def test_a_run_is_resumed_from_its_middle_and_the_trainer_accepts_where(tmp_path):

@@ -111,7 +111,7 @@ def test_installing_a_task_is_enough_to_train(wheels: Path, tmp_path: Path) -> N
     programs = new_environment(tmp_path / "env")
     install = (programs / "python", "-m", "pip", "install", "-q", *CONSTRAINTS)
     run(*install, "--find-links", wheels, "tinyzero-countdown", cwd=tmp_path)
-    settings = ("run.steps=3", "eval.size=32", "eval.during_size=16", "data.prompts_per_step=8")
+    settings = ("run.steps=3", "eval.num_problems=32", "eval.num_problems_during=16", "data.prompts_per_step=8")
     said = run(programs / "tinyzero", "train", "--task", "countdown", "--output", "run", *settings, cwd=tmp_path)
     steps = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert max(step["step"] for step in steps) == 3

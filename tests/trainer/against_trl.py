@@ -36,31 +36,36 @@ PAGE = Path(__file__).parents[2] / "docs/algorithms.md"
 # Ours, and the same in TRL's words. Its epsilon_high is the bound itself with cispo, and cispo has no lower one.
 ALGORITHMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "grpo": (
-        {"aggregation": "seq-mean-token-mean"},
+        {"loss_aggregation": "seq-mean-token-mean"},
         {"loss_type": "grpo", "epsilon": 0.2, "epsilon_high": 0.2},
     ),
     "dr_grpo": (
-        {"advantage": "dr_grpo", "aggregation": "seq-mean-token-sum-norm"},
+        {"advantage_estimator": "dr_grpo", "loss_aggregation": "seq-mean-token-sum-norm"},
         {"loss_type": "dr_grpo", "scale_rewards": "none", "epsilon": 0.2, "epsilon_high": 0.2},
     ),
     "dapo": (
-        {"clip_high": 0.28},
+        {"clip_ratio_high": 0.28},
         {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28},
     ),
     "dual clip": (
-        {"clip_high": 0.28, "dual_clip": 1.5},
+        {"clip_ratio_high": 0.28, "dual_clip_c": 1.5},
         {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "delta": 1.5},
     ),
     "gspo": (
-        {"policy_loss": "gspo", "aggregation": "seq-mean-token-mean", "clip_low": 0.01, "clip_high": 0.02},
+        {
+            "policy_loss": "gspo",
+            "loss_aggregation": "seq-mean-token-mean",
+            "clip_ratio_low": 0.01,
+            "clip_ratio_high": 0.02,
+        },
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.01, "epsilon_high": 0.02},
     ),
     "cispo": (
-        {"policy_loss": "cispo", "clip_low": 1.0, "clip_high": 0.3},
+        {"policy_loss": "cispo", "clip_ratio_low": 1.0, "clip_ratio_high": 0.3},
         {"loss_type": "cispo", "epsilon_high": 1.3},
     ),
     OWN: (
-        {"policy_loss": "./soft_gate.py:soft_gate", "aggregation": "seq-mean-token-mean"},
+        {"policy_loss": "./soft_gate.py:soft_gate", "loss_aggregation": "seq-mean-token-mean"},
         {"loss_type": "sapo", "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05},
     ),
 }
@@ -120,7 +125,9 @@ def compare(
     experience = TrainingBatch(samples, lengths, old, ragged.repeat_to_tokens(advantages, lengths))
     algorithm = AlgorithmConfig(**settings, kl_coefficient=kl)
     loss, clipped, gradient = ours(start, weights, experience, algorithm, kl=kl, temperature=temperature)
-    estimated = ESTIMATORS[algorithm.advantage](AdvantageInputs(rewards, lengths, SAMPLES))[ragged.last_tokens(lengths)]
+    estimated = ESTIMATORS[algorithm.advantage_estimator](AdvantageInputs(rewards, lengths, SAMPLES))[
+        ragged.last_tokens(lengths)
+    ]
     expected = torch.cat([parameter.grad.flatten() for _, parameter in named(trainer.model)])
     return {
         "algorithm": name,
@@ -198,13 +205,13 @@ def ours(
         part.old_logprobs,
         part.advantages,
         batch.lengths,
-        algorithm.clip_low,
-        algorithm.clip_high,
-        algorithm.dual_clip,
+        algorithm.clip_ratio_low,
+        algorithm.clip_ratio_high,
+        algorithm.dual_clip_c,
     )
     surrogate = find_policy_loss(algorithm.policy_loss)(found.logprobs, given)
     each = surrogate.loss if found.divergence is None else surrogate.loss + kl * found.divergence
-    weight = token_weights(part.lengths, algorithm.aggregation, max_tokens=MAX_TOKENS)
+    weight = token_weights(part.lengths, algorithm.loss_aggregation, max_tokens=MAX_TOKENS)
     policy = Policy(
         model,
         algorithm=algorithm,

@@ -113,7 +113,7 @@ def make_warm_model(toy_task: str, output: Path) -> None:
         "task": {"limit": 5},
         "model": {"hidden_size": 32, "layers": 2, "head_size": 16, "mlp_size": 48, "context": 64},
         "training": {"steps": 150, "batch_size": 32, "learning_rate": 1e-2, "warmup_steps": 20, "max_tokens": 8}
-        | {"eval_size": 8, "test_share": 0.4, "template": "base"},
+        | {"eval_size": 8, "test_fraction": 0.4, "template": "base"},
         "settings": {"optimizer": {"learning_rate": 1e-3}},
     }
     with Progress() as display:
@@ -132,7 +132,7 @@ def built_in_preset(monkeypatch: pytest.MonkeyPatch) -> dict:
 def saved_run(built_in_preset: dict, tmp_path: Path) -> Path:
     """A run directory with its configuration and a checkpoint."""
     directory = tmp_path / "run"
-    config = make_config(said("task.numbers=[3]", "run.steps=50", "data.template=compact", task="countdown"))
+    config = make_config(said("task.numbers=[3]", "run.steps=50", "data.prompt_template=compact", task="countdown"))
     (directory / "checkpoints").mkdir(parents=True)
     (directory / "config.toml").write_text(tomli_w.dumps(to_mapping(config)))
     checkpoint.save(directory / "checkpoints", 10, lambda path: (path / "weights").touch(), meta={})

@@ -58,7 +58,7 @@ class EngineApart:
 def built_apart(config: TrainConfig, **given: Any) -> Iterator[Workers]:
     """The roles of a run on Ray, without it."""
     here = replace(config.run, executor="local")
-    config = replace(config, run=here, ray=RayConfig(), rollout=replace(config.rollout, lead=0))
+    config = replace(config, run=here, ray=RayConfig(), rollout=replace(config.rollout, max_async_level=0))
     with build_workers(config, **given) as roles:
         engine: RolloutEngine = EngineApart(config, roles.language_model)
         yield replace(roles, engine=engine)

@@ -11,7 +11,7 @@ from tinyzero_trainer.models.well_known import WELL_KNOWN, well_known
 
 HALF_B = "Qwen/Qwen2.5-0.5B"
 SHAPES = {name: shape for name in WELL_KNOWN if (shape := well_known(name)) is not None}
-GRPO = ("data.prompts_per_step=32", "rollout.samples_per_prompt=8")
+GRPO = ("data.prompts_per_step=32", "rollout.group_size=8")
 """As TinyZero's users run it on one card, with 1,024 new tokens."""
 
 
@@ -50,18 +50,18 @@ PUBLISHED = {
 SETTINGS = st.fixed_dictionaries(
     {
         "rollout.engine": st.sampled_from(["torch", "vllm"]),
-        "rollout.max_tokens": st.integers(1, 4096),
-        "rollout.max_sequences": st.none() | st.integers(8, 2048),
+        "rollout.max_completion_tokens": st.integers(1, 4096),
+        "rollout.max_num_seqs": st.none() | st.integers(8, 2048),
         "data.prompts_per_step": st.integers(4, 512),
-        "rollout.samples_per_prompt": st.integers(2, 16),
+        "rollout.group_size": st.integers(2, 16),
         "optimizer.micro_batch_tokens": st.integers(256, 65536),
-        "optimizer.mini_batches": st.integers(1, 4),
-        "memory.checkpoint_activations": st.booleans(),
-        "memory.offload": st.sampled_from([None, "idle", "always"]),
+        "optimizer.num_mini_batches": st.integers(1, 4),
+        "memory.activation_checkpointing": st.booleans(),
+        "memory.cpu_offload": st.sampled_from([None, "idle", "always"]),
         "model.compile": st.sampled_from([None, False, True]),
         "model.dtype": st.sampled_from(["auto", "float32"]),
         "algorithm.kl_coefficient": st.sampled_from([0.0, 0.001]),
-        "algorithm.advantage": st.sampled_from(["grpo", "gae"]),
+        "algorithm.advantage_estimator": st.sampled_from(["grpo", "gae"]),
         "lora.rank": st.sampled_from([0, 16]),
     }
 )

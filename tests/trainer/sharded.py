@@ -27,13 +27,13 @@ from tinyzero_trainer.training.policy import Policy
 CPU = torch.device("cpu")
 PLAIN = FsdpOptions(CPU, torch.float32)
 NOW = StepSettings(learning_rate=1e-2, temperature=0.8, kl_coefficient=0.3)
-OPTIMIZER = OptimizerConfig(micro_batch_tokens=80, mini_batches=2, weight_decay=0.1)
+OPTIMIZER = OptimizerConfig(micro_batch_tokens=80, num_mini_batches=2, weight_decay=0.1)
 SAVING = {
     "as it is": PLAIN,
-    "checkpointed activations": replace(PLAIN, checkpoint_activations=True),
+    "checkpointed activations": replace(PLAIN, activation_checkpointing=True),
     "offloaded while idle": replace(PLAIN, offload="idle"),
     "offloaded always": replace(PLAIN, offload="always"),
-    "all of it": replace(PLAIN, checkpoint_activations=True, offload="idle"),
+    "all of it": replace(PLAIN, activation_checkpointing=True, offload="idle"),
 }
 
 

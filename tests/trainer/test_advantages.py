@@ -31,8 +31,8 @@ def outcomes(draw: st.DrawFn) -> AdvantageInputs:
         penalties=some(tokens) if draw(st.booleans()) else None,
         values=some(tokens),
         greedy_rewards=some(groups),
-        discount=draw(st.sampled_from([1.0, 0.9])),
-        trace_decay=draw(st.sampled_from([1.0, 0.95, 0.0])),
+        gamma=draw(st.sampled_from([1.0, 0.9])),
+        gae_lambda=draw(st.sampled_from([1.0, 0.95, 0.0])),
     )
 
 
@@ -49,7 +49,7 @@ def token_rewards(outcome: AdvantageInputs) -> list[list[float]]:
 
 def returns(outcome: AdvantageInputs) -> list[list[float]]:
     """Σ_k γ^k r_{t+k}, the definition itself."""
-    gamma = outcome.discount
+    gamma = outcome.gamma
     return [
         [sum(gamma**k * reward for k, reward in enumerate(row[start:])) for start in range(len(row))]
         for row in token_rewards(outcome)
@@ -96,7 +96,7 @@ def reference(name: str, outcome: AdvantageInputs) -> list[float]:
 
 def gae_rows(outcome: AdvantageInputs) -> list[list[float]]:
     """A_t = Σ_k (γλ)^k δ_{t+k}."""
-    rows, place, gamma, decay = [], 0, outcome.discount, outcome.discount * outcome.trace_decay
+    rows, place, gamma, decay = [], 0, outcome.gamma, outcome.gamma * outcome.gae_lambda
     for rewards in token_rewards(outcome):
         values = [*outcome.values[place : place + len(rewards)].tolist(), 0.0]
         place += len(rewards)

@@ -68,7 +68,7 @@ def test_a_torch_that_does_not_tell_its_settings_has_those_of_the_environment(
     [
         ((), None, "expandable_segments:True"),
         (("rollout.engine=vllm",), None, "expandable_segments:True"),
-        (("rollout.engine=vllm", "vllm.own_process=false"), None, ""),
+        (("rollout.engine=vllm", "vllm.separate_process=false"), None, ""),
         ((), "max_split_size_mb:64", ""),
     ],
 )

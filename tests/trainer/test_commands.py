@@ -53,7 +53,7 @@ def stand_ins(monkeypatch):
 
 
 def test_train_passes_the_configuration_on_and_says_at_once_what_it_does(capsys, stand_ins, built_in_preset, tmp_path):
-    built_in_preset.update(rollout={"max_tokens": 64})
+    built_in_preset.update(rollout={"max_completion_tokens": 64})
     output = str(tmp_path / "run")
     code, shown, told = call(capsys, "train", "--task", "countdown", "--output", output, "run.steps=3")
     ((function, config, options, policy),) = stand_ins
@@ -61,7 +61,7 @@ def test_train_passes_the_configuration_on_and_says_at_once_what_it_does(capsys,
     assert (config.run.task, config.run.output, config.run.steps) == ("countdown", output, 3)
     assert told.splitlines() == [
         f"training the tiny model that comes with the trainer on countdown in {output}",
-        "with settings that suit it: rollout.max_tokens=64",
+        "with settings that suit it: rollout.max_completion_tokens=64",
         "loading PyTorch",
     ]
 
@@ -69,15 +69,17 @@ def test_train_passes_the_configuration_on_and_says_at_once_what_it_does(capsys,
 def test_train_says_what_is_of_the_recipe_and_what_suits_the_model_no_more(
     capsys, stand_ins, built_in_preset, tmp_path
 ):
-    built_in_preset.update(algorithm={"kl_coefficient": 0.1, "kl_estimator": "exact"}, rollout={"max_tokens": 64})
+    built_in_preset.update(
+        algorithm={"kl_coefficient": 0.1, "kl_estimator": "exact"}, rollout={"max_completion_tokens": 64}
+    )
     output = str(tmp_path / "run")
     code, _, told = call(capsys, "train", "--task", "countdown", "--output", output, "--recipe", "dr_grpo")
     ((_, config, _, _),) = stand_ins
     assert (code, config.run.recipe, config.algorithm.kl_coefficient) == (0, "dr_grpo", 0.0)
     assert told.splitlines()[1:] == [
-        "by recipe dr_grpo: algorithm.advantage=dr_grpo algorithm.aggregation=seq-mean-token-sum-norm "
+        "by recipe dr_grpo: algorithm.advantage_estimator=dr_grpo algorithm.loss_aggregation=seq-mean-token-sum-norm "
         "algorithm.kl_coefficient=0.0",
-        "with settings that suit it: rollout.max_tokens=64",
+        "with settings that suit it: rollout.max_completion_tokens=64",
         "left out of those: algorithm.kl_estimator (algorithm.kl_coefficient=0 leaves the KL out)",
         "loading PyTorch",
     ]

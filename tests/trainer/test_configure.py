@@ -21,21 +21,21 @@ def test_words_and_flags_fill_the_tree():
 
 
 def test_later_wins_of_defaults_preset_file_and_words(tmp_path, built_in_preset):
-    built_in_preset.update(rollout={"max_tokens": 64, "top_k": 5, "temperature": 0.7}, task={"numbers": [3]})
+    built_in_preset.update(rollout={"max_completion_tokens": 64, "top_k": 5, "temperature": 0.7}, task={"numbers": [3]})
     file = tmp_path / "my.toml"
     file.write_text("[rollout]\nmax_tokens = 128\ntop_k = 9\n[run]\ntask = 'countdown'")
     config = make_config(said("rollout.top_k=3", file=file))
-    assert (config.rollout.temperature, config.rollout.max_tokens, config.rollout.top_k) == (0.7, 128, 3)
+    assert (config.rollout.temperature, config.rollout.max_completion_tokens, config.rollout.top_k) == (0.7, 128, 3)
     assert config.task == {"numbers": [3]}
     assert put_together(said("rollout.top_k=3")).suited == {
-        "rollout.max_tokens": 64, "rollout.temperature": 0.7, "task.numbers": [3],
+        "rollout.max_completion_tokens": 64, "rollout.temperature": 0.7, "task.numbers": [3],
     }  # fmt: skip
 
 
 def test_another_model_is_not_given_what_suits_the_tiny_one(built_in_preset):
-    built_in_preset.update(rollout={"max_tokens": 64})
+    built_in_preset.update(rollout={"max_completion_tokens": 64})
     config = make_config({"run": {"task": "countdown"}, "model": {"path": "Qwen/Qwen2.5-0.5B"}})
-    assert config.rollout.max_tokens == TrainConfig().rollout.max_tokens
+    assert config.rollout.max_completion_tokens == TrainConfig().rollout.max_completion_tokens
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_another_model_is_not_given_what_suits_the_tiny_one(built_in_preset):
         (["log.trackers=[\"mlflow\"]"], "log.trackers.0: got 'mlflow'; input should be 'wandb' or 'tensorboard'"),
         (["run.executor=slurm"], "run.executor: got 'slurm'; input should be 'local'"),
         (["task.numbers=none"], "task.numbers=none cannot be kept in config.toml; leave it out"),
-        (["optimizer.mini_batches=64"], "optimizer.mini_batches=64 is more than data.prompts_per_step=32"),
-        (["rollout.samples_per_prompt=1"], "rollout.samples_per_prompt=1 leaves algorithm.advantage='grpo'"),
+        (["optimizer.num_mini_batches=64"], "optimizer.num_mini_batches=64 is more than data.prompts_per_step=32"),
+        (["rollout.group_size=1"], "rollout.group_size=1 leaves algorithm.advantage_estimator='grpo'"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_that_names_it(words, message):

@@ -19,7 +19,7 @@ from tinyzero_trainer.utils import jagged as ragged
 
 
 def make_critic(language_model: LanguageModel, **optimizer: int) -> Critic:
-    settings = CriticConfig(learning_rate=3e-3, value_clip=10.0)
+    settings = CriticConfig(learning_rate=3e-3, value_clip_range=10.0)
     return Critic(language_model, settings=settings, optimizer=OptimizerConfig(max_grad_norm=1e9, **optimizer))
 
 
@@ -97,7 +97,7 @@ def test_an_update_descends_the_clipped_loss_averaged_over_all_tokens(toy_model:
     generator, samples, clip = torch.Generator().manual_seed(0), ragged_samples(toy_model), 0.1
     critic = Critic(
         toy_model,
-        settings=CriticConfig(learning_rate=1e-3, value_clip=clip),
+        settings=CriticConfig(learning_rate=1e-3, value_clip_range=clip),
         optimizer=OptimizerConfig(max_grad_norm=1e9, micro_batch_tokens=60),
     )
     torch.nn.init.normal_(critic.model.head.weight, std=0.3, generator=generator)
@@ -146,7 +146,7 @@ def alone(model: ValueModel, sample: Rollout) -> torch.Tensor:
 
 
 def test_every_mini_batch_of_every_pass_is_an_update(toy_model: LanguageModel) -> None:
-    critic, samples = make_critic(toy_model, mini_batches=3, epochs=2), ragged_samples(toy_model)
+    critic, samples = make_critic(toy_model, num_mini_batches=3, epochs=2), ragged_samples(toy_model)
     critic.update(as_experience(critic, samples, [1.0, 0.0, -1.0] * 4), group_size=4)
     assert {int(state["step"]) for state in critic._optimizer._adamw.state.values()} == {6}
 
@@ -170,7 +170,7 @@ def test_its_learning_rate_is_its_own(toy_model: LanguageModel) -> None:
 
 
 def test_an_update_that_is_not_finite_is_skipped_and_told(toy_model: LanguageModel) -> None:
-    critic, samples = make_critic(toy_model, mini_batches=3), ragged_samples(toy_model)
+    critic, samples = make_critic(toy_model, num_mini_batches=3), ragged_samples(toy_model)
     returns = [float("nan")] + [1.0] * 11
     metrics = critic.update(as_experience(critic, samples, returns), group_size=4)
     assert metrics["critic/skipped_updates"] == 1

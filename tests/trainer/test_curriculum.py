@@ -65,34 +65,38 @@ def test_weights_sum_to_one_and_none_is_below_the_floor(rates: tuple, sizes: lis
     rates = rates[: config.buckets]
     weights = bucket_weights(rates, sizes[: len(rates)], config)
     assert sum(weights) == pytest.approx(1)
-    assert min(weights) >= config.floor - 1e-12
+    assert min(weights) >= config.min_probability - 1e-12
 
 
 @given(st.floats(0.05, 0.95), st.floats(0, 1))
 def test_a_bucket_at_the_target_weighs_most(target: float, rate: float) -> None:
-    config = CurriculumConfig(2, target, floor=0.01)
+    config = CurriculumConfig(2, target, min_probability=0.01)
     at_target, other = bucket_weights((target, rate), [1, 1], config)
     assert at_target >= other - 1e-12
     assert bucket_weights((target, None), [1, 1], config) == pytest.approx((0.5, 0.5))
 
 
 def test_what_is_always_or_never_solved_is_left_the_floor() -> None:
-    assert bucket_weights((0.0, 0.5, 1.0), [1, 1, 1], CurriculumConfig(3, floor=0.1)) == pytest.approx((0.1, 0.8, 0.1))
-    assert bucket_weights((0.0, 1.0), [1, 1], CurriculumConfig(2, floor=0.1)) == pytest.approx((0.5, 0.5))
+    assert bucket_weights((0.0, 0.5, 1.0), [1, 1, 1], CurriculumConfig(3, min_probability=0.1)) == pytest.approx(
+        (0.1, 0.8, 0.1)
+    )
+    assert bucket_weights((0.0, 1.0), [1, 1], CurriculumConfig(2, min_probability=0.1)) == pytest.approx((0.5, 0.5))
 
 
 def test_at_a_half_it_is_the_variance_of_the_reward() -> None:
-    weights = bucket_weights((0.1, 0.3), [1, 1], CurriculumConfig(2, floor=1e-9))
+    weights = bucket_weights((0.1, 0.3), [1, 1], CurriculumConfig(2, min_probability=1e-9))
     assert weights[0] / weights[1] == pytest.approx(0.1 * 0.9 / (0.3 * 0.7))
 
 
 def test_a_small_bucket_is_drawn_less_so_that_problems_are_treated_alike() -> None:
-    assert bucket_weights((0.5, None), [90, 10], CurriculumConfig(2, floor=1e-9)) == pytest.approx((0.9, 0.1))
-    assert bucket_weights((0.0, 1.0), [99, 1], CurriculumConfig(2, floor=0.1)) == pytest.approx((0.892, 0.108))
+    assert bucket_weights((0.5, None), [90, 10], CurriculumConfig(2, min_probability=1e-9)) == pytest.approx((0.9, 0.1))
+    assert bucket_weights((0.0, 1.0), [99, 1], CurriculumConfig(2, min_probability=0.1)) == pytest.approx(
+        (0.892, 0.108)
+    )
 
 
 def test_averages_move_where_there_is_something_to_measure() -> None:
-    config = CurriculumConfig(3, decay=0.75)
+    config = CurriculumConfig(3, ema_decay=0.75)
     results = [(0, True), (0, False), (1, True)]
     assert updated_rates((0.1, None, 0.9), results, config) == pytest.approx((0.75 * 0.1 + 0.25 * 0.5, 1.0, 0.9))
 
@@ -114,12 +118,15 @@ def test_the_chance_decides_in_proportion() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"target": 0.3}, "curriculum.target=0.3 has no effect: curriculum.buckets=0 leaves the curriculum out"),
-        ({"floor": 0.3}, "curriculum.floor=0.3 has no effect: curriculum.buckets=0"),
-        ({"decay": 0.3}, "curriculum.decay=0.3 has no effect: curriculum.buckets=0"),
+        (
+            {"target": 0.3},
+            "curriculum.target_pass_rate=0.3 has no effect: curriculum.buckets=0 leaves the curriculum out",
+        ),
+        ({"floor": 0.3}, "curriculum.min_probability=0.3 has no effect: curriculum.buckets=0"),
+        ({"decay": 0.3}, "curriculum.ema_decay=0.3 has no effect: curriculum.buckets=0"),
         ({"buckets": 1}, "curriculum.buckets=1 has no effect: there is nothing to choose between"),
-        ({"buckets": 10}, "curriculum.floor=0.1 leaves curriculum.buckets=10 no choice; set it below 0.1"),
-        ({"buckets": 3, "target": 1.0}, "curriculum.target: got 1.0; input should be less than 1"),
+        ({"buckets": 10}, "curriculum.min_probability=0.1 leaves curriculum.buckets=10 no choice; set it below 0.1"),
+        ({"buckets": 3, "target": 1.0}, "curriculum.target_pass_rate: got 1.0; input should be less than 1"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(values: dict, message: str) -> None:

@@ -162,18 +162,18 @@ def test_memory_is_for_all_copies_on_the_cpu_and_for_the_weights_beside_a_card()
     assert "234.7 GiB" in both.what
 
 
-OFFLOADED = ("memory.offload=always", "model.path=Qwen/Qwen2.5-7B")
+OFFLOADED = ("memory.cpu_offload=always", "model.path=Qwen/Qwen2.5-7B")
 
 
 @pytest.mark.parametrize(
     ("words", "bytes_each"),
     [
         ((), 0),
-        (("memory.offload=always",), 16),
-        (("memory.offload=idle",), 12),
-        (("memory.offload=always", "algorithm.kl_coefficient=0.01"), 18),
-        (("memory.offload=idle", "algorithm.kl_coefficient=0.01"), 14),
-        (("memory.offload=idle", "algorithm.kl_coefficient=0.01", "model.dtype=float32"), 16),
+        (("memory.cpu_offload=always",), 16),
+        (("memory.cpu_offload=idle",), 12),
+        (("memory.cpu_offload=always", "algorithm.kl_coefficient=0.01"), 18),
+        (("memory.cpu_offload=idle", "algorithm.kl_coefficient=0.01"), 14),
+        (("memory.cpu_offload=idle", "algorithm.kl_coefficient=0.01", "model.dtype=float32"), 16),
     ],
 )
 def test_what_offloading_keeps_in_main_memory(words: tuple[str, ...], bytes_each: int) -> None:
@@ -182,10 +182,10 @@ def test_what_offloading_keeps_in_main_memory(words: tuple[str, ...], bytes_each
 
 
 def test_offloading_keeps_two_models_with_a_critic_and_little_with_an_adapter() -> None:
-    shape, words = find_spec("Qwen/Qwen2.5-7B"), ("memory.offload=always", "algorithm.advantage=gae")
+    shape, words = find_spec("Qwen/Qwen2.5-7B"), ("memory.cpu_offload=always", "algorithm.advantage_estimator=gae")
     head = shape.embedding  # which no critic trains
     assert host_bytes(shape, config_of(*words)) == 32 * shape.parameters - 12 * head
-    adapter = host_bytes(shape, config_of("memory.offload=always", "lora.rank=8", "algorithm.kl_coefficient=0.01"))
+    adapter = host_bytes(shape, config_of("memory.cpu_offload=always", "lora.rank=8", "algorithm.kl_coefficient=0.01"))
     assert adapter == 4 * shape.parameters + 16 * shape.adapter(8)
 
 
@@ -196,7 +196,7 @@ def test_main_memory_is_compared_with_what_offloading_keeps_there() -> None:
     small = machine(memory=24 * GIB, memory_free=22 * GIB)
     finding = seen(facts_of(H200, model=seven, machine=small), "memory", wanted)
     assert finding.level == "error"
-    assert "memory.offload=always for Qwen/Qwen2.5-7B takes at least 113.5 GiB" in finding.what
+    assert "memory.cpu_offload=always for Qwen/Qwen2.5-7B takes at least 113.5 GiB" in finding.what
     taken = machine(memory=128 * GIB, memory_free=22 * GIB)
     finding = seen(facts_of(H200, model=seven, machine=taken), "memory", wanted)
     assert (finding.level, "end other programs" in finding.do) == ("warning", True)
@@ -286,7 +286,7 @@ def test_wandb_is_looked_at_only_where_it_is_wanted() -> None:
 
 def test_what_a_configuration_wants() -> None:
     config = TrainConfig(
-        algorithm=AlgorithmConfig(advantage="gae", kl_coefficient=0.001), log=LogConfig(trackers=("wandb",))
+        algorithm=AlgorithmConfig(advantage_estimator="gae", kl_coefficient=0.001), log=LogConfig(trackers=("wandb",))
     )
     assert command.wanted_by(config, wandb=False) == Wanted(
         model_copies=2, frozen_copies=1, wandb=True, names_model=False
@@ -333,7 +333,7 @@ def run(facts: Facts, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 
 def test_eighty_columns_and_an_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(command.stdout, "_width", 80)
-    assert run(BAD, monkeypatch, "reward.workers=9") == 1
+    assert run(BAD, monkeypatch, "reward.num_workers=9") == 1
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
     assert "\n  pip install --force-reinstall torch -i https://download.pytorch.org/whl/cu130\n" in shown
@@ -357,7 +357,7 @@ def test_what_train_would_refuse_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(BAD, monkeypatch, "reward.wrokers=9") == 2
-    assert "reward.workers" in capsys.readouterr().err
+    assert "reward.num_workers" in capsys.readouterr().err
     for device in ("gpu", "mps", "cuda:x", "cuda:-1", "", "cpu:0", "CUDA"):
         assert run(BAD, monkeypatch, f"run.device={device}") == 2
         assert "give auto, cpu, cuda or cuda:N" in " ".join(capsys.readouterr().err.split())

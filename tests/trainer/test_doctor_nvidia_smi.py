@@ -31,7 +31,7 @@ esac
 @pytest.fixture(autouse=True)
 def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """What CUDA shows on the machine where the tests run is not what is made up here."""
-    monkeypatch.setattr(target, "visible_cards", lambda: None)
+    monkeypatch.setattr(target, "visible_gpus", lambda: None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -167,9 +167,9 @@ def test_whatever_goes_wrong_before_a_run_does_not_stop_it(monkeypatch: pytest.M
     def fail(*_: object) -> None:
         raise IndexError
 
-    monkeypatch.setattr(advice, "present_card", fail)
+    monkeypatch.setattr(advice, "present_gpu", fail)
     assert advice.warning(config_of()) is None
-    monkeypatch.setattr(advice, "present_card", lambda _: target.TargetGpu("a small card", 2**29, None))
+    monkeypatch.setattr(advice, "present_gpu", lambda _: target.TargetGpu("a small card", 2**29, None))
     assert advice.warning(config_of()) is not None
-    monkeypatch.setattr(advice, "find_shape", fail)
+    monkeypatch.setattr(advice, "find_spec", fail)
     assert advice.warning(config_of()) is None

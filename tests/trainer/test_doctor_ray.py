@@ -365,12 +365,12 @@ def run(facts: Facts, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 def test_flags_are_those_of_train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     facts = with_ray(*of_gpus(8, 8), model=Model("the tiny model", True, 820_000))
     asked = ["--address", ADDRESS, "--gpus", "16", "run.task=countdown", "rollout.engine=vllm"]
-    run(facts, monkeypatch, "--json", *asked, "ray.engines=2", "vllm.tensor_parallel=4")
+    run(facts, monkeypatch, "--json", *asked, "rollout.num_engines=2", "vllm.tensor_parallel=4")
     said = json.loads(capsys.readouterr().out)
     [layout] = [finding for finding in said["findings"] if finding["check"] == "layout"]
     assert layout["what"].startswith("8 ranks, 2 engines of 4 GPUs and 1 scorer take 16 GPUs and 11 CPUs")
     assert [node["gpus_free"] for node in said["facts"]["ray"]["nodes"]] == [8, 8]
-    assert run(facts, monkeypatch, *asked, "ray.engines=4", "vllm.tensor_parallel=4") == 2
+    assert run(facts, monkeypatch, *asked, "rollout.num_engines=4", "vllm.tensor_parallel=4") == 2
     assert "leave no GPU of ray.gpus=16" in " ".join(capsys.readouterr().err.split())
     assert run(facts, monkeypatch, "--address", ADDRESS, f"ray.address={ADDRESS}") == 2
     assert "given twice" in capsys.readouterr().err
@@ -388,7 +388,7 @@ def test_eighty_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_the_guide_shows_what_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(command.stdout, "_width", 80)
-    words = "--gpus 16 rollout.engine=vllm ray.engines=1 vllm.tensor_parallel=4"
+    words = "--gpus 16 rollout.engine=vllm rollout.num_engines=1 vllm.tensor_parallel=4"
     guide = (Path(__file__).parents[2] / "docs/doctor.md").read_text(encoding="utf-8")
     assert f"    $ tinyzero doctor --address auto {words}\n" in guide
     run(with_ray(*of_gpus(8, 4)), monkeypatch, "--address", ADDRESS, *words.split())

@@ -14,75 +14,111 @@ from tinyzero_trainer.config.unused import COMPARES_SAMPLES, DISCOUNTS
 from tinyzero_trainer.utils import import_object as named_losses
 
 IDLE = [
-    ("algorithm.policy_loss=reinforce algorithm.clip_low=0.1", "algorithm.clip_low", "clips nothing"),
-    ("algorithm.policy_loss=reinforce algorithm.clip_high=0.3", "algorithm.clip_high", "clips nothing"),
-    ("algorithm.policy_loss=reinforce algorithm.dual_clip=3", "algorithm.dual_clip", "clips nothing"),
-    ("algorithm.policy_loss=cispo algorithm.dual_clip=3", "algorithm.dual_clip", "bounds the ratio on both sides"),
-    ("run.device=cpu memory.offload=idle", "memory.offload", "has no GPU whose memory it would save"),
-    ("algorithm.discount=0.9", "algorithm.discount", "algorithm.advantage='grpo' gives all tokens the same"),
-    ("algorithm.trace_decay=0.9", "algorithm.trace_decay", "algorithm.advantage='grpo' has no critic"),
+    ("algorithm.policy_loss=reinforce algorithm.clip_ratio_low=0.1", "algorithm.clip_ratio_low", "clips nothing"),
+    ("algorithm.policy_loss=reinforce algorithm.clip_ratio_high=0.3", "algorithm.clip_ratio_high", "clips nothing"),
+    ("algorithm.policy_loss=reinforce algorithm.dual_clip_c=3", "algorithm.dual_clip_c", "clips nothing"),
+    ("algorithm.policy_loss=cispo algorithm.dual_clip_c=3", "algorithm.dual_clip_c", "bounds the ratio on both sides"),
+    ("run.device=cpu memory.cpu_offload=idle", "memory.cpu_offload", "has no GPU whose memory it would save"),
+    ("algorithm.gamma=0.9", "algorithm.gamma", "algorithm.advantage_estimator='grpo' gives all tokens the same"),
+    ("algorithm.gae_lambda=0.9", "algorithm.gae_lambda", "algorithm.advantage_estimator='grpo' has no critic"),
     ("algorithm.kl_estimator=k1", "algorithm.kl_estimator", "algorithm.kl_coefficient=0 leaves the KL out"),
-    ("algorithm.kl_in=reward", "algorithm.kl_in", "algorithm.kl_coefficient=0 leaves the KL out"),
+    ("algorithm.kl_placement=reward", "algorithm.kl_placement", "algorithm.kl_coefficient=0 leaves the KL out"),
     ("algorithm.kl_target=0.1", "algorithm.kl_target", "algorithm.kl_coefficient=0 leaves the KL out"),
-    ("algorithm.final_kl_coefficient=0.1", "algorithm.final_kl_coefficient", "leaves the KL out"),
+    ("algorithm.kl_coefficient_end=0.1", "algorithm.kl_coefficient_end", "leaves the KL out"),
     ("algorithm.kl_coefficient=0.1 algorithm.kl_horizon=5", "algorithm.kl_horizon", "the coefficient is fixed"),
     (
-        "algorithm.kl_coefficient=0.1 algorithm.kl_target=0.1 algorithm.final_kl_coefficient=0.0",
-        "algorithm.final_kl_coefficient",
+        "algorithm.kl_coefficient=0.1 algorithm.kl_target=0.1 algorithm.kl_coefficient_end=0.0",
+        "algorithm.kl_coefficient_end",
         "the coefficient adapts",
     ),
     (
-        "algorithm.kl_coefficient=0.1 algorithm.kl_in=reward algorithm.kl_estimator=k3+",
+        "algorithm.kl_coefficient=0.1 algorithm.kl_placement=reward algorithm.kl_estimator=k3+",
         "algorithm.kl_estimator",
         "only the value counts",
     ),
     (
-        "algorithm.kl_coefficient=0.1 algorithm.kl_in=reward algorithm.kl_estimator=exact",
+        "algorithm.kl_coefficient=0.1 algorithm.kl_placement=reward algorithm.kl_estimator=exact",
         "algorithm.kl_estimator",
         "only the value counts",
     ),
-    ("critic.learning_rate=1e-3", "critic.learning_rate", "algorithm.advantage='grpo' has no critic; take gae"),
-    ("critic.warmup_steps=3", "critic.warmup_steps", "algorithm.advantage='grpo' has no critic; take gae"),
     (
-        "rollout.samples_per_prompt=1 algorithm.advantage=gae data.dynamic_rounds=2",
-        "data.dynamic_rounds",
+        "critic.learning_rate=1e-3",
+        "critic.learning_rate",
+        "algorithm.advantage_estimator='grpo' has no critic; take gae",
+    ),
+    ("critic.warmup_steps=3", "critic.warmup_steps", "algorithm.advantage_estimator='grpo' has no critic; take gae"),
+    (
+        "rollout.group_size=1 algorithm.advantage_estimator=gae data.max_refill_rounds=2",
+        "data.max_refill_rounds",
         "always all equal",
     ),
-    ("model.path=gpt2 own_model.layers=3", "own_model.layers", "model.path='gpt2' names a model, so none is made"),
-    ("rollout.final_temperature=1.0", "rollout.final_temperature", "it is rollout.temperature itself"),
-    ("window.every=3", "window.every", "it means nothing with window.mode='full'"),
-    ("window.mode=fixed window.tokens=64 window.least=8", "window.least", "means nothing with window.mode='fixed'"),
-    ("window.mode=adaptive window.tokens=64", "window.tokens", "it means nothing with window.mode='adaptive'"),
-    ("window.mode=fixed", "window.mode", "window.tokens=256 is no less than rollout.max_tokens=256"),
     (
-        "window.mode=adaptive rollout.max_tokens=32",
-        "window.mode",
-        "window.least=32 is no less than rollout.max_tokens=32",
+        "model.path=gpt2 default_model.layers=3",
+        "default_model.layers",
+        "model.path='gpt2' names a model, so none is made",
     ),
-    ("optimizer.final_rate_share=0.1", "optimizer.final_rate_share", "stays at the peak"),
+    ("rollout.temperature_end=1.0", "rollout.temperature_end", "it is rollout.temperature itself"),
+    ("length_control.every=3", "length_control.every", "it means nothing with length_control.mode='full'"),
     (
-        "optimizer.schedule=cosine optimizer.warmup_steps=9 run.steps=9",
-        "optimizer.schedule",
+        "length_control.mode=fixed length_control.max_tokens=64 length_control.min_tokens=8",
+        "length_control.min_tokens",
+        "means nothing with length_control.mode='fixed'",
+    ),
+    (
+        "length_control.mode=adaptive length_control.max_tokens=64",
+        "length_control.max_tokens",
+        "it means nothing with length_control.mode='adaptive'",
+    ),
+    (
+        "length_control.mode=fixed",
+        "length_control.mode",
+        "length_control.max_tokens=256 is no less than rollout.max_completion_tokens=256",
+    ),
+    (
+        "length_control.mode=adaptive rollout.max_completion_tokens=32",
+        "length_control.mode",
+        "length_control.min_tokens=32 is no less than rollout.max_completion_tokens=32",
+    ),
+    ("optimizer.min_lr_ratio=0.1", "optimizer.min_lr_ratio", "stays at the peak"),
+    (
+        "optimizer.lr_schedule=cosine optimizer.warmup_steps=9 run.steps=9",
+        "optimizer.lr_schedule",
         "optimizer.warmup_steps=9 takes all of run.steps=9",
     ),
     (
-        "window.mode=adaptive rollout.max_tokens=64 run.steps=9",
-        "window.mode",
-        "window.warmup_steps=10 takes all of run.steps=9",
+        "length_control.mode=adaptive rollout.max_completion_tokens=64 run.steps=9",
+        "length_control.mode",
+        "length_control.warmup_steps=10 takes all of run.steps=9",
     ),
-    ("optimizer.schedule=cosine optimizer.final_rate_share=1", "optimizer.final_rate_share", "stays at the peak"),
-    ("algorithm.clip_high=0.3", "algorithm.clip_high", "with one update a batch nothing has moved yet"),
-    ("algorithm.dual_clip=3", "algorithm.dual_clip", "with one update a batch"),
+    ("optimizer.lr_schedule=cosine optimizer.min_lr_ratio=1", "optimizer.min_lr_ratio", "stays at the peak"),
+    ("algorithm.clip_ratio_high=0.3", "algorithm.clip_ratio_high", "with one update a batch nothing has moved yet"),
+    ("algorithm.dual_clip_c=3", "algorithm.dual_clip_c", "with one update a batch"),
     (
-        "rollout.logprobs=always mismatch.weights=token algorithm.clip_low=0.1",
-        "algorithm.clip_low",
+        "rollout.return_logprobs=always rollout_correction.is_level=token algorithm.clip_ratio_low=0.1",
+        "algorithm.clip_ratio_low",
         "with one update a batch",
     ),
-    ("algorithm.advantage=gae critic.value_clip=0.2", "critic.value_clip", "with one update a batch"),
-    ("eval.every=0 eval.during_size=64", "eval.during_size", "evaluates before and after training only"),
+    (
+        "algorithm.advantage_estimator=gae critic.value_clip_range=0.2",
+        "critic.value_clip_range",
+        "with one update a batch",
+    ),
+    (
+        "eval.every=0 eval.num_problems_during=64",
+        "eval.num_problems_during",
+        "evaluates before and after training only",
+    ),
     ("log.project=mine", "log.project", "only the tracker wandb"),
-    ("ray.engines=2", "ray.engines", "run.executor='local' has no such setting; give --gpus N (0 = on the CPU)"),
-    ("vllm.gpu_memory=10", "vllm.gpu_memory", "rollout.engine='torch' has no such setting; give rollout.engine=vllm"),
+    (
+        "rollout.num_engines=2",
+        "rollout.num_engines",
+        "run.executor='local' has no such setting; give --gpus N (0 = on the CPU)",
+    ),
+    (
+        "vllm.gpu_memory_gb=10",
+        "vllm.gpu_memory_gb",
+        "rollout.engine='torch' has no such setting; give rollout.engine=vllm",
+    ),
     ("log.rollouts_every=0 log.rollouts_count=3", "log.rollouts_count", "log.rollouts_every=0 writes none"),
 ]
 
@@ -119,7 +155,8 @@ def test_where_it_only_suits_the_model_it_is_left_out(line: str, key: str, reaso
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("algorithm.advantage=gae critic.warmup_steps=100", "critic.warmup_steps=100 leaves none of run.steps=100"),
+        ("algorithm.advantage_estimator=gae critic.warmup_steps=100", "critic.warmup_steps=100 leaves none of "
+        "run.steps=100"),
         ("algorithm.policy_loss=grpo", "algorithm.policy_loss='grpo' is unknown; known: ppo, gspo, cispo, reinforce"),
         ("algorithm.policy_loss=./my_loss.py", "such as ./my_loss.py:my_loss"),
         ("algorithm.policy_loss=:f", "is unknown"),
@@ -151,7 +188,7 @@ def test_one_setting_less_may_leave_another_without_effect() -> None:
 
 @pytest.mark.parametrize("values", [{"run": {"steps": "many"}}, {"algorithm": 3}, {"eval": {"nonesuch": 1}}])
 def test_values_of_a_wrong_type_are_left_to_the_check_of_types(values: dict) -> None:
-    without_idle({"eval": {"during_size": 3}}, values)
+    without_idle({"eval": {"num_problems_during": 3}}, values)
     with pytest.raises(SettingsError):
         build(TrainConfig, values)
 
@@ -171,9 +208,9 @@ def test_whatever_suits_a_model_builds_once_what_has_no_effect_is_left_out(data:
     preset = {
         "algorithm": {"kl_coefficient": 0.1, "kl_estimator": "exact", "kl_target": 0.1, "kl_horizon": 99},
         "critic": {"learning_rate": 1e-3},
-        "window": {"change": 16, "gap": 8},
-        "eval": {"during_size": 64, "every": 5},
-        "optimizer": {"schedule": "cosine", "final_rate_share": 0.1},
+        "length_control": {"step_tokens": 16, "slack_tokens": 8},
+        "eval": {"num_problems_during": 64, "every": 5},
+        "optimizer": {"lr_schedule": "cosine", "min_lr_ratio": 0.1},
         "log": {"project": "mine", "rollouts_count": 3},
     }
     chosen = data.draw(st.sets(st.sampled_from([key for key, _ in flatten(preset)])))
@@ -182,9 +219,9 @@ def test_whatever_suits_a_model_builds_once_what_has_no_effect_is_left_out(data:
         if key in chosen:
             lower = merge(lower, unflatten({key: value}))
     switches = [
-        {}, {"algorithm": {"kl_coefficient": 0.0}}, {"algorithm": {"kl_in": "reward", "kl_coefficient": 0.1}},
-        {"algorithm": {"advantage": "gae"}}, {"window": {"mode": "adaptive"}}, {"eval": {"every": 0}},
-        {"optimizer": {"schedule": "constant"}}, {"log": {"rollouts_every": 0}},
+        {}, {"algorithm": {"kl_coefficient": 0.0}}, {"algorithm": {"kl_placement": "reward", "kl_coefficient": 0.1}},
+        {"algorithm": {"advantage_estimator": "gae"}}, {"length_control": {"mode": "adaptive"}}, {"eval": {"every": 0}},
+        {"optimizer": {"lr_schedule": "constant"}}, {"log": {"rollouts_every": 0}},
     ]  # fmt: skip
     upper: dict = {}
     for switch in data.draw(st.lists(st.sampled_from(switches), max_size=3)):

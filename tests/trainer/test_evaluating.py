@@ -12,10 +12,10 @@ pytestmark = pytest.mark.usefixtures("built_in_preset")
 
 @pytest.mark.parametrize("model", [".", "checkpoints/step_10"])
 def test_a_runs_model_is_evaluated_on_the_runs_own_problems(saved_run, model):
-    config = evaluation_config({"model": {"path": str(saved_run / model)}, "eval": {"size": 64}})
+    config = evaluation_config({"model": {"path": str(saved_run / model)}, "eval": {"num_problems": 64}})
     assert config.model.path == str(saved_run / "checkpoints" / "step_10")
-    assert (config.run.task, config.task, config.data.template) == ("countdown", {"numbers": [3]}, "compact")
-    assert config.eval.size == 64
+    assert (config.run.task, config.task, config.data.prompt_template) == ("countdown", {"numbers": [3]}, "compact")
+    assert config.eval.num_problems == 64
 
 
 def test_a_runs_model_can_be_evaluated_on_another_task(saved_run):

@@ -26,7 +26,7 @@ def test_a_completion_whose_scorer_failed_is_masked_and_keeps_its_score() -> Non
         language_model=SimpleNamespace(tokenizer=tokenizer), tasks={"toy": SimpleNamespace(pool=pool)}
     )
     rollouts = [(Prompt(Item(None), "", [1], "toy"), Generation([2], None, True)) for _ in SCORES]
-    samples = score(roles, rollouts, max_failed_share=1.0)  # type: ignore[arg-type]
+    samples = score(roles, rollouts, max_failure_rate=1.0)  # type: ignore[arg-type]
     assert [sample.score.masked for sample in samples] == [True, True, False, False, False, True]
     assert [sample.score.value for sample in samples] == pytest.approx([found.value for found in SCORES])
     assert [sample.score.reason for sample in samples] == [found.reason for found in SCORES]

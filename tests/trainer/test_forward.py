@@ -192,7 +192,7 @@ def test_an_architecture_that_cannot_keep_them_apart_is_refused(toy_model: Langu
         Policy(
             recurrent,
             algorithm=AlgorithmConfig(),
-            optimizer=OptimizerConfig(layout="packed"),
+            optimizer=OptimizerConfig(packing="packed"),
             max_tokens=8,
             reference=None,
         )

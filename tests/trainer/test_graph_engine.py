@@ -26,13 +26,13 @@ ALL = SamplingParams(24, logprobs=True)
 
 
 def graph(model: Any, **changes: Any) -> GraphEngine:
-    arguments: dict[str, Any] = {"eos_ids": ENDS, "pad_id": 0, "max_sequences": None, "dtype": torch.float32}
+    arguments: dict[str, Any] = {"eos_ids": ENDS, "pad_id": 0, "max_num_seqs": None, "dtype": torch.float32}
     arguments |= {"device": torch.device("cpu")} | changes
     return GraphEngine(model, lambda: named_weights(model), **arguments)
 
 
 def plain(model: Any, **changes: Any) -> TorchEngine:
-    return TorchEngine(model, **({"eos_ids": ENDS, "pad_id": 0, "max_sequences": 512} | changes))
+    return TorchEngine(model, **({"eos_ids": ENDS, "pad_id": 0, "max_num_seqs": 512} | changes))
 
 
 def flat(groups: list[list[Generation]]) -> list[Generation]:
@@ -104,7 +104,7 @@ def test_whatever_the_batch(lengths: list[int], samples: int, max_tokens: int, a
     model = random_model("qwen2")
     prompts = [[(7 * place + length) % 97 for place in range(length)] for length in lengths]
     params = SamplingParams(max_tokens, logprobs=True)
-    ours = graph(model, max_sequences=at_a_time).generate(prompts, samples, params, seed=seed)
+    ours = graph(model, max_num_seqs=at_a_time).generate(prompts, samples, params, seed=seed)
     assert_same(ours, plain(model).generate(prompts, samples, params, seed=seed))
 
 
@@ -113,8 +113,8 @@ def test_what_is_drawn_does_not_depend_on_how_many_are_drawn_at_a_time() -> None
     model = random_model("qwen2")
     whole = graph(model).generate(PROMPTS, 6, ALL, seed=3)
     for at_a_time in (3, 29):
-        assert_same(graph(model, max_sequences=at_a_time).generate(PROMPTS, 6, ALL, seed=3), whole)
-        assert_same(plain(model, max_sequences=at_a_time).generate(PROMPTS, 6, ALL, seed=3), whole)
+        assert_same(graph(model, max_num_seqs=at_a_time).generate(PROMPTS, 6, ALL, seed=3), whole)
+        assert_same(plain(model, max_num_seqs=at_a_time).generate(PROMPTS, 6, ALL, seed=3), whole)
 
 
 @pytest.mark.slow

@@ -27,13 +27,13 @@ SAMPLED = SamplingParams(90, logprobs=True)
 
 
 def graph(model: Any, **changes: Any) -> GraphEngine:
-    arguments: dict[str, Any] = {"eos_ids": ENDS, "pad_id": 0, "max_sequences": None, "dtype": torch.float32}
+    arguments: dict[str, Any] = {"eos_ids": ENDS, "pad_id": 0, "max_num_seqs": None, "dtype": torch.float32}
     arguments |= {"device": GPU} | changes
     return GraphEngine(model, lambda: named_weights(model), **arguments)
 
 
 def plain(model: Any) -> TorchEngine:
-    return TorchEngine(model, eos_ids=ENDS, pad_id=0, max_sequences=4096)
+    return TorchEngine(model, eos_ids=ENDS, pad_id=0, max_num_seqs=4096)
 
 
 def flat(groups: list[list[Generation]]) -> list[Generation]:

@@ -41,7 +41,7 @@ class Split:
 
     @property
     def optimizer(self) -> OptimizerConfig:
-        return OptimizerConfig(max_grad_norm=1e9, micro_batch_tokens=self.micro_batch_tokens, layout=self.layout)  # type: ignore[arg-type]
+        return OptimizerConfig(max_grad_norm=1e9, micro_batch_tokens=self.micro_batch_tokens, packing=self.layout)  # type: ignore[arg-type]
 
 
 SPLITS = {
@@ -131,7 +131,7 @@ def test_the_policys_gradient_is_the_same_for_every_split(
 ) -> None:
     reference = Reference(build_model(SHAPE, toy_model.tokenizer, seed=1).requires_grad_(False))
     algorithm = AlgorithmConfig(
-        policy_loss=loss, aggregation=aggregation, kl_coefficient=0.3, kl_estimator="k2", entropy_coefficient=0.1
+        policy_loss=loss, loss_aggregation=aggregation, kl_coefficient=0.3, kl_estimator="k2", entropy_coefficient=0.1
     )
     before = copy.deepcopy(toy_model.model.state_dict())
 

@@ -1,4 +1,5 @@
-"""Rollouts a batch ahead of the update (`rollout.lead=1`): what runs beside what, who trains on what, who ends when."""
+"""Rollouts a batch ahead of the update (`rollout.max_async_level=1`): what runs beside what, who trains on what,
+who ends when."""
 
 import itertools
 import signal
@@ -35,8 +36,11 @@ from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils.background import run_in_background
 from tinyzero_trainer.utils.signals import StopFlag
 
-APART = {"run": {"executor": "ray", "task": "toy", "output": "run"}, "ray": {"engines": 1}}
-CORRECTED = {"rollout": {"lead": 1, "logprobs": "always"}, "mismatch": {"weights": "token"}}
+APART = {"run": {"executor": "ray", "task": "toy", "output": "run"}, "rollout": {"num_engines": 1}}
+CORRECTED = {
+    "rollout": {"max_async_level": 1, "return_logprobs": "always"},
+    "rollout_correction": {"is_level": "token"},
+}
 TICK = 0.002
 """Seconds between two looks of the engine at whether it shall end."""
 
@@ -142,7 +146,7 @@ class World:
     def steps(self, lead: int = 1, *, steps: int = 9, carried: TrainerState | None = None, **more: Any) -> TrainingStep:
         values: dict[str, Any] = {**APART, "data": {"prompts_per_step": 1}}
         values["run"] = {**APART["run"], "steps": steps}
-        values["rollout"] = {"samples_per_prompt": 2, "lead": lead, "logprobs": "always"}
+        values["rollout"] = {"group_size": 2, "lead": lead, "logprobs": "always"}
         roles = SimpleNamespace(
             policy=self,
             engine=self,
@@ -152,7 +156,7 @@ class World:
             display=SimpleNamespace(advance=lambda count: None, note=self.notes.append),
         )
         stop = more.pop("stop", None) or StopFlag()
-        config = make_config({**values, "mismatch": {"weights": "token"}})
+        config = make_config({**values, "rollout_correction": {"is_level": "token"}})
         return TrainingStep(config, roles, carried or TrainerState(), stop, None, **more)  # type: ignore[arg-type]
 
 
@@ -392,7 +396,7 @@ def test_ranks_are_asked_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch
     remote = SimpleNamespace(remote=lambda *args: None)
     actor = SimpleNamespace(do=remote, help_with_weights=remote, weights=Sending(), load_weights=remote)
     monkeypatch.setattr(stand_ins, "import_ray", lambda: SimpleNamespace(put=lambda given: given))
-    monkeypatch.setattr(stand_ins, "answers", answers)
+    monkeypatch.setattr(stand_ins, "gather", answers)
     members = [ActorHandle(name, actor, learns=True) for name in ("first", "second")]
     ranks = stand_ins.TrainerActors(members, "cpu")
     for other in (lambda stop: ranks.send_weights(members), lambda stop: ranks.go_through_weights("load_weights", [0])):
@@ -412,30 +416,42 @@ def configured(**groups: dict[str, Any]) -> TrainConfig:
 
 
 def test_where_it_works_and_old_samples_are_weighed() -> None:
-    assert configured().rollout.lead == 1
-    assert configured(mismatch={"weights": "sequence"}).rollout.lead == 1
+    assert configured().rollout.max_async_level == 1
+    assert configured(rollout_correction={"is_level": "sequence"}).rollout.max_async_level == 1
     # The ratio of these losses is to the engine's probabilities, which are the old ones, and they bound it.
     for loss in ("ppo", "cispo"):
-        assert configured(mismatch={"weights": None}, algorithm={"policy_loss": loss}).rollout.lead == 1
-    assert configured(algorithm={"policy_loss": "reinforce"}).rollout.lead == 1
+        assert (
+            configured(rollout_correction={"is_level": None}, algorithm={"policy_loss": loss}).rollout.max_async_level
+            == 1
+        )
+    assert configured(algorithm={"policy_loss": "reinforce"}).rollout.max_async_level == 1
 
 
 @pytest.mark.parametrize(
     ("groups", "reason"),
     [
-        ({"run": {"executor": "local"}, "ray": {"engines": 0}}, "set run.executor=ray and ray.engines=1"),
-        ({"ray": {"engines": 0}}, "the processes that learn cannot do both at once; set ray.engines=1"),
         (
-            {"mismatch": {"weights": None}, "rollout": {"logprobs": "sample"}},
-            "nothing here weighs; set rollout.logprobs=always and mismatch.weights=token",
+            {"run": {"executor": "local"}, "rollout": {"num_engines": 0}},
+            "set run.executor=ray and rollout.num_engines=1",
         ),
-        ({"mismatch": {"weights": None, "mask": [0.5, 2.0]}}, "nothing here weighs; set rollout.logprobs=always"),
-        ({"mismatch": {"weights": None}, "algorithm": {"policy_loss": "reinforce"}}, "it has no ratio; set"),
-        ({"mismatch": {"weights": None}, "algorithm": {"policy_loss": "gspo"}}, "it has bounds narrower than"),
-        ({"run": {"steps": 1}}, "rollout.lead=1 has no effect: run.steps=1 has no next batch"),
+        ({"rollout": {"num_engines": 0}}, "the processes that learn cannot do both at once; set rollout.num_engines=1"),
         (
-            {"rollout": {"engine": "vllm"}, "vllm": {"sleep": True}},
-            "vllm.sleep=True has no effect: with rollout.lead=1 engines have no time to sleep",
+            {"rollout_correction": {"is_level": None}, "rollout": {"return_logprobs": "sample"}},
+            "nothing here weighs; set rollout.return_logprobs=always and rollout_correction.is_level=token",
+        ),
+        (
+            {"rollout_correction": {"is_level": None, "rejection_bounds": [0.5, 2.0]}},
+            "nothing here weighs; set rollout.return_logprobs=always",
+        ),
+        ({"rollout_correction": {"is_level": None}, "algorithm": {"policy_loss": "reinforce"}}, "it has no ratio; set"),
+        (
+            {"rollout_correction": {"is_level": None}, "algorithm": {"policy_loss": "gspo"}},
+            "it has bounds narrower than",
+        ),
+        ({"run": {"steps": 1}}, "rollout.max_async_level=1 has no effect: run.steps=1 has no next batch"),
+        (
+            {"rollout": {"engine": "vllm"}, "vllm": {"sleep_mode": True}},
+            "vllm.sleep_mode=True has no effect: with rollout.max_async_level=1 engines have no time to sleep",
         ),
     ],
 )

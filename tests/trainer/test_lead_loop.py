@@ -30,8 +30,8 @@ UNTIMED = ("timing_", "perf/", "time/")
 @pytest.fixture(autouse=True, scope="module")
 def _apart() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "build_roles", built_apart)
-        patch.setattr(loop, "draw_curve", lambda *args, **kwargs: None)
+        patch.setattr(loop, "build_workers", built_apart)
+        patch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
         yield
 
 
@@ -43,17 +43,17 @@ def configure(warm_model: Path, toy_task: str) -> Configure:
     def make(output: Path, **changes: Any) -> TrainConfig:
         values: dict[str, Any] = {
             "run": {"task": toy_task, "output": str(output), "steps": STEPS, "device": "cpu", "executor": "ray"},
-            "ray": {"engines": 1},
+            "rollout": {"num_engines": 1},
             "task": {"limit": 15},
             "model": {"path": str(warm_model)},
-            "data": {"template": "base", "test_share": 0.4, "prompts_per_step": 4},
-            "rollout": {"samples_per_prompt": 4, "max_tokens": 8, "lead": 1, "logprobs": "always"},
-            "mismatch": {"weights": "token"},
+            "data": {"prompt_template": "base", "test_fraction": 0.4, "prompts_per_step": 4},
+            "rollout": {"group_size": 4, "max_completion_tokens": 8, "max_async_level": 1, "return_logprobs": "always"},
+            "rollout_correction": {"is_level": "token"},
             "optimizer": {"learning_rate": 1e-3},
             "algorithm": {"entropy_coefficient": 0.1},
             "curriculum": {"buckets": 2},
-            "window": {"mode": "adaptive", "warmup_steps": 1, "least": 4, "every": 1},
-            "eval": {"size": 8, "during_size": 4, "every": 2, "greedy": False},
+            "length_control": {"mode": "adaptive", "warmup_steps": 1, "min_tokens": 4, "every": 1},
+            "eval": {"num_problems": 8, "num_problems_during": 4, "every": 2, "greedy": False},
             "checkpoint": {"every": 2},
             "log": {"rollouts_every": 0},
         }

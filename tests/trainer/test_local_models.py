@@ -17,7 +17,7 @@ from tinyzero_trainer.data.prompts import PromptSource
 from tinyzero_trainer.rollout import TorchEngine
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 
-WORDS = ("rollout.max_tokens=12", "rollout.max_sequences=8", "data.test_share=0.4", "run.device=cpu")
+WORDS = ("rollout.max_completion_tokens=12", "rollout.max_num_seqs=8", "data.test_fraction=0.4", "run.device=cpu")
 
 
 class Quiet:
@@ -52,7 +52,7 @@ def rows_of(path):
 
 def test_the_problems_are_those_held_out_in_training(plan, toy_task, toy_model, tmp_path):
     result = evaluate(plan(), tmp_path / "out.jsonl", Quiet())
-    held_out = PromptSource(load_task(toy_task), toy_model.tokenizer, DataConfig(test_share=0.4)).held_out(6)
+    held_out = PromptSource(load_task(toy_task), toy_model.tokenizer, DataConfig(test_fraction=0.4)).held_out(6)
     rows = rows_of(tmp_path / "out.jsonl")
     assert [row["numbers"] for row in rows[::2]] == [prompt.item.data["numbers"] for prompt in held_out]
     assert (result.problems, result.samples, sum(result.by_reason.values())) == (6, 2, 12)
@@ -105,13 +105,13 @@ def test_what_is_asked_for_reaches_the_engine(plan, tmp_path):
     assert {row["finished"] for row in rows if row["token_count"] == 7} <= {False, True}
     sampling = rows[0]["sampling"]
     assert (sampling["temperature"], sampling["top_p"], sampling["seed"], sampling["split"]) == (0.0, 0.5, 9, "train")
-    assert (sampling["max_tokens"], sampling["max_sequences"], sampling["template"]) == (7, 8, "base")
+    assert (sampling["max_tokens"], sampling["max_num_seqs"], sampling["template"]) == (7, 8, "base")
 
 
 def test_a_prompt_that_leaves_no_room_is_one_line(toy_task, toy_model_path, capsys):
     arguments = ["--task", toy_task, "--model", str(toy_model_path), "--size", "2", "--max-tokens", "999"]
     with pytest.raises(SystemExit) as left:
-        main(["eval", *arguments, "data.test_share=0.4", "run.device=cpu"])
+        main(["eval", *arguments, "data.test_fraction=0.4", "run.device=cpu"])
     told = capsys.readouterr().err
     assert left.value.code == 2
     assert "exceed the 256 tokens" in told
@@ -123,7 +123,7 @@ def test_without_memory_it_says_what_to_change(plan, tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0 has")
 
     monkeypatch.setattr(TorchEngine, "generate", short)
-    for samples, advice in ((2, "give rollout.max_sequences=4 and another --output"), (8, "ask for fewer samples, or")):
+    for samples, advice in ((2, "give rollout.max_num_seqs=4 and another --output"), (8, "ask for fewer samples, or")):
         with pytest.raises(OutOfMemoryError) as error:
             evaluate(plan(samples=samples), tmp_path / f"{samples}.jsonl", Quiet())
         assert f"ran out while completions were generated (Tried to allocate 4.64 GiB); {advice}" in str(error.value)

@@ -52,11 +52,11 @@ def configure(warm_model: Path, toy_task: str) -> Configure:
             "run": {"task": toy_task, "output": str(output), "steps": STEPS, "device": "cpu"},
             "task": {"limit": 5},
             "model": {"path": str(warm_model)},
-            "data": {"template": "base", "test_share": 0.4, "prompts_per_step": 4},
-            "rollout": {"samples_per_prompt": 4, "max_tokens": 8, "max_sequences": 8},
-            "optimizer": {"learning_rate": 1e-3, "mini_batches": 2, "micro_batch_tokens": 40},
+            "data": {"prompt_template": "base", "test_fraction": 0.4, "prompts_per_step": 4},
+            "rollout": {"group_size": 4, "max_completion_tokens": 8, "max_num_seqs": 8},
+            "optimizer": {"learning_rate": 1e-3, "num_mini_batches": 2, "micro_batch_tokens": 40},
             "algorithm": {"kl_coefficient": 0.05},
-            "eval": {"size": 8, "during_size": 4, "every": 2},
+            "eval": {"num_problems": 8, "num_problems_during": 4, "every": 2},
             "checkpoint": {"every": 2},
             "log": {"rollouts_every": 2, "rollouts_count": 3},
         }
@@ -68,7 +68,7 @@ def configure(warm_model: Path, toy_task: str) -> Configure:
 @pytest.fixture(autouse=True)
 def _no_picture(whole_run: loop.TrainResult, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes as long as the training here; that of the whole run is enough."""
-    monkeypatch.setattr(loop, "draw_curve", lambda *args, **kwargs: None)
+    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
 
 
 def lines(output: str | Path) -> list[dict[str, Any]]:
@@ -318,10 +318,10 @@ def test_a_scorer_that_always_fails_stops_the_run(toy_task: str, config: Configu
             "run": {"task": toy_task, "output": values.run.output, "device": "cpu", "steps": 1},
             "task": {"limit": 5, "fail": True},
             "model": {"path": values.model.path},
-            "data": {"template": "base", "test_share": 0.4, "prompts_per_step": 2},
-            "rollout": {"samples_per_prompt": 2, "max_tokens": 8},
-            "eval": {"size": 2, "during_size": 2},
-            "reward": {"max_failed_share": 0.0},
+            "data": {"prompt_template": "base", "test_fraction": 0.4, "prompts_per_step": 2},
+            "rollout": {"group_size": 2, "max_completion_tokens": 8},
+            "eval": {"num_problems": 2, "num_problems_during": 2},
+            "reward": {"max_failure_rate": 0.0},
         }
     )
     with pytest.raises(BrokenTaskError, match="a broken scorer"):
@@ -330,7 +330,7 @@ def test_a_scorer_that_always_fails_stops_the_run(toy_task: str, config: Configu
 
 def test_completions_that_the_model_was_not_made_for_stop_the_run(config: Configure) -> None:
     with pytest.raises(ModelError, match=r"rollout\.max_tokens=64 exceed the 64 tokens"):
-        train(config(rollout__max_tokens=64))
+        train(config(rollout__max_completion_tokens=64))
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def make_policy(language_model: LanguageModel, *, reference: Reference | None = 
     return Policy(
         language_model,
         algorithm=AlgorithmConfig(**kl),  # type: ignore[arg-type]
-        optimizer=OptimizerConfig(mini_batches=3, micro_batch_tokens=100),
+        optimizer=OptimizerConfig(num_mini_batches=3, micro_batch_tokens=100),
         max_tokens=32,
         reference=reference,
     )
@@ -79,7 +79,7 @@ def make_policy(language_model: LanguageModel, *, reference: Reference | None = 
 
 def make_engine(language_model: LanguageModel) -> TorchEngine:
     ends, pad = language_model.eos_ids, language_model.pad_id
-    return TorchEngine(language_model.model, eos_ids=ends, pad_id=pad, max_sequences=64)
+    return TorchEngine(language_model.model, eos_ids=ends, pad_id=pad, max_num_seqs=64)
 
 
 def one_batch(language_model: LanguageModel) -> MicroBatch:
@@ -323,7 +323,7 @@ def configure(
     warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., TrainConfig]:
     """Makes the configuration of a run of a few steps that train an adapter."""
-    monkeypatch.setattr(loop, "draw_curve", lambda *args, **kwargs: None)
+    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
 
     def make(name: str, **algorithm: Any) -> TrainConfig:
         values: dict[str, Any] = {
@@ -331,11 +331,11 @@ def configure(
             "task": {"limit": 5},
             "model": {"path": str(warm_model)},
             "lora": {"rank": 2},
-            "data": {"template": "base", "test_share": 0.4, "prompts_per_step": 4},
-            "rollout": {"samples_per_prompt": 4, "max_tokens": 8, "max_sequences": 8},
-            "optimizer": {"learning_rate": 1e-2, "mini_batches": 2},
+            "data": {"prompt_template": "base", "test_fraction": 0.4, "prompts_per_step": 4},
+            "rollout": {"group_size": 4, "max_completion_tokens": 8, "max_num_seqs": 8},
+            "optimizer": {"learning_rate": 1e-2, "num_mini_batches": 2},
             "algorithm": {"kl_coefficient": 0.05, **algorithm},
-            "eval": {"size": 4, "during_size": 4, "every": 2},
+            "eval": {"num_problems": 4, "num_problems_during": 4, "every": 2},
             "checkpoint": {"every": 1},
             "log": {"rollouts_every": 0},
         }

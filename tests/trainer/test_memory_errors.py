@@ -42,10 +42,10 @@ def run_config(warm_model: Path, toy_task: str, tmp_path: Path, **changes: Any) 
         "run": {"task": toy_task, "output": str(tmp_path / "run"), "steps": 3, "device": "cpu"},
         "task": {"limit": 5},
         "model": {"path": str(warm_model)},
-        "data": {"template": "base", "test_share": 0.4, "prompts_per_step": 2},
-        "rollout": {"samples_per_prompt": 2, "max_tokens": 8, "max_sequences": 8, "logprobs": "sample"},
-        "optimizer": {"mini_batches": 2},
-        "eval": {"size": 4, "every": 0},
+        "data": {"prompt_template": "base", "test_fraction": 0.4, "prompts_per_step": 2},
+        "rollout": {"group_size": 2, "max_completion_tokens": 8, "max_num_seqs": 8, "return_logprobs": "sample"},
+        "optimizer": {"num_mini_batches": 2},
+        "eval": {"num_problems": 4, "every": 0},
         "checkpoint": {"every": 1},
     }
     return changed(values, changes)
@@ -71,9 +71,9 @@ def test_a_step_without_memory_says_what_to_change_and_the_run_goes_on_with_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(advice_of_plan, "present_card", lambda device: None)
+    monkeypatch.setattr(advice_of_plan, "present_gpu", lambda device: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    gae = {"algorithm__advantage": "gae"} if owner is Critic else {}
+    gae = {"algorithm__advantage_estimator": "gae"} if owner is Critic else {}
     config = run_config(warm_model, toy_task, tmp_path, run__device="auto", **gae)
     function = getattr(owner, name)
 
@@ -116,7 +116,7 @@ def test_a_model_that_does_not_fit_is_told_apart(
 def test_a_batch_that_is_smaller_than_a_micro_batch_is_not_cured_by_smaller_ones(
     warm_model: Path, toy_task: str, tmp_path: Path
 ) -> None:
-    config = run_config(warm_model, toy_task, tmp_path, memory__checkpoint_activations=True)
+    config = run_config(warm_model, toy_task, tmp_path, memory__activation_checkpointing=True)
     for phase in ("the largest micro-batch was tried out", "the weights were updated"):
         assert "micro_batch_tokens" not in advice_for(OutOfMemoryError(phase), config)
 
@@ -167,12 +167,12 @@ def test_other_errors_stay_what_they_are(kind: type[Exception]) -> None:
     ],
 )
 def test_the_machines_own_memory_is_told_apart(error: Exception) -> None:
-    config = changed({"run": {"task": "countdown", "output": "out"}, "memory": {"offload": "idle"}}, {})
+    config = changed({"run": {"task": "countdown", "output": "out"}, "memory": {"cpu_offload": "idle"}}, {})
     with pytest.raises(OutOfMemoryError) as raised, advice_added(config, "the weights were updated"):
         raise error
     told = str(raised.value)
     assert told.startswith("the machine's memory (RAM) ran out while the weights were updated")
-    assert "start again with memory.offload=none, which keeps all on the GPU, or end other programs" in told
+    assert "start again with memory.cpu_offload=none, which keeps all on the GPU, or end other programs" in told
     with pytest.raises(OutOfMemoryError) as raised, advice_added(TrainConfig(), "it was loaded"):
         raise error
     assert str(raised.value).endswith("; end other programs, or take a smaller model or a machine with more memory")
@@ -218,17 +218,21 @@ def test_pinned_memory_is_the_machines_own_whatever_cuda_says() -> None:
 @pytest.mark.parametrize(
     ("values", "found", "advised"),
     [
-        ({}, 3, "start again with memory.offload=idle"),
-        ({"lora.rank": 8, "memory.offload": "idle"}, 3, "start again with rollout.max_sequences=3, which is slow"),
-        ({"lora.rank": 8, "memory.offload": "idle"}, 0, "start again with rollout.max_tokens=64, or take"),
+        ({}, 3, "start again with memory.cpu_offload=idle"),
+        ({"lora.rank": 8, "memory.cpu_offload": "idle"}, 3, "start again with rollout.max_num_seqs=3, which is slow"),
+        (
+            {"lora.rank": 8, "memory.cpu_offload": "idle"},
+            0,
+            "start again with rollout.max_completion_tokens=64, or take",
+        ),
     ],
 )
 def test_no_room_for_a_few_sequences_names_what_is_left(
     values: dict[str, Any], found: int, advised: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advice_of_plan, "present_card", lambda device: None)
+    monkeypatch.setattr(advice_of_plan, "present_gpu", lambda device: None)
     known = {"run.task": "countdown", "run.output": "nowhere", "model.path": "Qwen/Qwen2.5-0.5B"}
-    config = with_settings(TrainConfig(), {**known, "rollout.max_tokens": 256, **values})
+    config = with_settings(TrainConfig(), {**known, "rollout.max_completion_tokens": 256, **values})
     with pytest.raises(OutOfMemoryError) as error, advice_added(config, "completions were generated"):
         raise KvCacheError(size=2**30, room=int(8 * 2**30 / 0.9 * 0.4), found=found, least=8)
     assert advised in str(error.value)
@@ -251,7 +255,7 @@ def test_loading_and_saving_a_checkpoint_without_memory_say_what_to_change(
     def short(*args: Any, **kwargs: Any) -> None:
         raise torch.OutOfMemoryError(ALLOCATOR)
 
-    monkeypatch.setattr(advice_of_plan, "present_card", lambda device: None)
+    monkeypatch.setattr(advice_of_plan, "present_gpu", lambda device: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     train(run_config(warm_model, toy_task, tmp_path, run__steps=1))
     config = resume_config(tmp_path / "run", {"run": {"steps": 2, "device": "auto"}})
@@ -261,9 +265,9 @@ def test_loading_and_saving_a_checkpoint_without_memory_say_what_to_change(
             train(config, resume=True)
     assert str(error.value) == (
         f"the GPU's memory ran out while {what} (Tried to allocate 4.64 GiB); "
-        "go on from the last checkpoint with --resume memory.offload=idle"
+        "go on from the last checkpoint with --resume memory.cpu_offload=idle"
     )
-    train(resume_config(tmp_path / "run", {"memory": {"offload": "idle"}}), resume=True)
+    train(resume_config(tmp_path / "run", {"memory": {"cpu_offload": "idle"}}), resume=True)
 
 
 def test_a_warm_start_without_memory_names_its_own_settings(
@@ -274,7 +278,7 @@ def test_a_warm_start_without_memory_names_its_own_settings(
 
     monkeypatch.setattr(warmstart, "_loss", short)
     words = ("--task", toy_task, "--output", str(tmp_path / "made"), "task.limit=5", "training.batch_size=8")
-    code, _, told = call(capsys, "warmstart", *words, "run.device=cpu", "training.test_share=0.4")
+    code, _, told = call(capsys, "warmstart", *words, "run.device=cpu", "training.test_fraction=0.4")
     assert code == 2
     assert told.splitlines()[-1] == (
         "error: the GPU's memory ran out while the model learnt from demonstrations (Tried to allocate 4.64 GiB); give "

@@ -34,13 +34,13 @@ from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.models.loading import LanguageModel
 
-ALWAYS = RolloutConfig(logprobs="always")
-TOKEN = RolloutCorrectionConfig(weights="token")
+ALWAYS = RolloutConfig(return_logprobs="always")
+TOKEN = RolloutCorrectionConfig(is_level="token")
 
 
 @pytest.mark.parametrize(("mode", "steps"), [("never", []), ("sample", [1, 11, 21]), ("always", list(range(1, 31)))])
 def test_the_engine_is_asked_in_no_step_in_one_of_ten_or_in_all(mode: Any, steps: list[int]) -> None:
-    config = TrainConfig(rollout=RolloutConfig(logprobs=mode))
+    config = TrainConfig(rollout=RolloutConfig(return_logprobs=mode))
     assert [step for step in range(1, 31) if asks_engine(config, step)] == steps
 
 
@@ -48,14 +48,14 @@ def test_the_engine_is_asked_in_no_step_in_one_of_ten_or_in_all(mode: Any, steps
     ("source", "changes"),
     [
         ("update", {}),
-        ("update", {"rollout": RolloutConfig(logprobs="never")}),
-        ("policy", {"optimizer": OptimizerConfig(mini_batches=2)}),
-        ("policy", {"optimizer": OptimizerConfig(epochs=2)}),
-        ("policy", {"algorithm": AlgorithmConfig(kl_coefficient=0.1, kl_in="reward")}),
+        ("update", {"rollout": RolloutConfig(return_logprobs="never")}),
+        ("policy", {"optimizer": OptimizerConfig(num_mini_batches=2)}),
+        ("policy", {"optimizer": OptimizerConfig(update_epochs=2)}),
+        ("policy", {"algorithm": AlgorithmConfig(kl_coefficient=0.1, kl_placement="reward")}),
         ("update", {"algorithm": AlgorithmConfig(kl_coefficient=0.1)}),
         ("engine", {"rollout": ALWAYS}),
-        ("engine", {"rollout": ALWAYS, "optimizer": OptimizerConfig(mini_batches=2, epochs=2)}),
-        ("engine", {"rollout": ALWAYS, "algorithm": AlgorithmConfig(kl_coefficient=0.1, kl_in="reward")}),
+        ("engine", {"rollout": ALWAYS, "optimizer": OptimizerConfig(num_mini_batches=2, update_epochs=2)}),
+        ("engine", {"rollout": ALWAYS, "algorithm": AlgorithmConfig(kl_coefficient=0.1, kl_placement="reward")}),
         ("policy", {"rollout": ALWAYS, "mismatch": TOKEN}),
     ],
 )
@@ -80,10 +80,10 @@ def by_definition(
     for completion in completions:
         product = sum(old - engine for old, engine in completion)
         for old, engine in completion:
-            log_ratio = product if settings.weights == "sequence" else old - engine
+            log_ratio = product if settings.is_level == "sequence" else old - engine
             ratio = exp(max(-20.0, min(20.0, log_ratio)))
-            low, high = settings.mask or (0.0, float("inf"))
-            capped = 1.0 if settings.weights is None else min(ratio, settings.cap)
+            low, high = settings.rejection_bounds or (0.0, float("inf"))
+            capped = 1.0 if settings.is_level is None else min(ratio, settings.is_threshold)
             weights.append(capped if low <= ratio <= high else 0.0)
             ratios.append(ratio)
     return weights, ratios
@@ -101,7 +101,9 @@ LOGPROB = st.floats(-30, 0).map(lambda value: round(value, 3) + 0.0)
 def test_weights_are_those_of_the_definition(
     completions: list[list[tuple[float, float]]], weights: Any, cap: float, mask: Any
 ) -> None:
-    settings = RolloutCorrectionConfig(weights=weights, cap=2.0 if weights is None else cap, mask=mask)
+    settings = RolloutCorrectionConfig(
+        is_level=weights, is_threshold=2.0 if weights is None else cap, rejection_bounds=mask
+    )
     old, engine = (
         torch.tensor([pair[side] for completion in completions for pair in completion], dtype=torch.float64)
         for side in (0, 1)
@@ -120,7 +122,7 @@ def test_weights_are_those_of_the_definition(
 def test_a_ratio_beyond_all_numbers_stays_finite() -> None:
     far = torch.tensor([-2000.0, 0.0])
     found, metrics = importance_weights(
-        far, far.flip(0), torch.tensor([1, 1]), RolloutCorrectionConfig(weights="token", cap=1e6)
+        far, far.flip(0), torch.tensor([1, 1]), RolloutCorrectionConfig(is_level="token", is_threshold=1e6)
     )
     assert found.tolist() == pytest.approx([exp(-20), 1e6])
     assert torch.tensor(list(metrics.values())).isfinite().all()
@@ -141,14 +143,23 @@ def test_the_metrics_estimate_the_divergence_of_the_engine_from_the_policy() -> 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ({"mismatch": {"weights": "token"}}, "rollout.logprobs='sample'"),
-        ({"mismatch": {"mask": [0.5, 2]}, "rollout": {"logprobs": "never"}}, "rollout.logprobs='never'"),
-        ({"mismatch": {"cap": 3}, "rollout": {"logprobs": "always"}}, "weights=none"),
+        ({"rollout_correction": {"is_level": "token"}}, "rollout.return_logprobs='sample'"),
         (
-            {"mismatch": {"weights": "token", "cap": 3, "mask": [0.5, 2]}, "rollout": {"logprobs": "always"}},
+            {"rollout_correction": {"rejection_bounds": [0.5, 2]}, "rollout": {"return_logprobs": "never"}},
+            "rollout.return_logprobs='never'",
+        ),
+        ({"rollout_correction": {"is_threshold": 3}, "rollout": {"return_logprobs": "always"}}, "weights=none"),
+        (
+            {
+                "rollout_correction": {"is_level": "token", "is_threshold": 3, "rejection_bounds": [0.5, 2]},
+                "rollout": {"return_logprobs": "always"},
+            },
             "leaves out all that it would cut",
         ),
-        ({"mismatch": {"mask": [1.5, 2]}, "rollout": {"logprobs": "always"}}, "low < 1 < high"),
+        (
+            {"rollout_correction": {"rejection_bounds": [1.5, 2]}, "rollout": {"return_logprobs": "always"}},
+            "low < 1 < high",
+        ),
     ],
 )
 def test_what_would_have_no_effect_is_refused(words: dict[str, Any], reason: str) -> None:
@@ -168,7 +179,7 @@ Run = Callable[..., tuple[list[dict[str, Any]], dict[str, torch.Tensor]]]
 @pytest.fixture
 def run(warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run of two steps: its metrics, step by step, and its last weights."""
-    monkeypatch.setattr(loop, "draw_curve", lambda *args, **kwargs: None)
+    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
 
     def make(
         name: str, *, resume: bool = False, **changes: dict[str, Any]
@@ -177,11 +188,11 @@ def run(warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.Mon
             "run": {"task": toy_task, "output": str(tmp_path / name), "steps": 2, "device": "cpu", "seed": 1},
             "task": {"limit": 5},
             "model": {"path": str(warm_model)},
-            "data": {"template": "base", "test_share": 0.4, "prompts_per_step": 4},
-            "rollout": {"samples_per_prompt": 4, "max_tokens": 8},
+            "data": {"prompt_template": "base", "test_fraction": 0.4, "prompts_per_step": 4},
+            "rollout": {"group_size": 4, "max_completion_tokens": 8},
             "optimizer": {"learning_rate": 1e-3},
             "algorithm": {},
-            "eval": {"size": 4, "during_size": 4, "greedy": False},
+            "eval": {"num_problems": 4, "num_problems_during": 4, "greedy": False},
         }
         for group, settings in changes.items():
             values[group] = {**values.get(group, {}), **settings}
@@ -192,11 +203,11 @@ def run(warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.Mon
     return make
 
 
-@pytest.mark.parametrize("mini_batches", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("num_mini_batches", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_what_is_learnt_does_not_depend_on_which_steps_are_sampled(mini_batches: int, run: Run) -> None:
-    optimizer = {"mini_batches": mini_batches}
+    optimizer = {"num_mini_batches": mini_batches}
     (never, left), (sample, right) = (
-        run(mode, rollout={"logprobs": mode}, optimizer=optimizer) for mode in ("never", "sample")
+        run(mode, rollout={"return_logprobs": mode}, optimizer=optimizer) for mode in ("never", "sample")
     )
     assert all(torch.equal(left[name], right[name]) for name in left)
     for lines, asked in ((never, [False, False]), (sample, [True, False])):
@@ -206,12 +217,12 @@ def test_what_is_learnt_does_not_depend_on_which_steps_are_sampled(mini_batches:
     for line in never + sample:
         assert ("timing_s/old_log_prob" in line) == (mini_batches > 1)
         assert "rollout_corr/rollout_is_mean" not in line
-    assert (never[0]["actor/is_ratio/std"] == 0) == (mini_batches == 1)
+    assert (never[0]["actor/ratio/std"] == 0) == (mini_batches == 1)
 
 
 @pytest.mark.slow
 def test_always_takes_them_as_the_old_ones_and_saves_the_pass(run: Run) -> None:
-    lines, _ = run("always", rollout={"logprobs": "always"}, optimizer={"mini_batches": 2})
+    lines, _ = run("always", rollout={"return_logprobs": "always"}, optimizer={"num_mini_batches": 2})
     for line in lines:
         assert "timing_s/old_log_prob" not in line
         assert line["training/rollout_logprobs_diff_mean"] < 1e-4
@@ -220,7 +231,7 @@ def test_always_takes_them_as_the_old_ones_and_saves_the_pass(run: Run) -> None:
 @pytest.mark.parametrize("weights", [pytest.param("token", marks=pytest.mark.slow), "sequence"])
 def test_a_correction_says_what_it_did(weights: str, run: Run) -> None:
     correction = {"weights": weights, "mask": [0.5, 3.0]}
-    lines, _ = run("corrected", rollout={"logprobs": "always"}, mismatch=correction)
+    lines, _ = run("corrected", rollout={"return_logprobs": "always"}, rollout_correction=correction)
     for line in lines:
         assert line["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=1e-3)
         assert line["rollout_corr/rollout_is_ratio_fraction_high"] == 0
@@ -230,9 +241,9 @@ def test_a_correction_says_what_it_did(weights: str, run: Run) -> None:
 
 @pytest.mark.slow
 def test_a_kl_in_the_reward_needs_no_engine(run: Run) -> None:
-    kl = {"kl_coefficient": 0.1, "kl_in": "reward"}
+    kl = {"kl_coefficient": 0.1, "kl_placement": "reward"}
     (never, left), (always, right) = (
-        run(mode, rollout={"logprobs": mode}, algorithm=kl) for mode in ("never", "always")
+        run(mode, rollout={"return_logprobs": mode}, algorithm=kl) for mode in ("never", "always")
     )
     assert "timing_s/old_log_prob" in never[0]
     assert never[1]["actor/reward_kl_penalty"] == pytest.approx(always[1]["actor/reward_kl_penalty"], abs=1e-4)
@@ -242,7 +253,7 @@ def test_a_kl_in_the_reward_needs_no_engine(run: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_old_logprobs_of_a_resumed_run_are_those_of_one_never_stopped(layout: str, run: Run) -> None:
-    common = {"rollout": {"logprobs": "sample"}, "optimizer": {"mini_batches": 2, "layout": layout}}
+    common = {"rollout": {"return_logprobs": "sample"}, "optimizer": {"num_mini_batches": 2, "packing": layout}}
     whole, left = run("whole", **common, run={"steps": 4})
     run("stopped", **common)
     resumed, right = run("stopped", resume=True, **common, run={"steps": 4})

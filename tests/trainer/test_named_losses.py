@@ -67,7 +67,7 @@ def weights_after_update(language_model, policy_loss: str) -> torch.Tensor:
     policy = Policy(
         copy.deepcopy(language_model),
         algorithm=AlgorithmConfig(policy_loss=policy_loss),
-        optimizer=OptimizerConfig(mini_batches=2, epochs=2),
+        optimizer=OptimizerConfig(num_mini_batches=2, update_epochs=2),
         max_tokens=32,
         reference=None,
     )

@@ -35,7 +35,12 @@ from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.sft.train import SftResult
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 
-SMALL = ("own_model.hidden_size=32", "own_model.layers=1", "own_model.head_size=16", "own_model.mlp_size=48")
+SMALL = (
+    "default_model.hidden_size=32",
+    "default_model.layers=1",
+    "default_model.head_size=16",
+    "default_model.mlp_size=48",
+)
 
 
 @pytest.fixture
@@ -64,7 +69,7 @@ def test_on_ray_one_is_made_where_the_run_has_gpus(toy_task: str) -> None:
     for words in (("run.executor=ray",), ("run.executor=ray", "ray.gpus=0", "run.device=cuda")):
         assert plan(said(*words, task=toy_task)) is None
         with pytest.raises(SettingsError, match=r"own_model has no effect: Ray with ray\.gpus=0 has no GPU"):
-            plan(said(*words, "own_model.seconds=3", task=toy_task))
+            plan(said(*words, "default_model.seconds=3", task=toy_task))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -77,7 +82,7 @@ def test_the_tiny_model_can_be_had_by_name(toy_task: str) -> None:
 def test_settings_of_a_model_that_is_not_made_are_refused(monkeypatch: pytest.MonkeyPatch, toy_task: str) -> None:
     monkeypatch.setattr(gpu_seen, "sees_gpu", lambda device: False)
     with pytest.raises(SettingsError, match=r"own_model has no effect: run\.device=auto finds no GPU"):
-        plan(said("own_model.seconds=3", task=toy_task))
+        plan(said("default_model.seconds=3", task=toy_task))
     assert plan(said(task=toy_task)) is None
 
 
@@ -92,8 +97,14 @@ def test_a_task_without_demonstrations_needs_a_model(toy_task: str, tmp_path: Pa
 
 @pytest.mark.usefixtures("gpu", "cache")
 def test_another_recipe_another_model(toy_task: str) -> None:
-    ways = [(), ("own_model.seconds=3",), ("own_model.layers=2",), ("task.limit=7",), ("data.test_share=0.3",)]
-    planned = [plan(said(*words, task=toy_task)) for words in (*ways, ("data.template=base",), ("run.seed=3",))]
+    ways = [
+        (),
+        ("default_model.seconds=3",),
+        ("default_model.layers=2",),
+        ("task.limit=7",),
+        ("data.test_fraction=0.3",),
+    ]
+    planned = [plan(said(*words, task=toy_task)) for words in (*ways, ("data.prompt_template=base",), ("run.seed=3",))]
     directories = [made.directory for made in planned if made is not None]
     assert len(directories) == len(ways) + 2
     assert len(set(directories[:-1])) == len(ways) + 1
@@ -102,7 +113,7 @@ def test_another_recipe_another_model(toy_task: str) -> None:
 
 @pytest.mark.usefixtures("gpu", "cache")
 def test_the_users_settings_stand_above_what_suits_it(toy_task: str) -> None:
-    planned = plan(said("optimizer.learning_rate=1e-3", "data.template=base", task=toy_task))
+    planned = plan(said("optimizer.learning_rate=1e-3", "data.prompt_template=base", task=toy_task))
     assert planned is not None
     assert planned.recipe.training.template == "base"
     assert (planned.config.optimizer.learning_rate, planned.config.data.prompts_per_step) == (1e-3, 128)
@@ -111,13 +122,15 @@ def test_the_users_settings_stand_above_what_suits_it(toy_task: str) -> None:
 
 
 def test_an_impossible_shape_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"own_model.hidden_size=100 is not a multiple of own_model.head_size=64"):
-        build(TrainConfig, {"own_model": {"hidden_size": 100}})
+    with pytest.raises(
+        SettingsError, match=r"default_model.hidden_size=100 is not a multiple of default_model.head_size=64"
+    ):
+        build(TrainConfig, {"default_model": {"hidden_size": 100}})
 
 
 def test_heads_that_cannot_be_shared_out_are_refused() -> None:
-    with pytest.raises(SettingsError, match=r"own_model.kv_heads=2 does not divide the 3 heads; 1 always does"):
-        build(TrainConfig, {"own_model": {"hidden_size": 192}})
+    with pytest.raises(SettingsError, match=r"default_model.kv_heads=2 does not divide the 3 heads; 1 always does"):
+        build(TrainConfig, {"default_model": {"hidden_size": 192}})
 
 
 def test_by_default_it_has_at_most_ten_million_parameters() -> None:
@@ -133,11 +146,11 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     capsys: pytest.CaptureFixture, tmp_path: Path, toy_task: str
 ) -> None:
     (tmp_path / "file").touch()
-    words = (f"own_model.directory={tmp_path / 'file' / 'in'}", "--output", str(tmp_path / "run"))
+    words = (f"default_model.directory={tmp_path / 'file' / 'in'}", "--output", str(tmp_path / "run"))
     code, _, told = call(capsys, "train", "--task", toy_task, *words)
     assert code == 2
     assert "cannot keep a model in" in told
-    assert told.rstrip().endswith("give own_model.directory")
+    assert told.rstrip().endswith("give default_model.directory")
 
 
 def test_the_gpu_is_looked_for_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -294,10 +307,10 @@ def test_no_memory_to_make_it_in_names_its_own_settings(toy_task: str, monkeypat
 
     monkeypatch.setattr(warmstart, "_train", short)
     with pytest.raises(OutOfMemoryError) as error:
-        own(toy_task, "task.limit=5", "data.test_share=0.4", "run.device=auto").settle()
+        own(toy_task, "task.limit=5", "data.test_fraction=0.4", "run.device=auto").settle()
     assert str(error.value) == (
         "the GPU's memory ran out while the model learnt from demonstrations (Tried to allocate 4.64 GiB); give "
-        "own_model.layers=3, or --model tiny"
+        "default_model.layers=3, or --model tiny"
     )
 
 
@@ -305,9 +318,9 @@ def test_no_memory_to_make_it_in_names_its_own_settings(toy_task: str, monkeypat
 @pytest.mark.parametrize(
     ("words", "key", "left"),
     [
-        (("data.prompts_per_step=2",), "optimizer.mini_batches", 1),
-        (("data.prompts_per_step=3", "algorithm.kl_coefficient=0"), "optimizer.mini_batches", 1),
-        (("optimizer.epochs=2", "data.prompts_per_step=1"), "optimizer.mini_batches", 1),
+        (("data.prompts_per_step=2",), "optimizer.num_mini_batches", 1),
+        (("data.prompts_per_step=3", "algorithm.kl_coefficient=0"), "optimizer.num_mini_batches", 1),
+        (("optimizer.update_epochs=2", "data.prompts_per_step=1"), "optimizer.num_mini_batches", 1),
     ],
 )
 def test_what_suits_it_yields_where_the_users_settings_contradict_it(
@@ -320,22 +333,22 @@ def test_what_suits_it_yields_where_the_users_settings_contradict_it(
     config, layers = resolve(planned.settle())
     for one in (planned.config, config):
         assert setting(one, key) == left
-        assert one.data.prompts_per_step < own_model.SETTINGS["optimizer"]["mini_batches"]
+        assert one.data.prompts_per_step < own_model.SETTINGS["optimizer"]["num_mini_batches"]
         assert one.optimizer.beta2 == 0.99  # the rest holds
-    assert layers.left_out[key].startswith("optimizer.mini_batches=4 is more than data.prompts_per_step=")
+    assert layers.left_out[key].startswith("optimizer.num_mini_batches=4 is more than data.prompts_per_step=")
 
 
 @pytest.mark.usefixtures("gpu", "cache")
 def test_what_the_user_contradicts_himself_is_his_to_mend(toy_task: str) -> None:
-    with pytest.raises(SettingsError, match=r"optimizer.mini_batches=8 is more than data.prompts_per_step=2"):
-        own(toy_task, "data.prompts_per_step=2", "optimizer.mini_batches=8")
+    with pytest.raises(SettingsError, match=r"optimizer.num_mini_batches=8 is more than data.prompts_per_step=2"):
+        own(toy_task, "data.prompts_per_step=2", "optimizer.num_mini_batches=8")
 
 
 @pytest.mark.usefixtures("gpu", "cache")
 def test_the_plan_is_asked_before_the_model_is_made(
     toy_task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advice, "present_card", lambda device: TargetGpu("a small card", GIB, None))
+    monkeypatch.setattr(advice, "present_gpu", lambda device: TargetGpu("a small card", GIB, None))
     monkeypatch.setattr(loop, "train", lambda config, **_: None)
     copy_instead(monkeypatch)
     _, out, told = call(capsys, "train", "--task", toy_task, "--output", str(tmp_path / "run"))
@@ -353,20 +366,29 @@ def test_it_is_made_trained_resumed_and_found_again(
     few = (
         "run.steps=2",
         "data.prompts_per_step=4",
-        "rollout.samples_per_prompt=2",
-        "eval.size=4",
-        "eval.during_size=4",
+        "rollout.group_size=2",
+        "eval.num_problems=4",
+        "eval.num_problems_during=4",
     )
     few += (
         "model.compile=false",
         "optimizer.micro_batch_tokens=256",
-        "rollout.max_tokens=8",
+        "rollout.max_completion_tokens=8",
         "eval.every=0",
-        "reward.workers=1",
-        "optimizer.schedule=constant",  # one that has ended could not be lengthened
+        "reward.num_workers=1",
+        "optimizer.lr_schedule=constant",  # one that has ended could not be lengthened
     )
     few = tuple(word for word in few if not word.startswith("eval.during"))
-    words = ("train", "--task", toy_task, "task.limit=5", "data.test_share=0.4", *SMALL, "own_model.seconds=5", *few)
+    words = (
+        "train",
+        "--task",
+        toy_task,
+        "task.limit=5",
+        "data.test_fraction=0.4",
+        *SMALL,
+        "default_model.seconds=5",
+        *few,
+    )
     code, _, told = call(capsys, *words, "--output", str(tmp_path / "first"))
     assert code == 0, told
     assert told.startswith("no --model: warm-starting a small model on toy_task first, for 5 s on the GPU")
@@ -377,7 +399,7 @@ def test_it_is_made_trained_resumed_and_found_again(
         "mlp_size": 1024,
         "seconds": 90.0,
     }
-    assert (saved["optimizer"]["mini_batches"], saved["optimizer"]["micro_batch_tokens"]) == (4, 256)
+    assert (saved["optimizer"]["num_mini_batches"], saved["optimizer"]["micro_batch_tokens"]) == (4, 256)
     before = os.stat(made / "model.safetensors").st_mtime_ns
     code, _, told = call(capsys, *words, "--output", str(tmp_path / "second"))
     assert code == 0, told

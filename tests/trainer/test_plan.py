@@ -21,7 +21,7 @@ from tinyzero_trainer.plan.search import make_plan
 @pytest.fixture
 def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "nvidia_driver", lambda _: None)
-    monkeypatch.setattr(target, "visible_cards", lambda: None)
+    monkeypatch.setattr(target, "visible_gpus", lambda: None)
 
 
 PPO = ("--task", "countdown", "--model", HALF_B, "--recipe", "tinyzero-ppo", "rollout.engine=vllm")
@@ -32,7 +32,14 @@ PPO = ("--task", "countdown", "--model", HALF_B, "--recipe", "tinyzero-ppo", "ro
     "words",
     [
         (*PPO, "--gpu", "RTX 4090"),
-        ("--model", "Qwen/Qwen2.5-7B", "--gpu", "H200", "algorithm.advantage=gae", "algorithm.kl_coefficient=0.1"),
+        (
+            "--model",
+            "Qwen/Qwen2.5-7B",
+            "--gpu",
+            "H200",
+            "algorithm.advantage_estimator=gae",
+            "algorithm.kl_coefficient=0.1",
+        ),
         ("--model", "Qwen/Qwen2.5-7B", "--gpu-memory", "8GB"),
     ],
 )
@@ -51,7 +58,7 @@ def test_without_a_model_it_plans_the_one_that_train_makes(capsys: pytest.Captur
     found = json.loads(call(capsys, "plan", *words)[1])
     assert found["model"]["parameters"] == 9_926_784
     assert found["work"]["completions"] == 128 * 16
-    smaller = json.loads(call(capsys, "plan", *words, "own_model.layers=4", "data.prompts_per_step=8")[1])
+    smaller = json.loads(call(capsys, "plan", *words, "default_model.layers=4", "data.prompts_per_step=8")[1])
     assert smaller["model"]["layers"] == 4
     assert smaller["work"]["completions"] == 8 * 16
     assert json.loads(call(capsys, "plan", *words, "--model", "tiny")[1])["model"]["parameters"] == 653_824
@@ -67,8 +74,8 @@ def test_what_to_type_is_what_was_typed_and_what_is_proposed(capsys: pytest.Capt
     assert "'task.numbers=[3, 4]'" in line
     assert line.count("optimizer.micro_batch_tokens=") == 1
     assert "micro_batch_tokens=65536" not in line
-    assert " vllm.gpu_memory=" in line
-    assert " vllm.sleep=true" in line
+    assert " vllm.gpu_memory_gb=" in line
+    assert " vllm.sleep_mode=true" in line
 
 
 @pytest.mark.slow
@@ -92,7 +99,7 @@ def test_what_others_hold_of_the_card_that_is_here_is_planned_around(
     def planned(taken: int, *more: str) -> tuple[int, str]:
         card = GpuInfo(0, "NVIDIA GeForce RTX 4090", (8, 9), 24 * GIB, used=taken, uuid="a")
         monkeypatch.setattr(target, "nvidia_driver", lambda _: Driver(cards=(card,)))
-        monkeypatch.setattr(target, "visible_cards", lambda: (card,))
+        monkeypatch.setattr(target, "visible_gpus", lambda: (card,))
         return call(capsys, "plan", "--task", "countdown", "--model", HALF_B, *more)[:2]
 
     monkeypatch.setattr(view.stdout, "_width", 80)
@@ -128,7 +135,7 @@ def test_json_holds_all_that_is_shown(capsys: pytest.CaptureFixture[str]) -> Non
         (("--gpu", "GTX 1080"), "--gpu 'GTX 1080' is not known"),
         (("--gpu-memory", "much"), "--gpu-memory 'much' is not a size"),
         (("--gpu-memory", "24GB", "optimizer.micro_batch_token=3"), "optimizer.micro_batch_tokens"),
-        (("--gpu-memory", "24GB", "vllm.sleep=true"), "has no effect"),
+        (("--gpu-memory", "24GB", "vllm.sleep_mode=true"), "has no effect"),
         (("--gpu-memory", "24GB", "--model", "./nowhere"), "there is no directory ./nowhere"),
         (("--gpu-memory", "24GB", "--recipe", "grpoo"), "no recipe 'grpoo'"),
     ],
@@ -147,7 +154,7 @@ def test_a_local_model_is_planned_without_torch(toy_model_path: Path) -> None:
         "finally: print(*sys.modules, file=sys.stderr)"
     )
     words = ["plan", "--model", str(toy_model_path), "--gpu-memory", "8GB", "rollout.engine=vllm"]
-    words += ["rollout.max_tokens=32", "--prompt-tokens", "32"]
+    words += ["rollout.max_completion_tokens=32", "--prompt-tokens", "32"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
     assert "GiB in phase" in done.stdout
     assert not {"torch", "transformers", "numpy", "pyarrow"} & set(done.stderr.split())

@@ -35,7 +35,7 @@ def oom_line(config: TrainConfig, phase: str, reason: str = "") -> str:
 def small_card(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A machine with one card, which a test may make smaller."""
     card = SimpleNamespace(target=RTX_4090)
-    monkeypatch.setattr(advice, "present_card", lambda device: None if device == "cpu" else card.target)
+    monkeypatch.setattr(advice, "present_gpu", lambda device: None if device == "cpu" else card.target)
     return card
 
 
@@ -49,7 +49,7 @@ def test_train_warns_of_a_run_that_will_not_fit_and_goes_on(
     begun = []
     monkeypatch.setattr(loop, "train", lambda config, **_: begun.append(config))
     words = ["train", "--task", toy_task, "--model", str(toy_model_path), "data.prompts_per_step=512"]
-    words += ["rollout.max_tokens=192"]
+    words += ["rollout.max_completion_tokens=192"]
     small_card.target = TargetGpu("a small card", GIB // 2, None)
     code, _, err = call(capsys, *words, "--output", str(tmp_path / "run"))
     [line] = [line for line in err.splitlines() if line.startswith("warning:")]
@@ -64,12 +64,12 @@ def test_train_warns_of_a_run_that_will_not_fit_and_goes_on(
 
 
 def test_the_warning_names_the_settings_to_give(small_card: SimpleNamespace) -> None:
-    config = config_of(*GRPO, "rollout.max_tokens=1024", "algorithm.kl_coefficient=0.001")
+    config = config_of(*GRPO, "rollout.max_completion_tokens=1024", "algorithm.kl_coefficient=0.001")
     found = advice.warning(config)
     assert found is not None
     assert found.startswith("update_actor is predicted to take ")
     named = [word for word in found.split() if "=" in word]
-    better = config_of(*GRPO, "rollout.max_tokens=1024", "algorithm.kl_coefficient=0.001", *named)
+    better = config_of(*GRPO, "rollout.max_completion_tokens=1024", "algorithm.kl_coefficient=0.001", *named)
     assert advice.warning(better) is None
     assert "\n" not in found
 
@@ -78,30 +78,30 @@ def test_the_warning_names_the_settings_to_give(small_card: SimpleNamespace) -> 
 def test_nothing_is_said_of_a_model_that_cannot_be_found() -> None:
     assert advice.warning(config_of(model="nobody/nothing")) is None
     unknown = config_of(model="nobody/nothing")
-    assert advice.after_out_of_memory(unknown, ["gen"]) == "rollout.max_sequences=512"
+    assert advice.after_out_of_memory(unknown, ["gen"]) == "rollout.max_num_seqs=512"
     assert advice.after_out_of_memory(unknown, ["update_actor"]) == "optimizer.micro_batch_tokens=8192"
-    assert advice.after_out_of_memory(unknown, [advice.LOADING]) == "memory.offload=idle"
+    assert advice.after_out_of_memory(unknown, [advice.LOADING]) == "memory.cpu_offload=idle"
 
 
 def test_out_of_memory_names_the_next_setting_of_that_phase(small_card: SimpleNamespace) -> None:
     small_card.target = TargetGpu("NVIDIA H200", 140 * GIB, None)  # where it was planned to fit
-    config = config_of("rollout.max_tokens=1024", "rollout.max_sequences=256")
+    config = config_of("rollout.max_completion_tokens=1024", "rollout.max_num_seqs=256")
     assert advice.after_out_of_memory(config, ["update_actor"]) == "optimizer.micro_batch_tokens=8192"
-    assert advice.after_out_of_memory(config, ["gen"]) == "rollout.max_sequences=128"
+    assert advice.after_out_of_memory(config, ["gen"]) == "rollout.max_num_seqs=128"
     values = {"optimizer.micro_batch_tokens": 2048}
     named = []
     while words := advice.after_out_of_memory(with_settings(config, values), ["update_actor"]):
         key, _, value = words.partition("=")
         named.append(words)
         values[key] = {"true": True}.get(value, value)
-    assert named == ["memory.offload=idle", "memory.checkpoint_activations=true", "memory.offload=always"]
+    assert named == ["memory.cpu_offload=idle", "memory.activation_checkpointing=true", "memory.cpu_offload=always"]
 
 
 def test_out_of_memory_where_the_plan_did_not_fit_names_the_whole_plan(small_card: SimpleNamespace) -> None:
-    config = config_of("rollout.max_tokens=1024", model="Qwen/Qwen2.5-3B")
+    config = config_of("rollout.max_completion_tokens=1024", model="Qwen/Qwen2.5-3B")
     words = advice.after_out_of_memory(config, ["update_actor"])
     assert words == advice.words(make_plan(SHAPES["Qwen/Qwen2.5-3B"], config, 24 * GIB).changes)
-    assert "memory.offload=always" in words
+    assert "memory.cpu_offload=always" in words
     line = oom_line(config, "the weights were updated", "Tried to allocate 4.64 GiB")
     assert words in line
     assert "\n" not in line
@@ -111,18 +111,18 @@ def test_out_of_memory_where_the_plan_did_not_fit_names_the_whole_plan(small_car
 @pytest.mark.parametrize(
     ("phase", "advised"),
     [
-        ("the models were loaded", "memory.offload=idle"),
-        ("the checkpoint was loaded", "memory.offload=idle"),
-        ("completions were generated", "memory.offload=idle"),
-        ("the rollout engine took over the weights", "memory.offload=idle"),
-        ("a checkpoint was saved", "memory.offload=idle"),
+        ("the models were loaded", "memory.cpu_offload=idle"),
+        ("the checkpoint was loaded", "memory.cpu_offload=idle"),
+        ("completions were generated", "memory.cpu_offload=idle"),
+        ("the rollout engine took over the weights", "memory.cpu_offload=idle"),
+        ("a checkpoint was saved", "memory.cpu_offload=idle"),
         ("log-probabilities and values were computed", "optimizer.micro_batch_tokens=8192"),
         ("the largest micro-batch was tried out", "optimizer.micro_batch_tokens=8192"),
         ("the weights were updated", "optimizer.micro_batch_tokens=8192"),
     ],
 )
 def test_what_is_advised_lowers_what_was_held_where_memory_ran_out(phase: str, advised: str) -> None:
-    config = config_of(*GRPO, "rollout.max_tokens=1024", "rollout.max_sequences=8", "run.output=nowhere")
+    config = config_of(*GRPO, "rollout.max_completion_tokens=1024", "rollout.max_num_seqs=8", "run.output=nowhere")
     assert oom_line(config, phase).endswith(f"while {phase}; start again with {advised}")
 
 
@@ -138,8 +138,8 @@ def test_where_no_settings_fit_the_line_says_what_would(small_card: SimpleNamesp
 def test_where_resuming_cannot_help_a_new_run_may(small_card: SimpleNamespace, tmp_path: Path) -> None:
     small_card.target = TargetGpu("NVIDIA H200", 140 * GIB, None)
     (tmp_path / "checkpoints" / "step_1").mkdir(parents=True)
-    spare = ["memory.offload=always", "memory.checkpoint_activations=true", "optimizer.micro_batch_tokens=1280"]
-    config = config_of(f"run.output={tmp_path}", *GRPO, "rollout.max_tokens=1024", *spare)
+    spare = ["memory.cpu_offload=always", "memory.activation_checkpointing=true", "optimizer.micro_batch_tokens=1280"]
+    config = config_of(f"run.output={tmp_path}", *GRPO, "rollout.max_completion_tokens=1024", *spare)
     line = oom_line(config, "the weights were updated")
     words = line.partition("; nothing that --resume may change helps: start a run in another --output with ")[2]
     assert words.startswith("lora.rank=32 optimizer.learning_rate=1e-05, or take a smaller model or a card")
@@ -147,9 +147,9 @@ def test_where_resuming_cannot_help_a_new_run_may(small_card: SimpleNamespace, t
 
 @pytest.mark.usefixtures("small_card")
 def test_vllm_is_given_less_where_it_is_what_memory_ran_out_for() -> None:
-    config = config_of("rollout.engine=vllm", "vllm.gpu_memory=10", "vllm.sleep=true")
-    assert advice.after_out_of_memory(config, ["gen"]) == "vllm.gpu_memory=8.0"
-    assert advice.after_out_of_memory(config, [advice.LOADING]) == "memory.offload=idle"
+    config = config_of("rollout.engine=vllm", "vllm.gpu_memory_gb=10", "vllm.sleep_mode=true")
+    assert advice.after_out_of_memory(config, ["gen"]) == "vllm.gpu_memory_gb=8.0"
+    assert advice.after_out_of_memory(config, [advice.LOADING]) == "memory.cpu_offload=idle"
 
 
 @pytest.mark.slow
@@ -189,14 +189,14 @@ def test_what_is_said_after_out_of_memory_may_be_changed_and_helps(
 
 
 def test_what_others_hold_of_the_card_is_counted_and_said() -> None:
-    config, shape = config_of(*GRPO, "rollout.max_tokens=1024"), SHAPES["Qwen/Qwen2.5-0.5B"]
+    config, shape = config_of(*GRPO, "rollout.max_completion_tokens=1024"), SHAPES["Qwen/Qwen2.5-0.5B"]
     assert advice.warning_for(shape, config, TargetGpu("a card", 48 * GIB, None)) is None
     found = advice.warning_for(shape, config, TargetGpu("a card", 48 * GIB, None, taken=42 * GIB))
     assert found is not None
     assert "and a card has 48.0 GiB, 42.0 GiB of it in use by others; give " in found
     assert found.endswith(", or end what else is on it (tinyzero plan says more)")
     named = [word.rstrip(",") for word in found.split() if "=" in word]
-    assert make_plan(shape, config_of(*GRPO, "rollout.max_tokens=1024", *named), 6 * GIB).fits
+    assert make_plan(shape, config_of(*GRPO, "rollout.max_completion_tokens=1024", *named), 6 * GIB).fits
     small = advice.warning_for(shape, config, TargetGpu("a card", 4 * GIB, None, taken=20 * 2**20))
     assert small is not None
     assert "others" not in small
@@ -205,13 +205,13 @@ def test_what_others_hold_of_the_card_is_counted_and_said() -> None:
 
 def test_after_a_run_ran_out_of_memory_what_is_in_use_is_its_own(small_card: SimpleNamespace) -> None:
     small_card.target = TargetGpu("NVIDIA H200", 140 * GIB, None, taken=139 * GIB)
-    config = config_of("rollout.max_tokens=1024", "rollout.max_sequences=256", "memory.offload=idle")
-    assert advice.after_out_of_memory(config, ["gen"]) == "rollout.max_sequences=128"
+    config = config_of("rollout.max_completion_tokens=1024", "rollout.max_num_seqs=256", "memory.cpu_offload=idle")
+    assert advice.after_out_of_memory(config, ["gen"]) == "rollout.max_num_seqs=128"
     assert advice.fits_without_offload(config)
 
 
 def test_train_warns_of_memory_that_the_machine_has_not() -> None:
-    shape, config = SHAPES["Qwen/Qwen2.5-7B"], config_of("memory.offload=always", *GRPO, model="Qwen/Qwen2.5-7B")
+    shape, config = SHAPES["Qwen/Qwen2.5-7B"], config_of("memory.cpu_offload=always", *GRPO, model="Qwen/Qwen2.5-7B")
     assert advice.warning_for(shape, config, TargetGpu("a card", 140 * GIB, None, 256 * GIB)) is None
     found = advice.warning_for(shape, config, TargetGpu("a card", 140 * GIB, None, 64 * GIB))
     assert found is not None

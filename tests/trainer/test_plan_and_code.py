@@ -71,7 +71,9 @@ def test_logits_are_the_chunk_that_the_head_makes(dtype: torch.dtype, budget: in
     shape = SHAPES[HALF_B]
     words = (f"optimizer.micro_batch_tokens={budget}", f"model.dtype={str(dtype).removeprefix('torch.')}")
     kl = ("algorithm.kl_coefficient=0.1", f"algorithm.kl_estimator={estimator}")
-    moments = moments_of_update(shape, config_of(*words, *kl, "rollout.max_tokens=64", "data.prompts_per_step=128"), 64)
+    moments = moments_of_update(
+        shape, config_of(*words, *kl, "rollout.max_completion_tokens=64", "data.prompts_per_step=128"), 64
+    )
     rows = min(budget // 2, head._rows(torch.empty(0, dtype=dtype), models * shape.vocabulary, None))
     assert (rows == 64) == (budget == 128)
     chunk = models * rows * shape.vocabulary * dtype.itemsize
@@ -110,7 +112,7 @@ def test_the_references_embedding_and_head_stay_beside_the_policys_update(toy_mo
 
 
 def test_a_reference_below_an_adapter_takes_its_weights_once() -> None:
-    words = ("lora.rank=8", "rollout.max_tokens=1024", "optimizer.micro_batch_tokens=2048")
+    words = ("lora.rank=8", "rollout.max_completion_tokens=1024", "optimizer.micro_batch_tokens=2048")
     alone, with_kl = (
         phase_of(predict_memory(SHAPES[HALF_B], config_of(*words, *more)), "update_actor")
         for more in ((), ("algorithm.kl_coefficient=0.1",))
@@ -128,15 +130,15 @@ def test_micro_batches_are_as_many_as_are_made(parts: int, epochs: int, budget: 
     groups *= parts
     samples = fill_budget(1 + new, new, context=100) * groups * group_size  # a prompt of one token
     experience = TrainingBatch(samples, completion_lengths(samples), None, torch.zeros(len(samples) * new))
-    optimizer = OptimizerConfig(mini_batches=parts, epochs=epochs, micro_batch_tokens=budget)
+    optimizer = OptimizerConfig(num_mini_batches=parts, update_epochs=epochs, micro_batch_tokens=budget)
     config = with_settings(
         TrainConfig(),
         {
-            **{f"optimizer.{name}": getattr(optimizer, name) for name in ("mini_batches", "epochs")},
+            **{f"optimizer.{name}": getattr(optimizer, name) for name in ("num_mini_batches", "epochs")},
             "optimizer.micro_batch_tokens": budget,
             "data.prompts_per_step": groups,
-            "rollout.samples_per_prompt": group_size,
-            "rollout.max_tokens": new,
+            "rollout.group_size": group_size,
+            "rollout.max_completion_tokens": new,
         },
     )
     work, updates = workload_of(config, 1), list(experience.mini_batches(group_size, optimizer))
@@ -150,10 +152,12 @@ def test_micro_batches_are_as_many_as_are_made(parts: int, epochs: int, budget: 
 @pytest.mark.parametrize("offload", [None, "always"])
 @pytest.mark.parametrize("phase", ["update_actor", "update_critic"])
 def test_every_epoch_takes_as_long(offload: str | None, phase: str) -> None:
-    config = config_of("algorithm.advantage=gae", "algorithm.kl_coefficient=0.1", *GRPO)
+    config = config_of("algorithm.advantage_estimator=gae", "algorithm.kl_coefficient=0.1", *GRPO)
     once, thrice = (
         predict_speed(
-            SHAPES[HALF_B], with_settings(config, {"optimizer.epochs": count, "memory.offload": offload}), H200
+            SHAPES[HALF_B],
+            with_settings(config, {"optimizer.update_epochs": count, "memory.cpu_offload": offload}),
+            H200,
         ).seconds[phase]
         for count in (1, 3)
     )
@@ -191,7 +195,7 @@ def engine_for(model: Any, dtype: torch.dtype, params: SamplingParams, prompts: 
         lambda: named_weights(model),
         eos_ids=[0],
         pad_id=0,
-        max_sequences=None,
+        max_num_seqs=None,
         dtype=dtype,
         device=torch.device("cpu"),
     )
@@ -212,7 +216,10 @@ def test_the_torch_engine_has_the_cache_and_the_weights_that_are_planned(
     """A prompt of 40 tokens and 24 more fill a grid of 64 slots; one more takes the next."""
     model = toy_model.model
     config = config_of(
-        f"model.dtype={str(dtype).removeprefix('torch.')}", f"rollout.max_tokens={new}", "eval.size=8", *GRPO
+        f"model.dtype={str(dtype).removeprefix('torch.')}",
+        f"rollout.max_completion_tokens={new}",
+        "eval.num_problems=8",
+        *GRPO,
     )
     planned = engine_of(shape_like(model), config, workload_of(config, 40)).awake
     engine = engine_for(model, dtype, SamplingParams(new), 32, 8)
@@ -227,47 +234,47 @@ def test_the_torch_engine_has_the_cache_and_the_weights_that_are_planned(
 @pytest.mark.parametrize(
     ("words", "params"),
     [
-        (("eval.greedy=false", "eval.size=256"), SamplingParams(24)),
-        (("rollout.top_p=0.9", "eval.size=256"), SamplingParams(24, top_p=0.9)),
-        (("rollout.top_k=20", "rollout.temperature=0.7", "eval.size=8"), SamplingParams(24, 0.7, top_k=20)),
-        (("eval.size=256",), SamplingParams(24, 0.0)),
+        (("eval.greedy=false", "eval.num_problems=256"), SamplingParams(24)),
+        (("rollout.top_p=0.9", "eval.num_problems=256"), SamplingParams(24, top_p=0.9)),
+        (("rollout.top_k=20", "rollout.temperature=0.7", "eval.num_problems=8"), SamplingParams(24, 0.7, top_k=20)),
+        (("eval.num_problems=256",), SamplingParams(24, 0.0)),
     ],
     ids=["kernel", "top-p", "top-k", "greedy evaluation"],
 )
 def test_a_step_of_the_torch_engine_takes_what_it_reckons_with(
     words: tuple[str, ...], params: SamplingParams, toy_model: LanguageModel
 ) -> None:
-    config = config_of(*words, "rollout.max_tokens=24", *GRPO)  # 256 completions
+    config = config_of(*words, "rollout.max_completion_tokens=24", *GRPO)  # 256 completions
     shape, engine = shape_like(toy_model.model), engine_for(toy_model.model, torch.bfloat16, params, 32, 8)
     planned = engine_of(shape, config, workload_of(config, 40)).awake["a step"]
     assert planned == 256 * (engine._sequence_bytes(64, 24) - engine._model.cache_bytes(64) - 12 * 24)
 
 
 def test_prompts_are_read_once_for_all_their_samples() -> None:
-    config = config_of("eval.size=8", *GRPO)
+    config = config_of("eval.num_problems=8", *GRPO)
     few, many = (engine_of(SHAPES[HALF_B], config, workload_of(config, tokens)).awake for tokens in (100, 2000))
     assert few["reading prompts"] / many["reading prompts"] == pytest.approx(32 * 100 / 32_768)
 
 
 def test_the_torch_engine_gives_its_memory_back_where_memory_is_to_be_saved() -> None:
-    config = config_of("memory.offload=idle", "rollout.max_tokens=1024", *GRPO)
+    config = config_of("memory.cpu_offload=idle", "rollout.max_completion_tokens=1024", *GRPO)
     assert not phase_of(predict_within(SHAPES[HALF_B], config, 140 * GIB), "update_actor").of("rollout")
 
 
 @pytest.mark.parametrize(("size", "words"), [(1024, "evaluations are"), (8, "completions are")])
 def test_who_is_generated_in_more_rounds(size: int, words: str) -> None:
-    config = config_of(f"eval.size={size}", "rollout.max_tokens=1024", *GRPO)  # 256 completions
+    config = config_of(f"eval.num_problems={size}", "rollout.max_completion_tokens=1024", *GRPO)  # 256 completions
     weights = SHAPES[HALF_B].parameters * (18 if size > 256 else 6)
-    config = with_settings(config, {"memory.offload": None if size > 256 else "idle"})
+    config = with_settings(config, {"memory.cpu_offload": None if size > 256 else "idle"})
     limit = int(weights + (7 if size > 256 else 3.5) * GIB)
     found = make_plan(SHAPES[HALF_B], config, int(limit / (1 - constants.MARGIN)))
-    [costs] = [change.costs for change in found.changes if change.key == "rollout.max_sequences"]
+    [costs] = [change.costs for change in found.changes if change.key == "rollout.max_num_seqs"]
     assert costs.startswith(words)
 
 
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
 def test_numbers_twice_as_large_take_longer_to_read(engine: str) -> None:
-    config = config_of(f"rollout.engine={engine}", "rollout.max_sequences=8", *GRPO)  # few, so that reading counts
+    config = config_of(f"rollout.engine={engine}", "rollout.max_num_seqs=8", *GRPO)  # few, so that reading counts
     half, whole = (
         predict_speed(SHAPES[HALF_B], with_settings(config, {"model.dtype": name}), H200)
         for name in ("auto", "float32")
@@ -277,14 +284,20 @@ def test_numbers_twice_as_large_take_longer_to_read(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
 def test_greedy_completions_of_remax_are_generated_too(engine: str, toy_model: LanguageModel) -> None:
-    words = (f"rollout.engine={engine}", "rollout.max_tokens=24", "eval.greedy=false", "eval.size=8", *GRPO)
+    words = (
+        f"rollout.engine={engine}",
+        "rollout.max_completion_tokens=24",
+        "eval.greedy=false",
+        "eval.num_problems=8",
+        *GRPO,
+    )
     shape = shape_like(toy_model.model)
-    plain, remax = (config_of(*words, f"algorithm.advantage={name}") for name in ("grpo", "remax"))
+    plain, remax = (config_of(*words, f"algorithm.advantage_estimator={name}") for name in ("grpo", "remax"))
     seconds = predict_speed(shape, remax, H200).seconds
     assert seconds.keys() - {"reward"} == {phase.name for phase in predict_memory(shape, remax).phases}
     assert 0 < seconds["gen_greedy"] < seconds["gen"] == predict_speed(shape, plain, H200).seconds["gen"]
     if engine == "torch":
-        many = with_settings(remax, {"rollout.samples_per_prompt": 1})  # as many as those that are drawn
+        many = with_settings(remax, {"rollout.group_size": 1})  # as many as those that are drawn
         step = engine_of(shape, many, workload_of(many)).awake["a step"]
         assert step == 32 * (drawing_bytes(2, by_kernel=False, greedy=True) * shape.vocabulary + 16 * shape.mlp)
 
@@ -303,9 +316,9 @@ def test_vllm_has_weights_and_cache_in_the_type_that_is_computed_in() -> None:
     [
         (),
         ("data.prompts_per_step=512",),
-        ("rollout.max_sequences=5",),
-        ("rollout.max_sequences=100",),
-        ("eval.size=4000", "data.prompts_per_step=1"),
+        ("rollout.max_num_seqs=5",),
+        ("rollout.max_num_seqs=100",),
+        ("eval.num_problems=4000", "data.prompts_per_step=1"),
     ],
 )
 def test_vllm_generates_as_many_sequences_at_a_time_as_are_planned(words: tuple[str, ...]) -> None:
@@ -315,7 +328,12 @@ def test_vllm_generates_as_many_sequences_at_a_time_as_are_planned(words: tuple[
 
 # ---- what was measured on an H200 ------------------------------------------------------------------------------------
 
-LARGE = ("data.prompts_per_step=128", "rollout.max_tokens=1024", "optimizer.micro_batch_tokens=32768", "eval.size=8")
+LARGE = (
+    "data.prompts_per_step=128",
+    "rollout.max_completion_tokens=1024",
+    "optimizer.micro_batch_tokens=32768",
+    "eval.num_problems=8",
+)
 
 
 @pytest.mark.parametrize(
@@ -324,14 +342,26 @@ LARGE = ("data.prompts_per_step=128", "rollout.max_tokens=1024", "optimizer.micr
         (("eval.greedy=false", *LARGE), None, HALF_B, 140, 62.45e9),
         (("rollout.engine=vllm", *LARGE), None, HALF_B, 140, 68.1e9),
         (
-            ("rollout.engine=vllm", "vllm.gpu_memory=14.02", "vllm.sleep=false", "rollout.max_tokens=1024", *GRPO),
+            (
+                "rollout.engine=vllm",
+                "vllm.gpu_memory_gb=14.02",
+                "vllm.sleep_mode=false",
+                "rollout.max_completion_tokens=1024",
+                *GRPO,
+            ),
             "tinyzero-grpo",
             "Qwen/Qwen2.5-1.5B",
             256,
             80.0 * GIB,
         ),
         (
-            ("rollout.engine=vllm", "vllm.gpu_memory=19.82", "vllm.sleep=true", "rollout.max_tokens=1024", *GRPO),
+            (
+                "rollout.engine=vllm",
+                "vllm.gpu_memory_gb=19.82",
+                "vllm.sleep_mode=true",
+                "rollout.max_completion_tokens=1024",
+                *GRPO,
+            ),
             "tinyzero-grpo",
             "Qwen/Qwen2.5-3B",
             256,
@@ -359,8 +389,8 @@ def test_what_is_tried_out_is_no_more_than_a_step_has(
         {
             "data.prompts_per_step": prompts,
             "data.max_prompt_tokens": 8,
-            "rollout.samples_per_prompt": 2,
-            "rollout.max_tokens": 16,
+            "rollout.group_size": 2,
+            "rollout.max_completion_tokens": 16,
             "optimizer.micro_batch_tokens": 512,
         },
     )
@@ -386,9 +416,9 @@ def test_what_is_tried_out_is_no_more_than_a_step_has(
 def test_an_engine_without_cuda_graphs_asks_for_no_room() -> None:
     """It takes 512 sequences at a time on any card, so that fewer have to be asked for."""
     shape = replace(SHAPES["Qwen/Qwen2.5-1.5B"], graphs=False)
-    config = config_of("data.prompts_per_step=128", "rollout.max_tokens=1024", model=shape.name)
+    config = config_of("data.prompts_per_step=128", "rollout.max_completion_tokens=1024", model=shape.name)
     roomy, tight = (make_plan(shape, config, gib * GIB) for gib in (300, 32))
-    assert roomy.config.rollout.max_sequences == 512
+    assert roomy.config.rollout.max_num_seqs == 512
     assert tight.wanted.peak > tight.limit
     assert tight.fits
-    assert (tight.config.rollout.max_sequences or 0) < 512
+    assert (tight.config.rollout.max_num_seqs or 0) < 512

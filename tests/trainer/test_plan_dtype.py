@@ -78,7 +78,7 @@ def test_memory_and_time_are_those_of_float32(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_warning_and_the_words_after_out_of_memory_count_it_too() -> None:
-    config, shape = config_of(*GRPO, "rollout.max_tokens=256", "rollout.max_sequences=64"), SHAPES[HALF_B]
+    config, shape = config_of(*GRPO, "rollout.max_completion_tokens=256", "rollout.max_num_seqs=64"), SHAPES[HALF_B]
     peaks = [
         plan_for(shape, config, TargetGpu("a card", 100 * GIB, None, bfloat16=has)).plan.wanted.peak for has in (1, 0)
     ]
@@ -87,7 +87,7 @@ def test_the_warning_and_the_words_after_out_of_memory_count_it_too() -> None:
     assert advice.warning_for(shape, config, TargetGpu("a card", between, None, bfloat16=False)) is not None
     old = TargetGpu("a card", int(between / 0.9), None, bfloat16=False)
     words = advice.after_out_of_memory(config, ["update_actor"], old)
-    assert plan_for(shape, config_of(*GRPO, "rollout.max_tokens=256", *words.split()), old).plan.fits
+    assert plan_for(shape, config_of(*GRPO, "rollout.max_completion_tokens=256", *words.split()), old).plan.fits
 
 
 def test_vllm_gets_memory_for_the_type_that_it_computes_in(
@@ -96,9 +96,9 @@ def test_vllm_gets_memory_for_the_type_that_it_computes_in(
     sizes = []
     for capability in [(7, 5), (9, 0)]:
         config = with_settings(config_of("rollout.engine=vllm", *GRPO), {"run.device": "cuda"})
-        sizes.append(settled(config, toy_model, pretend(monkeypatch, capability)).gpu_memory)
+        sizes.append(settled(config, toy_model, pretend(monkeypatch, capability)).gpu_memory_gb)
     asked = with_settings(config, {"model.dtype": "float32"})
-    assert sizes[0] == settled(asked, toy_model, torch.device("cuda")).gpu_memory
+    assert sizes[0] == settled(asked, toy_model, torch.device("cuda")).gpu_memory_gb
     assert (sizes[0] or 0) > (sizes[1] or 0)
 
 

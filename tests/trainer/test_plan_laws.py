@@ -61,7 +61,7 @@ def test_activations_of_a_layer_are_what_autograd_keeps(compiled: bool) -> None:
     words = (
         f"model.compile={str(compiled).lower()}",
         f"optimizer.micro_batch_tokens={tokens}",
-        "rollout.max_tokens=64",
+        "rollout.max_completion_tokens=64",
     )
     memory = predict_memory(shape, config_of(*words), prompt_tokens=64)
     phase = next(phase for phase in memory.phases if phase.name == "update_actor")
@@ -69,19 +69,19 @@ def test_activations_of_a_layer_are_what_autograd_keeps(compiled: bool) -> None:
     assert planned == pytest.approx(measured, rel=0.02)
 
 
-LARGER = ["rollout.max_tokens", "data.prompts_per_step", "rollout.max_sequences"]
+LARGER = ["rollout.max_completion_tokens", "data.prompts_per_step", "rollout.max_num_seqs"]
 
 
 def configured(values: dict[str, Any]) -> TrainConfig:
     if values["rollout.engine"] == "vllm":
-        values = {**values, "vllm.gpu_memory": 20.0, "vllm.sleep": False}
+        values = {**values, "vllm.gpu_memory_gb": 20.0, "vllm.sleep_mode": False}
     return with_settings(TrainConfig(), values)
 
 
 @given(MODELS, SETTINGS, st.sampled_from(LARGER), st.integers(1, 3000))
 @settings(max_examples=40, deadline=None)
 def test_more_of_anything_takes_no_less_memory(name: str, values: dict[str, Any], key: str, more: int) -> None:
-    if key == "rollout.max_sequences" and values[key] is None:
+    if key == "rollout.max_num_seqs" and values[key] is None:
         values = {**values, key: 8}
     before = predict_memory(SHAPES[name], configured(values)).peak
     assert predict_memory(SHAPES[name], configured({**values, key: values[key] + more})).peak >= before
@@ -104,14 +104,14 @@ def test_a_larger_model_takes_more_memory_and_time(values: dict[str, Any]) -> No
 @given(MODELS, SETTINGS)
 @settings(max_examples=40, deadline=None)
 def test_no_saving_setting_takes_more_memory(name: str, values: dict[str, Any]) -> None:
-    dear = {**values, "memory.checkpoint_activations": False, "memory.offload": None}
+    dear = {**values, "memory.activation_checkpointing": False, "memory.cpu_offload": None}
     peaks = [
         predict_memory(SHAPES[name], configured({**dear, **cheaper})).peak
         for cheaper in (
             {},
-            {"memory.offload": "idle"},
-            {"memory.offload": "idle", "memory.checkpoint_activations": True},
-            {"memory.offload": "always", "memory.checkpoint_activations": True},
+            {"memory.cpu_offload": "idle"},
+            {"memory.cpu_offload": "idle", "memory.activation_checkpointing": True},
+            {"memory.cpu_offload": "always", "memory.activation_checkpointing": True},
         )
     ]
     assert peaks == sorted(peaks, reverse=True)
@@ -135,6 +135,8 @@ def test_the_parts_make_the_whole(name: str, values: dict[str, Any]) -> None:
 
 
 def test_a_step_has_no_more_than_its_tokens() -> None:
-    work = workload_of(config_of("data.prompts_per_step=1", "rollout.samples_per_prompt=2", "rollout.max_tokens=8"), 8)
+    work = workload_of(
+        config_of("data.prompts_per_step=1", "rollout.group_size=2", "rollout.max_completion_tokens=8"), 8
+    )
     assert (work.sequence, work.tokens, work.micro_batch, work.accumulates) == (16, 32, 32, False)
-    assert workload_of(config_of("rollout.max_tokens=20000"), 8).micro_batch == 20008
+    assert workload_of(config_of("rollout.max_completion_tokens=20000"), 8).micro_batch == 20008

@@ -38,7 +38,7 @@ def test_tokens_a_second_of_the_torch_engine_as_measured_on_an_h200(
 ) -> None:
     card = find_gpu_spec("NVIDIA H200")
     assert card is not None
-    config = config_of(f"data.prompts_per_step={groups}", f"rollout.max_tokens={new}")
+    config = config_of(f"data.prompts_per_step={groups}", f"rollout.max_completion_tokens={new}")
     assert predict_speed(shape, config, card, prompt).rollout == pytest.approx(rate, rel=0.1)
 
 
@@ -48,22 +48,27 @@ def test_tokens_a_second_of_the_torch_engine_as_measured_on_an_h200(
 def test_tokens_a_second_of_vllm_as_measured_on_an_h200(shape: ModelSpec, prompt: int, new: int, rate: int) -> None:
     card = find_gpu_spec("NVIDIA H200")
     assert card is not None
-    config = config_of("data.prompts_per_step=128", f"rollout.max_tokens={new}", "rollout.engine=vllm")
+    config = config_of("data.prompts_per_step=128", f"rollout.max_completion_tokens={new}", "rollout.engine=vllm")
     speed = predict_speed(shape, config, card, prompt)
     assert speed.rollout == pytest.approx(rate, rel=0.1)
     assert speed.tokens == 1024 * (prompt + new)
     assert speed.throughput == pytest.approx(speed.tokens / sum(speed.seconds.values()))
 
 
-SMALL_BATCHES = ("rollout.engine=vllm", "rollout.max_tokens=1024", "vllm.gpu_memory=6.48", "data.max_prompt_tokens=256")
-PPO = {"algorithm.advantage": "gae", "algorithm.kl_in": "reward", "algorithm.kl_estimator": "k1"}
+SMALL_BATCHES = (
+    "rollout.engine=vllm",
+    "rollout.max_completion_tokens=1024",
+    "vllm.gpu_memory_gb=6.48",
+    "data.max_prompt_tokens=256",
+)
+PPO = {"algorithm.advantage_estimator": "gae", "algorithm.kl_placement": "reward", "algorithm.kl_estimator": "k1"}
 
 
 @pytest.mark.parametrize(
     ("changes", "seconds"),
     [
-        ({"vllm.sleep": True, "optimizer.micro_batch_tokens": 4096}, 24.9),
-        ({**PPO, "vllm.sleep": False, "optimizer.micro_batch_tokens": 2048, "memory.offload": "idle"}, 93.5),
+        ({"vllm.sleep_mode": True, "optimizer.micro_batch_tokens": 4096}, 24.9),
+        ({**PPO, "vllm.sleep_mode": False, "optimizer.micro_batch_tokens": 2048, "memory.cpu_offload": "idle"}, 93.5),
     ],
     ids=["GRPO", "PPO"],
 )
@@ -73,7 +78,7 @@ def test_seconds_of_a_step_of_small_micro_batches_as_measured_on_an_h200(
     card = find_gpu_spec("NVIDIA H200")
     assert card is not None
     base = config_of(
-        "data.prompts_per_step=32", *SMALL_BATCHES, "optimizer.mini_batches=2", "algorithm.kl_coefficient=0.001"
+        "data.prompts_per_step=32", *SMALL_BATCHES, "optimizer.num_mini_batches=2", "algorithm.kl_coefficient=0.001"
     )
     assert predict_speed(SHAPES[HALF_B], with_settings(base, changes), card, 256).step == pytest.approx(
         seconds, rel=0.25
@@ -83,7 +88,7 @@ def test_seconds_of_a_step_of_small_micro_batches_as_measured_on_an_h200(
 def test_seconds_of_the_update_as_measured_on_an_h200() -> None:
     card = find_gpu_spec("NVIDIA H200")
     assert card is not None
-    config = config_of("data.prompts_per_step=128", "rollout.max_tokens=1024")
+    config = config_of("data.prompts_per_step=128", "rollout.max_completion_tokens=1024")
     assert predict_speed(SHAPES[HALF_B], config, card, 140).seconds["update_actor"] == pytest.approx(9.73, rel=0.1)
 
 

@@ -54,7 +54,7 @@ def test_with_few_sequences_the_host_is_what_takes_long() -> None:
 
 
 def test_the_copies_of_one_layers_cache_are_counted() -> None:
-    config = config_of(*GRPO, "rollout.max_sequences=64")
+    config = config_of(*GRPO, "rollout.max_num_seqs=64")
     shape = replace(SHAPES[HALF_B], graphs=False)
     work = workload_of(config)
     cache = 2 * 64 * work.sequence * shape.cache_numbers
@@ -81,8 +81,8 @@ def test_plan_says_that_vllm_is_faster(
     assert "rollout.engine=torch has no CUDA graphs for this architecture" in slow
     assert "CUDA graphs" not in call(capsys, *words, "rollout.engine=vllm")[1]
     assert "CUDA graphs" not in call(capsys, "plan", "--model", HALF_B, "--gpu", "H200")[1]
-    config = config_of(*GRPO, "rollout.max_sequences=512")
-    other = config_of(*GRPO, "rollout.max_sequences=512", "rollout.engine=vllm")
+    config = config_of(*GRPO, "rollout.max_num_seqs=512")
+    other = config_of(*GRPO, "rollout.max_num_seqs=512", "rollout.engine=vllm")
     assert H200 is not None
     shape = find_spec(str(tmp_path))
     assert predict_speed(shape, config, H200).seconds["gen"] > predict_speed(shape, other, H200).seconds["gen"]

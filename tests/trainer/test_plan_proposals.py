@@ -45,7 +45,12 @@ def test_nothing_is_proposed_that_is_not_needed(name: str, values: dict[str, Any
     if not found.fits:
         return
     made = {change.key: change.value for change in found.changes}
-    for key in made.keys() - {"vllm.gpu_memory", "vllm.sleep", "rollout.max_sequences", "optimizer.learning_rate"}:
+    for key in made.keys() - {
+        "vllm.gpu_memory_gb",
+        "vllm.sleep_mode",
+        "rollout.max_num_seqs",
+        "optimizer.learning_rate",
+    }:
         others = {other: value for other, value in made.items() if other != key and not other.startswith("vllm")}
         without = settle(SHAPES[name], with_settings(config, others), found.limit)
         if predict_memory(SHAPES[name], without).peak <= found.limit:
@@ -54,7 +59,7 @@ def test_nothing_is_proposed_that_is_not_needed(name: str, values: dict[str, Any
 
 @pytest.mark.slow
 def test_a_larger_card_needs_no_more_changes() -> None:
-    config = config_of(*GRPO, "rollout.max_tokens=1024", "rollout.engine=vllm")
+    config = config_of(*GRPO, "rollout.max_completion_tokens=1024", "rollout.engine=vllm")
     shape = SHAPES["Qwen/Qwen2.5-3B"]
     fits = [make_plan(shape, config, gib * GIB).fits for gib in range(4, 160, 4)]
     assert fits == sorted(fits)
@@ -70,7 +75,7 @@ def test_a_larger_card_needs_no_more_changes() -> None:
     assert dearest == sorted(dearest, reverse=True)
 
 
-ORDER = [("memory.offload", "idle"), ("memory.checkpoint_activations", True), ("memory.offload", "always")]
+ORDER = [("memory.cpu_offload", "idle"), ("memory.activation_checkpointing", True), ("memory.cpu_offload", "always")]
 
 
 @pytest.mark.slow
@@ -93,37 +98,39 @@ def test_the_run_that_ended_without_memory_fits_a_card_of_24_gb(
     proposed = config_of(*words, *found["words"].split(), recipe=recipe)
     assert predict_within(SHAPES[HALF_B], proposed, usable(24 * 10**9), 256).peak == found["proposed"]["peak"]
     assert "lora.rank" not in found["words"]
-    assert "memory.offload=always" not in found["words"]
+    assert "memory.cpu_offload=always" not in found["words"]
 
 
 def test_the_order_of_what_is_tried() -> None:
-    config = config_of("rollout.engine=vllm", "vllm.sleep=false", "vllm.gpu_memory=30")
+    config = config_of("rollout.engine=vllm", "vllm.sleep_mode=false", "vllm.gpu_memory_gb=30")
     assert [next(iter(move)) for move in moves(config)] == [
-        "vllm.sleep",
-        "vllm.gpu_memory",
-        "rollout.max_sequences",
+        "vllm.sleep_mode",
+        "vllm.gpu_memory_gb",
+        "rollout.max_num_seqs",
         "optimizer.micro_batch_tokens",
-        "memory.offload",
-        "memory.checkpoint_activations",
-        "memory.offload",
+        "memory.cpu_offload",
+        "memory.activation_checkpointing",
+        "memory.cpu_offload",
         "lora.rank",
     ]
 
 
 def test_vllm_is_left_awake_where_there_is_room() -> None:
-    config = config_of(*GRPO, "rollout.max_tokens=1024", "rollout.engine=vllm")
+    config = config_of(*GRPO, "rollout.max_completion_tokens=1024", "rollout.engine=vllm")
     awake = settle(SHAPES[HALF_B], config, 130 * GIB).vllm
     asleep = settle(SHAPES[HALF_B], config, 30 * GIB).vllm
-    assert (awake.sleep, asleep.sleep) == (False, True)
-    assert awake.gpu_memory == asleep.gpu_memory
+    assert (awake.sleep_mode, asleep.sleep_mode) == (False, True)
+    assert awake.gpu_memory_gb == asleep.gpu_memory_gb
     cramped = settle(SHAPES[HALF_B], config, 12 * GIB).vllm
-    assert cramped.gpu_memory < awake.gpu_memory
-    kept = settle(SHAPES[HALF_B], with_settings(config, {"vllm.gpu_memory": 5.0, "vllm.sleep": False}), 12 * GIB)
-    assert (kept.vllm.gpu_memory, kept.vllm.sleep) == (5.0, False)
+    assert cramped.gpu_memory_gb < awake.gpu_memory_gb
+    kept = settle(
+        SHAPES[HALF_B], with_settings(config, {"vllm.gpu_memory_gb": 5.0, "vllm.sleep_mode": False}), 12 * GIB
+    )
+    assert (kept.vllm.gpu_memory_gb, kept.vllm.sleep_mode) == (5.0, False)
 
 
 def test_the_torch_engine_keeps_its_memory_where_there_is_room() -> None:
-    config, shape = config_of("rollout.max_tokens=1024", "rollout.max_sequences=256"), SHAPES[HALF_B]
+    config, shape = config_of("rollout.max_completion_tokens=1024", "rollout.max_num_seqs=256"), SHAPES[HALF_B]
     kept, given_back = (predict_within(shape, config, gib * GIB) for gib in (60, 30))
     assert kept.peak - given_back.peak > 4 * GIB
     assert not given_back.worst.of("rollout")

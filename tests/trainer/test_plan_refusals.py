@@ -21,7 +21,7 @@ HALF = ("plan", "--gpu", "RTX 4090", "--model", HALF_B, "rollout.engine=vllm")
 
 
 def test_the_plan_refuses_what_exceeds_the_context_in_the_words_of_train(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, *TINY, "rollout.max_tokens=100000")
+    code, out, err = call(capsys, *TINY, "rollout.max_completion_tokens=100000")
     assert (code, out) == (2, "")
     model: Any = SimpleNamespace(context=2048, name="tiny")
     prompt: Any = SimpleNamespace(token_ids=[0] * 256)
@@ -34,12 +34,14 @@ def test_the_plan_refuses_what_exceeds_the_context_in_the_words_of_train(capsys:
 
 
 def test_prompts_count_as_the_plan_has_them(capsys: pytest.CaptureFixture[str]) -> None:
-    words = (*TINY, "rollout.max_tokens=2000")
-    assert "lower rollout.max_tokens, or give --prompt-tokens" in " ".join(call(capsys, *words)[2].split())
+    words = (*TINY, "rollout.max_completion_tokens=2000")
+    assert "lower rollout.max_completion_tokens, or give --prompt-tokens" in " ".join(call(capsys, *words)[2].split())
     assert call(capsys, *words, "--prompt-tokens", "48")[0] == 0
     code, _, err = call(capsys, *words, "--prompt-tokens", "49")
     assert (code, "a prompt of 49 tokens" in err, "--prompt-tokens" in err) == (2, True, False)
-    code, _, err = call(capsys, "plan", "--gpu", "H200", "rollout.max_tokens=4096")  # of the model that train makes
+    code, _, err = call(
+        capsys, "plan", "--gpu", "H200", "rollout.max_completion_tokens=4096"
+    )  # of the model that train makes
     assert (code, "2048 tokens" in err) == (2, True)
 
 
@@ -73,12 +75,14 @@ def test_train_refuses_before_anything_is_loaded(
     begun = []
     monkeypatch.setattr(loop, "train", lambda config, **_: begun.append(config))
     words = ("train", "--task", toy_task, "--model", "tiny", "run.device=cpu", "--output", str(tmp_path / "run"))
-    code, _, err = call(capsys, *words, "rollout.max_tokens=2048")
+    code, _, err = call(capsys, *words, "rollout.max_completion_tokens=2048")
     assert code == 2
-    assert "a prompt of 1 token and rollout.max_tokens=2048 exceed the 2048 tokens that " in " ".join(err.split())
+    assert "a prompt of 1 token and rollout.max_completion_tokens=2048 exceed the 2048 tokens that " in " ".join(
+        err.split()
+    )
     assert err.count("\n") == 1
     assert not begun
-    assert call(capsys, *words, "rollout.max_tokens=2047")[0] == 0
+    assert call(capsys, *words, "rollout.max_completion_tokens=2047")[0] == 0
     assert len(begun) == 1
 
 
@@ -91,7 +95,7 @@ def test_vllm_on_several_gpus_needs_them(capsys: pytest.CaptureFixture[str], mon
     here = target.TargetGpu("RTX 4090", 24 * 2**30, target.find_card("RTX 4090"))
     monkeypatch.setattr(target, "_look", lambda _: here)
     for count, expected in ((1, 2), (2, 0)):
-        monkeypatch.setattr(target, "visible_cards", lambda count=count: (here,) * count)
+        monkeypatch.setattr(target, "visible_gpus", lambda count=count: (here,) * count)
         found = call(capsys, "plan", *HALF[3:], "vllm.tensor_parallel=2")
         assert found[0] == expected
     assert "vLLM is on 2 GPUs" in found[1]
@@ -104,8 +108,14 @@ def test_vllm_on_several_gpus_needs_them(capsys: pytest.CaptureFixture[str], mon
         ("--nodes 2", "--nodes 2 is of several GPUs, and one is planned for; give --gpus N"),
         ("--gpus 1 --nodes 2", "--nodes 2 is of several GPUs, and one is planned for; give --gpus N"),
         ("--gpus 2 --nodes 2 vllm.tensor_parallel=2", "--gpus 2 in --nodes 2 are 1 in each; give --nodes 1, or"),
-        ("--gpus 5 --nodes 3 vllm.tensor_parallel=7 ray.engines=1", "ray.engines=1 of 7 GPUs each leave no GPU"),
-        ("--gpus 10 --nodes 4 vllm.tensor_parallel=7 ray.engines=1", "are at most 3 in each; give --nodes 1, or"),
+        (
+            "--gpus 5 --nodes 3 vllm.tensor_parallel=7 rollout.num_engines=1",
+            "rollout.num_engines=1 of 7 GPUs each leave no GPU",
+        ),
+        (
+            "--gpus 10 --nodes 4 vllm.tensor_parallel=7 rollout.num_engines=1",
+            "are at most 3 in each; give --nodes 1, or",
+        ),
         ("run.device=cpu", "run.device=cpu uses no GPU, and plans are of GPUs; leave it out"),
         ("--gpus 0", "a run on Ray with ray.gpus=0 uses no GPU, and plans are of GPUs; give --gpus N"),
         ("run.executor=ray", "a run on Ray with ray.gpus=0 uses no GPU, and plans are of GPUs; give --gpus N"),
@@ -124,7 +134,7 @@ def test_cards_that_cannot_be_are_refused_with_what_to_give(
 
 @pytest.mark.parametrize(("cards", "takes"), [(cards, takes) for cards in range(2, 17) for takes in range(2, cards)])
 def test_an_engine_has_a_node_with_room_for_it_and_the_nodes_that_are_named_instead_do(cards: int, takes: int) -> None:
-    words = ("run.executor=ray", f"ray.gpus={cards}", "ray.engines=1", f"vllm.tensor_parallel={takes}")
+    words = ("run.executor=ray", f"ray.gpus={cards}", "rollout.num_engines=1", f"vllm.tensor_parallel={takes}")
     config = config_of(*words, "rollout.engine=vllm", model=HALF_B)
     for nodes in (None, *range(1, cards + 1)):
         if nodes is None or -(-cards // nodes) >= takes:
@@ -152,8 +162,10 @@ def test_where_nothing_fits_the_sentence_is_whole(capsys: pytest.CaptureFixture[
         assert code == 1
         return " ".join(out.split())
 
-    large = ("--model", "Qwen/Qwen2.5-32B", "memory.offload=none")
-    nothing = said(*large, "--gpu-memory", "1GB", "rollout.max_tokens=3000000", "optimizer.micro_batch_tokens=2048")
+    large = ("--model", "Qwen/Qwen2.5-32B", "memory.cpu_offload=none")
+    nothing = said(
+        *large, "--gpu-memory", "1GB", "rollout.max_completion_tokens=3000000", "optimizer.micro_batch_tokens=2048"
+    )
     assert "; no single card would do; take a smaller model" in nothing
     assert "would do, or a smaller model" not in nothing
     some = said("--model", "Qwen/Qwen2.5-7B", "--gpu-memory", "8GB")

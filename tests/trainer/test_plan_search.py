@@ -36,15 +36,15 @@ def others(shape: ModelSpec, config: TrainConfig, limit: int) -> list[TrainConfi
     offloads = [None, "idle", "always"]
     ranges: dict[str, list[Any]] = {
         "optimizer.micro_batch_tokens": [config.optimizer.micro_batch_tokens, 2048, 4096, 8192, 16384, 32768],
-        "memory.offload": offloads[offloads.index(config.memory.offload) :],
-        "memory.checkpoint_activations": [config.memory.checkpoint_activations, True],
-        "rollout.max_sequences": [config.rollout.max_sequences, 512, 256, 128, 64, 32, 16],
+        "memory.cpu_offload": offloads[offloads.index(config.memory.cpu_offload) :],
+        "memory.activation_checkpointing": [config.memory.activation_checkpointing, True],
+        "rollout.max_num_seqs": [config.rollout.max_num_seqs, 512, 256, 128, 64, 32, 16],
     }
     most, found = config.optimizer.micro_batch_tokens, []
     for values in product(*ranges.values()):
         settings = dict(zip(ranges, values, strict=True))
-        count = settings["rollout.max_sequences"]
-        if settings["optimizer.micro_batch_tokens"] > most or (count or 9999) > (config.rollout.max_sequences or 9999):
+        count = settings["rollout.max_num_seqs"]
+        if settings["optimizer.micro_batch_tokens"] > most or (count or 9999) > (config.rollout.max_num_seqs or 9999):
             continue
         settled = settle(shape, with_settings(config, settings), limit)
         if predict_within(shape, settled, limit).peak <= limit:
@@ -65,12 +65,16 @@ def test_more_memory_makes_no_step_slower(name: str, values: dict[str, Any], gib
 
 def test_the_fewest_sequences_are_tried_though_they_are_no_half() -> None:
     """Of 480, where 30 is the last half."""
-    words = ("rollout.max_sequences=480", "model.dtype=float32", "lora.rank=16", "optimizer.mini_batches=4")
-    words += ("data.prompts_per_step=4", "rollout.samples_per_prompt=2", "optimizer.micro_batch_tokens=621")
-    words += ("algorithm.advantage=gae", "algorithm.kl_coefficient=0.001", "rollout.max_tokens=257")
+    words = ("rollout.max_num_seqs=480", "model.dtype=float32", "lora.rank=16", "optimizer.num_mini_batches=4")
+    words += ("data.prompts_per_step=4", "rollout.group_size=2", "optimizer.micro_batch_tokens=621")
+    words += (
+        "algorithm.advantage_estimator=gae",
+        "algorithm.kl_coefficient=0.001",
+        "rollout.max_completion_tokens=257",
+    )
     name = "meta-llama/Llama-3.2-1B"
     found = planned(SHAPES[name], config_of(*words, "model.compile=false", model=name), 10)
-    assert (found.fits, found.config.rollout.max_sequences) == (True, 16)
+    assert (found.fits, found.config.rollout.max_num_seqs) == (True, 16)
 
 
 @pytest.mark.slow
@@ -95,7 +99,7 @@ def test_what_was_asked_and_fits_is_changed_only_where_that_pays(name: str, valu
     if found.wanted.peak > found.limit:
         return
     settled = settle(shape, config, found.limit)
-    if {change.key for change in found.changes} <= {"vllm.gpu_memory", "vllm.sleep", "rollout.max_sequences"}:
+    if {change.key for change in found.changes} <= {"vllm.gpu_memory_gb", "vllm.sleep_mode", "rollout.max_num_seqs"}:
         assert found.config == settled
     else:
         assert step(shape, settled) > WORTH * step(shape, found.config)
@@ -115,7 +119,7 @@ def test_a_small_card_is_not_planned_slower_than_it_need_be(gib: int) -> None:
 def test_a_tie_goes_to_the_fewest_changes() -> None:
     """Smaller micro-batches take no longer by the prediction, and are not proposed where idle weights are enough."""
     shape = SHAPES["Qwen/Qwen2.5-0.5B"]
-    config = with_settings(TrainConfig(), {"rollout.max_tokens": 1024, "data.prompts_per_step": 32})
+    config = with_settings(TrainConfig(), {"rollout.max_completion_tokens": 1024, "data.prompts_per_step": 32})
     found = planned(shape, config, 60)
     assert "optimizer.micro_batch_tokens" not in {change.key for change in found.changes}
     tight = planned(shape, config, 20)
@@ -128,8 +132,8 @@ def test_nothing_is_moved_into_memory_that_the_machine_has_not() -> None:
     name = "Qwen/Qwen2.5-7B"
     shape, config = SHAPES[name], config_of(model=name)
     rich, poor = planned(shape, config, 24), planned(shape, config, 24, host=64 * GIB)
-    assert rich.config.memory.offload == "always"
+    assert rich.config.memory.cpu_offload == "always"
     assert host_bytes(shape, rich.config) > 100 * GIB
     assert host_bytes(shape, poor.config) <= 64 * GIB
-    asked = replace(config, memory=replace(config.memory, offload="always"))
-    assert planned(shape, asked, 24, host=64 * GIB).config.memory.offload == "always"  # he wants it so
+    asked = replace(config, memory=replace(config.memory, cpu_offload="always"))
+    assert planned(shape, asked, 24, host=64 * GIB).config.memory.cpu_offload == "always"  # he wants it so

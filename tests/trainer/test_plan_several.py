@@ -43,7 +43,7 @@ H200 = find_gpu_spec("H200") or GpuSpec("", 0, 0, 0, 0)
 SEVEN_B = "Qwen/Qwen2.5-7B"
 SMALL = {"model_type": "qwen2", **COMMON, "num_key_value_heads": 2, "tie_word_embeddings": False}
 STATE = ("weights in float32", "AdamW's moments", "gradients in float32")
-LEAD = {"rollout.lead": 1, "rollout.logprobs": "always", "mismatch.weights": "token"}
+LEAD = {"rollout.max_async_level": 1, "rollout.return_logprobs": "always", "rollout_correction.is_level": "token"}
 
 
 def on(config: TrainConfig, gpus: int, **ray: Any) -> TrainConfig:
@@ -53,7 +53,7 @@ def on(config: TrainConfig, gpus: int, **ray: Any) -> TrainConfig:
 
 def configured(values: dict[str, Any]) -> TrainConfig:
     if values["rollout.engine"] == "vllm":
-        values = {**values, "vllm.gpu_memory": 20.0, "vllm.sleep": False}
+        values = {**values, "vllm.gpu_memory_gb": 20.0, "vllm.sleep_mode": False}
     return with_settings(TrainConfig(), values)
 
 
@@ -81,7 +81,7 @@ def test_one_gpu_is_planned_as_one_process_is(name: str, values: dict[str, Any],
 @given(MODELS, SETTINGS, st.sampled_from([1, 2]))
 @settings(max_examples=15, deadline=None)
 def test_more_ranks_hold_no_more_each_and_the_same_together(name: str, values: dict[str, Any], replicas: int) -> None:
-    values = {**values, "data.prompts_per_step": 512, "optimizer.mini_batches": 1}
+    values = {**values, "data.prompts_per_step": 512, "optimizer.num_mini_batches": 1}
     shape, config = SHAPES[name], configured(values)
     counts = [replicas * shards for shards in (1, 2, 4, 8)]
     found = [predict_memory(shape, on(config, count, replicas=replicas), card="rank") for count in counts]
@@ -110,9 +110,9 @@ def test_nothing_is_gained_or_lost_between_kinds_of_cards(name: str, values: dic
 def test_sampling_ahead_is_no_slower_than_taking_turns(
     name: str, values: dict[str, Any], engines: int, weights: str
 ) -> None:
-    values = {key: value for key, value in values.items() if key != "memory.offload"}
-    ahead = with_settings(TrainConfig(), {**values, **LEAD, "mismatch.weights": weights, **ray(8, engines)})
-    turns = with_settings(ahead, {"rollout.lead": 0})
+    values = {key: value for key, value in values.items() if key != "memory.cpu_offload"}
+    ahead = with_settings(TrainConfig(), {**values, **LEAD, "rollout_correction.is_level": weights, **ray(8, engines)})
+    turns = with_settings(ahead, {"rollout.max_async_level": 0})
     fast, slow = (predict_speed(SHAPES[name], config, H200) for config in (ahead, turns))
     assert fast.seconds == slow.seconds
     assert fast.step <= slow.step * (1 + 1e-9)
@@ -120,7 +120,7 @@ def test_sampling_ahead_is_no_slower_than_taking_turns(
 
 
 def ray(gpus: int, engines: int) -> dict[str, Any]:
-    return {"run.executor": "ray", "ray.gpus": gpus, "ray.engines": engines}
+    return {"run.executor": "ray", "ray.gpus": gpus, "rollout.num_engines": engines}
 
 
 @given(MODELS, SETTINGS, st.sampled_from([2, 4, 8, 16]), st.integers(1, 2))
@@ -128,7 +128,7 @@ def ray(gpus: int, engines: int) -> dict[str, Any]:
 def test_several_cards_are_no_faster_than_as_many_times_one(
     name: str, values: dict[str, Any], count: int, nodes: int
 ) -> None:
-    shape, config = SHAPES[name], configured({**values, "memory.offload": None, "model.compile": None})
+    shape, config = SHAPES[name], configured({**values, "memory.cpu_offload": None, "model.compile": None})
     one = predict_speed(shape, config, H200).seconds["update_actor"]
     several = predict_speed(shape, on(config, count), H200, nodes=nodes).seconds["update_actor"]
     assert several * count >= one * (1 - 1e-9)
@@ -185,7 +185,9 @@ def held_by(count: int, index: int, replicas: int) -> dict[str, int]:
 @pytest.mark.parametrize(("count", "replicas"), [(2, 1), (4, 2), (3, 1)])
 def test_a_rank_holds_what_is_planned(count: int, replicas: int) -> None:
     shape = spec_from_config("small", SMALL)
-    config = on(config_of("rollout.max_tokens=64", "optimizer.micro_batch_tokens=256"), count, replicas=replicas)
+    config = on(
+        config_of("rollout.max_completion_tokens=64", "optimizer.micro_batch_tokens=256"), count, replicas=replicas
+    )
     memory = predict_memory(shape, config, 64, card="rank")
     [update] = [phase for phase in memory.phases if phase.name == "update_actor"]
     planned = {part.what: part.size for part in update.parts if part.what in STATE}
@@ -207,9 +209,9 @@ def test_constants_are_those_of_the_executor() -> None:
 
 
 def test_ranks_that_share_sequences_have_a_part_of_each() -> None:
-    words = ("rollout.max_tokens=16000", "optimizer.micro_batch_tokens=8192", "model.compile=false")
+    words = ("rollout.max_completion_tokens=16000", "optimizer.micro_batch_tokens=8192", "model.compile=false")
     alone = with_settings(on(config_of(*words, *GRPO), 8), {"model.compile": None})
-    shared = with_settings(alone, {"ray.sequence_parallel": 4})
+    shared = with_settings(alone, {"parallel.sequence_parallel": 4})
     assert workload_on(alone, 384).micro_batch == 16_384
     assert workload_on(shared, 384).micro_batch == 8192  # two sequences a line, whose budget is four times a rank's
     smaller = with_settings(shared, {"optimizer.micro_batch_tokens": 4096})
@@ -221,7 +223,7 @@ def test_ranks_that_share_sequences_have_a_part_of_each() -> None:
 
 
 def test_engines_share_the_batch_and_the_evaluation() -> None:
-    config = config_of("data.prompts_per_step=100", "rollout.samples_per_prompt=8", "eval.size=1000")
+    config = config_of("data.prompts_per_step=100", "rollout.group_size=8", "eval.num_problems=1000")
     for gpus, settings_of_ray, trained, evaluated in (
         (8, {}, 13 * 8, 125),
         (8, {"parts": 2}, 7 * 8, 63),
@@ -234,7 +236,7 @@ def test_engines_share_the_batch_and_the_evaluation() -> None:
 
 def test_an_engine_on_several_cards_has_a_share_of_weights_and_heads_on_each() -> None:
     shape = SHAPES[HALF_B]  # with 2 heads of keys and values
-    config = config_of(*GRPO, "rollout.engine=vllm", "rollout.max_tokens=1024")
+    config = config_of(*GRPO, "rollout.engine=vllm", "rollout.max_completion_tokens=1024")
     sizes = []
     for cards in (1, 2, 4):
         spread = with_settings(config, {"vllm.tensor_parallel": cards})
@@ -245,7 +247,7 @@ def test_an_engine_on_several_cards_has_a_share_of_weights_and_heads_on_each() -
 
 
 def test_what_waits_in_the_hosts_memory_is_there_once_a_replica() -> None:
-    config, shape = config_of("memory.offload=idle"), SHAPES[HALF_B]
+    config, shape = config_of("memory.cpu_offload=idle"), SHAPES[HALF_B]
     whole = host_bytes(shape, config)
     assert host_bytes(shape, on(config, 8)) == whole
     assert host_bytes(shape, on(config, 8, replicas=2)) == 2 * whole
@@ -255,12 +257,12 @@ def test_what_waits_in_the_hosts_memory_is_there_once_a_replica() -> None:
 
 def test_engines_on_cards_of_their_own_have_them_to_themselves() -> None:
     shape = SHAPES[SEVEN_B]
-    config = config_of(*GRPO, "rollout.engine=vllm", "rollout.max_tokens=8192", model=SEVEN_B)
+    config = config_of(*GRPO, "rollout.engine=vllm", "rollout.max_completion_tokens=8192", model=SEVEN_B)
     beside, apart = (settle(shape, on(config, 4, engines=engines), 60 * GIB).vllm for engines in (0, 1))
-    assert beside.sleep is True
-    assert apart.sleep is None
-    assert (apart.gpu_memory or 0) > (beside.gpu_memory or 0)
-    ahead = with_settings(on(config, 4, engines=1), LEAD)  # which refuses any value of vllm.sleep
+    assert beside.sleep_mode is True
+    assert apart.sleep_mode is None
+    assert (apart.gpu_memory_gb or 0) > (beside.gpu_memory_gb or 0)
+    ahead = with_settings(on(config, 4, engines=1), LEAD)  # which refuses any value of vllm.sleep_mode
     assert settle(shape, ahead, 60 * GIB).vllm == apart
     assert make_plan(shape, ahead, 140 * GIB).fits
 
@@ -285,24 +287,27 @@ def test_what_is_proposed_fits_on_every_card(
 
 
 def test_replicas_are_given_up_where_they_are_too_much() -> None:
-    config = on(config_of(*GRPO, "rollout.max_tokens=1024", model=SEVEN_B), 16, replicas=16)
+    config = on(config_of(*GRPO, "rollout.max_completion_tokens=1024", model=SEVEN_B), 16, replicas=16)
     found = make_plan(SHAPES[SEVEN_B], config, int(79.6 * GIB), card=find_gpu_spec("H100"))
     assert found.fits
-    assert ("ray.replicas", 1) in [(change.key, change.value) for change in found.changes]
-    assert "memory.offload" not in [change.key for change in found.changes]
+    assert ("parallel.dp_replicate", 1) in [(change.key, change.value) for change in found.changes]
+    assert "memory.cpu_offload" not in [change.key for change in found.changes]
 
 
 def test_long_sequences_are_shared_where_one_is_too_much() -> None:
-    words = ("rollout.max_tokens=16384", "data.prompts_per_step=8", "rollout.engine=vllm")
+    words = ("rollout.max_completion_tokens=16384", "data.prompts_per_step=8", "rollout.engine=vllm")
     found = make_plan(SHAPES[HALF_B], on(config_of(*words), 8), 24 * GIB, card=find_gpu_spec("RTX 4090"))
     assert found.fits
     assert spread_of(found.config).slices == 2
-    assert not found.config.memory.offload
+    assert not found.config.memory.cpu_offload
 
 
 def test_cards_are_divided_as_was_asked_where_that_can_fit() -> None:
     config = on(
-        config_of("rollout.max_tokens=65536", "data.prompts_per_step=8", "rollout.engine=vllm", model=SEVEN_B), 8
+        config_of(
+            "rollout.max_completion_tokens=65536", "data.prompts_per_step=8", "rollout.engine=vllm", model=SEVEN_B
+        ),
+        8,
     )
     found = make_plan(SHAPES[SEVEN_B], config, int(140.4 * GIB), card=H200)
     assert found.fits
@@ -312,9 +317,11 @@ def test_cards_are_divided_as_was_asked_where_that_can_fit() -> None:
 
 def test_the_next_smaller_micro_batch_is_the_next_power_of_two() -> None:
     """Halves of an odd budget would leave out what is nearly as large and fits."""
-    config = config_of(*GRPO, "rollout.max_tokens=1024", "optimizer.micro_batch_tokens=33562")
+    config = config_of(*GRPO, "rollout.max_completion_tokens=1024", "optimizer.micro_batch_tokens=33562")
     assert list(smaller_micro_batches(config, workload_on(config))) == [32768, 16384, 8192, 4096, 2048]
-    shared = with_settings(on(config, 8), {"ray.sequence_parallel": 2, "rollout.max_tokens": 8192 - 256})
+    shared = with_settings(
+        on(config, 8), {"parallel.sequence_parallel": 2, "rollout.max_completion_tokens": 8192 - 256}
+    )
     assert list(smaller_micro_batches(shared, workload_on(shared))) == [
         32768,
         16384,
@@ -324,7 +331,7 @@ def test_the_next_smaller_micro_batch_is_the_next_power_of_two() -> None:
 
 
 def test_ranks_that_were_counted_stay_as_many() -> None:
-    config = on(config_of(*GRPO, "rollout.max_tokens=8192", model=SEVEN_B), 4, ranks=4)
+    config = on(config_of(*GRPO, "rollout.max_completion_tokens=8192", model=SEVEN_B), 4, ranks=4)
     found = make_plan(SHAPES[SEVEN_B], config, 30 * GIB)
     assert spread_of(found.config).ranks == 4
 
@@ -338,7 +345,7 @@ def target(name: str) -> TargetGpu:
 @pytest.mark.slow
 def test_it_says_how_many_cards_would_do() -> None:
     shape, small = SHAPES["Qwen/Qwen3-8B"], target("RTX 4090")
-    config = config_of(*GRPO, "rollout.max_tokens=16384", "rollout.engine=vllm", model="Qwen/Qwen3-8B")
+    config = config_of(*GRPO, "rollout.max_completion_tokens=16384", "rollout.engine=vllm", model="Qwen/Qwen3-8B")
     assert plan_for(shape, config, target("H200")).more is None  # one will do
     planned = plan_for(shape, config, small)
     assert not planned.plan.fits
@@ -348,7 +355,7 @@ def test_it_says_how_many_cards_would_do() -> None:
 
 # ---- the command, and the warning of train ---------------------------------------------------------------------------
 
-APART = ("--gpus", "4", "--gpu", "H200", "--address", "10.0.0.1:6379", "ray.engines=1", "rollout.engine=vllm")
+APART = ("--gpus", "4", "--gpu", "H200", "--address", "10.0.0.1:6379", "rollout.num_engines=1", "rollout.engine=vllm")
 
 
 def plan(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -360,9 +367,9 @@ def plan(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     "words",
     [
         (*APART, "vllm.tensor_parallel=2"),
-        ("--gpus", "16", "--gpu", "A100", "ray.replicas=2"),
+        ("--gpus", "16", "--gpu", "A100", "parallel.dp_replicate=2"),
         ("--gpus", "64", "--gpu-memory", "8GB"),
-        ("--gpus", "4", "--gpu", "L40S", "ray.engines=1"),
+        ("--gpus", "4", "--gpu", "L40S", "rollout.num_engines=1"),
     ],
 )
 def test_eighty_columns(words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
@@ -381,7 +388,7 @@ def test_each_kind_of_card_is_shown(capsys: pytest.CaptureFixture[str], monkeypa
     assert "an engine's GPU, of which there are 2:" in out
     assert "NVLink taken as 350 of its 450 GB/s each way" in out
     [line] = [line for line in out.splitlines() if line.startswith("tinyzero train")]
-    assert "--gpus 4 --address 10.0.0.1:6379 ray.engines=1 rollout.engine=vllm vllm.tensor_parallel=2" in line
+    assert "--gpus 4 --address 10.0.0.1:6379 rollout.num_engines=1 rollout.engine=vllm vllm.tensor_parallel=2" in line
     beside = plan(capsys, "--gpus", "16", "--gpu", "H200")[1]
     assert "16 GPUs: 16 ranks, with an engine beside each" in beside
     assert "2 nodes, 45 GB/s of network to each GPU assumed" in " ".join(beside.split())
@@ -416,12 +423,18 @@ def test_json_has_each_kind_of_card(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--gpus", "0", "ray.ranks=2"), "a run on Ray with ray.gpus=0 uses no GPU"),
-        (("run.executor=ray", "ray.ranks=2"), "a run on Ray with ray.gpus=0 uses no GPU"),
-        (("--gpus", "2", "--gpu", "H200", "ray.engines=2"), "leave no GPU of ray.gpus=2 to learn on"),
-        (("--gpus", "4", "--gpu", "H200", "ray.replicas=3"), "ray.replicas=3 does not divide the 4 ranks"),
-        (("--gpu", "H200", "ray.engines=1"), "has no such setting"),
-        (("--gpus", "8", "--gpu", "H200", "ray.sequence_parallel=8"), "does not divide the model's 28 attention heads"),
+        (("--gpus", "0", "parallel.world_size=2"), "a run on Ray with ray.gpus=0 uses no GPU"),
+        (("run.executor=ray", "parallel.world_size=2"), "a run on Ray with ray.gpus=0 uses no GPU"),
+        (("--gpus", "2", "--gpu", "H200", "rollout.num_engines=2"), "leave no GPU of ray.gpus=2 to learn on"),
+        (
+            ("--gpus", "4", "--gpu", "H200", "parallel.dp_replicate=3"),
+            "parallel.dp_replicate=3 does not divide the 4 ranks",
+        ),
+        (("--gpu", "H200", "rollout.num_engines=1"), "has no such setting"),
+        (
+            ("--gpus", "8", "--gpu", "H200", "parallel.sequence_parallel=8"),
+            "does not divide the model's 28 attention heads",
+        ),
     ],
 )
 def test_wrong_use_is_refused_as_train_does(
@@ -442,37 +455,37 @@ def test_train_warns_of_several_gpus_that_are_too_small(
     begun = []
     monkeypatch.setattr(loop, "train", lambda config, **_: begun.append(config))
     small = TargetGpu("a small card", GIB // 2, None)
-    monkeypatch.setattr(advice, "present_card", lambda device: None if device == "cpu" else small)
+    monkeypatch.setattr(advice, "present_gpu", lambda device: None if device == "cpu" else small)
     words = ["train", "--task", toy_task, "--model", str(toy_model_path), "--output", str(tmp_path / "run")]
-    words += ["rollout.max_tokens=192"]
+    words += ["rollout.max_completion_tokens=192"]
     warned = [line for line in call(capsys, *words, "--gpus", "2")[2].splitlines() if line.startswith("warning:")]
     assert len(warned) == 1
     assert "GiB on each GPU, and a small card has 0.5 GiB" in warned[0]
-    assert "warning:" not in call(capsys, *words, "--gpus", "0", "ray.ranks=2")[2]
-    assert "warning:" not in call(capsys, *words, "run.executor=ray", "ray.ranks=2")[2]
+    assert "warning:" not in call(capsys, *words, "--gpus", "0", "parallel.world_size=2")[2]
+    assert "warning:" not in call(capsys, *words, "run.executor=ray", "parallel.world_size=2")[2]
     assert len(begun) == 3
 
 
 def test_the_warning_names_the_kind_of_card_and_settings_that_fit() -> None:
     shape = SHAPES[SEVEN_B]
-    words = (*GRPO, "rollout.max_tokens=1024")
+    words = (*GRPO, "rollout.max_completion_tokens=1024")
     config = on(config_of(*words, model=SEVEN_B), 4, engines=1)
     found = advice.warning_for(shape, config, target("H100"))
     assert found is not None
     assert "update_actor is predicted to take " in found
     assert " GiB on a rank's GPU, and H100 has 79.6 GiB" in found
     named = [word for word in found.split() if "=" in word and not word.startswith("(")]
-    better = config_of(*words, "run.executor=ray", "ray.gpus=4", "ray.engines=1", *named, model=SEVEN_B)
+    better = config_of(*words, "run.executor=ray", "ray.gpus=4", "rollout.num_engines=1", *named, model=SEVEN_B)
     assert predict_memory(shape, settle(shape, better, usable(target("H100").room))).peak <= usable(target("H100").room)
     assert advice.warning_for(shape, better, target("H100")) is None
 
 
 def test_out_of_memory_on_a_rank_names_what_lowers_it_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advice, "present_card", lambda _: target("H200"))
-    config = on(config_of(*GRPO, "rollout.max_tokens=1024", "rollout.max_sequences=64"), 4, engines=1)
+    monkeypatch.setattr(advice, "present_gpu", lambda _: target("H200"))
+    config = on(config_of(*GRPO, "rollout.max_completion_tokens=1024", "rollout.max_num_seqs=64"), 4, engines=1)
     assert advice.after_out_of_memory(config, ["update_actor"]).startswith("optimizer.micro_batch_tokens=")
-    assert advice.after_out_of_memory(config, ["gen"]) == "rollout.max_sequences=32"
-    assert advice.after_out_of_memory(config, [advice.LOADING]) in ("", "memory.offload=always")
+    assert advice.after_out_of_memory(config, ["gen"]) == "rollout.max_num_seqs=32"
+    assert advice.after_out_of_memory(config, [advice.LOADING]) in ("", "memory.cpu_offload=always")
 
 
 def test_a_shape_that_is_only_counted_is_planned_too() -> None:

@@ -29,16 +29,16 @@ SHAPE = TinyShape(hidden_size=1024, layers=12, head_size=64, kv_heads=4, mlp_siz
 
 DIVISIONS: dict[str, tuple[str, ...]] = {
     "2 ranks": (),
-    "2 replicas": ("ray.replicas=2",),
-    "2 in a line": ("ray.sequence_parallel=2",),
-    "2 ranks, checkpointed": ("memory.checkpoint_activations=true",),
+    "2 replicas": ("parallel.dp_replicate=2",),
+    "2 in a line": ("parallel.sequence_parallel=2",),
+    "2 ranks, checkpointed": ("memory.activation_checkpointing=true",),
     "2 ranks, with a KL": ("algorithm.kl_coefficient=0.001",),
 }
 
 
 def settled(start: str, words: tuple[str, ...]) -> TrainConfig:
-    batch = ("data.prompts_per_step=64", "rollout.samples_per_prompt=8", "rollout.max_tokens=1024")
-    return config_of("run.executor=ray", "ray.gpus=2", "ray.engines=0", *batch, *words, model=start)
+    batch = ("data.prompts_per_step=64", "rollout.group_size=8", "rollout.max_completion_tokens=1024")
+    return config_of("run.executor=ray", "ray.gpus=2", "rollout.num_engines=0", *batch, *words, model=start)
 
 
 def peaks(start: str, words: tuple[str, ...], kind: str = "cuda") -> dict[str, int]:
@@ -48,7 +48,9 @@ def peaks(start: str, words: tuple[str, ...], kind: str = "cuda") -> dict[str, i
     placement = FsdpOptions.of(config, device)
     learners = build_learners(config, placement, checkpoint=None)
     found["loading"] = peak(device)
-    learners.policy.warm_up(settings_at(config, 1), workload_of(config, 1).micro_batch * config.ray.sequence_parallel)
+    learners.policy.warm_up(
+        settings_at(config, 1), workload_of(config, 1).micro_batch * config.parallel.sequence_parallel
+    )
     found["update_actor"] = peak(device)
     print(f"rank {rank}, {words}: { ({name: f'{size / GIB:.2f} GiB' for name, size in found.items()}) }", flush=True)
     return found

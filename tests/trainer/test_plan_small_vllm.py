@@ -1,4 +1,4 @@
-"""That the plan knows what too little `vllm.gpu_memory` is, and does not take it for a card that is too small."""
+"""That the plan knows what too little `vllm.gpu_memory_gb` is, and does not take it for a card that is too small."""
 
 import json
 from typing import Any
@@ -26,8 +26,8 @@ VLLM = "rollout.engine=vllm"
 @pytest.mark.parametrize(
     ("model", "gib", "words"),
     [
-        *((HALF_B, 24, (f"vllm.gpu_memory={size}",)) for size in (0.5, 1, 1.5, 2, 5)),
-        (LARGER, 22.5, ("vllm.gpu_memory=4", "rollout.max_sequences=64")),
+        *((HALF_B, 24, (f"vllm.gpu_memory_gb={size}",)) for size in (0.5, 1, 1.5, 2, 5)),
+        (LARGER, 22.5, ("vllm.gpu_memory_gb=4", "rollout.max_num_seqs=64")),
     ],
 )
 def test_little_memory_for_vllm_is_no_reason_that_nothing_fits(model: str, gib: float, words: tuple[str, ...]) -> None:
@@ -50,32 +50,32 @@ def test_what_vllm_is_given_never_decides_whether_something_fits(
     model: str, size: float, sleep: bool | None, sequences: int | None, gib: int
 ) -> None:
     shape = SHAPES[model]
-    open_ = with_settings(config_of(VLLM, model=model), {"vllm.sleep": sleep, "rollout.max_sequences": sequences})
-    given_ = with_settings(open_, {"vllm.gpu_memory": size})
+    open_ = with_settings(config_of(VLLM, model=model), {"vllm.sleep_mode": sleep, "rollout.max_num_seqs": sequences})
+    given_ = with_settings(open_, {"vllm.gpu_memory_gb": size})
     left_out, found = (make_plan(shape, config, gib * GIB) for config in (open_, given_))
     assert found.fits or not left_out.fits
     assert can_fit(shape, given_, gib * GIB) == found.fits
     if found.fits:
         least = needed_by_vllm(shape, found.config, workload_on(found.config), sequences=1)
-        given_now = found.config.vllm.gpu_memory
+        given_now = found.config.vllm.gpu_memory_gb
         assert given_now is not None
         assert given_now * GB + GB / 100 >= least
 
 
 def test_the_plan_says_that_vllm_has_no_room_for_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("plan", "--gpu", "A100", "--model", LARGER, VLLM)
-    code, out, _ = call(capsys, *words, "vllm.gpu_memory=1")
+    code, out, _ = call(capsys, *words, "vllm.gpu_memory_gb=1")
     out = " ".join(out.split())
-    assert "vllm.gpu_memory=1 is too small: weights, workspaces and one sequence are predicted to take " in out
+    assert "vllm.gpu_memory_gb=1 is too small: weights, workspaces and one sequence are predicted to take " in out
     assert "what was asked fits" not in out
     [line] = [line for line in out.split("to type: ") if line.startswith("tinyzero train")]
-    assert line.count("vllm.gpu_memory=") == 1
+    assert line.count("vllm.gpu_memory_gb=") == 1
     assert code == 0
     assert "micro_batch_tokens" not in line  # nothing else is amiss
     again = [word for word in line.split() if word.startswith("vllm.")]
     out = call(capsys, *words, *again)[1]
     assert "too small" not in out
-    found = json.loads(call(capsys, *words, "vllm.gpu_memory=1", "--json")[1])
+    found = json.loads(call(capsys, *words, "vllm.gpu_memory_gb=1", "--json")[1])
     assert 3.1 * GB < found["vllm_needs"] < 10 * GB
     assert json.loads(call(capsys, *words, *again, "--json")[1])["vllm_needs"] == 0
 
@@ -85,14 +85,14 @@ def test_train_says_so_too() -> None:
         config: Any = config_of(VLLM, *words, model=LARGER)
         return advice.warning_for(SHAPES[LARGER], config, TargetGpu("A100", gib * GIB, find_gpu_spec("A100")))
 
-    line = said("vllm.gpu_memory=1") or ""
+    line = said("vllm.gpu_memory_gb=1") or ""
     assert line.startswith(
-        "vllm.gpu_memory=1 is too small: weights, workspaces and one sequence are predicted to take "
+        "vllm.gpu_memory_gb=1 is too small: weights, workspaces and one sequence are predicted to take "
     )
     assert "leave it out" in line
     cure = [word for word in line.partition(";")[2].split() if "=" in word]
     assert said(*cure) is None
     assert said() is None
     assert "\n" not in line
-    nothing = said("vllm.gpu_memory=1", gib=3) or ""
+    nothing = said("vllm.gpu_memory_gb=1", gib=3) or ""
     assert "no settings were found that fit" in nothing

@@ -85,8 +85,8 @@ def test_the_only_pass_of_an_update_finds_the_old_logprobs_itself(toy_model: Lan
     assert (own - found).norm() < 1e-5 * own.norm()
     experience = replace(as_experience(samples, advantages), old_logprobs=None)
     metrics = make_policy(toy_model).update(experience, group_size=4, now=NOW)
-    assert metrics["actor/is_ratio/mean"] == 1
-    assert metrics["actor/is_clip/outside_frac"] == metrics["actor/ppo_kl"] == 0
+    assert metrics["actor/ratio/mean"] == 1
+    assert metrics["actor/ratio/outside_clip_frac"] == metrics["actor/ppo_kl"] == 0
     with pytest.raises(AssertionError):
         make_policy(toy_model, epochs=2).update(experience, group_size=4, now=NOW)
 
@@ -112,14 +112,14 @@ def test_the_share_of_ratios_outside_the_clips_bounds(shift: float, outside: flo
     metrics = make_policy(toy_model).update(
         replace(experience, old_logprobs=experience.old_logprobs - shifts), group_size=4, now=NOW
     )
-    assert metrics["actor/is_clip/outside_frac"] == pytest.approx(4 * outside * count / len(shifts), abs=1e-6)
+    assert metrics["actor/ratio/outside_clip_frac"] == pytest.approx(4 * outside * count / len(shifts), abs=1e-6)
 
 
 def test_the_engines_logprobs_are_compared_before_the_first_update_or_not_at_all(toy_model: LanguageModel) -> None:
     experience = as_experience(ragged_samples(toy_model), [1.0, -1.0, 0.5, -0.5] * 3)
     assert experience.old_logprobs is not None
     off = replace(experience, engine_logprobs=experience.old_logprobs - 0.5)
-    metrics = make_policy(toy_model, mini_batches=3).update(off, group_size=4, now=NOW)
+    metrics = make_policy(toy_model, num_mini_batches=3).update(off, group_size=4, now=NOW)
     assert metrics["training/rollout_logprobs_diff_mean"] == pytest.approx(0.5, abs=1e-4)
     assert metrics["rollout_corr/kl"] == pytest.approx(-0.5, abs=1e-4)  # seen from tokens that the engine likes less
     metrics = make_policy(toy_model).update(replace(experience, engine_logprobs=None), group_size=4, now=NOW)
@@ -132,12 +132,13 @@ def test_good_completions_become_likelier(toy_model: LanguageModel) -> None:
     metrics = make_policy(toy_model).update(as_experience(samples, advantages), group_size=4, now=NOW)
     toy_model.model.eval()
     gains = [
-        sum(token_logprobs(toy_model, sample.prompt.token_ids, sample.generation.token_ids)) - sum(sample.generation.logprobs)
+        sum(token_logprobs(toy_model, sample.prompt.token_ids, sample.generation.token_ids))
+        - sum(sample.generation.logprobs)
         for sample in samples
     ]
     assert sum(gain * advantage for gain, advantage in zip(gains, advantages, strict=True)) > 0
     assert metrics["training/rollout_probs_diff_max"] < 1e-5
-    assert metrics["actor/is_ratio/mean"] == pytest.approx(1.0, abs=1e-4)
+    assert metrics["actor/ratio/mean"] == pytest.approx(1.0, abs=1e-4)
 
 
 def test_the_kl_term_pulls_back_to_the_reference(toy_model: LanguageModel) -> None:
@@ -158,7 +159,7 @@ def test_the_kl_term_pulls_back_to_the_reference(toy_model: LanguageModel) -> No
 
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_every_mini_batch_of_every_pass_is_an_update(toy_model: LanguageModel, epochs: int) -> None:
-    policy = make_policy(toy_model, mini_batches=3, epochs=epochs)
+    policy = make_policy(toy_model, num_mini_batches=3, epochs=epochs)
     metrics = policy.update(as_experience(ragged_samples(toy_model), [1.0, -1.0, 0.0, 0.0] * 3), group_size=4, now=NOW)
     assert metrics["actor/lr"] == NOW.learning_rate
     states = policy._optimizer._adamw.state.values()
@@ -166,7 +167,7 @@ def test_every_mini_batch_of_every_pass_is_an_update(toy_model: LanguageModel, e
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_and_stops_the_run_in_the_end(toy_model: LanguageModel) -> None:
-    policy = make_policy(toy_model, max_bad_steps=3)
+    policy = make_policy(toy_model, max_nonfinite_updates=3)
     samples = ragged_samples(toy_model)
     before = copy.deepcopy(toy_model.model.state_dict())
     poison = [float("nan")] + [0.0] * 11
@@ -212,8 +213,8 @@ def test_dropout_blurs_no_ratio(toy_model: LanguageModel) -> None:
     policy = make_policy(model)
     old = policy.logprobs(experience.samples, 1.0)
     metrics = policy.update(replace(experience, old_logprobs=old), group_size=4, now=NOW)
-    assert metrics["actor/is_ratio/mean"] == pytest.approx(1.0, abs=1e-5)
-    assert metrics["actor/is_ratio/std"] < 1e-5
+    assert metrics["actor/ratio/mean"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["actor/ratio/std"] < 1e-5
 
 
 def test_the_ratio_reported_is_the_one_of_the_loss(toy_model: LanguageModel) -> None:
@@ -233,7 +234,7 @@ def test_the_ratio_reported_is_the_one_of_the_loss(toy_model: LanguageModel) -> 
     )
     metrics = policy.update(replace(experience, old_logprobs=experience.old_logprobs - shifts), group_size=4, now=NOW)
     ratios = [math.exp(1 / length) for length in lengths.tolist() for _ in range(length)]
-    assert metrics["actor/is_ratio/mean"] == pytest.approx(sum(ratios) / len(ratios), rel=1e-4)
+    assert metrics["actor/ratio/mean"] == pytest.approx(sum(ratios) / len(ratios), rel=1e-4)
     assert metrics["actor/is_log_ratio/mean"] == pytest.approx(12 / len(ratios), rel=1e-3)
 
 
@@ -241,7 +242,7 @@ def test_the_loss_reported_is_the_mean_over_mini_batches(toy_model: LanguageMode
     """At ratio 1 it is minus the mean advantage of the tokens of each, however many those are."""
     samples = ragged_samples(toy_model)
     lengths, advantages = completion_lengths(samples), [1.0] * 4 + [-0.25] * 4 + [0.5] * 4
-    policy = make_policy(toy_model, mini_batches=3, micro_batch_tokens=40)
+    policy = make_policy(toy_model, num_mini_batches=3, micro_batch_tokens=40)
     metrics = policy.update(as_experience(samples, advantages), group_size=4, now=replace(NOW, learning_rate=1e-9))
     assert len({int(lengths[start : start + 4].sum()) for start in (0, 4, 8)}) > 1
     assert metrics["actor/pg_loss"] == pytest.approx(-(1.0 - 0.25 + 0.5) / 3, abs=1e-5)
@@ -254,4 +255,4 @@ def test_an_outlier_leaves_the_mean_ratio_finite(toy_model: LanguageModel) -> No
     old[0] -= 200
     metrics = make_policy(toy_model).update(replace(experience, old_logprobs=old), group_size=4, now=NOW)
     assert metrics["actor/is_log_ratio/mean"] == pytest.approx(200 / len(old), rel=1e-3)
-    assert metrics["actor/is_ratio/mean"] == pytest.approx(math.exp(20) / len(old), rel=1e-3)
+    assert metrics["actor/ratio/mean"] == pytest.approx(math.exp(20) / len(old), rel=1e-3)

@@ -28,7 +28,7 @@ def divided_task(tmp_path: Path) -> Task:
 
 def test_a_test_share_without_effect_is_refused_before_anything_is_asked(divided_task: Task) -> None:
     tokenizer: PreTrainedTokenizerBase = NoTokenizer()  # type: ignore[assignment]
-    source = PromptSource(divided_task, tokenizer, DataConfig(test_share=0.4))
+    source = PromptSource(divided_task, tokenizer, DataConfig(test_fraction=0.4))
     for ask in (
         lambda: source.held_out(3),
         lambda: source.some(3, seed=0),

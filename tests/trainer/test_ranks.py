@@ -28,7 +28,7 @@ from tinyzero_trainer.training.optimizer import Optimizer
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
 
-OPTIMIZER = OptimizerConfig(micro_batch_tokens=80, mini_batches=2, weight_decay=0.1, max_grad_norm=0.05)
+OPTIMIZER = OptimizerConfig(micro_batch_tokens=80, num_mini_batches=2, weight_decay=0.1, max_grad_norm=0.05)
 TOLERANCE = 1e-5
 """Of a gradient, as a share of the norm of all."""
 
@@ -55,7 +55,7 @@ def test_the_gradients_of_the_ranks_add_up_to_those_of_one(
 ) -> None:
     experience = make_up(toy_model)
     alone = make_policy(toy_model, CASES["KL"], None)
-    alone._algorithm = replace(alone._algorithm, aggregation=aggregation)
+    alone._algorithm = replace(alone._algorithm, loss_aggregation=aggregation)
     expected = gradients(alone, experience, monkeypatch)
     norm = torch.nn.utils.get_total_norm(expected.values())
     total = {name: torch.zeros_like(value) for name, value in expected.items()}

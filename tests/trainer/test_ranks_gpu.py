@@ -40,7 +40,7 @@ DIVISIONS: dict[str, tuple[int, dict[str, Any]]] = {
     "2 replicas": (2, {"replicas": 2}),
     "2 in a line": (2, {"sequence_parallel": 2}),
     "2 in a line, offloaded while idle": (2, {"sequence_parallel": 2, "offload": "idle"}),
-    "2 in a line, all of it": (2, {"sequence_parallel": 2, "offload": "idle", "checkpoint_activations": True}),
+    "2 in a line, all of it": (2, {"sequence_parallel": 2, "offload": "idle", "activation_checkpointing": True}),
     "2 replicas of a line of 2": (4, {"replicas": 2, "sequence_parallel": 2}),
     "4 in a line": (4, {"sequence_parallel": 4}),
 }

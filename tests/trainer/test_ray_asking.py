@@ -220,7 +220,7 @@ def test_an_engine_that_dies_while_it_takes_weights_leaves_no_rank_waiting(
             raise WorkerDiedError("rank 1", "has died", policy_is_whole=False)
         return [found for _, found in calls]
 
-    monkeypatch.setattr(stand_ins, "answers", answer)
+    monkeypatch.setattr(stand_ins, "gather", answer)
     remote = SimpleNamespace(remote=lambda *_: "asked")
     stream = Stream(["a", "b", "c"])
     sending = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: stream))
@@ -243,7 +243,7 @@ def test_a_group_is_left_and_ranks_are_waited_for_only_where_they_can_come_back(
         raise WorkerDiedError(lost, "has died", policy_is_whole=False)
 
     ray = SimpleNamespace(wait=lambda calls, **_: waited.append(calls))
-    monkeypatch.setattr(stand_ins, "answers", answer)
+    monkeypatch.setattr(stand_ins, "gather", answer)
     monkeypatch.setattr(stand_ins, "import_ray", lambda: ray)
     names = ("broadcast", "help_with_weights", "receive", "leave_group")
     actor = SimpleNamespace(**{name: SimpleNamespace(remote=lambda name=name: name) for name in names})
@@ -266,6 +266,6 @@ def test_a_model_without_its_weights_can_be_sent(toy_model: LanguageModel) -> No
 
 def test_settings_of_ray_are_refused_without_it() -> None:
     with pytest.raises(SettingsError, match=r"ray\.ranks=2 has no effect: run\.executor='local'"):
-        make_config({"run": {"task": "countdown"}, "ray": {"ranks": 2}})
-    config: TrainConfig = make_config({"run": {"task": "countdown", "executor": "ray"}, "ray": {"ranks": 2}})
-    assert config.ray.ranks == 2
+        make_config({"run": {"task": "countdown"}, "parallel": {"world_size": 2}})
+    config: TrainConfig = make_config({"run": {"task": "countdown", "executor": "ray"}, "parallel": {"world_size": 2}})
+    assert config.parallel.world_size == 2

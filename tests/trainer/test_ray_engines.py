@@ -98,7 +98,7 @@ def all_answers(calls: Sequence[Any], *, meanwhile: Callable[[], None] | None = 
 @pytest.fixture(autouse=True)
 def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (engines, stand_ins):
-        monkeypatch.setattr(module, "answers", all_answers)
+        monkeypatch.setattr(module, "gather", all_answers)
     monkeypatch.setattr(engines, "TICK_SECONDS", 0.005)
 
 
@@ -120,7 +120,7 @@ def draw(engine: RemoteEngine, count: int, **given: Any) -> list[list[list[int]]
 @given(st.integers(0, 20), st.integers(1, 4), st.integers(1, 3))
 def test_every_prompt_is_drawn_once_in_order_whoever_draws_it(count: int, workers: int, rounds: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "answers", lambda calls, **_: [call() for _, call in calls])
+        patch.setattr(engines, "gather", lambda calls, **_: [call() for _, call in calls])
         patch.setattr(engines, "TICK_SECONDS", 0.001)
         actors = [Actor() for _ in range(workers)]
         found = draw(RemoteEngine(fleet(*actors), rounds), count)
@@ -235,7 +235,7 @@ def test_ranks_without_an_engine_help_with_the_weights_and_give_up_their_memory(
 def test_each_engine_is_compared_with_the_policy_by_all_ranks_at_once() -> None:
     workers = [Actor(0.02) for _ in range(4)]
     members = [ActorHandle(f"policy rank {place} of 4", actor, learns=True) for place, actor in enumerate(workers)]
-    beside = ColocatedEngines(TrainerActors(members, "cuda"), range(0, 4, 2), 1, lambda _: None, check_sync=True)
+    beside = ColocatedEngines(TrainerActors(members, "cuda"), range(0, 4, 2), 1, lambda _: None, verify_weights=True)
     beside.load_weights()
     expected = [f"check of {id(workers[place])}" for place in (0, 2)]  # in the same order everywhere
     for actor in workers:
@@ -360,7 +360,7 @@ def test_a_rank_that_does_not_see_the_run_directory_is_named(
     there: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "SEE_SECONDS", 0.3)
-    monkeypatch.setattr(build, "answers", lambda calls, **_: [call() for _, call in calls])
+    monkeypatch.setattr(build, "gather", lambda calls, **_: [call() for _, call in calls])
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     for directory, content in ((run, "the same"), (elsewhere, there)):
         directory.mkdir()
@@ -441,7 +441,7 @@ def test_which_gpu_is_rays_to_say(device: str) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("ray.ranks=3", "ray.replicas=2"), "ray.replicas=2 does not divide the 3 ranks"),
+        (("parallel.world_size=3", "parallel.dp_replicate=2"), "parallel.dp_replicate=2 does not divide the 3 ranks"),
         (("ray.address=127.0.0.1:1",), "there is no Ray at ray.address='127.0.0.1:1' (Connection refused)"),
         (
             ("ray.address=head",),

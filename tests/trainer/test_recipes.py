@@ -24,11 +24,11 @@ NAMES = recipe_names()
 TINY = {"run": {"task": "countdown"}}
 LARGE = {"run": {"task": "countdown"}, "model": {"path": "Qwen/Qwen2.5-7B"}}
 SAID_THOUGH_DEFAULT = {
-    "algorithm.advantage",  # what an algorithm is named for
-    "algorithm.aggregation",
+    "algorithm.advantage_estimator",  # what an algorithm is named for
+    "algorithm.loss_aggregation",
     "algorithm.kl_coefficient",  # the rest stand against what suits the tiny model
     "algorithm.kl_estimator",
-    "optimizer.mini_batches",
+    "optimizer.num_mini_batches",
 }
 
 
@@ -51,7 +51,7 @@ def test_a_recipe_stands_alone_with_the_tiny_model_and_with_one_that_nothing_sui
         for config in (large, tiny):
             held = getattr(getattr(config, key.split(".")[0]), key.split(".")[1])
             assert (list(held) if isinstance(held, tuple) else held) == value
-    assert tiny.rollout.max_tokens == 128  # figures for another size yield to what suits the model
+    assert tiny.rollout.max_completion_tokens == 128  # figures for another size yield to what suits the model
     assert tiny.optimizer.learning_rate == 2e-4
     assert (tiny.run.recipe, large.run.recipe) == (name, name)
 
@@ -82,44 +82,53 @@ def test_two_recipes_are_never_the_same() -> None:
 
 def test_recipes_mean_what_their_papers_say() -> None:
     dapo, gspo = (make_config(with_recipe(LARGE, name)) for name in ("dapo", "gspo"))
-    assert (dapo.algorithm.clip_low, dapo.algorithm.clip_high, dapo.algorithm.aggregation) == (0.2, 0.28, "token-mean")
-    assert (dapo.wrappers_with_limit(), dapo.data.dynamic_rounds > 0) == (("overlong(limit=256)",), True)
-    assert (gspo.algorithm.clip_low, gspo.algorithm.clip_high) == (3e-4, 4e-4)
-    assert gspo.algorithm.aggregation == "seq-mean-token-mean"
+    assert (dapo.algorithm.clip_ratio_low, dapo.algorithm.clip_ratio_high, dapo.algorithm.loss_aggregation) == (
+        0.2,
+        0.28,
+        "token-mean",
+    )
+    assert (dapo.wrappers_with_limit(), dapo.data.max_refill_rounds > 0) == (("overlong(limit=256)",), True)
+    assert (gspo.algorithm.clip_ratio_low, gspo.algorithm.clip_ratio_high) == (3e-4, 4e-4)
+    assert gspo.algorithm.loss_aggregation == "seq-mean-token-mean"
     for name in ("dapo", "gspo", "dr_grpo", "cispo", "ppo"):
         assert make_config(with_recipe(TINY, name)).algorithm.kl_coefficient == 0
 
 
 @pytest.mark.parametrize(
-    ("name", "prompts", "samples", "kl_in"), [("tinyzero-ppo", 256, 1, "reward"), ("tinyzero-grpo", 128, 5, "loss")]
+    ("name", "prompts", "samples", "kl_placement"),
+    [("tinyzero-ppo", 256, 1, "reward"), ("tinyzero-grpo", 128, 5, "loss")],
 )
 def test_tinyzeros_configurations_are_its_scripts(name: str, prompts: int, samples: int, kl_in: str) -> None:
     config = make_config(with_recipe(LARGE, name))
-    assert (config.data.prompts_per_step, config.rollout.samples_per_prompt) == (prompts, samples)
-    assert (config.rollout.max_tokens, config.rollout.temperature) == (1024, 1.0)
-    assert config.optimizer.mini_batches == 2
+    assert (config.data.prompts_per_step, config.rollout.group_size) == (prompts, samples)
+    assert (config.rollout.max_completion_tokens, config.rollout.temperature) == (1024, 1.0)
+    assert config.optimizer.num_mini_batches == 2
     assert (config.optimizer.learning_rate, config.optimizer.max_grad_norm) == (1e-6, 1.0)
     assert config.optimizer.weight_decay == 0.01
     algorithm = config.algorithm
-    assert (algorithm.clip_low, algorithm.clip_high, algorithm.entropy_coefficient) == (0.2, 0.2, 0.001)
-    assert (algorithm.kl_coefficient, algorithm.kl_in, algorithm.aggregation) == (0.001, kl_in, "token-mean")
-    assert (algorithm.discount, algorithm.trace_decay) == (1.0, 1.0)
-    assert (config.critic.learning_rate, config.critic.value_clip) == (1e-5, 0.5)
+    assert (algorithm.clip_ratio_low, algorithm.clip_ratio_high, algorithm.entropy_coefficient) == (0.2, 0.2, 0.001)
+    assert (algorithm.kl_coefficient, algorithm.kl_placement, algorithm.loss_aggregation) == (
+        0.001,
+        kl_in,
+        "token-mean",
+    )
+    assert (algorithm.gamma, algorithm.gae_lambda) == (1.0, 1.0)
+    assert (config.critic.learning_rate, config.critic.value_clip_range) == (1e-5, 0.5)
 
 
 # ---- layers ----------------------------------------------------------------------------------------------------------
 
 
 def test_what_suits_the_model_yields_to_the_recipe_and_both_to_the_user(monkeypatch) -> None:
-    preset = {"algorithm": {"kl_coefficient": 0.1, "kl_estimator": "exact"}, "optimizer": {"mini_batches": 2}}
+    preset = {"algorithm": {"kl_coefficient": 0.1, "kl_estimator": "exact"}, "optimizer": {"num_mini_batches": 2}}
     monkeypatch.setattr(presets, "preset", lambda task, model=None: preset)
-    layers = put_together({"run": {"task": "x", "recipe": "gspo"}, "algorithm": {"clip_high": 0.1}})
+    layers = put_together({"run": {"task": "x", "recipe": "gspo"}, "algorithm": {"clip_ratio_high": 0.1}})
     assert layers.values["algorithm"] == {
         "policy_loss": "gspo", "aggregation": "seq-mean-token-mean",
-        "clip_low": 3e-4, "clip_high": 0.1, "kl_coefficient": 0.0,
+        "clip_ratio_low": 3e-4, "clip_ratio_high": 0.1, "kl_coefficient": 0.0,
     }  # fmt: skip
-    assert layers.values["optimizer"] == {"mini_batches": 2}  # against 4 for full size
-    assert layers.suited == {"optimizer.mini_batches": 2}
+    assert layers.values["optimizer"] == {"num_mini_batches": 2}  # against 4 for full size
+    assert layers.suited == {"optimizer.num_mini_batches": 2}
     assert layers.left_out == {"algorithm.kl_estimator": "algorithm.kl_coefficient=0 leaves the KL out"}
 
 
@@ -131,21 +140,26 @@ def test_what_a_preset_holds_for_other_algorithms_is_left_out_without_a_word() -
 
 def test_a_setting_against_the_recipe_says_whose_it_is() -> None:
     with pytest.raises(SettingsError) as caught:
-        make_config(merge(with_recipe(LARGE, "ppo"), {"algorithm": {"advantage": "grpo"}}))
+        make_config(merge(with_recipe(LARGE, "ppo"), {"algorithm": {"advantage_estimator": "grpo"}}))
     assert str(caught.value) == (
-        "algorithm.trace_decay=0.95 of the recipe ppo has no effect: algorithm.advantage='grpo' has no critic; give "
-        "algorithm.trace_decay=1.0 too, or do without the recipe"
+        "algorithm.gae_lambda=0.95 of the recipe ppo has no effect: algorithm.advantage_estimator='grpo' has no "
+        "critic; give "
+        "algorithm.gae_lambda=1.0 too, or do without the recipe"
     )
-    settings = {"algorithm": {"advantage": "grpo", "trace_decay": 1.0}}
-    assert make_config(merge(with_recipe(LARGE, "ppo"), settings)).algorithm.advantage == "grpo"
+    settings = {"algorithm": {"advantage_estimator": "grpo", "gae_lambda": 1.0}}
+    assert make_config(merge(with_recipe(LARGE, "ppo"), settings)).algorithm.advantage_estimator == "grpo"
 
 
 def test_a_recipe_may_be_a_file_of_the_users_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("[algorithm]\nentropy_coefficient = 0.5\n[full_size.rollout]\nmax_tokens = 999\n")
     large, tiny = make_config(with_recipe(LARGE, str(file))), make_config(with_recipe(TINY, str(file)))
-    assert (large.algorithm.entropy_coefficient, large.rollout.max_tokens, large.run.recipe) == (0.5, 999, str(file))
-    assert (tiny.algorithm.entropy_coefficient, tiny.rollout.max_tokens) == (0.5, 128)
+    assert (large.algorithm.entropy_coefficient, large.rollout.max_completion_tokens, large.run.recipe) == (
+        0.5,
+        999,
+        str(file),
+    )
+    assert (tiny.algorithm.entropy_coefficient, tiny.rollout.max_completion_tokens) == (0.5, 128)
 
 
 @pytest.mark.parametrize(
@@ -177,8 +191,8 @@ def test_a_recipe_that_is_not_there_is_one_line() -> None:
 def test_a_file_of_one_recipe_is_not_taken_with_another(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text("[run]\ntask = 'countdown'\nrecipe = 'dapo'\n")
-    assert make_config(gather(TrainConfig, {}, [], file)).algorithm.clip_high == 0.28
-    assert make_config(gather(TrainConfig, {"run.recipe": "dapo"}, [], file)).algorithm.clip_high == 0.28
+    assert make_config(gather(TrainConfig, {}, [], file)).algorithm.clip_ratio_high == 0.28
+    assert make_config(gather(TrainConfig, {"run.recipe": "dapo"}, [], file)).algorithm.clip_ratio_high == 0.28
     with pytest.raises(SettingsError, match=r"config\.toml is of the recipe dapo, .* take the recipe grpo without it"):
         gather(TrainConfig, {"run.recipe": "grpo"}, [], file)
 
@@ -229,12 +243,12 @@ def test_recipes_tells_two_apart_with_the_defaults_of_whichever_says_nothing(cap
     rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines() if "." in line.split(" ")[0]}
     assert code == 0
     assert rows == {
-        "run.wrappers": ["[]", '["overlong"]'],
-        "data.dynamic_rounds": ["0", "10"],
-        "algorithm.aggregation": ["seq-mean-token-mean", "token-mean"],
-        "algorithm.clip_high": ["0.2", "0.28"],
+        "reward.wrappers": ["[]", '["overlong"]'],
+        "data.max_refill_rounds": ["0", "10"],
+        "algorithm.loss_aggregation": ["seq-mean-token-mean", "token-mean"],
+        "algorithm.clip_ratio_high": ["0.2", "0.28"],
         "algorithm.kl_coefficient": ["0.04", "0.0"],
-        "optimizer.mini_batches": ["1", "4"],
+        "optimizer.num_mini_batches": ["1", "4"],
     }
     assert call(capsys, "recipes", "diff", "grpo", "grpo")[1] == "grpo and grpo set the same\n"
 
@@ -244,7 +258,7 @@ def test_recipes_as_json(capsys) -> None:
     assert [entry["name"] for entry in listed] == NAMES
     assert json.loads(call(capsys, "recipes", "gspo", "--json")[1])["settings"]["algorithm.policy_loss"] == "gspo"
     found = json.loads(call(capsys, "recipes", "diff", "ppo", "tinyzero-ppo", "--json")[1])
-    assert found["algorithm.trace_decay"] == {"ppo": 0.95, "tinyzero-ppo": 1.0}
+    assert found["algorithm.gae_lambda"] == {"ppo": 0.95, "tinyzero-ppo": 1.0}
 
 
 @pytest.mark.parametrize("words", [["a", "b"], ["diff", "grpo"], ["diff"], ["diff", "a", "b", "c"]])
@@ -279,9 +293,9 @@ def test_each_recipe_trains(name: str, warm_model: Path, toy_task: str, tmp_path
         "run": {"task": toy_task, "output": str(tmp_path / "run"), "steps": 2, "device": "cpu"},
         "task": {"limit": 5},
         "model": {"path": str(warm_model)},
-        "data": {"template": "base", "test_share": 0.4, "prompts_per_step": 8},
-        "rollout": {"max_tokens": 8},
-        "eval": {"size": 8, "greedy": False, "every": 0},
+        "data": {"prompt_template": "base", "test_fraction": 0.4, "prompts_per_step": 8},
+        "rollout": {"max_completion_tokens": 8},
+        "eval": {"num_problems": 8, "greedy": False, "every": 0},
     }
     if name == "adaptive":
         values["window"] = {"least": 4, "warmup_steps": 1, "every": 1, "change": 1, "gap": 1}

@@ -33,7 +33,7 @@ def test_resuming_may_change_what_is_not_learnt_from(saved_run):
         ("task.numbers=[3, 4]", "--resume cannot change task.numbers from [3] to [3, 4]"),
         ("task.maximum=9", "--resume cannot change task.maximum from none to 9"),
         ("run.steps=49", "--resume can raise run.steps=50, but not lower it"),
-        ("data.template=none", "--resume cannot change data.template from compact to none"),
+        ("data.prompt_template=none", "--resume cannot change data.prompt_template from compact to none"),
     ],
 )
 def test_resuming_refuses_to_learn_something_else(saved_run, word, message):
@@ -45,10 +45,11 @@ def test_resuming_refuses_to_learn_something_else(saved_run, word, message):
 @pytest.mark.parametrize(
     ("words", "ends"),
     [
-        (["optimizer.schedule=cosine"], "optimizer.schedule=cosine ends"),
-        (["rollout.final_temperature=0.6"], "rollout.final_temperature=0.6 ends"),
-        (["algorithm.kl_coefficient=0.1", "algorithm.final_kl_coefficient=0.0"], "algorithm.final_kl_coefficient=0.0"),
-        (["optimizer.schedule=linear", "rollout.final_temperature=0.6"], "optimizer.schedule=linear and rollout.fi"),
+        (["optimizer.lr_schedule=cosine"], "optimizer.lr_schedule=cosine ends"),
+        (["rollout.temperature_end=0.6"], "rollout.temperature_end=0.6 ends"),
+        (["algorithm.kl_coefficient=0.1", "algorithm.kl_coefficient_end=0.0"], "algorithm.kl_coefficient_end=0.0"),
+        (["optimizer.lr_schedule=linear", "rollout.temperature_end=0.6"], "optimizer.lr_schedule=linear and "
+        "rollout.fi"),
         (["optimizer.warmup_steps=3"], None),
         ([], None),
     ],
@@ -68,12 +69,12 @@ def test_more_steps_are_refused_where_a_schedule_would_jump(tmp_path, words, end
 
 
 def test_resuming_leaves_out_what_a_change_leaves_without_effect(tmp_path):
-    config = make_config(said("eval.during_size=64", "log.rollouts_count=3", task="countdown"))
+    config = make_config(said("eval.num_problems_during=64", "log.rollouts_count=3", task="countdown"))
     (tmp_path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)))
     resumed = resume_config(tmp_path, said("eval.every=0"))
-    assert (resumed.eval.every, resumed.eval.during_size, resumed.log.rollouts_count) == (0, 256, 3)
+    assert (resumed.eval.every, resumed.eval.num_problems_during, resumed.log.rollouts_count) == (0, 256, 3)
     with pytest.raises(SettingsError, match=r"eval\.during_size=32 has no effect: eval\.every=0"):
-        resume_config(tmp_path, said("eval.every=0", "eval.during_size=32"))
+        resume_config(tmp_path, said("eval.every=0", "eval.num_problems_during=32"))
 
 
 def test_resuming_names_the_change_and_not_what_it_would_leave_without_effect(tmp_path):

@@ -39,13 +39,13 @@ EVEN = Lengths(median=1024, spread=0.0, most=1024)
 
 
 def run_of(*words: str, model: str = HALF_B, nodes: int = 1, gpus: int = 8, lengths: Lengths = EVEN) -> Run:
-    words = ("data.prompts_per_step=32", "rollout.samples_per_prompt=8", "rollout.max_tokens=1024", *words)
+    words = ("data.prompts_per_step=32", "rollout.group_size=8", "rollout.max_completion_tokens=1024", *words)
     return scaling.make_run(model, lengths=lengths, words=words, nodes=nodes, gpus=gpus, prompt=140)
 
 
 # ---- one GPU ---------------------------------------------------------------------------------------------------------
 
-MEASURED = run_of("data.prompts_per_step=128", "optimizer.mini_batches=1", gpus=1)
+MEASURED = run_of("data.prompts_per_step=128", "optimizer.num_mini_batches=1", gpus=1)
 """What stands in benchmarks/README.md, "A step, part by part"."""
 
 
@@ -60,9 +60,9 @@ def test_one_gpu_takes_as_long_as_was_measured() -> None:
 
 
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
-@pytest.mark.parametrize("mini_batches", [1, 4])
+@pytest.mark.parametrize("num_mini_batches", [1, 4])
 def test_one_gpu_agrees_with_the_plan(engine: str, mini_batches: int) -> None:
-    run = run_of(f"rollout.engine={engine}", f"optimizer.mini_batches={mini_batches}", gpus=1)
+    run = run_of(f"rollout.engine={engine}", f"optimizer.num_mini_batches={mini_batches}", gpus=1)
     plan, step = predict_speed(run.shape, run.config, run.cluster.card, run.prompt).seconds, synchronous(run)
     assert ("old_log_prob" in plan) == (mini_batches > 1)
     for phase in plan.keys() - {"reward"}:
@@ -75,7 +75,7 @@ def test_one_gpu_agrees_with_the_plan(engine: str, mini_batches: int) -> None:
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
 def test_one_gpu_holds_what_the_plan_says(engine: str) -> None:
     run = run_of(f"rollout.engine={engine}", gpus=1)
-    config = with_settings(run.config, {"rollout.max_sequences": 64})
+    config = with_settings(run.config, {"rollout.max_num_seqs": 64})
     for phase in predict_memory(run.shape, config, run.prompt).phases:
         held = phase_bytes(run.shape, run.config, run.prompt, 1, 64)[phase.name]
         assert held == pytest.approx(phase.total, rel=0.1)  # a process of vLLM's own wastes nothing by the plan
@@ -154,7 +154,7 @@ def test_lengths_depend_on_the_seed_alone_and_keep_to_the_limit() -> None:
 
 
 def test_engines_over_several_gpus_add_up_in_every_layer() -> None:
-    words, model = ("rollout.engine=vllm", "vllm.sleep=true"), "Qwen/Qwen2.5-7B"
+    words, model = ("rollout.engine=vllm", "vllm.sleep_mode=true"), "Qwen/Qwen2.5-7B"
     alone, four = (run_of(*words, f"vllm.tensor_parallel={count}", model=model) for count in (1, 4))
     assert (engines_of(alone).count, engines_of(four).count) == (8, 2)
     assert engines_of(alone).step(64, 500) / 4 < engines_of(four).step(64, 500) < engines_of(alone).step(64, 500)
@@ -173,7 +173,7 @@ def test_more_nodes_are_never_faster_than_linear(nodes: int, spread: float, seed
         assert nodes * phase.seconds >= before.phases[name].seconds * (1 - 1e-9), name
 
 
-ACCUMULATING = run_of("data.prompts_per_step=96", "optimizer.mini_batches=2", "optimizer.micro_batch_tokens=2400")
+ACCUMULATING = run_of("data.prompts_per_step=96", "optimizer.num_mini_batches=2", "optimizer.micro_batch_tokens=2400")
 """Several micro-batches for each mini-batch, even of 64 ranks."""
 
 
@@ -191,12 +191,12 @@ def test_hybrid_sharding_moves_fewer_bytes_between_nodes_and_holds_more(model: s
 
 
 def test_hybrid_sharding_is_full_sharding_on_one_node() -> None:
-    run = run_of("optimizer.mini_batches=2")
+    run = run_of("optimizer.num_mini_batches=2")
     assert len({str(synchronous(replace(run, sharding=way))) for way in scaling.SHARDINGS}) == 1
 
 
 def test_a_slower_nic_costs_nothing_until_it_is_the_limit() -> None:
-    run = run_of("data.prompts_per_step=256", "optimizer.mini_batches=1", model="Qwen/Qwen2.5-7B", nodes=4)
+    run = run_of("data.prompts_per_step=256", "optimizer.num_mini_batches=1", model="Qwen/Qwen2.5-7B", nodes=4)
     slower = [run.on(replace(run.cluster, nic=NIC / by)) for by in (1, 2, 50, 100)]
     seconds = [passes(one, one.drawn())["update_actor"].seconds for one in slower]
     assert seconds == sorted(seconds)
@@ -216,7 +216,7 @@ def test_carrying_grows_with_nodes_and_weights_through_the_store_with_them() -> 
 
 
 def test_a_step_ahead_takes_as_long_as_the_slower_half() -> None:
-    run = run_of("optimizer.mini_batches=2", nodes=4, lengths=Lengths(300, 0.5, 1024))
+    run = run_of("optimizer.num_mini_batches=2", nodes=4, lengths=Lengths(300, 0.5, 1024))
     step = one_step_off(run, replace(run.cluster, nodes=1), replace(run.cluster, nodes=3))
     seconds = {name: phase.seconds for name, phase in step.phases.items()}
     assert max(seconds["gen"], seconds["update_actor"] + seconds["old_log_prob"]) < step.seconds < sum(seconds.values())
@@ -284,7 +284,8 @@ def test_a_table_without_a_place_in_the_page_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["lora.rank=8", "memory.offload=idle", "algorithm.kl_coefficient=0.1", "algorithm.advantage=remax"]
+    "word",
+    ["lora.rank=8", "memory.cpu_offload=idle", "algorithm.kl_coefficient=0.1", "algorithm.advantage_estimator=remax"],
 )
 def test_what_is_not_simulated_is_refused(word: str) -> None:
     with pytest.raises(ValueError, match=f"{word.partition('=')[0]}.*: not simulated"):
@@ -294,7 +295,7 @@ def test_what_is_not_simulated_is_refused(word: str) -> None:
 def test_the_page_takes_no_other_tables_than_the_usual(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(scaling, "DOCS", tmp_path / "scaling.md")
     with pytest.raises(typer.BadParameter, match="--write-docs takes no other options"):
-        scaling.main(["rollout.max_tokens=64"], write=True)
+        scaling.main(["rollout.max_completion_tokens=64"], write=True)
 
 
 def test_a_card_that_nobody_knows_is_refused() -> None:

@@ -13,9 +13,9 @@ from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig, RolloutCon
 
 CONFIG = TrainConfig(
     run=RunConfig(task="countdown", steps=20),
-    rollout=RolloutConfig(temperature=1.2, final_temperature=0.6),
-    algorithm=AlgorithmConfig(kl_coefficient=0.1, final_kl_coefficient=0.0),
-    optimizer=OptimizerConfig(learning_rate=1.0, warmup_steps=4, schedule="linear", final_rate_share=0.1),
+    rollout=RolloutConfig(temperature=1.2, temperature_end=0.6),
+    algorithm=AlgorithmConfig(kl_coefficient=0.1, kl_coefficient_end=0.0),
+    optimizer=OptimizerConfig(learning_rate=1.0, warmup_steps=4, lr_schedule="linear", min_lr_ratio=0.1),
 )
 
 
@@ -30,7 +30,7 @@ def test_the_rate_rises_to_its_peak_and_falls_to_its_end() -> None:
 def test_the_rate_is_the_textbooks_schedule(steps: int, warmup: int, final_share: float, shape) -> None:
     """Up to the peak in equal stairs, there for a step, then down a line or half a cosine to the last step."""
     final_share = 0.0 if shape == "constant" else final_share
-    optimizer = OptimizerConfig(learning_rate=3.0, warmup_steps=warmup, schedule=shape, final_rate_share=final_share)
+    optimizer = OptimizerConfig(learning_rate=3.0, warmup_steps=warmup, lr_schedule=shape, min_lr_ratio=final_share)
     config = SimpleNamespace(run=RunConfig(steps=steps), rollout=CONFIG.rollout, algorithm=CONFIG.algorithm)
     config.optimizer = optimizer
     for step in range(1, steps + 1):

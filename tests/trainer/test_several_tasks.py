@@ -34,11 +34,11 @@ def configure(warm_model: Path, toy_task: str) -> Configure:
                 "long": {"task": toy_task, "options": {"limit": 35}},
             },
             "model": {"path": str(warm_model)},
-            "data": {"template": "base", "test_share": 0.4, "prompts_per_step": 3, "dynamic_rounds": 2},
-            "curriculum": {"buckets": 2, "decay": 0.5},
-            "rollout": {"samples_per_prompt": 4, "max_tokens": 8},
+            "data": {"prompt_template": "base", "test_fraction": 0.4, "prompts_per_step": 3, "max_refill_rounds": 2},
+            "curriculum": {"buckets": 2, "ema_decay": 0.5},
+            "rollout": {"group_size": 4, "max_completion_tokens": 8},
             "optimizer": {"learning_rate": 1e-3},
-            "eval": {"size": 6, "during_size": 3, "every": 2, "greedy": False},
+            "eval": {"num_problems": 6, "num_problems_during": 3, "every": 2, "greedy": False},
             "checkpoint": {"every": 1},
             "log": {"rollouts_every": 2, "rollouts_count": 6},
         }
@@ -109,8 +109,8 @@ def test_samples_of_rollouts_have_both_tasks(whole: loop.TrainResult) -> None:
 def test_it_says_what_each_task_gained(
     configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "draw_curve", lambda *args, **kwargs: None)
-    train(configure(tmp_path / "run", run__steps=1, eval__size=80))
+    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
+    train(configure(tmp_path / "run", run__steps=1, eval__num_problems=80))
     captured = capsys.readouterr()
     short, long = captured.out.splitlines()[:2]
     assert short.startswith("short: ")
@@ -135,8 +135,8 @@ def test_a_killed_run_resumes_to_the_same_metrics(
             raise Killed
         return take(self, number)
 
-    monkeypatch.setattr(loop, "draw_curve", lambda *args, **kwargs: None)
-    monkeypatch.setattr(training_step.TrainingStep, "take", deadly)
+    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
+    monkeypatch.setattr(training_step.TrainingStep, "select", deadly)
     run = configure(tmp_path / "run")
     with pytest.raises(Killed):
         train(run)
@@ -150,9 +150,12 @@ def test_a_broken_scorer_is_named(configure: Configure, toy_task: str, tmp_path:
     tasks = {"good": {"task": toy_task}, "bad": {"task": toy_task, "options": {"fail": True}}}
     run = configure(tmp_path / "run", run__steps=1)
     values = {"run": vars(run.run), "tasks": tasks, "model": vars(run.model), "data": vars(run.data)}
-    values |= {"rollout": {"samples_per_prompt": 2, "max_tokens": 8}, "eval": {"size": 1, "during_size": 1}}
+    values |= {
+        "rollout": {"group_size": 2, "max_completion_tokens": 8},
+        "eval": {"num_problems": 1, "num_problems_during": 1},
+    }
     with pytest.raises(BrokenTaskError, match=r"the scorer of task 'bad' failed on \d+ of \d+ completions"):
-        train(make_config({**values, "reward": {"max_failed_share": 0.0}}))
+        train(make_config({**values, "reward": {"max_failure_rate": 0.0}}))
 
 
 def test_a_curriculum_without_a_choice_stops_the_run_before_anything_is_evaluated(

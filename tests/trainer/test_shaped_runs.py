@@ -8,7 +8,7 @@ import tomli_w
 from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions, plan_endpoint
 from tinyzero_sdk.evaluation.protocol import EvaluationRequest
 from tinyzero_sdk.settings import to_mapping
-from tinyzero_trainer.config import RolloutConfig, RunConfig, TrainConfig
+from tinyzero_trainer.config import RewardConfig, RolloutConfig, RunConfig, TrainConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.controller.heldout_eval import evaluate
 from tinyzero_trainer.controller.local_sampler import LocalModels
@@ -29,19 +29,22 @@ from tinyzero_trainer.utils.signals import StopFlag
     ],
 )
 def test_a_limit_that_is_not_given_is_the_runs(given: str, completed: str) -> None:
-    config = TrainConfig(run=RunConfig(wrappers=(given,)), rollout=RolloutConfig(max_tokens=64))
+    config = TrainConfig(
+        run=RunConfig(), reward=RewardConfig(wrappers=(given,)), rollout=RolloutConfig(max_completion_tokens=64)
+    )
     assert config.wrappers_with_limit() == (completed,)
-    assert config.run.wrappers == (given,)  # what the user said is what config.toml keeps
+    assert config.reward.wrappers == (given,)  # what the user said is what config.toml keeps
 
 
 def roles_and_evaluation(toy_task: str, model: Path, wrappers: list[str]):
     config = make_config(
         {
-            "run": {"task": toy_task, "device": "cpu", "wrappers": wrappers},
+            "run": {"task": toy_task, "device": "cpu"},
+            "reward": {"wrappers": wrappers},
             "model": {"path": str(model)},
             "task": {"limit": 5},
-            "data": {"template": "base", "test_share": 0.4},
-            "rollout": {"max_tokens": 8},
+            "data": {"prompt_template": "base", "test_fraction": 0.4},
+            "rollout": {"max_completion_tokens": 8},
         }
     )
     with Progress() as display, build_workers(config, display=display, training=True) as roles:
@@ -64,7 +67,12 @@ def test_an_evaluation_in_training_reports_what_the_task_gave(toy_task: str, toy
 
 def test_eval_shapes_nothing_whatever_the_run_was_shaped_by(toy_task: str, tmp_path: Path) -> None:
     config = make_config(
-        {"run": {"task": toy_task, "wrappers": ["overlong"]}, "model": {"path": "gpt2"}, "rollout": {"max_tokens": 9}}
+        {
+            "run": {"task": toy_task},
+            "reward": {"wrappers": ["overlong"]},
+            "model": {"path": "gpt2"},
+            "rollout": {"max_completion_tokens": 9},
+        }
     )
     (tmp_path / "checkpoints" / "step_1").mkdir(parents=True)
     (tmp_path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)))

@@ -102,7 +102,7 @@ def test_weights_that_were_gathered_without_a_gradient_are_gathered_anew_after_a
 @pytest.mark.filterwarnings("ignore")  # the compiler has many for itself
 def test_compiled_layers_compute_the_same(toy_model: LanguageModel) -> None:
     experience, found = made_up(toy_model), []
-    for placement in (PLAIN, replace(PLAIN, compile=True, checkpoint_activations=True)):
+    for placement in (PLAIN, replace(PLAIN, compile=True, activation_checkpointing=True)):
         policy = make_policy(toy_model, Case(), placement)
         metrics = policy.update(experience, group_size=4, now=NOW)
         found.append((metrics, {name: value.clone() for name, value in named_weights(policy.language_model.model)}))

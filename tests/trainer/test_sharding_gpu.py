@@ -116,12 +116,12 @@ def test_half_precision_is_near(
 
 
 SAVINGS: dict[str, dict[str, Any]] = {
-    "checkpointed activations": {"checkpoint_activations": True},
+    "checkpointed activations": {"activation_checkpointing": True},
     "idle": {"offload": "idle"},
     "always": {"offload": "always"},
     "compiled": {"compile": True},
-    "compiled, checkpointed": {"compile": True, "checkpoint_activations": True},
-    "all but always": {"compile": True, "checkpoint_activations": True, "offload": "idle"},
+    "compiled, checkpointed": {"compile": True, "activation_checkpointing": True},
+    "all but always": {"compile": True, "activation_checkpointing": True, "offload": "idle"},
 }
 
 
@@ -158,7 +158,7 @@ def test_the_policy_starts_at_no_distance_from_its_reference(
     estimator: str, half: FsdpOptions, language_model: LanguageModel
 ) -> None:
     policy = make(language_model, half, Case(kl=estimator))
-    policy._settings = replace(policy._settings, mini_batches=1)
+    policy._settings = replace(policy._settings, num_mini_batches=1)
     assert update(policy, language_model)[0]["actor/kl_loss"] == 0.0
 
 
@@ -199,7 +199,7 @@ def test_always_offloaded_weights_are_never_on_the_gpu_together(
 def test_checkpointed_activations_take_less(half: FsdpOptions, language_model: LanguageModel) -> None:
     peaks = []
     for checkpointed in (False, True):
-        policy = make(language_model, replace(half, checkpoint_activations=checkpointed))
+        policy = make(language_model, replace(half, activation_checkpointing=checkpointed))
         policy._settings = replace(policy._settings, micro_batch_tokens=16384)
         policy.warm_up(NOW)
         before = allocated()
@@ -255,12 +255,12 @@ def test_a_run_on_a_gpu_goes_through_and_is_resumed(
         "run": {"task": toy_task, "output": str(tmp_path / "run"), "steps": 2, "device": "cuda"},
         "task": {"limit": 5},
         "model": {"path": str(warm_model)},
-        "memory": {"checkpoint_activations": offload is not None} | ({"offload": offload} if offload else {}),
-        "data": {"template": "base", "test_share": 0.4, "prompts_per_step": 4},
-        "rollout": {"samples_per_prompt": 4, "max_tokens": 8, "max_sequences": 16},
-        "optimizer": {"mini_batches": 2},
-        "algorithm": {"advantage": advantage, "kl_coefficient": 0.05},
-        "eval": {"size": 4, "every": 0},
+        "memory": {"activation_checkpointing": offload is not None} | ({"offload": offload} if offload else {}),
+        "data": {"prompt_template": "base", "test_fraction": 0.4, "prompts_per_step": 4},
+        "rollout": {"group_size": 4, "max_completion_tokens": 8, "max_num_seqs": 16},
+        "optimizer": {"num_mini_batches": 2},
+        "algorithm": {"advantage_estimator": advantage, "kl_coefficient": 0.05},
+        "eval": {"num_problems": 4, "every": 0},
         "checkpoint": {"every": 1},
     }
     train(changed(values, {}))

@@ -40,7 +40,7 @@ def a_step(critic: object | None = None, *, warmup_steps: int = 0, **algorithm: 
     step = object.__new__(TrainingStep)
     step.config = TrainConfig(
         run=RunConfig(steps=9),
-        rollout=RolloutConfig(samples_per_prompt=2, max_tokens=64),
+        rollout=RolloutConfig(group_size=2, max_completion_tokens=64),
         algorithm=AlgorithmConfig(**algorithm),  # type: ignore[arg-type]
         critic=CriticConfig(warmup_steps=warmup_steps),
     )
@@ -69,7 +69,7 @@ def rows(values: list[float]) -> list[list[float]]:
 )
 def test_the_kl_in_the_reward_is_taken_off_each_token(estimator: str, of_gap) -> None:
     """r_t = −β·kl_t, and the score at the last token: REINFORCE++ (arXiv 2501.03262), then whitened."""
-    step = a_step(advantage="reinforce_pp", kl_coefficient=0.2, kl_in="reward", kl_estimator=estimator)
+    step = a_step(advantage="reinforce_pp", kl_coefficient=0.2, kl_placement="reward", kl_estimator=estimator)
     outcome = outcome_of(step)
     gaps = rows([old - reference for old, reference in zip(OLD.tolist(), REFERENCE.tolist(), strict=True)])
     returns = [
@@ -84,7 +84,7 @@ def test_the_kl_in_the_reward_is_taken_off_each_token(estimator: str, of_gap) ->
 
 def test_a_token_likelier_than_under_the_reference_earns_less() -> None:
     """The sign: a policy that has drifted is paid less for going on."""
-    outcome = outcome_of(a_step(kl_coefficient=0.2, kl_in="reward", kl_estimator="k1"))
+    outcome = outcome_of(a_step(kl_coefficient=0.2, kl_placement="reward", kl_estimator="k1"))
     assert outcome.token_rewards()[0] < 0 < outcome.token_rewards()[6]
     assert outcome_of(a_step(kl_coefficient=0.2)).penalties is None
 
@@ -93,7 +93,7 @@ def test_with_a_critic_the_returns_are_not_whitened_and_the_advantages_are() -> 
     """arXiv 1506.02438 with λ = 0.9, γ = 0.95, written out; TinyZero's and verl's PPO whitens after taking returns."""
     values = [0.1, 0.4, -0.2, 0.3, 0.5, 0.2, 0.0, 0.6]
     critic = SimpleNamespace(values=lambda samples: torch.tensor(values))
-    step = a_step(critic, advantage="gae", discount=0.95, trace_decay=0.9)
+    step = a_step(critic, advantage="gae", gamma=0.95, gae_lambda=0.9)
     outcome = outcome_of(step)
     experience = as_experience(SAMPLES, outcome, ESTIMATORS["gae"](outcome), OldLogprobs(OLD, None))
     advantages = []
@@ -135,7 +135,7 @@ def test_the_coefficient_adapts_to_the_kl_that_was_measured() -> None:
     assert step.carried.kl_coefficient == pytest.approx(0.2 * (1 + 0.1 * 4 / 40))
     assert step.settings_at(3).kl_coefficient == step.carried.kl_coefficient
 
-    step = a_step(**settings, kl_in="reward", kl_estimator="k2")
+    step = a_step(**settings, kl_placement="reward", kl_estimator="k2")
     measured = statistics.fmean((a - b) ** 2 / 2 for a, b in zip(OLD.tolist(), REFERENCE.tolist(), strict=True))
     metrics = step.close_kl(outcome_of(step), {}, NOW)
     assert metrics == {"actor/kl_coef": 0.2, "actor/reward_kl_penalty": pytest.approx(measured)}
@@ -155,7 +155,7 @@ def test_while_the_critic_warms_up_the_policy_rests() -> None:
 
 def test_a_masked_completion_has_no_say_in_the_kl_that_the_coefficient_adapts_to() -> None:
     """As in the loss, where it is left out of the mean too."""
-    step = a_step(kl_coefficient=0.2, kl_in="reward", kl_estimator="k2")
+    step = a_step(kl_coefficient=0.2, kl_placement="reward", kl_estimator="k2")
     gaps = rows([(a - b) ** 2 / 2 for a, b in zip(OLD.tolist(), REFERENCE.tolist(), strict=True)])
     masked = [replace(each, score=replace(each.score, masked=place == 2)) for place, each in enumerate(SAMPLES)]
     metrics = step.close_kl(step.outcome(masked, OldLogprobs(OLD, None), NOW), {}, NOW)

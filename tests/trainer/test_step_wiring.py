@@ -34,7 +34,7 @@ POLICY, ENGINE, REFERENCE = -1.0, -1.5, -1.25
 LENGTHS, SCORES = [3, 1, 2, 4], [Score(1.0, True), Score(0.0, False), Score(0.0, False), Score(1.0, True)]
 """Of the completions; each prompt has two."""
 
-ROLLOUT = {"samples_per_prompt": 2, "max_tokens": 8, "temperature": 1.0, "final_temperature": 0.5}
+ROLLOUT = {"group_size": 2, "max_tokens": 8, "temperature": 1.0, "temperature_end": 0.5}
 NOW = 0.75
 """The temperature in the second of three steps."""
 
@@ -126,7 +126,7 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
         monkeypatch.setattr(
             collecting,
             "score",
-            lambda roles, rollouts, max_failed_share: [
+            lambda roles, rollouts, max_failure_rate: [
                 Rollout(*each, "", score) for each, score in zip(rollouts, scores, strict=True)
             ],
         )
@@ -160,7 +160,7 @@ def test_completions_are_drawn_at_the_temperature_of_the_step(take) -> None:
 
 def test_old_and_reference_logprobs_are_those_at_the_temperature_of_the_step(take) -> None:
     policy, _, metrics, _ = take(
-        algorithm=AlgorithmConfig(kl_coefficient=0.4, final_kl_coefficient=0.2, kl_in="reward", kl_estimator="k1")
+        algorithm=AlgorithmConfig(kl_coefficient=0.4, kl_coefficient_end=0.2, kl_placement="reward", kl_estimator="k1")
     )
     assert policy.asked == [("policy", NOW), ("reference", NOW)]
     assert metrics["actor/kl_coef"] == pytest.approx(0.3)
@@ -170,14 +170,15 @@ def test_old_and_reference_logprobs_are_those_at_the_temperature_of_the_step(tak
 
 
 def test_a_pass_before_several_updates_is_at_the_temperature_of_the_step(take) -> None:
-    policy, _, _, _ = take(optimizer=OptimizerConfig(mini_batches=2))
+    policy, _, _, _ = take(optimizer=OptimizerConfig(num_mini_batches=2))
     assert policy.asked == [("policy", NOW)]
 
 
 def test_the_correction_weighs_the_policy_over_the_engine(take) -> None:
     """Not the other way round: a token that the engine drew too seldom counts for more."""
     policy, _, metrics, _ = take(
-        rollout={"logprobs": "always"}, mismatch=RolloutCorrectionConfig(weights="token", cap=9.0)
+        rollout={"return_logprobs": "always"},
+        rollout_correction=RolloutCorrectionConfig(is_level="token", is_threshold=9.0),
     )
     ((experience, _),) = policy.updates
     expected = math.exp(POLICY - ENGINE)
@@ -191,7 +192,7 @@ def test_the_correction_weighs_the_policy_over_the_engine(take) -> None:
 
 
 def test_the_engines_logprobs_are_the_old_ones_where_nothing_is_corrected(take) -> None:
-    policy, _, _, _ = take(rollout={"logprobs": "always"}, optimizer=OptimizerConfig(mini_batches=2))
+    policy, _, _, _ = take(rollout={"return_logprobs": "always"}, optimizer=OptimizerConfig(num_mini_batches=2))
     ((experience, _),) = policy.updates
     assert policy.asked == []
     assert experience.importance is None
@@ -223,7 +224,7 @@ def test_a_token_of_the_update_is_one_that_was_trained_on(take) -> None:
 def test_the_advantages_reported_are_those_of_the_loss(take) -> None:
     """Without masked ones, whose scores still count in the mean of their group."""
     masked = [SCORES[0], SCORES[1], Score(0.5, False, masked=True), SCORES[3]]
-    policy, _, metrics, _ = take(masked, algorithm=AlgorithmConfig(advantage="reinforce_pp_baseline"))
+    policy, _, metrics, _ = take(masked, algorithm=AlgorithmConfig(advantage_estimator="reinforce_pp_baseline"))
     ((experience, _),) = policy.updates
     advantages = experience.advantages.split(LENGTHS)
     counted = torch.cat([advantages[0], advantages[1], advantages[3]])

@@ -158,7 +158,9 @@ def run(tmp_path: Path) -> Path:
     words = ["tasks.easy.task=countdown", "tasks.easy.options.numbers=[3]", "tasks.multiply.weight=2"]
     directory = tmp_path / "run"
     (directory / "checkpoints").mkdir(parents=True)
-    (directory / "config.toml").write_text(tomli_w.dumps(to_mapping(config(*words, "data.test_share=0.125", task=[]))))
+    (directory / "config.toml").write_text(
+        tomli_w.dumps(to_mapping(config(*words, "data.test_fraction=0.125", task=[])))
+    )
     checkpoint.save(directory / "checkpoints", 10, lambda path: (path / "weights").touch(), meta={})
     return directory
 
@@ -167,7 +169,7 @@ def run(tmp_path: Path) -> Path:
 def test_an_evaluation_takes_the_chosen_tasks_options_from_the_run(run: Path, name: str) -> None:
     found = evaluation_config({"model": {"path": str(run)}, "run": {"task": name}})
     assert found.task_shares() == (TaskSpec("", "countdown", 1.0, {"numbers": [3]}),)
-    assert found.data.test_share == 0.125
+    assert found.data.test_fraction == 0.125
 
 
 def test_an_evaluation_of_such_a_run_says_which_tasks_there_are(run: Path) -> None:
@@ -177,7 +179,7 @@ def test_an_evaluation_of_such_a_run_says_which_tasks_there_are(run: Path) -> No
 
 def test_such_a_run_can_be_evaluated_on_a_task_of_another_kind(run: Path) -> None:
     found = evaluation_config({"model": {"path": str(run)}, "run": {"task": "gsm8k"}})
-    assert (found.run.task, found.task, found.data.test_share) == ("gsm8k", {}, 0.125)
+    assert (found.run.task, found.task, found.data.test_fraction) == ("gsm8k", {}, 0.125)
 
 
 def test_an_evaluation_is_of_one_task() -> None:

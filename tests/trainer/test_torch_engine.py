@@ -10,7 +10,7 @@ from tinyzero_trainer.rollout.decoder import FusedDecoder, TransformersDecoder
 
 
 def make_engine(toy: LanguageModel, **changes: object) -> TorchEngine:
-    arguments = {"eos_ids": toy.eos_ids, "pad_id": toy.pad_id, "max_sequences": 64} | changes
+    arguments = {"eos_ids": toy.eos_ids, "pad_id": toy.pad_id, "max_num_seqs": 64} | changes
     return TorchEngine(toy.model, **arguments)  # type: ignore[arg-type]
 
 
@@ -76,7 +76,7 @@ def test_what_is_drawn_does_not_depend_on_who_has_finished(toy_model: LanguageMo
 
 def test_more_sequences_than_fit_at_once(toy_model: LanguageModel, prompts: list[list[int]]) -> None:
     seen: list[int] = []
-    engine = make_engine(toy_model, max_sequences=5, eos_ids=set(range(0, 1252, 3)))
+    engine = make_engine(toy_model, max_num_seqs=5, eos_ids=set(range(0, 1252, 3)))
     groups = engine.generate(prompts, 3, SamplingParams(60), seed=0, on_progress=seen.append)
     assert [len(group) for group in groups] == [3] * 4
     assert sum(seen) == 12

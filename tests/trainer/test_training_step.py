@@ -34,7 +34,7 @@ def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float | Score]], 
         seeds.append(seed)
         return [(prompt, Generation([2], [-1.0], True)) for prompt in batch for _ in range(samples)]
 
-    def score(roles, rollouts, *, max_failed_share):
+    def score(roles, rollouts, *, max_failure_rate):
         values = [value for prompt in rollouts[:: len(groups[0])] for value in groups[prompt[0].item.ground_truth]]
         return [
             Rollout(prompt, rollout, "", value if isinstance(value, Score) else Score(value, value == 1.0))
@@ -44,8 +44,8 @@ def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float | Score]], 
     monkeypatch.setattr(collecting, "generate", generate)
     monkeypatch.setattr(collecting, "score", score)
     config = TrainConfig(
-        data=DataConfig(prompts_per_step=prompts, dynamic_rounds=rounds),
-        rollout=RolloutConfig(samples_per_prompt=len(groups[0])),
+        data=DataConfig(prompts_per_step=prompts, max_refill_rounds=rounds),
+        rollout=RolloutConfig(group_size=len(groups[0])),
     )
     collector = RolloutCollector(config, roles, {}, WindowState())  # type: ignore[arg-type]
     samples, kept = collector.sample(PARAMS, 1, StopFlag())

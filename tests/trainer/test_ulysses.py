@@ -194,5 +194,5 @@ def test_padded_lines_cannot_be_shared() -> None:
         TrainConfig(
             run=RunConfig(executor="ray"),
             ray=RayConfig(ranks=2, sequence_parallel=2),
-            optimizer=OptimizerConfig(layout="padded"),
+            optimizer=OptimizerConfig(packing="padded"),
         )

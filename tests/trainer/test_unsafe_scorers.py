@@ -8,7 +8,13 @@ from tests.sdk.conftest import task_source
 from tinyzero_sdk.cli import main
 
 UNSAFE = "@hookimpl\ndef info(): return TaskInfo(unsafe_scorer='it evaluates it')"
-SMALL = ("run.steps=1", "eval.size=4", "eval.during_size=4", "data.prompts_per_step=2", "rollout.max_tokens=8")
+SMALL = (
+    "run.steps=1",
+    "eval.num_problems=4",
+    "eval.num_problems_during=4",
+    "data.prompts_per_step=2",
+    "rollout.max_completion_tokens=8",
+)
 
 
 @pytest.fixture

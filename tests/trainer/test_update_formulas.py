@@ -48,7 +48,9 @@ def batch_of(language_model: LanguageModel) -> TrainingBatch:
     tokens = int(lengths.sum())
     with torch.no_grad():
         now = [
-            distribution(language_model.model, sample)[range(len(sample.generation.token_ids)), sample.generation.token_ids]
+            distribution(language_model.model, sample)[
+                range(len(sample.generation.token_ids)), sample.generation.token_ids
+            ]
             for sample in samples
         ]
     return TrainingBatch(
@@ -87,7 +89,7 @@ def written_out(
             if sample.score.masked:
                 continue
             ratio = torch.exp(ours[position, token] - old)
-            bounded = 1 + algorithm.clip_high if advantage > 0 else 1 - algorithm.clip_low
+            bounded = 1 + algorithm.clip_ratio_high if advantage > 0 else 1 - algorithm.clip_ratio_low
             outside = ratio > bounded if advantage > 0 else ratio < bounded  # a tensor
             surrogate = -importance * advantage * (bounded * torch.ones(()) if outside else ratio)
             kl = divergence(algorithm.kl_estimator, ours[position], theirs[position], token)
@@ -106,7 +108,7 @@ def written_out(
             "seq-mean-token-mean": 1 / len(losses) / len(by_completion),
             "seq-mean-token-sum": 1 / len(by_completion),
             "seq-mean-token-sum-norm": 1 / MAX_TOKENS / len(by_completion),
-        }[algorithm.aggregation]
+        }[algorithm.loss_aggregation]
         total = total + sum(losses) * weight
         surrogate_alone += sum(surrogates) * weight
     means = {f"actor/{name}": value / tokens for name, value in sums.items()}
@@ -127,8 +129,8 @@ def test_the_gradient_of_an_update_is_that_of_the_written_out_sum(
     toy_model: LanguageModel, mode: str, estimator: str
 ) -> None:
     algorithm = AlgorithmConfig(
-        aggregation=mode,  # type: ignore[arg-type]
-        clip_high=0.28,
+        loss_aggregation=mode,  # type: ignore[arg-type]
+        clip_ratio_high=0.28,
         kl_coefficient=5 * KL,  # where a schedule began: what holds is the step's
         kl_estimator=estimator,  # type: ignore[arg-type]
         entropy_coefficient=ENTROPY,
@@ -211,7 +213,7 @@ def test_a_mini_batch_does_not_know_of_the_others(toy_model: LanguageModel) -> N
         policy = Policy(
             language_model,
             algorithm=AlgorithmConfig(),
-            optimizer=OptimizerConfig(mini_batches=mini_batches),
+            optimizer=OptimizerConfig(num_mini_batches=mini_batches),
             max_tokens=MAX_TOKENS,
             reference=None,
         )

@@ -43,9 +43,9 @@ def test_a_cpu_is_no_card() -> None:
 
 def step(monkeypatch: pytest.MonkeyPatch, *, adapter: object = None) -> TrainingStep:
     """On cards of 500 FLOP/s, with 2 epochs; the policy has 10 parameters, the critic 4."""
-    monkeypatch.setattr(training_step, "peak_of", lambda cards: 500.0 * len(cards) or None)
+    monkeypatch.setattr(training_step, "peak_flops", lambda cards: 500.0 * len(cards) or None)
     taken = object.__new__(TrainingStep)
-    taken.config = TrainConfig(optimizer=OptimizerConfig(epochs=2))
+    taken.config = TrainConfig(optimizer=OptimizerConfig(update_epochs=2))
     critic = SimpleNamespace(parameters=4)
     taken.roles = SimpleNamespace(language_model=SimpleNamespace(adapter=adapter, parameters=10), critic=critic)
     return taken

@@ -55,7 +55,7 @@ def test_it_may_fail_in_whatever_it_does(method: str, kind: str) -> None:
 def test_it_is_replaced_so_often_and_then_the_run_stops(restarts: int) -> None:
     fake = Setup(*[("step", 1, "dies")] * 9, restarts=restarts)
     engine = fake.engine(reason=lambda: "torch.OutOfMemoryError: CUDA out of memory")
-    with pytest.raises(VllmError, match=r"its process ended \(torch.OutOfMemoryError.*lower vllm.gpu_memory"):
+    with pytest.raises(VllmError, match=r"its process ended \(torch.OutOfMemoryError.*lower vllm.gpu_memory_gb"):
         engine.generate(PROMPTS, 1, SamplingParams(3), seed=0)
     assert fake.log.count("start") == 1 + restarts
     assert len(fake.notes) == restarts
@@ -72,12 +72,12 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("own_process", [True, False])
+@pytest.mark.parametrize("separate_process", [True, False])
 def test_a_stop_aborts_what_is_under_way_and_the_engine_goes_on(
     own_process: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tinyzero_trainer.rollout.vllm.progress.POLL", 0.01)
-    fake = Setup(own_process=own_process)
+    fake = Setup(separate_process=own_process)
     engine = fake.engine()
 
     def stop(_: int) -> None:

@@ -38,9 +38,9 @@ def no_collection() -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("own_process", [True, False])
+@pytest.mark.parametrize("separate_process", [True, False])
 def test_a_failed_call_keeps_nothing_that_it_was_given(own_process: bool, no_collection: None) -> None:
-    fake = Setup(("send", 2, "raises"), own_process=own_process)
+    fake = Setup(("send", 2, "raises"), separate_process=own_process)
     sent: list[weakref.ref[Tensor]] = []
 
     def weights() -> Iterator[tuple[str, Tensor]]:
@@ -102,9 +102,9 @@ def test_an_engine_that_hangs_at_its_restart_is_ended_before_another_is_started(
     assert [entry for entry in fake.log if entry in ("start", "kill")] == ["start", "kill", "start", "kill", "start"]
 
 
-@pytest.mark.parametrize("own_process", [True, False])
+@pytest.mark.parametrize("separate_process", [True, False])
 def test_an_interrupted_start_leaves_no_engine(own_process: bool) -> None:
-    fake = Setup(own_process=own_process)
+    fake = Setup(separate_process=own_process)
 
     class Interrupted(BaseException):
         pass
@@ -144,7 +144,7 @@ class Started:
 
 def connected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, started: Started) -> VllmClient:
     monkeypatch.setattr(connection, "start_engine", started)
-    return VllmClient({}, {}, own_process=True, log=EngineLog(tmp_path / "vllm.log"))
+    return VllmClient({}, {}, separate_process=True, log=EngineLog(tmp_path / "vllm.log"))
 
 
 def end_of(process: Any) -> int | None:
@@ -235,7 +235,7 @@ def test_an_engine_that_has_started_after_its_end_is_shut_down(monkeypatch: pyte
 def test_an_engine_in_this_process_ends_none_of_its_children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started = Started(lambda process: None)
     monkeypatch.setattr(connection, "start_engine", started)
-    made = VllmClient({}, {}, own_process=False, log=EngineLog(tmp_path / "vllm.log"))
+    made = VllmClient({}, {}, separate_process=False, log=EngineLog(tmp_path / "vllm.log"))
     made.start()
     made.kill()
     assert started.process.is_alive()

@@ -43,8 +43,8 @@ def engine(model: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> It
     values = {
         "run": {"task": "countdown", "device": "cuda", "output": str(tmp_path_factory.mktemp("run"))},
         "data": {"max_prompt_tokens": 64},
-        "rollout": {"engine": "vllm", "max_tokens": 512, "max_sequences": 64},
-        "vllm": {"gpu_memory": 4.0, "sleep": True, "check_sync": True, "cuda_graphs": False},
+        "rollout": {"engine": "vllm", "max_completion_tokens": 512, "max_num_seqs": 64},
+        "vllm": {"gpu_memory_gb": 4.0, "sleep_mode": True, "verify_weights": True, "cuda_graphs": False},
     }
     engine = build_engine(changed(values, {}), model)
     assert isinstance(engine, VllmEngine)

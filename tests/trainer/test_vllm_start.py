@@ -55,8 +55,8 @@ def test_vllm_missing_or_too_old_is_said_in_one_line_before_a_model_is_loaded(mo
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"vllm__sleep": True}, "no sleep mode"),
-        ({"vllm__gpu_memory": 3.0}, "there is no GPU"),
+        ({"vllm__sleep_mode": True}, "no sleep mode"),
+        ({"vllm__gpu_memory_gb": 3.0}, "there is no GPU"),
         (
             {"vllm__cuda_graphs": False},
             r"^vllm\.cuda_graphs=false means nothing on the CPU: .*; leave it out$",
@@ -69,20 +69,20 @@ def test_what_a_cpu_cannot_do_is_refused_before_a_model_is_loaded(
     monkeypatch.setattr(vllm_installed.importlib.metadata, "version", lambda name: "0.32.0")
     with pytest.raises(VllmError, match=message):
         require_engine(changed(BASE, changes), CPU)
-    require_engine(changed(BASE, {"vllm__sleep": False}), CPU)
+    require_engine(changed(BASE, {"vllm__sleep_mode": False}), CPU)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"vllm__own_process": False, "vllm__restarts": 3}, "vllm.restarts=3 has no effect"),
-        ({"vllm__own_process": False, "vllm__time_limit": 9.0}, "vllm.time_limit=9.0 has no effect"),
-        ({"vllm__own_process": False, "vllm__tensor_parallel": 2}, "needs processes of vLLM's own"),
+        ({"vllm__separate_process": False, "vllm__max_restarts": 3}, "vllm.max_restarts=3 has no effect"),
+        ({"vllm__separate_process": False, "vllm__timeout": 9.0}, "vllm.timeout=9.0 has no effect"),
+        ({"vllm__separate_process": False, "vllm__tensor_parallel": 2}, "needs processes of vLLM's own"),
         ({"rollout__temperature": 2.5}, "temperatures up to 2, not 2.5"),
-        ({"rollout__final_temperature": 2.5}, "temperatures up to 2, not 2.5"),
+        ({"rollout__temperature_end": 2.5}, "temperatures up to 2, not 2.5"),
         ({"rollout__top_p": 0.9, "rollout__temperature": 0.7}, "at temperature 1 only"),
         (
-            {"rollout__top_k": 9, "rollout__final_temperature": 0.7, "rollout__logprobs": "always"},
+            {"rollout__top_k": 9, "rollout__temperature_end": 0.7, "rollout__return_logprobs": "always"},
             "at temperature 1 only",
         ),
     ],
@@ -106,12 +106,14 @@ def arguments(toy: LanguageModel, **changes: object) -> dict[str, object]:
 
 
 def test_the_configuration_becomes_vllms_arguments(toy_model: LanguageModel) -> None:
-    found = arguments(toy_model, data__max_prompt_tokens=40, rollout__max_tokens=50, rollout__max_sequences=24)
+    found = arguments(
+        toy_model, data__max_prompt_tokens=40, rollout__max_completion_tokens=50, rollout__max_num_seqs=24
+    )
     assert found["max_model_len"] == 90
     assert found["max_num_seqs"] == 24
     assert found["load_format"] == "dummy"
     assert found["logprobs_mode"] == "processed_logprobs"
-    assert arguments(toy_model, rollout__max_tokens=5000)["max_model_len"] == toy_model.context
+    assert arguments(toy_model, rollout__max_completion_tokens=5000)["max_model_len"] == toy_model.context
     assert arguments(toy_model, rollout__top_p=0.9)["logprobs_mode"] == "raw_logprobs"
     # Within an actor of Ray's, vLLM by itself would have Ray place its workers, where no GPU is left.
     assert arguments(toy_model)["distributed_executor_backend"] == "uni"
@@ -122,12 +124,12 @@ def test_a_gpus_memory_is_shared_as_the_plan_says(toy_model: LanguageModel, monk
     card = type("Card", (), {"total_memory": 24 * 2**30, "major": 9, "minor": 0})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
     cuda = torch.device("cuda")
-    for changes, sleep in [({}, False), ({"vllm__sleep": True, "vllm__gpu_memory": 6.0}, True)]:
+    for changes, sleep in [({}, False), ({"vllm__sleep_mode": True, "vllm__gpu_memory_gb": 6.0}, True)]:
         config = changed(BASE | {"run": {"task": "countdown", "device": "cuda"}}, changes)
         vllm = settled(config, toy_model, cuda)
         found = engine_arguments(config, vllm, toy_model, directory="d", device=cuda, dtype="bfloat16")
         assert found["enable_sleep_mode"] is sleep
-        if config.vllm.gpu_memory is not None:
+        if config.vllm.gpu_memory_gb is not None:
             assert found["gpu_memory_utilization"] == pytest.approx(6e9 / card.total_memory)
         assert 0 < found["gpu_memory_utilization"] <= 0.6
         assert found["enforce_eager"] is False

@@ -56,7 +56,7 @@ def test_no_micro_batch_of_the_policy_makes_the_host_wait(
     policy = Policy(
         toy_model,
         algorithm=algorithm,
-        optimizer=OptimizerConfig(micro_batch_tokens=80, layout=layout),
+        optimizer=OptimizerConfig(micro_batch_tokens=80, packing=layout),
         max_tokens=40,
         reference=Reference(toy_model.model) if kl else None,
     )

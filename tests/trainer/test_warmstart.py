@@ -70,7 +70,7 @@ def test_several_tasks_share_a_model_a_preset_and_a_card(tmp_path: Path, toy_tas
             "more": {"task": str(other), "options": {"limit": 9}},
         },
         "model": {"hidden_size": 32, "layers": 1, "head_size": 16, "mlp_size": 48, "context": 64},
-        "training": {"steps": 2, "batch_size": 4, "max_tokens": 8, "eval_size": 5, "test_share": 0.4}
+        "training": {"steps": 2, "batch_size": 4, "max_tokens": 8, "eval_size": 5, "test_fraction": 0.4}
         | {"template": "base"},
         "settings": {"run": {"steps": 9}},
     }
@@ -109,7 +109,7 @@ def test_the_loss_of_packed_examples_is_that_of_each_by_itself(toy_model: Langua
 
 @pytest.mark.slow
 def test_seconds_take_the_place_of_steps(tmp_path: Path, toy_task: str) -> None:
-    training = {"seconds": 0.2, "batch_size": 8, "max_tokens": 8, "eval_size": 5, "test_share": 0.4}
+    training = {"seconds": 0.2, "batch_size": 8, "max_tokens": 8, "eval_size": 5, "test_fraction": 0.4}
     values = {
         "run": {"task": toy_task, "output": str(tmp_path / "out"), "device": "cpu"},
         "model": {"hidden_size": 32, "layers": 1, "head_size": 16, "mlp_size": 48, "context": 64},

@@ -12,7 +12,7 @@ from tinyzero_trainer.algorithms.adaptive_length import Measured, WindowState, m
 from tinyzero_trainer.config import LengthControlConfig, TrainConfig
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
-CONFIG = LengthControlConfig(mode="adaptive", warmup_steps=3, every=1, hold_steps=4, decay=0.0)
+CONFIG = LengthControlConfig(mode="adaptive", warmup_steps=3, every=1, patience=4, ema_decay=0.0)
 FULL = 1024
 
 
@@ -83,13 +83,13 @@ def test_it_stays_within_its_bounds_and_is_plain_json(batches: list[Measured], f
     for step, measured in enumerate(batches, 1):
         state = observe(state, measured, CONFIG, full=full, step=step)
         window = window_at(state, CONFIG, full=full, step=step + 1, seed=0)
-        assert min(CONFIG.least, full) <= window <= full
+        assert min(CONFIG.min_tokens, full) <= window <= full
     assert WindowState(**asdict(state)) == state
 
 
 def test_truncated_completions_do_not_make_it_shrink_for_ever() -> None:
     """A model that would need 300 tokens: whatever is cut off fails, and the survivors are the short ones."""
-    config, state = replace(CONFIG, decay=0.5), WindowState(tokens=128)
+    config, state = replace(CONFIG, ema_decay=0.5), WindowState(tokens=128)
     for step in range(100):
         window = window_at(state, config, full=FULL, step=step, seed=0)
         fits = window >= 300
@@ -102,7 +102,7 @@ def test_truncated_completions_do_not_make_it_shrink_for_ever() -> None:
 
 
 def test_exploring_is_a_single_step_and_depends_on_nothing_but_seed_and_step() -> None:
-    config = replace(CONFIG, explore=0.3)
+    config = replace(CONFIG, full_length_prob=0.3)
     windows = [window_at(START, config, full=FULL, step=step, seed=1) for step in range(300)]
     assert set(windows) == {500, FULL}
     assert 50 < windows.count(FULL) < 130
@@ -116,47 +116,51 @@ class Controller:
     """
 
     def __init__(self, config: LengthControlConfig, full: int) -> None:
-        self.config, self.full, self.window, self.idle = config, full, full, 0
+        self.config, self.full, self.length_control, self.idle = config, full, full, 0
         self.averages: dict[str, float] = {}
         self.started = False
 
     def step(self, number: int, measured: Measured) -> None:
         for name, value in asdict(measured).items():
             if value is not None:
-                before, share = self.averages.get(name, value), self.config.decay
+                before, share = self.averages.get(name, value), self.config.ema_decay
                 self.averages[name] = share * before + (1 - share) * value
         if number < self.config.warmup_steps:
             return
         if not self.started:
             if "correct_length" in self.averages:
                 self.started = True
-                self.move(round(self.averages["correct_length"]) + self.config.gap)
+                self.move(round(self.averages["correct_length"]) + self.config.slack_tokens)
                 self.idle = 0
             return
-        before = self.window
+        before = self.length_control
         if number % self.config.every == 0:
-            self.move(self.window + self.decision())
-        self.idle = self.idle + 1 if self.window == before else 0
+            self.move(self.length_control + self.decision())
+        self.idle = self.idle + 1 if self.length_control == before else 0
 
     def decision(self) -> int:
         config, success = self.config, self.averages["success_rate"]
-        spare = self.window - max(self.averages["length"], self.averages.get("correct_length", 0))
-        if success <= config.target - config.tolerance:
-            return config.change
-        if success >= config.target + config.tolerance and spare > config.gap:
-            return 0 if self.averages["truncated"] > config.truncated_limit else -config.change
-        if success >= config.target and -config.gap <= spare <= config.gap and self.idle >= config.hold_steps:
-            return config.change
+        spare = self.length_control - max(self.averages["length"], self.averages.get("correct_length", 0))
+        if success <= config.target_success_rate - config.tolerance:
+            return config.step_tokens
+        if success >= config.target_success_rate + config.tolerance and spare > config.slack_tokens:
+            return 0 if self.averages["truncated"] > config.max_truncated_fraction else -config.step_tokens
+        if (
+            success >= config.target_success_rate
+            and -config.slack_tokens <= spare <= config.slack_tokens
+            and self.idle >= config.patience
+        ):
+            return config.step_tokens
         return 0
 
     def move(self, tokens: int) -> None:
-        self.window = max(min(self.config.least, self.full), min(self.full, tokens))
+        self.length_control = max(min(self.config.min_tokens, self.full), min(self.full, tokens))
 
 
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 0.9]), st.integers(1, 4), st.sampled_from([100, 300, 1024]))
 def test_it_follows_the_rules_step_by_step(seed: int, decay: float, every: int, full: int) -> None:
     draw = random.Random(seed)
-    config = replace(CONFIG, decay=decay, every=every, hold_steps=draw.randint(1, 6), warmup_steps=draw.randint(1, 5))
+    config = replace(CONFIG, ema_decay=decay, every=every, patience=draw.randint(1, 6), warmup_steps=draw.randint(1, 5))
     state, reference = WindowState(), Controller(config, full)
     success, length = draw.random(), draw.uniform(20, full)
     for number in range(1, 80):
@@ -167,7 +171,7 @@ def test_it_follows_the_rules_step_by_step(seed: int, decay: float, every: int, 
         )
         state = observe(state, measured, config, full=full, step=number)
         reference.step(number, measured)
-        assert window_at(state, config, full=full, step=number + 1, seed=0) == reference.window
+        assert window_at(state, config, full=full, step=number + 1, seed=0) == reference.length_control
 
 
 def test_what_is_measured_of_a_batch() -> None:
@@ -190,7 +194,7 @@ def test_what_is_measured_of_a_batch() -> None:
 
 
 def test_a_fixed_window_is_never_longer_than_the_full_one() -> None:
-    fixed = LengthControlConfig(mode="fixed", tokens=300)
+    fixed = LengthControlConfig(mode="fixed", max_tokens=300)
     assert window_at(START, fixed, full=FULL, step=1, seed=0) == 300
     assert window_at(START, fixed, full=200, step=1, seed=0) == 200
     assert window_at(START, LengthControlConfig(), full=FULL, step=1, seed=0) == FULL
@@ -199,4 +203,4 @@ def test_a_fixed_window_is_never_longer_than_the_full_one() -> None:
 @pytest.mark.parametrize("settings", [{"least": 8}, {"mode": "fixed", "every": 2}, {"mode": "adaptive", "tokens": 9}])
 def test_a_setting_without_effect_is_refused(settings) -> None:
     with pytest.raises(ValueError, match=r"has no effect: it means nothing with window\.mode"):
-        TrainConfig(window=LengthControlConfig(**settings))
+        TrainConfig(length_control=LengthControlConfig(**settings))

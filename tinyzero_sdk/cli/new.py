@@ -50,7 +50,7 @@ def next_commands(name: str, directory: Path) -> list[str]:
     return [
         f"pip install -e {shlex.quote(place)}",
         f"tinyzero check {name}",
-        f"tinyzero train --task {name} run.steps=2 eval.size=32",
+        f"tinyzero train --task {name} run.steps=2 eval.num_problems=32",
     ]
 
 

@@ -65,7 +65,7 @@ def make_wrapper(spec: str) -> object:
         given = _parse_settings(spec, text)
         check_keys(make, given, prefix=f"{name}.")
         if missing := [setting for setting in _required(make) if setting not in given]:
-            hint = "; in a run it is rollout.max_tokens" if missing == ["limit"] else ""
+            hint = "; in a run it is rollout.max_completion_tokens" if missing == ["limit"] else ""
             raise SettingsError(f"the score wrapper {name!r} needs {', '.join(missing)}: {name}({missing[0]}=…){hint}")
         return build(make, given, prefix=f"{name}.")
     if text.strip():

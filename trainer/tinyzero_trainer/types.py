@@ -46,7 +46,7 @@ class Rollout:
     prompt: Prompt
     """What it answers."""
 
-    rollout: Generation
+    generation: Generation
     """Its tokens."""
 
     text: str

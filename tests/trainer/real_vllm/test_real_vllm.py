@@ -29,11 +29,11 @@ def make_config(output: Path, **changes: object) -> TrainConfig:
     values: dict[str, Any] = {
         "run": {"task": "countdown", "device": "cpu", "output": str(output), "steps": STEPS},
         "data": {"prompts_per_step": 8, "max_prompt_tokens": 64},
-        "rollout": {"engine": "vllm", "samples_per_prompt": 4, "max_tokens": 48, "max_sequences": 128}
-        | {"logprobs": "always"},
-        "eval": {"size": 8, "every": 0},
+        "rollout": {"engine": "vllm", "group_size": 4, "max_completion_tokens": 48, "max_num_seqs": 128}
+        | {"return_logprobs": "always"},
+        "eval": {"num_problems": 8, "every": 0},
         "checkpoint": {"every": 0},
-        "vllm": {"check_sync": True, "restarts": 1, "time_limit": 120.0},
+        "vllm": {"verify_weights": True, "max_restarts": 1, "timeout": 120.0},
     }
     return changed(values, changes)
 
@@ -73,7 +73,7 @@ def prompts(tiny: LanguageModel) -> list[list[int]]:
 def greedy(engine: VllmEngine, tiny: LanguageModel, prompts: list[list[int]]) -> None:
     """Checks that the engine's likeliest completions are the policy's."""
     params = SamplingParams(40, temperature=0.0)
-    ours = TorchEngine(tiny.model, eos_ids=tiny.eos_ids, pad_id=tiny.pad_id, max_sequences=8)
+    ours = TorchEngine(tiny.model, eos_ids=tiny.eos_ids, pad_id=tiny.pad_id, max_num_seqs=8)
     assert engine.generate(prompts, 1, params, seed=0) == ours.generate(prompts, 1, params, seed=0)
 
 
@@ -214,7 +214,7 @@ def check_run(output: Path) -> None:
 @pytest.mark.nightly(reason="the process apart is the default, and the fast tests run both around a fake vLLM")
 def test_three_steps_in_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "run"
-    config = make_config(output, vllm__own_process=False, vllm__restarts=2, vllm__time_limit=1800.0)
+    config = make_config(output, vllm__separate_process=False, vllm__max_restarts=2, vllm__timeout=1800.0)
     train(config)
     check_run(output)
     assert "INFO" not in capsys.readouterr().err
@@ -229,7 +229,7 @@ def test_three_steps_in_one_process(tmp_path: Path, capsys: pytest.CaptureFixtur
     ],
 )
 def test_three_steps_of_two_ranks_of_ray(engines: int, spread: int, tmp_path: Path) -> None:
-    more: dict[str, Any] = {"run__executor": "ray", "ray__ranks": 2, "ray__engines": engines}
+    more: dict[str, Any] = {"run__executor": "ray", "parallel__world_size": 2, "rollout__num_engines": engines}
     more["vllm__tensor_parallel"] = spread
     # In a process of its own, since Ray leaves much open in one that goes on.
     apart(train, tmp_path, make_config(tmp_path / "run", **more))

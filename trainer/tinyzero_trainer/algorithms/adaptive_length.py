@@ -72,15 +72,15 @@ def window_at(state: WindowState, config: LengthControlConfig, *, full: int, ste
     Args:
         state: after the steps before.
         config: the mode and its settings.
-        full: `rollout.max_tokens`.
+        full: `rollout.max_completion_tokens`.
         step: counts from 1.
         seed: of the run; decides in which steps the full length is tried once.
     """
     if config.mode == "fixed":
-        return min(config.tokens, full)
+        return min(config.max_tokens, full)
     if config.mode == "full" or state.tokens is None:
         return full
-    explores = random.Random(derive_seed("window", seed, step)).random() < config.explore
+    explores = random.Random(derive_seed("window", seed, step)).random() < config.full_length_prob
     return full if explores else state.tokens
 
 
@@ -88,13 +88,13 @@ def observe(
     state: WindowState, measured: Measured, config: LengthControlConfig, *, full: int, step: int
 ) -> WindowState:
     """The state after a step: averages moved, and at every `every`-th step perhaps another window."""
-    state = _averaged(state, measured, config.decay)
+    state = _averaged(state, measured, config.ema_decay)
     if config.mode != "adaptive" or step < config.warmup_steps:
         return state
     if state.tokens is None:
         if state.correct_length is None:
             return state  # nothing correct yet, so nothing to go by
-        return replace(state, tokens=_clipped(round(state.correct_length) + config.gap, config, full), held=0)
+        return replace(state, tokens=_clipped(round(state.correct_length) + config.slack_tokens, config, full), held=0)
     change = _change(state, config) if step % config.every == 0 else 0
     tokens = _clipped(state.tokens + change, config, full)
     return replace(state, tokens=tokens, held=0 if tokens != state.tokens else state.held + 1)
@@ -108,12 +108,13 @@ def _change(state: WindowState, config: LengthControlConfig) -> int:
     # The lengths of all completions, and how many were cut: the correct ones alone are those that fitted, and a
     # window that follows them shrinks for ever.
     spare = state.tokens - max(state.length, state.correct_length or 0.0)
-    if state.success_rate <= config.target - config.tolerance:
-        return config.change
-    if state.success_rate >= config.target + config.tolerance and spare > config.gap:
-        return -config.change if state.truncated <= config.truncated_limit else 0
-    settled = state.success_rate >= config.target and abs(spare) <= config.gap and state.held >= config.hold_steps
-    return config.change if settled else 0
+    if state.success_rate <= config.target_success_rate - config.tolerance:
+        return config.step_tokens
+    if state.success_rate >= config.target_success_rate + config.tolerance and spare > config.slack_tokens:
+        return -config.step_tokens if state.truncated <= config.max_truncated_fraction else 0
+    settled = state.success_rate >= config.target_success_rate and abs(spare) <= config.slack_tokens
+    settled = settled and state.held >= config.patience
+    return config.step_tokens if settled else 0
 
 
 def _averaged(state: WindowState, measured: Measured, decay: float) -> WindowState:
@@ -127,4 +128,4 @@ def _averaged(state: WindowState, measured: Measured, decay: float) -> WindowSta
 
 
 def _clipped(tokens: int, config: LengthControlConfig, full: int) -> int:
-    return min(full, max(min(config.least, full), tokens))
+    return min(full, max(min(config.min_tokens, full), tokens))

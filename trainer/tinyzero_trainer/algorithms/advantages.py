@@ -38,10 +38,10 @@ class AdvantageInputs:
     greedy_rewards: Tensor | None = None
     """[groups] the score of the likeliest completion of each prompt; ReMax needs it."""
 
-    discount: float = 1.0
+    gamma: float = 1.0
     """γ, of a reward one token later."""
 
-    trace_decay: float = 1.0
+    gae_lambda: float = 1.0
     """λ of GAE."""
 
     counted: Tensor | None = None
@@ -120,8 +120,8 @@ def gae(given: AdvantageInputs) -> Tensor:
     rewards = ragged.to_matrix(given.token_rewards(), given.lengths)
     values = ragged.to_matrix(given.values, given.lengths)
     next_values = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=1)
-    deltas = rewards + given.discount * next_values - values
-    return ragged.from_matrix(_sum_back(deltas, given.discount * given.trace_decay), given.lengths)
+    deltas = rewards + given.gamma * next_values - values
+    return ragged.from_matrix(_sum_back(deltas, given.gamma * given.gae_lambda), given.lengths)
 
 
 AdvantageFunction = Callable[[AdvantageInputs], Tensor]
@@ -158,7 +158,7 @@ def _centred(groups: Tensor) -> Tensor:
 
 def _discounted_returns(given: AdvantageInputs) -> Tensor:
     rewards = ragged.to_matrix(given.token_rewards(), given.lengths)
-    return ragged.from_matrix(_sum_back(rewards, given.discount), given.lengths)
+    return ragged.from_matrix(_sum_back(rewards, given.gamma), given.lengths)
 
 
 def _sum_back(values: Tensor, factor: float) -> Tensor:

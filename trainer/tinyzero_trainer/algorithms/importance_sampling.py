@@ -4,12 +4,13 @@ An engine with kernels or a precision of its own samples from π_engine, not qui
 the forward passes they need are the policy's business. Where the old log-probabilities of the loss come from
 (`TrainConfig.old_logprobs_source`):
 
-- `rollout.logprobs=always`, no correction: from the engine. No pass is needed, and the ratio π/π_old covers the
+- `rollout.return_logprobs=always`, no correction: from the engine. No pass is needed, and the ratio π/π_old covers the
   mismatch too.
 - `never` and `sample`: they are the policy's own, from a pass before the update, or, where one update takes the whole
   batch, from that update's own pass. In sampled steps the engine's are for the metrics alone, so what is learnt does
   not depend on which steps are sampled.
-- A correction (`mismatch.weights`, `mismatch.mask`; needs `always`): the policy's own, from a pass before the update,
+- A correction (`rollout_correction.is_level`, `rollout_correction.rejection_bounds`; needs `always`): the policy's
+own, from a pass before the update,
   and the loss of each token is weighted with π_old/π_engine.
 """
 
@@ -27,7 +28,7 @@ from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged as ragged
 
 SAMPLE_EVERY = 10
-"""With `rollout.logprobs=sample` the engine is asked in the first step of so many."""
+"""With `rollout.return_logprobs=sample` the engine is asked in the first step of so many."""
 
 
 ENGINE_DIVERGENCE = "rollout_corr/k3_kl"
@@ -50,7 +51,7 @@ class OldLogprobs:
 
 def asks_engine(config: TrainConfig, step: int) -> bool:
     """Whether the engine shall return log-probabilities in a step, counted from 1."""
-    mode = config.generation.logprobs
+    mode = config.rollout.return_logprobs
     return mode == "always" or (mode == "sample" and step % SAMPLE_EVERY == 1)
 
 
@@ -81,16 +82,16 @@ def importance_weights(
         [tokens] weights without gradient, and the metrics `rollout_corr/*`, of which the mean is before the mask.
     """
     log_ratio = old_logprobs - engine
-    if settings.weights == "sequence":
+    if settings.is_level == "sequence":
         log_ratio = ragged.repeat_to_tokens(ragged.sums(log_ratio, lengths), lengths)
     ratio = bounded_ratio(log_ratio)
     weights, metrics = torch.ones_like(ratio), {}
-    if settings.weights is not None:
-        weights = ratio.clamp(max=settings.cap)
+    if settings.is_level is not None:
+        weights = ratio.clamp(max=settings.is_threshold)
         metrics["rollout_corr/rollout_is_mean"] = weights.mean().item()
-        metrics["rollout_corr/rollout_is_ratio_fraction_high"] = (ratio > settings.cap).float().mean().item()
-    if settings.mask is not None:
-        low, high = settings.mask
+        metrics["rollout_corr/rollout_is_ratio_fraction_high"] = (ratio > settings.is_threshold).float().mean().item()
+    if settings.rejection_bounds is not None:
+        low, high = settings.rejection_bounds
         outside = (ratio < low) | (ratio > high)
         weights = weights.masked_fill(outside, 0.0)
         metrics["rollout_corr/rollout_rs_masked_fraction"] = outside.float().mean().item()

@@ -24,11 +24,11 @@ def settings_at(config: TrainConfig, step: int) -> StepSettings:
     """The settings of a step, which counts from 1 to `run.steps`."""
     optimizer, rollout, algorithm, steps = config.optimizer, config.rollout, config.algorithm, config.run.steps
     peak, warmup = optimizer.learning_rate, optimizer.warmup_steps
-    rate = decayed(peak, optimizer.final_rate_share * peak, step - warmup, steps - warmup, optimizer.schedule)
+    rate = decayed(peak, optimizer.min_lr_ratio * peak, step - warmup, steps - warmup, optimizer.lr_schedule)
     return StepSettings(
         learning_rate=min(rate, warmed_up(peak, step, warmup)),
-        temperature=_towards(rollout.temperature, rollout.final_temperature, step, steps),
-        kl_coefficient=_towards(algorithm.kl_coefficient, algorithm.final_kl_coefficient, step, steps),
+        temperature=_towards(rollout.temperature, rollout.temperature_end, step, steps),
+        kl_coefficient=_towards(algorithm.kl_coefficient, algorithm.kl_coefficient_end, step, steps),
     )
 
 

@@ -102,11 +102,11 @@ def wanted_by(config: "TrainConfig", *, wandb: bool) -> "Wanted":
     return Wanted(
         device=config.run.device,
         engine=config.rollout.engine,
-        model_copies=2 if config.algorithm.advantage == "gae" else 1,
+        model_copies=2 if config.algorithm.advantage_estimator == "gae" else 1,
         frozen_copies=int(config.algorithm.kl_coefficient > 0),
         keep=config.checkpoint.keep,
-        workers=config.reward.workers,
-        offload=config.memory.offload,
+        workers=config.reward.num_workers,
+        offload=config.memory.cpu_offload,
         wandb=wandb or "wandb" in config.log.trackers,
         names_model=config.model.path is not None,
         address=config.ray.address,
@@ -119,8 +119,8 @@ def _places(config: "TrainConfig") -> "Places | None":
     from tinyzero_trainer.config.parallel import layout_of
     from tinyzero_trainer.doctor.ray_facts import Places
 
-    ray = config.ray
-    if config.run.executor != "ray" or not (ray.gpus or ray.engines or ray.ranks or config.run.device == "cpu"):
+    sized = config.ray.gpus or config.rollout.num_engines or config.parallel.world_size
+    if config.run.executor != "ray" or not (sized or config.run.device == "cpu"):
         return None
     layout = layout_of(config)
     spread = layout.spread if layout.device == "cuda" else 0

@@ -67,24 +67,24 @@ def advice_for(error: OutOfMemoryError, config: TrainConfig) -> str:
 def _for_few_sequences(config: TrainConfig, error: KvCacheError) -> str:
     """Where there is no room for even a few sequences, and no other setting helps."""
     if error.found:
-        return f"{_again(config, f'rollout.max_sequences={error.found}')}, which is slow, or {LAST_RESORT}"
-    tokens = config.rollout.max_tokens
-    while tokens > error.share * config.rollout.max_tokens:
+        return f"{_again(config, f'rollout.max_num_seqs={error.found}')}, which is slow, or {LAST_RESORT}"
+    tokens = config.rollout.max_completion_tokens
+    while tokens > error.share * config.rollout.max_completion_tokens:
         tokens //= 2
     if tokens < _MIN_COMPLETION:
         return LAST_RESORT
     where = "start a run in another --output with" if _has_checkpoint(config) else "start again with"
-    return f"{where} rollout.max_tokens={tokens}, or {LAST_RESORT}"
+    return f"{where} rollout.max_completion_tokens={tokens}, or {LAST_RESORT}"
 
 
 def _for_host(config: TrainConfig) -> str:
     more = "end other programs, or take a smaller model or a machine with more memory"
-    if config.memory.offload is None:
+    if config.memory.cpu_offload is None:
         return more
     with suppress(Exception):  # as above
         if fits_without_offload(config):
-            return f"{_again(config, 'memory.offload=none')}, which keeps all on the GPU, or {more}"
-    return f"memory.offload={config.memory.offload} takes it, and the GPU has no room for all: {more}"
+            return f"{_again(config, 'memory.cpu_offload=none')}, which keeps all on the GPU, or {more}"
+    return f"memory.cpu_offload={config.memory.cpu_offload} takes it, and the GPU has no room for all: {more}"
 
 
 def _again(config: TrainConfig, changes: str) -> str:

@@ -92,7 +92,7 @@ def plan(
     refuse_missing_directory(resolved.model.path)
     refuse_cards(resolved, nodes)
     target = choose_target(gpu, gpu_memory, resolved.run.device)
-    shape = shape_of_own(resolved.own_model) if owned else find_spec(resolved.model.path)
+    shape = shape_of_own(resolved.default_model) if owned else find_spec(resolved.model.path)
     for note in refuse_or_note(shape, resolved, prompt_tokens, cards_for(gpu, gpu_memory)):
         warn(note)
     planned = plan_for(shape, resolved, target, prompt_tokens, nodes)

@@ -72,7 +72,7 @@ class Planned:
     """GiB of the smallest well-known card that would do, empty; None = the plan fits, or no card would do."""
 
     host: int
-    """Bytes that memory.offload keeps in the machine's own memory, as proposed; 0 = none."""
+    """Bytes that memory.cpu_offload keeps in the machine's own memory, as proposed; 0 = none."""
 
     kinds: tuple[Kind, ...]
     """Of the cards, as proposed."""
@@ -127,7 +127,7 @@ def _enough(shape: ModelSpec, config: TrainConfig, target: TargetGpu, prompt_tok
     now = spread_of(config).cards
 
     def fits(count: int) -> bool:
-        several = with_settings(config, {"run.executor": "ray", "ray.gpus": count, "ray.ranks": None})
+        several = with_settings(config, {"run.executor": "ray", "ray.gpus": count, "parallel.world_size": None})
         with suppress(ParallelError):
             return can_fit(shape, several, target.room, prompt_tokens, host=target.host)
         return False
@@ -166,7 +166,7 @@ def show(planned: Planned, *, typed: str) -> None:
     if planned.host:
         has = planned.target.host
         short = "" if has is None else f" of its {has / GIB:.1f}" + (": too little" if planned.host > has else "")
-        _line(f"memory.offload keeps {planned.host / GIB:.1f} GiB in the machine's own memory{short}")
+        _line(f"memory.cpu_offload keeps {planned.host / GIB:.1f} GiB in the machine's own memory{short}")
     if planned.speed is not None:
         speed, name = planned.speed, planned.target.card.name if planned.target.card else ""
         where, each = f"on {_article(name)}", ""
@@ -177,7 +177,7 @@ def show(planned: Planned, *, typed: str) -> None:
             f"({speed.rollout:,.0f} while generating)"
         )
         if speed.beside:
-            _line("the next batch is generated beside the update (rollout.lead)")
+            _line("the next batch is generated beside the update (rollout.max_async_level)")
         if planned.links is not None:
             _line(_between(planned.links))
     if found.config.rollout.engine == "torch" and not shape.graphs:

@@ -102,7 +102,7 @@ def train(
     flags: dict[str, Any] = {**flag_settings(task or ()), "run.output": output and str(output), "model.path": model}
     flags |= ray_settings(gpus, address)
     flags["run.recipe"] = recipe
-    flags["run.allow_unsafe_scorers"] = allow_unsafe_scorers or None
+    flags["reward.allow_unsafe"] = allow_unsafe_scorers or None
     said = gather(TrainConfig, flags, words or (), config)
     with _stops_in_one_line():
         said, planned = (said, False) if resume else _with_model(said)
@@ -219,7 +219,7 @@ def _with_model(said: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         return said, False
     _check_early(own.config, resume=False)
     stderr.print(own.about, soft_wrap=True, markup=False)
-    _consult_plan(own.config, shape_of_own(own.config.own_model))
+    _consult_plan(own.config, shape_of_own(own.config.default_model))
     return own.settle(), True
 
 
@@ -239,7 +239,7 @@ def _check_early(config: "TrainConfig", *, resume: bool) -> None:
     tasks = load_tasks(
         config.task_shares(),
         wrappers=config.wrappers_with_limit(),
-        allow_unsafe_scorers=config.run.allow_unsafe_scorers,
+        allow_unsafe_scorers=config.reward.allow_unsafe,
     )
     for task in tasks.values():
         task.check_scoring_allowed()

@@ -23,6 +23,7 @@ from tinyzero_trainer.config.run import (
     LogConfig,
     MemoryConfig,
     ModelConfig,
+    ParallelConfig,
     RayConfig,
     RewardConfig,
     RunConfig,
@@ -51,6 +52,7 @@ __all__ = [
     "MemoryConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "ParallelConfig",
     "RayConfig",
     "RewardConfig",
     "RolloutConfig",
@@ -69,6 +71,7 @@ class TrainConfig:
     """Everything a run depends on."""
 
     run: RunConfig = field(default_factory=RunConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     task: dict[str, Any] = field(default_factory=dict)
     """The task's own options (`tinyzero tasks NAME` lists them), e.g. task.numbers=[3,4]."""
@@ -77,15 +80,15 @@ class TrainConfig:
     """Several tasks: tasks.NAME.weight=2, tasks.NAME.options.KEY=…, and tasks.NAME.task=… if not called NAME."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
-    own_model: DefaultModelConfig = field(default_factory=DefaultModelConfig)
+    default_model: DefaultModelConfig = field(default_factory=DefaultModelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     data: DataConfig = field(default_factory=DataConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     vllm: VllmConfig = field(default_factory=VllmConfig)
-    mismatch: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
-    window: LengthControlConfig = field(default_factory=LengthControlConfig)
+    rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
+    length_control: LengthControlConfig = field(default_factory=LengthControlConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
@@ -102,43 +105,46 @@ class TrainConfig:
     def old_logprobs_source(self) -> Literal["engine", "policy", "update"]:
         """Where the loss has its old log-probabilities from: the engine, a pass of the policy's, or the update's own
         pass; see algorithms/importance_sampling.py."""
-        if self.generation.logprobs == "always" and not self.mismatch.corrects:
+        if self.rollout.return_logprobs == "always" and not self.rollout_correction.corrects:
             return "engine"
-        single_update = self.optimizer.mini_batches == self.optimizer.epochs == 1
-        needed_before = self.algorithm.kl_in_reward or self.mismatch.corrects
+        single_update = self.optimizer.num_mini_batches == self.optimizer.update_epochs == 1
+        needed_before = self.algorithm.kl_in_reward or self.rollout_correction.corrects
         return "update" if single_update and not needed_before else "policy"
 
     @property
     def engines_apart(self) -> bool:
         """Whether the rollout engines have processes of their own, and so can generate during an update."""
-        return self.run.executor == "ray" and self.ray.engines > 0
+        return self.run.executor == "ray" and self.rollout.num_engines > 0
 
     def wrappers_with_limit(self) -> tuple[str, ...]:
-        """`run.wrappers` as `load_task` takes them: where a limit is needed and none is given, the longest completion.
+        """`reward.wrappers` as `load_task` takes them: where a limit is needed and none is given, the longest
+        completion.
 
         Raises:
             SettingsError: one of them is unknown.
         """
         from tinyzero_sdk.rewards.wrappers import with_limit
 
-        fixed = self.window.mode == "fixed"
-        return with_limit(self.run.wrappers, self.window.tokens if fixed else self.rollout.max_tokens)
+        fixed = self.length_control.mode == "fixed"
+        return with_limit(
+            self.reward.wrappers, self.length_control.max_tokens if fixed else self.rollout.max_completion_tokens
+        )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", whole_entries(self.task_shares()))
-        if self.optimizer.mini_batches > self.data.prompts_per_step:
+        if self.optimizer.num_mini_batches > self.data.prompts_per_step:
             raise ValueError(
-                f"optimizer.mini_batches={self.optimizer.mini_batches} is more than "
+                f"optimizer.num_mini_batches={self.optimizer.num_mini_batches} is more than "
                 f"data.prompts_per_step={self.data.prompts_per_step}; lower it or raise the batch"
             )
         groups = {name: value for name, value in vars(self).items() if is_dataclass(value)}
         refuse(idle({name: vars(value) for name, value in groups.items()}), groups)
-        if self.rollout.lead:
+        if self.rollout.max_async_level:
             self._check_lead()
-        if self.ray.sequence_parallel > 1 and self.optimizer.layout == "padded":
+        if self.parallel.sequence_parallel > 1 and self.optimizer.packing == "padded":
             raise ValueError(
-                f"ray.sequence_parallel={self.ray.sequence_parallel} cuts lines of packed sequences; leave out "
-                "optimizer.layout='padded'"
+                f"parallel.sequence_parallel={self.parallel.sequence_parallel} cuts lines of packed sequences; leave "
+                "out optimizer.packing='padded'"
             )
         if self.critic.warmup_steps >= self.run.steps:
             raise ValueError(
@@ -149,9 +155,10 @@ class TrainConfig:
             raise ValueError(
                 "rollout.top_k=1 draws the same completion each time, so nothing can be learnt; set 0 or at least 2"
             )
-        if self.rollout.samples_per_prompt == 1 and self.algorithm.advantage in COMPARES_SAMPLES:
+        if self.rollout.group_size == 1 and self.algorithm.advantage_estimator in COMPARES_SAMPLES:
             raise ValueError(
-                f"rollout.samples_per_prompt=1 leaves algorithm.advantage={self.algorithm.advantage!r} nothing to "
+                f"rollout.group_size=1 leaves algorithm.advantage_estimator={self.algorithm.advantage_estimator!r} "
+                f"nothing to "
                 "compare; set at least 2"
             )
 
@@ -159,12 +166,17 @@ class TrainConfig:
         """Refuse to sample ahead where nobody can, or where the update would take old samples for new ones."""
         if not self.engines_apart:
             where = "the trainer's process" if self.run.executor == "local" else "the processes that learn"
-            missing = "run.executor=ray and ray.engines=1" if self.run.executor == "local" else "ray.engines=1"
-            raise ValueError(
-                f"rollout.lead=1 generates during the update, and {where} cannot do both at once; set {missing} (or "
-                "more), or leave out rollout.lead"
+            missing = (
+                "run.executor=ray and rollout.num_engines=1"
+                if self.run.executor == "local"
+                else "rollout.num_engines=1"
             )
-        if self.mismatch.weights is not None:
+            raise ValueError(
+                f"rollout.max_async_level=1 generates during the update, and {where} cannot do both at once; set "
+                f"{missing} (or "
+                "more), or leave out rollout.max_async_level"
+            )
+        if self.rollout_correction.is_level is not None:
             return
         loss = self.algorithm.policy_loss
         if self.old_logprobs_source != "engine":
@@ -174,6 +186,7 @@ class TrainConfig:
         else:
             return
         raise ValueError(
-            f"rollout.lead=1 trains on samples of older weights, {lacking}; set rollout.logprobs=always and "
-            "mismatch.weights=token"
+            f"rollout.max_async_level=1 trains on samples of older weights, {lacking}; set "
+            f"rollout.return_logprobs=always and "
+            "rollout_correction.is_level=token"
         )

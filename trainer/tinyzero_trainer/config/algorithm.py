@@ -34,7 +34,7 @@ class LoraConfig:
     rslora: bool = False
     """Scale by alpha / √rank instead (arXiv 2312.03732), which keeps large ranks as quick as small ones."""
 
-    targets: tuple[str, ...] = ()
+    target_modules: tuple[str, ...] = ()
     """Linear layers, by the last part of their names, e.g. q_proj; none named = all but the output head."""
 
 
@@ -42,41 +42,42 @@ class LoraConfig:
 class AlgorithmConfig:
     """From rewards to a loss. A setting that has no effect under the others is refused."""
 
-    advantage: Advantage = "grpo"
+    advantage_estimator: Advantage = "grpo"
     """What a completion is compared with: a function of that name in `algorithms/advantages.py`, with its paper."""
 
-    discount: Annotated[float, Gt(0), Le(1)] = 1.0
+    gamma: Annotated[float, Gt(0), Le(1)] = 1.0
     """γ: what a reward one token later is worth now."""
 
-    trace_decay: Annotated[float, Ge(0), Le(1)] = 1.0
+    gae_lambda: Annotated[float, Ge(0), Le(1)] = 1.0
     """λ of `gae`: 1 trusts the rewards alone, 0 the critic's next value."""
 
     policy_loss: str = "ppo"
     """`ppo` (clipped surrogate), `gspo` (one ratio a completion), `cispo` (clipped weights), `reinforce`; or a function
     of your own, by its file or module: ./my_loss.py:my_loss."""
 
-    aggregation: Aggregation = "token-mean"
-    """How the tokens of a mini-batch are weighted; `-norm` divides by rollout.max_tokens instead of the length."""
+    loss_aggregation: Aggregation = "token-mean"
+    """How the tokens of a mini-batch are weighted; `-norm` divides by rollout.max_completion_tokens instead of the
+    length."""
 
-    clip_low: Annotated[float, Gt(0), Le(1)] = 0.2
+    clip_ratio_low: Annotated[float, Gt(0), Le(1)] = 0.2
     """The ratio counts down to 1 - clip_low."""
 
-    clip_high: PositiveFloat = 0.2
+    clip_ratio_high: PositiveFloat = 0.2
     """The ratio counts up to 1 + clip_high."""
 
-    dual_clip: Annotated[float, Gt(1), Lt(math.inf)] | None = None
+    dual_clip_c: Annotated[float, Gt(1), Lt(math.inf)] | None = None
     """With a negative advantage the loss stays below this times it; none = without."""
 
     kl_coefficient: NonNegativeFloat = 0.0
     """Weight of the KL divergence to the starting model; 0 = no reference model is loaded."""
 
-    final_kl_coefficient: NonNegativeFloat | None = None
+    kl_coefficient_end: NonNegativeFloat | None = None
     """Weight of the KL at the last step, approached linearly; none = it stays the same."""
 
     kl_estimator: Estimator = "k3"
     """From the sampled token alone; a `+` gives it k2's gradient. `exact` = over the whole vocabulary."""
 
-    kl_in: Literal["loss", "reward"] = "loss"
+    kl_placement: Literal["loss", "reward"] = "loss"
     """Whether the KL is added to the loss, or taken off each token's reward."""
 
     kl_target: PositiveFloat | None = None
@@ -94,12 +95,12 @@ class AlgorithmConfig:
     @property
     def kl_in_reward(self) -> bool:
         """Whether the KL is taken off the rewards."""
-        return self.kl_coefficient > 0 and self.kl_in == "reward"
+        return self.kl_coefficient > 0 and self.kl_placement == "reward"
 
     @property
     def needs_critic(self) -> bool:
         """Whether the advantages need a value model."""
-        return self.advantage == "gae"
+        return self.advantage_estimator == "gae"
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,10 @@ class OptimizerConfig:
     warmup_steps: NonNegativeInt = 0
     """Steps of linear warm-up."""
 
-    schedule: Decay = "constant"
+    lr_schedule: Decay = "constant"
     """How the learning rate falls from its peak, after the warm-up, until the last step."""
 
-    final_rate_share: Fraction = 0.0
+    min_lr_ratio: Fraction = 0.0
     """Learning rate at the last step, as a share of its peak."""
 
     beta1: Annotated[float, Ge(0), Le(0.9999)] = 0.9
@@ -130,32 +131,32 @@ class OptimizerConfig:
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are scaled down to this global norm."""
 
-    mini_batches: PositiveInt = 1
+    num_mini_batches: PositiveInt = 1
     """Optimiser updates per pass over a batch; each takes whole prompts."""
 
-    epochs: PositiveInt = 1
+    update_epochs: PositiveInt = 1
     """Passes over each batch."""
 
     micro_batch_tokens: PositiveInt = 16384
     """Tokens (padding included) in one forward and backward pass; changes memory and speed, never the loss."""
 
-    layout: Layout = "auto"
+    packing: Layout = "auto"
     """`packed` = sequences one after another, without padding; changes memory and speed, never the loss. Without a
     kernel for sequences of unequal length, its attention costs the square of micro_batch_tokens. `auto` = packed where
     there is such a kernel (on a GPU), else padded."""
 
-    max_bad_steps: PositiveInt = 3
+    max_nonfinite_updates: PositiveInt = 3
     """Updates in a row with a non-finite loss or gradient (each is skipped) before the run stops."""
 
 
 @dataclass(frozen=True)
 class CriticConfig:
-    """The value model of `algorithm.advantage=gae`, made from the policy's own checkpoint."""
+    """The value model of `algorithm.advantage_estimator=gae`, made from the policy's own checkpoint."""
 
     learning_rate: PositiveFloat = 1e-5
     """Of its AdamW; everything else about its updates is as the policy's."""
 
-    value_clip: PositiveFloat = 0.5
+    value_clip_range: PositiveFloat = 0.5
     """A value counts within the old one ± this."""
 
     warmup_steps: NonNegativeInt = 0

@@ -91,7 +91,7 @@ def without_idle(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> tuple[di
 
     Example:
         >>> without_idle({"eval": {"during_size": 64}}, {"eval": {"every": 0}})
-        ({'eval': {}}, {'eval.during_size': 'eval.every=0 evaluates before and after training only'})
+        ({'eval': {}}, {'eval.num_problems_during': 'eval.every=0 evaluates before and after training only'})
     """
     kept, dropped = dict(lower), dict[str, str]()
     fixed, defaults = dict(flatten(upper)).keys(), dict(flatten(with_defaults({})))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.config import RayConfig, TrainConfig
+from tinyzero_trainer.config import TrainConfig
 
 Resources = dict[str, float]
 
@@ -76,49 +76,56 @@ def layout_of(config: TrainConfig) -> Layout:
 
     Example:
         >>> from tinyzero_sdk.settings import build
-        >>> words = {"run": {"task": "countdown", "executor": "ray"}, "ray": {"gpus": 4, "engines": 1}}
+        >>> words = {"run": {"task": "countdown", "executor": "ray"}, "ray": {"gpus": 4}, "rollout": {"num_engines": 1}}
         >>> layout = layout_of(build(TrainConfig, words))
         >>> layout.ranks, layout.engines, list(layout.places)
         (3, 1, [])
     """
-    ray, spread = config.ray, config.vllm.tensor_parallel
+    ray, parallel, rollout, spread = config.ray, config.parallel, config.rollout, config.vllm.tensor_parallel
+    engines = rollout.num_engines
     if not ray.gpus:
         if config.run.device not in ("auto", "cpu"):
             raise ParallelError(f"run.device={config.run.device}, but ray.gpus=0 is a run on the CPU; give --gpus N")
-        return _divided(Layout(ray.ranks or 1, ray.engines, spread, "cpu"), ray)
+        return _divided(Layout(parallel.world_size or 1, engines, spread, "cpu"), config)
     if config.run.device not in ("auto", "cuda"):
         raise ParallelError(
             f"run.device={config.run.device}, but each process has one of ray.gpus={ray.gpus} that Ray chooses; leave "
             "it out, or with --resume give run.device=auto"
         )
-    ranks, each = ray.gpus - ray.engines * spread, f" of {spread} GPUs each" if spread > 1 else ""
+    ranks, each = ray.gpus - engines * spread, f" of {spread} GPUs each" if spread > 1 else ""
     if ranks < 1:
         raise ParallelError(
-            f"ray.engines={ray.engines}{each} leave no GPU of ray.gpus={ray.gpus} to learn on; raise ray.gpus, or "
-            "lower ray.engines (0 = engines beside the ranks)"
+            f"rollout.num_engines={engines}{each} leave no GPU of ray.gpus={ray.gpus} to learn on; raise ray.gpus, or "
+            "lower rollout.num_engines (0 = engines beside the ranks)"
         )
-    if ray.ranks not in (None, ranks):
+    if parallel.world_size not in (None, ranks):
         raise ParallelError(
-            f"ray.ranks={ray.ranks}, but ray.gpus={ray.gpus} with ray.engines={ray.engines}{each} is {ranks}: a rank "
-            f"for each GPU that no engine has to itself; leave ray.ranks out, or with --resume give ray.ranks={ranks}"
+            f"parallel.world_size={parallel.world_size}, but ray.gpus={ray.gpus} with "
+            f"rollout.num_engines={engines}{each} is {ranks}: a rank for each GPU that no engine has to itself; "
+            f"leave parallel.world_size out, or with "
+            f"--resume give parallel.world_size={ranks}"
         )
-    return _divided(Layout(ranks, ray.engines, spread, "cuda"), ray)
+    return _divided(Layout(ranks, engines, spread, "cuda"), config)
 
 
-def _divided(layout: Layout, ray: RayConfig) -> Layout:
+def _divided(layout: Layout, config: TrainConfig) -> Layout:
     """The same, if its ranks can be divided as they are to be; see distributed/mesh.py."""
+    ray, parallel = config.ray, config.parallel
     if not layout.engines and layout.ranks % layout.spread:
         what = f"ray.gpus={ray.gpus}" if ray.gpus else f"the {layout.ranks} ranks"
         raise ParallelError(
             f"vllm.tensor_parallel={layout.spread} does not divide {what}, each of which is to generate; change one of "
-            "them, or give engines places of their own with ray.engines"
+            "them, or give engines places of their own with rollout.num_engines"
         )
-    if layout.ranks % ray.replicas:
-        raise ParallelError(f"ray.replicas={ray.replicas} does not divide the {layout.ranks} ranks; change one of them")
-    each = layout.ranks // ray.replicas
-    if each % ray.sequence_parallel:
+    if layout.ranks % parallel.dp_replicate:
         raise ParallelError(
-            f"ray.sequence_parallel={ray.sequence_parallel} does not divide the {each} ranks of a replica; change one "
-            "of them"
+            f"parallel.dp_replicate={parallel.dp_replicate} does not divide the {layout.ranks} ranks; change one of "
+            "them"
+        )
+    each = layout.ranks // parallel.dp_replicate
+    if each % parallel.sequence_parallel:
+        raise ParallelError(
+            f"parallel.sequence_parallel={parallel.sequence_parallel} does not divide the {each} ranks of a replica; "
+            "change one of them"
         )
     return layout

@@ -40,13 +40,6 @@ class RunConfig:
     recipe: str | None = None
     """Recipe whose settings stand below the user's own: its name (`tinyzero recipes` lists them), or a TOML file."""
 
-    wrappers: tuple[str, ...] = ()
-    """Score wrappers put around the task's reward in training, innermost first; one that needs a limit and is given
-    none, such as `overlong`, takes rollout.max_tokens. Evaluation reports the unshaped score."""
-
-    allow_unsafe_scorers: bool = False
-    """Run a scorer that its task says must not be trusted with a model's text, in the worker processes."""
-
     def __post_init__(self) -> None:
         if not is_device(self.device):
             raise ValueError(f"run.device={self.device!r} is no device to train on; give {DEVICES}")
@@ -96,21 +89,22 @@ class DefaultModelConfig:
     def __post_init__(self) -> None:
         if self.hidden_size % self.head_size:
             raise ValueError(
-                f"own_model.hidden_size={self.hidden_size} is not a multiple of own_model.head_size={self.head_size}"
+                f"default_model.hidden_size={self.hidden_size} is not a multiple of "
+                f"default_model.head_size={self.head_size}"
             )
         heads = self.hidden_size // self.head_size
         if heads % self.kv_heads:
-            raise ValueError(f"own_model.kv_heads={self.kv_heads} does not divide the {heads} heads; 1 always does")
+            raise ValueError(f"default_model.kv_heads={self.kv_heads} does not divide the {heads} heads; 1 always does")
 
 
 @dataclass(frozen=True)
 class MemoryConfig:
     """What is given up in speed to fit into a GPU's memory; none of it changes the loss."""
 
-    checkpoint_activations: bool = False
+    activation_checkpointing: bool = False
     """Keep only each layer's input, and compute the rest again in the backward pass: about a third more work."""
 
-    offload: Literal["idle", "always"] | None = None
+    cpu_offload: Literal["idle", "always"] | None = None
     """Weights and optimiser state in the host's memory: `idle` = while their role does nothing, `always` = throughout,
     copied to the GPU layer by layer as it is needed, and stepped on the CPU; none = they stay on the GPU."""
 
@@ -119,36 +113,53 @@ class MemoryConfig:
 class VllmConfig:
     """The rollout engine `vllm`."""
 
-    gpu_memory: PositiveFloat | None = None
+    gpu_memory_gb: PositiveFloat | None = None
     """GB of the GPU for its weights, KV cache and workspace; none = what the update leaves, at most 60 % of the GPU."""
 
-    sleep: bool | None = None
+    sleep_mode: bool | None = None
     """Give its memory back during the update and load the weights anew after it; none = where memory needs it."""
 
     tensor_parallel: PositiveInt = 1
     """GPUs that the engine's model is split over; on the CPU, processes."""
 
-    own_process: bool = True
+    separate_process: bool = True
     """Run the engine in a process of its own, which can be replaced if it dies; otherwise in the trainer's."""
 
     cuda_graphs: bool = True
     """Capture CUDA graphs, which costs half a minute at the start and makes decoding faster."""
 
-    restarts: NonNegativeInt = 2
+    max_restarts: NonNegativeInt = 2
     """Times that an engine that died or hangs is replaced, its batch generated anew, before the run stops."""
 
-    time_limit: PositiveFloat = 1800.0
+    timeout: PositiveFloat = 1800.0
     """Seconds for a batch; then the engine counts as hanging."""
 
-    check_sync: bool = False
+    verify_weights: bool = False
     """After each sync compare the engine's log-probabilities of a few tokens with the policy's; stop if they differ."""
 
     def __post_init__(self) -> None:
-        if self.tensor_parallel > 1 and not self.own_process:
+        if self.tensor_parallel > 1 and not self.separate_process:
             raise ValueError(
                 f"vllm.tensor_parallel={self.tensor_parallel} needs processes of vLLM's own; leave out "
-                "vllm.own_process=false"
+                "vllm.separate_process=false"
             )
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How the processes that learn divide the model and the batch among them."""
+
+    world_size: PositiveInt | None = None
+    """Processes that policy, reference and critic are sharded over; the batch is shared out among them by tokens.
+    none = one for each GPU that no engine has to itself; 1 without GPUs."""
+
+    dp_replicate: PositiveInt = 1
+    """Groups of ranks that each hold the whole model, sharded over the group's ranks: one for each node where the
+    network between nodes is slow. It divides the ranks; 1 = the model is sharded over all of them."""
+
+    sequence_parallel: PositiveInt = 1
+    """Ranks that share each sequence, for completions too long for one. It divides the ranks of a replica and the
+    model's attention heads; each of those ranks takes optimizer.micro_batch_tokens at a time."""
 
 
 @dataclass(frozen=True)
@@ -161,27 +172,7 @@ class RayConfig:
     gpus: NonNegativeInt = 0
     """GPUs of the run; 0 = none, everything is on the CPU."""
 
-    ranks: PositiveInt | None = None
-    """Processes that policy, reference and critic are sharded over; the batch is shared out among them by tokens.
-    none = one for each GPU that no engine has to itself; 1 without GPUs."""
-
-    replicas: PositiveInt = 1
-    """Groups of ranks that each hold the whole model, sharded over the group's ranks: one for each node where the
-    network between nodes is slow. It divides the ranks; 1 = the model is sharded over all of them."""
-
-    sequence_parallel: PositiveInt = 1
-    """Ranks that share each sequence, for completions too long for one. It divides the ranks of a replica and the
-    model's attention heads; each of those ranks takes optimizer.micro_batch_tokens at a time."""
-
-    engines: NonNegativeInt = 0
-    """Rollout engines in processes of their own, each on vllm.tensor_parallel GPUs of its own; 0 = the ranks have them,
-    and generate and learn in turns."""
-
-    parts: PositiveInt = 1
-    """Parts of a batch for each engine. With more an engine that is done early helps the others; with fewer each
-    generates more completions at a time."""
-
-    restarts: NonNegativeInt = 2
+    max_restarts: NonNegativeInt = 2
     """Times that a rollout engine or a scorer that died is replaced, its batch done anew, before the run stops."""
 
 
@@ -189,28 +180,35 @@ class RayConfig:
 class RewardConfig:
     """How completions are scored."""
 
-    workers: PositiveInt = 1
+    num_workers: PositiveInt = 1
     """Scoring processes."""
 
-    time_limit: PositiveFloat = 5.0
+    timeout: PositiveFloat = 5.0
     """Seconds for one completion; then its worker is killed and replaced, and the completion scores 0."""
 
     memory_limit_gb: PositiveFloat = 4.0
     """Address space of a worker, in GiB."""
 
-    max_failed_share: Fraction = 0.5
+    max_failure_rate: Fraction = 0.5
     """The run stops if more than this share of a batch ends in an error or a time-out of the scorer."""
+
+    wrappers: tuple[str, ...] = ()
+    """Score wrappers put around the task's reward in training, innermost first; one that needs a limit and is given
+    none, such as `overlong`, takes rollout.max_completion_tokens. Evaluation reports the unshaped score."""
+
+    allow_unsafe: bool = False
+    """Run a scorer that its task says must not be trusted with a model's text, in the worker processes."""
 
 
 @dataclass(frozen=True)
 class EvalConfig:
     """Evaluation on held-out problems, before, during and after training."""
 
-    size: PositiveInt = 1024
+    num_problems: PositiveInt = 1024
     """Held-out problems before and after training."""
 
-    during_size: PositiveInt = 256
-    """Held-out problems during training: the first of the same ones, at most eval.size."""
+    num_problems_during: PositiveInt = 256
+    """Held-out problems during training: the first of the same ones, at most eval.num_problems."""
 
     every: NonNegativeInt = 25
     """Steps between evaluations during training; 0 = none."""

@@ -89,7 +89,7 @@ class SftTrainingConfig:
     max_tokens: PositiveInt = 256
     """Longest completion in that evaluation; longer demonstrations are left out."""
 
-    test_share: TestShare = 1 / 16
+    test_fraction: TestShare = 1 / 16
     """Share of problems held out, as in training with reinforcement learning."""
 
     workers: NonNegativeInt | None = None

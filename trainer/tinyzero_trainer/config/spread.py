@@ -93,25 +93,25 @@ def spread_of(config: TrainConfig) -> Spread:
 
     Example:
         >>> from tinyzero_trainer.plan.candidates import with_settings
-        >>> values = {"run.executor": "ray", "ray.gpus": 8, "ray.engines": 2, "ray.replicas": 3}
+        >>> values = {"run.executor": "ray", "ray.gpus": 8, "rollout.num_engines": 2, "parallel.dp_replicate": 3}
         >>> spread = spread_of(with_settings(TrainConfig(), values))
         >>> spread.ranks, spread.shards, spread.kinds, spread.count("engine")
         (6, 2, ('rank', 'engine'), 2)
     """
     if config.run.executor != "ray":
         return ALONE
-    layout, ray = layout_of(config), config.ray
+    layout = layout_of(config)
     if layout.device == "cpu":
         return ALONE
     apart = layout.engines > 0
     return Spread(
         layout.ranks,
-        ray.replicas,
-        ray.sequence_parallel,
+        config.parallel.dp_replicate,
+        config.parallel.sequence_parallel,
         layout.engines if apart else len(layout.places),
         layout.spread,
         apart,
-        ray.parts,
+        config.rollout.chunks_per_engine,
     )
 
 
@@ -126,7 +126,7 @@ def refuse_uneven(config: TrainConfig, heads: int) -> None:
         LayoutError: something does not divide them.
     """
     for name, count in (
-        ("ray.sequence_parallel", config.ray.sequence_parallel),
+        ("parallel.sequence_parallel", config.parallel.sequence_parallel),
         ("vllm.tensor_parallel", config.vllm.tensor_parallel),
     ):
         if heads % count:

@@ -1,7 +1,8 @@
 """The first half of a step: problems are drawn, completions generated and scored. What is learnt of them comes after.
 
 Nothing here depends on an update but through the weights that the engine has, so it may run beside the update of the
-batch before (`rollout.lead=1`): curriculum and window go by what was sampled, which is known when a batch is collected.
+batch before (`rollout.max_async_level=1`): curriculum and window go by what was sampled, which is known when a
+batch is collected.
 """
 
 from collections.abc import Mapping
@@ -40,7 +41,8 @@ class RolloutBatch:
     """Those that are trained on: whole groups."""
 
     greedy_rewards: list[float] | None
-    """Of the likeliest completion of each prompt that is trained on; None but for `algorithm.advantage=remax`."""
+    """Of the likeliest completion of each prompt that is trained on; None but for
+    `algorithm.advantage_estimator=remax`."""
 
     window: int
     """Tokens that a completion could have."""
@@ -89,7 +91,9 @@ class RolloutCollector:
         """
         config, rollout = self.config, self.config.rollout
         self._clock = StepTimer()
-        window = window_at(self._window, config.window, full=rollout.max_tokens, step=step, seed=config.run.seed)
+        window = window_at(
+            self._window, config.length_control, full=rollout.max_completion_tokens, step=step, seed=config.run.seed
+        )
         params = SamplingParams(
             window,
             settings_at(config, step).temperature,
@@ -99,8 +103,10 @@ class RolloutCollector:
             logprobs=asks_engine(config, step),
         )
         samples, kept = self.sample(params, step, stop)
-        greedy_rewards = self.greedy_rewards(kept, stop) if config.algorithm.advantage == "remax" else None
-        self._window = observe(self._window, measure(samples), config.window, full=rollout.max_tokens, step=step)
+        greedy_rewards = self.greedy_rewards(kept, stop) if config.algorithm.advantage_estimator == "remax" else None
+        self._window = observe(
+            self._window, measure(samples), config.length_control, full=rollout.max_completion_tokens, step=step
+        )
         return RolloutBatch(
             step=step,
             version=version,
@@ -120,8 +126,8 @@ class RolloutCollector:
         With dynamic sampling (arXiv 2503.14476, §3.2) groups whose answers are all equally right are left out, and
         more problems drawn in their place, for some rounds.
         """
-        config, group_size = self.config, self.config.rollout.samples_per_prompt
-        wanted, refills = config.data.prompts_per_step, config.data.dynamic_rounds
+        config, group_size = self.config, self.config.rollout.group_size
+        wanted, refills = config.data.prompts_per_step, config.data.max_refill_rounds
         samples: list[Rollout] = []
         kept: list[Rollout] = []
         for attempt in range(1 + refills):
@@ -129,7 +135,7 @@ class RolloutCollector:
             seed = derive_seed("rollout", config.run.seed, step, *([attempt] if attempt else []))
             rollouts = self._generate(batch, params, samples=group_size, seed=seed, stop=stop)
             self._clock.lap("gen")
-            scored = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
+            scored = score(self.roles, rollouts, max_failure_rate=config.reward.max_failure_rate)
             self._clock.lap("reward")
             samples += scored
             kept += _informative(scored, group_size) if refills else scored
@@ -148,10 +154,10 @@ class RolloutCollector:
     def greedy_rewards(self, kept: list[Rollout], stop: Stop) -> list[float]:
         """What the likeliest completion of each prompt earns, at full length, under the weights that sampled."""
         config = self.config
-        params = SamplingParams(config.rollout.max_tokens, temperature=0.0)
-        prompts = [sample.prompt for sample in kept[:: config.rollout.samples_per_prompt]]
+        params = SamplingParams(config.rollout.max_completion_tokens, temperature=0.0)
+        prompts = [sample.prompt for sample in kept[:: config.rollout.group_size]]
         rollouts = self._generate(prompts, params, samples=1, seed=0, stop=stop)
-        greedy = score(self.roles, rollouts, max_failed_share=config.reward.max_failed_share)
+        greedy = score(self.roles, rollouts, max_failure_rate=config.reward.max_failure_rate)
         self._clock.lap("gen_greedy")
         return [sample.score.value for sample in greedy]
 

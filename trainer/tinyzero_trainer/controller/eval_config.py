@@ -18,15 +18,15 @@ EVALUATION_KEYS = (
     "run.device",
     "task",
     "model.path",
-    "data.template",
-    "data.test_share",
+    "data.prompt_template",
+    "data.test_fraction",
     "data.max_prompt_tokens",
-    "rollout.max_tokens",
-    "rollout.max_sequences",
-    "reward.workers",
-    "reward.time_limit",
+    "rollout.max_completion_tokens",
+    "rollout.max_num_seqs",
+    "reward.num_workers",
+    "reward.timeout",
     "reward.memory_limit_gb",
-    "eval.size",
+    "eval.num_problems",
 )
 """Keys that bear on `tinyzero eval`; any other is refused there."""
 

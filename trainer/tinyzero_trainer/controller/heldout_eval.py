@@ -32,7 +32,7 @@ def evaluate(
     """
     started = perf_counter()
     rollouts = generate(roles, prompts, params, samples=samples, seed=seed, stop=stop)
-    completed = score(roles, rollouts, max_failed_share=1.0)
+    completed = score(roles, rollouts, max_failure_rate=1.0)
     return _summary(completed, samples, perf_counter() - started), completed
 
 
@@ -54,7 +54,7 @@ def _summary(completed: Sequence[Rollout], samples: int, seconds: float) -> Eval
 def evaluate_model(
     config: TrainConfig, *, samples: int, temperature: float, display: Progress, stop: StopFlag
 ) -> dict[str, EvaluationResult]:
-    """Evaluate `config.model` on `config.eval.size` held-out problems of each of its tasks, by the task's name.
+    """Evaluate `config.model` on `config.eval.num_problems` held-out problems of each of its tasks, by the task's name.
 
     Args:
         config: as for training; what concerns training alone is not used.
@@ -64,9 +64,9 @@ def evaluate_model(
         stop: polled while generating.
     """
     with build_workers(config, display=display, training=False) as roles:
-        params, results = SamplingParams(config.rollout.max_tokens, temperature), {}
+        params, results = SamplingParams(config.rollout.max_completion_tokens, temperature), {}
         for name, role in roles.tasks.items():
-            prompts = role.prompts.held_out(config.eval.size)
+            prompts = role.prompts.held_out(config.eval.num_problems)
             display.phase(f"evaluating on {name}", len(prompts) * samples, "completions")
             results[name], _ = evaluate(roles, prompts, params, samples=samples, seed=config.run.seed, stop=stop)
         display.end_phase()

@@ -60,10 +60,10 @@ class LocalModels:
             samples=request.samples,
             temperature=request.temperature,
             top_p=request.top_p,
-            max_tokens=config.rollout.max_tokens,
+            max_tokens=config.rollout.max_completion_tokens,
             seed=config.run.seed,
-            workers=config.reward.workers,
-            time_limit=config.reward.time_limit,
+            workers=config.reward.num_workers,
+            time_limit=config.reward.timeout,
             memory_limit_gb=config.reward.memory_limit_gb,
         )
 
@@ -86,7 +86,7 @@ def _open(config: TrainConfig, task: Task, request: EvaluationRequest) -> Iterat
             from tinyzero_trainer.utils.oom import catch_out_of_memory
 
         display.phase("loading the model")
-        params = SamplingParams(config.rollout.max_tokens, request.temperature, request.top_p)
+        params = SamplingParams(config.rollout.max_completion_tokens, request.temperature, request.top_p)
         with catch_out_of_memory("the model was loaded", "take a smaller model or a card with more memory"):
             sampler = LocalSampler(config, task, params, samples=request.samples, note=display.note)
     yield sampler
@@ -124,11 +124,11 @@ class LocalSampler:
         self._config, self._engine = config, build_engine(config, self._model, note)
         self._prompts = PromptSource(task, self._model.tokenizer, config.data)
         self._params, self._samples, self._seed = params, samples, config.run.seed
-        most = config.rollout.max_sequences or FEW_SEQUENCES
+        most = config.rollout.max_num_seqs or FEW_SEQUENCES
         self._at_a_time = max(1, most // samples)
         self.template = self._prompts.template
         # What a problem's draw depends on beside its own seed: which others are drawn with it.
-        self.settings: Mapping[str, Json] = {"max_sequences": most}
+        self.settings: Mapping[str, Json] = {"max_num_seqs": most}
 
     def sample(self, problems: Sequence[Problem], keep: Keep, advance: Callable[[int], None]) -> None:
         """See `Sampler`.
@@ -148,7 +148,7 @@ class LocalSampler:
         prompts = [self._prompts.word(problem.item) for problem in group]
         check_context(self._model, prompts, self._params.max_tokens)
         token_ids = [prompt.token_ids for prompt in prompts]
-        fewer = f"give rollout.max_sequences={self._at_a_time * self._samples // 2} and another --output"
+        fewer = f"give rollout.max_num_seqs={self._at_a_time * self._samples // 2} and another --output"
         advice = fewer if self._at_a_time > 1 else "ask for fewer samples, or take a smaller model"
         with catch_out_of_memory("completions were generated", advice):
             rollouts = self._engine.generate(token_ids, self._samples, self._params, seed=seed, on_progress=advance)

@@ -157,9 +157,11 @@ class _Run:
         for line in mismatch.notes(config):
             self.display.note(line)
         self.display.phase("drawing held-out problems")
-        self.held_out = {name: role.prompts.held_out(config.eval.size) for name, role in self.roles.tasks.items()}
+        self.held_out = {
+            name: role.prompts.held_out(config.eval.num_problems) for name, role in self.roles.tasks.items()
+        }
         for name, prompts in self.held_out.items():
-            if len(prompts) < config.eval.size:
+            if len(prompts) < config.eval.num_problems:
                 self.display.note(f"{name} has {len(prompts):,} held-out problems only; all of them are taken")
         training = TrainingStep(config, self.roles, state.carried, self.stop, self.run.rollouts, self.ready)
         self.training, self.ready = training, None
@@ -244,7 +246,7 @@ class _Run:
     def evaluate_task(self, name: str, *, thorough: bool) -> dict[str, float]:
         """Held-out accuracy on one task."""
         config = self.config.eval
-        prompts = self.held_out[name] if thorough else self.held_out[name][: config.during_size]
+        prompts = self.held_out[name] if thorough else self.held_out[name][: config.num_problems_during]
         which = "held-out problems" if len(self.held_out) == 1 else f"held-out problems of {name}"
         modes = {held_out_key(name): config.temperature}
         if thorough and config.greedy:
@@ -253,7 +255,7 @@ class _Run:
         for key, temperature in modes.items():
             how = "greedily" if temperature == 0 else f"sampled at temperature {temperature:g}"
             self.display.phase(f"evaluating on {which}, {how}", len(prompts), "problems")
-            params = SamplingParams(self.config.rollout.max_tokens, temperature)
+            params = SamplingParams(self.config.rollout.max_completion_tokens, temperature)
             # The same seed each time: two evaluations differ by the policy, not by the draw.
             seed = derive_seed("evaluation", self.config.run.seed)
             with catch_out_of_memory("completions were generated"):

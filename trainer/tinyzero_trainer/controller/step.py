@@ -1,7 +1,8 @@
 """One training step: collect, compare, update. What happens between steps is the loop's business.
 
 The order of things is here, and what runs beside what; everything that computes is a pure function elsewhere. With
-`rollout.lead=1` the next step's batch is collected beside the update, by the weights from before it. That begins and
+`rollout.max_async_level=1` the next step's batch is collected beside the update, by the weights from before it.
+That begins and
 ends within the step: between steps no thread is left, and the engine has the newest weights.
 """
 
@@ -119,7 +120,7 @@ class TrainingStep:
             raise self._lost
 
     def take(self, step: int) -> tuple[list[Rollout], dict[str, float], dict[str, float]]:
-        """Take a step, counted from 1; with `rollout.lead=1` collect the next one's batch meanwhile.
+        """Take a step, counted from 1; with `rollout.max_async_level=1` collect the next one's batch meanwhile.
 
         Returns:
             all completions sampled; the step's metrics; wall-clock seconds of its parts, and of the whole as `step`.
@@ -149,10 +150,10 @@ class TrainingStep:
             **batch_metrics(
                 tasks,
                 batch.samples,
-                config.rollout.samples_per_prompt,
+                config.rollout.group_size,
                 outcome,
                 experience.advantages,
-                self.policy.ranks // config.ray.sequence_parallel,
+                self.policy.ranks // config.parallel.sequence_parallel,
             ),
             **batch.chosen,
             **metrics,
@@ -170,7 +171,7 @@ class TrainingStep:
     def next_batch(self, step: int) -> RolloutBatch:
         """The batch of this step: the one that was collected during the last, or one that is collected now."""
         batch = self._next.result() if self._next is not None else self.collector.collect(step, step - 1, self.stop)
-        if self.config.rollout.lead:
+        if self.config.rollout.max_async_level:
             self._clock.lap(WAITED)
         else:
             self.roles.engine.sleep()
@@ -184,7 +185,7 @@ class TrainingStep:
 
         A signal does not end it: what it has sampled cannot be had again from the weights that a checkpoint holds.
         """
-        if not self.config.rollout.lead or step > self.config.run.steps:
+        if not self.config.rollout.max_async_level or step > self.config.run.steps:
             yield None
             return
         version = step - 2  # the update of the step before is under way, and the engine has not seen it
@@ -197,7 +198,7 @@ class TrainingStep:
         with catch_out_of_memory("log-probabilities and values were computed"):
             known, corrected = self.known_logprobs(batch.kept, now)
             outcome = self.outcome(batch.kept, known, now, batch.greedy_rewards)
-        advantages = ESTIMATORS[config.algorithm.advantage](outcome)
+        advantages = ESTIMATORS[config.algorithm.advantage_estimator](outcome)
         experience = as_experience(batch.kept, outcome, advantages, known)
         self._clock.lap("adv")
         try:
@@ -217,10 +218,10 @@ class TrainingStep:
             return OldLogprobs(None, engine), {}
         old = self.policy.logprobs(samples, now.temperature)
         self._clock.lap("old_log_prob")
-        if not self.config.mismatch.corrects:
+        if not self.config.rollout_correction.corrects:
             return OldLogprobs(old, engine), {}
         assert engine is not None
-        weights, metrics = importance_weights(old, engine, completion_lengths(samples), self.config.mismatch)
+        weights, metrics = importance_weights(old, engine, completion_lengths(samples), self.config.rollout_correction)
         return OldLogprobs(old, engine, weights), metrics
 
     def outcome(
@@ -246,18 +247,18 @@ class TrainingStep:
         return AdvantageInputs(
             rewards=torch.tensor([sample.score.value for sample in samples]),
             lengths=lengths,
-            group_size=config.rollout.samples_per_prompt,
+            group_size=config.rollout.group_size,
             penalties=penalties,
             values=values,
             greedy_rewards=None if greedy_rewards is None else torch.tensor(greedy_rewards),
-            discount=config.algorithm.discount,
-            trace_decay=config.algorithm.trace_decay,
+            gamma=config.algorithm.gamma,
+            gae_lambda=config.algorithm.gae_lambda,
             counted=torch.tensor([not sample.score.masked for sample in samples]),
         )
 
     def update(self, experience: TrainingBatch, now: StepSettings, step: int) -> dict[str, float]:
         """Update the critic, if there is one, and the policy, unless the critic is still warming up."""
-        group_size, critic = self.config.rollout.samples_per_prompt, self.roles.critic
+        group_size, critic = self.config.rollout.group_size, self.roles.critic
         self.policy_is_whole = False
         metrics = {}
         if critic is not None:
@@ -279,7 +280,7 @@ class TrainingStep:
         parameters = {} if language_model.adapter is not None else {"actor": language_model.parameters}
         if self.roles.critic is not None:
             parameters["critic"] = self.roles.critic.parameters
-        tokens = self.config.optimizer.epochs * trained_tokens(kept)
+        tokens = self.config.optimizer.update_epochs * trained_tokens(kept)
         return utilization(seconds, tokens, parameters=parameters, peak=peak)
 
     def settings_at(self, step: int) -> StepSettings:
@@ -311,18 +312,18 @@ class TrainingStep:
 
     def window_metrics(self, batch: RolloutBatch) -> dict[str, float]:
         """The window of the step, and the averages by which it has adapted to it."""
-        if self.config.window.mode != "adaptive":
+        if self.config.length_control.mode != "adaptive":
             return {}
         means = {
             "mean_success_length": batch.window_after.correct_length,
             "success_rate": batch.window_after.success_rate,
         }
-        known = {f"adaptive_window/{name}": value for name, value in means.items() if value is not None}
-        return {"adaptive_window/current_window": float(batch.window), **known}
+        known = {f"length_control/{name}": value for name, value in means.items() if value is not None}
+        return {"length_control/max_tokens": float(batch.window), **known}
 
     def staleness(self, batch: RolloutBatch, updated: dict[str, float]) -> dict[str, float]:
         """How old the weights are that sampled the batch, in steps, and how far from them the policy was before it."""
-        if not self.config.rollout.lead:
+        if not self.config.rollout.max_async_level:
             return {}
         steps = {"staleness/steps": float(batch.step - 1 - batch.version)}
         divergence = updated.get(ENGINE_DIVERGENCE)

@@ -71,12 +71,12 @@ def bucket_weights(pass_rates: PassRates, sizes: Sequence[int], config: Curricul
         sizes: problems in each, of a sample.
         config: target and floor.
     """
-    interest = [1.0 if rate is None else _interest(rate, config.target) for rate in pass_rates]
+    interest = [1.0 if rate is None else _interest(rate, config.target_pass_rate) for rate in pass_rates]
     if not any(interest):
         interest = [1.0] * len(interest)
     wanted = [size * value for size, value in zip(sizes, interest, strict=True)]
-    spare = 1 - len(wanted) * config.floor
-    return tuple(config.floor + spare * value / sum(wanted) for value in wanted)
+    spare = 1 - len(wanted) * config.min_probability
+    return tuple(config.min_probability + spare * value / sum(wanted) for value in wanted)
 
 
 def _interest(rate: float, target: float) -> float:
@@ -98,7 +98,7 @@ def updated_rates(
         seen.setdefault(bucket, []).append(correct)
 
     rates = {bucket: fmean(found) for bucket, found in seen.items()}
-    return tuple(ema(average, rates.get(bucket), config.decay) for bucket, average in enumerate(pass_rates))
+    return tuple(ema(average, rates.get(bucket), config.ema_decay) for bucket, average in enumerate(pass_rates))
 
 
 def choose_bucket(weights: Sequence[float], available: Sequence[int], chance: float) -> int:

@@ -63,7 +63,7 @@ class PromptSource:
         """
         self.task, self.name = task, name or task.name
         self._tokenizer, self._data = tokenizer, data
-        self.template = data.template or ("chat" if tokenizer.chat_template else "base")
+        self.template = data.prompt_template or ("chat" if tokenizer.chat_template else "base")
 
     def training(
         self, seed: int, progress: StreamState | None = None, curriculum: CurriculumConfig | None = None

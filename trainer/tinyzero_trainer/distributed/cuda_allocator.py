@@ -48,7 +48,7 @@ def expand_segments(config: TrainConfig) -> None:
     Not where the environment has settings of the allocator; nor where vLLM shares this process, whose sleep does not go
     with them; nor where PyTorch cannot turn them off again (before 2.9).
     """
-    shared = config.rollout.engine == "vllm" and not config.vllm.own_process
+    shared = config.rollout.engine == "vllm" and not config.vllm.separate_process
     if not shared and hasattr(torch._C, _SET) and not any(name in os.environ for name in VARIABLES):
         _told[:] = [f"{_SETTING}:True"]
         getattr(torch._C, _SET)(*_told)

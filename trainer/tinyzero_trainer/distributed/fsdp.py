@@ -47,20 +47,20 @@ class FsdpOptions:
     dtype: torch.dtype
     """What the networks compute in; the weights that an optimiser steps are in float32."""
 
-    checkpoint_activations: bool = False
+    activation_checkpointing: bool = False
     """Keep only each layer's input for the backward pass."""
 
     compile: bool | None = None
     """Compile each layer; None = see `compiling.compiles`."""
 
     offload: Literal["idle", "always"] | None = None
-    """See `memory.offload`."""
+    """See `memory.cpu_offload`."""
 
     replicas: int = 1
-    """See `ray.replicas`."""
+    """See `parallel.dp_replicate`."""
 
     sequence_parallel: int = 1
-    """See `ray.sequence_parallel`."""
+    """See `parallel.sequence_parallel`."""
 
     @classmethod
     def of(cls, config: TrainConfig, device: torch.device) -> "FsdpOptions":
@@ -68,17 +68,17 @@ class FsdpOptions:
         return cls(
             device,
             compute_dtype(config.model.dtype, device),
-            config.memory.checkpoint_activations,
+            config.memory.activation_checkpointing,
             config.model.compile,
-            config.memory.offload if device.type == "cuda" else None,
-            config.ray.replicas,
-            config.ray.sequence_parallel,
+            config.memory.cpu_offload if device.type == "cuda" else None,
+            config.parallel.dp_replicate,
+            config.parallel.sequence_parallel,
         )
 
     @property
     def saves_memory(self) -> bool:
         """Whether speed is to be given up for memory."""
-        return self.checkpoint_activations or self.offload is not None
+        return self.activation_checkpointing or self.offload is not None
 
     @property
     def loading_device(self) -> torch.device:
@@ -96,9 +96,9 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def offload_note(config: TrainConfig, device: torch.device) -> str | None:
     """What is to be said of a setting that has no effect on this device."""
-    if config.memory.offload is None or device.type == "cuda":
+    if config.memory.cpu_offload is None or device.type == "cuda":
         return None
-    return f"memory.offload={config.memory.offload} has no effect: there is no GPU whose memory it would save"
+    return f"memory.cpu_offload={config.memory.cpu_offload} has no effect: there is no GPU whose memory it would save"
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def shard(model: nn.Module, placement: FsdpOptions, *, exact: Iterable[nn.Module
     again = placement.saves_memory or mesh.shape[-1] > 1 or not trained
     layers = layers_of(model)
     for layer in layers:
-        if placement.checkpoint_activations and trained:
+        if placement.activation_checkpointing and trained:
             _checkpoint(layer)
         # Not where ranks exchange heads in the midst of a layer, which is nothing for the compiler.
         gpu, alone = placement.device.type == "cuda", placement.sequence_parallel == 1

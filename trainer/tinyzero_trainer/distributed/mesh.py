@@ -1,6 +1,6 @@
 """How the ranks are ordered: which of them hold a model together, and which have a batch's sequences together.
 
-    ray.ranks=8 ray.replicas=2 ray.sequence_parallel=2
+    parallel.world_size=8 parallel.dp_replicate=2 parallel.sequence_parallel=2
 
     rank       0  1  2  3  4  5  6  7
     replica    0  0  0  0  1  1  1  1     each holds the whole model, its weights cut over its ranks
@@ -48,8 +48,8 @@ def build_mesh(device: str, replicas: int = 1, sequence_parallel: int = 1) -> Me
     """
     group, count = dist.group.WORLD, dist.get_world_size()
     assert group is not None
-    assert count % replicas == 0, "ray.replicas divides ray.ranks"
-    assert count // replicas % sequence_parallel == 0, "ray.sequence_parallel divides the ranks of a replica"
+    assert count % replicas == 0, "parallel.dp_replicate divides parallel.world_size"
+    assert count // replicas % sequence_parallel == 0, "parallel.sequence_parallel divides the ranks of a replica"
     if replicas == sequence_parallel == 1:  # takes no groups but that of all
         return Mesh(init_device_mesh(device, (count,)), DataParallelGroup(count, dist.get_rank(), group))
     known, key = _FOUND.setdefault(group, {}), (device, replicas, sequence_parallel)

@@ -42,11 +42,11 @@ MANY_CORES = 8
 def check_cores(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     """Cores against scoring processes."""
     cores, workers = facts.machine.cores, wanted.workers
-    what = f"{cores} CPU {'core' if cores == 1 else 'cores'}, {workers} for scoring (reward.workers)"
+    what = f"{cores} CPU {'core' if cores == 1 else 'cores'}, {workers} for scoring (reward.num_workers)"
     if workers > cores:
-        yield Finding("cores", "warning", what, "lower it", (f"reward.workers={max(1, cores - 1)}",))
+        yield Finding("cores", "warning", what, "lower it", (f"reward.num_workers={max(1, cores - 1)}",))
     elif workers == 1 and cores >= MANY_CORES:
-        yield Finding("cores", "note", what, "if scoring takes long, raise it", (f"reward.workers={cores // 2}",))
+        yield Finding("cores", "note", what, "if scoring takes long, raise it", (f"reward.num_workers={cores // 2}",))
     else:
         yield Finding("cores", "ok", what)
 
@@ -64,9 +64,9 @@ def check_memory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         return
     what += f"; {doing} {facts.model.name} takes at least {as_size(need)}"
     others = "end other programs, or " if machine.memory >= need else ""
-    if doing.startswith("memory.offload"):
+    if doing.startswith("memory.cpu_offload"):
         level: Level = "warning" if machine.memory >= need else "error"  # such memory cannot be swapped out
-        do = f"{others}train an adapter (lora.rank=16), leave memory.offload out, or take a smaller --model"
+        do = f"{others}train an adapter (lora.rank=16), leave memory.cpu_offload out, or take a smaller --model"
         yield Finding("memory", level, what, do)
     else:
         yield Finding("memory", "warning", what, f"{others}take a smaller --model")
@@ -80,7 +80,7 @@ def _main_memory(facts: Facts, wanted: Wanted, size: int) -> tuple[int, str]:
     if wanted.device == "cpu" or not facts.torch.cards:
         return loading * (TRAINED_COPIES * wanted.model_copies + wanted.frozen_copies), "training"
     if wanted.host_bytes > loading:
-        return wanted.host_bytes, f"memory.offload={wanted.offload} for"
+        return wanted.host_bytes, f"memory.cpu_offload={wanted.offload} for"
     return loading, "loading"  # for a card the weights are only read here
 
 

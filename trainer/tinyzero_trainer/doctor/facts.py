@@ -136,13 +136,13 @@ class Wanted:
     """checkpoint.keep."""
 
     workers: int = 1
-    """reward.workers."""
+    """reward.num_workers."""
 
     wandb: bool = False
     """Whether W&B is to be told."""
 
     offload: str | None = None
-    """memory.offload."""
+    """memory.cpu_offload."""
 
     host_bytes: int = 0
     """What that keeps in main memory; 0 = nothing, or the model's shape is not known."""

@@ -60,11 +60,11 @@ class Traffic:
         if self.spread.ranks == 1:
             return compute
         count, shape, rank = self.work.micro_batches, self.shape, self.config.lora.rank
-        adapter = shape.adapter(rank, self.config.lora.targets)
+        adapter = shape.adapter(rank, self.config.lora.target_modules)
         reduced = self._reduced(adapter // max(1, shape.layers) if adapter else shape.layer)
         layers = shape.layers * (self._gathered(shape.layer) + reduced)
         root = 0.0 if adapter else self._reduced(shape.embeddings)
-        again = 2 if self.config.memory.checkpoint_activations else 1
+        again = 2 if self.config.memory.activation_checkpointing else 1
         return count * (max(compute / count, layers) + root + again * self._exchanged())
 
     def of_decoding(self, sequences: int) -> float:

@@ -56,22 +56,22 @@ HEAD_ELEMENTS = {2: 2**28, 4: 2**26}
 """Logits of a chunk, by the bytes of a number; see head.CHUNK_ELEMENTS."""
 
 VLLM_BESIDE = 700 * MIB
-"""What vLLM takes beyond vllm.gpu_memory: CUDA graphs, and workspaces that its own profile does not see."""
+"""What vLLM takes beyond vllm.gpu_memory_gb: CUDA graphs, and workspaces that its own profile does not see."""
 
 VLLM_WORKSPACE = 900 * MIB
-"""Within vllm.gpu_memory: activations of a prefill of 8,192 tokens."""
+"""Within vllm.gpu_memory_gb: activations of a prefill of 8,192 tokens."""
 
 VLLM_SAMPLER_BYTES = 12
-"""Within vllm.gpu_memory: bytes a logit of the sequences decoded at a time."""
+"""Within vllm.gpu_memory_gb: bytes a logit of the sequences decoded at a time."""
 
 VLLM_ASLEEP = 900 * MIB
 """What vLLM keeps while it sleeps, beside its process's context: CUDA graphs and workspaces."""
 
 VLLM_SHARE = 0.6
-"""Of the card: the most that vllm.gpu_memory is where it is not set."""
+"""Of the card: the most that vllm.gpu_memory_gb is where it is not set."""
 
 VLLM_SEQUENCES = 1024
-"""At a time, where rollout.max_sequences is not set: a batch of vLLM's gains little above that."""
+"""At a time, where rollout.max_num_seqs is not set: a batch of vLLM's gains little above that."""
 
 STEP_NUMBERS = 8
 """Numbers a sequence per unit of the MLP's width, that a decoding step of the engine `torch` computes on the way."""

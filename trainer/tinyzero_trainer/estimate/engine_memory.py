@@ -10,7 +10,7 @@ from tinyzero_trainer.estimate.workload import Workload, number_bytes
 from tinyzero_trainer.models.spec import ModelSpec
 
 GB = 1e9
-"""What vllm.gpu_memory is given in."""
+"""What vllm.gpu_memory_gb is given in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Engine:
 
 
 def engine_of(shape: ModelSpec, config: TrainConfig, work: Workload, *, keeps: bool = False) -> Engine:
-    """The engine of a configuration; where vllm.gpu_memory is not set, with room for all its sequences.
+    """The engine of a configuration; where vllm.gpu_memory_gb is not set, with room for all its sequences.
 
     Args:
         shape: the model's.
@@ -44,7 +44,7 @@ def engine_of(shape: ModelSpec, config: TrainConfig, work: Workload, *, keeps: b
 def _without_graphs(shape: ModelSpec, config: TrainConfig, work: Workload) -> Engine:
     """As rollout/torch_engine.py has it with transformers' own forward pass, whose cache grows by being copied."""
     number = number_bytes(config)
-    prompts = max(-(-work.trained_at_a_time // config.rollout.samples_per_prompt), work.evaluated_at_a_time)
+    prompts = max(-(-work.trained_at_a_time // config.rollout.group_size), work.evaluated_at_a_time)
     layer = constants.HIDDEN_FORWARD * shape.hidden + constants.MLP_FORWARD * shape.mlp
     cache = work.at_a_time * work.sequence * shape.cache_numbers * number
     beside = (1 + shape.repeated_heads) * cache // max(1, shape.layers)  # of one layer: before it grew, and repeated
@@ -62,7 +62,7 @@ def _without_graphs(shape: ModelSpec, config: TrainConfig, work: Workload) -> En
 def _torch(shape: ModelSpec, config: TrainConfig, work: Workload, keeps: bool) -> Engine:
     """As rollout/cuda_graph/engine.py has it, with its kernels."""
     number, slots = number_bytes(config), -(-work.sequence // SLOTS) * SLOTS
-    prompts = max(-(-work.trained_at_a_time // config.rollout.samples_per_prompt), work.evaluated_at_a_time)
+    prompts = max(-(-work.trained_at_a_time // config.rollout.group_size), work.evaluated_at_a_time)
     read = min(prompts * work.prompt, max(PREFILL_TOKENS, work.prompt))
     layer = constants.HIDDEN_FORWARD * shape.hidden + constants.MLP_FORWARD * shape.mlp
     mlp = work.at_a_time * constants.STEP_NUMBERS * shape.mlp * number
@@ -81,7 +81,7 @@ def _drawing(config: TrainConfig, work: Workload) -> int:
     number, rollout = number_bytes(config), config.rollout
     cuts = rollout.top_p < 1 or rollout.top_k > 0
     greedy = work.evaluated_at_a_time if config.eval.greedy else 0
-    if config.algorithm.advantage == "remax":
+    if config.algorithm.advantage_estimator == "remax":
         greedy = max(greedy, min(work.trained_at_a_time, config.data.prompts_per_step))
     return max(
         work.trained_at_a_time * drawing_bytes(number, by_kernel=not cuts, greedy=False),
@@ -91,19 +91,19 @@ def _drawing(config: TrainConfig, work: Workload) -> int:
 
 
 def _vllm(shape: ModelSpec, config: TrainConfig, work: Workload) -> Engine:
-    process = {"CUDA context of its process": constants.CONTEXT} if config.vllm.own_process else {}
+    process = {"CUDA context of its process": constants.CONTEXT} if config.vllm.separate_process else {}
     if config.vllm.tensor_parallel > 1:
         process["NCCL of its process"] = constants.NCCL
     wanted = needed_by_vllm(shape, config, work)
-    size = wanted if config.vllm.gpu_memory is None else int(config.vllm.gpu_memory * GB)
+    size = wanted if config.vllm.gpu_memory_gb is None else int(config.vllm.gpu_memory_gb * GB)
     graphs = constants.VLLM_BESIDE if config.vllm.cuda_graphs else constants.VLLM_BESIDE // 4
-    awake = {"vllm.gpu_memory": size, "beside it": graphs, **process}
-    asleep = {"what stays when it sleeps": constants.VLLM_ASLEEP, **process} if config.vllm.sleep else awake
-    return Engine(awake=awake, asleep=asleep, own_process=config.vllm.own_process)
+    awake = {"vllm.gpu_memory_gb": size, "beside it": graphs, **process}
+    asleep = {"what stays when it sleeps": constants.VLLM_ASLEEP, **process} if config.vllm.sleep_mode else awake
+    return Engine(awake=awake, asleep=asleep, own_process=config.vllm.separate_process)
 
 
 def needed_by_vllm(shape: ModelSpec, config: TrainConfig, work: Workload, sequences: int | None = None) -> int:
-    """vllm.gpu_memory, in bytes, with room for so many whole sequences at a time; none = all that it is given."""
+    """vllm.gpu_memory_gb, in bytes, with room for so many whole sequences at a time; none = all that it is given."""
     count = work.trained_at_a_time if sequences is None else min(sequences, work.trained_at_a_time)
     drawing = work.seats * shape.vocabulary * constants.VLLM_SAMPLER_BYTES
     weights = -(-shape.parameters // config.vllm.tensor_parallel)
@@ -113,15 +113,15 @@ def needed_by_vllm(shape: ModelSpec, config: TrainConfig, work: Workload, sequen
 
 def sequences_in_vllm(shape: ModelSpec, config: TrainConfig, work: Workload) -> int:
     """Whole sequences that vLLM's KV cache holds at a time; at least 1."""
-    if config.vllm.gpu_memory is None:
+    if config.vllm.gpu_memory_gb is None:
         return work.trained_at_a_time
-    left = config.vllm.gpu_memory * GB - needed_by_vllm(shape, config, work, sequences=0)
+    left = config.vllm.gpu_memory_gb * GB - needed_by_vllm(shape, config, work, sequences=0)
     return max(1, int(left // (number_bytes(config) * _cached(shape, config, work))))
 
 
 def lacking_in_vllm(shape: ModelSpec, config: TrainConfig, work: Workload) -> int:
-    """vllm.gpu_memory, in bytes, with room for the weights and one sequence; 0 where it is given no less."""
-    given = config.vllm.gpu_memory
+    """vllm.gpu_memory_gb, in bytes, with room for the weights and one sequence; 0 where it is given no less."""
+    given = config.vllm.gpu_memory_gb
     if config.rollout.engine != "vllm" or given is None:
         return 0
     least = needed_by_vllm(shape, config, work, sequences=1)
@@ -129,7 +129,7 @@ def lacking_in_vllm(shape: ModelSpec, config: TrainConfig, work: Workload) -> in
 
 
 _ROUNDED = GB / 100
-"""Bytes that a proposed vllm.gpu_memory may be short of, since it is rounded down."""
+"""Bytes that a proposed vllm.gpu_memory_gb may be short of, since it is rounded down."""
 
 
 def _cached(shape: ModelSpec, config: TrainConfig, work: Workload) -> int:

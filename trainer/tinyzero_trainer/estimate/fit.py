@@ -43,15 +43,15 @@ def settle(shape: ModelSpec, config: TrainConfig, limit: int, prompt_tokens: int
     """
     if config.rollout.engine == "vllm":
         return _settle_vllm(shape, config, limit, prompt_tokens)
-    if config.rollout.max_sequences is not None:
+    if config.rollout.max_num_seqs is not None:
         return config
     if not shape.graphs:  # the engine asks nobody
-        return with_settings(config, {"rollout.max_sequences": FEW_SEQUENCES})
+        return with_settings(config, {"rollout.max_num_seqs": FEW_SEQUENCES})
     count, settled = workload_on(config, prompt_tokens).at_a_time, config
-    least = max(LEAST_SEQUENCES, config.rollout.samples_per_prompt)
+    least = max(LEAST_SEQUENCES, config.rollout.group_size)
     while count // 2 >= least and awake_bytes(shape, settled, prompt_tokens) > limit:
         count //= 2
-        settled = replace(config, rollout=replace(config.rollout, max_sequences=count))
+        settled = replace(config, rollout=replace(config.rollout, max_num_seqs=count))
     return settled
 
 
@@ -59,17 +59,17 @@ def _settle_vllm(shape: ModelSpec, config: TrainConfig, limit: int, prompt_token
     vllm, work, spread = config.vllm, workload_on(config, prompt_tokens), spread_of(config)
     most = needed_by_vllm(shape, config, work)
     least = needed_by_vllm(shape, config, work, sequences=LEAST_SEQUENCES)
-    for sleep in (False, True) if vllm.sleep is None and not spread.apart else (vllm.sleep,):
-        given = _gigabytes(least) if vllm.gpu_memory is None else vllm.gpu_memory
-        tight = replace(config, vllm=replace(vllm, gpu_memory=given, sleep=sleep))
+    for sleep in (False, True) if vllm.sleep_mode is None and not spread.apart else (vllm.sleep_mode,):
+        given = _gigabytes(least) if vllm.gpu_memory_gb is None else vllm.gpu_memory_gb
+        tight = replace(config, vllm=replace(vllm, gpu_memory_gb=given, sleep_mode=sleep))
         memory = predict_memory(shape, tight, prompt_tokens, card=spread.generating)
         awake = while_awake(memory) if sleep else memory.peak
-        room = given * GB + (limit - awake) / (1 if vllm.own_process else 1 + constants.SLACK)
-        if vllm.gpu_memory is not None:
+        room = given * GB + (limit - awake) / (1 if vllm.separate_process else 1 + constants.SLACK)
+        if vllm.gpu_memory_gb is not None:
             settled, good = tight, memory.peak <= limit
         else:
             size = max(least, min(most + GB / 100, room))  # rounding down shall cost no sequence
-            settled, good = replace(config, vllm=replace(tight.vllm, gpu_memory=_gigabytes(size))), room >= most
+            settled, good = replace(config, vllm=replace(tight.vllm, gpu_memory_gb=_gigabytes(size))), room >= most
         if good:
             break
     return settled
@@ -95,9 +95,9 @@ def predict_within(
 ) -> Memory:
     """Memory of every phase, where the engine `torch` keeps what it has during the update if that fits.
 
-    With `memory.offload` it never does. For `card` see `predict_memory`.
+    With `memory.cpu_offload` it never does. For `card` see `predict_memory`.
     """
-    kept = predict_memory(shape, config, prompt_tokens, keeps=config.memory.offload is None, card=card)
+    kept = predict_memory(shape, config, prompt_tokens, keeps=config.memory.cpu_offload is None, card=card)
     return kept if kept.peak <= limit else predict_memory(shape, config, prompt_tokens, card=card)
 
 
@@ -119,5 +119,5 @@ def setting(config: TrainConfig, key: str) -> Any:
 
 
 def _gigabytes(size: float) -> float:
-    """Bytes as vllm.gpu_memory takes them, rounded down."""
+    """Bytes as vllm.gpu_memory_gb takes them, rounded down."""
     return max(0.01, int(size / GB * 100) / 100)

@@ -106,7 +106,7 @@ def predict_memory(
 
 
 def host_bytes(shape: ModelSpec, config: TrainConfig, nodes: int | None = None) -> int:
-    """Bytes that `memory.offload` keeps in main memory on a machine with a card; 0 without it.
+    """Bytes that `memory.cpu_offload` keeps in main memory on a machine with a card; 0 without it.
 
     Of what is trained the float32 weights and AdamW's two moments, with `always` its gradients too; and what is frozen.
 
@@ -115,11 +115,11 @@ def host_bytes(shape: ModelSpec, config: TrainConfig, nodes: int | None = None) 
         config: of the run.
         nodes: machines over which its cards are spread evenly; None = see `links.nodes_of`.
     """
-    offload, algorithm = config.memory.offload, config.algorithm
+    offload, algorithm = config.memory.cpu_offload, config.algorithm
     if offload is None:
         return 0
     each = (4 if offload == "always" else 3) * constants.MASTER_BYTES
-    adapter = shape.adapter(config.lora.rank, config.lora.targets)
+    adapter = shape.adapter(config.lora.rank, config.lora.target_modules)
     held = each * (adapter or shape.parameters) + (constants.FROZEN_BYTES * shape.parameters if adapter else 0)
     if algorithm.needs_critic:
         head = 0 if shape.tied else shape.embedding  # which the critic does not train
@@ -148,7 +148,7 @@ def _engine_phases(shape: ModelSpec, config: TrainConfig, engine: Engine) -> Ite
         return Phase(name, tuple(part for part in parts if part.size), "engine")
 
     yield phase("gen", copy, awake)
-    if config.algorithm.advantage == "remax":
+    if config.algorithm.advantage_estimator == "remax":
         yield phase("gen_greedy", copy, awake)
     yield phase("update_weights", [*copy, *coming], awake)
 
@@ -168,10 +168,10 @@ class _Step:
     ) -> None:
         self.shape, self.config, self.work, self.spread, self.engine = shape, config, work, spread, engine
         self.number = number_bytes(config)
-        self.adapter = shape.adapter(config.lora.rank, config.lora.targets)
+        self.adapter = shape.adapter(config.lora.rank, config.lora.target_modules)
         self.frozen: Role = "policy" if self.adapter else "reference"  # whose weights the KL is measured to
         self.kl = config.algorithm.kl_coefficient > 0
-        self.in_loss = self.kl and config.algorithm.kl_in == "loss"
+        self.in_loss = self.kl and config.algorithm.kl_placement == "loss"
         self.exact = self.in_loss and config.algorithm.kl_estimator == "exact"
 
     def phases(self) -> Iterator[Phase]:
@@ -181,7 +181,7 @@ class _Step:
             yield self._phase("old_log_prob", self._forward("policy"), "policy")
         if self.kl and not self.in_loss:
             yield self._phase("ref", self._forward(self.frozen), self.frozen)
-        if self.config.algorithm.advantage == "remax":
+        if self.config.algorithm.advantage_estimator == "remax":
             yield self._phase("gen_greedy", [], awake=True)
         if self.config.algorithm.needs_critic:
             yield self._phase("values", self._forward("critic"), "critic")
@@ -217,7 +217,7 @@ class _Step:
 
     def _weights(self, phase: str, active: tuple[Role, ...]) -> Iterator[Part]:
         """Weights and optimiser states that are on the card."""
-        offload, shape, algorithm = self.config.memory.offload, self.shape, self.config.algorithm
+        offload, shape, algorithm = self.config.memory.cpu_offload, self.shape, self.config.algorithm
         if offload == "always":
             return
         everyone = offload is None
@@ -243,12 +243,12 @@ class _Step:
     def _gathered(self, role: Role) -> Part:
         """Weights in the type they are used in: of embedding, head, and the layers at work; see sharding.shard."""
         several, memory = self.spread.shards > 1, self.config.memory
-        again = several or role == "reference" or memory.checkpoint_activations or memory.offload
+        again = several or role == "reference" or memory.activation_checkpointing or memory.cpu_offload
         layers = (
             constants.LAYERS_GATHERED + (constants.LAYERS_ARRIVING if several else 0) if again else self.shape.layers
         )
         size = self.shape.embeddings + layers * self.shape.layer
-        staged = constants.MASTER_BYTES * self.shard(self.shape.layer) if memory.offload == "always" else 0
+        staged = constants.MASTER_BYTES * self.shard(self.shape.layer) if memory.cpu_offload == "always" else 0
         return Part(role, "weights at work", self.number * size + staged)
 
     def _forward(self, role: Role) -> list[Part]:
@@ -269,7 +269,7 @@ class _Step:
     def _update(self, role: Role) -> list[list[Part]]:
         """The moments of an update that may be its worst."""
         shape, trained = self.shape, self.adapter if role == "policy" and self.adapter else self.shape.parameters
-        whole = 0 if self.config.memory.offload == "always" else constants.MASTER_BYTES * self.shard(trained)
+        whole = 0 if self.config.memory.cpu_offload == "always" else constants.MASTER_BYTES * self.shard(trained)
         gradients = Part(role, "gradients in float32", whole if self.work.accumulates else 0)
         kept, layer = self._activations()
         held = [self._gathered(role), Part(role, "activations", kept), gradients]
@@ -315,6 +315,6 @@ class _Step:
         layer = tokens * (hidden * shape.hidden + mlp * shape.mlp + attention) * self.number // 2
         adapted = 2 * tokens * self.config.lora.rank * len(shape.matrices) * self.number
         working = int(constants.LAYER_BACKWARD * layer)
-        if self.config.memory.checkpoint_activations:
+        if self.config.memory.activation_checkpointing:
             return shape.layers * tokens * shape.hidden * self.number, layer + adapted + working
         return shape.layers * (layer + adapted), working

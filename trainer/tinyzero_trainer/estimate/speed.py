@@ -17,7 +17,7 @@ from tinyzero_trainer.hardware.gpu_specs import GpuSpec
 from tinyzero_trainer.models.spec import ModelSpec
 
 COLLECTING = ("gen", "reward", "gen_greedy")
-"""Phases that lie beside the update of the batch before with `rollout.lead=1`."""
+"""Phases that lie beside the update of the batch before with `rollout.max_async_level=1`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +76,25 @@ def predict_speed(
     traffic = Traffic.of(shape, config, card, work, spread, nodes)
     forward, whole = _passes(shape, config, card, work, traffic)
     prompts = spread.of_an_engine(config.data.prompts_per_step)
-    completions = prompts * config.rollout.samples_per_prompt
+    completions = prompts * config.rollout.group_size
     seconds = {"gen": _generation(shape, config, card, work, traffic, completions, prompts)}
     seconds["reward"] = work.completions / constants.SCORING_RATE
     if config.old_logprobs_source == "policy":
         seconds["old_log_prob"] = forward
     if algorithm.kl_in_reward:
         seconds["ref"] = forward
-    if algorithm.advantage == "remax":
+    if algorithm.advantage_estimator == "remax":
         seconds["gen_greedy"] = _generation(shape, config, card, work, traffic, prompts, prompts)
     if algorithm.needs_critic:
         seconds |= {"values": forward, "update_critic": whole}
     in_loss = algorithm.kl_coefficient > 0 and not algorithm.kl_in_reward
     seconds["update_actor"] = whole + (work.epochs * forward if in_loss else 0)
-    sleeps = constants.VLLM_WAKE if config.rollout.engine == "vllm" and config.vllm.sleep else 0.0
+    sleeps = constants.VLLM_WAKE if config.rollout.engine == "vllm" and config.vllm.sleep_mode else 0.0
     copied = 10 * shape.parameters / (card.bandwidth * 1e9)
     seconds["update_weights"] = sleeps + copied + traffic.new_weights()
-    return Speed(seconds, work.tokens, work.completions * work.completion, spread.cards, config.rollout.lead > 0)
+    return Speed(
+        seconds, work.tokens, work.completions * work.completion, spread.cards, config.rollout.max_async_level > 0
+    )
 
 
 def _passes(
@@ -102,17 +104,17 @@ def _passes(
     size, spread = shape.parameters, traffic.spread
     share = constants.UPDATE_SHARE * size / (size + constants.HALF_SHARE_AT)
     unit = size * work.tokens_of_a_card / (card.flops_in(number_bytes(config)) * share)
-    of_update = (8 if config.memory.checkpoint_activations else 6) * unit
+    of_update = (8 if config.memory.activation_checkpointing else 6) * unit
     # Layer after layer the host launches kernels: with few tokens to a micro-batch it is what takes long.
     launching = work.micro_batches * shape.layers * constants.PASS_LAYER
     forward = max(traffic.beside_forward(2 * unit), launching)
     update = traffic.beside_forward(2 * unit) + traffic.beside_backward(of_update - 2 * unit)
     update = max(update, of_update / (2 * unit) * launching) * work.epochs
     shard, trained = size / spread.shards, 0 if config.lora.rank else size / spread.shards
-    if config.memory.offload == "idle":  # weights and moments there and back
+    if config.memory.cpu_offload == "idle":  # weights and moments there and back
         update += 2 * 12 * trained / constants.PCIE
         forward += 4 * shard / constants.PCIE
-    if config.memory.offload == "always":
+    if config.memory.cpu_offload == "always":
         travels = 12 * shard * work.micro_batches / constants.PCIE  # weights in both passes, and gradients
         # The ranks of a machine step on the same processors.
         stepped = 28 * trained * spread.ranks / traffic.links.nodes

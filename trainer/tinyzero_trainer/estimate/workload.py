@@ -100,24 +100,24 @@ def workload_of(config: TrainConfig, prompt_tokens: int | None = None, spread: S
     """
     data, rollout, optimizer = config.data, config.rollout, config.optimizer
     prompt = prompt_tokens or min(PROMPT_TOKENS, data.max_prompt_tokens)
-    completions = data.prompts_per_step * rollout.samples_per_prompt
-    most = rollout.max_sequences or max(completions, config.eval.size)  # none: as many as fit
-    if rollout.engine == "vllm" and rollout.max_sequences is None:
+    completions = data.prompts_per_step * rollout.group_size
+    most = rollout.max_num_seqs or max(completions, config.eval.num_problems)  # none: as many as fit
+    if rollout.engine == "vllm" and rollout.max_num_seqs is None:
         most = min(most, VLLM_SEQUENCES)
-    sequence, per_mini_batch = prompt + rollout.max_tokens, -(-completions // optimizer.mini_batches)
+    sequence, per_mini_batch = prompt + rollout.max_completion_tokens, -(-completions // optimizer.num_mini_batches)
     share, budget = -(-per_mini_batch // spread.shares), optimizer.micro_batch_tokens * spread.slices
     line = max(sequence, min(budget, share * sequence))  # a sequence longer than the budget goes alone
-    part, evaluated = spread.largest_part(data.prompts_per_step), spread.largest_part(config.eval.size)
+    part, evaluated = spread.largest_part(data.prompts_per_step), spread.largest_part(config.eval.num_problems)
     return Workload(
         prompt=prompt,
-        completion=rollout.max_tokens,
+        completion=rollout.max_completion_tokens,
         completions=completions,
-        trained_at_a_time=min(most, part * rollout.samples_per_prompt),
+        trained_at_a_time=min(most, part * rollout.group_size),
         evaluated_at_a_time=min(most, evaluated),
-        mini_batches=optimizer.mini_batches,
-        epochs=optimizer.epochs,
+        mini_batches=optimizer.num_mini_batches,
+        epochs=optimizer.update_epochs,
         micro_batch=-(-line // spread.slices),
-        seats=min(most, max(completions, config.eval.size)),
+        seats=min(most, max(completions, config.eval.num_problems)),
         groups=data.prompts_per_step,
         shares=spread.shares,
         slices=spread.slices,

@@ -31,7 +31,7 @@ class Workers:
     """Updates the model; None where nothing is trained."""
 
     critic: CriticRole | None
-    """Estimates what a completion is worth; None but for `algorithm.advantage=gae`."""
+    """Estimates what a completion is worth; None but for `algorithm.advantage_estimator=gae`."""
 
     display: Progress
     """Is told of progress."""

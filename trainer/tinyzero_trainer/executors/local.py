@@ -53,7 +53,7 @@ def build_workers(
     loaded = load_tasks(
         config.task_shares(),
         wrappers=config.wrappers_with_limit() if training else (),
-        allow_unsafe_scorers=config.run.allow_unsafe_scorers,
+        allow_unsafe_scorers=config.reward.allow_unsafe,
     )
     if training:
         find_policy_loss(config.algorithm.policy_loss)  # a user's own may be at fault, which is soon seen
@@ -132,13 +132,13 @@ def check_context(language_model: LanguageModel, prompts: Sequence[Prompt], max_
         raise ModelError(context_error(language_model.name, context, longest, max_tokens))
 
 
-def score(roles: Workers, rollouts: Sequence[tuple[Prompt, Generation]], *, max_failed_share: float) -> list[Rollout]:
+def score(roles: Workers, rollouts: Sequence[tuple[Prompt, Generation]], *, max_failure_rate: float) -> list[Rollout]:
     """Score completions, each in the reward pool of its task.
 
     Where the scorer failed nothing is known of the completion, so it is masked: 0 may be more than a wrong answer gets.
 
     Raises:
-        BrokenTaskError: more than `max_failed_share` of a task's ended in an error or a time-out of the scorer,
+        BrokenTaskError: more than `max_failure_rate` of a task's ended in an error or a time-out of the scorer,
             so the rewards say more about the scorer than about the model.
     """
     texts = decode_texts(roles.language_model.tokenizer, [rollout.token_ids for _, rollout in rollouts])
@@ -150,7 +150,7 @@ def score(roles: Workers, rollouts: Sequence[tuple[Prompt, Generation]], *, max_
         ]
         truths = [rollouts[place][0].item.ground_truth for place in places]
         verdicts = role.pool.score(completions, truths)
-        _refuse_failures(name, role, verdicts, max_failed_share)
+        _refuse_failures(name, role, verdicts, max_failure_rate)
         for place, verdict in zip(places, verdicts, strict=True):
             masked = verdict.masked or verdict.reason in SCORER_FAILURES
             final = verdict if verdict.masked == masked else replace(verdict, masked=masked)
@@ -158,11 +158,11 @@ def score(roles: Workers, rollouts: Sequence[tuple[Prompt, Generation]], *, max_
     return [samples[place] for place in range(len(rollouts))]
 
 
-def _refuse_failures(name: str, role: RunTask, verdicts: Sequence[Score], max_failed_share: float) -> None:
+def _refuse_failures(name: str, role: RunTask, verdicts: Sequence[Score], max_failure_rate: float) -> None:
     failed = sum(verdict.reason in SCORER_FAILURES for verdict in verdicts)
-    if failed > max_failed_share * len(verdicts):
+    if failed > max_failure_rate * len(verdicts):
         cause = f" ({role.pool.first_error.splitlines()[-1]})" if role.pool.first_error else ""
         raise BrokenTaskError(
             f"the scorer of task {name!r} failed on {failed} of {len(verdicts)} completions{cause}; expected "
-            f"at most reward.max_failed_share={max_failed_share:g}: mend the task, or raise reward.time_limit"
+            f"at most reward.max_failure_rate={max_failure_rate:g}: mend the task, or raise reward.timeout"
         )

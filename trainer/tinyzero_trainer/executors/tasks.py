@@ -43,7 +43,7 @@ def run_tasks(
     """The tasks by what the run calls them; leaving the context ends the scoring processes.
 
     Args:
-        config: the run's; `reward.workers` is for each task.
+        config: the run's; `reward.num_workers` is for each task.
         tasks: from `load_shares`, in the order of `config.task_shares()`.
         tokenizer: the model's.
         make_pool: where they are scored.

@@ -245,7 +245,9 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[st
     if isinstance(prompt, str):
         return prompt, cast(list[int], tokenizer(prompt)["input_ids"])
     if not tokenizer.chat_template:
-        raise ModelError("the template gives chat messages, but the model has no chat template; set data.template=base")
+        raise ModelError(
+            "the template gives chat messages, but the model has no chat template; set data.prompt_template=base"
+        )
     text = cast(str, tokenizer.apply_chat_template(cast(Any, prompt), tokenize=False, add_generation_prompt=True))
     # The template writes the special tokens itself.
     return text, cast(list[int], tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -198,8 +198,8 @@ def _linear_layers(model: PreTrainedModel) -> dict[str, type]:
 
 
 def _targets(settings: LoraConfig, names: list[str]) -> list[str]:
-    missing = [name for name in settings.targets if name not in names]
+    missing = [name for name in settings.target_modules if name not in names]
     if missing or not names:
         have = f"it has {', '.join(names)}" if names else "it has none"
-        raise LoraError(f"lora.targets names {missing}, expected linear layers of the model's body: {have}")
-    return list(settings.targets) or names
+        raise LoraError(f"lora.target_modules names {missing}, expected linear layers of the model's body: {have}")
+    return list(settings.target_modules) or names

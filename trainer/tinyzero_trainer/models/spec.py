@@ -222,6 +222,6 @@ def context_error(name: str, context: int, prompt: int, max_tokens: int) -> str:
         max_tokens: of the completion.
     """
     return (
-        f"a prompt of {prompt} token{'s' * (prompt != 1)} and rollout.max_tokens={max_tokens} exceed the {context} "
-        f"tokens that {name} was made for; lower rollout.max_tokens"
+        f"a prompt of {prompt} token{'s' * (prompt != 1)} and rollout.max_completion_tokens={max_tokens} exceed the "
+        f"{context} tokens that {name} was made for; lower rollout.max_completion_tokens"
     )

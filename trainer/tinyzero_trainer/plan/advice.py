@@ -27,7 +27,7 @@ LOADING, FEW_SEQUENCES = "loading", "few sequences"
 and before a few sequences are generated."""
 
 _LESS = 0.8
-"""What is left of vllm.gpu_memory when it is made smaller."""
+"""What is left of vllm.gpu_memory_gb when it is made smaller."""
 
 _WORTH_A_WORD = GIB // 20
 """Bytes of a card: nobody wants to hear of less that others hold."""
@@ -65,8 +65,9 @@ def warning_for(shape: ModelSpec, config: TrainConfig, target: TargetGpu) -> str
         if target.host is None or held <= target.host:
             return None
         return (
-            f"memory.offload={config.memory.offload} is predicted to keep {held / GIB:.1f} GiB in the machine's own "
-            f"memory, which has {target.host / GIB:.1f} GiB; train an adapter (lora.rank), or take a smaller model"
+            f"memory.cpu_offload={config.memory.cpu_offload} is predicted to keep {held / GIB:.1f} GiB in the "
+            f"machine's "
+            f"own memory, which has {target.host / GIB:.1f} GiB; train an adapter (lora.rank), or take a smaller model"
         )
     needs = (
         f"{found.wanted.worst.name} is predicted to take {found.wanted.peak / GIB:.1f} GiB"
@@ -133,7 +134,7 @@ def fits_without_offload(config: TrainConfig) -> bool:
     target, shape = present_gpu(device_of(config)), _shape(config)
     if target is None or shape is None:
         return True
-    config = with_settings(on_gpu(config, target), {"memory.offload": None})
+    config = with_settings(on_gpu(config, target), {"memory.cpu_offload": None})
     plan = make_plan(shape, config, target.memory)
     return plan.wanted.peak <= plan.limit
 
@@ -143,7 +144,8 @@ def lacking_words(config: TrainConfig, found: Plan) -> str:
     if not found.lacking:
         return ""
     return (
-        f"vllm.gpu_memory={config.vllm.gpu_memory:g} is too small: weights, workspaces and one sequence are predicted "
+        f"vllm.gpu_memory_gb={config.vllm.gpu_memory_gb:g} is too small: weights, workspaces and one sequence are "
+        f"predicted "
         f"to take {found.lacking / GB:.1f} GB"
     )
 
@@ -180,11 +182,11 @@ def _may(settings: Settings, *, resumed: bool) -> bool:
 
 def _moves(shape: ModelSpec, config: TrainConfig) -> Iterator[Settings]:
     """As `moves`; and vLLM, whose memory is settled by now, may take less."""
-    size = config.vllm.gpu_memory
+    size = config.vllm.gpu_memory_gb
     if config.rollout.engine == "vllm" and size is not None:
         less = int(100 * _LESS * size) / 100
         if less * GB >= needed_by_vllm(shape, config, workload_on(config), sequences=LEAST_SEQUENCES):
-            yield {"vllm.gpu_memory": less}
+            yield {"vllm.gpu_memory_gb": less}
     yield from moves(config)
 
 
@@ -199,7 +201,7 @@ def _held(shape: ModelSpec, config: TrainConfig, phases: Collection[str]) -> int
     """Bytes of the worst of some phases; of the update if the step has none of them, and of all if none is named."""
     if FEW_SEQUENCES in phases or ("update_weights" in phases and config.rollout.engine == "torch"):
         # Weights are taken over before there is a cache, and where not even a few fit, fewer are no help.
-        config = with_settings(config, {"rollout.max_sequences": LEAST_SEQUENCES})
+        config = with_settings(config, {"rollout.max_num_seqs": LEAST_SEQUENCES})
     memory = predict_memory(shape, config)
     by_name = {phase.name: phase for phase in memory.phases}
     generating = predict_memory(shape, config, card=spread_of(config).generating)

@@ -81,9 +81,10 @@ def refuse_no_prompt(config: TrainConfig) -> None:
     """Refuse a run whose completions leave no room for any prompt, before its model is loaded.
 
     Raises:
-        SettingsError: rollout.max_tokens and one token more exceed the context that the model's config.json names.
+        SettingsError: rollout.max_completion_tokens and one token more exceed the context that the model's
+        config.json names.
     """
-    path, most = config.model.path, config.rollout.max_tokens
+    path, most = config.model.path, config.rollout.max_completion_tokens
     context = context_of(path)
     if context is not None and 1 + most > context:
         name = TINY_MODEL if path is None or directory_of(path) is None else path
@@ -110,7 +111,7 @@ def refuse_one_card(config: TrainConfig, here: int) -> None:
 
 def lora_note(shape: ModelSpec, config: TrainConfig) -> str | None:
     """What to say of an adapter that is wider than any matrix it adapts; None = it is not."""
-    targets, rank = config.lora.targets, config.lora.rank
+    targets, rank = config.lora.target_modules, config.lora.rank
     widths = [min(sizes) for name, sizes in shape.matrices.items() if not targets or name in targets]
     most = max(widths, default=rank)
     if rank <= most:

@@ -53,7 +53,7 @@ def make_plan(
         memory: bytes of the card.
         prompt_tokens: see `work_of`.
         card: what it can do; None = not known, so that a common one's proportions count.
-        host: bytes of the machine's own memory, in which `memory.offload` must have room; None = not known.
+        host: bytes of the machine's own memory, in which `memory.cpu_offload` must have room; None = not known.
         nodes: see `links.nodes_of`.
 
     Returns:
@@ -86,9 +86,9 @@ def _changes(shape: ModelSpec, asked: TrainConfig, config: TrainConfig, prompt_t
         if value == before:
             continue
         work = workload_on(config, prompt_tokens)
-        if key == "rollout.max_sequences" and value >= work.completions:
+        if key == "rollout.max_num_seqs" and value >= work.completions:
             costs = "evaluations are generated in more rounds"
-        if key == "vllm.gpu_memory":
+        if key == "vllm.gpu_memory_gb":
             wanted = work.trained_at_a_time
             room = min(wanted, sequences_in_vllm(shape, config, work))
             costs = f"GB: room for {room:,} of {wanted:,} whole sequences at a time"
@@ -155,12 +155,12 @@ class Search:
         """
         asked = self.asked
         if asked.lacking:  # as if it had been left out
-            asked = self.tried({"vllm.gpu_memory": None}) or asked
+            asked = self.tried({"vllm.gpu_memory_gb": None}) or asked
         fits = self.fits(asked)
         if fits and asked.seconds <= WORTH * self.at_best({}):
             return asked
         adapter, best = self.adapter, self.fastest({})
-        divisions = [] if fits or (best is not None and "memory.offload" not in best.settings) else self.divisions()
+        divisions = [] if fits or (best is not None and "memory.cpu_offload" not in best.settings) else self.divisions()
         for division in divisions:
             if (found := self.fastest(division)) is not None and found.beats(best):
                 best = found
@@ -240,41 +240,41 @@ class Search:
         """Settings of the update, each with fewer bytes than what was asked."""
         config = with_settings(self.config, base)
         work = workload_on(config, self.prompt_tokens)
-        offloads = OFFLOADS[OFFLOADS.index(config.memory.offload) :] if config.run.device != "cpu" else ()
-        checkpoints = () if config.memory.checkpoint_activations else (True,)
+        offloads = OFFLOADS[OFFLOADS.index(config.memory.cpu_offload) :] if config.run.device != "cpu" else ()
+        checkpoints = () if config.memory.activation_checkpointing else (True,)
         for size, offload, checkpoint in product(
-            (None, *smaller_micro_batches(config, work)), offloads or (config.memory.offload,), (None, *checkpoints)
+            (None, *smaller_micro_batches(config, work)), offloads or (config.memory.cpu_offload,), (None, *checkpoints)
         ):
             core = dict(base)
             if size is not None:
                 core["optimizer.micro_batch_tokens"] = size
-            if offload != config.memory.offload:
-                core["memory.offload"] = offload
+            if offload != config.memory.cpu_offload:
+                core["memory.cpu_offload"] = offload
             if checkpoint is not None:
-                core["memory.checkpoint_activations"] = checkpoint
+                core["memory.activation_checkpointing"] = checkpoint
             if self.has_host_memory(core):
                 yield core
 
     def has_host_memory(self, core: Settings) -> bool:
         """Whether what is moved into the machine's memory has room there, as far as is known."""
-        if self.host is None or "memory.offload" not in core:
+        if self.host is None or "memory.cpu_offload" not in core:
             return True
         return host_bytes(self.shape, with_settings(self.config, core), self.nodes) <= self.host
 
     def engines(self, core: Settings) -> Iterator[Settings]:
         """What the rollout engine may do, the least memory last."""
-        fewer = ({"rollout.max_sequences": count} for count in self.counts())
+        fewer = ({"rollout.max_num_seqs": count} for count in self.counts())
         if self.config.rollout.engine != "vllm":
             yield self.sequences(core, [{}, *fewer])
             return
         vllm = self.config.vllm
-        sleeps: Iterable[Settings] = ({}, {"vllm.sleep": True}) if vllm.sleep is False else ({},)
-        sizes: Iterable[Settings] = ({}, {"vllm.gpu_memory": None}) if vllm.gpu_memory is not None else ({},)
+        sleeps: Iterable[Settings] = ({}, {"vllm.sleep_mode": True}) if vllm.sleep_mode is False else ({},)
+        sizes: Iterable[Settings] = ({}, {"vllm.gpu_memory_gb": None}) if vllm.gpu_memory_gb is not None else ({},)
         yield from ({**sleep, **size, **count} for sleep, size, count in product(sleeps, sizes, [{}, *fewer]))
 
     def counts(self) -> Iterator[int]:
         """Of sequences at a time, fewer than asked; the engine `torch` settles it by itself where nothing was asked."""
-        if self.config.rollout.engine == "vllm" or self.config.rollout.max_sequences is not None:
+        if self.config.rollout.engine == "vllm" or self.config.rollout.max_num_seqs is not None:
             yield from fewer_sequences(self.config, workload_on(self.config, self.prompt_tokens))
         elif not self.shape.graphs:
             config = self.asked.config
@@ -298,20 +298,21 @@ class Search:
             config = settle(self.shape, with_settings(self.config, settings), self.limit, self.prompt_tokens)
         except ValueError:
             return None
-        if "vllm.gpu_memory" in settings:
-            given, asked = config.vllm.gpu_memory, self.config.vllm.gpu_memory
+        if "vllm.gpu_memory_gb" in settings:
+            given, asked = config.vllm.gpu_memory_gb, self.config.vllm.gpu_memory_gb
             if given is None or asked is None:
                 return None
-            if given >= asked and not self.lacking(with_settings(config, {"vllm.gpu_memory": asked})):
+            if given >= asked and not self.lacking(with_settings(config, {"vllm.gpu_memory_gb": asked})):
                 return None
         memory = predict_within(self.shape, config, self.limit, self.prompt_tokens)
         return Tried(settings, config, memory, self.seconds(config), self.lacking(config))
 
     def tried_least(self, core: Settings, choice: Settings) -> Tried | None:
-        """The same with the last of what the engine may do; with vllm.gpu_memory as asked, where that is less still."""
+        """The same with the last of what the engine may do; with vllm.gpu_memory_gb as asked, where that is less
+        still."""
         settings = {**core, **choice}
         found = self.tried(settings)
-        if found is None and settings.pop("vllm.gpu_memory", self) is None:
+        if found is None and settings.pop("vllm.gpu_memory_gb", self) is None:
             found = self.tried(settings)
         return found
 
@@ -329,6 +330,6 @@ class Search:
         """Seconds of a step with room for all sequences at a time, and an engine that need not sleep."""
         config = with_settings(self.config, core)
         if config.rollout.engine == "vllm":
-            sleep = True if config.vllm.sleep else None
-            config = with_settings(config, {"vllm.gpu_memory": None, "vllm.sleep": sleep})
+            sleep = True if config.vllm.sleep_mode else None
+            config = with_settings(config, {"vllm.gpu_memory_gb": None, "vllm.sleep_mode": sleep})
         return self.seconds(config)

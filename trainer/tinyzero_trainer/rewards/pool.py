@@ -22,5 +22,5 @@ class RewardPool(Protocol):
 def scoring_pool(config: RewardConfig, task: Task) -> ScoringPool:
     """The processes of this machine that score one task."""
     return ScoringPool(
-        task, workers=config.workers, time_limit=config.time_limit, memory_limit_gb=config.memory_limit_gb
+        task, workers=config.num_workers, time_limit=config.timeout, memory_limit_gb=config.memory_limit_gb
     )

@@ -76,7 +76,7 @@ def build_engine(
         language_model.model,
         eos_ids=language_model.eos_ids,
         pad_id=language_model.pad_id,
-        max_sequences=config.rollout.max_sequences or FEW_SEQUENCES,
+        max_num_seqs=config.rollout.max_num_seqs or FEW_SEQUENCES,
     )
 
 
@@ -92,9 +92,9 @@ def _build_graph_engine(
         source,
         eos_ids=language_model.eos_ids,
         pad_id=language_model.pad_id,
-        max_sequences=config.rollout.max_sequences,
+        max_num_seqs=config.rollout.max_num_seqs,
         dtype=compute_dtype(config.model.dtype, device),
         device=device,
-        keep_memory=config.memory.offload is None,
+        keep_memory=config.memory.cpu_offload is None,
         note=note,
     )

@@ -19,7 +19,7 @@ DROP_EVERY = 8
 class TorchEngine:
     """Generates with the policy's own model; the completions of one prompt share its prefill."""
 
-    def __init__(self, model: PreTrainedModel, *, eos_ids: Collection[int], pad_id: int, max_sequences: int) -> None:
+    def __init__(self, model: PreTrainedModel, *, eos_ids: Collection[int], pad_id: int, max_num_seqs: int) -> None:
         """
         Args:
             model: the policy's model; `load_weights` is to be called when its weights have changed.
@@ -32,7 +32,7 @@ class TorchEngine:
         self._device = next(model.parameters()).device
         self._eos = torch.tensor(sorted(eos_ids), device=self._device)
         self._pad_id = pad_id
-        self._max_sequences = max_sequences
+        self._max_sequences = max_num_seqs
 
     def load_weights(self) -> None:
         """See `RolloutEngine`."""

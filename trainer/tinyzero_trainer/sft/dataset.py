@@ -112,7 +112,7 @@ class Demonstrations:
     def __init__(self, config: SftConfig, task: Task, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._config, self._task, self._tokenizer = config, task, tokenizer
         training, seed = config.training, config.run.seed
-        data = DataConfig(template=training.template, test_share=training.test_share)
+        data = DataConfig(prompt_template=training.template, test_fraction=training.test_fraction)
         self._prompts = PromptSource(task, tokenizer, data).some(MOST_PROBLEMS, seed)
         self._random = Random(derive_seed("order", seed))
         self._drawn = 0

@@ -36,19 +36,19 @@ SETTINGS: Mapping[str, Any] = {
     "data": {"prompts_per_step": 128},
     # Room to try again: at 256 tokens three in ten completions were still searching when they were cut off, at 1,024
     # one in six.
-    "rollout": {"samples_per_prompt": 16, "logprobs": "always", "max_tokens": 1024},
+    "rollout": {"group_size": 16, "return_logprobs": "always", "max_completion_tokens": 1024},
     # Of 0.1, 0.01, 0.003 and 0 the second did best: 0.1 holds the search back too, with 0 the arithmetic drifts.
     "algorithm": {"kl_coefficient": 0.01, "kl_estimator": "exact"},
     # At a constant rate held-out accuracy wavers around 81 %; as the rate falls it goes on to 86 %.
     "optimizer": {
         "learning_rate": 2e-4,
-        "schedule": "cosine",
+        "lr_schedule": "cosine",
         "beta2": 0.99,
-        "mini_batches": 4,
+        "num_mini_batches": 4,
         "micro_batch_tokens": 131_072,
     },
-    "reward": {"workers": 4},
-    "eval": {"size": 1024, "during_size": 1024, "every": 15},
+    "reward": {"num_workers": 4},
+    "eval": {"num_problems": 1024, "num_problems_during": 1024, "every": 15},
     "checkpoint": {"every": 75},
 }
 """What suits a model of this size on a GPU, where a step takes a second."""
@@ -98,7 +98,7 @@ class DefaultModel:
             broken = f"the small model made here before is broken ({find_fault(self.directory)}) and is made anew; "
         return (
             f"{broken}no --model: warm-starting a small model on {tasks} first, for "
-            f"{self.recipe.training.seconds:g} s on the GPU (own_model.seconds); it is kept in {self.directory}"
+            f"{self.recipe.training.seconds:g} s on the GPU (default_model.seconds); it is kept in {self.directory}"
         )
 
     def settle(self) -> dict[str, Any]:
@@ -124,7 +124,8 @@ class DefaultModel:
                     self._warm_start(self.directory.with_name(f"{self.directory.name}.tmp"))
         except OSError as error:
             raise TinyZeroError(
-                f"cannot keep a model in {self.directory.parent}: {error.strerror or error}; give own_model.directory"
+                f"cannot keep a model in {self.directory.parent}: {error.strerror or error}; give "
+                "default_model.directory"
             ) from error
 
     @contextmanager
@@ -158,7 +159,7 @@ class DefaultModel:
         if strange:
             raise TinyZeroError(
                 f"{self.directory} holds no whole model ({find_fault(self.directory)}), but {strange[0]}, which no "
-                "warm start writes; delete the directory, or give own_model.directory"
+                "warm start writes; delete the directory, or give default_model.directory"
             )
         shutil.rmtree(self.directory)
 
@@ -190,10 +191,10 @@ class DefaultModel:
 
     def _smaller(self) -> str:
         """What to type where memory is too small to make it in."""
-        own = self.config.own_model
+        own = self.config.default_model
         if own.layers > 1:
-            return f"give own_model.layers={own.layers // 2}, or --model tiny"
-        return f"give own_model.mlp_size={max(1, own.mlp_size // 2)}, or --model tiny"
+            return f"give default_model.layers={own.layers // 2}, or --model tiny"
+        return f"give default_model.mlp_size={max(1, own.mlp_size // 2)}, or --model tiny"
 
 
 def find_fault(directory: Path) -> str | None:
@@ -227,19 +228,21 @@ def plan(said: Mapping[str, Any]) -> DefaultModel | None:
         return None  # the former is for config/unused.py, the latter for `build`
     without = get(said, "run.executor") == "ray" and not get(said, "ray.gpus")  # so is device_of in config/parallel.py
     if without or not gpu_seen.sees_gpu(device):
-        if said.get("own_model"):
+        if said.get("default_model"):
             why = "Ray with ray.gpus=0 has" if without else f"run.device={device} finds"
             raise SettingsError(
                 f"own_model has no effect: {why} no GPU, and on the CPU the tiny model that comes with the trainer is "
                 "trained; leave it out"
             )
         return None
-    config, _ = resolve(said, preset=merge(SETTINGS, {"data": {"template": TEMPLATES[0]}}))
-    tasks = load_tasks(config.task_shares(), allow_unsafe_scorers=config.run.allow_unsafe_scorers)
-    given = get(said, "data.template")
+    config, _ = resolve(said, preset=merge(SETTINGS, {"data": {"prompt_template": TEMPLATES[0]}}))
+    tasks = load_tasks(config.task_shares(), allow_unsafe_scorers=config.reward.allow_unsafe)
+    given = get(said, "data.prompt_template")
     templates = {_check_task(name, task, given) for name, task in tasks.items()}
     if len(templates) > 1:
-        raise SettingsError(f"the tasks share no template of {' and '.join(TEMPLATES)}; give data.template or --model")
+        raise SettingsError(
+            f"the tasks share no template of {' and '.join(TEMPLATES)}; give data.prompt_template or --model"
+        )
     recipe = _recipe(config, templates.pop())
     versions = {name: task.version for name, task in tasks.items()}
     return DefaultModel(
@@ -281,7 +284,7 @@ def _check_task(name: str, task: "Task", template: str | None) -> str:
 
 def _recipe(config: TrainConfig, template: str) -> SftConfig:
     """How to make the model of a run."""
-    own = config.own_model
+    own = config.default_model
     tasks = {"tasks": config.tasks} if config.tasks else {"task": config.task}
     values = {
         "run": {"task": config.run.task, "device": config.run.device},
@@ -290,7 +293,7 @@ def _recipe(config: TrainConfig, template: str) -> SftConfig:
             **TRAINING,
             "seconds": own.seconds,
             "template": template,
-            "test_share": config.data.test_share,
+            "test_fraction": config.data.test_fraction,
             "eval_size": SETTINGS["eval"]["size"],
         },
         "settings": SETTINGS,
@@ -305,7 +308,7 @@ def _directory(config: TrainConfig, recipe: SftConfig, versions: Mapping[str, st
     depends = {"recipe": content, "tasks": dict(versions), "trainer": version("tinyzero-trainer")}
     key = hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:12]
     titles = "+".join(share.title for share in config.task_shares())
-    return _cache(config.own_model) / f"{re.sub(r'[^A-Za-z0-9+_-]', '_', titles)}-{key}"
+    return _cache(config.default_model) / f"{re.sub(r'[^A-Za-z0-9+_-]', '_', titles)}-{key}"
 
 
 def _cache(own: DefaultModelConfig) -> Path:

@@ -139,10 +139,10 @@ def _settings(config: SftConfig) -> dict[str, object]:
     """What training on from this model should start with; the user's own settings go on top."""
     training = config.training
     suiting = {
-        "data": {"template": training.template, "test_share": training.test_share},
+        "data": {"prompt_template": training.template, "test_fraction": training.test_fraction},
         # In process they cost nothing, and save a pass over the batch.
-        "rollout": {"max_tokens": training.max_tokens, "logprobs": "always"},
-        "eval": {"size": training.eval_size, "during_size": training.eval_size},
+        "rollout": {"max_completion_tokens": training.max_tokens, "return_logprobs": "always"},
+        "eval": {"num_problems": training.eval_size, "num_problems_during": training.eval_size},
     }
     return merge(suiting, config.settings)
 

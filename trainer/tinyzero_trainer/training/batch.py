@@ -61,8 +61,8 @@ class TrainingBatch:
         """
         count = len(self.samples)
         assert count % group_size == 0, "a group was cut in two"
-        for _ in range(settings.epochs):
-            for rows in mini_batch_rows(count // group_size, group_size, settings.mini_batches):
+        for _ in range(settings.update_epochs):
+            for rows in mini_batch_rows(count // group_size, group_size, settings.num_mini_batches):
                 counted = [row for row in rows if not self.samples[row].score.masked]
                 if counted:
                     yield self.select(counted)

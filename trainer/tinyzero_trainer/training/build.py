@@ -86,7 +86,7 @@ class Learners:
     """Updates it."""
 
     critic: Critic | None
-    """None but for `algorithm.advantage=gae`."""
+    """None but for `algorithm.advantage_estimator=gae`."""
 
 
 def build_learners(config: TrainConfig, placement: FsdpOptions, *, checkpoint: Path | None) -> Learners:
@@ -129,13 +129,13 @@ def _load(source: str | None, placement: FsdpOptions) -> LanguageModel:
         return language_model
     if not attends:
         raise ModelError(
-            f"{name} attends in a way of its own, which ray.sequence_parallel={slices} cannot cut; leave that out"
+            f"{name} attends in a way of its own, which parallel.sequence_parallel={slices} cannot cut; leave that out"
         )
     heads = model.config.get_text_config().num_attention_heads
     if heads % slices:
         possible = ", ".join(str(count) for count in range(1, heads + 1) if heads % count == 0)
         raise ModelError(
-            f"ray.sequence_parallel={slices} does not divide the {heads} attention heads of {name}; "
+            f"parallel.sequence_parallel={slices} does not divide the {heads} attention heads of {name}; "
             f"give one of {possible}"
         )
     return language_model
@@ -163,6 +163,6 @@ def _build_policy(
         language_model,
         algorithm=config.algorithm,
         optimizer=config.optimizer,
-        max_tokens=config.rollout.max_tokens,
+        max_tokens=config.rollout.max_completion_tokens,
         reference=reference,
     )

@@ -76,7 +76,7 @@ class Critic:
         self._ranks, self._pad_id = ranks_of(self.model), language_model.pad_id
         self._settings, self._shared = settings, optimizer
         self._optimizer = Optimizer(self.model, optimizer)
-        self._layout = choose_layout(self.model.body, optimizer.layout, whole=self.model, name=language_model.name)
+        self._layout = choose_layout(self.model.body, optimizer.packing, whole=self.model, name=language_model.name)
 
     @property
     def parameters(self) -> int:
@@ -120,7 +120,7 @@ class Critic:
             given = (part.values, part.returns, ragged.select(weights, experience.lengths, batch.rows))
             old, returns, weight = (batching.to_device(column, batch.tokens.device) for column in given)
             values = self._values(batch)
-            loss, clipped = value_loss(values, old, returns, clip=self._settings.value_clip)
+            loss, clipped = value_loss(values, old, returns, clip=self._settings.value_clip_range)
             ((torch.zeros_like(weight) if batch.filler else weight) * loss).sum().backward()
             if not batch.filler:
                 tally.keep(loss=loss, clipped=clipped.float(), values=old, returns=returns)

@@ -189,7 +189,7 @@ def choose_layout(
 
     Args:
         model: that the micro-batches go through.
-        layout: `optimizer.layout`.
+        layout: `optimizer.packing`.
         name: of the model, for the message.
         whole: what `model` is a part of and is sharded with; None = it is the whole itself.
 
@@ -203,8 +203,8 @@ def choose_layout(
         with on_device(whole), torch.no_grad():
             if not call(whole, partial(computes_the_same_in_slices, model, line, device_of(whole))):
                 raise ModelError(
-                    f"{name} computes something else where a sequence is cut over ray.sequence_parallel={line.count} "
-                    "ranks; leave that out"
+                    f"{name} computes something else where a sequence is cut over "
+                    f"parallel.sequence_parallel={line.count} ranks; leave that out"
                 )
         layout = "packed"
     if layout == "padded" or (layout == "auto" and not attention.has_kernel(model)):
@@ -216,7 +216,7 @@ def choose_layout(
     if layout == "auto":
         return "padded"
     raise ModelError(
-        f"{name} lets packed sequences see each other, so optimizer.layout='packed' would train it on something else; "
+        f"{name} lets packed sequences see each other, so optimizer.packing='packed' would train it on something else; "
         "take padded"
     )
 

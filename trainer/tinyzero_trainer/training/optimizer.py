@@ -77,7 +77,7 @@ class Optimizer:
         """Update the weights, unless the gradient is not finite; returns its norm before it was clipped.
 
         Raises:
-            UpdateError: after `optimizer.max_bad_steps` such updates in a row. Each was skipped.
+            UpdateError: after `optimizer.max_nonfinite_updates` such updates in a row. Each was skipped.
         """
         for group in self._adamw.param_groups:
             group["lr"] = rate
@@ -89,7 +89,7 @@ class Optimizer:
             return norm
         # One NaN that reaches AdamW's moments stays there for good.
         self._bad_updates += 1
-        if self._bad_updates >= self._settings.max_bad_steps:
+        if self._bad_updates >= self._settings.max_nonfinite_updates:
             raise UpdateError(
                 f"{self._bad_updates} updates in a row had a gradient that is not finite (each was skipped); "
                 f"resume from the last checkpoint, and if that fails start anew with a learning rate below {rate:g}"

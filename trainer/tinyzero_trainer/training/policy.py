@@ -65,7 +65,7 @@ class Policy:
             reference: what the KL term is measured to; needed if and only if its coefficient is above 0.
 
         Raises:
-            ModelError: `optimizer.layout=packed` with an architecture that cannot keep packed sequences apart.
+            ModelError: `optimizer.packing=packed` with an architecture that cannot keep packed sequences apart.
         """
         assert (reference is not None) == (algorithm.kl_coefficient > 0)
         self.language_model = language_model
@@ -74,7 +74,7 @@ class Policy:
         self._max_tokens, self._reference = max_tokens, reference
         self._ranks = ranks_of(language_model.model)
         self._optimizer = Optimizer(language_model.model, optimizer)
-        self._layout = choose_layout(language_model.model, optimizer.layout, name=language_model.name)
+        self._layout = choose_layout(language_model.model, optimizer.packing, name=language_model.name)
 
     @property
     def ranks(self) -> int:
@@ -117,7 +117,7 @@ class Policy:
         )
 
     def update(self, experience: TrainingBatch, *, group_size: int, now: StepSettings) -> dict[str, float]:
-        """`optimizer.epochs` passes over a batch, each of `optimizer.mini_batches` updates.
+        """`optimizer.update_epochs` passes over a batch, each of `optimizer.num_mini_batches` updates.
 
         Args:
             experience: whole groups, one after another.
@@ -128,9 +128,11 @@ class Policy:
             Metrics `actor/*`.
 
         Raises:
-            UpdateError: after `optimizer.max_bad_steps` updates in a row that were not finite. Each was skipped.
+            UpdateError: after `optimizer.max_nonfinite_updates` updates in a row that were not finite. Each was
+            skipped.
         """
-        assert experience.old_logprobs is not None or self._settings.mini_batches == self._settings.epochs == 1
+        single_update = self._settings.num_mini_batches == self._settings.update_epochs == 1
+        assert experience.old_logprobs is not None or single_update
         tally = MetricAccumulator()
         with self._updating(changed=True):
             for mini_batch in experience.mini_batches(group_size, self._settings):
@@ -180,7 +182,9 @@ class Policy:
         self.language_model.model.eval()
         self._optimizer.begin()
         # The weights know the whole mini-batch: however it is split, the gradients add up to the same.
-        of_completions = token_weights(experience.lengths, self._algorithm.aggregation, max_tokens=self._max_tokens)
+        of_completions = token_weights(
+            experience.lengths, self._algorithm.loss_aggregation, max_tokens=self._max_tokens
+        )
         weights = ragged.repeat_to_tokens(of_completions, experience.lengths)  # [tokens]
         for batch in self._micro_batches(experience.samples, self._ranks):
             weight = ragged.select(weights, experience.lengths, batch.rows)
@@ -211,16 +215,16 @@ class Policy:
             old_logprobs=current if part.old_logprobs is None else there(part.old_logprobs),
             advantages=there(part.advantages),
             lengths=batch.lengths,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            dual_clip=algorithm.dual_clip,
+            clip_low=algorithm.clip_ratio_low,
+            clip_high=algorithm.clip_ratio_high,
+            dual_clip=algorithm.dual_clip_c,
         )
         surrogate = self._policy_loss(statistics.logprobs, given)
         loss = surrogate.loss if part.importance is None else there(part.importance) * surrogate.loss
-        outside = (surrogate.ratio < 1 - algorithm.clip_low) | (surrogate.ratio > 1 + algorithm.clip_high)
+        outside = (surrogate.ratio < 1 - algorithm.clip_ratio_low) | (surrogate.ratio > 1 + algorithm.clip_ratio_high)
         tally.add_weighted(pg_loss=weight * loss)  # entropy, KL and shares are means over tokens, whatever the weights
         tally.add(pg_clipfrac=surrogate.clipped.float(), entropy=statistics.entropy)
-        tally.add(**{"is_clip/outside_frac": outside.float()})
+        tally.add(**{"ratio/outside_clip_frac": outside.float()})
         tally.keep(log_ratio=current - given.old_logprobs, ratio=surrogate.ratio)
         if part.engine_logprobs is not None and not tally.began:  # later the policy has moved
             tally.keep(before=current, engine=part.engine_logprobs)
@@ -256,8 +260,8 @@ def _metrics(tally: MetricAccumulator) -> dict[str, float]:
         "actor/ppo_kl": -log_ratios.mean().item(),
         "actor/is_log_ratio/mean": log_ratios.mean().item(),
         "actor/is_log_ratio/std": log_ratios.std(correction=0).item(),
-        "actor/is_ratio/mean": ratios.mean().item(),
-        "actor/is_ratio/std": ratios.std(correction=0).item(),
-        "actor/is_ratio/p95": ratios.kthvalue(max(1, round(0.95 * len(ratios)))).values.item(),
+        "actor/ratio/mean": ratios.mean().item(),
+        "actor/ratio/std": ratios.std(correction=0).item(),
+        "actor/ratio/p95": ratios.kthvalue(max(1, round(0.95 * len(ratios)))).values.item(),
         **({} if before is None or engine is None else mismatch_metrics(before, engine)),
     }

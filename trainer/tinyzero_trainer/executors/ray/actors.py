@@ -152,7 +152,7 @@ class TrainerActor(Generating):
         """
         if count > 1 and config.rollout.engine == "vllm":
             # One that is started anew takes its weights from all ranks, and all compare them: they must be told.
-            config = replace(config, vllm=replace(config.vllm, restarts=0, check_sync=False))
+            config = replace(config, vllm=replace(config.vllm, max_restarts=0, verify_weights=False))
         self._config, self._index, self._count, self._device = config, index, count, torch.device(device)
         self._store: dist.TCPStore | None = None
         self._learners: Learners | None = None
@@ -177,7 +177,7 @@ class TrainerActor(Generating):
             torch.cuda.set_device(self._device)
             expand_segments(self._config)
         # Ranks without an engine wait in a collective while others start vLLM, or have it take weights.
-        patience = timedelta(seconds=START_LIMIT + self._config.vllm.time_limit)
+        patience = timedelta(seconds=START_LIMIT + self._config.vllm.timeout)
         dist.init_process_group(backend, store=store, rank=self._index, world_size=self._count, timeout=patience)
 
     def build(self, checkpoint: Path | None) -> LanguageModel | None:

@@ -69,7 +69,7 @@ def build_ray_workers(
             critic = RemoteCritic(ranks, gather([(first, first.actor.count_of_critic.remote())])[0])
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
-        engine = RemoteEngine(_fleet(config, crew, layout, ranks, engines, display), config.ray.parts)
+        engine = RemoteEngine(_fleet(config, crew, layout, ranks, engines, display), config.rollout.chunks_per_engine)
         make_pool = partial(_make_pool, config, crew, display, iter(scorers))
         roles = stack.enter_context(run_tasks(config, tasks, language_model.tokenizer, make_pool))
         display.end_phase()
@@ -235,9 +235,9 @@ def _fleet(
     engines: Sequence[ActorHandle],
     display: Progress,
 ) -> EngineGroup:
-    restarts = config.ray.restarts
+    restarts = config.ray.max_restarts
     if not engines:
-        by_all = config.vllm.check_sync and layout.ranks > 1  # a single rank checks its engine by itself
+        by_all = config.vllm.verify_weights and layout.ranks > 1  # a single rank checks its engine by itself
         return ColocatedEngines(ranks, layout.places, restarts, display.note, check_sync=by_all)
     replace_engine = partial(_replace_engine, config, crew, ranks, display)
     return DedicatedEngines(ranks, [RestartableActor(engine, replace_engine, restarts) for engine in engines])
@@ -271,4 +271,4 @@ def _make_pool(
         display.note(f"{told}; it is replaced, and its batch scored anew")
         return start(crew.replace(dead))
 
-    return RemotePool(RestartableActor(start(next(scorers)), start_anew, config.ray.restarts))
+    return RemotePool(RestartableActor(start(next(scorers)), start_anew, config.ray.max_restarts))

@@ -73,7 +73,7 @@ class GraphEngine:
         *,
         eos_ids: Collection[int],
         pad_id: int,
-        max_sequences: int | None,
+        max_num_seqs: int | None,
         dtype: torch.dtype,
         device: torch.device,
         keep_memory: bool = True,
@@ -101,7 +101,7 @@ class GraphEngine:
         self._kernels = kernels_run(self._model, eos_ids, note) if kernels is None else kernels
         if self._kernels:
             self._model.use_kernels()
-        self._eos_ids, self._pad_id, self._max_sequences = eos_ids, pad_id, max_sequences
+        self._eos_ids, self._pad_id, self._max_sequences = eos_ids, pad_id, max_num_seqs
         self._keep_memory, self._kept, self._noted = keep_memory, keep_memory, False
         self._own = 0  # bytes that the buffers take
         self._drawing = 0  # bytes a logit that they leave room for

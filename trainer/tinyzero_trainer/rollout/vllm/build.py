@@ -59,13 +59,13 @@ def build_vllm(
     )
     variables = environment(config, vllm, language_model, device)
     return VllmEngine(
-        lambda: VllmClient(arguments, variables, own_process=vllm.own_process, log=log),
+        lambda: VllmClient(arguments, variables, own_process=vllm.separate_process, log=log),
         source,
         eos_ids=language_model.eos_ids,
-        limits=Limits(vllm.own_process, bool(vllm.sleep), vllm.restarts, vllm.time_limit),
+        limits=Limits(vllm.separate_process, bool(vllm.sleep_mode), vllm.max_restarts, vllm.timeout),
         note=note,
         reason=log.reason,
-        check=make_check(language_model, dtype) if vllm.check_sync else None,
+        check=make_check(language_model, dtype) if vllm.verify_weights else None,
     )
 
 

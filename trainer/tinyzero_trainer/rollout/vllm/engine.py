@@ -259,8 +259,8 @@ class VllmEngine:
         if not self._restarts_left or not allowed:
             times = "" if not allowed else f" {allowed + 1} times"
             raise VllmError(
-                f"vLLM failed{times}, at last because {why}; if memory is short lower vllm.gpu_memory or "
-                "rollout.max_sequences, if it is slow raise vllm.time_limit, else take rollout.engine=torch (--resume "
+                f"vLLM failed{times}, at last because {why}; if memory is short lower vllm.gpu_memory_gb or "
+                "rollout.max_num_seqs, if it is slow raise vllm.timeout, else take rollout.engine=torch (--resume "
                 "goes on from the last checkpoint)"
             ) from fault
         self._restarts_left -= 1

@@ -26,7 +26,7 @@ GRAPHS_UP_TO = 512
 """Sequences for which vLLM captures CUDA graphs by itself."""
 
 MOST_SEQUENCES = {"cpu": 512, "cuda": constants.VLLM_SEQUENCES}
-"""At a time, where rollout.max_sequences is not set."""
+"""At a time, where rollout.max_num_seqs is not set."""
 
 BATCHED_TOKENS = 4096
 """Of prompts that go through a CPU at once."""
@@ -59,9 +59,10 @@ def refuse_impossible(config: TrainConfig, device: torch.device) -> None:
     elif 0 < (here := torch.cuda.device_count()) < vllm.tensor_parallel:  # none: they are on other machines
         raise VllmError(f"vllm.tensor_parallel={vllm.tensor_parallel}, but there are {here} GPUs")
     expands = any(allocator.expands(os.environ.get(name)) for name in allocator.VARIABLES)
-    if vllm.sleep and not vllm.own_process and expands:
+    if vllm.sleep_mode and not vllm.separate_process and expands:
         raise VllmError(
-            "vllm.sleep=true in the trainer's process does not go with expandable segments; set vllm.own_process=true, "
+            "vllm.sleep_mode=true in the trainer's process does not go with expandable segments; set "
+            "vllm.separate_process=true, "
             f"or unset {' and '.join(allocator.VARIABLES)}"
         )
 
@@ -69,28 +70,28 @@ def refuse_impossible(config: TrainConfig, device: torch.device) -> None:
 def settled(config: TrainConfig, language_model: LanguageModel, device: torch.device) -> VllmConfig:
     """`vllm.*` with what was left open decided: whether it sleeps, and on a GPU how much memory it has."""
     if device.type == "cpu":
-        return replace(config.vllm, sleep=False)
+        return replace(config.vllm, sleep_mode=False)
     total = torch.cuda.get_device_properties(device).total_memory
     model = language_model.model.config
     shape = spec_from_config(language_model.name, model.to_dict(), language_model.parameters)
     dtype = str(compute_dtype(config.model.dtype, device)).removeprefix("torch.")
     found = settle(shape, with_settings(config, {"model.dtype": dtype}), usable(total)).vllm
-    assert found.gpu_memory is not None
-    if config.vllm.gpu_memory is None:
-        found = replace(found, gpu_memory=min(found.gpu_memory, constants.VLLM_SHARE * total / GB))
+    assert found.gpu_memory_gb is not None
+    if config.vllm.gpu_memory_gb is None:
+        found = replace(found, gpu_memory_gb=min(found.gpu_memory_gb, constants.VLLM_SHARE * total / GB))
     return found
 
 
 def longest_sequence(config: TrainConfig, language_model: LanguageModel) -> int:
     """Tokens of the longest sequence that may be asked for."""
-    return min(language_model.context, config.data.max_prompt_tokens + config.rollout.max_tokens)
+    return min(language_model.context, config.data.max_prompt_tokens + config.rollout.max_completion_tokens)
 
 
 def sequences_at_a_time(config: TrainConfig, device: torch.device) -> int:
     """How many vLLM may have under way; it takes fewer by itself where the cache has no room for more."""
-    if config.rollout.max_sequences is not None:
-        return config.rollout.max_sequences
-    wanted = max(config.data.prompts_per_step * config.rollout.samples_per_prompt, config.eval.size)
+    if config.rollout.max_num_seqs is not None:
+        return config.rollout.max_num_seqs
+    wanted = max(config.data.prompts_per_step * config.rollout.group_size, config.eval.num_problems)
     return min(wanted, MOST_SEQUENCES[device.type])
 
 
@@ -137,11 +138,11 @@ def engine_arguments(
         # A prompt cut in two turns the random generator of its completion back, which those of a CPU cannot.
         whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(BATCHED_TOKENS, longest)}
         return arguments | whole
-    assert vllm.gpu_memory is not None
+    assert vllm.gpu_memory_gb is not None
     total = torch.cuda.get_device_properties(device).total_memory
     arguments |= {
-        "enable_sleep_mode": bool(vllm.sleep),
-        "gpu_memory_utilization": min(0.98, vllm.gpu_memory * GB / total),
+        "enable_sleep_mode": bool(vllm.sleep_mode),
+        "gpu_memory_utilization": min(0.98, vllm.gpu_memory_gb * GB / total),
     }
     if vllm.cuda_graphs and arguments["max_num_seqs"] > GRAPHS_UP_TO:
         arguments["max_cudagraph_capture_size"] = arguments["max_num_seqs"]
@@ -169,7 +170,7 @@ def environment(
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # the trainer takes turns with it on the same cores
     found: dict[str, str | None] = {name: value for name, value in wanted.items() if name not in os.environ}
     found[TRAINER] = str(os.getpid())
-    found["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(vllm.own_process))
+    found["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(vllm.separate_process))
     found["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork would inherit the trainer's CUDA
     for name in allocator.VARIABLES:
         if allocator.expands(os.environ.get(name)):

@@ -114,7 +114,7 @@ def _check_room(size: int) -> None:
     if SHARED_MEMORY.is_dir() and (free := shutil.disk_usage(SHARED_MEMORY).free) < size:
         raise TinyZeroError(
             f"{SHARED_MEMORY} has {free / 1e6:,.0f} MB left, and the weights for vLLM need {size / 1e6:,.0f} MB; give "
-            "the container more (docker run --shm-size), or set vllm.own_process=false"
+            "the container more (docker run --shm-size), or set vllm.separate_process=false"
         )
 
 
