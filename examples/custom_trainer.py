@@ -17,22 +17,24 @@ from tinyzero_trainer.data.tokenization import decode_texts
 from tinyzero_trainer.models.loading import choose_device, load_model
 from tinyzero_trainer.rewards.pool import scoring_pool
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
-from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.training.policy import Policy
-from tinyzero_trainer.types import Sample
+from tinyzero_trainer.types import Rollout
 
 GROUP_SIZE, MAX_TOKENS = 8, 128
-OPTIMIZER = OptimizerConfig(learning_rate=2e-4, beta2=0.99, mini_batches=2, micro_batch_tokens=2048)
+OPTIMIZER = OptimizerConfig(learning_rate=2e-4, beta2=0.99, num_mini_batches=2, micro_batch_tokens=2048)
 
 
 def train(steps: int = 40, prompts_per_step: int = 32) -> list[float]:
     """Train the tiny model on countdown; the mean reward of each step."""
     task = load_task("countdown", options={"numbers": [3], "number_range": [1, 20], "target_range": [1, 50]})
     model = load_model("tiny", choose_device("auto"))
-    engine = TorchEngine(model.model, eos_ids=model.eos_ids, pad_id=model.pad_id, max_sequences=512)
+    engine = TorchEngine(model.model, eos_ids=model.eos_ids, pad_id=model.pad_id, max_num_seqs=512)
     policy = Policy(model, algorithm=AlgorithmConfig(), optimizer=OPTIMIZER, max_tokens=MAX_TOKENS, reference=None)
-    stream = PromptSource(task, model.tokenizer, DataConfig(template="compact", test_share=1 / 8)).training(seed=0)
+    stream = PromptSource(task, model.tokenizer, DataConfig(prompt_template="compact", test_fraction=1 / 8)).training(
+        seed=0
+    )
     mean_rewards = []
     with scoring_pool(RewardConfig(), task) as pool:
         for step in range(1, steps + 1):
@@ -42,11 +44,11 @@ def train(steps: int = 40, prompts_per_step: int = 32) -> list[float]:
             pairs = [(prompt, rollout) for prompt, group in zip(prompts, groups, strict=True) for rollout in group]
             texts = decode_texts(model.tokenizer, [rollout.token_ids for _, rollout in pairs])
             scores = pool.score(list(map(Completion, texts)), [prompt.item.ground_truth for prompt, _ in pairs])
-            samples = [Sample(*pair, text, score) for pair, text, score in zip(pairs, texts, scores, strict=True)]
+            samples = [Rollout(*pair, text, score) for pair, text, score in zip(pairs, texts, scores, strict=True)]
             lengths = completion_lengths(samples)  # [completions]
             rewards = torch.tensor([score.value for score in scores])  # [completions]
             advantages = grpo(AdvantageInputs(rewards, lengths, GROUP_SIZE))  # [tokens]
-            batch = Experience(samples, lengths, policy.logprobs(samples, temperature=1.0), advantages)
+            batch = TrainingBatch(samples, lengths, policy.logprobs(samples, temperature=1.0), advantages)
             now = StepSettings(OPTIMIZER.learning_rate, temperature=1.0, kl_coefficient=0.0)
             metrics = policy.update(batch, group_size=GROUP_SIZE, now=now)
             engine.load_weights()

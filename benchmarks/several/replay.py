@@ -69,7 +69,7 @@ def main(
 ) -> None:
     """Take all steps of a run."""
     config = make_config(parse_overrides(words or []))
-    assert config.data.dynamic_rounds == 0, "all that is sampled is kept"
+    assert config.data.max_refill_rounds == 0, "all that is sampled is kept"
     batches.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     with Progress() as display, build_workers(config, display=display, training=True) as roles:

@@ -63,7 +63,7 @@ def test_options_and_settings_exist(file: Path) -> None:
     train: Any = get_command(build_app()).commands["train"]  # type: ignore[attr-defined]
     options = {name for parameter in train.params for name in parameter.opts}
     keys = {key for key, _ in flatten(to_mapping(TrainConfig()))}
-    keys |= {"ray.address", "ray.ranks"}  # none by default
+    keys |= {"ray.address", "parallel.world_size"}  # none by default
     text = file.read_text(encoding="utf-8")
     assert file.name == "node.sh" or "--task" in text
     for command in commands(text):

@@ -43,11 +43,11 @@ def configure(warm_model: Path, toy_task: str) -> Configure:
     def make(output: Path, **changes: Any) -> TrainConfig:
         values: dict[str, Any] = {
             "run": {"task": toy_task, "output": str(output), "steps": STEPS, "device": "cpu", "executor": "ray"},
-            "rollout": {"num_engines": 1},
             "task": {"limit": 15},
             "model": {"path": str(warm_model)},
             "data": {"prompt_template": "base", "test_fraction": 0.4, "prompts_per_step": 4},
-            "rollout": {"group_size": 4, "max_completion_tokens": 8, "max_async_level": 1, "return_logprobs": "always"},
+            "rollout": {"group_size": 4, "max_completion_tokens": 8, "max_async_level": 1}
+            | {"return_logprobs": "always", "num_engines": 1},
             "rollout_correction": {"is_level": "token"},
             "optimizer": {"learning_rate": 1e-3},
             "algorithm": {"entropy_coefficient": 0.1},

@@ -31,14 +31,14 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.loop import BATCH_FILE, STATE_DIRECTORY, train
 from tinyzero_trainer.doctor.cluster_probe import look_at_ray
-from tinyzero_trainer.executors.local import build_roles
+from tinyzero_trainer.executors.local import build_workers
 from tinyzero_trainer.executors.ray import cluster as room
 from tinyzero_trainer.executors.ray.cluster import RayError
 from tinyzero_trainer.models.loading import from_parts, load_model, save_model
-from tinyzero_trainer.monitoring.progress import Display
+from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
-from tinyzero_trainer.training.batch import Experience
+from tinyzero_trainer.training.batch import TrainingBatch
 
 pytestmark = pytest.mark.slow
 
@@ -52,19 +52,19 @@ AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 WITHIN = 600.0
 """Seconds for anything here: against hanging, however busy the machine."""
 
-RANKS: dict[str, Any] = {"run__executor": "ray", "ray__ranks": 2}
+RANKS: dict[str, Any] = {"run__executor": "ray", "parallel__world_size": 2}
 CRITIC: dict[str, Any] = {
-    "algorithm__advantage": "gae",
+    "algorithm__advantage_estimator": "gae",
     "critic__learning_rate": 1e-3,
-    "optimizer__mini_batches": 1,
+    "optimizer__num_mini_batches": 1,
 }
 AHEAD: dict[str, Any] = {
     "run__steps": 4,
-    "ray__engines": 1,
-    "rollout__lead": 1,
-    "rollout__logprobs": "always",
-    "mismatch__weights": "token",
-    "eval__during_size": 8,
+    "rollout__num_engines": 1,
+    "rollout__max_async_level": 1,
+    "rollout__return_logprobs": "always",
+    "rollout_correction__is_level": "token",
+    "eval__num_problems_during": 8,
     "eval__every": 2,
 }
 """Rollouts a batch ahead."""
@@ -76,11 +76,11 @@ def make_config(folder: Path, name: str, **changes: Any) -> TrainConfig:
         "run": {"task": str(TOY_TASK), "output": str(folder / name), "steps": STEPS, "device": "cpu"},
         "task": {"limit": 5},
         "model": {"path": str(folder / "model")},
-        "data": {"template": "base", "test_share": 0.4, "prompts_per_step": 4},
-        "rollout": {"samples_per_prompt": 4, "max_tokens": 8},
-        "optimizer": {"learning_rate": 1e-3, "mini_batches": 2, "micro_batch_tokens": 40},
+        "data": {"prompt_template": "base", "test_fraction": 0.4, "prompts_per_step": 4},
+        "rollout": {"group_size": 4, "max_completion_tokens": 8},
+        "optimizer": {"learning_rate": 1e-3, "num_mini_batches": 2, "micro_batch_tokens": 40},
         "algorithm": {"kl_coefficient": 0.05},
-        "eval": {"size": 8, "every": 0},
+        "eval": {"num_problems": 8, "every": 0},
         "checkpoint": {"every": 1},
     }
     return changed(values, changes)
@@ -102,14 +102,14 @@ def lines(output: str | Path) -> list[dict[str, Any]]:
 # ---- one Ray of two nodes --------------------------------------------------------------------------------------------
 
 
-def recorded(folder: Path) -> Experience:
+def recorded(folder: Path) -> TrainingBatch:
     """Rollouts that are equal in every process."""
     made = pickle.loads(pickle.dumps(make_up(load_model(str(folder / "model"), torch.device("cpu")))))
-    assert isinstance(made, Experience)
+    assert isinstance(made, TrainingBatch)
     return made
 
 
-def shown(run: TrainConfig, experience: Experience, directory: Path) -> tuple[Any, ...]:
+def shown(run: TrainConfig, experience: TrainingBatch, directory: Path) -> tuple[Any, ...]:
     """What the roles of a run do with recorded rollouts."""
     directory.mkdir()
     prompts = [sample.prompt.token_ids for sample in experience.samples[::4]]
@@ -124,7 +124,7 @@ def shown(run: TrainConfig, experience: Experience, directory: Path) -> tuple[An
         return before, metrics, drawn, roles.critic.parameters
 
 
-def on_two_nodes(folder: Path, experience: Experience) -> dict[str, Any]:
+def on_two_nodes(folder: Path, experience: TrainingBatch) -> dict[str, Any]:
     """What the tests below ask of a Ray of two nodes, which are both this machine; neither has room for a whole run."""
     from ray.cluster_utils import Cluster
 
@@ -138,7 +138,7 @@ def on_two_nodes(folder: Path, experience: Experience) -> dict[str, Any]:
         found["shown"] = shown(configure("recorded", **CRITIC), experience, folder / "saved by ray")
         room.ROOM_SECONDS = 5.0
         with pytest.raises(RayError, match=r"needs 10 CPU, and 4 CPU are free"):
-            train(configure("too large", ray__ranks=9))
+            train(configure("too large", parallel__world_size=9))
         checked = folder / "checked"
         checked.mkdir()
         command = [sys.executable, "-c", "from tinyzero_sdk.cli import main; main()", "doctor", "--json"]
@@ -178,7 +178,7 @@ def test_three_steps_over_two_nodes_are_those_of_one_process(folder: Path, found
 def test_four_steps_a_batch_ahead_are_those_of_one_process(
     folder: Path, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "build_roles", built_apart)
+    monkeypatch.setattr(loop, "build_workers", built_apart)
     alone = train(make_config(folder, "alone ahead", **RANKS, **AHEAD))
     together = lines(folder / "ray ahead")
     assert [row.get("staleness/steps") for row in together] == [None, 0, 1, 1, 1]
@@ -305,7 +305,7 @@ def check_death(output: str, named: str, run: TrainConfig) -> None:
 
 
 def test_engine_and_scorer_are_replaced_and_a_lost_rank_ends_a_run_that_can_be_resumed(folder: Path) -> None:
-    run = make_config(folder, "run", **RANKS, ray__engines=1, run__steps=10_000)
+    run = make_config(folder, "run", **RANKS, rollout__num_engines=1, run__steps=10_000)
     with running(run) as process:
         for step, kind in ((2, "EngineWorker"), (5, "Scorer"), (10, "LearnerRank")):
             everyone = below(process, run, step)
@@ -346,7 +346,7 @@ def test_a_batch_ahead_an_engine_is_replaced_and_a_signal_saves_the_next_batch(f
 @pytest.mark.parametrize(
     ("kind", "named", "changes"),
     [
-        ("EngineWorker", "the rollout engine", {"ray__engines": 1}),
+        ("EngineWorker", "the rollout engine", {"rollout__num_engines": 1}),
         ("Scorer", "the scorer of toy_task", {}),
         ("LearnerRank", r"policy rank [01] of 2", AHEAD),
         ("EngineWorker", "the rollout engine", AHEAD),
@@ -355,7 +355,7 @@ def test_a_batch_ahead_an_engine_is_replaced_and_a_signal_saves_the_next_batch(f
 def test_what_dies_and_is_not_replaced_is_named_and_nothing_is_left(
     kind: str, named: str, changes: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
-    more = {"model__path": str(folder / "model"), "ray__restarts": 0, "run__steps": 10_000}
+    more = {"model__path": str(folder / "model"), "ray__max_restarts": 0, "run__steps": 10_000}
     run = make_config(tmp_path, "run", **RANKS, **changes | more)
     with running(run) as process:
         everyone = below(process, run, 2)

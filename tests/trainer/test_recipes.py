@@ -64,7 +64,7 @@ def test_a_recipe_sets_no_more_than_it_means(name: str) -> None:
     assert {key for key, value in settings.items() if value == defaults.get(key)} <= SAID_THOUGH_DEFAULT
     assert [key for key, value in flatten(recipe.full_size) if value == defaults.get(key)] == []
     assert settings.keys().isdisjoint(dict(flatten(recipe.full_size)))
-    sizes = {"run.steps", "rollout.max_tokens", "optimizer.learning_rate", "optimizer.micro_batch_tokens"}
+    sizes = {"run.steps", "rollout.max_completion_tokens", "optimizer.learning_rate", "optimizer.micro_batch_tokens"}
     assert settings.keys().isdisjoint(sizes)
 
 

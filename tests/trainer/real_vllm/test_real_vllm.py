@@ -175,9 +175,9 @@ def test_an_engine_that_is_killed_is_replaced_and_its_batch_repeated(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     before = engine.generate(prompts, 2, SamplingParams(30), seed=0)
-    real, killed = VllmConnection.step, []
+    real, killed = VllmClient.step, []
 
-    def step(self: VllmConnection) -> Any:
+    def step(self: VllmClient) -> Any:
         self.steps = getattr(self, "steps", 0) + 1  # type: ignore[attr-defined]
         if self.steps == 5 and not killed:  # type: ignore[attr-defined]
             (process,) = self._processes
@@ -185,7 +185,7 @@ def test_an_engine_that_is_killed_is_replaced_and_its_batch_repeated(
             os.kill(process.pid, 9)
         return real(self)
 
-    monkeypatch.setattr(VllmConnection, "step", step)
+    monkeypatch.setattr(VllmClient, "step", step)
     assert engine.generate(prompts, 2, SamplingParams(30), seed=0) == before
     assert len(killed) == 1
     assert any("vLLM failed, since its process ended; it is started anew" in note for note in notes)

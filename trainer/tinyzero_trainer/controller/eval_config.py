@@ -74,9 +74,9 @@ def _inherited(run: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     saved = read_toml(run / "config.toml")
     inherited: dict[str, Any] = {}
     for key, value in flatten(saved):
-        if key.startswith(("data.", "rollout.max_tokens", "eval.size")):
+        if key.startswith(("data.", "rollout.max_completion_tokens", "eval.num_problems")):
             inherited = merge(inherited, unflatten({key: value}))
-    shares = read_shares(text(saved, "run.task") or "", saved.get("task", {}), saved.get("tasks", {}))
+    shares = read_task_specs(text(saved, "run.task") or "", saved.get("task", {}), saved.get("tasks", {}))
     asked = text(values, "run.task")
     if asked is None and len(shares) > 1:
         names = ", ".join(share.title for share in shares)

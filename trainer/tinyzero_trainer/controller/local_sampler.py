@@ -39,13 +39,13 @@ class LocalModels:
             "run.task": request.task,
             "run.seed": request.seed,
             "model.path": request.model,
-            "data.template": request.template,
-            "data.test_share": request.test_fraction,
-            "eval.size": request.size,
-            "rollout.max_tokens": request.max_tokens,
+            "data.prompt_template": request.template,
+            "data.test_fraction": request.test_fraction,
+            "eval.num_problems": request.size,
+            "rollout.max_completion_tokens": request.max_tokens,
         }
         config = evaluation_config(gather(TrainConfig, flags, request.overrides))
-        (task,) = load_shares(
+        (task,) = load_tasks(
             config.task_shares(),
             allow_unsafe_scorers=request.allow_unsafe_scorers,
         ).values()
@@ -54,8 +54,8 @@ class LocalModels:
             task=task,
             model=str(directory_of(config.model.path) or TINY_MODEL),
             opener=lambda: _open(config, task, request),
-            size=config.eval.size,
-            test_fraction=config.data.test_share,
+            size=config.eval.num_problems,
+            test_fraction=config.data.test_fraction,
             split=request.split,
             samples=request.samples,
             temperature=request.temperature,

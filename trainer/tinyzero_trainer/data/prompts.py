@@ -107,7 +107,7 @@ class PromptSource:
         """Different problems of a split: `most` of them, or all there are, but one at the least."""
         found = False
         try:
-            for item in self.task.dataset(split, most, seed=seed, test_fraction=self._data.test_share):
+            for item in self.task.dataset(split, most, seed=seed, test_fraction=self._data.test_fraction):
                 found = True
                 yield item
         except DataError:

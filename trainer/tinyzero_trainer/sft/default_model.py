@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import build, get, merge, read_toml, to_mapping, unflatten
-from tinyzero_trainer.config import OwnModelConfig, TrainConfig
+from tinyzero_trainer.config import DefaultModelConfig, TrainConfig
 from tinyzero_trainer.config.compose import resolve
 from tinyzero_trainer.config.model_defaults import PRESET_FILE, TINY_NAME
 from tinyzero_trainer.config.sft import SftConfig
