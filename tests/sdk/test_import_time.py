@@ -8,6 +8,7 @@ import pytest
 
 HEAVY = {"torch", "transformers", "ray", "numpy", "pyarrow", "pydantic", "matplotlib"}
 IMPORT = "import tinyzero_sdk"
+LIBRARY = "import asyncio, http.server, logging.config, multiprocessing.pool, unittest.mock, xml.dom.minidom"
 HELP = "import sys; sys.argv = ['tinyzero', '--help']\nfrom tinyzero_sdk.cli import main\nmain()"
 
 
@@ -20,11 +21,11 @@ def processor_seconds(code: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("code", "limit"), [(IMPORT, 0.15), (HELP, 0.35)], ids=["import", "help"])
-def test_start_up_time_over_a_bare_interpreter(code, limit):
+@pytest.mark.parametrize(("code", "times"), [(IMPORT, 2), (HELP, 6)], ids=["import", "help"])
+def test_start_up_costs_no_more_than_a_few_modules_of_the_standard_library(code, times):
     bare = min(processor_seconds("pass") for _ in range(3))
-    # Beside busy neighbours a core is slower for a while, in processor seconds too.
-    assert any(processor_seconds(code) - bare < limit for _ in range(40))
+    # Some 0.08 s. Beside busy neighbours a core is slower for a while, in processor seconds too, so all are asked anew.
+    assert any(processor_seconds(code) - bare < times * (processor_seconds(LIBRARY) - bare) for _ in range(20))
 
 
 @pytest.mark.slow

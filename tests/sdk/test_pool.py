@@ -185,7 +185,8 @@ def test_answers_done_before_a_kill_are_not_done_again(hostile: Task, tmp_path: 
     assert eventually(lambda: not is_alive(int(child.read_text())))
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_answers_that_fork_or_close_the_socket_cost_themselves_only(hostile: Task, workers: int) -> None:
     completions, truths = right_and(["fork", "close", "fork close"], 60)
     completions[-1] = tagged("close")

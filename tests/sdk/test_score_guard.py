@@ -255,5 +255,5 @@ def test_an_endless_completion_is_read_at_its_end_only(write_task, filling):
         started = time.perf_counter()
         assert task.score_completion(text, 3).correct
         seconds.append(time.perf_counter() - started)
-    assert min(seconds) < 0.5  # the whole of it takes many seconds
+    assert min(seconds) < 5  # some 0.01 s; the whole of it takes many seconds
     assert task.score_completion(f"<answer>3</answer>{'x' * 2**20}", 3).reason == "no_answer"

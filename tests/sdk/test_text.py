@@ -188,12 +188,17 @@ def test_time_is_linear_in_hostile_text(function, piece):
     text = piece * (1_000_000 // len(piece)) + "\\boxed{"
     start = time.process_time()
     function(text)
-    assert time.process_time() - start < 0.5
+    assert time.process_time() - start < 20  # some 0.05 s; quadratic it would be hours
 
 
 @pytest.mark.parametrize("piece", ["</s>", "<pad>", "<end_of_turn>", "</s", "<|" + "a" * 100])
 def test_five_megabytes_take_no_time(piece):
     text = piece * (5_000_000 // len(piece))
-    start = time.process_time()
-    strip_special_tokens(text)
-    assert time.process_time() - start < 0.1  # 0.02 where nothing else runs; token by token it was 0.2
+
+    def seconds(function):
+        start = time.process_time()
+        function(text)
+        return time.process_time() - start
+
+    plain = min(seconds(str.lower) for _ in range(3))
+    assert min(seconds(strip_special_tokens) for _ in range(3)) < 40 * plain  # some 10 times; token by token 100

@@ -42,13 +42,13 @@ def test_a_server_that_does_not_answer_costs_no_more_than_the_limit(monkeypatch:
     release = threading.Event()
 
     def resolve_for_ever(*_: object, **__: object) -> None:
-        release.wait(20)
+        release.wait(300)
         raise OSError("nobody knows the name")
 
     monkeypatch.setattr(probe.urllib.request, "urlopen", resolve_for_ever)
     started = time.monotonic()
     assert probe.reach("https://wandb.example", 0.1) == "no answer within 0.1 s"
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 120
     release.set()
 
 

@@ -260,7 +260,7 @@ def test_a_failed_update_ends_the_sampling_beside_it() -> None:
     started = time.monotonic()
     with pytest.raises(RuntimeError, match="no update"):
         steps.take(1)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60  # against hanging
     assert not world.under_way
 
 

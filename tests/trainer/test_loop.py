@@ -66,7 +66,7 @@ def configure(warm_model: Path, toy_task: str) -> Configure:
 
 
 @pytest.fixture(autouse=True)
-def _no_picture(whole_run: loop.TrainResult, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes as long as the training here; that of the whole run is enough."""
     monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
 
@@ -136,6 +136,7 @@ def test_metrics_carry_verls_names(whole: list[dict[str, Any]]) -> None:
     assert any(name.startswith("difficulty/") for name in names)
 
 
+@pytest.mark.slow
 def test_the_line_after_a_checkpoint_says_how_long_it_took(whole_run: loop.TrainResult) -> None:
     rows = [json.loads(line) for line in (whole_run.output / "metrics.jsonl").read_text().splitlines()]
     saved = {row["step"]: row["timing_s/save_checkpoint"] for row in rows if "timing_s/save_checkpoint" in row}

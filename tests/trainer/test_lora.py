@@ -344,7 +344,8 @@ def configure(
     return make
 
 
-@pytest.mark.parametrize("advantage", ["grpo", pytest.param("gae", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("advantage", ["grpo", "gae"])
 def test_a_killed_run_resumes_to_the_same_bits(
     configure: Configure, advantage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,7 +56,7 @@ def run_config(warm_model: Path, toy_task: str, tmp_path: Path, **changes: Any) 
     [
         pytest.param(Policy, "logprobs", "log-probabilities and values were computed", marks=pytest.mark.slow),
         pytest.param(Critic, "values", "log-probabilities and values were computed", marks=pytest.mark.slow),
-        (policy, "token_statistics", "the weights were updated"),
+        pytest.param(policy, "token_statistics", "the weights were updated", marks=pytest.mark.slow),
         pytest.param(Critic, "update", "the weights were updated", marks=pytest.mark.slow),
         pytest.param(TorchEngine, "generate", "completions were generated", marks=pytest.mark.slow),
         pytest.param(TorchEngine, "load_weights", "the rollout engine took over the weights", marks=pytest.mark.slow),

@@ -91,6 +91,7 @@ def test_training_metrics_tell_the_tasks_apart(whole: loop.TrainResult) -> None:
     assert drawn[0] / sum(drawn) == pytest.approx(2 / 3, abs=1 / sum(drawn))
 
 
+@pytest.mark.slow
 def test_the_curriculum_of_each_task_is_in_the_metrics(whole: loop.TrainResult) -> None:
     last = rows(whole.output)[-1]
     for name in ("short", "long"):
@@ -99,6 +100,7 @@ def test_the_curriculum_of_each_task_is_in_the_metrics(whole: loop.TrainResult) 
         assert 0 <= last[f"curriculum/{name}/bucket_0/pass_rate"] <= 1
 
 
+@pytest.mark.slow
 def test_samples_of_rollouts_have_both_tasks(whole: loop.TrainResult) -> None:
     lines = (whole.output / "rollouts" / "step_000002.jsonl").read_text().splitlines()
     assert {json.loads(line)["task"] for line in lines} == {"short", "long"}
@@ -120,7 +122,8 @@ def test_it_says_what_each_task_gained(
     assert "short has 71 held-out problems only; all of them are taken\n" in captured.err
 
 
-@pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [2, 4])
 def test_a_killed_run_resumes_to_the_same_metrics(
     step: int, configure: Configure, whole: loop.TrainResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
