@@ -67,6 +67,9 @@ class ItemColumns(Sequence[Item]):
             for truth, data in zip(truths, self.data[start : start + 4096].to_pylist(), strict=True):
                 yield Item(truth, data)
 
-    def take(self, rows: "np.ndarray") -> "ItemColumns":
+    def take(self, rows: "np.ndarray | Sequence[int]") -> "ItemColumns":
         """The items at `rows` ([k] integers), in that order."""
-        return ItemColumns(self.ground_truth.take(rows), self.data.take(rows))
+        import pyarrow as pa
+
+        indices = pa.array(rows, pa.int64())
+        return ItemColumns(self.ground_truth.take(indices), self.data.take(indices))

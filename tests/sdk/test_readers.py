@@ -155,13 +155,13 @@ def test_one_odd_sample_of_inspect_costs_itself_only(tmp_path: Path, odd: dict[s
     rows, bad = read("inspect", tmp_path)
     assert [row["completion"] for row in rows] == ["1", "1"]
     assert [row.number for row in bad] == [2, 3]
-    assert "has not the form of a sample of Inspect" in bad[0].problem
+    assert "is not a sample of Inspect" in bad[0].problem
     assert "a str; expected a sample" in bad[1].problem
 
 
 def test_inspect_samples_that_are_no_list_are_told(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"eval": {"task": "t"}, "samples": 5}))
-    with pytest.raises(DataError, match="no log of Inspect, or damaged: its samples are no list"):
+    with pytest.raises(DataError, match="not a log of Inspect, or damaged: its samples are not a list"):
         read("inspect", tmp_path)
 
 
@@ -218,7 +218,7 @@ def test_inspect_samples_without_output_are_bad_and_attachments_are_put_in(tmp_p
 @pytest.mark.parametrize("name", ["a.eval", "a.json"])
 def test_other_files_are_no_logs_of_inspect(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match="no log of Inspect"):
+    with pytest.raises(DataError, match="not a log of Inspect"):
         read("inspect", tmp_path / name)
 
 
@@ -289,7 +289,7 @@ def test_splits_in_one_folder_are_not_mixed(tmp_path: Path, names: list[str], sp
     if splits is None:
         assert len(read("hf", tmp_path)[0]) == len(names)
         return
-    with pytest.raises(DataError, match=f"files of the splits {splits}; give those of one a folder"):
+    with pytest.raises(DataError, match=f"files of the splits {splits}; put each split into its own folder"):
         read("hf", tmp_path)
 
 

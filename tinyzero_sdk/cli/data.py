@@ -2,9 +2,8 @@
 
 import json
 import time
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.padding import Padding
@@ -22,20 +21,6 @@ from tinyzero_sdk.tasks.task import Task
 
 if TYPE_CHECKING:
     from tinyzero_sdk.data.build import SplitReport
-
-
-class Format(StrEnum):
-    """Endings of data files."""
-
-    parquet = "parquet"
-    jsonl = "jsonl"
-
-
-class SplitName(StrEnum):
-    """The splits."""
-
-    train = "train"
-    test = "test"
 
 
 Seed = Annotated[int, typer.Option("--seed", help="Different seeds give different problems.")]
@@ -62,7 +47,7 @@ def data(
     seed: Seed = 0,
     test_fraction: TestFraction = DEFAULT_TEST_FRACTION,
     template: Template = "base",
-    format: Annotated[Format, typer.Option("--format", help="Format of the files.")] = Format.parquet,
+    format: Annotated[Literal["parquet", "jsonl"], typer.Option("--format", help="Format of the files.")] = "parquet",
     workers: Workers = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
 ) -> None:
@@ -85,7 +70,7 @@ def data(
             seed=seed,
             test_fraction=test_fraction,
             template=template,
-            format=format.value,
+            format=format,
             workers=workers or count_cores(),
             overwrite=overwrite,
             on_progress=lambda split, rows: progress.update(bars[split], completed=rows),
@@ -117,7 +102,7 @@ def sample(
     task: TaskName,
     overrides: TaskOverrides = None,
     count: Annotated[int, typer.Option("-n", min=1, help="Number of problems.")] = 3,
-    split: Annotated[SplitName, typer.Option("--split", help="Split of the problems.")] = SplitName.train,
+    split: Annotated[Split, typer.Option("--split", help="Split of the problems.")] = "train",
     seed: Seed = 0,
     test_fraction: TestFraction = DEFAULT_TEST_FRACTION,
     template: Template = "base",
@@ -125,7 +110,7 @@ def sample(
 ) -> None:
     """Show a few problems of a task: prompt, ground truth, gold completion and its score."""
     opened = load_task_with_overrides(task, overrides)
-    items = iterate_split(opened, split.value, size=count, seed=seed, test_fraction=test_fraction)
+    items = iterate_split(opened, split, size=count, seed=seed, test_fraction=test_fraction)
     problems = [_describe(opened, item, template) for item in items]
     if json:
         print_json(problems)

@@ -7,15 +7,12 @@ in one process; `data/build.py` writes whole data sets.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from tinyzero_sdk.errors import ExhaustedError, SettingsError
 from tinyzero_sdk.records import Item, Split
 from tinyzero_sdk.records_arrow import ItemColumns
 from tinyzero_sdk.seeds import split_of_key
-
-if TYPE_CHECKING:
-    import numpy as np
 
 DEFAULT_TEST_FRACTION = 1 / 16
 _FIRST_BLOCK = 64  # small: a task may take milliseconds for each candidate, and the caller may need three
@@ -69,16 +66,10 @@ def read_candidates(
         items=[items[row] for row in rows],
         keys=list(first),
         positions=[start + row for row in rows],
-        columns=given.take(_as_array(rows)) if isinstance(given, ItemColumns) else None,
+        columns=given.take(rows) if isinstance(given, ItemColumns) else None,
         end=start + len(items),
         is_last=len(items) < size,
     )
-
-
-def _as_array(rows: list[int]) -> "np.ndarray":
-    import numpy as np
-
-    return np.array(rows, dtype=np.int64)
 
 
 def check_test_fraction(task: CandidateSource, test_fraction: float) -> None:

@@ -1,6 +1,4 @@
-"""Readers: outputs of other tools, read as they are, by name. Each makes blocks of rows with `completion` and
-`ground_truth`; what is done with them is `scoring/outputs.py`'s business.
-"""
+"""Readers of other tools' outputs, by name. Each yields blocks of rows with `completion` and `ground_truth`."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,26 +11,25 @@ from tinyzero_sdk.scoring.readers import hf, inspect_logs, lm_eval, verl
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """One way to read outputs."""
+    """A format of outputs."""
 
     name: str
-    """What `--format` takes."""
+    """Value of `--format`."""
 
     description: str
-    """What it reads, in a line."""
-
     read: Callable[[Path], Iterator[Block]]
-    """The blocks of a file or folder; raises DataError where it cannot be read."""
+    """Yields the blocks of a file or folder, or raises DataError."""
 
     gives_tables: Callable[[Path], bool]
-    """Whether the blocks of this file hold tables; else they hold rows."""
+    """Whether the blocks of this file hold tables instead of rows."""
 
 
-def _is_parquet(path: Path) -> bool:
-    return path.suffix == ".parquet"
-
-
-OWN = Reader("rows", ".jsonl or .parquet with `completion` and `ground_truth`", read_blocks, _is_parquet)
+OWN = Reader(
+    name="rows",
+    description=".jsonl or .parquet with `completion` and `ground_truth`",
+    read=read_blocks,
+    gives_tables=lambda path: path.suffix == ".parquet",
+)
 
 READERS = {
     reader.name: reader
@@ -44,15 +41,14 @@ READERS = {
         Reader("hf", "folder of save_to_disk, or of Parquet files", hf.read, lambda path: True),
     )
 }
-"""By name."""
 
 
 def find_reader(name: str | None, source: Path) -> Reader:
-    """The reader of this name, or the one for our own files, which looks at the ending.
+    """The reader of this name, or that of our own files.
 
     Raises:
-        SettingsError: no reader of this name.
-        DataError: there is no such file, or its ending says nothing.
+        SettingsError: no reader has this name.
+        DataError: the file does not exist, or has an unknown ending.
     """
     if name is not None and name not in READERS:
         raise SettingsError(f"no format {name!r}; {did_you_mean(name, READERS)}known: {', '.join(READERS)}")

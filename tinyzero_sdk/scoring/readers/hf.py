@@ -1,7 +1,7 @@
-"""A folder of Hugging Face `datasets`: what `save_to_disk` wrote (Arrow), or Parquet files. Read with pyarrow alone.
+"""A folder of Hugging Face `datasets`: Arrow files of `save_to_disk`, or Parquet files. Reads with pyarrow alone.
 
-The first column found of each row of `COMPLETIONS`, `GROUND_TRUTHS` and `PROMPTS` is taken; a list of completions
-becomes rows, with the number of their record as key.
+Uses the first column present of each of `COMPLETIONS`, `GROUND_TRUTHS` and `PROMPTS`; a list of completions becomes
+rows, with the number of their record as key.
 """
 
 import json
@@ -24,7 +24,7 @@ GROUND_TRUTHS = ("ground_truth", "reward_model", "target", "answer", "solution")
 """Columns that hold the ground truth."""
 
 PROMPTS = ("prompt", "question", "problem", "query")
-"""Columns that hold the prompt; there need be none."""
+"""Columns that hold the prompt (optional)."""
 
 _SPLITS = ("train", "test", "validation", "valid", "val", "dev")
 
@@ -53,17 +53,17 @@ def _files(path: Path) -> list[Path]:
             raise DataError(f"{path} has the splits {', '.join(splits)}; name one, such as {path / splits[0]}")
         path = path / splits[0]
     state = path / "state.json"
-    if state.is_file():  # the order of the rows
+    if state.is_file():  # it has the order of the rows
         return [path / name for name in _read_list(state, "_data_files", lambda entry: entry["filename"])]
     files = files_of(path, "*.parquet", "*.arrow")
     splits = sorted({split for split in map(_split_of, files) if split})
     if len(splits) > 1:
-        raise DataError(f"{path} has files of the splits {', '.join(splits)}; give those of one a folder of their own")
+        raise DataError(f"{path} has files of the splits {', '.join(splits)}; put each split into its own folder")
     return files
 
 
 def _split_of(file: Path) -> str | None:
-    """The split that the name of a Parquet file tells, as in `train-00000-of-00002.parquet` or `train.parquet`."""
+    """The split in the name of a Parquet file, as in `train-00000-of-00002.parquet` or `train.parquet`."""
     shard = re.match(r"(.+?)-\d+-of-\d+", file.name)
     first = re.split(r"[^a-z]", file.name)[0]
     return shard[1] if shard else first if first in _SPLITS else None
@@ -74,11 +74,9 @@ def _read_list(path: Path, key: str, name_of: Callable[[Any], Any]) -> list[str]
     try:
         names = [name_of(entry) for entry in json.loads(path.read_text(encoding="utf-8"))[key]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path} has not the form that save_to_disk writes ({type(error).__name__}: {error})"
-        ) from error
+        raise DataError(f"{path} is not a file of save_to_disk ({type(error).__name__}: {error})") from error
     if not names or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{path} names no files under {key!r}; expected a list of names, as save_to_disk writes it")
+        raise DataError(f"{path} names no files under {key!r}; expected a list of names, as save_to_disk writes")
     return names
 
 
@@ -99,7 +97,7 @@ def _read_arrow(path: Path) -> Iterator[Block]:
 
 
 def _ended(blocks: Iterator[Block]) -> Iterator[Block]:
-    """The blocks of a file, of which the last one says that it is (the end marker comes after it)."""
+    """The blocks of a file, with progress 1 in the last (the end marker follows it)."""
     last: Block | None = None
     for block in blocks:
         if last is not None:

@@ -1,7 +1,7 @@
 """Inspect's logs: `.eval` (a ZIP of JSON, compressed with Zstandard or Deflate) and `.json`.
 
-A sample has `id`, `epoch`, `input`, `target`, `output` with a message for each choice, and `metadata`. Long texts stand
-apart in `attachments`. A `.json` log is read as a whole, an `.eval` log sample by sample.
+A sample has `id`, `epoch`, `input`, `target`, `output` with a message for each choice, and `metadata`. Long texts are
+in `attachments`. A `.json` log is read at once, an `.eval` log sample by sample.
 """
 
 import json
@@ -39,12 +39,12 @@ def read(path: Path) -> Iterator[Block]:
                 good = [(at, sample) for at, sample in numbered if not isinstance(sample, str)]
                 yield converted(good, bad, partial(_convert, file.name), place / len(files), form="a sample of Inspect")
         except (OSError, zipfile.BadZipFile, ValueError, struct.error) as error:
-            raise DataError(f"{file} is no log of Inspect, or damaged: {error}") from error
+            raise DataError(f"{file} is not a log of Inspect, or damaged: {error}") from error
     yield Block([], [], None, [], 1.0)
 
 
 def _samples_of_archive(path: Path) -> Iterator[Row | str]:
-    """The samples of an `.eval` file; in place of one that cannot be read, why."""
+    """The samples of an `.eval` file; a text instead of a sample says why it cannot be read."""
     with path.open("rb") as file, zipfile.ZipFile(file) as archive:
         for entry in archive.infolist():
             if entry.filename.startswith("samples/") and entry.filename.endswith(".json"):
@@ -71,10 +71,10 @@ def _samples_of_json(path: Path) -> Iterator[Row | str]:
     try:
         log["eval"]["task"]
     except (TypeError, KeyError):
-        raise ValueError("it names no task") from None
+        raise ValueError("it has no task") from None
     samples = log.get("samples") or []
     if not isinstance(samples, list):
-        raise DataError(f"{path} is no log of Inspect, or damaged: its samples are no list")
+        raise DataError(f"{path} is not a log of Inspect, or damaged: its samples are not a list")
     for sample in samples:
         yield sample if isinstance(sample, dict) else f"a {type(sample).__name__}; expected a sample of Inspect"
 
@@ -93,9 +93,9 @@ def _convert(log: str, sample: Row) -> Sequence[Row]:
     common: Row = {
         "prompt": _messages(sample.get("input"), attached),
         "ground_truth": target[0] if isinstance(target, list) and len(target) == 1 else target,
-        "extra_info": {"key": f"{log}:{sample.get('id')}"},  # other logs number their samples alike
+        "extra_info": {"key": f"{log}:{sample.get('id')}"},  # sample ids repeat across logs
         "epoch": sample.get("epoch"),
-        "metadata": json.dumps(sample.get("metadata") or {}),  # of any shape: as text it fits a column
+        "metadata": json.dumps(sample.get("metadata") or {}),  # as text, since it may have any structure
     }
     usage = output.get("usage") if len(choices) == 1 else None  # of all choices together
     if isinstance(usage, dict):
@@ -117,7 +117,7 @@ def _messages(prompt: Json, attached: Row) -> Json:
 
 
 def _text(content: Json, attached: Row) -> Json:
-    """A message's text: as it stands, of its parts of type `text`, or from the attachments."""
+    """A message's text: plain, from its parts of type `text`, or from the attachments."""
     if isinstance(content, list):
         texts = [_text(part.get("text"), attached) for part in content if part.get("type") == "text"]
         return "".join(text for text in texts if isinstance(text, str))

@@ -1,8 +1,8 @@
 """lm-eval's samples: `samples_TASK_TIME.jsonl`, written with `--log_samples`.
 
-A line has `doc`, `doc_id`, `target`, `arguments` (the prompt is the first), `resps` (a list for each request, with one
-text for each repeat), `filter` and metrics. A sample stands once for every filter, with the same `resps`: the first of
-them counts.
+A line has `doc`, `doc_id`, `target`, `arguments` (the first is the prompt), `resps` (a list for each request, with one
+text for each repeat), `filter` and metrics. A sample has one line for each filter, with the same `resps`; only the
+first is read.
 """
 
 import json
@@ -24,7 +24,7 @@ def read(path: Path) -> Iterator[Block]:
 
 def _convert_for(file: Path) -> Convert:
     task = re.sub(r"_\d{4}-\d\d-\d\dT.*", "", file.stem.removeprefix("samples_"))
-    filters: dict[int, Json] = {}  # by sample: whatever a task's filters are, none of its samples goes missing
+    filters: dict[int, Json] = {}  # by sample, so that none is lost whatever a task's filters are
 
     def convert(record: Row) -> Sequence[Row]:
         sample = hash(json.dumps([record.get(name) for name in ("doc_id", "doc_hash", "target", "arguments")]))
@@ -42,9 +42,9 @@ def _convert(record: Row, task: str) -> Sequence[Row]:
         raise DataError(f"`resps` holds {str(requests)[:80]!r}; expected a list of responses")
     texts = [text for request in requests for text in (request if isinstance(request, list) else [request])]
     if not texts or not all(isinstance(text, str) for text in texts):
-        raise DataError("`resps` holds no texts; only tasks that generate can be scored, not those by likelihood")
+        raise DataError("`resps` holds no texts; only generative tasks can be scored, not those by likelihood")
     number, prompt = record.get("doc_id"), _prompt(record.get("arguments"))
-    own_key = f"{task}:{prompt if number is None else number}"  # for want of a hash
+    own_key = f"{task}:{prompt if number is None else number}"  # without a hash
     common: Row = {
         "prompt": prompt,
         "ground_truth": _result(record["target"]),
@@ -63,5 +63,5 @@ def _prompt(arguments: Json) -> Json:
 
 
 def _result(target: Json) -> Json:
-    """The target; of a worked solution in GSM8K's form, what follows `####`."""
+    """The target, or the part after `####` of a worked solution as in GSM8K."""
     return target.rpartition("####")[2].strip() if isinstance(target, str) else target

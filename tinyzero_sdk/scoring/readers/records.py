@@ -1,4 +1,4 @@
-"""What the readers share: records of other tools, one by one, into blocks of rows."""
+"""Shared by the readers: convert records of other tools to blocks of rows."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,16 +10,16 @@ from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.scoring.outputs import RESULT_COLUMNS
 
 Convert = Callable[[Row], Sequence[Row]]
-"""The rows that a record stands for, one for each completion; raises DataError for a record without any."""
+"""The rows of a record, one for each completion; raises DataError for a record without any."""
 
 _OURS = (*RESULT_COLUMNS, "prompt", "completion", "ground_truth")
 
 
 def files_of(path: Path, *patterns: str) -> list[Path]:
-    """A file itself, or those of a folder, in the order of the numbers in their names.
+    """A file, or the files of a folder in the order of the numbers in their names.
 
     Raises:
-        DataError: the folder has none.
+        DataError: the folder has no such file.
     """
     if not path.is_dir():
         return [path]
@@ -36,8 +36,8 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 def read_json_lines(path: Path, pattern: str, convert_for: Callable[[Path], Convert], *, form: str) -> Iterator[Block]:
     """The records of a JSON Lines file, or of the files of a folder that match `pattern`, as blocks of rows.
 
-    Rows are numbered by the line of their record; in a folder lines are counted through all files. Each file gets a
-    `Convert` of its own.
+    Rows are numbered by the line of their record, counted through all files of a folder. Each file gets its own
+    `Convert`.
     """
     files, before = files_of(path, pattern), 0
     for place, file in enumerate(files):
@@ -54,14 +54,14 @@ def read_json_lines(path: Path, pattern: str, convert_for: Callable[[Path], Conv
 def converted(
     records: Iterable[tuple[int, Row]], bad: Sequence[BadRow], convert: Convert, progress: float, *, form: str
 ) -> Block:
-    """A block of the rows that numbered records stand for.
+    """A block of the rows of numbered records.
 
     Args:
-        records: with their numbers.
-        bad: those that are known to be bad already.
-        convert: makes rows of one.
-        progress: share of the file read with this block.
-        form: whose records they are, for what is said of one that has another form.
+        records: records with their numbers.
+        bad: records already known to be bad.
+        convert: converts a record to rows.
+        progress: fraction of the file read so far.
+        form: what the records are, for messages.
     """
     block = Block([], [], None, list(bad), progress)
     for number, record in records:
@@ -72,7 +72,7 @@ def converted(
             continue
         except (TypeError, AttributeError, KeyError) as error:  # a list where an object should be, and the like
             fault = f"{type(error).__name__}: {error}"
-            block.bad.append(BadRow(number, f"the record has not the form of {form} ({fault})"))
+            block.bad.append(BadRow(number, f"the record is not {form} ({fault})"))
             continue
         block.rows += rows
         block.numbers += [number] * len(rows)
@@ -81,5 +81,5 @@ def converted(
 
 
 def renamed(record: Row, tool: str, without: Sequence[str] = ()) -> Row:
-    """What else a record holds; columns that we make, or that scoring would replace, are kept as `tool_name`."""
+    """The other columns of a record; those that we or scoring would replace are renamed to `tool_name`."""
     return {f"{tool}_{name}" if name in _OURS else name: value for name, value in record.items() if name not in without}

@@ -1,7 +1,7 @@
-"""verl's rollouts: what its trainers dump under `rollout_data_dir` and `validation_data_dir`, one .jsonl a step.
+"""verl's rollouts: one .jsonl per step, which its trainers write to `rollout_data_dir` and `validation_data_dir`.
 
-A line has `input` (the prompt as text), `output`, `gts` (the ground truth), `score`, `step`, and what the reward
-function returned besides. Source: `_dump_generations` of verl/trainer/ppo/ray_trainer.py.
+A line has `input` (the prompt as text), `output`, `gts` (the ground truth), `score`, `step`, and other values of the
+reward function. Source: `_dump_generations` of verl/trainer/ppo/ray_trainer.py.
 """
 
 from collections.abc import Iterator, Sequence
