@@ -67,6 +67,13 @@ def test_a_setting_that_is_new_or_gone_is_a_difference(tmp_path):
             SampleFile(tmp_path / "out.jsonl", settings)
 
 
+def test_a_file_of_version_0_1_resumes(tmp_path):
+    with SampleFile(tmp_path / "out.jsonl", {"test_share": 0.25}) as file:
+        file.append((0, 0), row(0))
+    with SampleFile(tmp_path / "out.jsonl", {"test_fraction": 0.25}) as file:
+        assert (0, 0) in file
+
+
 def test_a_directory_that_cannot_be_written(tmp_path):
     with pytest.raises(DataError, match="cannot write"):
         SampleFile(tmp_path / "no" / "out.jsonl", {})
