@@ -144,10 +144,10 @@ def _show_problem(title: str, problem: dict[str, Any]) -> None:
     _show_part("difficulty", f"{problem['difficulty']:.3g}")
     if problem["solution"] is not None:
         is_scored = problem["score"] is not None
-        verdict = (
+        score = (
             f"scores {problem['score']:g} ({problem['reason']})" if is_scored else "not scored: its scorer is unsafe"
         )
-        _show_part(f"gold completion, {verdict}", problem["solution"])
+        _show_part(f"gold completion, {score}", problem["solution"])
     stdout.print()
 
 

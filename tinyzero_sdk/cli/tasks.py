@@ -126,7 +126,7 @@ def _show_rows(rows: list[dict[str, Any]], nothing: str) -> None:
 
 
 def _details(task: Task) -> dict[str, Any]:
-    """All that `tinyzero tasks NAME` tells."""
+    """The output of `tinyzero tasks NAME`."""
     fields = describe(type(task.options), prefix="task.") if task.options is not None else ()
     return {
         "name": task.name,

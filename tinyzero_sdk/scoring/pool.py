@@ -382,7 +382,7 @@ def score_answers(task: Task, connection: Connection, timer: SharedTimer, *, mem
 def _answer(batch: ScoreBatch, task: Task, connection: Connection, timer: SharedTimer, enough: int) -> bool:
     """Score a batch; False as soon as the process has grown to `enough` bytes.
 
-    Where a scorer leaks, it is a later answer that fails, and not its fault: a fresh worker goes on in time.
+    A leaking scorer would fail on a later, innocent completion, so a fresh worker takes over in time.
     """
     scores, flushed, pid = ScoreColumns(), time.monotonic(), os.getpid()
     pairs = zip(batch.completions(), unpacked(batch.ground_truths), strict=True)

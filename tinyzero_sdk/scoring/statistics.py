@@ -11,10 +11,10 @@ import numpy as np
 NORMAL_95 = 1.959963984540054
 """The 97.5 % quantile of the normal distribution."""
 
-_MOST_COUNTED = 256  # draws of a prompt: up to so many are all counted
-_LEAST_DRAWN = 10_000  # draws of all prompts together; the error they leave is below 0.5 points
-_MOST_WORK = 1 << 22  # completions looked at to count all draws for one majority: about half a second
-_USUAL_WORK = 1 << 20  # completions looked at for those drawn, if that is enough draws
+_MOST_COUNTED = 256  # up to this many draws of a prompt are all counted
+_LEAST_DRAWN = 10_000  # draws of all prompts together; leaves an error below 0.5 points
+_MOST_WORK = 1 << 22  # completions read to count all draws for one majority: about half a second
+_USUAL_WORK = 1 << 20  # completions read for sampled draws, if these are enough draws
 _TOGETHER = 1 << 20  # completions counted at a time
 _EXACT_FREEDOM = 50  # degrees of freedom from which an expansion gives Student's t to 7 digits
 
@@ -42,7 +42,7 @@ def effective_size(correct: np.ndarray, size: np.ndarray) -> float:
     """Effective sample size: how many independent completions are as informative as these clusters.
 
     The variance of the share is estimated over prompts (clusters): G / (G - 1) · Σ (c_g - n_g share)² / N². It is never
-    taken to be more than N completions, nor less than one for each prompt where the variance cannot be told.
+    taken to be more than N completions, nor less than one for each prompt where the variance is unknown.
 
     Args:
         correct: [G] correct completions of each prompt.
@@ -59,7 +59,7 @@ def effective_size(correct: np.ndarray, size: np.ndarray) -> float:
 
 
 def standard_error(correct: np.ndarray, size: np.ndarray) -> float:
-    """Of the mean over prompts of the share that is correct; 0 of a single prompt, on which it cannot be told.
+    """Standard error of the accuracy, the mean over prompts; 0 for a single prompt, where it is unknown.
 
     Completions of one prompt are not independent: the prompts' shares are what varies.
 

@@ -136,7 +136,7 @@ def _take_columns(path: Path, block: Block) -> None:
         parents = pc.list_parent_indices(texts)
         table = table.drop_columns([completion]).take(parents).append_column("completion", pc.list_flatten(texts))
         block.numbers = [block.numbers[place] for place in parents.to_pylist()]
-        if "extra_info" not in names:  # else it has a key of its own
+        if "extra_info" not in names:  # which may have its own key
             keys = pa.array(map(str, block.numbers), pa.string())
             table = table.append_column("extra_info", pa.StructArray.from_arrays([keys], names=["key"]))
     elif completion != "completion":
