@@ -1,6 +1,6 @@
-"""The fuzzer: a search for completions that a task's reward and its oracle judge differently.
+"""The fuzzer: a search, for as long as it has time, for completions on which a task's reward and its oracle disagree.
 
-`fuzz` is the call behind `tinyzero fuzz`; what it finds are `Finding`s, which become labelled cases.
+`fuzz` is the call behind `tinyzero fuzz`; its `Finding`s become labelled cases. The named checks are in `testing`.
 """
 
 from tinyzero_sdk.fuzz.findings import Finding

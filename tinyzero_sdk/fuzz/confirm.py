@@ -1,7 +1,7 @@
 """A second look at what a worker did not survive: one slow moment of the machine is no finding.
 
-Whoever is blamed for a hang or a death is tried again, alone and in a fresh process, and it counts only if that
-process does not survive it either, every time.
+A completion blamed for a hang or a crash is tried again, alone and in fresh processes, and counts only if none of them
+survives it.
 """
 
 import pickle
@@ -23,7 +23,7 @@ from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.workers.process import SharedTimer, WorkerProcess
 
 TIMES = 2
-"""So often what was blamed once must fail again."""
+"""Times that a blamed completion must fail again."""
 
 _START_SECONDS = 120.0  # for Python, the task's imports and a first verdict
 _WARM_UP_ITEMS = 2

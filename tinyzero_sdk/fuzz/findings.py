@@ -1,6 +1,6 @@
-"""What a search found, and which findings are one and the same: of every group the smallest is kept.
+"""Findings of a search, grouped by what causes them; of each group the smallest is kept.
 
-Two findings are of one group if they are of one kind and their completions show the same *traits* that no gold
+Two findings belong to one group if they are of one kind and their completions show the same *traits* that no gold
 answer shows: `2**3 - 4` and `9 - 2**3` share the trait `**`. A finding without such a trait (only its value is
 wrong) is grouped by its kind alone.
 """
@@ -32,42 +32,36 @@ IN_ORACLE = "in the oracle"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One completion that a task judges wrongly, or does not survive."""
+    """One completion that a task scores wrongly, or does not survive."""
 
     kind: Kind
-    """See `DESCRIPTIONS`."""
-
     completion: str
-    """The smallest text found."""
-
     ground_truth: Json
-    """Of the problem it answers: one the task made, or one like it which the task itself solves."""
+    """Of a problem that the task made, or of a variant that it solves itself."""
 
     answer: str | None
-    """What the task extracted, where it got so far."""
+    """As extracted, if the scorer got that far."""
 
     score: float
-    """What the task paid; 0 where it did not survive."""
-
     right: bool | None
-    """What the oracle says of the answer that counts; None if it cannot tell."""
+    """The oracle's result for the answer that counts; None if it cannot tell."""
 
     traits: tuple[str, ...]
-    """What sets the completion apart from gold ones."""
+    """What distinguishes the completion from gold ones."""
 
     note: str = ""
     """How the completion was made, or what was raised."""
 
     is_about_presentation: bool = False
-    """Whether the answer itself is judged rightly, and only what is around it is to blame."""
+    """Whether the answer alone is scored correctly, and its surroundings cause the finding."""
 
     @property
     def size(self) -> tuple[int, int, int, str]:
-        """What makes a finding small."""
+        """The sort key of the smallest finding."""
         return size_of(self.completion, self.ground_truth)
 
     def to_case(self) -> Case | None:
-        """As a labelled case, by the oracle's verdict; None where there is none: nobody knows what it deserves."""
+        """As a case labelled by the oracle; None if the oracle has no result."""
         if self.right is None:
             return None
         traits = f" ({' '.join(self.traits)})" if self.traits else ""

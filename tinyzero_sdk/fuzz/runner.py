@@ -1,4 +1,4 @@
-"""The parent of a search: starts the workers, ends those that hang, and puts together what they find."""
+"""The parent of a search: starts the workers, ends those that hang, and collects their findings."""
 
 import math
 import pickle
@@ -32,26 +32,24 @@ _MOST_USELESS = 3  # workers in a row that ended before they tried anything
 
 @dataclass
 class FuzzReport:
-    """What a search did and found."""
+    """The result of a search."""
 
     tried: int = 0
     """Completions tried."""
 
     seconds: float = 0.0
-    """How long it took."""
-
     lines: int = 0
-    """Lines of the task's code that were seen to be reached."""
+    """Traced lines of the task's code that were reached."""
 
     findings: list[Finding] = field(default_factory=list)
-    """Of each group the smallest."""
+    """The smallest of each group."""
 
     interrupted: bool = False
     """Whether Ctrl-C ended it."""
 
     @property
     def rate(self) -> float:
-        """Completions a second."""
+        """Completions per second."""
         return self.tried / self.seconds if self.seconds else 0.0
 
 
@@ -67,7 +65,7 @@ def fuzz(
     traced: float = DEFAULT_SHARE,
     on_progress: Callable[[FuzzReport], object] = lambda report: None,
 ) -> FuzzReport:
-    """Search for completions that the task judges wrongly, or does not survive.
+    """Search for completions that the task scores wrongly, or does not survive.
 
     Args:
         task: from `load_task`; it scores in child processes alone.
@@ -76,12 +74,12 @@ def fuzz(
         workers: processes.
         time_limit: seconds for one completion.
         memory_limit_gb: address space of a worker, in GiB.
-        stop_after: end with so many findings; None = go on.
-        traced: share of the attempts whose way through the task's code is watched.
+        stop_after: end after this many findings; None = never.
+        traced: fraction of the attempts that are traced through the task's code.
         on_progress: called several times a second.
 
     Raises:
-        SettingsError: one of the numbers is not what it may be.
+        SettingsError: a number is out of range.
         TinyZeroError: the task cannot be loaded, makes no problems, or ends its workers before they try anything.
     """
     task.check_scoring_allowed()
@@ -125,7 +123,7 @@ def _check_numbers(
     if seed < 0 or not 0 <= traced <= 1 or (stop_after is not None and stop_after < 1):
         raise SettingsError(
             f"got seed={seed}, traced={traced}, stop_after={stop_after}; "
-            "expected a seed from 0, a share from 0 to 1, and at least 1 finding or None"
+            "expected a seed from 0, a fraction from 0 to 1, and at least 1 finding or None"
         )
 
 

@@ -35,7 +35,7 @@ BATCH_MARK = b"B"
 """With it begins a message that holds a pickled `AttemptBatch`; the parent opens it only where it must."""
 
 MOST_GROUPS = 12
-"""After so many groups of one kind no more are recorded: such a reward is broken altogether, not here and there."""
+"""Groups of one kind that are recorded: a reward with more is broken altogether."""
 
 _FITTED = 0.7  # share of the wrong answers that are tried on the problem that they would solve
 _DEEP = 0.15  # share of the changed answers that start from one which reached a new line, on whatever problem
@@ -53,12 +53,12 @@ _MOST_VARIANTS = 200
 
 @dataclass(slots=True)
 class AttemptBatch:
-    """What a worker is about to try, for the parent to look up where the worker does not come back."""
+    """What a worker is about to try, for the parent to look up if the worker hangs or dies."""
 
     truth: Json
     attempts: list[Attempt]
     usual: frozenset[str]
-    """Traits of gold answers, which say nothing of a finding."""
+    """Traits of gold answers, which distinguish nothing."""
 
 
 @dataclass(slots=True)
@@ -71,26 +71,26 @@ class SearchProgress:
 
     findings: list[Finding]
     unsettled: Finding | None = None
-    """One more, which is being made smaller; the next report holds what became of it."""
+    """One more, which is being shrunk; the next report has the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """What a worker shall do."""
+    """The settings of one worker."""
 
     seed: int
     memory_limit: int
     traced: float
-    """Share of attempts that are traced for coverage."""
+    """Fraction of attempts that are traced for coverage."""
 
     stop_after: int | None = None
-    """Do no more after so many findings."""
+    """Stop after this many findings."""
 
     known: tuple[tuple[str, frozenset[str]], ...] = ()
     """Groups of findings that need not be shrunk again."""
 
     avoided: tuple[frozenset[str], ...] = ()
-    """Answers with all these traits took too long twice, and are left out."""
+    """Answers with all these traits took too long twice, and are skipped."""
 
 
 def run_search(task: Task, connection: Connection, timer: SharedTimer, *, settings: SearchSettings) -> None:

@@ -321,15 +321,16 @@ class _SandboxServer:
             sampled = self._bulk_search.sample(number)
             if sampled is None:
                 continue
-            sample = sampled[0].sample(sampled[1])
+            gold, text = sampled
+            truth = gold.item.ground_truth
             self._timer.start(number)
-            result = self._score(sample.completion, sample.ground_truth)
+            result = self._score(text, truth)
             correct = result.get("correct", False)
             # The oracle is slow and a correct answer rare: of the incorrect ones it is shown a part.
             if isinstance(result.get("answer"), str) and (correct or number % 16 == 0):
-                right = self._call_oracle(result["answer"], sample.ground_truth, number).get("oracle")
+                right = self._call_oracle(result["answer"], truth, number).get("oracle")
                 if right is not None and right != correct:
-                    found.append(sample)
+                    found.append(gold.sample(text))
                     if len(found) >= ENOUGH:
                         stop = number + 1
                         break
@@ -346,6 +347,8 @@ class _BulkSearch:
         self._others = [gold.answer for gold in golds[:100]]
         self._seed = seed
         self._random = random.Random()
+        draw = self._random.random
+        self._choose = lambda count: int(draw() * count)
         self._grammar = cache(lambda place: Grammar(rules) if (rules := task.grammar(golds[place].item)) else None)
         self._known: set[tuple[int, str]] = set()
 
@@ -367,9 +370,6 @@ class _BulkSearch:
             return None
         self._known.add((place, answer))
         return gold, gold.with_answer(answer)
-
-    def _choose(self, count: int) -> int:
-        return int(self._random.random() * count)
 
 
 def show_item(item: Item) -> str:
