@@ -138,7 +138,7 @@ def test_a_step_that_failed_has_a_row_like_the_others():
     assert rows[1] == dict.fromkeys(rows[0], "") | {"step": "failed"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(reason="trains to a time limit of half a minute; its parts are tested above")
 def test_the_small_model_benchmark_runs_and_keeps_to_its_limit(tmp_path):
     few = ["data.prompts_per_step=4", "rollout.group_size=4", "eval.num_problems=16", "eval.every=0", "run.device=cpu"]
     few += ["eval.greedy=false", "rollout.max_completion_tokens=32"]

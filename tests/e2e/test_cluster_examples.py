@@ -276,7 +276,10 @@ def test_what_a_slurm_job_does_at_its_end(
     assert (programs / "scontrol.log").exists() == queued
 
 
-@pytest.mark.slow
+REAL = pytest.mark.nightly(reason="starts Ray; the slow tests run the scripts with stand-ins for all programs")
+
+
+@REAL
 def test_a_slurm_job_saves_when_its_time_is_up_is_queued_again_and_goes_on(place: Path, tmp_path: Path) -> None:
     programs, log, job = tmp_path / "programs", tmp_path / "log", str(os.getpid())
     environment = job_of(programs, int(job), VENV=str(Path(sys.executable).parents[1]))
@@ -303,7 +306,7 @@ def command_lines() -> list[str]:
     return [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
 
 
-@pytest.mark.slow
+@REAL
 def test_machines_of_ones_own(place: Path, tmp_path: Path) -> None:
     log, port = tmp_path / "log", str(20_000 + (os.getpid() + 5_000) % 10_000)
     environment = environment_of(Path(sys.executable).parent, RAY_AUTH_TOKEN="0" * 64, PORT=port)

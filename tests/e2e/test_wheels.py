@@ -107,6 +107,7 @@ def test_training_without_the_trainer_says_in_one_line_what_to_install(light: Pa
     assert len(said.strip().splitlines()) == 1
 
 
+@pytest.mark.nightly(reason="downloads and unpacks torch; bounds, contents and the light install are tested before")
 def test_installing_a_task_is_enough_to_train(wheels: Path, tmp_path: Path) -> None:
     programs = new_environment(tmp_path / "env")
     install = (programs / "python", "-m", "pip", "install", "-q", *CONSTRAINTS)

@@ -104,12 +104,17 @@ def resumed_adapter(language_model: LanguageModel, path: Path) -> Policy:
     return Policy(replace(language_model, adapter=adapter), **given)
 
 
+FOUR = pytest.mark.nightly(reason="four processes; replicas and lines are saved as they are trained")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "placement"),
     [
         pytest.param(2, PLAIN, id="two"),
-        pytest.param(4, replace(PLAIN, replicas=2, sequence_parallel=2), id="two replicas of a line of two"),
+        pytest.param(
+            4, replace(PLAIN, replicas=2, sequence_parallel=2), id="two replicas of a line of two", marks=FOUR
+        ),
     ],
 )
 def test_a_run_saved_on_several_ranks_goes_on_on_one_and_three(

@@ -143,6 +143,7 @@ def copies(tensors: Any) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in tensors}
 
 
+COMBINED = pytest.mark.nightly(reason="combinations of divisions that are tested one by one, and all at once")
 IN_LINES: dict[str, int] = {"sequence_parallel": 2}
 IN_REPLICAS: dict[str, int] = {"replicas": 2}
 
@@ -152,11 +153,11 @@ IN_REPLICAS: dict[str, int] = {"replicas": 2}
     ("count", "divided", "names"),
     [
         pytest.param(2, {}, ALL, id="2"),
-        pytest.param(3, {}, ALL, id="3"),
+        pytest.param(3, {}, ALL, id="3", marks=COMBINED),
         pytest.param(2, IN_REPLICAS, ("all weights",), id="2 replicas"),
-        pytest.param(4, IN_REPLICAS, ("exact KL",), id="2 replicas of 2"),
+        pytest.param(4, IN_REPLICAS, ("exact KL",), id="2 replicas of 2", marks=COMBINED),
         pytest.param(2, IN_LINES, ALL, id="2 in a line"),
-        pytest.param(4, IN_LINES, ("LoRA, exact KL to itself",), id="2 lines of 2"),
+        pytest.param(4, IN_LINES, ("LoRA, exact KL to itself",), id="2 lines of 2", marks=COMBINED),
         pytest.param(4, IN_REPLICAS | IN_LINES, ("exact KL",), id="2 replicas of a line of 2"),
     ],
 )
