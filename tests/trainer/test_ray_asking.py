@@ -265,7 +265,7 @@ def test_a_model_without_its_weights_can_be_sent(toy_model: LanguageModel) -> No
 
 
 def test_settings_of_ray_are_refused_without_it() -> None:
-    with pytest.raises(SettingsError, match=r"ray\.ranks=2 has no effect: run\.executor='local'"):
+    with pytest.raises(SettingsError, match=r"parallel\.world_size=2 has no effect: run\.executor='local'"):
         make_config({"run": {"task": "countdown"}, "parallel": {"world_size": 2}})
     config: TrainConfig = make_config({"run": {"task": "countdown", "executor": "ray"}, "parallel": {"world_size": 2}})
     assert config.parallel.world_size == 2

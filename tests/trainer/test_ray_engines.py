@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.configurations import call
+from tests.trainer.configurations import call, changed
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import merge
 from tinyzero_trainer.checkpoint.run_directory import OWNER
@@ -235,7 +235,7 @@ def test_ranks_without_an_engine_help_with_the_weights_and_give_up_their_memory(
 def test_each_engine_is_compared_with_the_policy_by_all_ranks_at_once() -> None:
     workers = [Actor(0.02) for _ in range(4)]
     members = [ActorHandle(f"policy rank {place} of 4", actor, learns=True) for place, actor in enumerate(workers)]
-    beside = ColocatedEngines(TrainerActors(members, "cuda"), range(0, 4, 2), 1, lambda _: None, verify_weights=True)
+    beside = ColocatedEngines(TrainerActors(members, "cuda"), range(0, 4, 2), 1, lambda _: None, check_sync=True)
     beside.load_weights()
     expected = [f"check of {id(workers[place])}" for place in (0, 2)]  # in the same order everywhere
     for actor in workers:
@@ -315,7 +315,7 @@ def test_a_rank_goes_through_the_weights_once_whatever_fails(fails: str, monkeyp
 
 
 def test_each_actor_has_a_seat_and_those_that_share_an_engine_sit_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    bundles = layout(2, gpus=4).bundles(scorers=1)
+    bundles = layout(2, ray__gpus=4).bundles(scorers=1)
     table = {"bundles_to_node_id": {0: "a", 1: "b", 2: "a"}}
     ray = SimpleNamespace(util=SimpleNamespace(placement_group_table=lambda group: table))
     monkeypatch.setattr(build, "import_ray", lambda: ray)
@@ -383,43 +383,52 @@ def test_a_rank_that_does_not_see_the_run_directory_is_named(
 # ---- who is where ----------------------------------------------------------------------------------------------------
 
 
-def layout(tensor_parallel: int = 1, **ray: Any) -> Layout:
-    vllm = {"rollout": {"engine": "vllm"}, "vllm": {"tensor_parallel": tensor_parallel}} if tensor_parallel > 1 else {}
-    return layout_of(make_config({"run": {"task": "countdown", "executor": "ray"}, "ray": ray, **vllm}))
+def layout(tensor_parallel: int = 1, **settings: Any) -> Layout:
+    """Of a run with these settings, written as `group__name`."""
+    vllm = {"rollout__engine": "vllm", "vllm__tensor_parallel": tensor_parallel} if tensor_parallel > 1 else {}
+    return layout_of(changed({"run": {"task": "countdown", "executor": "ray"}}, vllm | settings))
 
 
 def test_each_gpu_has_a_rank_or_belongs_to_an_engine() -> None:
-    assert layout(gpus=4) == Layout(4, 0, 1, "cuda")
-    assert list(layout(gpus=4).places) == [0, 1, 2, 3]
-    assert list(layout(2, gpus=4).places) == [0, 2]
-    apart = layout(2, gpus=4, engines=1)
+    assert layout(ray__gpus=4) == Layout(4, 0, 1, "cuda")
+    assert list(layout(ray__gpus=4).places) == [0, 1, 2, 3]
+    assert list(layout(2, ray__gpus=4).places) == [0, 2]
+    apart = layout(2, ray__gpus=4, rollout__num_engines=1)
     assert (apart.ranks, apart.engines, list(apart.places)) == (2, 1, [])
     assert sum(bundle.get("GPU", 0) for bundle in apart.bundles(scorers=3)) == 4
     assert len(apart.bundles(scorers=3)) == 2 + 1 + 3
-    together = layout(2, gpus=4).bundles(scorers=3)
+    together = layout(2, ray__gpus=4).bundles(scorers=3)
     assert together == [{"CPU": 2.0, "GPU": 2.0}] * 2 + [{"CPU": 1.0}] * 3, "those that share an engine are on one node"
-    cpu = layout(ranks=2)
+    cpu = layout(parallel__world_size=2)
     assert (cpu.ranks, cpu.device, list(cpu.places)) == (2, "cpu", [0, 1])
     assert not any("GPU" in bundle for bundle in cpu.bundles(1))
-    shared = layout(2, ranks=2)
+    shared = layout(2, parallel__world_size=2)
     assert list(shared.places) == [0], "on the CPU ranks share an engine as on GPUs"
     assert shared.bundles(scorers=1) == [{"CPU": 2.0}, {"CPU": 1.0}]
     assert layout_of(TrainConfig(ray=RayConfig(), vllm=VllmConfig())).ranks == 1
 
 
 @pytest.mark.parametrize(
-    ("tensor_parallel", "ray", "told"),
+    ("tensor_parallel", "settings", "told"),
     [
-        (1, {"gpus": 2, "engines": 2}, r"ray\.engines=2 leave no GPU of ray\.gpus=2 to learn on"),
-        (2, {"gpus": 4, "engines": 2}, r"ray\.engines=2 of 2 GPUs each leave no GPU"),
-        (1, {"gpus": 4, "ranks": 3}, r"ray\.ranks=3, but ray\.gpus=4 with ray\.engines=0 is 4.*give ray\.ranks=4"),
-        (2, {"gpus": 3}, r"vllm\.tensor_parallel=2 does not divide ray\.gpus=3"),
-        (2, {"ranks": 3}, r"vllm\.tensor_parallel=2 does not divide the 3 ranks"),
+        (
+            1,
+            {"ray__gpus": 2, "rollout__num_engines": 2},
+            r"rollout\.num_engines=2 leave no GPU of ray\.gpus=2 to learn on",
+        ),
+        (2, {"ray__gpus": 4, "rollout__num_engines": 2}, r"rollout\.num_engines=2 of 2 GPUs each leave no GPU"),
+        (
+            1,
+            {"ray__gpus": 4, "parallel__world_size": 3},
+            r"parallel\.world_size=3, but ray\.gpus=4 with rollout\.num_engines=0 is 4.*give parallel\.world_size=4",
+        ),
+        (2, {"ray__gpus": 3}, r"vllm\.tensor_parallel=2 does not divide ray\.gpus=3"),
+        (2, {"parallel__world_size": 3}, r"vllm\.tensor_parallel=2 does not divide the 3 ranks"),
     ],
 )
-def test_what_does_not_fit_is_refused(tensor_parallel: int, ray: dict[str, int], told: str) -> None:
+def test_what_does_not_fit_is_refused(tensor_parallel: int, settings: dict[str, int], told: str) -> None:
     with pytest.raises(ParallelError, match=told):
-        layout(tensor_parallel, **ray)
+        layout(tensor_parallel, **settings)
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda", "cpu", "cuda:0", "cuda:1"])

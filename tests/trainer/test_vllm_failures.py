@@ -74,10 +74,10 @@ class Stop(Exception):
 
 @pytest.mark.parametrize("separate_process", [True, False])
 def test_a_stop_aborts_what_is_under_way_and_the_engine_goes_on(
-    own_process: bool, monkeypatch: pytest.MonkeyPatch
+    separate_process: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tinyzero_trainer.rollout.vllm.progress.POLL", 0.01)
-    fake = Setup(separate_process=own_process)
+    fake = Setup(separate_process=separate_process)
     engine = fake.engine()
 
     def stop(_: int) -> None:

@@ -39,8 +39,8 @@ def no_collection() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("separate_process", [True, False])
-def test_a_failed_call_keeps_nothing_that_it_was_given(own_process: bool, no_collection: None) -> None:
-    fake = Setup(("send", 2, "raises"), separate_process=own_process)
+def test_a_failed_call_keeps_nothing_that_it_was_given(separate_process: bool, no_collection: None) -> None:
+    fake = Setup(("send", 2, "raises"), separate_process=separate_process)
     sent: list[weakref.ref[Tensor]] = []
 
     def weights() -> Iterator[tuple[str, Tensor]]:
@@ -55,7 +55,7 @@ def test_a_failed_call_keeps_nothing_that_it_was_given(own_process: bool, no_col
         return fake.start()
 
     made = VllmEngine(connect, weights, eos_ids={1}, limits=fake.limits)
-    if own_process:
+    if separate_process:
         made.load_weights()
         assert left == [[], []]  # also when another engine takes the memory
     else:
@@ -103,8 +103,8 @@ def test_an_engine_that_hangs_at_its_restart_is_ended_before_another_is_started(
 
 
 @pytest.mark.parametrize("separate_process", [True, False])
-def test_an_interrupted_start_leaves_no_engine(own_process: bool) -> None:
-    fake = Setup(separate_process=own_process)
+def test_an_interrupted_start_leaves_no_engine(separate_process: bool) -> None:
+    fake = Setup(separate_process=separate_process)
 
     class Interrupted(BaseException):
         pass
@@ -131,7 +131,7 @@ class Started:
         self.engine_core = self
         self.model_config = type("Model", (), {"dtype": torch.float32})
 
-    def __call__(self, arguments: Any, *, own_process: bool) -> "Started":
+    def __call__(self, arguments: Any, *, separate_process: bool) -> "Started":
         self.process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), daemon=True)
         self.process.start()
         self.then(self.process)

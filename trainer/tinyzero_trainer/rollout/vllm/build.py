@@ -59,7 +59,7 @@ def build_vllm(
     )
     variables = environment(config, vllm, language_model, device)
     return VllmEngine(
-        lambda: VllmClient(arguments, variables, own_process=vllm.separate_process, log=log),
+        lambda: VllmClient(arguments, variables, separate_process=vllm.separate_process, log=log),
         source,
         eos_ids=language_model.eos_ids,
         limits=Limits(vllm.separate_process, bool(vllm.sleep_mode), vllm.max_restarts, vllm.timeout),

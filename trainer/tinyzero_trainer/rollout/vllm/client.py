@@ -115,17 +115,22 @@ class VllmClient:
     """See `Client`: vLLM in a process of its own, or in this one."""
 
     def __init__(
-        self, arguments: Mapping[str, Any], environment: Mapping[str, str | None], *, own_process: bool, log: EngineLog
+        self,
+        arguments: Mapping[str, Any],
+        environment: Mapping[str, str | None],
+        *,
+        separate_process: bool,
+        log: EngineLog,
     ) -> None:
         """
         Args:
             arguments: of vLLM's EngineArgs.
             environment: variables to be set, or unset, while it starts.
-            own_process: whether it gets one.
+            separate_process: whether it gets one.
             log: takes what its process writes.
         """
         self._arguments, self._environment = arguments, environment
-        self._own_process, self._log = own_process, log
+        self._separate_process, self._log = separate_process, log
         self._group_was_there = torch.distributed.is_initialized()
         self._engine: Any = None
         self._processes: list[Any] = []
@@ -151,13 +156,13 @@ class VllmClient:
 
     def _start(self) -> Any:
         hush()
-        output = self._log.taken_by_children() if self._own_process else contextlib.nullcontext()
+        output = self._log.taken_by_children() if self._separate_process else contextlib.nullcontext()
         with output, _environment(self._environment), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice to vLLM's authors
-            return start_engine(self._arguments, own_process=self._own_process)
+            return start_engine(self._arguments, separate_process=self._separate_process)
 
     def _new_children(self) -> list[Any]:
-        children = multiprocessing.active_children() if self._own_process else []
+        children = multiprocessing.active_children() if self._separate_process else []
         return [child for child in children if child not in self._others]
 
     def add(self, request: Request) -> None:
@@ -188,7 +193,7 @@ class VllmClient:
 
     def send(self, parcel: Weights) -> None:
         """See `Client`."""
-        if self._own_process:
+        if self._separate_process:
             with wrapped(parcel) as packed:
                 self._engine.collective_rpc("tinyzero_receive", args=(packed,))
         else:
@@ -227,11 +232,11 @@ class VllmClient:
         """See `Client`."""
         self._engine.engine_core.shutdown()
         self._engine = None
-        if not self._own_process:
+        if not self._separate_process:
             _leave_process(destroy_group=not self._group_was_there)
 
 
-def start_engine(arguments: Mapping[str, Any], *, own_process: bool) -> Any:
+def start_engine(arguments: Mapping[str, Any], *, separate_process: bool) -> Any:
     """vLLM's LLMEngine."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
@@ -246,7 +251,7 @@ def start_engine(arguments: Mapping[str, Any], *, own_process: bool) -> Any:
         executor_class=Executor.get_class(config),
         log_stats=False,
         usage_context=usage,
-        multiprocess_mode=own_process,
+        multiprocess_mode=separate_process,
     )
 
 

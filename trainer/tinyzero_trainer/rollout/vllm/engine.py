@@ -42,7 +42,7 @@ Result = TypeVar("Result")
 class Limits:
     """What the engine may do, and how often it may fail."""
 
-    own_process: bool = True
+    separate_process: bool = True
     """Whether vLLM runs in a process of its own, which can be replaced."""
 
     sleep: bool = False
@@ -176,7 +176,7 @@ class VllmEngine:
         """Start an engine, with the present weights."""
         free_cached_memory()  # vLLM refuses to start where it does not find what it may take
         self._connection = connection = self._new_connection()
-        if self._limits.own_process:
+        if self._limits.separate_process:
             self._caller = Caller(connection.alive)
         try:
             self._call(connection.start, limit=START_LIMIT)
@@ -254,7 +254,7 @@ class VllmEngine:
 
     def _replace(self, fault: EngineFault) -> None:
         """Give the engine up; the next thing done with it starts another."""
-        why, allowed = self._why(fault), self._limits.restarts if self._limits.own_process else 0
+        why, allowed = self._why(fault), self._limits.restarts if self._limits.separate_process else 0
         self._discard()
         if not self._restarts_left or not allowed:
             times = "" if not allowed else f" {allowed + 1} times"

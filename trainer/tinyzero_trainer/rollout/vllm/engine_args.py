@@ -48,13 +48,13 @@ def refuse_impossible(config: TrainConfig, device: torch.device) -> None:
         )
     if device.type == "cpu":
         reasons = {
-            "sleep": "vLLM for the CPU has no sleep mode",
-            "gpu_memory": "there is no GPU",
+            "sleep_mode": "vLLM for the CPU has no sleep mode",
+            "gpu_memory_gb": "there is no GPU",
             "cuda_graphs": "there are none without a GPU",
         }
         for name, reason in reasons.items():
             given = getattr(vllm, name)
-            if given != getattr(VllmConfig(), name) and not (name == "sleep" and given is False):
+            if given != getattr(VllmConfig(), name) and not (name == "sleep_mode" and given is False):
                 raise VllmError(f"vllm.{name}={format_value(given)} means nothing on the CPU: {reason}; leave it out")
     elif 0 < (here := torch.cuda.device_count()) < vllm.tensor_parallel:  # none: they are on other machines
         raise VllmError(f"vllm.tensor_parallel={vllm.tensor_parallel}, but there are {here} GPUs")
