@@ -15,7 +15,7 @@ train: $(READY)  ## train the tiny model on countdown, into a new directory unde
 	@$(BIN)/tinyzero train --task countdown
 
 test: $(READY)  ## the fast tests: all that are not marked slow, nightly or gpu
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal
 
 slow: $(READY)  ## the slow tests
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not nightly and not gpu"

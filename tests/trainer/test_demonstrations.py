@@ -91,13 +91,12 @@ def test_a_task_whose_only_demonstration_is_too_long_has_another_in_its_place(
 def test_any_number_of_workers_makes_the_same_batches(toy_task: str) -> None:
     made = source({"one": {"task": toy_task, "weight": 2}, "two": {"task": toy_task, "options": {"limit": 9}}})
     streams = []
-    for workers in (0, 1, 3):
+    for workers in (0, 2):
         with batch_stream(made, workers) as batches:
             streams.append([next(batches) for _ in range(5)])
-    for batch, one, three in zip(*streams, strict=True):
+    for batch, of_workers in zip(*streams, strict=True):
         for name in ("tokens", "owners", "positions", "predicts"):
-            assert np.array_equal(getattr(batch, name), getattr(one, name))
-            assert np.array_equal(getattr(batch, name), getattr(three, name))
+            assert np.array_equal(getattr(batch, name), getattr(of_workers, name))
 
 
 @pytest.mark.slow

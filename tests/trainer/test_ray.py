@@ -40,7 +40,7 @@ from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.training.batch import TrainingBatch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.minutes]
 
 STEPS = 3
 UNLIKE = ("timing_", "perf/", "time/", "global_seqlen/")
