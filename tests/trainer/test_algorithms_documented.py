@@ -35,7 +35,7 @@ def rows(heading: str) -> set[str]:
     [
         ("Advantages", set(ESTIMATORS)),
         ("Policy losses", set(POLICY_LOSSES)),
-        ("Aggregation", set(get_args(HINTS["aggregation"]))),
+        ("Aggregation", set(get_args(HINTS["loss_aggregation"]))),
         ("KL", set(get_args(HINTS["kl_estimator"]))),
         ("Shaping", set(wrappers.BUILT_IN) - {"trace"}),
     ],

@@ -67,7 +67,7 @@ def test_values_are_those_before_the_token_is_known(toy_model: LanguageModel) ->
     torch.nn.init.normal_(critic.model.head.weight, generator=torch.Generator().manual_seed(0))
     sample = next(sample for sample in ragged_samples(toy_model) if len(sample.generation.token_ids) > 2)
     ids = sample.generation.token_ids
-    other = replace(sample, rollout=replace(sample.generation, token_ids=[*ids[:-1], (ids[-1] + 1) % 1252]))
+    other = replace(sample, generation=replace(sample.generation, token_ids=[*ids[:-1], (ids[-1] + 1) % 1252]))
     assert torch.equal(critic.values([sample]), critic.values([other]))
     assert critic.values([sample]).unique().numel() > 1
 
@@ -146,7 +146,7 @@ def alone(model: ValueModel, sample: Rollout) -> torch.Tensor:
 
 
 def test_every_mini_batch_of_every_pass_is_an_update(toy_model: LanguageModel) -> None:
-    critic, samples = make_critic(toy_model, num_mini_batches=3, epochs=2), ragged_samples(toy_model)
+    critic, samples = make_critic(toy_model, num_mini_batches=3, update_epochs=2), ragged_samples(toy_model)
     critic.update(as_experience(critic, samples, [1.0, 0.0, -1.0] * 4), group_size=4)
     assert {int(state["step"]) for state in critic._optimizer._adamw.state.values()} == {6}
 

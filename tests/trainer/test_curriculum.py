@@ -119,14 +119,14 @@ def test_the_chance_decides_in_proportion() -> None:
     ("values", "message"),
     [
         (
-            {"target": 0.3},
+            {"target_pass_rate": 0.3},
             "curriculum.target_pass_rate=0.3 has no effect: curriculum.buckets=0 leaves the curriculum out",
         ),
-        ({"floor": 0.3}, "curriculum.min_probability=0.3 has no effect: curriculum.buckets=0"),
-        ({"decay": 0.3}, "curriculum.ema_decay=0.3 has no effect: curriculum.buckets=0"),
+        ({"min_probability": 0.3}, "curriculum.min_probability=0.3 has no effect: curriculum.buckets=0"),
+        ({"ema_decay": 0.3}, "curriculum.ema_decay=0.3 has no effect: curriculum.buckets=0"),
         ({"buckets": 1}, "curriculum.buckets=1 has no effect: there is nothing to choose between"),
         ({"buckets": 10}, "curriculum.min_probability=0.1 leaves curriculum.buckets=10 no choice; set it below 0.1"),
-        ({"buckets": 3, "target": 1.0}, "curriculum.target_pass_rate: got 1.0; input should be less than 1"),
+        ({"buckets": 3, "target_pass_rate": 1.0}, "curriculum.target_pass_rate: got 1.0; input should be less than 1"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(values: dict, message: str) -> None:
@@ -182,7 +182,7 @@ def test_a_resumed_stream_is_the_stream(steps: int, seed: int) -> None:
 
 
 def test_the_bucket_near_the_target_is_drawn_most() -> None:
-    drawing = stream(3000, of_each=1000, floor=0.1)
+    drawing = stream(3000, of_each=1000, min_probability=0.1)
     train(drawing, [1.0, 0.5, 0.0], 20)
     drawn = Counter(bucket for _, _, bucket in take(drawing, 500))
     assert drawn[1] / 500 == pytest.approx(0.8, abs=0.06)

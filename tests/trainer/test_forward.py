@@ -168,7 +168,7 @@ def test_packed_sequences_do_not_see_each_other(kind: str, attention: str) -> No
         replace(
             sample,
             prompt=replace(sample.prompt, token_ids=[1 + index, 2, 3][: len(sample.prompt.token_ids)]),
-            rollout=replace(sample.generation, token_ids=[10 + index + token for token in range(length)]),
+            generation=replace(sample.generation, token_ids=[10 + index + token for token in range(length)]),
         )
         for index, (sample, length) in enumerate(zip(samples, (6, 5, 1), strict=True))
     ]

@@ -37,8 +37,8 @@ from tinyzero_trainer.utils.background import run_in_background
 from tinyzero_trainer.utils.signals import StopFlag
 
 APART = {"run": {"executor": "ray", "task": "toy", "output": "run"}, "rollout": {"num_engines": 1}}
-CORRECTED = {
-    "rollout": {"max_async_level": 1, "return_logprobs": "always"},
+CORRECTED: dict[str, dict[str, Any]] = {
+    "rollout": {"num_engines": 1, "max_async_level": 1, "return_logprobs": "always"},
     "rollout_correction": {"is_level": "token"},
 }
 TICK = 0.002
@@ -146,7 +146,7 @@ class World:
     def steps(self, lead: int = 1, *, steps: int = 9, carried: TrainerState | None = None, **more: Any) -> TrainingStep:
         values: dict[str, Any] = {**APART, "data": {"prompts_per_step": 1}}
         values["run"] = {**APART["run"], "steps": steps}
-        values["rollout"] = {"group_size": 2, "lead": lead, "logprobs": "always"}
+        values["rollout"] = {"group_size": 2, "max_async_level": lead, "return_logprobs": "always", "num_engines": 1}
         roles = SimpleNamespace(
             policy=self,
             engine=self,

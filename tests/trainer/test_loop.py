@@ -330,7 +330,7 @@ def test_a_scorer_that_always_fails_stops_the_run(toy_task: str, config: Configu
 
 
 def test_completions_that_the_model_was_not_made_for_stop_the_run(config: Configure) -> None:
-    with pytest.raises(ModelError, match=r"rollout\.max_tokens=64 exceed the 64 tokens"):
+    with pytest.raises(ModelError, match=r"rollout\.max_completion_tokens=64 exceed the 64 tokens"):
         train(config(rollout__max_completion_tokens=64))
 
 

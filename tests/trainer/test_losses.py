@@ -109,7 +109,7 @@ def random_batch(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dual_clip_c", [None, 1.5])
+@pytest.mark.parametrize("dual_clip", [None, 1.5])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_gradient_is_that_of_the_papers_equation(name: str, mode: str, dual_clip: float | None) -> None:
@@ -123,7 +123,7 @@ def test_gradient_is_that_of_the_papers_equation(name: str, mode: str, dual_clip
     assert logprobs.grad.tolist() == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("dual_clip_c", [None, 1.5])
+@pytest.mark.parametrize("dual_clip", [None, 1.5])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_a_tokens_gradient_is_its_weight_times_ratio_times_advantage_or_nothing(

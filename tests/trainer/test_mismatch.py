@@ -56,7 +56,7 @@ def test_the_engine_is_asked_in_no_step_in_one_of_ten_or_in_all(mode: Any, steps
         ("engine", {"rollout": ALWAYS}),
         ("engine", {"rollout": ALWAYS, "optimizer": OptimizerConfig(num_mini_batches=2, update_epochs=2)}),
         ("engine", {"rollout": ALWAYS, "algorithm": AlgorithmConfig(kl_coefficient=0.1, kl_placement="reward")}),
-        ("policy", {"rollout": ALWAYS, "mismatch": TOKEN}),
+        ("policy", {"rollout": ALWAYS, "rollout_correction": TOKEN}),
     ],
 )
 def test_old_logprobs_cost_a_pass_only_where_nothing_else_gives_them(source: str, changes: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ def test_one_completion_without_them_leaves_the_batch_without_them(toy_model: La
     found = engine_logprobs(samples)
     assert found is not None
     assert found.tolist() == pytest.approx([value for sample in samples for value in sample.generation.logprobs or []])
-    samples[1] = replace(samples[1], rollout=replace(samples[1].rollout, logprobs=None))
+    samples[1] = replace(samples[1], generation=replace(samples[1].generation, logprobs=None))
     assert engine_logprobs(samples) is None
 
 
@@ -148,7 +148,7 @@ def test_the_metrics_estimate_the_divergence_of_the_engine_from_the_policy() -> 
             {"rollout_correction": {"rejection_bounds": [0.5, 2]}, "rollout": {"return_logprobs": "never"}},
             "rollout.return_logprobs='never'",
         ),
-        ({"rollout_correction": {"is_threshold": 3}, "rollout": {"return_logprobs": "always"}}, "weights=none"),
+        ({"rollout_correction": {"is_threshold": 3}, "rollout": {"return_logprobs": "always"}}, "is_level=none"),
         (
             {
                 "rollout_correction": {"is_level": "token", "is_threshold": 3, "rejection_bounds": [0.5, 2]},
@@ -203,7 +203,7 @@ def run(warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.Mon
     return make
 
 
-@pytest.mark.parametrize("num_mini_batches", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("mini_batches", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_what_is_learnt_does_not_depend_on_which_steps_are_sampled(mini_batches: int, run: Run) -> None:
     optimizer = {"num_mini_batches": mini_batches}
     (never, left), (sample, right) = (
@@ -230,7 +230,7 @@ def test_always_takes_them_as_the_old_ones_and_saves_the_pass(run: Run) -> None:
 
 @pytest.mark.parametrize("weights", [pytest.param("token", marks=pytest.mark.slow), "sequence"])
 def test_a_correction_says_what_it_did(weights: str, run: Run) -> None:
-    correction = {"weights": weights, "mask": [0.5, 3.0]}
+    correction = {"is_level": weights, "rejection_bounds": [0.5, 3.0]}
     lines, _ = run("corrected", rollout={"return_logprobs": "always"}, rollout_correction=correction)
     for line in lines:
         assert line["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=1e-3)

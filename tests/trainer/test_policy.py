@@ -88,7 +88,7 @@ def test_the_only_pass_of_an_update_finds_the_old_logprobs_itself(toy_model: Lan
     assert metrics["actor/ratio/mean"] == 1
     assert metrics["actor/ratio/outside_clip_frac"] == metrics["actor/ppo_kl"] == 0
     with pytest.raises(AssertionError):
-        make_policy(toy_model, epochs=2).update(experience, group_size=4, now=NOW)
+        make_policy(toy_model, update_epochs=2).update(experience, group_size=4, now=NOW)
 
 
 def test_a_weight_scales_a_tokens_loss_and_zero_leaves_it_out(toy_model: LanguageModel) -> None:
@@ -159,7 +159,7 @@ def test_the_kl_term_pulls_back_to_the_reference(toy_model: LanguageModel) -> No
 
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_every_mini_batch_of_every_pass_is_an_update(toy_model: LanguageModel, epochs: int) -> None:
-    policy = make_policy(toy_model, num_mini_batches=3, epochs=epochs)
+    policy = make_policy(toy_model, num_mini_batches=3, update_epochs=epochs)
     metrics = policy.update(as_experience(ragged_samples(toy_model), [1.0, -1.0, 0.0, 0.0] * 3), group_size=4, now=NOW)
     assert metrics["actor/lr"] == NOW.learning_rate
     states = policy._optimizer._adamw.state.values()

@@ -17,6 +17,7 @@ from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, RolloutConfig
 from tinyzero_trainer.controller import collector as collecting
 from tinyzero_trainer.controller import step as training_step
 from tinyzero_trainer.controller.step import TrainerState, TrainingStep, as_experience
+from tinyzero_trainer.monitoring.timer import StepTimer
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils.signals import StopFlag
 
@@ -51,7 +52,7 @@ def a_step(critic: object | None = None, *, warmup_steps: int = 0, **algorithm: 
     engine = SimpleNamespace(sleep=lambda: None)
     step.roles = SimpleNamespace(critic=critic, policy=step.policy, engine=engine)  # type: ignore[assignment]
     step.carried, step.stop = TrainerState(), None  # type: ignore[assignment]
-    step._clock = training_step.Clock()
+    step._clock = StepTimer()
     return step
 
 
@@ -69,7 +70,7 @@ def rows(values: list[float]) -> list[list[float]]:
 )
 def test_the_kl_in_the_reward_is_taken_off_each_token(estimator: str, of_gap) -> None:
     """r_t = −β·kl_t, and the score at the last token: REINFORCE++ (arXiv 2501.03262), then whitened."""
-    step = a_step(advantage="reinforce_pp", kl_coefficient=0.2, kl_placement="reward", kl_estimator=estimator)
+    step = a_step(advantage_estimator="reinforce_pp", kl_coefficient=0.2, kl_placement="reward", kl_estimator=estimator)
     outcome = outcome_of(step)
     gaps = rows([old - reference for old, reference in zip(OLD.tolist(), REFERENCE.tolist(), strict=True)])
     returns = [
@@ -93,7 +94,7 @@ def test_with_a_critic_the_returns_are_not_whitened_and_the_advantages_are() -> 
     """arXiv 1506.02438 with λ = 0.9, γ = 0.95, written out; TinyZero's and verl's PPO whitens after taking returns."""
     values = [0.1, 0.4, -0.2, 0.3, 0.5, 0.2, 0.0, 0.6]
     critic = SimpleNamespace(values=lambda samples: torch.tensor(values))
-    step = a_step(critic, advantage="gae", gamma=0.95, gae_lambda=0.9)
+    step = a_step(critic, advantage_estimator="gae", gamma=0.95, gae_lambda=0.9)
     outcome = outcome_of(step)
     experience = as_experience(SAMPLES, outcome, ESTIMATORS["gae"](outcome), OldLogprobs(OLD, None))
     advantages = []
@@ -115,7 +116,7 @@ def test_with_a_critic_the_returns_are_not_whitened_and_the_advantages_are() -> 
 def test_with_a_critic_a_masked_completion_shifts_no_advantage() -> None:
     """It is left out of the loss, so of the mean and the variance too."""
     critic = SimpleNamespace(values=lambda samples: torch.linspace(-1, 1, 8))
-    step = a_step(critic, advantage="gae")
+    step = a_step(critic, advantage_estimator="gae")
     masked = [replace(each, score=replace(each.score, masked=place == 2)) for place, each in enumerate(SAMPLES)]
     outcome = step.outcome(masked, OldLogprobs(OLD, None), NOW)
     raw = ESTIMATORS["gae"](outcome)
@@ -148,7 +149,7 @@ def test_the_coefficient_adapts_to_the_kl_that_was_measured() -> None:
 
 def test_while_the_critic_warms_up_the_policy_rests() -> None:
     critic = SimpleNamespace(update=lambda experience, group_size: {"critic/updated": 1.0})
-    step = a_step(critic, advantage="gae", warmup_steps=2)
+    step = a_step(critic, advantage_estimator="gae", warmup_steps=2)
     taken = [step.update(None, NOW, number) for number in (1, 2, 3)]  # type: ignore[arg-type]
     assert [sorted(metrics) for metrics in taken] == [["critic/updated"]] * 2 + [["actor/updated", "critic/updated"]]
 
@@ -174,7 +175,7 @@ def test_remax_compares_with_the_likeliest_completion_at_full_length(monkeypatch
     monkeypatch.setattr(collecting, "training_stream", lambda config, tasks, progress: None)
     monkeypatch.setattr(collecting, "generate", generate)
     monkeypatch.setattr(collecting, "score", lambda roles, rollouts, **kw: [sample(0.75, 1), sample(0.25, 1)])
-    step = a_step(advantage="remax")
+    step = a_step(advantage_estimator="remax")
     roles = SimpleNamespace(tasks={})
     collector = collecting.RolloutCollector(step.config, roles, {}, WindowState())  # type: ignore[arg-type]
     greedy_rewards = collector.greedy_rewards(SAMPLES, StopFlag())

@@ -34,7 +34,7 @@ POLICY, ENGINE, REFERENCE = -1.0, -1.5, -1.25
 LENGTHS, SCORES = [3, 1, 2, 4], [Score(1.0, True), Score(0.0, False), Score(0.0, False), Score(1.0, True)]
 """Of the completions; each prompt has two."""
 
-ROLLOUT = {"group_size": 2, "max_tokens": 8, "temperature": 1.0, "temperature_end": 0.5}
+ROLLOUT = {"group_size": 2, "max_completion_tokens": 8, "temperature": 1.0, "temperature_end": 0.5}
 NOW = 0.75
 """The temperature in the second of three steps."""
 

@@ -17,7 +17,7 @@ from tests.trainer.processes import in_slices
 from tests.trainer.sharded import CPU, PLAIN
 from tests.trainer.test_attention import samples, sliding_model
 from tests.trainer.test_batching import make_sample
-from tinyzero_trainer.config import OptimizerConfig, RayConfig, RunConfig, TrainConfig
+from tinyzero_trainer.config import OptimizerConfig, ParallelConfig, RayConfig, RolloutConfig, RunConfig, TrainConfig
 from tinyzero_trainer.config.parallel import ParallelError, layout_of
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup, SequenceParallelGroup
@@ -163,7 +163,9 @@ def test_a_model_that_attends_to_its_own_slice_alone_is_noticed(monkeypatch: pyt
 
 
 def test_heads_that_cannot_be_divided_are_refused(toy_model_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"ray\.sequence_parallel=3 does not divide the 2 attention heads .* 1, 2$"):
+    with pytest.raises(
+        ModelError, match=r"parallel\.sequence_parallel=3 does not divide the 2 attention heads .* 1, 2$"
+    ):
         _load(str(toy_model_path), replace(PLAIN, sequence_parallel=3))
 
 
@@ -175,24 +177,36 @@ def test_a_model_that_attends_in_its_own_way_is_refused(toy_model_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("ray", "message"),
+    ("parallel", "rollout", "message"),
     [
-        ({"ranks": 3, "replicas": 2}, r"ray\.replicas=2 does not divide the 3 ranks"),
-        ({"ranks": 4, "sequence_parallel": 3}, r"ray\.sequence_parallel=3 does not divide the 4 ranks of a replica"),
-        ({"ranks": 4, "replicas": 2, "sequence_parallel": 4}, "does not divide the 2 ranks of a replica"),
-        ({"gpus": 4, "engines": 1, "replicas": 2}, "does not divide the 3 ranks"),
+        ({"world_size": 3, "dp_replicate": 2}, {}, r"parallel\.dp_replicate=2 does not divide the 3 ranks"),
+        (
+            {"world_size": 4, "sequence_parallel": 3},
+            {},
+            r"parallel\.sequence_parallel=3 does not divide the 4 ranks of a replica",
+        ),
+        ({"world_size": 4, "dp_replicate": 2, "sequence_parallel": 4}, {}, "does not divide the 2 ranks of a replica"),
+        ({"dp_replicate": 2}, {"num_engines": 1}, "does not divide the 3 ranks"),
     ],
 )
-def test_ranks_that_cannot_be_divided_are_refused(ray: dict[str, int], message: str) -> None:
-    config = TrainConfig(run=RunConfig(executor="ray"), ray=RayConfig(**ray))
+def test_ranks_that_cannot_be_divided_are_refused(
+    parallel: dict[str, int], rollout: dict[str, int], message: str
+) -> None:
+    ray = RayConfig(gpus=4) if rollout else RayConfig()
+    config = TrainConfig(
+        run=RunConfig(executor="ray"),
+        ray=ray,
+        parallel=ParallelConfig(**parallel),
+        rollout=RolloutConfig(**rollout),
+    )
     with pytest.raises(ParallelError, match=message):
         layout_of(config)
 
 
 def test_padded_lines_cannot_be_shared() -> None:
-    with pytest.raises(ValueError, match=r"ray\.sequence_parallel=2 cuts lines of packed sequences"):
+    with pytest.raises(ValueError, match=r"parallel\.sequence_parallel=2 cuts lines of packed sequences"):
         TrainConfig(
             run=RunConfig(executor="ray"),
-            ray=RayConfig(ranks=2, sequence_parallel=2),
+            parallel=ParallelConfig(world_size=2, sequence_parallel=2),
             optimizer=OptimizerConfig(packing="padded"),
         )

@@ -200,7 +200,9 @@ def test_a_fixed_window_is_never_longer_than_the_full_one() -> None:
     assert window_at(START, LengthControlConfig(), full=FULL, step=1, seed=0) == FULL
 
 
-@pytest.mark.parametrize("settings", [{"least": 8}, {"mode": "fixed", "every": 2}, {"mode": "adaptive", "tokens": 9}])
+@pytest.mark.parametrize(
+    "settings", [{"min_tokens": 8}, {"mode": "fixed", "every": 2}, {"mode": "adaptive", "max_tokens": 9}]
+)
 def test_a_setting_without_effect_is_refused(settings) -> None:
-    with pytest.raises(ValueError, match=r"has no effect: it means nothing with window\.mode"):
+    with pytest.raises(ValueError, match=r"has no effect: it means nothing with length_control\.mode"):
         TrainConfig(length_control=LengthControlConfig(**settings))
