@@ -356,7 +356,7 @@ def test_json_has_findings_and_facts(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_what_train_would_refuse_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(BAD, monkeypatch, "reward.wrokers=9") == 2
+    assert run(BAD, monkeypatch, "reward.num_wrokers=9") == 2
     assert "reward.num_workers" in capsys.readouterr().err
     for device in ("gpu", "mps", "cuda:x", "cuda:-1", "", "cpu:0", "CUDA"):
         assert run(BAD, monkeypatch, f"run.device={device}") == 2
@@ -381,6 +381,6 @@ def test_this_machine(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_help_imports_no_torch() -> None:
-    code = "import sys; from tinyzero_trainer import commands; print(*sys.modules)"
+    code = "import sys; from tinyzero_trainer.cli import doctor; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "transformers", "packaging.requirements"} & set(done.stdout.split())

@@ -134,7 +134,7 @@ def test_micro_batches_are_as_many_as_are_made(parts: int, epochs: int, budget: 
     config = with_settings(
         TrainConfig(),
         {
-            **{f"optimizer.{name}": getattr(optimizer, name) for name in ("num_mini_batches", "epochs")},
+            **{f"optimizer.{name}": getattr(optimizer, name) for name in ("num_mini_batches", "update_epochs")},
             "optimizer.micro_batch_tokens": budget,
             "data.prompts_per_step": groups,
             "rollout.group_size": group_size,

@@ -92,7 +92,7 @@ def test_vllm_on_several_gpus_needs_them(capsys: pytest.CaptureFixture[str], mon
     assert (code, out) == (2, "")
     assert "vllm.tensor_parallel=2 takes 2 GPUs, and one is planned for; give --gpus 2" in " ".join(err.split())
     assert call(capsys, *words, "--gpus", "2")[0] == 0
-    here = target.TargetGpu("RTX 4090", 24 * 2**30, target.find_card("RTX 4090"))
+    here = target.TargetGpu("RTX 4090", 24 * 2**30, target.find_gpu_spec("RTX 4090"))
     monkeypatch.setattr(target, "_look", lambda _: here)
     for count, expected in ((1, 2), (2, 0)):
         monkeypatch.setattr(target, "visible_gpus", lambda count=count: (here,) * count)

@@ -46,8 +46,16 @@ STATE = ("weights in float32", "AdamW's moments", "gradients in float32")
 LEAD = {"rollout.max_async_level": 1, "rollout.return_logprobs": "always", "rollout_correction.is_level": "token"}
 
 
-def on(config: TrainConfig, gpus: int, **ray: Any) -> TrainConfig:
-    values = {"run.executor": "ray", "ray.gpus": gpus, **{f"ray.{key}": value for key, value in ray.items()}}
+FULL_NAMES = {
+    "replicas": "parallel.dp_replicate",
+    "ranks": "parallel.world_size",
+    "engines": "rollout.num_engines",
+    "chunks": "rollout.chunks_per_engine",
+}
+
+
+def on(config: TrainConfig, gpus: int, **parallel: Any) -> TrainConfig:
+    values = {"run.executor": "ray", "ray.gpus": gpus, **{FULL_NAMES[key]: value for key, value in parallel.items()}}
     return with_settings(config, values)
 
 
@@ -226,7 +234,7 @@ def test_engines_share_the_batch_and_the_evaluation() -> None:
     config = config_of("data.prompts_per_step=100", "rollout.group_size=8", "eval.num_problems=1000")
     for gpus, settings_of_ray, trained, evaluated in (
         (8, {}, 13 * 8, 125),
-        (8, {"parts": 2}, 7 * 8, 63),
+        (8, {"chunks": 2}, 7 * 8, 63),
         (8, {"engines": 3}, 34 * 8, 334),
     ):
         work = workload_on(on(config, gpus, **settings_of_ray))

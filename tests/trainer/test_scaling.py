@@ -61,10 +61,10 @@ def test_one_gpu_takes_as_long_as_was_measured() -> None:
 
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
 @pytest.mark.parametrize("num_mini_batches", [1, 4])
-def test_one_gpu_agrees_with_the_plan(engine: str, mini_batches: int) -> None:
-    run = run_of(f"rollout.engine={engine}", f"optimizer.num_mini_batches={mini_batches}", gpus=1)
+def test_one_gpu_agrees_with_the_plan(engine: str, num_mini_batches: int) -> None:
+    run = run_of(f"rollout.engine={engine}", f"optimizer.num_mini_batches={num_mini_batches}", gpus=1)
     plan, step = predict_speed(run.shape, run.config, run.cluster.card, run.prompt).seconds, synchronous(run)
-    assert ("old_log_prob" in plan) == (mini_batches > 1)
+    assert ("old_log_prob" in plan) == (num_mini_batches > 1)
     for phase in plan.keys() - {"reward"}:
         # vLLM's step is not linear in the length, which the plan takes in the mean.
         assert step.phases[phase].seconds == pytest.approx(plan[phase], rel=1e-9 if engine == "torch" else 0.02)

@@ -72,7 +72,7 @@ def layout_of(config: TrainConfig) -> Layout:
     """What a configuration says.
 
     Raises:
-        LayoutError: see there; says what to change.
+        ParallelError: see there; says what to change.
 
     Example:
         >>> from tinyzero_sdk.settings import build

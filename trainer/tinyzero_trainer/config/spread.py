@@ -89,7 +89,7 @@ def spread_of(config: TrainConfig) -> Spread:
     """Of a configuration; what has no GPU is planned as one process.
 
     Raises:
-        LayoutError: ranks and engines do not fit on the GPUs; says what to change.
+        ParallelError: ranks and engines do not fit on the GPUs; says what to change.
 
     Example:
         >>> from tinyzero_trainer.plan.candidates import with_settings
@@ -123,7 +123,7 @@ def refuse_uneven(config: TrainConfig, heads: int) -> None:
         heads: attention heads of the model.
 
     Raises:
-        LayoutError: something does not divide them.
+        ParallelError: something does not divide them.
     """
     for name, count in (
         ("parallel.sequence_parallel", config.parallel.sequence_parallel),

@@ -108,8 +108,8 @@ def links_of(card: GpuSpec, cards: int, nodes: int | None = None) -> Links:
         nodes: see `nodes_of`.
 
     Example:
-        >>> from tinyzero_trainer.hardware.gpu_specs import find_card
-        >>> found = [links_of(find_card(name), 4) for name in ("H200", "RTX 4090")]
+        >>> from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
+        >>> found = [links_of(find_gpu_spec(name), 4) for name in ("H200", "RTX 4090")]
         >>> [(links.kind, round(links.within / 1e9)) for links in found]
         [('NVLink', 350), ('PCIe', 19)]
     """

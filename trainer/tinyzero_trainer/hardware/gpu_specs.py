@@ -55,7 +55,7 @@ def has_bfloat16(capability: tuple[int, int] | None, card: GpuSpec | None = None
         card: what is known of its kind, where that is not.
 
     Example:
-        >>> has_bfloat16((7, 5)), has_bfloat16((8, 9)), has_bfloat16(None, find_card("Tesla T4"))
+        >>> has_bfloat16((7, 5)), has_bfloat16((8, 9)), has_bfloat16(None, find_gpu_spec("Tesla T4"))
         (False, True, False)
     """
     return capability >= BFLOAT16_FROM if capability is not None else card is None or card.bfloat16
@@ -114,9 +114,9 @@ def find_gpu_spec(name: str) -> GpuSpec | None:
         None if it is not known, or is a part of a card (MIG), which can do a part of what the card can.
 
     Example:
-        >>> find_card("NVIDIA A100-SXM4-80GB").tflops
+        >>> find_gpu_spec("NVIDIA A100-SXM4-80GB").tflops
         312
-        >>> find_card("Quadro 6000") is None
+        >>> find_gpu_spec("Quadro 6000") is None
         True
     """
     if re.search(r"\bMIG\b", name):

@@ -22,7 +22,7 @@ def refuse_or_note(shape: ModelSpec, config: TrainConfig, prompt_tokens: int | N
         here: GPUs that one process has.
 
     Raises:
-        LayoutError, SettingsError: says what to change.
+        ParallelError, SettingsError: says what to change.
     """
     refuse_one_card(config, here)
     refuse_uneven(config, shape.heads)
@@ -39,7 +39,7 @@ def refuse_cards(config: TrainConfig, nodes: int | None) -> None:
         nodes: machines that the user names, or None.
 
     Raises:
-        LayoutError, SettingsError: says what to change.
+        ParallelError, SettingsError: says what to change.
     """
     cards, takes = spread_of(config).cards, config.vllm.tensor_parallel
     if device_of(config) == "cpu":
