@@ -23,7 +23,7 @@ def test_words_and_flags_fill_the_tree():
 def test_later_wins_of_defaults_preset_file_and_words(tmp_path, built_in_preset):
     built_in_preset.update(rollout={"max_completion_tokens": 64, "top_k": 5, "temperature": 0.7}, task={"numbers": [3]})
     file = tmp_path / "my.toml"
-    file.write_text("[rollout]\nmax_tokens = 128\ntop_k = 9\n[run]\ntask = 'countdown'")
+    file.write_text("[rollout]\nmax_completion_tokens = 128\ntop_k = 9\n[run]\ntask = 'countdown'")
     config = make_config(said("rollout.top_k=3", file=file))
     assert (config.rollout.temperature, config.rollout.max_completion_tokens, config.rollout.top_k) == (0.7, 128, 3)
     assert config.task == {"numbers": [3]}

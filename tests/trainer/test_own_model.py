@@ -68,7 +68,7 @@ def test_on_ray_one_is_made_where_the_run_has_gpus(toy_task: str) -> None:
     assert plan(said("run.executor=ray", "ray.gpus=2", task=toy_task)) is not None
     for words in (("run.executor=ray",), ("run.executor=ray", "ray.gpus=0", "run.device=cuda")):
         assert plan(said(*words, task=toy_task)) is None
-        with pytest.raises(SettingsError, match=r"own_model has no effect: Ray with ray\.gpus=0 has no GPU"):
+        with pytest.raises(SettingsError, match=r"default_model has no effect: Ray with ray\.gpus=0 has no GPU"):
             plan(said(*words, "default_model.seconds=3", task=toy_task))
 
 
@@ -81,7 +81,7 @@ def test_the_tiny_model_can_be_had_by_name(toy_task: str) -> None:
 
 def test_settings_of_a_model_that_is_not_made_are_refused(monkeypatch: pytest.MonkeyPatch, toy_task: str) -> None:
     monkeypatch.setattr(gpu_seen, "sees_gpu", lambda device: False)
-    with pytest.raises(SettingsError, match=r"own_model has no effect: run\.device=auto finds no GPU"):
+    with pytest.raises(SettingsError, match=r"default_model has no effect: run\.device=auto finds no GPU"):
         plan(said("default_model.seconds=3", task=toy_task))
     assert plan(said(task=toy_task)) is None
 

@@ -98,7 +98,7 @@ def test_recipes_mean_what_their_papers_say() -> None:
     ("name", "prompts", "samples", "kl_placement"),
     [("tinyzero-ppo", 256, 1, "reward"), ("tinyzero-grpo", 128, 5, "loss")],
 )
-def test_tinyzeros_configurations_are_its_scripts(name: str, prompts: int, samples: int, kl_in: str) -> None:
+def test_tinyzeros_configurations_are_its_scripts(name: str, prompts: int, samples: int, kl_placement: str) -> None:
     config = make_config(with_recipe(LARGE, name))
     assert (config.data.prompts_per_step, config.rollout.group_size) == (prompts, samples)
     assert (config.rollout.max_completion_tokens, config.rollout.temperature) == (1024, 1.0)
@@ -109,7 +109,7 @@ def test_tinyzeros_configurations_are_its_scripts(name: str, prompts: int, sampl
     assert (algorithm.clip_ratio_low, algorithm.clip_ratio_high, algorithm.entropy_coefficient) == (0.2, 0.2, 0.001)
     assert (algorithm.kl_coefficient, algorithm.kl_placement, algorithm.loss_aggregation) == (
         0.001,
-        kl_in,
+        kl_placement,
         "token-mean",
     )
     assert (algorithm.gamma, algorithm.gae_lambda) == (1.0, 1.0)
@@ -124,7 +124,7 @@ def test_what_suits_the_model_yields_to_the_recipe_and_both_to_the_user(monkeypa
     monkeypatch.setattr(presets, "preset", lambda task, model=None: preset)
     layers = put_together({"run": {"task": "x", "recipe": "gspo"}, "algorithm": {"clip_ratio_high": 0.1}})
     assert layers.values["algorithm"] == {
-        "policy_loss": "gspo", "aggregation": "seq-mean-token-mean",
+        "policy_loss": "gspo", "loss_aggregation": "seq-mean-token-mean",
         "clip_ratio_low": 3e-4, "clip_ratio_high": 0.1, "kl_coefficient": 0.0,
     }  # fmt: skip
     assert layers.values["optimizer"] == {"num_mini_batches": 2}  # against 4 for full size
@@ -152,7 +152,7 @@ def test_a_setting_against_the_recipe_says_whose_it_is() -> None:
 
 def test_a_recipe_may_be_a_file_of_the_users_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text("[algorithm]\nentropy_coefficient = 0.5\n[full_size.rollout]\nmax_tokens = 999\n")
+    file.write_text("[algorithm]\nentropy_coefficient = 0.5\n[full_size.rollout]\nmax_completion_tokens = 999\n")
     large, tiny = make_config(with_recipe(LARGE, str(file))), make_config(with_recipe(TINY, str(file)))
     assert (large.algorithm.entropy_coefficient, large.rollout.max_completion_tokens, large.run.recipe) == (
         0.5,
@@ -165,8 +165,8 @@ def test_a_recipe_may_be_a_file_of_the_users_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[algorithm]\nclip_hig = 0.5", "mine.toml: unknown key 'algorithm.clip_hig'; did you mean 'algorithm.clip_hi"),
-        ("[full_size.rollot]\nmax_tokens = 5", "mine.toml: unknown key 'rollot.max_tokens'; did you mean"),
+        ("[algorithm]\nclip_ratio_hig = 0.5", "mine.toml: unknown key 'algorithm.clip_ratio_hig'; did you mean 'algorithm.clip_ratio_hi"),
+        ("[full_size.rollot]\nmax_completion_tokens = 5", "mine.toml: unknown key 'rollot.max_completion_tokens'; did you mean"),
         ("about = 3", "expected about and source to be text and full_size to be a table"),
         ("[run]\nrecipe = 'grpo'", "a recipe cannot name another in run.recipe"),
         ("[", "mine.toml is not valid TOML"),

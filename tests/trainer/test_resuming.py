@@ -49,7 +49,7 @@ def test_resuming_refuses_to_learn_something_else(saved_run, word, message):
         (["rollout.temperature_end=0.6"], "rollout.temperature_end=0.6 ends"),
         (["algorithm.kl_coefficient=0.1", "algorithm.kl_coefficient_end=0.0"], "algorithm.kl_coefficient_end=0.0"),
         (["optimizer.lr_schedule=linear", "rollout.temperature_end=0.6"], "optimizer.lr_schedule=linear and "
-        "rollout.fi"),
+        "rollout.te"),
         (["optimizer.warmup_steps=3"], None),
         ([], None),
     ],
@@ -73,7 +73,7 @@ def test_resuming_leaves_out_what_a_change_leaves_without_effect(tmp_path):
     (tmp_path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)))
     resumed = resume_config(tmp_path, said("eval.every=0"))
     assert (resumed.eval.every, resumed.eval.num_problems_during, resumed.log.rollouts_count) == (0, 256, 3)
-    with pytest.raises(SettingsError, match=r"eval\.during_size=32 has no effect: eval\.every=0"):
+    with pytest.raises(SettingsError, match=r"eval\.num_problems_during=32 has no effect: eval\.every=0"):
         resume_config(tmp_path, said("eval.every=0", "eval.num_problems_during=32"))
 
 

@@ -25,13 +25,14 @@ def key_help(cls: type, only: Sequence[str] = ()) -> Iterator["RenderableType"]:
     from rich.panel import Panel
     from rich.table import Table
 
+    width = max(len(field.key) for field in describe(cls)) + 1  # so that no key is broken
     for group, about, fields in _groups(cls):
         fields = [field for field in fields if not only or field.key in only]
         if not fields:
             continue
         table = Table(box=box.SIMPLE, show_header=False, show_edge=False, pad_edge=False, padding=(0, 1), expand=True)
-        table.add_column(ratio=9, overflow="fold")
-        table.add_column(ratio=10)
+        table.add_column(width=width, overflow="fold")
+        table.add_column(ratio=1)
         for field in fields:
             if field.type == TABLE:
                 table.add_row(f"[bold cyan]{field.key}[/][dim].KEY=…[/]", escape(field.help))

@@ -51,7 +51,7 @@ class ModelConfig:
 
     path: str | None = None
     """Directory or Hub name of a transformers causal LM; `tiny` = the tiny model that comes with the trainer. None = on
-    the CPU that one, and on a GPU a small one that `tinyzero train` makes for the task (own_model)."""
+    the CPU that one, and on a GPU a small one that `tinyzero train` makes for the task (default_model)."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type that the network computes in; `auto` = bfloat16 on a GPU that has it, else float32. The weights that the

@@ -55,7 +55,7 @@ def shape_of_own(own: DefaultModelConfig) -> ModelSpec:
         "max_position_embeddings": tiny.context,
         "tie_word_embeddings": True,
     }
-    return spec_from_config("the small model that train makes (own_model)", config)
+    return spec_from_config("the small model that train makes (default_model)", config)
 
 
 def _of_directory(name: str, directory: Path) -> ModelSpec:

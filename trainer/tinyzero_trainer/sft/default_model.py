@@ -109,7 +109,7 @@ class DefaultModel:
         """
         self._make()
         named = unflatten({"model.path": str(self.directory) if self.is_made else TINY_NAME})
-        return merge({key: value for key, value in self.said.items() if key != "own_model"}, named)
+        return merge({key: value for key, value in self.said.items() if key != "default_model"}, named)
 
     def _make(self) -> None:
         from tinyzero_trainer.utils.signals import left_at_once
@@ -221,7 +221,7 @@ def plan(said: Mapping[str, Any]) -> DefaultModel | None:
         said: what the user said of a new run, as a nested mapping.
 
     Raises:
-        SettingsError: a setting is unknown or impossible, or `own_model` has no effect; a task has no demonstrations.
+        SettingsError: a setting is unknown or impossible, or `default_model` has no effect; a task has no demonstrations.
     """
     device = get(said, "run.device") or "auto"
     if get(said, "model.path") is not None or not isinstance(device, str):
@@ -231,7 +231,7 @@ def plan(said: Mapping[str, Any]) -> DefaultModel | None:
         if said.get("default_model"):
             why = "Ray with ray.gpus=0 has" if without else f"run.device={device} finds"
             raise SettingsError(
-                f"own_model has no effect: {why} no GPU, and on the CPU the tiny model that comes with the trainer is "
+                f"default_model has no effect: {why} no GPU, and on the CPU the tiny model that comes with the trainer is "
                 "trained; leave it out"
             )
         return None
@@ -294,7 +294,7 @@ def _recipe(config: TrainConfig, template: str) -> SftConfig:
             "seconds": own.seconds,
             "template": template,
             "test_fraction": config.data.test_fraction,
-            "eval_size": SETTINGS["eval"]["size"],
+            "eval_size": SETTINGS["eval"]["num_problems"],
         },
         "settings": SETTINGS,
     }
