@@ -165,8 +165,10 @@ def test_a_recipe_may_be_a_file_of_the_users_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[algorithm]\nclip_ratio_hig = 0.5", "mine.toml: unknown key 'algorithm.clip_ratio_hig'; did you mean 'algorithm.clip_ratio_hi"),
-        ("[full_size.rollot]\nmax_completion_tokens = 5", "mine.toml: unknown key 'rollot.max_completion_tokens'; did you mean"),
+        ("[algorithm]\nclip_ratio_hig = 0.5", "mine.toml: unknown key 'algorithm.clip_ratio_hig'; "
+         "did you mean 'algorithm.clip_ratio_hi"),
+        ("[full_size.rollot]\nmax_completion_tokens = 5", "mine.toml: unknown key 'rollot.max_completion_tokens'; "
+         "did you mean"),
         ("about = 3", "expected about and source to be text and full_size to be a table"),
         ("[run]\nrecipe = 'grpo'", "a recipe cannot name another in run.recipe"),
         ("[", "mine.toml is not valid TOML"),

@@ -221,7 +221,8 @@ def plan(said: Mapping[str, Any]) -> DefaultModel | None:
         said: what the user said of a new run, as a nested mapping.
 
     Raises:
-        SettingsError: a setting is unknown or impossible, or `default_model` has no effect; a task has no demonstrations.
+        SettingsError: a setting is unknown or impossible, or `default_model` has no effect; a task has no
+            demonstrations.
     """
     device = get(said, "run.device") or "auto"
     if get(said, "model.path") is not None or not isinstance(device, str):
@@ -231,8 +232,8 @@ def plan(said: Mapping[str, Any]) -> DefaultModel | None:
         if said.get("default_model"):
             why = "Ray with ray.gpus=0 has" if without else f"run.device={device} finds"
             raise SettingsError(
-                f"default_model has no effect: {why} no GPU, and on the CPU the tiny model that comes with the trainer is "
-                "trained; leave it out"
+                f"default_model has no effect: {why} no GPU, and on the CPU the tiny model that comes with the trainer "
+                "is trained; leave it out"
             )
         return None
     config, _ = resolve(said, preset=merge(SETTINGS, {"data": {"prompt_template": TEMPLATES[0]}}))
