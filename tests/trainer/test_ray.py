@@ -307,7 +307,7 @@ def check_death(output: str, named: str, run: TrainConfig) -> None:
 def test_engine_and_scorer_are_replaced_and_a_lost_rank_ends_a_run_that_can_be_resumed(folder: Path) -> None:
     run = make_config(folder, "run", **RANKS, rollout__num_engines=1, run__steps=10_000)
     with running(run) as process:
-        for step, kind in ((2, "EngineWorker"), (5, "Scorer"), (10, "LearnerRank")):
+        for step, kind in ((2, "RolloutActor"), (5, "RewardActor"), (10, "TrainerActor")):
             everyone = below(process, run, step)
             kill(kind, everyone)
         output = ends(process, everyone, 2)
@@ -332,7 +332,7 @@ def test_engine_and_scorer_are_replaced_and_a_lost_rank_ends_a_run_that_can_be_r
 def test_a_batch_ahead_an_engine_is_replaced_and_a_signal_saves_the_next_batch(folder: Path) -> None:
     run = make_config(folder, "run ahead", **RANKS, **AHEAD | {"run__steps": 10_000})
     with running(run) as process:
-        kill("EngineWorker", below(process, run, 2))
+        kill("RolloutActor", below(process, run, 2))
         everyone = below(process, run, 8)
         process.send_signal(signal.SIGTERM)
         output = ends(process, everyone, 143)
@@ -346,10 +346,10 @@ def test_a_batch_ahead_an_engine_is_replaced_and_a_signal_saves_the_next_batch(f
 @pytest.mark.parametrize(
     ("kind", "named", "changes"),
     [
-        ("EngineWorker", "the rollout engine", {"rollout__num_engines": 1}),
-        ("Scorer", "the scorer of toy_task", {}),
-        ("LearnerRank", r"policy rank [01] of 2", AHEAD),
-        ("EngineWorker", "the rollout engine", AHEAD),
+        ("RolloutActor", "the rollout engine", {"rollout__num_engines": 1}),
+        ("RewardActor", "the scorer of toy_task", {}),
+        ("TrainerActor", r"policy rank [01] of 2", AHEAD),
+        ("RolloutActor", "the rollout engine", AHEAD),
     ],
 )
 def test_what_dies_and_is_not_replaced_is_named_and_nothing_is_left(
