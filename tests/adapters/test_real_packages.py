@@ -36,14 +36,14 @@ print(json.dumps({"log": trainer.state.log_history[0], "seen": seen, "same": sam
 """
 
 
-def documented(first_line: str) -> str:
+def documented(first_line):
     """The block of the page that begins so."""
     blocks = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     [block] = [block for block in blocks if block.startswith(f"{first_line}\n")]
     return str(block)
 
 
-def test_grpo_of_trl_takes_a_step_on_countdown(tmp_path: Path) -> None:
+def test_grpo_of_trl_takes_a_step_on_countdown(tmp_path):
     from tinyzero_sdk import load_task
 
     script = tmp_path / "step.py"
@@ -62,7 +62,7 @@ def test_grpo_of_trl_takes_a_step_on_countdown(tmp_path: Path) -> None:
     assert log["countdown/accuracy"] == pytest.approx(solved)
 
 
-def test_verl_loads_and_calls_a_task(tmp_path: Path) -> None:
+def test_verl_loads_and_calls_a_task(tmp_path):
     """Through its own loader of reward functions and its own reward manager."""
     data = ("data", "--task", "countdown", "--output", "data", "--size", "3", "--test-size", "0")
     subprocess.run([Path(sys.executable).parent / "tinyzero", *data], cwd=tmp_path, check=True, capture_output=True)
@@ -81,7 +81,7 @@ def test_verl_loads_and_calls_a_task(tmp_path: Path) -> None:
     )
 
 
-def test_verifiers_loads_an_environment_and_scores_rollouts(tmp_path: Path) -> None:
+def test_verifiers_loads_an_environment_and_scores_rollouts(tmp_path):
     (tmp_path / "countdown_env.py").write_text(documented("# countdown_env.py"))
     said = run_script("verifiers", HERE / "verifiers_rollouts.py", cwd=tmp_path)
     assert said["environment"] == "SingleAgentEnv"

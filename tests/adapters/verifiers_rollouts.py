@@ -4,21 +4,20 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 
-def main() -> None:
+def main():
     import verifiers.v1 as vf
 
     from tinyzero_sdk.adapters.scorer import Scorer
 
     asked, original = [], Scorer.score
 
-    def counted(self: Scorer, completions: Any, ground_truths: Any) -> Any:
+    def counted(self, completions, ground_truths):
         asked.extend(completions)
         return original(self, completions, ground_truths)
 
-    Scorer.score = counted  # type: ignore[method-assign]
+    Scorer.score = counted
     sys.path.insert(0, str(Path.cwd()))
     config = vf.resolve_env_config({"taskset": {"id": "countdown-env", "size": 4, "seed": 3}})
     environment = vf.load_environment(config)
@@ -38,14 +37,14 @@ def main() -> None:
     )
 
 
-def gold(task: Any) -> str:
+def gold(task):
     from tinyzero_sdk import Item, load_task
 
     truth = task.data.ground_truth
     return load_task("countdown").solve(Item(truth, {"nums": truth["numbers"], "target": truth["target"]})) or ""
 
 
-async def score(task: Any, reply: str) -> dict[str, Any]:
+async def score(task, reply):
     """A rollout of one turn, as the null harness would leave it, scored by verifiers."""
     import verifiers.v1 as vf
 

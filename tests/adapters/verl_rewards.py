@@ -3,12 +3,11 @@
 import asyncio
 import json
 import sys
-from typing import Any
 
 WRONG = "<answer>1 + 1</answer>"
 
 
-def main(data_file: str) -> None:
+def main(data_file):
     import pandas
     from omegaconf import OmegaConf
     from verl.trainer.ppo.reward import get_custom_reward_fn, load_reward_manager
@@ -39,13 +38,13 @@ def main(data_file: str) -> None:
     print(json.dumps({"types": type(truths[0]["numbers"]).__name__, "evaluated": evaluated, "managed": managed}))
 
 
-def verl_folder() -> str:
+def verl_folder():
     import verl
 
     return str(verl.__path__[0])
 
 
-async def manage(config: Any, load_reward_manager: Any, rows: list[dict[str, Any]], golds: list[str]) -> list[Any]:
+async def manage(config, load_reward_manager, rows, golds):
     """What verl's reward manager makes of a right and a wrong response to each row."""
     import numpy as np
     import torch

@@ -26,21 +26,21 @@ graded = load_task("multiply", options={"reward": "tinyzero"})
 factors = st.integers(min_value=0, max_value=10**9 - 1)
 
 
-def truth(num1: int, num2: int) -> dict[str, int]:
+def truth(num1, num2):
     return {"num1": num1, "num2": num2, "product": num1 * num2}
 
 
-def problem(num1: int, num2: int) -> Item:
+def problem(num1, num2):
     return Item(truth(num1, num2))
 
 
-def test_the_readme_has_a_table_of_verdicts() -> None:
+def test_the_readme_has_a_table_of_verdicts():
     assert {verdict for *_, verdict in TABLE} == {"ok", "wrong", "malformed"}
     assert len(TABLE) == len(re.findall(r"^\| \d", README, re.MULTILINE)) > 60
 
 
 @pytest.mark.parametrize(("num1", "num2", "answer", "verdict"), TABLE)
-def test_verdict_of_the_readme(num1: str, num2: str, answer: str, verdict: str) -> None:
+def test_verdict_of_the_readme(num1, num2, answer, verdict):
     ground_truth = truth(int(num1), int(num2))
     completion = f"<think>Let me see.</think>\n<answer>{answer.replace('⏎', chr(10))}</answer>"
     score = task.score_completion(completion, ground_truth)
@@ -70,24 +70,24 @@ def test_verdict_of_the_readme(num1: str, num2: str, answer: str, verdict: str) 
         ),
     ],
 )
-def test_what_a_table_cannot_show_is_malformed_too(answer: str) -> None:
+def test_what_a_table_cannot_show_is_malformed_too(answer):
     assert task.score_completion(f"<answer>{answer}</answer>", truth(123, 456)).reason == "malformed"
     assert task.oracle(answer, truth(123, 456)) is False
 
 
 @pytest.mark.parametrize("text", ["", "56088", "<answer>56088", "<answer>56088</answer></think> I am not sure"])
-def test_no_answer(text: str) -> None:
+def test_no_answer(text):
     assert graded.score_completion(text, truth(123, 456)).reason == "no_answer"
 
 
-def test_the_last_answer_counts() -> None:
+def test_the_last_answer_counts():
     assert not task.score_completion("<answer>56088</answer> no, <answer>56089</answer>", truth(123, 456)).correct
     text = "<answer>1</answer> no, <answer>56088</answer><|im_end|>"
     assert task.score_completion(Completion(text), truth(123, 456)).correct
 
 
 @pytest.mark.parametrize("product", [56088, np.int64(56088), "56088"], ids=repr)
-def test_tinyzero_s_ground_truth_is_the_bare_product(product: object) -> None:
+def test_tinyzero_s_ground_truth_is_the_bare_product(product):
     answers = {"56088": True, "56,088.": True, "56089": False, "123 * 456 = 56088": True, "123 * 457 = 56088": False}
     for answer, correct in answers.items():
         assert judge(answer, product).correct is correct
@@ -106,7 +106,7 @@ def test_tinyzero_s_ground_truth_is_the_bare_product(product: object) -> None:
     ],
     ids=repr,
 )
-def test_a_ground_truth_of_another_kind_is_an_error_and_not_a_wrong_answer(ground_truth: object) -> None:
+def test_a_ground_truth_of_another_kind_is_an_error_and_not_a_wrong_answer(ground_truth):
     for answer in ("56088", "56089"):
         with pytest.raises((TypeError, ValueError)):
             judge(answer, ground_truth)
@@ -114,12 +114,12 @@ def test_a_ground_truth_of_another_kind_is_an_error_and_not_a_wrong_answer(groun
 
 
 @st.composite
-def written(draw: st.DrawFn, number: int) -> str:
+def written(draw, number):
     return f"{number:,}".replace(",", draw(st.sampled_from(["", *SEPARATORS])))
 
 
 @st.composite
-def marked(draw: st.DrawFn, text: str) -> str:
+def marked(draw, text):
     for left, right in draw(st.lists(st.sampled_from(WRAPPERS), max_size=2)):
         if right == "}" or right[0] not in text:  # ** within * is neither
             text = draw(st.sampled_from(["{}", " {}\n", "{}."])).format(left + text + right)
@@ -127,7 +127,7 @@ def marked(draw: st.DrawFn, text: str) -> str:
 
 
 @given(data=st.data(), num1=factors, num2=factors)
-def test_every_honest_way_to_write_the_product_is_paid(data: st.DataObject, num1: int, num2: int) -> None:
+def test_every_honest_way_to_write_the_product_is_paid(data, num1, num2):
     number = data.draw(st.sampled_from(["", "+"])) + data.draw(written(num1 * num2))
     if data.draw(st.booleans()):
         first, second = data.draw(st.permutations([num1, num2]))
@@ -155,7 +155,7 @@ PIECES = [
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.integers(0, 50), st.integers(0, 50))
-def test_any_text_gets_the_oracle_s_verdict(text: str, num1: int, num2: int) -> None:
+def test_any_text_gets_the_oracle_s_verdict(text, num1, num2):
     for ground_truth in (truth(num1, num2), num1 * num2, truth(12, 34)):
         assert judge(text, ground_truth).correct == is_right(text, ground_truth)
 
@@ -164,7 +164,7 @@ def test_any_text_gets_the_oracle_s_verdict(text: str, num1: int, num2: int) -> 
     st.sampled_from(["408", "+408.", "12 * 34 = 408", "$12 \\times 34 = \\boxed{408}$", "**12 × 34** = `408`"]),
     st.data(),
 )
-def test_a_small_change_gets_the_oracle_s_verdict(text: str, data: st.DataObject) -> None:
+def test_a_small_change_gets_the_oracle_s_verdict(text, data):
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(start + 2, len(text))))
     changed = text[:start] + data.draw(st.sampled_from(["", *PIECES])) + text[end:]
@@ -173,7 +173,7 @@ def test_a_small_change_gets_the_oracle_s_verdict(text: str, data: st.DataObject
 
 
 @given(st.integers(0, 10**6), st.text("0123456789", max_size=4), st.text("0123456789", max_size=4))
-def test_a_longer_number_that_contains_the_product_is_not_paid(product: int, before: str, after: str) -> None:
+def test_a_longer_number_that_contains_the_product_is_not_paid(product, before, after):
     for text in (f"{before}{product}{after}", f"{before}{product:,}{after}"):
         assert judge(text, product).correct == (not before + after), text
 
@@ -186,21 +186,21 @@ def test_a_longer_number_that_contains_the_product_is_not_paid(product: int, bef
     ],
     ids=lambda text: f"{text[:12]!a}-{len(text)}",
 )
-def test_no_text_takes_long(answer: str) -> None:
+def test_no_text_takes_long(answer):
     assert graded.score_completion(f"<answer>{answer}</answer>", truth(123, 456)).value <= 0.1
     assert relative_time(lambda: graded.score_completion(f"<answer>{answer}</answer>", truth(123, 456))) < 15
     assert graded.error_count == 0
 
 
 @given(num1=factors, num2=factors)
-def test_solutions_are_right_and_the_key_ignores_order(num1: int, num2: int) -> None:
+def test_solutions_are_right_and_the_key_ignores_order(num1, num2):
     item, swapped = problem(num1, num2), problem(num2, num1)
     assert task.score_completion(task.solve(item) or "", item.ground_truth).correct
     assert task.item_key(item) == task.item_key(swapped)
     assert task.difficulty(item) == task.difficulty(swapped)
 
 
-def carried_by_hand(num1: int, num2: int) -> int:
+def carried_by_hand(num1, num2):
     """What is carried in long multiplication: within each row, and where the rows are added."""
     carried, total = 0, [0] * 40
     for place, digit in enumerate(map(int, reversed(str(num2)))):
@@ -217,25 +217,25 @@ def carried_by_hand(num1: int, num2: int) -> int:
 
 
 @given(num1=factors, num2=factors)
-def test_difficulty_is_digits_and_what_is_carried_by_hand(num1: int, num2: int) -> None:
+def test_difficulty_is_digits_and_what_is_carried_by_hand(num1, num2):
     count1, count2 = len(str(num1)), len(str(num2))
     expected = count1 + count2 + carried_by_hand(num1, num2) / (count1 * count2)
     assert task.difficulty(problem(num1, num2)) == expected
 
 
-def test_difficulty_of_known_problems() -> None:
+def test_difficulty_of_known_problems():
     pairs = [(100, 999), (25, 25), (999, 999)]
     assert [round(task.difficulty(problem(*pair)), 2) for pair in pairs] == [6.0, 5.0, 14.67]
 
 
 @pytest.mark.parametrize("digits", [[3, 3], [1, 1], [9, 2]])
-def test_difficulties_of_columns_are_those_of_their_items(digits: list[int]) -> None:
+def test_difficulties_of_columns_are_those_of_their_items(digits):
     columns = load_task("multiply", options={"digits": digits}).generate("train", 300)
     assert isinstance(columns, ItemColumns)
     assert list(task.difficulties(columns)) == [task.difficulty(item) for item in columns]
 
 
-def test_demonstrations_slip_sometimes_and_say_what_they_found() -> None:
+def test_demonstrations_slip_sometimes_and_say_what_they_found():
     item = problem(123, 456)
     attempts = [task.demonstrate(item, seed) or "" for seed in range(300)]
     right = sum(task.score_completion(attempt, item.ground_truth).correct for attempt in attempts)
@@ -244,7 +244,7 @@ def test_demonstrations_slip_sometimes_and_say_what_they_found() -> None:
     assert work_out(3, 4, random.Random(0)) == "3*4=12=12\n<answer>12</answer>"
 
 
-def test_items_have_the_asked_digits_and_depend_on_their_index_alone() -> None:
+def test_items_have_the_asked_digits_and_depend_on_their_index_alone():
     narrow = load_task("multiply", options={"digits": [1, 4]})
     items = list(narrow.generate("train", 500, seed=7))
     assert {len(str(item.data["num1"])) for item in items} == {1}
@@ -254,12 +254,12 @@ def test_items_have_the_asked_digits_and_depend_on_their_index_alone() -> None:
     assert all(item.ground_truth == truth(**item.data) for item in items)
 
 
-def test_the_largest_products_fit() -> None:
+def test_the_largest_products_fit():
     items = list(load_task("multiply", options={"digits": [9, 9]}).generate("train", 200))
     assert all(item.ground_truth["product"] == item.data["num1"] * item.data["num2"] > 10**16 for item in items)
 
 
-def test_splits_share_no_problem() -> None:
+def test_splits_share_no_problem():
     small = load_task("multiply", options={"digits": [2, 2]})
     train, test = (set(map(small.item_key, small.dataset(split, 200))) for split in ("train", "test"))
     assert len(train) == len(test) == 200
@@ -267,19 +267,19 @@ def test_splits_share_no_problem() -> None:
 
 
 @pytest.mark.parametrize("digits", [[0, 3], [3, 10], [3], [3, 3, 3]])
-def test_impossible_digits_are_refused(digits: list[int]) -> None:
+def test_impossible_digits_are_refused(digits):
     with pytest.raises(SettingsError, match="digits"):
         load_task("multiply", options={"digits": digits})
 
 
 @pytest.mark.parametrize("template", ["base", "chat", "compact"])
-def test_prompts_name_both_factors(template: str) -> None:
+def test_prompts_name_both_factors(template):
     prompt = str(task.make_prompt(problem(123, 456), template))
     assert "123" in prompt
     assert "456" in prompt
     assert "56088" not in prompt
 
 
-def test_an_unknown_template_is_refused() -> None:
+def test_an_unknown_template_is_refused():
     with pytest.raises(SettingsError, match="base, chat, compact"):
         task.make_prompt(problem(123, 456), "compct")

@@ -30,7 +30,7 @@ def test_the_mix_is_what_its_shares_say(name):
     assert all(tinyzero.REWARDS[name](*asked) == 1.0 for asked in workloads["right answers"])
 
 
-def fickle(completion: str, ground_truth: object) -> float:
+def fickle(completion, ground_truth):
     """A reward that does what the completion says."""
     match completion:
         case "hang":

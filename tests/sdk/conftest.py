@@ -1,8 +1,6 @@
 """Small tasks and distributions, made on the spot: a file, or metadata and modules on `sys.path`."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -38,7 +36,7 @@ def difficulty(item):
 """A whole task, "say the number": the code of each hook by its name."""
 
 
-def task_source(**changes: str | None) -> str:
+def task_source(**changes):
     """The code of that task with some hooks written differently, left out (None) or added."""
     header = "from tinyzero_sdk import Completion, Item, ItemColumns, Score, TaskInfo, hookimpl\n"
     hooks = {**HOOKS, **changes}
@@ -46,21 +44,21 @@ def task_source(**changes: str | None) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def _one_worker(monkeypatch):
     """Start a worker where a command would start one for each core; tests of many say how many."""
     monkeypatch.setattr("tinyzero_sdk.workers.process.count_cores", lambda: 1)
 
 
 @pytest.fixture(name="task_source")
-def _task_source() -> Callable[..., str]:
+def _task_source():
     return task_source
 
 
 @pytest.fixture
-def write_task(tmp_path: Path) -> Callable[..., str]:
+def write_task(tmp_path):
     """Write a task file (`changes` as for `task_source`) and return its path."""
 
-    def write(name: str = "say", **changes: str | None) -> str:
+    def write(name="say", **changes):
         path = tmp_path / f"{name}.py"
         path.write_text(task_source(**changes), encoding="utf-8")
         return str(path)
@@ -69,21 +67,13 @@ def write_task(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+def install(tmp_path, monkeypatch):
     """Install distributions for the time of a test: metadata, entry points and modules."""
     monkeypatch.syspath_prepend(tmp_path)
     modules_before = set(sys.modules)
     load_plugins.cache_clear()
 
-    def install(
-        distribution: str,
-        *,
-        version: str = "1.0",
-        modules: Mapping[str, str] | None = None,
-        tasks: Mapping[str, str] | None = None,
-        plugins: Mapping[str, str] | None = None,
-        requires: Sequence[str] = (),
-    ) -> None:
+    def install(distribution, *, version="1.0", modules=None, tasks=None, plugins=None, requires=()):
         for module, code in (modules or {}).items():
             (tmp_path / f"{module}.py").write_text(code, encoding="utf-8")
         info = tmp_path / f"{distribution.replace('-', '_')}-{version}.dist-info"

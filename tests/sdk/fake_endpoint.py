@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +13,7 @@ Reply = tuple[int, Any]
 """Status, and the body: text as it is, everything else as JSON."""
 
 
-def complete(prompt: str, number: int) -> str:
+def complete(prompt, number):
     """What it answers: the number asked for, every second time one more."""
     asked = int("".join(filter(str.isdigit, prompt)))
     return f"<answer>{asked + number % 2}</answer>"
@@ -51,7 +51,7 @@ class FakeEndpoint:
     _given: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def answer(self, path: str, authorization: str, request: dict[str, Any]) -> Reply:
+    def answer(self, path, authorization, request):
         """The reply to a request."""
         with self._lock:
             self.requests.append({"path": path, **request})
@@ -67,7 +67,7 @@ class FakeEndpoint:
             with self._lock:
                 self._busy -= 1
 
-    def _complete(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
+    def _complete(self, path, request):
         count = request.get("n", 1) if self.takes_n else 1
         is_chat = path.endswith("/chat/completions")
         prompt = request["messages"][-1]["content"] if is_chat else request["prompt"]
@@ -85,14 +85,14 @@ class FakeEndpoint:
 
 
 @contextmanager
-def serve() -> Iterator[FakeEndpoint]:
+def serve():
     """Run a server in a thread."""
     endpoint = FakeEndpoint()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_POST(self) -> None:
+        def do_POST(self):
             body = self.rfile.read(int(self.headers["Content-Length"]))
             status, reply = endpoint.answer(self.path, self.headers.get("Authorization", ""), json.loads(body))
             content = (reply if isinstance(reply, str) else json.dumps(reply)).encode()
@@ -103,10 +103,10 @@ def serve() -> Iterator[FakeEndpoint]:
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             pass
 
-        def handle_one_request(self) -> None:
+        def handle_one_request(self):
             try:
                 super().handle_one_request()
             except (BrokenPipeError, ConnectionResetError):  # the client was killed

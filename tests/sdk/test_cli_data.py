@@ -42,19 +42,19 @@ def generate_dataset(start, size, split):
 
 
 @pytest.fixture
-def task(write_task: Callable[..., str]) -> str:
+def task(write_task):
     return write_task(generate_dataset=OPTIONS)
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def run(capsys):
     """Run the command line: its exit code, stdout and stderr."""
 
-    def run(*words: object) -> tuple[int, str, str]:
+    def run(*words):
         with pytest.raises(SystemExit) as end:
             main([str(word) for word in words])
         out, err = capsys.readouterr()
-        return end.value.code or 0, out, err  # type: ignore[return-value]
+        return end.value.code or 0, out, err
 
     return run
 
@@ -62,7 +62,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
 Run = Callable[..., tuple[int, str, str]]
 
 
-def test_data_writes_both_splits_and_says_so(run: Run, task: str, tmp_path: Path, monkeypatch) -> None:
+def test_data_writes_both_splits_and_says_so(run, task, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     output = Path("new/data")  # short, so that the table need not break it
     code, out, err = run("data", "--task", task, "--size", 50, "--test-size", 5, "--output", output, "task.step=7")
@@ -73,7 +73,7 @@ def test_data_writes_both_splits_and_says_so(run: Run, task: str, tmp_path: Path
     assert pq.read_table(output / "test.parquet")["number"].to_pylist()[0] % 7 == 0
 
 
-def test_data_takes_every_option(run: Run, task: str, tmp_path: Path) -> None:
+def test_data_takes_every_option(run, task, tmp_path):
     words = ["data", "-t", task, "-o", tmp_path / "out", "--size", 20, "--test-size", 0, "--seed", 3, "--workers", 2]
     code, *_ = run(*words, "--test-fraction", 0.5, "--template", "compact", "--format", "jsonl")
     assert code == 0
@@ -83,7 +83,7 @@ def test_data_takes_every_option(run: Run, task: str, tmp_path: Path) -> None:
     assert row["number"] > 30  # every second problem is held out
 
 
-def test_data_keeps_what_is_there(run: Run, task: str, tmp_path: Path) -> None:
+def test_data_keeps_what_is_there(run, task, tmp_path):
     words = ["data", "-t", task, "-o", tmp_path, "--size", 5, "--test-size", 5]
     assert run(*words)[0] == 0
     code, out, err = run(*words)
@@ -92,7 +92,7 @@ def test_data_keeps_what_is_there(run: Run, task: str, tmp_path: Path) -> None:
     assert run(*words, "--overwrite")[0] == 0
 
 
-def test_data_writes_all_there_is(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
+def test_data_writes_all_there_is(run, write_task, tmp_path):
     task = write_task(generate_dataset=OWN_SPLITS)
     words = ["data", "-t", task, "-o", tmp_path / "out", "--workers", 1]
     code, _, err = run(*words)
@@ -117,14 +117,14 @@ def test_data_writes_all_there_is(run: Run, write_task: Callable[..., str], tmp_
         (["task.step=0"], "only 1 different train problems"),
     ],
 )
-def test_wrong_use_is_one_line_on_stderr(run: Run, task: str, tmp_path: Path, words: list[str], problem: str) -> None:
+def test_wrong_use_is_one_line_on_stderr(run, task, tmp_path, words, problem):
     code, out, err = run("data", "-t", task, "-o", tmp_path / "out", *words)
     assert (code, out) == (2, "")
     assert problem in err
     assert len(err.splitlines()) == 1
 
 
-def test_sample_shows_prompt_truth_and_gold_completion(run: Run, task: str) -> None:
+def test_sample_shows_prompt_truth_and_gold_completion(run, task):
     code, out, err = run("sample", "--task", task, "-n", 2, "--template", "chat")
     assert (code, err) == (0, "")
     assert out.count("prompt (user)\n  chat: say ") == 2
@@ -132,7 +132,7 @@ def test_sample_shows_prompt_truth_and_gold_completion(run: Run, task: str) -> N
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_sample_prints_json(run: Run, task: str) -> None:
+def test_sample_prints_json(run, task):
     code, out, _ = run("sample", "--task", task, "-n", 3, "--split", "test", "--json", "task.step=5")
     problems = json.loads(out)
     assert code == 0
@@ -143,7 +143,7 @@ def test_sample_prints_json(run: Run, task: str) -> None:
     assert (first["score"], first["reason"]) == (1.0, "ok")
 
 
-def test_sample_of_a_task_without_solutions(run: Run, write_task: Callable[..., str]) -> None:
+def test_sample_of_a_task_without_solutions(run, write_task):
     code, out, _ = run("sample", "--task", write_task(), "-n", 1)
     assert code == 0
     assert "gold completion" not in out
@@ -151,9 +151,7 @@ def test_sample_of_a_task_without_solutions(run: Run, write_task: Callable[..., 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_unwritable_prompt_is_blamed_on_its_hook(
-    run: Run, write_task: Callable[..., str], tmp_path: Path, workers: int
-) -> None:
+def test_unwritable_prompt_is_blamed_on_its_hook(run, write_task, tmp_path, workers):
     broken = write_task(make_prompt=r"@hookimpl" + "\n" + r"def make_prompt(): return 'a\ud800'")
     code, _, err = run("data", "-t", broken, "-o", tmp_path / "out", "--size", 200, "--workers", workers)
     assert code == 2

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -14,14 +13,14 @@ GOOD = {"completion": "<answer>1</answer>", "ground_truth": 1}
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def run(capfd):
     """Run the command line: its exit code, and all that it and its workers wrote to stdout and stderr."""
 
-    def run(*words: object) -> tuple[int, str, str]:
+    def run(*words):
         with pytest.raises(SystemExit) as end:
             main([str(word) for word in words])
         out, err = capfd.readouterr()
-        return end.value.code or 0, out, err  # type: ignore[return-value]
+        return end.value.code or 0, out, err
 
     return run
 
@@ -30,7 +29,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.usefixtures("real_workers")
-def test_clean_file_ends_with_zero_and_a_summary(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
+def test_clean_file_ends_with_zero_and_a_summary(run, write_task, tmp_path):
     (tmp_path / "in.jsonl").write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD | {"ground_truth": 2}))
     code, out, err = run("score", tmp_path / "in.jsonl", "--task", write_task(), "--output", tmp_path / "out.parquet")
     assert (code, err) == (0, "")
@@ -39,9 +38,7 @@ def test_clean_file_ends_with_zero_and_a_summary(run: Run, write_task: Callable[
     assert [line.split()[:3] for line in out.splitlines()[-2:]] == [["ok", "1", "50.0%"], ["wrong", "1", "50.0%"]]
 
 
-def test_bad_rows_are_told_with_their_lines_and_end_with_one(
-    run: Run, write_task: Callable[..., str], tmp_path: Path
-) -> None:
+def test_bad_rows_are_told_with_their_lines_and_end_with_one(run, write_task, tmp_path):
     (tmp_path / "in.jsonl").write_text(f"{json.dumps(GOOD)}\n[bold]\n{json.dumps(GOOD)}\n{{}}\n")
     words = ["score", tmp_path / "in.jsonl", "-t", write_task(), "-o", tmp_path / "out.jsonl", "--workers", 1]
     code, out, err = run(*words)
@@ -54,7 +51,7 @@ def test_bad_rows_are_told_with_their_lines_and_end_with_one(
 
 
 @pytest.mark.usefixtures("real_workers")
-def test_json_stays_json_whatever_the_task_prints(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
+def test_json_stays_json_whatever_the_task_prints(run, write_task, tmp_path):
     noisy = "@hookimpl\ndef score(answer):\n    print('noise', flush=True)\n    return 1 / (int(answer) - 1)\n"
     (tmp_path / "in.jsonl").write_text(f"{json.dumps(GOOD)}\nnull\n")
     words = ["score", tmp_path / "in.jsonl", "-t", write_task(score=noisy), "-o", tmp_path / "out.jsonl", "--json"]
@@ -69,7 +66,7 @@ def test_json_stays_json_whatever_the_task_prints(run: Run, write_task: Callable
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("real_workers")
-def test_limits_are_taken(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
+def test_limits_are_taken(run, write_task, tmp_path):
     slow = "import time\n@hookimpl\ndef score(answer):\n    time.sleep(30)\n"
     (tmp_path / "in.jsonl").write_text(json.dumps(GOOD))
     words = ["score", tmp_path / "in.jsonl", "-t", write_task(score=slow), "-o", tmp_path / "out.jsonl"]
@@ -79,7 +76,7 @@ def test_limits_are_taken(run: Run, write_task: Callable[..., str], tmp_path: Pa
 
 
 @pytest.mark.parametrize("limit", ["--memory-limit", "--time-limit"])
-def test_limit_that_is_none_is_one_line(run: Run, write_task: Callable[..., str], tmp_path: Path, limit: str) -> None:
+def test_limit_that_is_none_is_one_line(run, write_task, tmp_path, limit):
     (tmp_path / "in.jsonl").write_text(json.dumps(GOOD))
     code, _, err = run("score", tmp_path / "in.jsonl", "-t", write_task(), "-o", tmp_path / "o.jsonl", limit, "inf")
     assert code == 2
@@ -87,7 +84,7 @@ def test_limit_that_is_none_is_one_line(run: Run, write_task: Callable[..., str]
     assert len(err.splitlines()) == 1
 
 
-def several(path: Path) -> Path:
+def several(path):
     """Outputs with several completions of a prompt, difficulties and lengths."""
     rows = [
         {
@@ -103,9 +100,7 @@ def several(path: Path) -> Path:
     return path
 
 
-def test_summary_tells_of_prompts_difficulty_and_tokens(
-    run: Run, write_task: Callable[..., str], tmp_path: Path
-) -> None:
+def test_summary_tells_of_prompts_difficulty_and_tokens(run, write_task, tmp_path):
     words = ["score", several(tmp_path / "in.jsonl"), "-t", write_task(), "-o", tmp_path / "out.jsonl"]
     code, out, _ = run(*words)
     assert code == 0
@@ -130,7 +125,7 @@ def test_summary_tells_of_prompts_difficulty_and_tokens(
     assert "no row at the start of the file has 'nothing'" in err
 
 
-def test_rescore_tells_what_flipped(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
+def test_rescore_tells_what_flipped(run, write_task, tmp_path):
     scored = tmp_path / "scored.parquet"
     run("score", several(tmp_path / "in.jsonl"), "-t", write_task(), "-o", scored)
     code, out, _ = run("rescore", scored, "-t", write_task())
@@ -174,9 +169,7 @@ def options():
 WANTED = "@hookimpl\ndef score(answer, options):\n    return float(answer == str(options.wanted))\n"
 
 
-def test_rescore_tells_which_options_differ_and_how_many_rows_it_compared(
-    run: Run, write_task: Callable[..., str], tmp_path: Path
-) -> None:
+def test_rescore_tells_which_options_differ_and_how_many_rows_it_compared(run, write_task, tmp_path):
     task = write_task(extra=TUNABLE, score=WANTED)
     run("score", several(tmp_path / "in.jsonl"), "-t", task, "-o", tmp_path / "scored.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "scored.jsonl").read_text().splitlines()]
@@ -199,7 +192,7 @@ def test_rescore_tells_which_options_differ_and_how_many_rows_it_compared(
     assert told["new"]["accuracy"] == 0.625
 
 
-def test_file_of_bad_rows_only_is_told_plainly(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
+def test_file_of_bad_rows_only_is_told_plainly(run, write_task, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"completion": 1}\n')
     code, out, _ = run("score", tmp_path / "in.jsonl", "-t", write_task(), "-o", tmp_path / "out.jsonl")
     assert code == 1
@@ -207,9 +200,7 @@ def test_file_of_bad_rows_only_is_told_plainly(run: Run, write_task: Callable[..
     assert "1 bad row not scored" in out
 
 
-def test_ground_truths_of_another_form_are_told_with_their_column(
-    run: Run, write_task: Callable[..., str], tmp_path: Path
-) -> None:
+def test_ground_truths_of_another_form_are_told_with_their_column(run, write_task, tmp_path):
     task = write_task(score="@hookimpl\ndef score(answer, ground_truth):\n    return ground_truth['target']\n")
     rows = [{"completion": "none", "ground_truth": "1"}, GOOD | {"ground_truth": "seven"}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -225,7 +216,7 @@ def test_ground_truths_of_another_form_are_told_with_their_column(
     assert "reward_model.ground_truth of row 1 is 2" in err
 
 
-def test_options_are_told_in_80_columns(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
+def test_options_are_told_in_80_columns(run, write_task, tmp_path):
     (tmp_path / "in.jsonl").write_text(json.dumps(GOOD))
     words = [f"task.colour={'long ' * 30}"]
     task = write_task(extra=TUNABLE, score=WANTED)
@@ -233,7 +224,7 @@ def test_options_are_told_in_80_columns(run: Run, write_task: Callable[..., str]
     assert max(map(len, out.splitlines()[1:])) <= 80
 
 
-def test_what_is_odd_in_the_grouping_is_told(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
+def test_what_is_odd_in_the_grouping_is_told(run, write_task, tmp_path):
     keyed = "".join(json.dumps(GOOD | {"extra_info": {"key": str(n // 2)}}) + "\n" for n in range(1100))
     bare = json.dumps(GOOD) + "\n"
     words = ["score", tmp_path / "in.jsonl", "-t", write_task(), "-o", tmp_path / "out.jsonl"]
@@ -246,7 +237,7 @@ def test_what_is_odd_in_the_grouping_is_told(run: Run, write_task: Callable[...,
     assert "does not identify" not in out
 
 
-def test_unknown_format_is_one_line(run: Run, write_task: Callable[..., str], tmp_path: Path) -> None:
+def test_unknown_format_is_one_line(run, write_task, tmp_path):
     code, _, err = run("score", tmp_path, "-t", write_task(), "-o", tmp_path / "o.jsonl", "--format", "lm_eval")
     assert code == 2
     assert err.startswith("error: no format 'lm_eval'; did you mean lm-eval?")
@@ -255,7 +246,7 @@ def test_unknown_format_is_one_line(run: Run, write_task: Callable[..., str], tm
 LENGTHS = {"a": (20, True), "b": (60, True), "c": (100, False)}
 
 
-def with_lengths(path: Path, **columns: str) -> Path:
+def with_lengths(path, **columns):
     """Right answers of three lengths, with what the file calls length and end."""
     rows = []
     for count, finished in LENGTHS.values():
@@ -277,8 +268,8 @@ def with_lengths(path: Path, **columns: str) -> Path:
     ],
 )
 def test_wrappers_shape_by_the_files_lengths_and_are_kept_with_the_verdicts(
-    run: Run, write_task: Callable[..., str], tmp_path: Path, column: str, kind: str, ending: str
-) -> None:
+    run, write_task, tmp_path, column, kind, ending
+):
     import pyarrow.json
     import pyarrow.parquet
 
@@ -300,9 +291,7 @@ def test_wrappers_shape_by_the_files_lengths_and_are_kept_with_the_verdicts(
     assert f"the row was scored with --wrapper '{wrapper}', and this is with no wrapper" in err
 
 
-def test_wrappers_may_be_several_and_one_needs_to_know_the_end(
-    run: Run, write_task: Callable[..., str], tmp_path: Path
-) -> None:
+def test_wrappers_may_be_several_and_one_needs_to_know_the_end(run, write_task, tmp_path):
     source = with_lengths(tmp_path / "in.jsonl", token_count="count", finished="end")
     words = ["score", source, "-t", write_task(), "-o", tmp_path / "out.jsonl", "--workers", 1]
     code, _, _ = run(*words, "--wrapper", "cosine(limit=200)", "--wrapper", "format")
@@ -322,9 +311,7 @@ def test_wrappers_may_be_several_and_one_needs_to_know_the_end(
         ({"token_count": "count"}, "overlon", "no score wrapper 'overlon'; did you mean 'overlong'?"),
     ],
 )  # fmt: skip
-def test_what_a_wrapper_lacks_is_one_line(
-    run: Run, write_task: Callable[..., str], tmp_path: Path, columns: dict[str, str], wrapper: str, problem: str
-) -> None:
+def test_what_a_wrapper_lacks_is_one_line(run, write_task, tmp_path, columns, wrapper, problem):
     source = with_lengths(tmp_path / "in.jsonl", **columns)
     code, out, err = run("score", source, "-t", write_task(), "-o", tmp_path / "o.jsonl", "--wrapper", wrapper)
     assert (code, out) == (2, "")

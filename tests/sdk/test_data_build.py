@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyzero_sdk import Item, Task, load_task
+from tinyzero_sdk import Item, load_task
 from tinyzero_sdk.data.build import write_dataset
 from tinyzero_sdk.data.files import read_rows
 from tinyzero_sdk.data.rows import row_to_item
@@ -74,7 +73,7 @@ def solve(item):
 
 
 @pytest.fixture(scope="module")
-def task_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def task_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("tasks") / "halves.py"
     path.write_text(TASK_FILE)
     return path
@@ -93,20 +92,20 @@ class Numbers:
     name: str = "numbers"
     has_own_splits: bool = False
 
-    def generate(self, split: str, size: int, *, seed: int, start: int) -> list[Item]:
+    def generate(self, split, size, *, seed, start):
         if self.endless:
             return [Item(self.keys[place % len(self.keys)]) for place in range(start, start + size)]
         return [Item(key) for key in self.keys[start : start + size]]
 
-    def item_key(self, item: Item) -> str:
+    def item_key(self, item):
         return str(item.ground_truth)
 
 
-def problems(task: Numbers, split: str, **arguments: int | float) -> tuple[list[int], str]:
+def problems(task, split, **arguments):
     """All problems of a split, and the error that ends them."""
     found = []
     try:
-        for item in iterate_split(task, split, **arguments):  # type: ignore[arg-type]
+        for item in iterate_split(task, split, **arguments):
             found.append(item.ground_truth)
     except DataError as error:
         return found, str(error)
@@ -119,9 +118,7 @@ def problems(task: Numbers, split: str, **arguments: int | float) -> tuple[list[
     block=st.integers(1, 300),
     split=st.sampled_from(["train", "test"]),
 )
-def test_split_is_the_candidates_in_order_without_repeats_whatever_the_block(
-    keys: list[int], share: float, block: int, split: str
-) -> None:
+def test_split_is_the_candidates_in_order_without_repeats_whatever_the_block(keys, share, block, split):
     expected = [key for key in dict.fromkeys(keys) if split_of_key(str(key), share) == split]
     found, error = problems(Numbers(keys), split, test_fraction=share, block=block)
     assert found == expected
@@ -130,51 +127,51 @@ def test_split_is_the_candidates_in_order_without_repeats_whatever_the_block(
 
 @settings(max_examples=25)
 @given(keys=st.lists(st.integers(), min_size=1, max_size=30), block=st.integers(1, 5000))
-def test_endless_task_with_few_problems_is_found_out_at_the_same_candidate(keys: list[int], block: int) -> None:
+def test_endless_task_with_few_problems_is_found_out_at_the_same_candidate(keys, block):
     small, big = (problems(Numbers(keys, endless=True), "train", block=size) for size in (block, 4096))
     assert small[0] == big[0] == [key for key in dict.fromkeys(keys) if split_of_key(str(key)) == "train"]
 
 
-def test_exhausted_task_says_how_many_there_are_and_were_asked_for() -> None:
+def test_exhausted_task_says_how_many_there_are_and_were_asked_for():
     task = Numbers(list(range(100)), endless=True)
     there = len(problems(task, "train")[0])
     with pytest.raises(
         DataError, match=rf"task numbers has only {there} different train problems, 1,000 were requested"
     ):
-        list(iterate_split(task, "train", size=1000))  # type: ignore[arg-type]
-    assert len(list(iterate_split(task, "train", size=there))) == there  # type: ignore[arg-type]
+        list(iterate_split(task, "train", size=1000))
+    assert len(list(iterate_split(task, "train", size=there))) == there
 
 
-def test_exhausted_task_says_what_to_type() -> None:
+def test_exhausted_task_says_what_to_type():
     with pytest.raises(ExhaustedError, match=r"--size 100, or --size all\).*change the test fraction"):
-        list(iterate_split(Numbers(list(range(107)), endless=True), "train", size=1000))  # type: ignore[arg-type]
+        list(iterate_split(Numbers(list(range(107)), endless=True), "train", size=1000))
     with pytest.raises(ExhaustedError, match=r"100 different test .*--test-size 100, or --test-size all\)$"):
-        list(iterate_split(Numbers(list(range(100)), has_own_splits=True), "test", size=1000))  # type: ignore[arg-type]
+        list(iterate_split(Numbers(list(range(100)), has_own_splits=True), "test", size=1000))
 
 
-def test_own_splits_are_kept_and_a_share_for_them_is_refused() -> None:
+def test_own_splits_are_kept_and_a_share_for_them_is_refused():
     task = Numbers(list(range(100)), has_own_splits=True)
     for split in ("train", "test"):
         assert problems(task, split)[0] == task.keys
     with pytest.raises(SettingsError, match=r"a test fraction \(0\.5\) has no effect on 'numbers'"):
-        iterate_split(task, "train", test_fraction=0.5)  # type: ignore[arg-type]
+        iterate_split(task, "train", test_fraction=0.5)
 
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, float("nan")])
-def test_share_that_leaves_a_split_empty_is_refused(share: float) -> None:
+def test_share_that_leaves_a_split_empty_is_refused(share):
     with pytest.raises(SettingsError, match="between 0 and 1"):
-        iterate_split(Numbers([1]), "train", test_fraction=share)  # type: ignore[arg-type]
+        iterate_split(Numbers([1]), "train", test_fraction=share)
 
 
-def build(task: Task, output: Path, workers: int = 1, **arguments: object) -> dict[str, bytes]:
+def build(task, output, workers=1, **arguments):
     sizes = {"train": TRAIN, "test": 100}
-    reports = write_dataset(task, output, sizes=sizes, workers=workers, **arguments)  # type: ignore[arg-type]
+    reports = write_dataset(task, output, sizes=sizes, workers=workers, **arguments)
     assert {split: report.rows for split, report in reports.items()} == sizes
     return {path.name: path.read_bytes() for path in output.iterdir()}
 
 
 @pytest.mark.slow
-def test_files_are_the_same_bytes_for_any_number_of_workers(task_file: Path, tmp_path: Path) -> None:
+def test_files_are_the_same_bytes_for_any_number_of_workers(task_file, tmp_path):
     task = load_task(task_file, options={"keys": 2000})
     one, three = (build(task, tmp_path / str(workers), workers) for workers in (1, 3))
     assert one == three
@@ -182,10 +179,10 @@ def test_files_are_the_same_bytes_for_any_number_of_workers(task_file: Path, tmp
 
 
 @pytest.mark.slow
-def test_all_problems_there_are(task_file: Path, tmp_path: Path) -> None:
+def test_all_problems_there_are(task_file, tmp_path):
     task = load_task(task_file, options={"keys": 500})
     sizes = {"train": None, "test": None}
-    reports = write_dataset(task, tmp_path, sizes=sizes, workers=2)  # type: ignore[arg-type]
+    reports = write_dataset(task, tmp_path, sizes=sizes, workers=2)
     assert sum(report.rows for report in reports.values()) == 500
     numbers = {
         row["reward_model"]["ground_truth"]["n"] for split in sizes for row in read_rows(tmp_path / f"{split}.parquet")
@@ -193,7 +190,7 @@ def test_all_problems_there_are(task_file: Path, tmp_path: Path) -> None:
     assert numbers == set(range(500))
 
 
-def test_files_hold_what_iterate_gives_and_share_no_problem(task_file: Path, tmp_path: Path) -> None:
+def test_files_hold_what_iterate_gives_and_share_no_problem(task_file, tmp_path):
     task = load_task(task_file, options={"keys": 4000})
     build(task, tmp_path, seed=5)
     train, test = (list(read_rows(tmp_path / f"{split}.parquet")) for split in ("train", "test"))
@@ -203,7 +200,7 @@ def test_files_hold_what_iterate_gives_and_share_no_problem(task_file: Path, tmp
 
 
 @pytest.mark.parametrize("template", [pytest.param("base", marks=pytest.mark.slow), "chat"])
-def test_json_lines_and_parquet_hold_the_same_rows(task_file: Path, tmp_path: Path, template: str) -> None:
+def test_json_lines_and_parquet_hold_the_same_rows(task_file, tmp_path, template):
     task = load_task(task_file)
     build(task, tmp_path, template=template)
     build(task, tmp_path, template=template, format="jsonl")
@@ -211,7 +208,7 @@ def test_json_lines_and_parquet_hold_the_same_rows(task_file: Path, tmp_path: Pa
         assert list(read_rows(tmp_path / f"{split}.jsonl")) == list(read_rows(tmp_path / f"{split}.parquet"))
 
 
-def test_ground_truths_of_several_shapes_need_json_lines(task_file: Path, tmp_path: Path) -> None:
+def test_ground_truths_of_several_shapes_need_json_lines(task_file, tmp_path):
     task = load_task(task_file, options={"shape": "mixed"})
     with pytest.raises(DataError, match="--format jsonl"):
         build(task, tmp_path)
@@ -221,7 +218,7 @@ def test_ground_truths_of_several_shapes_need_json_lines(task_file: Path, tmp_pa
     assert {tuple(truth) for truth in truths} == {("n",), ("m",)}
 
 
-def test_existing_files_are_kept_unless_told_otherwise(task_file: Path, tmp_path: Path) -> None:
+def test_existing_files_are_kept_unless_told_otherwise(task_file, tmp_path):
     task = load_task(task_file)
     (tmp_path / "test.parquet").write_text("mine")
     with pytest.raises(DataError, match=r"test\.parquet already exists"):
@@ -243,16 +240,14 @@ def test_existing_files_are_kept_unless_told_otherwise(task_file: Path, tmp_path
         ("exit", 2, "died while task 'halves'"),
     ],
 )
-def test_task_that_fails_leaves_no_file(
-    task_file: Path, tmp_path: Path, fault: str, workers: int, message: str
-) -> None:
+def test_task_that_fails_leaves_no_file(task_file, tmp_path, fault, workers, message):
     task = load_task(task_file, options={"fault": fault})
     with pytest.raises(BrokenTaskError, match=message):
         build(task, tmp_path, workers)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_too_small_a_task_leaves_no_file(task_file: Path, tmp_path: Path) -> None:
+def test_too_small_a_task_leaves_no_file(task_file, tmp_path):
     task = load_task(task_file, options={"keys": 1000})
     with pytest.raises(DataError, match="different train problems, 1,500 were requested"):
         build(task, tmp_path)

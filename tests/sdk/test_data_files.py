@@ -7,7 +7,6 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -43,28 +42,28 @@ from tinyzero_sdk.errors import DataError
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
     ],
 )
-def test_bad_line_is_told(line: bytes, problem: str) -> None:
+def test_bad_line_is_told(line, problem):
     with pytest.raises(DataError, match=problem.replace("[", r"\[")):
         parse_line(line)
 
 
 @given(row=st.dictionaries(st.text(), st.text() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)))
-def test_any_other_line_is_read_as_it_is(row: dict[str, Any]) -> None:
+def test_any_other_line_is_read_as_it_is(row):
     assert parse_line(json.dumps(row).encode()) == row
     assert parse_line(json.dumps(row, ensure_ascii=False).encode() + b"\r\n") == row
 
 
-def write(path: Path, content: bytes) -> Path:
+def write(path, content):
     path.write_bytes(content)
     return path
 
 
-def test_byte_order_mark_blank_lines_and_carriage_returns_are_no_fault(tmp_path: Path) -> None:
+def test_byte_order_mark_blank_lines_and_carriage_returns_are_no_fault(tmp_path):
     path = write(tmp_path / "a.jsonl", b'\xef\xbb\xbf{"a": 1}\r\n\r\n  \n{"a": "\\u0000\\ud83d\\ude00"}')
     assert list(read_rows(path)) == [{"a": 1}, {"a": "\0😀"}]
 
 
-def test_bad_lines_have_their_numbers_and_the_others_are_read(tmp_path: Path) -> None:
+def test_bad_lines_have_their_numbers_and_the_others_are_read(tmp_path):
     path = write(tmp_path / "a.jsonl", b'\n{"a": 1}\nx\n{"a": 2}\n{"a": NaN}\n')
     (block,) = read_blocks(path)
     assert (block.numbers, [row.number for row in block.bad], block.progress) == ([2, 4], [3, 5], 1.0)
@@ -72,7 +71,7 @@ def test_bad_lines_have_their_numbers_and_the_others_are_read(tmp_path: Path) ->
         list(read_rows(path))
 
 
-def test_line_too_long_for_memory_is_one_bad_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_too_long_for_memory_is_one_bad_line(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_MAX_LINE", 64)
     long = json.dumps({"a": "x" * 1000}).encode()
     path = write(tmp_path / "a.jsonl", b'{"a": 1}\n' + long + b'\n{"a": 2}\n')
@@ -80,7 +79,7 @@ def test_line_too_long_for_memory_is_one_bad_line(tmp_path: Path, monkeypatch: p
     assert (block.numbers, [row.number for row in block.bad]) == ([1, 3], [2])
 
 
-def test_blocks_are_small_however_long_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_small_however_long_the_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_BLOCK_BYTES", 3000)
     path = write(tmp_path / "a.jsonl", (json.dumps({"a": "x" * 1000}).encode() + b"\n") * 10)
     blocks = list(read_blocks(path))
@@ -89,21 +88,21 @@ def test_blocks_are_small_however_long_the_lines(tmp_path: Path, monkeypatch: py
 
 
 @pytest.fixture
-def parquet(tmp_path: Path) -> Path:
+def parquet(tmp_path):
     path = tmp_path / "a.parquet"
     with ParquetWriter(path) as writer:
         writer.write(pa.table({"n": range(2000), "text": [f"row {n * n}" for n in range(2000)]}))
     return path
 
 
-def test_truncated_parquet_is_refused(parquet: Path) -> None:
+def test_truncated_parquet_is_refused(parquet):
     whole = parquet.read_bytes()
     for sixteenth in range(16):
         with pytest.raises(DataError, match="not Parquet, or damaged"):
             list(read_rows(write(parquet, whole[: len(whole) * sixteenth // 16])))
 
 
-def test_flipped_bits_never_read_as_other_data(parquet: Path) -> None:
+def test_flipped_bits_never_read_as_other_data(parquet):
     whole, rows = parquet.read_bytes(), list(read_rows(parquet))
     dice = random.Random(0)
     noticed = 0
@@ -119,7 +118,7 @@ def test_flipped_bits_never_read_as_other_data(parquet: Path) -> None:
     assert noticed > 90
 
 
-def test_text_of_a_parquet_file_that_is_not_unicode_is_a_bad_row(tmp_path: Path) -> None:
+def test_text_of_a_parquet_file_that_is_not_unicode_is_a_bad_row(tmp_path):
     text = pa.array([b"good", b"\xff\xfe", b"fine"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet")
     (block,) = read_blocks(tmp_path / "a.parquet")
@@ -131,12 +130,12 @@ def test_text_of_a_parquet_file_that_is_not_unicode_is_a_bad_row(tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "problem"), [("a.csv", "ends in .csv; expected"), ("a", "nothing"), ("none.jsonl", "No such file")]
 )
-def test_file_that_cannot_be_read_is_told(tmp_path: Path, name: str, problem: str) -> None:
+def test_file_that_cannot_be_read_is_told(tmp_path, name, problem):
     with pytest.raises(DataError, match=problem):
         list(read_rows(tmp_path / name))
 
 
-def test_failed_writing_keeps_the_old_file_and_leaves_no_litter(tmp_path: Path) -> None:
+def test_failed_writing_keeps_the_old_file_and_leaves_no_litter(tmp_path):
     path = write(tmp_path / "a.jsonl", b"old")
     with pytest.raises(ZeroDivisionError), replacing(path) as temporary:
         temporary.write_text(f"half {1 / 0}")
@@ -148,7 +147,7 @@ def test_failed_writing_keeps_the_old_file_and_leaves_no_litter(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_what_a_killed_process_left_is_swept_and_what_is_in_use_is_not(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_swept_and_what_is_in_use_is_not(tmp_path):
     path = tmp_path / "a[1].jsonl"  # no pattern
     script = f"""
 import os, pathlib, signal
@@ -171,7 +170,7 @@ with replacing(pathlib.Path({str(path)!r})) as temporary:
     assert sorted(file.name for file in tmp_path.iterdir()) == [".a1.jsonl.00000000.tmp", "a[1].jsonl"]
 
 
-def test_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+def test_full_disk_is_told_with_the_file(tmp_path):
     with pytest.raises(DataError, match=r"cannot write .*a\.jsonl: No space left"), replacing(tmp_path / "a.jsonl"):
         raise OSError(28, "No space left on device")
 
@@ -179,9 +178,7 @@ def test_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
 @pytest.mark.slow
 @settings(max_examples=20)
 @given(cuts=st.lists(st.integers(0, 40_000), max_size=4))
-def test_how_tables_are_cut_does_not_show_in_the_file(
-    tmp_path_factory: pytest.TempPathFactory, cuts: list[int]
-) -> None:
+def test_how_tables_are_cut_does_not_show_in_the_file(tmp_path_factory, cuts):
     table = pa.table({"n": range(40_000)})
     folder = tmp_path_factory.mktemp("cuts")
     borders = [0, *sorted(cuts), len(table)]
@@ -192,7 +189,7 @@ def test_how_tables_are_cut_does_not_show_in_the_file(
     assert (folder / "whole").read_bytes() == (folder / "cut").read_bytes()
 
 
-def test_json_lines_are_strict_json(tmp_path: Path) -> None:
+def test_json_lines_are_strict_json(tmp_path):
     with JsonLinesWriter(tmp_path / "a.jsonl") as writer:
         writer.write([{"a": [math.nan, {"b": math.inf}], "c": "é\u2028"}, {"a": 1.5}])
     text = (tmp_path / "a.jsonl").read_text()
@@ -200,7 +197,7 @@ def test_json_lines_are_strict_json(tmp_path: Path) -> None:
     assert list(read_rows(tmp_path / "a.jsonl")) == [{"a": [None, {"b": None}], "c": "é\u2028"}, {"a": 1.5}]
 
 
-def test_rows_that_fit_no_common_type_are_singled_out() -> None:
+def test_rows_that_fit_no_common_type_are_singled_out():
     first = [{"a": 1, "b": {"x": 1}}, {"a": "one"}, {"a": 2.5, "c": [None]}]
     second = [{"a": None, "b": {"y": "z"}}, {"b": 3}, {"c": [1]}, {"c": [2**70]}]
     schema = infer_schema([first, second])
@@ -216,19 +213,19 @@ def test_rows_that_fit_no_common_type_are_singled_out() -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.timestamp("ns"), pa.binary(), pa.list_(pa.struct({"x": pa.decimal128(5)}))])
-def test_columns_that_json_cannot_hold_are_refused(kind: pa.DataType) -> None:
+def test_columns_that_json_cannot_hold_are_refused(kind):
     fine = pa.schema({"a": pa.list_(pa.struct({"x": pa.float32()})), "b": pa.dictionary(pa.int8(), pa.string())})
     check_json_types(Path("a"), fine)
     with pytest.raises(DataError, match="column 'when' of a is"):
         check_json_types(Path("a"), fine.append(pa.field("when", kind)))
 
 
-def test_what_parquet_cannot_hold_is_told(tmp_path: Path) -> None:
+def test_what_parquet_cannot_hold_is_told(tmp_path):
     with pytest.raises(DataError, match=r"write \.jsonl instead"), ParquetWriter(tmp_path / "a.parquet") as writer:
         writer.write(pa.table({"a": pa.array([{}, {}])}))
 
 
-def test_column_that_changes_its_type_is_told(tmp_path: Path) -> None:
+def test_column_that_changes_its_type_is_told(tmp_path):
     with ParquetWriter(tmp_path / "a.parquet") as writer:
         writer.write(pa.table({"a": [1]}))
         with pytest.raises(DataError, match="changes its type"):

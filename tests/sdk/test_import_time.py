@@ -12,7 +12,7 @@ LIBRARY = "import asyncio, http.server, logging.config, multiprocessing.pool, un
 HELP = "import sys; sys.argv = ['tinyzero', '--help']\nfrom tinyzero_sdk.cli import main\nmain()"
 
 
-def processor_seconds(code: str) -> float:
+def processor_seconds(code):
     """What `python -c code` costs; unlike the time on the wall it hardly depends on what else is running."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=True)

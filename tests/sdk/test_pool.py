@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_sdk import Completion, Score, Task, load_task
+from tinyzero_sdk import Completion, Score, load_task
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, VersionMismatchError
 from tinyzero_sdk.scoring.batches import CompletionBatch, PackedText, ScoreColumns
 from tinyzero_sdk.scoring.pool import ScoringPool
@@ -88,34 +87,34 @@ FATE = {
 
 
 @pytest.fixture
-def hostile(write_task: Callable[..., str]) -> Task:
+def hostile(write_task):
     return load_task(write_task("hostile", score=HOSTILE_SCORE))
 
 
 @pytest.fixture
-def mild(write_task: Callable[..., str]) -> Task:
+def mild(write_task):
     return load_task(write_task("mild"))
 
 
-def tagged(answer: object) -> Completion:
+def tagged(answer):
     return Completion(f"<answer>{answer}</answer>")
 
 
-def right_and(answers: list[str], count: int) -> tuple[list[Completion], list[object]]:
+def right_and(answers, count):
     """`count` right answers with the given ones strewn among them, and the ground truths."""
     every = count // len(answers)
     said = [answers[n // every % len(answers)] if n % every == every // 2 else n for n in range(count)]
     return [tagged(answer) for answer in said], [{"n": n} if answer == "change" else n for n, answer in enumerate(said)]
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
 
-def eventually(condition: Callable[[], bool]) -> bool:
+def eventually(condition):
     end = time.monotonic() + 60  # a bound for machines that are busy
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
@@ -123,7 +122,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.slow
-def test_hostile_answers_cost_themselves_only(hostile: Task, capfd: pytest.CaptureFixture[str]) -> None:
+def test_hostile_answers_cost_themselves_only(hostile, capfd):
     completions, truths = right_and(list(FATE), 200)
     with ScoringPool(hostile, workers=2, time_limit=0.5) as pool:
         scores = pool.score(completions, truths)
@@ -143,7 +142,7 @@ def test_hostile_answers_cost_themselves_only(hostile: Task, capfd: pytest.Captu
 
 
 @pytest.mark.slow
-def test_verdicts_are_those_of_the_task_for_any_number_of_workers(mild: Task) -> None:
+def test_verdicts_are_those_of_the_task_for_any_number_of_workers(mild):
     completions = [tagged(n % 7) if n % 5 else Completion("?" * n, n, False) for n in range(300)]
     truths: list[object] = [n % 11 for n in range(300)]
     serial = [mild.score_completion(done, truth) for done, truth in zip(completions, truths, strict=True)]
@@ -153,7 +152,7 @@ def test_verdicts_are_those_of_the_task_for_any_number_of_workers(mild: Task) ->
             assert pool.score([], []) == []
 
 
-def test_wrappers_see_length_and_truncation_and_their_parts_come_back(write_task: Callable[..., str]) -> None:
+def test_wrappers_see_length_and_truncation_and_their_parts_come_back(write_task):
     code = """
 @hookimpl(wrapper=True)
 def score_completion(completion):
@@ -168,14 +167,14 @@ def score_completion(completion):
 
 
 @pytest.mark.slow
-def test_clock_starts_with_the_answer_not_with_the_batch(hostile: Task) -> None:
+def test_clock_starts_with_the_answer_not_with_the_batch(hostile):
     with ScoringPool(hostile, time_limit=0.4) as pool:
         scores = pool.score([tagged("nap")] * 5, [0] * 5)
     assert [score.reason for score in scores] == ["wrong"] * 5
 
 
 @pytest.mark.slow
-def test_answers_done_before_a_kill_are_not_done_again(hostile: Task, tmp_path: Path) -> None:
+def test_answers_done_before_a_kill_are_not_done_again(hostile, tmp_path):
     log, child = tmp_path / "log", tmp_path / "child"
     answers = [f"log {log}", f"log {log}", f"child {child}", *range(3, 16)]
     with ScoringPool(hostile, time_limit=0.5) as pool:  # one worker takes 16 answers in jobs of four
@@ -187,7 +186,7 @@ def test_answers_done_before_a_kill_are_not_done_again(hostile: Task, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_answers_that_fork_or_close_the_socket_cost_themselves_only(hostile: Task, workers: int) -> None:
+def test_answers_that_fork_or_close_the_socket_cost_themselves_only(hostile, workers):
     completions, truths = right_and(["fork", "close", "fork close"], 60)
     completions[-1] = tagged("close")
     with ScoringPool(hostile, workers=workers) as pool:
@@ -203,11 +202,11 @@ def test_answers_that_fork_or_close_the_socket_cost_themselves_only(hostile: Tas
             assert sum(score.correct for score in scores) == 56
 
 
-def test_calls_from_many_threads_take_turns(mild: Task) -> None:
+def test_calls_from_many_threads_take_turns(mild):
     found: dict[int, bool] = {}
     with ScoringPool(mild, workers=2) as pool:
 
-        def call(number: int) -> None:
+        def call(number):
             scores = pool.score([tagged(n) for n in range(50)], [n + number % 2 for n in range(50)])
             found[number] = all(score.correct == (number % 2 == 0) for score in scores)
 
@@ -220,14 +219,14 @@ def test_calls_from_many_threads_take_turns(mild: Task) -> None:
 
 
 @pytest.mark.slow
-def test_leaking_scorer_gets_fresh_workers_before_it_fails(hostile: Task) -> None:
+def test_leaking_scorer_gets_fresh_workers_before_it_fails(hostile):
     with ScoringPool(hostile, memory_limit_gb=0.5) as pool:
         scores = pool.score([tagged("hoard")] * 20, [0] * 20)
     assert [score.reason for score in scores] == ["wrong"] * 20
 
 
 @pytest.mark.slow
-def test_interrupted_call_does_not_confuse_the_next(hostile: Task) -> None:
+def test_interrupted_call_does_not_confuse_the_next(hostile):
     with ScoringPool(hostile, workers=2) as pool:
         pool.score([tagged(0)], [0])
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -237,7 +236,7 @@ def test_interrupted_call_does_not_confuse_the_next(hostile: Task) -> None:
 
 
 @pytest.fixture
-def parent(hostile: Task, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def parent(hostile, tmp_path):
     """A script without a main guard that hangs in a pool; it writes its workers' numbers to the file `pids`."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -261,7 +260,7 @@ pool.score([Completion("<answer>C loop {tmp_path}/mark</answer>")] * 8, [1] * 8)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker in a C call ends with that call")
-def test_workers_die_with_their_parent_even_in_a_c_call(parent: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_workers_die_with_their_parent_even_in_a_c_call(parent, tmp_path):
     assert eventually((tmp_path / "pids").exists)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert eventually(lambda: all((tmp_path / f"mark.{pid}").exists() for pid in pids))
@@ -270,14 +269,14 @@ def test_workers_die_with_their_parent_even_in_a_c_call(parent: subprocess.Popen
     assert eventually(lambda: not any(is_alive(pid) for pid in pids))
 
 
-def test_worker_refuses_another_version_of_the_task(write_task: Callable[..., str]) -> None:
+def test_worker_refuses_another_version_of_the_task(write_task):
     task = load_task(write_task("say"))
     write_task("say", solve="@hookimpl\ndef solve(item):\n    return None\n")
     with ScoringPool(task) as pool, pytest.raises(VersionMismatchError, match="task 'say'"):
         pool.score([tagged(1)], [1])
 
 
-def test_task_that_kills_its_process_on_import_is_told(write_task: Callable[..., str], tmp_path: Path) -> None:
+def test_task_that_kills_its_process_on_import_is_told(write_task, tmp_path):
     code = f"import os, pathlib\nif pathlib.Path({str(tmp_path / 'armed')!r}).exists():\n    os._exit(1)\n"
     task = load_task(write_task("bomb", top=code))
     (tmp_path / "armed").touch()
@@ -285,7 +284,7 @@ def test_task_that_kills_its_process_on_import_is_told(write_task: Callable[...,
         pool.score([tagged(1)], [1])
 
 
-def test_memory_limit_below_what_the_task_needs_is_told(mild: Task) -> None:
+def test_memory_limit_below_what_the_task_needs_is_told(mild):
     with ScoringPool(mild, memory_limit_gb=0.01) as pool, pytest.raises(BrokenTaskError, match="raise memory_limit_gb"):
         pool.score([tagged(1)], [1])
 
@@ -300,21 +299,21 @@ def test_memory_limit_below_what_the_task_needs_is_told(mild: Task) -> None:
         {"memory_limit_gb": float("nan")},
     ],
 )
-def test_impossible_settings_are_refused(mild: Task, setting: dict[str, float]) -> None:
+def test_impossible_settings_are_refused(mild, setting):
     with pytest.raises(SettingsError, match="above 0"):
-        ScoringPool(mild, **setting)  # type: ignore[arg-type]
+        ScoringPool(mild, **setting)
 
 
-def test_lists_of_unlike_length_are_refused(mild: Task) -> None:
+def test_lists_of_unlike_length_are_refused(mild):
     with ScoringPool(mild) as pool, pytest.raises(ValueError, match="2 completions and 1 ground truths"):
         pool.score([tagged(1), tagged(2)], [1])
 
 
 @pytest.mark.slow
-def test_stream_passes_batches_on_in_order_while_one_hangs(hostile: Task) -> None:
+def test_stream_passes_batches_on_in_order_while_one_hangs(hostile):
     taken: list[int] = []
 
-    def batches() -> Iterator[CompletionBatch]:
+    def batches():
         for number in range(12):
             taken.append(number)
             texts = [tagged("sleep" if number == 1 and n == 3 else n) for n in range(50)] if number != 5 else []
@@ -328,11 +327,11 @@ def test_stream_passes_batches_on_in_order_while_one_hangs(hostile: Task) -> Non
     assert sizes == [(50, 1), (50, 0), (50, 0), (50, 0), (0, 0), *[(50, 0)] * 6]
 
 
-def test_stream_holds_no_more_than_it_may(mild: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_holds_no_more_than_it_may(mild, monkeypatch):
     monkeypatch.setattr("tinyzero_sdk.scoring.pool._MOST_WAITING", 100)
     held: list[int] = []
 
-    def batches() -> Iterator[CompletionBatch]:
+    def batches():
         for _ in range(20):
             held.append(1)
             yield CompletionBatch([Completion("x" * 60)], [0])
@@ -344,8 +343,8 @@ def test_stream_holds_no_more_than_it_may(mild: Task, monkeypatch: pytest.Monkey
     assert held == []
 
 
-def test_broken_source_leaves_a_pool_that_works(hostile: Task) -> None:
-    def batches() -> Iterator[CompletionBatch]:
+def test_broken_source_leaves_a_pool_that_works(hostile):
+    def batches():
         yield CompletionBatch([tagged("nap")] * 20, [0] * 20)
         raise OSError("gone")
 
@@ -360,7 +359,7 @@ def test_broken_source_leaves_a_pool_that_works(hostile: Task) -> None:
 
 
 @pytest.mark.slow
-def test_successor_starts_while_a_hanging_worker_uses_up_its_time(hostile: Task) -> None:
+def test_successor_starts_while_a_hanging_worker_uses_up_its_time(hostile):
     with ScoringPool(hostile, workers=1, time_limit=0.6) as pool:
         pool.score([tagged(1)], [1])
         started = time.monotonic()
@@ -371,13 +370,13 @@ def test_successor_starts_while_a_hanging_worker_uses_up_its_time(hostile: Task)
 
 
 @given(texts=st.lists(st.text("aé\0😀", max_size=4), max_size=5))
-def test_packed_texts_come_out_as_they_were(texts: list[str]) -> None:
+def test_packed_texts_come_out_as_they_were(texts):
     data = [text.encode() for text in texts]
     offsets = array("q", [0, *accumulate(map(len, data))])
     assert PackedText(b"".join(data), offsets).unpack() == texts
 
 
-def test_verdicts_are_kept_by_place() -> None:
+def test_verdicts_are_kept_by_place():
     scores = [Score(0.5, False, "wrong", "a", {"x": 1.0}, True), Score(1.0, True), Score(0.0, False, "no_answer")]
     whole = ScoreColumns()
     for score in scores:

@@ -5,9 +5,7 @@ cut down to what is read); verl's are written here, with the keys of its `_dump_
 import json
 import shutil
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pyarrow as pa
@@ -15,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tinyzero_sdk import load_task
-from tinyzero_sdk.data.files import BadRow, read_rows
+from tinyzero_sdk.data.files import read_rows
 from tinyzero_sdk.errors import DataError, SettingsError
 from tinyzero_sdk.scoring.outputs import Provenance
 from tinyzero_sdk.scoring.readers import READERS, find_reader
@@ -26,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("scored_here")
 FILES = Path(__file__).parent / "readers"
 
 
-def read(name: str, path: Path) -> tuple[list[dict[str, Any]], list[BadRow]]:
+def read(name, path):
     """The rows and the bad rows that a reader finds."""
     blocks = list(find_reader(name, path).read(path))
     assert blocks[-1].progress == 1.0
@@ -35,13 +33,13 @@ def read(name: str, path: Path) -> tuple[list[dict[str, Any]], list[BadRow]]:
     return rows, [bad for block in blocks for bad in block.bad]
 
 
-def verl_line(**changes: Any) -> str:
+def verl_line(**changes):
     return json.dumps(
         {"input": "Say 1.", "output": "<answer>1</answer>", "gts": "1", "score": 0.5, "step": 3, "acc": True} | changes
     )
 
 
-def test_verl_rollouts_of_all_steps_come_in_the_order_of_the_steps(tmp_path: Path) -> None:
+def test_verl_rollouts_of_all_steps_come_in_the_order_of_the_steps(tmp_path):
     (tmp_path / "10.jsonl").write_text(verl_line(step=10) + "\n")
     (tmp_path / "9.jsonl").write_text(f"{verl_line(step=9)}\n{verl_line(gts=None)}\n{verl_line()}\n")
     rows, bad = read("verl", tmp_path)
@@ -59,7 +57,7 @@ def test_verl_rollouts_of_all_steps_come_in_the_order_of_the_steps(tmp_path: Pat
     assert numbers == [1, 3, 4]
 
 
-def test_lm_eval_samples_count_once_though_each_filter_logs_them() -> None:
+def test_lm_eval_samples_count_once_though_each_filter_logs_them():
     rows, bad = read("lm-eval", FILES / "lm_eval-0.4.13.jsonl")
     assert bad == []
     assert [(row["completion"][-4:], row["ground_truth"], row["extra_info"]["index"]) for row in rows] == [
@@ -72,16 +70,14 @@ def test_lm_eval_samples_count_once_though_each_filter_logs_them() -> None:
     assert rows[0]["doc"]["question"] == "What is 6*7?"
 
 
-def test_lm_eval_samples_of_likelihood_cannot_be_scored(tmp_path: Path) -> None:
+def test_lm_eval_samples_of_likelihood_cannot_be_scored(tmp_path):
     path = tmp_path / "samples_x.jsonl"
     path.write_text(json.dumps({"doc_id": 0, "target": "1", "resps": [[["-1.5", "False"]]], "filter": "none"}))
     _, bad = read("lm-eval", tmp_path)
     assert "those by likelihood" in bad[0].problem
 
 
-def test_columns_of_verl_that_scoring_would_replace_are_kept_beside_it(
-    write_task: Callable[..., str], tmp_path: Path
-) -> None:
+def test_columns_of_verl_that_scoring_would_replace_are_kept_beside_it(write_task, tmp_path):
     names = ["score", "correct", "reason", "answer", *Provenance._fields]
     source, output = tmp_path / "1.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(verl_line(**{name: "theirs"}) + "\n" for name in names))
@@ -94,9 +90,7 @@ def test_columns_of_verl_that_scoring_would_replace_are_kept_beside_it(
 @pytest.mark.parametrize(
     ("name", "ours"), [("prompt", "Say 1."), ("completion", "<answer>1</answer>"), ("ground_truth", "1")]
 )
-def test_what_a_reward_function_returned_does_not_stand_for_what_verl_dumped(
-    tmp_path: Path, name: str, ours: str
-) -> None:
+def test_what_a_reward_function_returned_does_not_stand_for_what_verl_dumped(tmp_path, name, ours):
     (tmp_path / "1.jsonl").write_text(verl_line(**{name: "theirs"}))
     [row], _ = read("verl", tmp_path)
     assert (row[name], row[f"verl_{name}"]) == (ours, "theirs")
@@ -106,7 +100,7 @@ LM_EVAL = {"doc_id": 0, "target": "1", "resps": [["1"]], "filter": "none"}
 INSPECT = {"id": 1, "target": "1", "output": {"choices": [{"message": {"content": "1"}}]}}
 
 
-def test_tasks_of_lm_eval_in_one_folder_have_filters_and_keys_of_their_own(tmp_path: Path) -> None:
+def test_tasks_of_lm_eval_in_one_folder_have_filters_and_keys_of_their_own(tmp_path):
     for task, names in {"gsm8k": ("strict", "flexible"), "svamp": ("none",), "mixed": ("a", "none")}.items():
         lines = [LM_EVAL | {"filter": name, "doc_id": number} for name in names for number in (0, 1)]
         if task == "mixed":
@@ -120,7 +114,7 @@ def test_tasks_of_lm_eval_in_one_folder_have_filters_and_keys_of_their_own(tmp_p
     assert bad == []
 
 
-def test_logs_of_inspect_in_one_folder_keep_their_samples_apart(tmp_path: Path) -> None:
+def test_logs_of_inspect_in_one_folder_keep_their_samples_apart(tmp_path):
     for name in ("a.json", "b.json"):
         (tmp_path / name).write_text(json.dumps({"eval": {"task": name}, "samples": [INSPECT, INSPECT | {"epoch": 2}]}))
     rows, _ = read("inspect", tmp_path)
@@ -128,7 +122,7 @@ def test_logs_of_inspect_in_one_folder_keep_their_samples_apart(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("resps", [None, "42", 5, {"a": ["1"]}, [], [[]], [None], [[1]]])
-def test_one_odd_sample_of_lm_eval_costs_itself_only(tmp_path: Path, resps: Any) -> None:
+def test_one_odd_sample_of_lm_eval_costs_itself_only(tmp_path, resps):
     lines = [LM_EVAL, LM_EVAL | {"resps": resps}, LM_EVAL]
     (tmp_path / "samples_x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     rows, bad = read("lm-eval", tmp_path)
@@ -149,7 +143,7 @@ def test_one_odd_sample_of_lm_eval_costs_itself_only(tmp_path: Path, resps: Any)
         {"attachments": ["x"], "input": "attachment://x"},
     ],
 )
-def test_one_odd_sample_of_inspect_costs_itself_only(tmp_path: Path, odd: dict[str, Any]) -> None:
+def test_one_odd_sample_of_inspect_costs_itself_only(tmp_path, odd):
     log = {"eval": {"task": "t"}, "samples": [INSPECT, INSPECT | odd, "x", INSPECT]}
     (tmp_path / "a.json").write_text(json.dumps(log))
     rows, bad = read("inspect", tmp_path)
@@ -159,14 +153,14 @@ def test_one_odd_sample_of_inspect_costs_itself_only(tmp_path: Path, odd: dict[s
     assert "a str; expected a sample" in bad[1].problem
 
 
-def test_inspect_samples_that_are_no_list_are_told(tmp_path: Path) -> None:
+def test_inspect_samples_that_are_no_list_are_told(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"eval": {"task": "t"}, "samples": 5}))
     with pytest.raises(DataError, match="not a log of Inspect, or damaged: its samples are not a list"):
         read("inspect", tmp_path)
 
 
 @pytest.mark.parametrize("ending", ["eval", "json"])
-def test_inspect_logs_give_a_row_for_each_choice(ending: str) -> None:
+def test_inspect_logs_give_a_row_for_each_choice(ending):
     rows, bad = read("inspect", FILES / f"inspect_ai-0.3.285.{ending}")
     assert bad == []
     found = sorted((row["extra_info"]["key"], row["epoch"], row["completion"], row["ground_truth"]) for row in rows)
@@ -182,7 +176,7 @@ def test_inspect_logs_give_a_row_for_each_choice(ending: str) -> None:
     assert json.loads(next(row for row in rows if row["extra_info"]["key"].endswith(":a"))["metadata"]) == {"level": 1}
 
 
-def test_inspect_samples_without_output_are_bad_and_attachments_are_put_in(tmp_path: Path) -> None:
+def test_inspect_samples_without_output_are_bad_and_attachments_are_put_in(tmp_path):
     good = {
         "id": 1,
         "epoch": 1,
@@ -216,13 +210,13 @@ def test_inspect_samples_without_output_are_bad_and_attachments_are_put_in(tmp_p
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"PK", b"\xff"])
 @pytest.mark.parametrize("name", ["a.eval", "a.json"])
-def test_other_files_are_no_logs_of_inspect(tmp_path: Path, name: str, content: bytes) -> None:
+def test_other_files_are_no_logs_of_inspect(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match="not a log of Inspect"):
         read("inspect", tmp_path / name)
 
 
-def test_folder_of_save_to_disk_is_read_in_its_order(tmp_path: Path) -> None:
+def test_folder_of_save_to_disk_is_read_in_its_order(tmp_path):
     rows = {"question": [f"q{n}" for n in range(2500)], "answer": [str(n) for n in range(2500)]}
     rows["response"] = [f"<answer>{n}</answer>" for n in range(2500)]
     made = datasets.Dataset.from_dict(rows)
@@ -238,7 +232,7 @@ def test_folder_of_save_to_disk_is_read_in_its_order(tmp_path: Path) -> None:
         read("hf", tmp_path / "two")
 
 
-def test_folder_of_parquet_files_with_lists_of_completions(tmp_path: Path) -> None:
+def test_folder_of_parquet_files_with_lists_of_completions(tmp_path):
     for place, texts in enumerate([[["a", "b"], []], [["c"]]]):
         pq.write_table(
             pa.table({"generations": texts, "target": ["1", "2"][: len(texts)]}), tmp_path / f"{place}.parquet"
@@ -254,7 +248,7 @@ def test_folder_of_parquet_files_with_lists_of_completions(tmp_path: Path) -> No
         read("hf", Path(shutil.os.mkdir(tmp_path / "empty") or tmp_path / "empty"))
 
 
-def test_completions_of_a_record_have_its_number_as_their_key(tmp_path: Path) -> None:
+def test_completions_of_a_record_have_its_number_as_their_key(tmp_path):
     for place, texts in enumerate([[["a", "b"], ["c"]], [["d", "e"]]]):
         pq.write_table(pa.table({"completions": texts, "target": ["1"] * len(texts)}), tmp_path / f"{place}.parquet")
     rows, _ = read("hf", tmp_path)
@@ -266,7 +260,7 @@ def test_completions_of_a_record_have_its_number_as_their_key(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["question", "problem", "query"])
-def test_a_question_is_a_prompt(tmp_path: Path, name: str) -> None:
+def test_a_question_is_a_prompt(tmp_path, name):
     pq.write_table(pa.table({"output": ["1"], "target": ["1"], name: ["Say 1."]}), tmp_path / "0.parquet")
     [row], _ = read("hf", tmp_path)
     assert row == {"completion": "1", "target": "1", name: "Say 1.", "prompt": "Say 1.", "ground_truth": "1"}
@@ -283,7 +277,7 @@ def test_a_question_is_a_prompt(tmp_path: Path, name: str) -> None:
         (["test_a", "other"], None),
     ],
 )
-def test_splits_in_one_folder_are_not_mixed(tmp_path: Path, names: list[str], splits: str | None) -> None:
+def test_splits_in_one_folder_are_not_mixed(tmp_path, names, splits):
     for name in names:
         pq.write_table(pa.table({"output": ["1"], "target": ["1"]}), tmp_path / f"{name}.parquet")
     if splits is None:
@@ -294,7 +288,7 @@ def test_splits_in_one_folder_are_not_mixed(tmp_path: Path, names: list[str], sp
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_rows_without_a_completion_are_listed_and_the_numbers_stay(tmp_path: Path, large: bool) -> None:
+def test_rows_without_a_completion_are_listed_and_the_numbers_stay(tmp_path, large):
     kind = (pa.large_list if large else pa.list_)(pa.string())
     for place, texts in enumerate([[["a"], [], None, ["b", "c"], []], [["d"], None]]):
         table = pa.table({"completions": pa.array(texts, kind), "target": ["1"] * len(texts)})
@@ -308,21 +302,21 @@ def test_rows_without_a_completion_are_listed_and_the_numbers_stay(tmp_path: Pat
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "5", '{"splits": 5}', '{"splits": []}', '{"splits": [{}]}'])
-def test_a_broken_list_of_splits_is_told(tmp_path: Path, content: str) -> None:
+def test_a_broken_list_of_splits_is_told(tmp_path, content):
     (tmp_path / "dataset_dict.json").write_text(content)
     with pytest.raises(DataError, match=r"dataset_dict\.json .*save_to_disk"):
         read("hf", tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"_data_files": ["x"]}', '{"_data_files": [{"filename": 5}]}'])
-def test_a_broken_list_of_files_is_told(tmp_path: Path, content: str) -> None:
+def test_a_broken_list_of_files_is_told(tmp_path, content):
     (tmp_path / "state.json").write_text(content)
     with pytest.raises(DataError, match=r"state\.json .*save_to_disk"):
         read("hf", tmp_path)
 
 
 @pytest.mark.parametrize("into", ["jsonl", "parquet"])
-def test_outputs_of_others_are_scored_as_they_are(write_task: Callable[..., str], tmp_path: Path, into: str) -> None:
+def test_outputs_of_others_are_scored_as_they_are(write_task, tmp_path, into):
     code = "@hookimpl\ndef extract_answer(completion):\n    return completion.rpartition('####')[2].strip()\n"
     task = load_task(write_task(extract_answer=code))
     for name, file in (("lm-eval", "lm_eval-0.4.13.jsonl"), ("inspect", "inspect_ai-0.3.285.eval")):
@@ -332,7 +326,7 @@ def test_outputs_of_others_are_scored_as_they_are(write_task: Callable[..., str]
         assert report.correct == (2 if name == "lm-eval" else 3)
 
 
-def test_ground_truth_that_the_task_cannot_use_is_told(write_task: Callable[..., str], tmp_path: Path) -> None:
+def test_ground_truth_that_the_task_cannot_use_is_told(write_task, tmp_path):
     code = "@hookimpl\ndef score(answer, ground_truth):\n    return float(ground_truth['target'] == 1)\n"
     task = load_task(write_task(score=code))
     (tmp_path / "1.jsonl").write_text(f"{verl_line()}\n{verl_line()}\n")
@@ -340,7 +334,7 @@ def test_ground_truth_that_the_task_cannot_use_is_told(write_task: Callable[...,
         score_file(task, tmp_path / "1.jsonl", tmp_path / "out.jsonl", format="verl")
 
 
-def test_formats_have_names(tmp_path: Path) -> None:
+def test_formats_have_names(tmp_path):
     assert list(READERS) == ["rows", "verl", "lm-eval", "inspect", "hf"]
     with pytest.raises(SettingsError, match="did you mean lm-eval"):
         find_reader("lmeval", tmp_path)

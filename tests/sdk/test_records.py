@@ -26,7 +26,7 @@ def test_record_is_frozen_and_pickles(record):
 
 
 def test_defaults_are_not_shared():
-    Score(1.0, True).parts["length"] = -1.0  # type: ignore[index]
+    Score(1.0, True).parts["length"] = -1.0
     assert Score(1.0, True).parts == {}
     assert Item(1).data == {}
 

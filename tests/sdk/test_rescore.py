@@ -1,19 +1,16 @@
 """Scoring again: what counts as a change, and which files can be compared."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tinyzero_sdk import Task, load_task
+from tinyzero_sdk import load_task
 from tinyzero_sdk.data.files import read_rows
 from tinyzero_sdk.errors import DataError, VersionMismatchError
 from tinyzero_sdk.scoring.outputs import RowSource, provenance_of
-from tinyzero_sdk.scoring.rescore import RescoreReport, rescore_file, rescoring_check
+from tinyzero_sdk.scoring.rescore import rescore_file, rescoring_check
 from tinyzero_sdk.scoring.score_file import score_file
 
 pytestmark = pytest.mark.usefixtures("scored_here")
@@ -32,11 +29,11 @@ TEXTS = ["<answer>1</answer>", "<answer>2</answer>", "1", "3", "nothing"]
 
 
 @pytest.fixture
-def task(write_task: Callable[..., str]) -> Task:
+def task(write_task):
     return load_task(write_task())
 
 
-def scored(task: Task, path: Path, **columns: Any) -> Path:
+def scored(task, path, **columns):
     """A scored file."""
     rows = [{"completion": text, "ground_truth": 1} | columns for text in TEXTS]
     pq.write_table(pa.Table.from_pylist(rows), path.with_name("outputs.parquet"))
@@ -44,7 +41,7 @@ def scored(task: Task, path: Path, **columns: Any) -> Path:
     return path
 
 
-def changes(report: RescoreReport) -> list[tuple[int, str, str, str | None, str | None, bool]]:
+def changes(report):
     return [
         (change.number, change.old.reason, change.new.reason, change.old.answer, change.new.answer, change.is_flip)
         for change in report.changes
@@ -52,9 +49,7 @@ def changes(report: RescoreReport) -> list[tuple[int, str, str, str | None, str 
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_changes_are_listed_with_both_sides(
-    task: Task, write_task: Callable[..., str], tmp_path: Path, ending: str
-) -> None:
+def test_changes_are_listed_with_both_sides(task, write_task, tmp_path, ending):
     old = scored(task, tmp_path / f"old.{ending}")
     report = rescore_file(load_task(write_task(extract_answer=LENIENT)), old, tmp_path / "new.parquet")
     assert changes(report) == [(3, "no_answer", "ok", None, "1", True), (4, "no_answer", "wrong", None, "3", False)]
@@ -75,7 +70,7 @@ def test_changes_are_listed_with_both_sides(
     assert list(next(read_rows(tmp_path / "x.jsonl"))).count("old_score") == 1
 
 
-def test_another_score_or_answer_is_no_flip(task: Task, write_task: Callable[..., str], tmp_path: Path) -> None:
+def test_another_score_or_answer_is_no_flip(task, write_task, tmp_path):
     old = scored(task, tmp_path / "old.parquet")
     report = rescore_file(load_task(write_task(score=PARTIAL)), old)
     assert [(change.number, change.old.score, change.new.score) for change in report.changes] == [(2, 0.0, 0.1)]
@@ -86,7 +81,7 @@ def test_another_score_or_answer_is_no_flip(task: Task, write_task: Callable[...
     assert report.other_answer == 1
 
 
-def test_only_scored_files_can_be_scored_again(task: Task, tmp_path: Path) -> None:
+def test_only_scored_files_can_be_scored_again(task, tmp_path):
     scored(task, tmp_path / "old.parquet")
     with pytest.raises(VersionMismatchError, match="does not say what scored it"):
         rescore_file(task, tmp_path / "outputs.parquet")
@@ -99,7 +94,7 @@ def test_only_scored_files_can_be_scored_again(task: Task, tmp_path: Path) -> No
         rescore_file(task, tmp_path / "old.parquet", tmp_path / "old.parquet")
 
 
-def test_rows_without_a_verdict_are_told(task: Task, tmp_path: Path) -> None:
+def test_rows_without_a_verdict_are_told(task, tmp_path):
     rows = [{"completion": TEXTS[0], "ground_truth": 1, "score": None, "correct": True, "reason": "ok", "answer": "1"}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
     report = rescore_file(task, tmp_path / "old.parquet", allow_version_mismatch=True)
@@ -107,7 +102,7 @@ def test_rows_without_a_verdict_are_told(task: Task, tmp_path: Path) -> None:
     assert (report.changed, report.compared, report.old_accuracy, report.new_accuracy) == (0, 0, None, None)
 
 
-def test_both_accuracies_are_of_the_compared_rows(task: Task, write_task: Callable[..., str], tmp_path: Path) -> None:
+def test_both_accuracies_are_of_the_compared_rows(task, write_task, tmp_path):
     rows = list(read_rows(scored(task, tmp_path / "old.parquet")))
     rows = [*rows, *({name: cell for name, cell in row.items() if name != "correct"} for row in rows)]
     (tmp_path / "half.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -116,9 +111,7 @@ def test_both_accuracies_are_of_the_compared_rows(task: Task, write_task: Callab
     assert (report.old_accuracy, report.new_accuracy) == (0.2, 0.4)
 
 
-def test_rare_changes_are_listed_among_very_many(
-    task: Task, write_task: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rare_changes_are_listed_among_very_many(task, write_task, tmp_path, monkeypatch):
     monkeypatch.setattr("tinyzero_sdk.scoring.rescore.MAX_LISTED", 1)
     old = scored(task, tmp_path / "old.parquet")
     report = rescore_file(load_task(write_task(extract_answer=LENIENT)), old)
@@ -137,7 +130,7 @@ def test_rare_changes_are_listed_among_very_many(
         ({"task_wrappers": "x"}, "scored with x, and this is with no wrapper"),
     ],
 )
-def test_like_is_compared_with_like(task: Task, changes: dict[str, str], problem: str | None) -> None:
+def test_like_is_compared_with_like(task, changes, problem):
     provenance = provenance_of(task)._replace(**changes)
     found = rescoring_check(task)(RowSource("say", None, provenance))
     assert (found is None) == (problem is None)
@@ -146,7 +139,7 @@ def test_like_is_compared_with_like(task: Task, changes: dict[str, str], problem
         assert "--allow-version-mismatch" in (found or "")
 
 
-def test_one_side_is_one_version_and_its_problems(task: Task) -> None:
+def test_one_side_is_one_version_and_its_problems(task):
     now, old = provenance_of(task), provenance_of(task)._replace(task_version="1")
     check = rescoring_check(task)
     assert check(RowSource("say", "1", old)) is None

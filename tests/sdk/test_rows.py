@@ -1,7 +1,6 @@
 """The wire format: our rows and those of TinyZero, there and back without loss."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +30,7 @@ json_values = st.recursive(
 )
 
 
-def make_task(prompt: Any = "How much?") -> Any:
+def make_task(prompt="How much?"):
     """Stands in for a Task."""
     return SimpleNamespace(
         name="sums",
@@ -43,7 +42,7 @@ def make_task(prompt: Any = "How much?") -> Any:
     )
 
 
-def test_row_has_the_columns_that_tinyzero_and_verl_read() -> None:
+def test_row_has_the_columns_that_tinyzero_and_verl_read():
     row = item_to_row(make_task(), Item({"n": 3}, {"nums": [1, 2]}), index=7, split="test")
     assert row == {
         "data_source": "sums",
@@ -55,25 +54,25 @@ def test_row_has_the_columns_that_tinyzero_and_verl_read() -> None:
     }
 
 
-def test_chat_prompt_is_kept_message_by_message() -> None:
+def test_chat_prompt_is_kept_message_by_message():
     messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 1?"}]
     assert item_to_row(make_task(messages), Item(2), index=0, split="train")["prompt"] == messages
 
 
 @given(truth=json_values.filter(lambda value: value is not None), data=json_values)
-def test_item_survives_its_row(truth: Any, data: Any) -> None:
+def test_item_survives_its_row(truth, data):
     item = Item(truth, {"own": data})
     assert row_to_item(item_to_row(make_task(), item, index=0, split="train")) == item
 
 
-def test_row_of_tinyzero_is_read_as_plain_json() -> None:
+def test_row_of_tinyzero_is_read_as_plain_json():
     item = row_to_item(TINYZERO_ROW)
     assert item == Item({"numbers": [44, 19, 35], "target": 98}, {"target": 98, "nums": [44, 19, 35]})
     assert type(item.ground_truth["target"]) is int
     assert type(item.data["nums"]) is list
 
 
-def test_table_holds_the_same_rows_as_dictionaries() -> None:
+def test_table_holds_the_same_rows_as_dictionaries():
     task = make_task()
     items = [Item({"n": number}, {"nums": [number, 2]}) for number in range(3)]
     rows = [item_to_row(task, item, index=5 + place, split="train") for place, item in enumerate(items)]
@@ -90,7 +89,7 @@ def test_table_holds_the_same_rows_as_dictionaries() -> None:
     assert table.to_pylist() == rows
 
 
-def test_task_column_must_not_hide_one_of_the_format() -> None:
+def test_task_column_must_not_hide_one_of_the_format():
     with pytest.raises(DataError, match=r"its own column 'prompt'.*rename"):
         item_to_row(make_task(), Item(1, {"prompt": "mine"}), index=0, split="train")
 
@@ -98,7 +97,7 @@ def test_task_column_must_not_hide_one_of_the_format() -> None:
 @pytest.mark.parametrize(
     "value", [b"bytes", {1: "a"}, {2, 3}, np.datetime64("2026-01-01"), np.array([1 + 2j]), object()]
 )
-def test_what_json_lacks_is_refused(value: Any) -> None:
+def test_what_json_lacks_is_refused(value):
     with pytest.raises(DataError, match="expected plain JSON"):
         plain(value)
 
@@ -114,7 +113,7 @@ def test_what_json_lacks_is_refused(value: Any) -> None:
         ((1, "b"), [1, "b"]),
     ],
 )
-def test_numpy_becomes_plain(value: Any, expected: Any) -> None:
+def test_numpy_becomes_plain(value, expected):
     assert plain(value) == expected
     assert type(plain(value)) is type(expected)
 
@@ -128,17 +127,17 @@ def test_numpy_becomes_plain(value: Any, expected: Any) -> None:
         ({"ground_truth": None, "reward_model": {"ground_truth": 3}}, 3),
     ],
 )
-def test_ground_truth_is_found(row: dict[str, Any], expected: Any) -> None:
+def test_ground_truth_is_found(row, expected):
     assert ground_truth_of(row) == expected
 
 
 @pytest.mark.parametrize("row", [{}, {"ground_truth": None}, {"reward_model": {}}, {"reward_model": "rule"}])
-def test_missing_ground_truth_is_told(row: dict[str, Any]) -> None:
+def test_missing_ground_truth_is_told(row):
     with pytest.raises(DataError, match="no ground truth"):
         ground_truth_of(row)
 
 
-def test_completion_must_be_text() -> None:
+def test_completion_must_be_text():
     assert completion_of({"completion": ""}) == Completion("")
     with pytest.raises(DataError, match="no completion"):
         completion_of({"completion": None})

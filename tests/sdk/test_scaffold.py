@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,9}(-[a-z0-9]{1,9}){0,3}", fullmatch=True)
 
 
-def is_name(name: str) -> bool:
+def is_name(name):
     try:
         check_name(name)
     except SettingsError:
@@ -282,7 +282,7 @@ def test_what_was_written_works_by_its_path_before_it_is_installed(capsys, tmp_p
 # ---- the command
 
 
-def run(capsys, *arguments: str) -> tuple[object, str, str]:
+def run(capsys, *arguments):
     with pytest.raises(SystemExit) as caught:
         main(["new", *arguments])
     captured = capsys.readouterr()

@@ -1,22 +1,20 @@
 """Scoring a file: each pair of formats, and every row that is not what it should be."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tinyzero_sdk import Task, load_task
+from tinyzero_sdk import load_task
 from tinyzero_sdk.data import files
 from tinyzero_sdk.data.files import read_blocks, read_rows
 from tinyzero_sdk.errors import DataError, VersionMismatchError
 from tinyzero_sdk.scoring import score_file as scoring
 from tinyzero_sdk.scoring.batches import unpacked
 from tinyzero_sdk.scoring.outputs import RESULT_COLUMNS, accept_any, read_outputs, scoring_check
-from tinyzero_sdk.scoring.score_file import METADATA_KEY, ScoreReport, score_file
+from tinyzero_sdk.scoring.score_file import METADATA_KEY, score_file
 
 pytestmark = pytest.mark.usefixtures("scored_here")
 
@@ -36,11 +34,11 @@ STAMP = ("task", "task_version", "task_options", "task_wrappers")
 
 
 @pytest.fixture
-def task(write_task: Callable[..., str]) -> Task:
+def task(write_task):
     return load_task(write_task())
 
 
-def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+def write_rows(path, rows):
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(list(rows)), path)
     else:
@@ -48,18 +46,18 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return path
 
 
-def score_rows(task: Task, tmp_path: Path, rows: Sequence[dict[str, Any]], into: str = "jsonl") -> list[dict[str, Any]]:
+def score_rows(task, tmp_path, rows, into="jsonl"):
     """The rows, scored by way of files."""
     score_file(task, write_rows(tmp_path / "in.jsonl", rows), tmp_path / f"out.{into}")
     return list(read_rows(tmp_path / f"out.{into}"))
 
 
-def unstamped(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def unstamped(rows):
     """Scored rows without what tells of the scorer."""
     return [{name: cell for name, cell in row.items() if name not in STAMP} for row in rows]
 
 
-def bad_numbers(report: ScoreReport) -> list[int]:
+def bad_numbers(report):
     assert report.bad_rows == len(report.bad)
     return [row.number for row in report.bad]
 
@@ -68,9 +66,7 @@ def bad_numbers(report: ScoreReport) -> list[int]:
 @pytest.mark.parametrize("into", FORMATS)
 @pytest.mark.parametrize("source", FORMATS)
 @pytest.mark.usefixtures("real_workers")
-def test_rows_keep_their_columns_and_order_and_get_their_verdict(
-    task: Task, tmp_path: Path, source: str, into: str
-) -> None:
+def test_rows_keep_their_columns_and_order_and_get_their_verdict(task, tmp_path, source, into):
     report = score_file(task, write_rows(tmp_path / f"in.{source}", OUTPUTS), tmp_path / f"out.{into}")
     scored = list(read_rows(tmp_path / f"out.{into}"))
     assert unstamped(scored) == [row | result for row, result in zip(OUTPUTS, RESULTS, strict=True)]
@@ -82,9 +78,7 @@ def test_rows_keep_their_columns_and_order_and_get_their_verdict(
 
 
 @pytest.mark.parametrize("source", FORMATS)
-def test_row_of_tinyzero_is_scored_by_its_reward_model(
-    write_task: Callable[..., str], tmp_path: Path, source: str
-) -> None:
+def test_row_of_tinyzero_is_scored_by_its_reward_model(write_task, tmp_path, source):
     truth = {"numbers": [3, 4], "target": 7}
     code = f"@hookimpl\ndef score(answer, ground_truth):\n    return float(ground_truth == {truth})\n"
     row = {"completion": "<answer>1</answer>", "reward_model": {"ground_truth": truth, "style": "rule"}, "target": 7}
@@ -107,7 +101,7 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize("into", FORMATS)
-def test_bad_lines_are_listed_and_the_rest_is_scored(task: Task, tmp_path: Path, into: str) -> None:
+def test_bad_lines_are_listed_and_the_rest_is_scored(task, tmp_path, into):
     good = json.dumps(OUTPUTS[0])
     lines = [line for bad in BAD_LINES.values() for line in (good, bad)]
     (tmp_path / "in.jsonl").write_text("\ufeff" + "\r\n".join(lines))
@@ -118,7 +112,7 @@ def test_bad_lines_are_listed_and_the_rest_is_scored(task: Task, tmp_path: Path,
 
 
 @pytest.mark.parametrize("into", FORMATS)
-def test_bad_rows_of_a_parquet_file_are_listed_and_the_rest_is_scored(task: Task, tmp_path: Path, into: str) -> None:
+def test_bad_rows_of_a_parquet_file_are_listed_and_the_rest_is_scored(task, tmp_path, into):
     rows = [*OUTPUTS, OUTPUTS[0] | {"completion": None}, OUTPUTS[1] | {"ground_truth": None}, OUTPUTS[2]]
     report = score_file(task, write_rows(tmp_path / "in.parquet", rows), tmp_path / f"out.{into}")
     assert bad_numbers(report) == [4, 5]
@@ -126,30 +120,28 @@ def test_bad_rows_of_a_parquet_file_are_listed_and_the_rest_is_scored(task: Task
 
 
 @pytest.mark.parametrize("into", FORMATS)
-def test_file_of_bad_rows_alone_gives_an_empty_output(task: Task, tmp_path: Path, into: str) -> None:
+def test_file_of_bad_rows_alone_gives_an_empty_output(task, tmp_path, into):
     pq.write_table(pa.table({"completion": pa.nulls(2, pa.string()), "ground_truth": [1, 2]}), tmp_path / "in.parquet")
     report = score_file(task, tmp_path / "in.parquet", tmp_path / f"out.{into}")
     assert (bad_numbers(report), report.accuracy, report.mean_score) == ([1, 2], None, None)
     assert list(read_rows(tmp_path / f"out.{into}")) == []
 
 
-def test_list_of_bad_rows_is_bounded_but_all_are_counted(
-    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_list_of_bad_rows_is_bounded_but_all_are_counted(task, tmp_path, monkeypatch):
     monkeypatch.setattr(scoring, "MAX_LISTED", 5)
     (tmp_path / "in.jsonl").write_text("x\n" * 3000 + json.dumps(OUTPUTS[0]))
     report = score_file(task, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert (report.rows, report.bad_rows, len(report.bad)) == (1, 3000, 5)
 
 
-def test_rows_that_do_not_fit_a_parquet_column_are_bad_rows(task: Task, tmp_path: Path) -> None:
+def test_rows_that_do_not_fit_a_parquet_column_are_bad_rows(task, tmp_path):
     rows = [OUTPUTS[0], OUTPUTS[0] | {"id": "five"}, OUTPUTS[0] | {"id": None, "more": [1]}, OUTPUTS[0] | {"id": 2**64}]
     report = score_file(task, write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet")
     assert bad_numbers(report) == [2, 4]
     assert [(row["id"], row["more"]) for row in read_rows(tmp_path / "out.parquet")] == [(5, None), (None, [1])]
 
 
-def test_ground_truths_reach_the_task_as_they_are_in_the_line(write_task: Callable[..., str], tmp_path: Path) -> None:
+def test_ground_truths_reach_the_task_as_they_are_in_the_line(write_task, tmp_path):
     task = load_task(
         write_task(score="@hookimpl\ndef score(ground_truth):\n    return float(len(ground_truth) == 1)\n")
     )
@@ -157,7 +149,7 @@ def test_ground_truths_reach_the_task_as_they_are_in_the_line(write_task: Callab
     assert [row["score"] for row in score_rows(task, tmp_path, rows, "parquet")] == [1.0, 1.0]
 
 
-def test_parquet_types_survive(task: Task, tmp_path: Path) -> None:
+def test_parquet_types_survive(task, tmp_path):
     table = pa.table(
         {
             "completion": pa.array(["<answer>1</answer>"] * 2).dictionary_encode(),
@@ -174,14 +166,14 @@ def test_parquet_types_survive(task: Task, tmp_path: Path) -> None:
         score_file(task, tmp_path / "in.parquet", tmp_path / "out.jsonl")
 
 
-def test_scoring_again_replaces_the_results(task: Task, tmp_path: Path) -> None:
+def test_scoring_again_replaces_the_results(task, tmp_path):
     old = [row | {"score": 9.0, "correct": None, "reason": 3, "answer": {"x": 1}} for row in OUTPUTS]
     for into in FORMATS:
         scored = score_rows(task, tmp_path, old, into)
         assert [{name: row[name] for name in RESULTS[0]} for row in scored] == RESULTS
 
 
-def test_failing_scorer_is_reported_and_its_rows_are_kept(write_task: Callable[..., str], tmp_path: Path) -> None:
+def test_failing_scorer_is_reported_and_its_rows_are_kept(write_task, tmp_path):
     task = load_task(write_task(score="@hookimpl\ndef score(answer):\n    return 1 / int(answer)\n"))
     rows = [{"completion": f"<answer>{n}</answer>", "ground_truth": 0} for n in (1, 0, "x")]
     report = score_file(task, write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl")
@@ -191,20 +183,20 @@ def test_failing_scorer_is_reported_and_its_rows_are_kept(write_task: Callable[.
     assert not report.is_clean
 
 
-def test_answer_that_no_file_can_hold_is_escaped(write_task: Callable[..., str], tmp_path: Path) -> None:
+def test_answer_that_no_file_can_hold_is_escaped(write_task, tmp_path):
     task = load_task(write_task(extract_answer='@hookimpl\ndef extract_answer(completion):\n    return "\\ud800"\n'))
     assert score_rows(task, tmp_path, OUTPUTS, "parquet")[0]["answer"] == "\\ud800"
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf"])
-def test_file_without_rows_is_refused(task: Task, tmp_path: Path, content: bytes) -> None:
+def test_file_without_rows_is_refused(task, tmp_path, content):
     (tmp_path / "in.jsonl").write_bytes(content)
     with pytest.raises(DataError, match=r"in\.jsonl has no rows"):
         score_file(task, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == []
 
 
-def test_empty_or_foreign_parquet_is_refused(task: Task, tmp_path: Path) -> None:
+def test_empty_or_foreign_parquet_is_refused(task, tmp_path):
     pq.write_table(pa.table({"completion": pa.array([], pa.string())}), tmp_path / "in.parquet")
     with pytest.raises(DataError, match="has no rows"):
         score_file(task, tmp_path / "in.parquet", tmp_path / "out.parquet")
@@ -227,9 +219,7 @@ def test_empty_or_foreign_parquet_is_refused(task: Task, tmp_path: Path) -> None
         ("folder.jsonl", "out.jsonl", "is a directory"),
     ],
 )
-def test_names_that_cannot_be_meant_are_refused(
-    task: Task, tmp_path: Path, source: str, output: str, problem: str
-) -> None:
+def test_names_that_cannot_be_meant_are_refused(task, tmp_path, source, output, problem):
     write_rows(tmp_path / "in.jsonl", OUTPUTS)
     (tmp_path / "sub").mkdir()
     (tmp_path / "folder.jsonl").mkdir()
@@ -239,7 +229,7 @@ def test_names_that_cannot_be_meant_are_refused(
     assert (tmp_path / "in.jsonl").read_bytes() == before
 
 
-def test_progress_goes_up_to_one(task: Task, tmp_path: Path) -> None:
+def test_progress_goes_up_to_one(task, tmp_path):
     shares: list[float] = []
     for source in FORMATS:
         path = write_rows(tmp_path / f"in.{source}", OUTPUTS * 1400)
@@ -253,9 +243,7 @@ def test_progress_goes_up_to_one(task: Task, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("source", FORMATS)
 @pytest.mark.usefixtures("real_workers")
-def test_many_blocks_come_out_in_order_though_their_jobs_do_not(
-    write_task: Callable[..., str], tmp_path: Path, source: str
-) -> None:
+def test_many_blocks_come_out_in_order_though_their_jobs_do_not(write_task, tmp_path, source):
     code = """
 import time
 @hookimpl
@@ -275,7 +263,7 @@ def score(answer, ground_truth):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("real_workers")
-def test_answers_that_hang_cost_themselves_in_a_file_too(write_task: Callable[..., str], tmp_path: Path) -> None:
+def test_answers_that_hang_cost_themselves_in_a_file_too(write_task, tmp_path):
     code = """
 import os, time
 @hookimpl
@@ -309,7 +297,7 @@ def score(answer, ground_truth):
     ],
     ids=lambda array: str(array.type),
 )
-def test_ground_truth_of_any_type_reaches_a_worker_as_it_is(tmp_path: Path, truths: pa.Array) -> None:
+def test_ground_truth_of_any_type_reaches_a_worker_as_it_is(tmp_path, truths):
     texts = pa.array(["", "é<answer>1</answer>", "plain", ""]).dictionary_encode()[1:4]
     pq.write_table(pa.table({"completion": texts, "ground_truth": truths}), tmp_path / "in.parquet")
     (batch,) = read_outputs(read_blocks(tmp_path / "in.parquet"), tmp_path, accept_any)
@@ -319,7 +307,7 @@ def test_ground_truth_of_any_type_reaches_a_worker_as_it_is(tmp_path: Path, trut
         assert list(unpacked(parcel.ground_truths)) == truths.to_pylist()[start:stop]
 
 
-def test_ground_truths_in_both_columns_and_of_types_that_json_lacks(task: Task, tmp_path: Path) -> None:
+def test_ground_truths_in_both_columns_and_of_types_that_json_lacks(task, tmp_path):
     table = pa.table(
         {
             "completion": ["<answer>1</answer>"] * 2,
@@ -336,7 +324,7 @@ def test_ground_truths_in_both_columns_and_of_types_that_json_lacks(task: Task, 
     assert "datetime" in report.bad[0].problem
 
 
-def test_wrappers_are_told_of_length_and_end(write_task: Callable[..., str], tmp_path: Path) -> None:
+def test_wrappers_are_told_of_length_and_end(write_task, tmp_path):
     shape = """
 @hookimpl(wrapper=True)
 def score_completion(completion):
@@ -353,13 +341,13 @@ def score_completion(completion):
         assert next(read_rows(tmp_path / "out.jsonl"))["task_wrappers"] == '["trace"]'
 
 
-def test_parquet_tells_its_scorer_in_its_metadata(task: Task, tmp_path: Path) -> None:
+def test_parquet_tells_its_scorer_in_its_metadata(task, tmp_path):
     score_file(task, write_rows(tmp_path / "in.jsonl", OUTPUTS), tmp_path / "out.parquet")
     metadata = pq.read_schema(tmp_path / "out.parquet").metadata
     assert json.loads(metadata[METADATA_KEY])["task_version"] == task.version
 
 
-def of(source: str | None, version: str | None = None, **columns: str) -> dict[str, Any]:
+def of(source, version=None, **columns):
     """An output that tells of its origin."""
     return OUTPUTS[0] | {"data_source": source, "extra_info": {"task_version": version}} | columns
 
@@ -381,9 +369,7 @@ def of(source: str | None, version: str | None = None, **columns: str) -> dict[s
         (of("say", task="anything"), None),
     ],
 )
-def test_rows_of_another_task_or_version_need_leave(
-    task: Task, tmp_path: Path, source: str, row: dict[str, Any], problem: str | None
-) -> None:
+def test_rows_of_another_task_or_version_need_leave(task, tmp_path, source, row, problem):
     rows = json.loads(json.dumps([of("say", None, task="", task_version=""), row]).replace("VERSION", task.version))
     path = write_rows(tmp_path / f"in.{source}", rows)
     outputs = read_outputs(read_blocks(path), path, scoring_check(task))
@@ -395,7 +381,7 @@ def test_rows_of_another_task_or_version_need_leave(
     assert ":2: " in str(caught.value)
 
 
-def test_mismatch_ends_scoring_without_an_output_unless_it_is_allowed(task: Task, tmp_path: Path) -> None:
+def test_mismatch_ends_scoring_without_an_output_unless_it_is_allowed(task, tmp_path):
     path = write_rows(tmp_path / "in.jsonl", [of("say", "0")])
     with pytest.raises(VersionMismatchError, match="--allow-version-mismatch"):
         score_file(task, path, tmp_path / "out.jsonl")
@@ -403,7 +389,7 @@ def test_mismatch_ends_scoring_without_an_output_unless_it_is_allowed(task: Task
     assert score_file(task, path, tmp_path / "out.jsonl", allow_version_mismatch=True).rows == 1
 
 
-def test_batches_of_large_rows_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_large_rows_are_small(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_TABLE_BYTES", 80_000)
     rows = [{"completion": f"{n}" * 500, "ground_truth": 1} for n in range(100, 500)]
     path = write_rows(tmp_path / "in.parquet", rows)
@@ -412,7 +398,7 @@ def test_batches_of_large_rows_are_small(tmp_path: Path, monkeypatch: pytest.Mon
     assert max(sizes) <= 60
 
 
-def test_results_of_two_files_are_the_same_bytes(task: Task, tmp_path: Path) -> None:
+def test_results_of_two_files_are_the_same_bytes(task, tmp_path):
     path = write_rows(tmp_path / "in.parquet", OUTPUTS * 1400)
     for workers in (1, 3):
         score_file(task, path, tmp_path / f"{workers}.parquet", workers=workers)
@@ -420,7 +406,7 @@ def test_results_of_two_files_are_the_same_bytes(task: Task, tmp_path: Path) -> 
     assert set(RESULT_COLUMNS) < set(pq.read_schema(path.with_name("1.parquet")).names)
 
 
-def test_texts_as_views_are_scored_and_bad_rows_among_them_left_out(task: Task, tmp_path: Path) -> None:
+def test_texts_as_views_are_scored_and_bad_rows_among_them_left_out(task, tmp_path):
     views = pa.schema(
         {
             "completion": pa.string_view(),

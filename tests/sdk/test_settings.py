@@ -50,7 +50,7 @@ class Outer:
     pair: tuple[int, int] = (1, 2)
     inner: Inner = field(default_factory=Inner)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if self.mode == "slow" and self.size > 5:
             raise ValueError("mode = slow needs size <= 5")
 

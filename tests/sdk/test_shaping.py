@@ -26,14 +26,14 @@ def score(write_task):
 
 
 @pytest.mark.parametrize(("text", "value"), [(RIGHT, 1.0), (WRONG, 0.1), (NONE, 0.0)])
-def test_format_score_pays_a_wrong_answer_a_little(score, text, value) -> None:
+def test_format_score_pays_a_wrong_answer_a_little(score, text, value):
     verdict = score("format", text)
     assert (verdict.value, verdict.correct) == (value, text == RIGHT)
     assert verdict.unshaped == float(text == RIGHT)
 
 
 @pytest.mark.parametrize(("partial", "value"), [("0.0", 0.1), ("0.04", 0.1), ("0.3", 0.3)])
-def test_format_score_is_what_a_wrong_answer_scores_at_least(write_task, partial: str, value: float) -> None:
+def test_format_score_is_what_a_wrong_answer_scores_at_least(write_task, partial, value):
     source = f"@hookimpl\ndef score(answer): return tinyzero_sdk.Score({partial}, False)"
     task = load_task(write_task(score=f"import tinyzero_sdk\n{source}"), wrappers=["format"])
     assert task.score_completion(WRONG, 7).value == pytest.approx(value)
@@ -41,13 +41,13 @@ def test_format_score_is_what_a_wrong_answer_scores_at_least(write_task, partial
 
 @pytest.mark.parametrize("length", [0, 1, 37, 50, 99])
 @pytest.mark.parametrize("text", [RIGHT, WRONG])
-def test_cosine_is_the_papers_formula(score, text: str, length: int) -> None:
+def test_cosine_is_the_papers_formula(score, text, length):
     low, high = (1.0, 2.0) if text == RIGHT else (0.0, -10.0)
     expected = low + 0.5 * (high - low) * (1 + math.cos(math.pi * length / 100))
     assert score("cosine(limit=100)", text, length).value == pytest.approx(expected)
 
 
-def test_cosine_favours_short_right_and_long_wrong_answers(score) -> None:
+def test_cosine_favours_short_right_and_long_wrong_answers(score):
     right, wrong = ([score("cosine(limit=100)", text, n).value for n in range(0, 100, 10)] for text in (RIGHT, WRONG))
     assert right == sorted(right, reverse=True)
     assert wrong == sorted(wrong)
@@ -55,13 +55,13 @@ def test_cosine_favours_short_right_and_long_wrong_answers(score) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "finished"), [(100, True), (100, False), (40, False)])
-def test_cosine_punishes_what_exceeds_the_limit(score, tokens: int, finished: bool) -> None:
+def test_cosine_punishes_what_exceeds_the_limit(score, tokens, finished):
     assert score("cosine(limit=100)", RIGHT, tokens, finished).value == -10.0
     assert score("cosine(limit=100, exceeded=-1)", RIGHT, tokens, finished).value == -1.0
 
 
 @given(st.integers(0, 200))
-def test_overlong_is_the_papers_formula(length: int) -> None:
+def test_overlong_is_the_papers_formula(length):
     from tinyzero_sdk.records import Score
     from tinyzero_sdk.rewards.shaping import SoftOverlong
 
@@ -74,14 +74,14 @@ def test_overlong_is_the_papers_formula(length: int) -> None:
 
 
 @given(st.integers(1, 200))
-def test_overlongs_buffer_is_a_fifth_of_the_limit(limit: int) -> None:
+def test_overlongs_buffer_is_a_fifth_of_the_limit(limit):
     from tinyzero_sdk.rewards.wrappers import make_wrapper
 
     assert _shaped(make_wrapper(f"overlong(limit={limit})"), limit - max(1, limit // 5)) == 1.0
     assert _shaped(make_wrapper(f"overlong(limit={limit})"), limit) == 0.0
 
 
-def _shaped(wrapper, length: int) -> float:
+def _shaped(wrapper, length):
     from tinyzero_sdk.records import Score
 
     shaping = wrapper.score_completion(Completion("", length))
@@ -91,37 +91,37 @@ def _shaped(wrapper, length: int) -> float:
     return end.value.value.value
 
 
-def test_truncated_completions_are_masked(score) -> None:
+def test_truncated_completions_are_masked(score):
     assert score("mask_truncated", WRONG, finished=False).masked
     assert not score("mask_truncated", WRONG).masked
 
 
-def test_repetition_costs_its_share(score) -> None:
+def test_repetition_costs_its_share(score):
     assert score("repetition(size=2)", f"{RIGHT} a b a b a b").value == pytest.approx(1 - 3 / 6)
     assert score("repetition(size=2, penalty=0.5)", f"{RIGHT} a b c").value == 1.0
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=30), st.integers(1, 5))
-def test_repeated_share_is_the_definition(words: list[str], size: int) -> None:
+def test_repeated_share_is_the_definition(words, size):
     grams = [tuple(words[start : start + size]) for start in range(len(words) - size + 1)]
     repeats = sum(gram in grams[:place] for place, gram in enumerate(grams))
     assert repeated_fraction(" ".join(words), size) == pytest.approx(repeats / len(grams) if grams else 0.0)
 
 
-def test_wrappers_add_up_and_keep_what_the_task_gave(write_task) -> None:
+def test_wrappers_add_up_and_keep_what_the_task_gave(write_task):
     task = load_task(write_task(), wrappers=["format(value=0.2)", "overlong(limit=100, buffer=50)"])
     verdict = task.score_completion(Completion(WRONG, 75), 7)
     assert verdict.value == pytest.approx(0.2 - 0.5)
     assert verdict.parts == {"task": 0.0, "format": 0.2, "overlong": -0.5}
 
 
-def test_a_failing_scorer_is_not_shaped(write_task) -> None:
+def test_a_failing_scorer_is_not_shaped(write_task):
     task = load_task(write_task(score="@hookimpl\ndef score(answer): return None"), wrappers=["cosine(limit=100)"])
     verdict = task.score_completion(Completion(RIGHT, 5), 7)
     assert (verdict.value, verdict.reason) == (0.0, "error")
 
 
-def test_without_token_counts_a_length_wrapper_says_so(write_task) -> None:
+def test_without_token_counts_a_length_wrapper_says_so(write_task):
     task = load_task(write_task(), wrappers=["overlong(limit=100, buffer=50)"])
     assert task.score_completion(RIGHT, 7).reason == "error"
     assert "needs each completion's token count" in task.first_error
@@ -141,11 +141,11 @@ def test_without_token_counts_a_length_wrapper_says_so(write_task) -> None:
         ("format(value=2)", "format.value: got 2"),
     ],
 )
-def test_a_mistake_is_one_line(write_task, spec: str, message: str) -> None:
+def test_a_mistake_is_one_line(write_task, spec, message):
     with pytest.raises(SettingsError, match=re.escape(message)):
         load_task(write_task(), wrappers=[spec])
 
 
-def test_a_wrapper_given_twice_is_one_line(write_task) -> None:
+def test_a_wrapper_given_twice_is_one_line(write_task):
     with pytest.raises(SettingsError, match=r"^the score wrapper format is given twice; give it once$"):
         load_task(write_task(), wrappers=["format", "format"])

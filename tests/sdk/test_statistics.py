@@ -27,7 +27,7 @@ ROWS = st.lists(st.tuples(st.integers(-1, 2), st.booleans()), min_size=1, max_si
 
 
 @given(rows=ROWS, k=st.integers(1, 6))
-def test_figures_at_k_are_means_over_all_draws(rows: list[tuple[int, bool]], k: int) -> None:
+def test_figures_at_k_are_means_over_all_draws(rows, k):
     k = min(k, len(rows))
     answers, correct = np.array([[row[0] for row in rows]]), np.array([[row[1] for row in rows]])
     scores = np.array([[0.1 * answer + flag for answer, flag in rows]])
@@ -42,17 +42,17 @@ def test_figures_at_k_are_means_over_all_draws(rows: list[tuple[int, bool]], k: 
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=5), min_size=2, max_size=8))
-def test_the_standard_error_is_that_of_the_prompts_means(prompts: list[list[bool]]) -> None:
+def test_the_standard_error_is_that_of_the_prompts_means(prompts):
     correct, size = np.array([sum(prompt) for prompt in prompts]), np.array([len(prompt) for prompt in prompts])
     error = stdev(sum(prompt) / len(prompt) for prompt in prompts) / math.sqrt(len(prompts))
     assert standard_error(correct, size) == pytest.approx(error, abs=1e-12)
 
 
-def test_of_a_single_prompt_no_standard_error_can_be_told() -> None:
+def test_of_a_single_prompt_no_standard_error_can_be_told():
     assert standard_error(np.array([1]), np.array([4])) == 0.0
 
 
-def plain_majority(rows: list[tuple[int, bool]]) -> float:
+def plain_majority(rows):
     """The definition: mean over the most frequent answers of how often each is correct."""
     votes: dict[int, list[bool]] = {}
     for answer, correct in rows:
@@ -63,7 +63,7 @@ def plain_majority(rows: list[tuple[int, bool]]) -> float:
     return float(np.mean([np.mean(flags) for flags in leaders])) if leaders else 0.0
 
 
-def test_prompts_are_apart_from_each_other() -> None:
+def test_prompts_are_apart_from_each_other():
     answers = np.array([[1, 1, 2], [2, 2, 1], [-1, -1, -1], [-1, -1, 5]])
     correct = np.array([[1, 1, 0], [0, 0, 1], [0, 0, 0], [0, 0, 1]], bool)
     assert majority_at_k(answers, correct, 3).tolist() == [1.0, 0.0, 0.0, 1.0]
@@ -71,7 +71,7 @@ def test_prompts_are_apart_from_each_other() -> None:
 
 
 @pytest.mark.slow
-def test_drawn_majority_is_close_to_the_whole_and_the_same_each_time() -> None:
+def test_drawn_majority_is_close_to_the_whole_and_the_same_each_time():
     dice = np.random.default_rng(0)
     correct = dice.random((40, 24)) < 0.6
     answers = np.where(correct, 0, dice.integers(1, 4, (40, 24)))
@@ -84,7 +84,7 @@ def test_drawn_majority_is_close_to_the_whole_and_the_same_each_time() -> None:
     assert (drawn == majority_at_k(answers, correct, 3)).all()
 
 
-def test_majority_of_a_large_group_is_close_to_its_hypergeometric_value() -> None:
+def test_majority_of_a_large_group_is_close_to_its_hypergeometric_value():
     size, right, k = 20_000, 11_000, 21
     answers = np.repeat([0, 1], [right, size - right])[None]
     chances = [math.comb(right, n) * math.comb(size - right, k - n) / math.comb(size, k) for n in range(k + 1)]
@@ -95,13 +95,13 @@ def test_majority_of_a_large_group_is_close_to_its_hypergeometric_value() -> Non
     assert many.mean() == pytest.approx(exact, abs=0.01)
 
 
-def test_many_completions_do_not_overflow() -> None:
+def test_many_completions_do_not_overflow():
     assert pass_at_k(np.array([1]), np.array([5000]), 1000)[0] == pytest.approx(0.2)
     assert best_at_k(np.arange(5000.0)[None] == 0, 1000)[0] == pytest.approx(0.2)
 
 
 @given(right=st.integers(0, 50), size=st.integers(1, 50))
-def test_wilson_bounds_solve_its_equation(right: int, size: int) -> None:
+def test_wilson_bounds_solve_its_equation(right, size):
     share = min(right, size) / size
     low, high = wilson(share, size)
     assert 0 <= low <= share <= high <= 1
@@ -109,7 +109,7 @@ def test_wilson_bounds_solve_its_equation(right: int, size: int) -> None:
         assert (bound - share) ** 2 == pytest.approx(NORMAL_95**2 * bound * (1 - bound) / size, abs=1e-12)
 
 
-def test_wilson_covers_the_truth_19_times_of_20() -> None:
+def test_wilson_covers_the_truth_19_times_of_20():
     size, truth = 40, 0.3
     chances = [math.comb(size, n) * truth**n * (1 - truth) ** (size - n) for n in range(size + 1)]
     covered = sum(
@@ -119,7 +119,7 @@ def test_wilson_covers_the_truth_19_times_of_20() -> None:
     assert wilson(0.0, 0) == (0.0, 1.0)
 
 
-def test_completions_of_a_prompt_count_as_far_as_they_differ() -> None:
+def test_completions_of_a_prompt_count_as_far_as_they_differ():
     fours = np.full(100, 4)
     assert effective_size(np.repeat([0, 1], 50), np.ones(100, int)) == 100
     assert effective_size(np.repeat([0, 4], 50), fours) == pytest.approx(99)  # all alike: one each
@@ -129,7 +129,7 @@ def test_completions_of_a_prompt_count_as_far_as_they_differ() -> None:
     assert 330 < effective_size(dice.binomial(4, 0.5, 1000), np.full(1000, 4)) / 10 <= 400  # independent
 
 
-def test_clustered_interval_covers_where_the_plain_one_does_not() -> None:
+def test_clustered_interval_covers_where_the_plain_one_does_not():
     dice = np.random.default_rng(1)
     plain = clustered = 0
     for _ in range(300):
@@ -144,7 +144,7 @@ def test_clustered_interval_covers_where_the_plain_one_does_not() -> None:
     assert 0.9 < clustered / 300 < 0.99
 
 
-def test_students_t_is_that_of_the_tables() -> None:
+def test_students_t_is_that_of_the_tables():
     # Abramowitz and Stegun (1964), table 26.10, at 0.975 one-sided.
     table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 10: 2.228, 20: 2.086, 30: 2.042, 60: 2.0}
     assert {freedom: round(student_t(freedom), 3) for freedom in table} == table
@@ -155,7 +155,7 @@ def test_students_t_is_that_of_the_tables() -> None:
 
 
 @pytest.mark.parametrize("prompts", [3, 5, 10])
-def test_interval_covers_the_truth_with_few_prompts(prompts: int) -> None:
+def test_interval_covers_the_truth_with_few_prompts(prompts):
     dice = np.random.default_rng(2)
     covered = plain = 0
     for _ in range(1000):
@@ -167,14 +167,14 @@ def test_interval_covers_the_truth_with_few_prompts(prompts: int) -> None:
     assert covered / 1000 > 0.94 > plain / 1000
 
 
-def test_interval_of_single_completions_is_wilsons() -> None:
+def test_interval_of_single_completions_is_wilsons():
     assert interval_of_share(np.array([1, 0, 1]), np.ones(3, int)) == wilson(2 / 3, 3)
     assert interval_of_share(np.array([4, 4]), np.array([4, 4])) == wilson(1.0, 2)  # no variance to tell
     assert interval_of_share(np.array([2]), np.array([4])) == wilson(0.5, 1)
 
 
 @given(values=st.lists(st.integers(0, 30), min_size=1, max_size=200))
-def test_buckets_hold_every_value_and_none_is_empty(values: list[int]) -> None:
+def test_buckets_hold_every_value_and_none_is_empty(values):
     edges = quantile_edges(np.array(values, float))
     assert 1 <= len(edges) <= 5
     assert edges[0] == min(values)

@@ -17,10 +17,10 @@ from tinyzero_sdk.data.column_hash import hash_array, hash_values
 from tinyzero_sdk.data.files import Block
 from tinyzero_sdk.scoring.batches import ScoreColumns
 from tinyzero_sdk.scoring.outputs import accept_any, read_outputs
-from tinyzero_sdk.scoring.summary import Summary, SummaryBuilder
+from tinyzero_sdk.scoring.summary import SummaryBuilder
 
 
-def summarised(rows: list[dict[str, Any]], *, cut: int = 0, tables: bool = False, by: str | None = None) -> Summary:
+def summarised(rows, *, cut=0, tables=False, by=None):
     """The summary of rows that carry their verdict: `value` and `said`."""
     builder = SummaryBuilder(by)
     for part in (rows[:cut], rows[cut:]):
@@ -38,12 +38,12 @@ def summarised(rows: list[dict[str, Any]], *, cut: int = 0, tables: bool = False
     return summary
 
 
-def row(key: str, said: str | None, value: float, **columns: Any) -> dict[str, Any]:
+def row(key, said, value, **columns):
     return {"completion": f"say {said}", "ground_truth": "1", "said": said, "value": value, "prompt": key} | columns
 
 
 @pytest.mark.slow
-def test_cuts_and_formats_make_no_difference() -> None:
+def test_cuts_and_formats_make_no_difference():
     dice = random.Random(0)
     rows = [
         row(
@@ -65,7 +65,7 @@ def test_cuts_and_formats_make_no_difference() -> None:
         assert rounded(summarised(rows, cut=cut, tables=tables)) == rounded(whole)
 
 
-def rounded(summary: Summary) -> Any:
+def rounded(summary):
     """As JSON, up to the order in which floats were added."""
     return json.loads(json.dumps(summary.as_json(), allow_nan=False), parse_float=lambda text: round(float(text), 9))
 
@@ -81,20 +81,20 @@ def rounded(summary: Summary) -> Any:
         ({"prompt": None}, "row", 3),  # a bare ground truth may be that of many problems
     ],
 )
-def test_what_tells_prompts_apart(columns: dict[str, Any], by: str, prompts: int, tables: bool) -> None:
+def test_what_tells_prompts_apart(columns, by, prompts, tables):
     summary = summarised([row("p", "1", 1.0, **columns) for _ in range(3)], tables=tables)
     assert (summary.prompts_by, summary.prompts) == (by, prompts)
     assert bool(summary.at_k) == (prompts == 1)
 
 
 @pytest.mark.parametrize("tables", [False, True])
-def test_rows_without_a_key_stand_alone(tables: bool) -> None:
+def test_rows_without_a_key_stand_alone(tables):
     rows = [row(key, "1", 1.0) for key in ("a", "a", None, None)]
     assert summarised(rows, tables=tables).prompts == 3
     assert summarised(rows, tables=tables, by="value").prompts == 1
 
 
-def test_prompts_of_unlike_size_count_where_they_have_enough() -> None:
+def test_prompts_of_unlike_size_count_where_they_have_enough():
     rows = [row("a", "1", 1.0), row("b", "1", 1.0), row("b", "2", 0.0), row("b", "2", 0.5)]
     at_k = {entry.k: entry for entry in summarised(rows).at_k}
     assert list(at_k) == [1, 2, 3]
@@ -103,7 +103,7 @@ def test_prompts_of_unlike_size_count_where_they_have_enough() -> None:
 
 
 @pytest.mark.parametrize("tables", [False, True])
-def test_lengths_are_of_tokens_where_the_file_has_them(tables: bool) -> None:
+def test_lengths_are_of_tokens_where_the_file_has_them(tables):
     (outcome,) = summarised(
         [row("a", "1", 1.0, tokens=[1, 2, 3]), row("a", "1", 1.0, tokens=[])], tables=tables
     ).by_reason
@@ -112,7 +112,7 @@ def test_lengths_are_of_tokens_where_the_file_has_them(tables: bool) -> None:
     assert (summary.length_unit, summary.by_reason[0].mean_length) == ("characters", len("say é"))
 
 
-def test_of_the_lengths_that_are_known_the_mean_is_given_and_the_error_is_over_prompts() -> None:
+def test_of_the_lengths_that_are_known_the_mean_is_given_and_the_error_is_over_prompts():
     counts, values = [2, 4, None, 9], [1.0, 0.0, 0.0, 0.0]
     pairs = zip(["a", "a", "b", "c"], values, counts, strict=True)
     summary = summarised([row(key, "1", value, token_count=count) for key, value, count in pairs])
@@ -122,7 +122,7 @@ def test_of_the_lengths_that_are_known_the_mean_is_given_and_the_error_is_over_p
 
 
 @pytest.mark.parametrize("huge", [10**400, 10**300, -(10**400)])
-def test_numbers_too_great_for_a_float_are_unknown(huge: int) -> None:
+def test_numbers_too_great_for_a_float_are_unknown(huge):
     rows = [row("a", "1", 1.0, extra_info={"difficulty": n}, token_count=n) for n in (huge, 7)]
     summary = summarised(rows)
     assert [(bucket.low, bucket.high, bucket.rows) for bucket in summary.by_difficulty] == [(7, 7, 1)]
@@ -131,13 +131,13 @@ def test_numbers_too_great_for_a_float_are_unknown(huge: int) -> None:
         assert summary.by_reason[0].max_length == 7
 
 
-def test_integers_that_a_float_cannot_hold_exactly_are_numbers_too() -> None:
+def test_integers_that_a_float_cannot_hold_exactly_are_numbers_too():
     rows = [row("a", "1", 1.0, extra_info={"difficulty": n}) for n in (2**60 + 1, 1)]
     assert [bucket.rows for bucket in summarised(rows, tables=True).by_difficulty] == [1, 1]
 
 
 @pytest.mark.parametrize("tables", [False, True])
-def test_better_grouping_that_comes_late_is_noted(tables: bool) -> None:
+def test_better_grouping_that_comes_late_is_noted(tables):
     rows = [row("p", "1", 1.0), row("p", "1", 1.0), row("p", "1", 1.0, extra_info={"key": "k"})]
     late = summarised(rows, cut=2, tables=tables)
     assert (late.prompts_by, late.late, late.alone) == ("prompt", "extra_info.key", 0)
@@ -146,7 +146,7 @@ def test_better_grouping_that_comes_late_is_noted(tables: bool) -> None:
     assert (early.prompts_by, early.late, early.alone) == ("extra_info.key", "", 2)
 
 
-def test_a_row_costs_little_until_the_end() -> None:
+def test_a_row_costs_little_until_the_end():
     builder = SummaryBuilder()
     size = 10_000
     table = pa.table({"completion": ["x"] * size, "ground_truth": ["1"] * size, "prompt": ["p"] * size})
@@ -178,7 +178,7 @@ CELLS = st.one_of(
 
 
 @given(cells=CELLS, start=st.integers(0, 3))
-def test_columns_become_lists_as_pyarrow_has_it(cells: list[Any], start: int) -> None:
+def test_columns_become_lists_as_pyarrow_has_it(cells, start):
     array = pa.array(cells)[start:]
     assert to_list(array) == array.to_pylist() == cells[start:]
 
@@ -186,7 +186,7 @@ def test_columns_become_lists_as_pyarrow_has_it(cells: list[Any], start: int) ->
 @given(cells=CELLS, start=st.integers(0, 3))
 @example(cells=[-1, -2, -1], start=0)
 @example(cells=[None, [], [None]], start=0)
-def test_hashes_are_equal_where_values_are(cells: list[Any], start: int) -> None:
+def test_hashes_are_equal_where_values_are(cells, start):
     array = pa.array(cells)[start:]
     values = array.to_pylist()
     for hashes in (hash_array(array), hash_values(values)):

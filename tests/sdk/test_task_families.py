@@ -1,7 +1,6 @@
 """Families of tasks on the command line: a large one is a line of the list, and a list of its own."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 
@@ -28,12 +27,12 @@ UNSAFE = "@hookimpl\ndef info(): return TaskInfo('Say it.', unsafe_scorer='it ev
 
 
 @pytest.fixture
-def family(install: Callable[..., None], task_source: Callable[..., str]) -> None:
+def family(install, task_source):
     modules = {"big_family": FAMILY, "big_hooks": task_source(), "big_unsafe": task_source(extra=UNSAFE)}
     install("tz-big", modules=modules, plugins={"big": "big_family"})
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def run(capsys, *arguments):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert not caught.value.code
@@ -41,10 +40,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.usefixtures("family")
-def test_a_large_family_is_one_line_and_is_not_loaded(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import big_family  # type: ignore[import-not-found]
+def test_a_large_family_is_one_line_and_is_not_loaded(capsys, monkeypatch):
+    import big_family
 
     monkeypatch.setenv("COLUMNS", "160")
     out = run(capsys, "tasks")
@@ -57,7 +54,7 @@ def test_a_large_family_is_one_line_and_is_not_loaded(
 
 
 @pytest.mark.usefixtures("family")
-def test_its_own_list_tells_of_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_own_list_tells_of_each(capsys):
     rows = {row["name"]: row for row in json.loads(run(capsys, "tasks", "big", "--json"))}
     assert len(rows) == 12
     assert rows["big/3"]["unsafe_scorer"] == "it evaluates it"
@@ -69,12 +66,12 @@ def test_its_own_list_tells_of_each(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("family")
-def test_a_task_says_in_its_own_words_why_it_is_not_to_be_had() -> None:
+def test_a_task_says_in_its_own_words_why_it_is_not_to_be_had():
     with pytest.raises(TaskNotFoundError, match=r"^big/7 is not supported: it is too big$"):
         load_task("big/7")
 
 
 @pytest.mark.usefixtures("family")
-def test_the_message_for_an_unknown_task_is_short() -> None:
+def test_the_message_for_an_unknown_task_is_short():
     with pytest.raises(TaskNotFoundError, match=r"did you mean big/9.*installed: big/… \(12 tasks\)"):
         load_task("big/99")

@@ -2,8 +2,6 @@
 
 import json
 import pickle
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -29,17 +27,17 @@ WHERE = "<answer>'tinyzero_sdk.workers.process' in __import__('sys').orig_argv</
 
 
 @pytest.fixture
-def unsafe(write_task: Callable[..., str]) -> str:
+def unsafe(write_task):
     return write_task(score=EVALUATES)
 
 
-def attack(mark: Path) -> str:
+def attack(mark):
     return f"<answer>open({str(mark)!r}, 'w').close()</answer>"
 
 
 @pytest.mark.parametrize("allowed", [False, True])
 @pytest.mark.parametrize("wrappers", [[], ["trace"]])
-def test_it_never_runs_in_this_process(unsafe: str, allowed: bool, wrappers: list[str], tmp_path: Path) -> None:
+def test_it_never_runs_in_this_process(unsafe, allowed, wrappers, tmp_path):
     task = load_task(unsafe, allow_unsafe_scorers=allowed, wrappers=wrappers)
     [item] = task.generate("train", 1)
     assert task.solve(item) == "<answer>0</answer>"
@@ -52,7 +50,7 @@ def test_it_never_runs_in_this_process(unsafe: str, allowed: bool, wrappers: lis
     assert not mark.exists()
 
 
-def test_a_pool_runs_it_only_by_leave(unsafe: str) -> None:
+def test_a_pool_runs_it_only_by_leave(unsafe):
     with pytest.raises(UnsafeScorerError, match=r"\(it evaluates it\).*--allow-unsafe-scorers"):
         ScoringPool(load_task(unsafe))
     with ScoringPool(load_task(unsafe, allow_unsafe_scorers=True)) as pool:
@@ -61,20 +59,18 @@ def test_a_pool_runs_it_only_by_leave(unsafe: str) -> None:
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_leave_travels_with_the_task(unsafe: str, allowed: bool) -> None:
+def test_leave_travels_with_the_task(unsafe, allowed):
     task = pickle.loads(pickle.dumps(load_task(unsafe, allow_unsafe_scorers=allowed)))
     assert task.allow_unsafe_scorers is allowed
 
 
-def run(*arguments: str) -> int:
+def run(*arguments):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     return int(caught.value.code or 0)
 
 
-def test_score_refuses_it_in_one_line_and_runs_it_by_leave(
-    unsafe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_score_refuses_it_in_one_line_and_runs_it_by_leave(unsafe, tmp_path, capsys):
     outputs = tmp_path / "outputs.jsonl"
     outputs.write_text(json.dumps({"completion": WHERE, "ground_truth": True}))
     command = ("score", str(outputs), "--task", unsafe, "--output", str(tmp_path / "scored.jsonl"), "--workers", "1")
@@ -87,14 +83,14 @@ def test_score_refuses_it_in_one_line_and_runs_it_by_leave(
     assert json.loads((tmp_path / "scored.jsonl").read_text())["correct"] is True
 
 
-def test_data_and_samples_need_no_leave(unsafe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_and_samples_need_no_leave(unsafe, tmp_path, capsys):
     assert run("data", "--task", unsafe, "--output", str(tmp_path), "--size", "2", "--test-size", "0") == 0
     capsys.readouterr()
     assert run("sample", "--task", unsafe, "-n", "1") == 0
     assert "gold completion, not scored: its scorer is unsafe" in capsys.readouterr().out
 
 
-def test_tasks_says_why(unsafe: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tasks_says_why(unsafe, capsys):
     assert run("tasks", unsafe) == 0
     assert "unsafe scorer: it evaluates it; it scores only with --allow-unsafe-scorers" in capsys.readouterr().out
     assert run("tasks", unsafe, "--json") == 0

@@ -1,7 +1,6 @@
 """Random expressions as trees, their exact values, and many ways to write them; nothing is shared with the checker."""
 
 from fractions import Fraction
-from random import Random
 
 from hypothesis import strategies as st
 
@@ -21,7 +20,7 @@ numbers = st.lists(st.integers(0, 99), min_size=1, max_size=6)
 
 
 @st.composite
-def trees(draw: st.DrawFn, leaves: list[int] | None = None) -> Tree:
+def trees(draw, leaves=None):
     """A random tree over the leaves, in their order."""
     leaves = draw(numbers) if leaves is None else leaves
     if len(leaves) == 1:
@@ -30,11 +29,11 @@ def trees(draw: st.DrawFn, leaves: list[int] | None = None) -> Tree:
     return draw(st.sampled_from("+-*/")), draw(trees(leaves[:at])), draw(trees(leaves[at:]))
 
 
-def leaves_of(tree: Tree) -> list[int]:
+def leaves_of(tree):
     return [tree] if isinstance(tree, int) else leaves_of(tree[1]) + leaves_of(tree[2])
 
 
-def value_of(tree: Tree) -> Fraction | None:
+def value_of(tree):
     """The value, or None after a division by zero."""
     if isinstance(tree, int):
         return Fraction(tree)
@@ -44,14 +43,14 @@ def value_of(tree: Tree) -> Fraction | None:
     return {"+": left + right, "-": left - right, "*": left * right}[operator] if operator != "/" else left / right
 
 
-def write(tree: Tree, random: Random, claim: int | None = None) -> str:
+def write(tree, random, claim=None):
     """The tree in some style a reader would accept, with `= claim` at its end."""
     left, right = random.choice(_MARKS)
     text = _write(tree, random, "") + (f"{_space(random)}={_space(random)}{claim}" if claim is not None else "")
     return _space(random) + left + _space(random) + text + _space(random) + right + _space(random)
 
 
-def _write(tree: Tree, random: Random, place: str) -> str:
+def _write(tree, random, place):
     """`place` is the operator above, with `>` before it for its right operand."""
     if isinstance(tree, int):
         return _bracketed(str(tree), random) if random.random() < 0.05 else str(tree)
@@ -66,10 +65,10 @@ def _write(tree: Tree, random: Random, place: str) -> str:
     return _bracketed(text, random) if must or random.random() < 0.15 else text
 
 
-def _bracketed(text: str, random: Random) -> str:
+def _bracketed(text, random):
     left, right = random.choice(_BRACKETS)
     return left + _space(random) + text + _space(random) + right
 
 
-def _space(random: Random) -> str:
+def _space(random):
     return random.choice(["", "", "", " ", "  ", "\n", "\t", "\r\n", "\u00a0", "\u2009", r"\,", r"\;"])

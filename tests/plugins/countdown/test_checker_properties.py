@@ -22,7 +22,7 @@ PIECES = [
 ]  # fmt: skip
 
 
-def truth(target: int, numbers: list[int]) -> dict[str, object]:
+def truth(target, numbers):
     return {"target": target, "numbers": numbers}
 
 
@@ -87,11 +87,11 @@ def test_plain_expressions_mean_what_they_mean_in_python(text):
         assert judge(text, truth(int(value), numbers)).correct
 
 
-def _python_value(text: str) -> tuple[list[int], Fraction | None]:
+def _python_value(text):
     """Numbers and value by Python's own grammar, without evaluating; None where our language is narrower."""
     numbers: list[int] = []
 
-    def visit(node: ast.expr) -> Fraction:
+    def visit(node):
         match node:
             case ast.Constant(value=int() as number) if node.end_col_offset - node.col_offset == len(str(number)):
                 numbers.append(number)

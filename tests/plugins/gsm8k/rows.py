@@ -1,7 +1,6 @@
 """Rows in GSM8K's format, and the folders and caches that hold them, for the tests."""
 
 import json
-from pathlib import Path
 
 import datasets
 
@@ -18,23 +17,23 @@ TEST = [
 SHARED = {"question": "what is  9 MINUS 1?", "answer": "9 - 1 = 8\n#### 8"}
 
 
-def as_dataset(rows: list[dict[str, str]]) -> datasets.Dataset:
+def as_dataset(rows):
     return datasets.Dataset.from_list(rows)
 
 
-def write_jsonl(path: Path, rows: list[dict[str, str]]) -> Path:
+def write_jsonl(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def write_parquet(path: Path, rows: list[dict[str, str]]) -> Path:
+def write_parquet(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     as_dataset(rows).to_parquet(path)
     return path
 
 
-def write_repository(folder: Path, train: list[dict[str, str]] = TRAIN, test: list[dict[str, str]] = TEST) -> Path:
+def write_repository(folder, train=TRAIN, test=TEST):
     """A copy of the Hub's repository: two configurations and a card."""
     for configuration in ("main", "socratic"):
         suffix = "" if configuration == "main" else " Ask yourself."
@@ -45,7 +44,7 @@ def write_repository(folder: Path, train: list[dict[str, str]] = TRAIN, test: li
     return folder
 
 
-def write_hub_cache(home: Path) -> Path:
+def write_hub_cache(home):
     """What `hf download` leaves in a cache; returns the snapshot."""
     repository = home / "hub" / "datasets--openai--gsm8k"
     commit = "e53f048856ff4f594e959d75785d2c2d37b678ee"
@@ -54,7 +53,7 @@ def write_hub_cache(home: Path) -> Path:
     return write_repository(repository / "snapshots" / commit)
 
 
-def write_datasets_cache(home: Path) -> Path:
+def write_datasets_cache(home):
     """What `datasets.load_dataset` leaves in a cache; returns the folder of the Arrow files."""
     folder = home / "datasets" / "openai___gsm8k" / "main" / "0.0.0" / "e53f048856ff4f594e959d75785d2c2d37b678ee"
     folder.mkdir(parents=True)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from tinyzero_sdk.errors import DataError
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(tmp_path, monkeypatch):
     """An empty home of caches, and no network."""
     import huggingface_hub.constants
 
@@ -33,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("fill", [write_hub_cache, write_datasets_cache])
-def test_a_cached_copy_is_used_without_a_request(fill, home: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_cached_copy_is_used_without_a_request(fill, home):
     fill(home)
     task = load_task("gsm8k")
     assert task.has_own_splits
@@ -41,7 +40,7 @@ def test_a_cached_copy_is_used_without_a_request(fill, home: Path) -> None:  # t
     assert len(list(task.dataset("test", len(TEST)))) == len(TEST)
 
 
-def test_half_a_copy_is_none(home: Path) -> None:
+def test_half_a_copy_is_none(home):
     snapshot = write_hub_cache(home)
     (snapshot / "main" / "test-00000-of-00001.parquet").unlink()
     (write_datasets_cache(home) / "gsm8k-train.arrow").unlink()
@@ -49,7 +48,7 @@ def test_half_a_copy_is_none(home: Path) -> None:
         hub.published()
 
 
-def test_offline_and_without_a_copy_the_error_names_both_ways_out(home: Path) -> None:
+def test_offline_and_without_a_copy_the_error_names_both_ways_out(home):
     with pytest.raises(DataError) as caught:
         load_task("gsm8k").generate("train", 1)
     message = str(caught.value)
@@ -59,10 +58,10 @@ def test_offline_and_without_a_copy_the_error_names_both_ways_out(home: Path) ->
     assert "\n" not in message
 
 
-def test_what_is_reachable_is_downloaded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_reachable_is_downloaded(home, monkeypatch):
     asked = []
 
-    def load_dataset(*names: str) -> datasets.DatasetDict:
+    def load_dataset(*names):
         asked.append(names)
         return datasets.DatasetDict(train=as_dataset(TRAIN), test=as_dataset(TEST))
 
@@ -75,8 +74,8 @@ def test_what_is_reachable_is_downloaded(home: Path, monkeypatch: pytest.MonkeyP
     assert asked == [("openai/gsm8k", "main")]  # once for both splits
 
 
-def test_a_download_that_fails_is_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_dataset(*names: str) -> None:
+def test_a_download_that_fails_is_one_line(home, monkeypatch):
+    def load_dataset(*names):
         raise ConnectionError("Couldn't reach it\nreally")
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
@@ -89,14 +88,14 @@ def test_a_download_that_fails_is_one_line(home: Path, monkeypatch: pytest.Monke
 class Refuses(BaseHTTPRequestHandler):
     """A Hub that wants a token."""
 
-    def do_HEAD(self) -> None:
+    def do_HEAD(self):
         self.send_error(401)
 
-    def log_message(self, *arguments: object) -> None:
+    def log_message(self, *arguments):
         pass
 
 
-def test_a_server_that_answers_is_reachable_and_a_closed_port_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_answers_is_reachable_and_a_closed_port_is_not(monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with HTTPServer(("127.0.0.1", 0), Refuses) as server:
@@ -106,7 +105,7 @@ def test_a_server_that_answers_is_reachable_and_a_closed_port_is_not(monkeypatch
     assert hub.unreachable("no address") is not None
 
 
-def test_a_server_that_never_answers_takes_no_longer_than_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_never_answers_takes_no_longer_than_the_patience(monkeypatch):
     patience = hub._PATIENCE
     monkeypatch.setattr(hub, "_PATIENCE", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
@@ -117,7 +116,7 @@ def test_a_server_that_never_answers_takes_no_longer_than_the_patience(monkeypat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variables", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
-def test_the_command_ends_in_one_line(variables: dict[str, str], tmp_path: Path) -> None:
+def test_the_command_ends_in_one_line(variables, tmp_path):
     environment = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
     done = subprocess.run(
         [Path(sys.executable).parent / "tinyzero", "data", "--task", "gsm8k", "--output", tmp_path / "data"],

@@ -20,11 +20,11 @@ PIECES = [
 ]
 
 
-def answer(source: random.Random, truth: str) -> str:
+def answer(source, truth):
     """An answer of the grammar, with some pieces put in, taken out or replaced."""
     grammar = rules(truth)
 
-    def expand(name: str) -> str:
+    def expand(name):
         return re.sub(r"<(\w+)>", lambda match: expand(match[1]), source.choice(grammar[name]))
 
     text = expand("answer")
@@ -34,7 +34,7 @@ def answer(source: random.Random, truth: str) -> str:
     return text
 
 
-def compare(count: int, seed: int) -> int:
+def compare(count, seed):
     """Compares the two on `count` answers; returns how many the second opinion could judge."""
     source, judged = random.Random(seed), 0
     for _ in range(count):

@@ -1,37 +1,34 @@
 """Where problems come from: folders of every form, single files, and what is said of those that cannot be read."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import datasets
 import pytest
 
 from tests.plugins.gsm8k.rows import SHARED, TEST, TRAIN, as_dataset, write_jsonl, write_parquet, write_repository
 from tinyzero_gsm8k.sources import collect
-from tinyzero_sdk import Item, Task, load_task
+from tinyzero_sdk import Item, load_task
 from tinyzero_sdk.errors import DataError, ExhaustedError, SettingsError
 from tinyzero_sdk.tasks.splits import iterate_split
 
 
-def open_path(path: Path) -> Task:
+def open_path(path):
     return load_task("gsm8k", options={"path": str(path)})
 
 
-def questions(task: Task, split: str) -> set[str]:
-    return {item.data["question"] for item in task.generate(split, 1000)}  # type: ignore[arg-type]
+def questions(task, split):
+    return {item.data["question"] for item in task.generate(split, 1000)}
 
 
-def saved_splits(folder: Path) -> Path:
+def saved_splits(folder):
     datasets.DatasetDict(train=as_dataset(TRAIN), test=as_dataset(TEST)).save_to_disk(folder)
     return folder
 
 
-def split_files(folder: Path) -> Path:
+def split_files(folder):
     write_jsonl(folder / "train.jsonl", TRAIN)
     return write_jsonl(folder / "test.jsonl", TEST).parent
 
 
-def configuration(folder: Path) -> Path:
+def configuration(folder):
     return write_repository(folder) / "main"
 
 
@@ -39,7 +36,7 @@ FOLDERS = [write_repository, configuration, saved_splits, split_files]
 
 
 @pytest.mark.parametrize("make", FOLDERS, ids=lambda make: make.__name__)
-def test_a_folder_keeps_its_division(make: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_a_folder_keeps_its_division(make, tmp_path):
     task = open_path(make(tmp_path / "data"))
     assert task.has_own_splits
     assert questions(task, "train") == {row["question"] for row in TRAIN}
@@ -51,7 +48,7 @@ def test_a_folder_keeps_its_division(make: Callable[[Path], Path], tmp_path: Pat
     assert task.score_completion(item.data["answer"], item.ground_truth).correct
 
 
-def test_a_question_of_both_splits_leaves_train(tmp_path: Path) -> None:
+def test_a_question_of_both_splits_leaves_train(tmp_path):
     task = open_path(write_repository(tmp_path, train=[*TRAIN, SHARED]))
     assert questions(task, "train") == {row["question"] for row in TRAIN}
     assert len(questions(task, "test")) == len(TEST)
@@ -61,7 +58,7 @@ def test_a_question_of_both_splits_leaves_train(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [write_jsonl, write_parquet])
-def test_a_file_is_one_pool_that_is_divided(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_file_is_one_pool_that_is_divided(write, tmp_path):
     task = open_path(write(tmp_path / ("data.jsonl" if write is write_jsonl else "data.parquet"), TRAIN))
     assert not task.has_own_splits
     assert questions(task, "train") == questions(task, "test") == {row["question"] for row in TRAIN}
@@ -73,21 +70,21 @@ def test_a_file_is_one_pool_that_is_divided(write: Callable[..., Path], tmp_path
     assert not {item.data["question"] for item in parts["train"]} & {item.data["question"] for item in parts["test"]}
 
 
-def _keep(parts: dict[str, list[Item]], split: str, items) -> list[Item]:  # type: ignore[no-untyped-def]
+def _keep(parts, split, items):
     parts[split] = []
     for item in items:
         parts[split].append(item)
     return parts[split]
 
 
-def test_a_saved_dataset_without_splits_is_one_pool_too(tmp_path: Path) -> None:
+def test_a_saved_dataset_without_splits_is_one_pool_too(tmp_path):
     as_dataset(TRAIN).save_to_disk(tmp_path)
     task = open_path(tmp_path)
     assert not task.has_own_splits
     assert questions(task, "test") == {row["question"] for row in TRAIN}
 
 
-def test_the_seed_decides_the_order_and_blocks_change_nothing(tmp_path: Path) -> None:
+def test_the_seed_decides_the_order_and_blocks_change_nothing(tmp_path):
     task = open_path(split_files(tmp_path))
     items = list(task.generate("train", 100, seed=1))
     assert items != list(task.generate("train", 100, seed=2))
@@ -95,7 +92,7 @@ def test_the_seed_decides_the_order_and_blocks_change_nothing(tmp_path: Path) ->
     assert list(task.generate("train", 10, start=60)) == []
 
 
-def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+def test_a_changed_file_is_read_again(tmp_path):
     path = write_jsonl(tmp_path / "data.jsonl", TRAIN)
     task = open_path(path)
     assert len(questions(task, "train")) == len(TRAIN)
@@ -103,10 +100,10 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert len(questions(task, "train")) == 7
 
 
-def test_reading_a_folder_leaves_no_copy_and_asks_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_a_folder_leaves_no_copy_and_asks_no_network(tmp_path, monkeypatch):
     import socket
 
-    def refuse(*arguments: object) -> None:
+    def refuse(*arguments):
         raise AssertionError("a connection was opened")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
@@ -126,14 +123,14 @@ def test_reading_a_folder_leaves_no_copy_and_asks_no_network(tmp_path: Path, mon
         ('{"question": "q", "answer": "#### one"}', "problem 1: expected the answer to end in"),
     ],
 )
-def test_bad_rows_are_named(content: str, message: str, tmp_path: Path) -> None:
+def test_bad_rows_are_named(content, message, tmp_path):
     path = tmp_path / "problems.jsonl"
     path.write_text(content)
     with pytest.raises(DataError, match=message):
         open_path(path).generate("train", 1)
 
 
-def test_bad_rows_of_a_folder_are_named(tmp_path: Path) -> None:
+def test_bad_rows_of_a_folder_are_named(tmp_path):
     path = write_repository(tmp_path, test=[TEST[0], {"question": "q", "answer": "none"}])
     with pytest.raises(DataError, match="split test, problem 2: expected the answer to end in"):
         open_path(path).generate("train", 1)
@@ -143,7 +140,7 @@ def test_bad_rows_of_a_folder_are_named(tmp_path: Path) -> None:
     ("name", "content"),
     [("missing.jsonl", None), ("a.parquet", b"PAR1"), ("b.jsonl", b"\xff\xfe"), ("c.csv", b"q,a\n")],
 )
-def test_unreadable_files_are_named(name: str, content: bytes | None, tmp_path: Path) -> None:
+def test_unreadable_files_are_named(name, content, tmp_path):
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
@@ -154,7 +151,7 @@ def test_unreadable_files_are_named(name: str, content: bytes | None, tmp_path: 
 @pytest.mark.parametrize(
     "content", [{}, {"train.parquet": b"PAR1"}, {"notes.txt": b"hello"}, {"dataset_dict.json": b"{}"}]
 )
-def test_folders_without_a_data_set_are_refused_in_one_line(content: dict[str, bytes], tmp_path: Path) -> None:
+def test_folders_without_a_data_set_are_refused_in_one_line(content, tmp_path):
     for name, data in content.items():
         (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError) as caught:
@@ -163,7 +160,7 @@ def test_folders_without_a_data_set_are_refused_in_one_line(content: dict[str, b
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_without_a_test_split_says_what_to_do(tmp_path: Path) -> None:
+def test_a_folder_without_a_test_split_says_what_to_do(tmp_path):
     write_jsonl(tmp_path / "data" / "problems.jsonl", TRAIN)
     task = open_path(tmp_path / "data")
     assert len(questions(task, "train")) == len(TRAIN)
@@ -171,18 +168,18 @@ def test_a_folder_without_a_test_split_says_what_to_do(tmp_path: Path) -> None:
         task.generate("test", 1)
 
 
-def test_a_test_share_is_refused_where_it_has_no_effect(tmp_path: Path) -> None:
+def test_a_test_share_is_refused_where_it_has_no_effect(tmp_path):
     task = open_path(split_files(tmp_path))
     with pytest.raises(SettingsError, match="has no effect on 'gsm8k'"):
         task.dataset("train", 3, test_fraction=0.5)
 
 
-def test_a_path_beside_templates_is_refused() -> None:
+def test_a_path_beside_templates_is_refused():
     with pytest.raises(SettingsError, match="no effect"):
         load_task("gsm8k", options={"source": "synthetic", "path": "x.jsonl"})
 
 
-def test_reworded_spacing_is_the_same_problem() -> None:
+def test_reworded_spacing_is_the_same_problem():
     task = load_task("gsm8k")
     first, second = (
         Item("1", {"question": text, "answer": "#### 1"}) for text in ("How  many\nare IT?", "how many are it?")

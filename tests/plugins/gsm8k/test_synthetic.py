@@ -89,7 +89,7 @@ def test_templates_names_wordings_and_idle_facts_vary():
     assert {"%", "$", "/"} <= set("".join(words))
 
 
-def tell(template, seed: int) -> str:
+def tell(template, seed):
     story = Story(random.Random(seed))
     template(story)
     return story.question()

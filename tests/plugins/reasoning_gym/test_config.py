@@ -27,11 +27,11 @@ class Config:
     seed: typing.Optional[int] = None  # noqa: UP045
     size: int = 500
 
-    def validate(self) -> None:
+    def validate(self):
         assert self.most >= self.least, "most must be >= least"
 
 
-def test_fields_that_a_command_line_can_set_are_options() -> None:
+def test_fields_that_a_command_line_can_set_are_options():
     fields = {field.key: field for field in describe(options_type(Config), prefix="task.")}
     assert {key: field.type for key, field in fields.items()} == {
         "task.reward": "partial | binary",
@@ -47,13 +47,13 @@ def test_fields_that_a_command_line_can_set_are_options() -> None:
     assert fields["task.most"].help == ""
 
 
-def test_what_is_set_arrives_in_the_configuration() -> None:
+def test_what_is_set_arrives_in_the_configuration():
     options = build(options_type(Config), {"least": 3, "operators": ["*"], "names": ["c"]}, prefix="task.")
     assert hash(options) == hash(options)
     config = make_config(Config, options, seed=4, size=5)
     assert config == Config(least=3, operators=("*",), names=["c"], seed=4, size=5)
 
 
-def test_what_the_configuration_refuses_is_a_settings_error() -> None:
+def test_what_the_configuration_refuses_is_a_settings_error():
     with pytest.raises(SettingsError, match="task: most must be >= least"):
         build(options_type(Config), {"least": 10}, prefix="task.")

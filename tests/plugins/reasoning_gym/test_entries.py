@@ -23,38 +23,38 @@ VALUES = st.recursive(
 )
 
 
-def same(one: object, other: object) -> bool:
+def same(one, other):
     """Equal, and of the same types all through: 1, 1.0 and True are not the same, nor lists and tuples."""
     if type(one) is not type(other) or one != other:
         return False
     if isinstance(one, dict):
-        return all(map(same, one, other)) and all(map(same, one.values(), other.values()))  # type: ignore[union-attr]
-    return not isinstance(one, list | tuple) or all(map(same, one, other))  # type: ignore[call-overload]
+        return all(map(same, one, other)) and all(map(same, one.values(), other.values()))
+    return not isinstance(one, list | tuple) or all(map(same, one, other))
 
 
 @settings(max_examples=25)
 @given(VALUES)
-def test_what_is_written_comes_back(value: object) -> None:
+def test_what_is_written_comes_back(value):
     assert same(decode(json.loads(json.dumps(encode(value)))), value)
 
 
 @given(st.frozensets(st.text()))
-def test_a_set_is_written_in_one_order(values: frozenset[str]) -> None:
+def test_a_set_is_written_in_one_order(values):
     assert encode(values) == encode(frozenset(sorted(values, reverse=True)))
 
 
-def test_numbers_of_numpy_become_numbers() -> None:
+def test_numbers_of_numpy_become_numbers():
     assert encode([np.int64(3), np.str_("x"), np.array([[1.5]])]) == [3, "x", [[1.5]]]
 
 
-def test_what_has_no_form_is_refused() -> None:
+def test_what_has_no_form_is_refused():
     with pytest.raises(DataError, match="a value of type object"):
         encode({"a": [object()]})
     with pytest.raises(DataError, match="newer version"):
         decode({"!": "quaternion", "v": [1, 2, 3, 4]})
 
 
-def test_an_entry_is_three_texts() -> None:
+def test_an_entry_is_three_texts():
     entry = {"question": "q", "answer": None, "metadata": {0: (Fraction(1, 2), {3})}}
     truth = to_ground_truth(entry)
     assert {type(value) for value in truth.values()} <= {str, type(None)}
@@ -63,7 +63,7 @@ def test_an_entry_is_three_texts() -> None:
         to_ground_truth({"question": "q", "answer": 7})
 
 
-def test_where_there_is_no_answer_an_example_stands_in() -> None:
+def test_where_there_is_no_answer_an_example_stands_in():
     assert list(known_answers({"answer": "a", "metadata": {}})) == ["a"]
     assert list(known_answers({"answer": None, "metadata": {"example_answer": "b"}})) == ["b"]
     assert list(known_answers({"answer": None, "metadata": {"possible_answer": {0: 1}}})) == ['{"0": 1}']

@@ -1,8 +1,5 @@
 """A task with every property, "add two numbers", whose hooks a test can break one at a time."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 HOOKS = {
@@ -69,10 +66,10 @@ def grammar(item):
 
 
 @pytest.fixture
-def write_sum(tmp_path: Path) -> Callable[..., str]:
+def write_sum(tmp_path):
     """Write that task with some hooks written differently, left out (None) or added, and return its path."""
 
-    def write(**changes: str | None) -> str:
+    def write(**changes):
         path = tmp_path / "sum.py"
         path.write_text("\n".join(code for code in {**HOOKS, **changes}.values() if code), encoding="utf-8")
         return str(path)

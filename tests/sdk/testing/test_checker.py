@@ -33,10 +33,10 @@ def info():
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple]:
+def run(capfd, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
-    def run(*words: object) -> tuple:
+    def run(*words):
         with pytest.raises(SystemExit) as end:
             main([str(word) for word in words])
         return end.value.code or 0, *capfd.readouterr()
@@ -45,7 +45,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 @pytest.mark.slow
-def test_a_failure_is_shown_and_its_command_replays_it(run: Callable[..., tuple], write_sum: WriteSum) -> None:
+def test_a_failure_is_shown_and_its_command_replays_it(run, write_sum):
     path = write_sum(score=EMPTY_PAYS)
     code, out, err = run("check", path, "--only", "emptiness-pays-nothing", "--save")
     assert code == 1
@@ -68,7 +68,7 @@ def test_a_failure_is_shown_and_its_command_replays_it(run: Callable[..., tuple]
 
 
 @pytest.mark.slow
-def test_labelled_cases_hold_the_reward(write_sum: WriteSum) -> None:
+def test_labelled_cases_hold_the_reward(write_sum):
     task = load_task(write_sum())
     truth = {"numbers": [1, 2], "total": 3}
     cases = [Case("<answer>3</answer>", truth, True), Case("<answer>4</answer>", truth, False)]
@@ -80,7 +80,7 @@ def test_labelled_cases_hold_the_reward(write_sum: WriteSum) -> None:
     assert (failure.sample.completion, failure.sample.note) == ("so <answer>3</answer>", "labelled wrong: mislabelled")
 
 
-def test_waived_checks_are_shown_with_their_reason(write_sum: WriteSum) -> None:
+def test_waived_checks_are_shown_with_their_reason(write_sum):
     waivers = {"emptiness-pays-nothing": "intended", "prompts-complete": "not needed"}
     path = write_sum(score=EMPTY_PAYS, info=WAIVED.format(waivers=waivers))
     report = check_task(load_task(path), properties=list(waivers), cases=[])
@@ -98,18 +98,18 @@ def test_waived_checks_are_shown_with_their_reason(write_sum: WriteSum) -> None:
         ({"gold-scores-full": " "}, "without a reason"),
     ],
 )
-def test_bad_waivers_are_refused(write_sum: WriteSum, waivers: dict[str, str], message: str) -> None:
+def test_bad_waivers_are_refused(write_sum, waivers, message):
     with pytest.raises(SettingsError, match=message.replace("?", r"\?")):
         Checker(load_task(write_sum(info=WAIVED.format(waivers=waivers))))
 
 
-def test_an_unknown_check_names_the_nearest() -> None:
+def test_an_unknown_check_names_the_nearest():
     with pytest.raises(SettingsError, match="did you mean never-raises"):
         find_properties(["never-raise"])
 
 
 @pytest.mark.slow
-def test_a_scorer_that_hangs_costs_its_process_only(write_sum: WriteSum) -> None:
+def test_a_scorer_that_hangs_costs_its_process_only(write_sum):
     hangs = "@hookimpl\ndef score(answer, ground_truth):\n    while True:\n        pass\n"
     report = check_task(load_task(write_sum(score=hangs)), properties=["gold-scores-full"], examples=1, cases=[])
     failure = report["gold-scores-full"].failure
@@ -118,28 +118,28 @@ def test_a_scorer_that_hangs_costs_its_process_only(write_sum: WriteSum) -> None
 
 
 @pytest.mark.slow
-def test_a_check_can_be_repeated(write_sum: WriteSum) -> None:
+def test_a_check_can_be_repeated(write_sum):
     path = write_sum(score="@hookimpl\ndef score(answer, ground_truth): return float(int(answer) == 1)")
     reports = [check_task(load_task(path), properties=["never-raises"], cases=[]) for _ in range(2)]
     assert reports[0]["never-raises"].failure == reports[1]["never-raises"].failure
 
 
-def test_texts_are_shown_without_what_a_terminal_obeys() -> None:
+def test_texts_are_shown_without_what_a_terminal_obeys():
     assert show_text("\x1b[2J\ud800") == r"'\x1b[2J\ud800'"
     assert show_text("<a>" + "()" * 5000 + "\n") == r"'<a>' + '()' * 5000 + '\n'"
 
 
-def test_minimize_leaves_what_matters() -> None:
+def test_minimize_leaves_what_matters():
     assert minimize("x" * 1000 + "ab" + "y" * 1000 + "c", lambda text: "a" in text and "c" in text) == "ac"
 
 
-def pytest_in(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def pytest_in(directory, *words):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", *words]
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
-def test_the_pytest_plugin_needs_no_code(write_sum: WriteSum, tmp_path: Path) -> None:
+def test_the_pytest_plugin_needs_no_code(write_sum, tmp_path):
     waivers = {"prompts-complete": "not needed"}
     path = write_sum(score=EMPTY_PAYS, info=WAIVED.format(waivers=waivers), oracle=None)
     empty = tmp_path / "empty"
@@ -160,7 +160,7 @@ def test_the_pytest_plugin_needs_no_code(write_sum: WriteSum, tmp_path: Path) ->
         ("", "not enough values"),
     ],
 )
-def test_what_is_no_task_is_an_error_in_one_line(words: str, message: str) -> None:
+def test_what_is_no_task_is_an_error_in_one_line(words, message):
     with pytest.raises(SettingsError) as error:
         load_task_from_line(words)
     assert message in str(error.value)
@@ -168,14 +168,14 @@ def test_what_is_no_task_is_an_error_in_one_line(words: str, message: str) -> No
 
 
 @pytest.mark.slow
-def test_the_pytest_plugin_opens_a_task_as_the_commands_do(tmp_path: Path) -> None:
+def test_the_pytest_plugin_opens_a_task_as_the_commands_do(tmp_path):
     done = pytest_in(tmp_path, "--tinyzero-task", "countdown task=3")
     assert "AttributeError" not in done.stdout
     assert "unknown key" in done.stdout, done.stdout
 
 
 @pytest.mark.slow
-def test_the_pytest_plugin_is_light_until_it_is_used() -> None:
+def test_the_pytest_plugin_is_light_until_it_is_used():
     code = "import sys, tinyzero_sdk.pytest_plugin; print({'hypothesis', 'tinyzero_sdk.testing'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
@@ -183,7 +183,7 @@ def test_the_pytest_plugin_is_light_until_it_is_used() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["check", "--list"], ["check", "{task}"]])
-def test_without_hypothesis_one_line_names_the_extra(write_sum: WriteSum, words: list[str]) -> None:
+def test_without_hypothesis_one_line_names_the_extra(write_sum, words):
     task = write_sum()
     arguments = [word.format(task=task) for word in words]
     code = f"import sys; sys.modules['hypothesis'] = None; from tinyzero_sdk.cli import main; main({arguments})"
@@ -198,7 +198,7 @@ SHIPPED = ["countdown", "countdown task.reward=tinyzero", "multiply", "gsm8k tas
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", BROKEN_REWARDS, ids=lambda path: path.stem)
-def test_broken_rewards_fail_with_a_small_example(path: Path) -> None:
+def test_broken_rewards_fail_with_a_small_example(path):
     report = check_task(load_task(path), cases=[])
     assert report.failed
     for result in report.failed:
@@ -209,13 +209,13 @@ def test_broken_rewards_fail_with_a_small_example(path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", SHIPPED)
-def test_shipped_tasks_pass(run: Callable[..., tuple], words: str) -> None:
+def test_shipped_tasks_pass(run, words):
     code, out, _ = run("check", *words.split())
     assert code == 0, out
 
 
 @pytest.mark.slow
-def test_nothing_is_left_where_the_user_is(write_sum: WriteSum, tmp_path: Path) -> None:
+def test_nothing_is_left_where_the_user_is(write_sum, tmp_path):
     write_sum()
     (tmp_path / "temporary").mkdir()
     code = "from tinyzero_sdk import load_task; from tinyzero_sdk.testing import check_task\n"
@@ -235,7 +235,7 @@ def test_nothing_is_left_where_the_user_is(write_sum: WriteSum, tmp_path: Path) 
     assert done.stdout.strip() == str(tmp_path / ".hypothesis")  # others find what they had
 
 
-def test_a_file_of_cases_is_read_once(write_sum: WriteSum, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_cases_is_read_once(write_sum, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     task, case = load_task(write_sum()), Case("<answer>3</answer>", {"numbers": [1, 2], "total": 3}, True)
     for name in ("sum.cases.jsonl", "more.jsonl"):
@@ -245,7 +245,7 @@ def test_a_file_of_cases_is_read_once(write_sum: WriteSum, tmp_path: Path, monke
 
 
 @pytest.mark.slow
-def test_problems_are_made_up_only_where_the_task_says_which(write_sum: WriteSum) -> None:
+def test_problems_are_made_up_only_where_the_task_says_which(write_sum):
     """A ground truth of which only one number changed contradicts itself; no finding may rest on it."""
     truths = []
     for hook in ("", "@hookimpl\ndef is_valid(ground_truth): return True"):
@@ -256,7 +256,7 @@ def test_problems_are_made_up_only_where_the_task_says_which(write_sum: WriteSum
 
 
 @pytest.mark.slow
-def test_a_brute_force_solve_does_not_hang_the_check(write_sum: WriteSum, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_brute_force_solve_does_not_hang_the_check(write_sum, monkeypatch):
     monkeypatch.setattr(task_under_test, "_BULK_ITEM_SECONDS", 0.5)
     solve = """
 @hookimpl

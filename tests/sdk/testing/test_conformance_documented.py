@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from tinyzero_sdk.testing import PROPERTIES, Property
+from tinyzero_sdk.testing import PROPERTIES
 
 DOCUMENT = (Path(__file__).parents[3] / "docs/conformance.md").read_text(encoding="utf-8")
 
 
-def test_the_documentation_lists_the_properties_and_no_others() -> None:
+def test_the_documentation_lists_the_properties_and_no_others():
     assert re.findall(r"^### `(.+)`$", DOCUMENT, re.MULTILINE) == [prop.name for prop in PROPERTIES]
 
 
 @pytest.mark.parametrize("prop", PROPERTIES, ids=lambda prop: prop.name)
-def test_property_is_documented(prop: Property) -> None:
+def test_property_is_documented(prop):
     section = DOCUMENT.partition(f"\n### `{prop.name}`\n")[2].partition("\n### ")[0]
     words = " ".join(section.split())
     assert prop.text in words

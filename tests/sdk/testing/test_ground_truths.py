@@ -13,7 +13,7 @@ LEAVES = st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.text(max_
 TRUTHS = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner), max_leaves=8)
 
 
-def form(value: object) -> object:
+def form(value):
     """A value without its numbers."""
     if isinstance(value, dict):
         return {key: form(entry) for key, entry in value.items()}
@@ -23,7 +23,7 @@ def form(value: object) -> object:
 
 
 @given(TRUTHS, st.integers())
-def test_what_is_given_stays_as_it_was(truth: object, seed: int) -> None:
+def test_what_is_given_stays_as_it_was(truth, seed):
     before = copy.deepcopy(truth)
     choose = random.Random(seed).randrange
     for made in (redraw(truth, choose), nudge(truth, choose), fit(truth, "1 + 2", 3, choose)):
@@ -38,7 +38,7 @@ def test_what_is_given_stays_as_it_was(truth: object, seed: int) -> None:
 
 
 @given(st.lists(st.integers(1, 99), min_size=1), st.integers(1, 99), st.integers())
-def test_other_numbers_keep_the_form_and_stay_positive(numbers: list[int], target: int, seed: int) -> None:
+def test_other_numbers_keep_the_form_and_stay_positive(numbers, target, seed):
     choose = random.Random(seed).randrange
     for vary in (redraw, nudge):
         made = vary({"target": target, "numbers": numbers}, choose)
@@ -46,7 +46,7 @@ def test_other_numbers_keep_the_form_and_stay_positive(numbers: list[int], targe
         assert all(isinstance(number, int) and number > 0 for number in [made["target"], *made["numbers"]])
 
 
-def test_a_number_that_the_answer_names_is_not_replaced() -> None:
+def test_a_number_that_the_answer_names_is_not_replaced():
     truth = {"target": 24, "numbers": [3, 8]}
     assert fit(truth, "3 * 8.", 7, random.Random(0).randrange) == {"target": 7, "numbers": [3, 8]}
     assert fit(truth, "3 8 24", 7, random.Random(0).randrange) is None

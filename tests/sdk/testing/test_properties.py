@@ -7,7 +7,7 @@ import pytest
 from tests.sdk.testing.broken_tasks import BREAKERS, MORE_BREAKERS, SCORE
 from tests.sdk.testing.conftest import HOOKS
 from tinyzero_sdk import load_task
-from tinyzero_sdk.testing import PROPERTIES, Result, check_task, sandbox
+from tinyzero_sdk.testing import PROPERTIES, check_task, sandbox
 from tinyzero_sdk.testing.gold import TestCompletion
 from tinyzero_sdk.testing.property import Failure, Property
 from tinyzero_sdk.testing.task_under_test import TaskUnderTest
@@ -16,13 +16,13 @@ WriteSum = Callable[..., str]
 
 
 @pytest.fixture
-def impatient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(request, monkeypatch):
     """A scorer that hangs for good is taken to hang sooner, which is most of such a test's time."""
     if request.getfixturevalue("prop") == "bounded-time":
         monkeypatch.setattr(sandbox, "TIME_LIMIT", 0.3)
 
 
-def failed(path: str, prop: str) -> Result:
+def failed(path, prop):
     report = check_task(load_task(path), properties=[prop], cases=[])
     assert not report.passed
     result = report[prop]
@@ -30,14 +30,14 @@ def failed(path: str, prop: str) -> Result:
     return result
 
 
-def test_every_property_has_a_task_that_lacks_it() -> None:
+def test_every_property_has_a_task_that_lacks_it():
     assert {*BREAKERS, "labelled-cases"} == {prop.name for prop in PROPERTIES}
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("prop", BREAKERS)
-def test_a_failed_check_shows_a_small_example(write_sum: WriteSum, prop: str) -> None:
+def test_a_failed_check_shows_a_small_example(write_sum, prop):
     failure = failed(write_sum(**BREAKERS[prop]), prop).failure
     assert failure is not None
     if failure.sample:
@@ -49,7 +49,7 @@ def test_a_failed_check_shows_a_small_example(write_sum: WriteSum, prop: str) ->
 @pytest.mark.parametrize(
     ("prop", "hooks"), [case[1:] for case in MORE_BREAKERS], ids=[case[0] for case in MORE_BREAKERS]
 )
-def test_a_check_fails_in_other_ways(write_sum: WriteSum, prop: str, hooks: dict[str, str | None]) -> None:
+def test_a_check_fails_in_other_ways(write_sum, prop, hooks):
     failed(write_sum(**hooks), prop)
 
 
@@ -65,7 +65,7 @@ def score(answer, ground_truth):
 
 
 @pytest.mark.slow
-def test_what_is_printed_once_is_not_lost_to_another_check(write_sum: WriteSum) -> None:
+def test_what_is_printed_once_is_not_lost_to_another_check(write_sum):
     report = check_task(load_task(write_sum(score=WARNS_ONCE)), properties=["never-raises", "never-prints"], cases=[])
     assert [result.prop.name for result in report.failed] == ["never-prints"]
 
@@ -80,13 +80,13 @@ def score(answer, ground_truth):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("category", "status"), [("UserWarning", "failed"), ("DeprecationWarning", "passed")])
-def test_warnings_count_where_python_shows_them(write_sum: WriteSum, category: str, status: str) -> None:
+def test_warnings_count_where_python_shows_them(write_sum, category, status):
     path = write_sum(header=HOOKS["header"] + "import warnings\n", score=WARNS.format(category=category))
     report = check_task(load_task(path), properties=["never-raises", "never-prints"], cases=[])
     assert report["never-prints"].status == status
 
 
-def test_a_failure_that_does_not_repeat_is_told_as_such(write_sum: WriteSum) -> None:
+def test_a_failure_that_does_not_repeat_is_told_as_such(write_sum):
     failures = [Failure("a mishap", "none")]
     prop = Property(
         name="fickle",
@@ -103,7 +103,7 @@ def test_a_failure_that_does_not_repeat_is_told_as_such(write_sum: WriteSum) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_chance_in_a_reward_fails_checks_and_does_not_stop_them(write_sum: WriteSum, seed: int) -> None:
+def test_chance_in_a_reward_fails_checks_and_does_not_stop_them(write_sum, seed):
     path = write_sum(score=SCORE.format("if random.random() < 0.01: return 1.0"))
     report = check_task(load_task(path), properties=["never-raises", "deterministic", "correct-means-right"], seed=seed)
     assert "deterministic" in [result.prop.name for result in report.failed]
@@ -119,7 +119,7 @@ def generate_dataset(split, size, seed, start):
 
 
 @pytest.mark.slow
-def test_a_task_of_few_problems_is_checked_on_what_there_is(write_sum: WriteSum) -> None:
+def test_a_task_of_few_problems_is_checked_on_what_there_is(write_sum):
     report = check_task(
         load_task(write_sum(generate_dataset=FEW)),
         properties=["other-seed-other-data", "splits-disjoint", "prompts-complete", "every-item-solvable"],
@@ -150,7 +150,7 @@ def make_prompt(item, template):
 
 
 @pytest.mark.slow
-def test_a_task_of_few_answers_has_no_skeleton_key(write_sum: WriteSum) -> None:
+def test_a_task_of_few_answers_has_no_skeleton_key(write_sum):
     report = check_task(
         load_task(write_sum(**FEW_ANSWERS)), properties=["no-skeleton-key", "echo-pays-nothing"], cases=[]
     )
@@ -158,14 +158,14 @@ def test_a_task_of_few_answers_has_no_skeleton_key(write_sum: WriteSum) -> None:
 
 
 @pytest.mark.slow
-def test_a_good_task_passes_all_checks(write_sum: WriteSum) -> None:
+def test_a_good_task_passes_all_checks(write_sum):
     report = check_task(load_task(write_sum()), cases=[])
     assert [result.prop.name for result in report.results if result.status != "passed"] == ["labelled-cases"]
     assert report.passed
 
 
 @pytest.mark.slow
-def test_a_task_without_optional_hooks_is_told_what_to_add(write_sum: WriteSum) -> None:
+def test_a_task_without_optional_hooks_is_told_what_to_add(write_sum):
     report = check_task(load_task(write_sum(solve=None, oracle=None, grammar=None)), cases=[])
     assert report.passed
     for result in report.results:
