@@ -63,8 +63,6 @@ class Score:
     """Whether the problem is solved. Partial credit in `value` never makes it True."""
 
     reason: Reason = "ok"
-    """See `Reason`."""
-
     answer: str | None = None
     """The result of `extract_answer`."""
 

@@ -11,7 +11,7 @@ from tinyzero_sdk.data.files import read_rows
 from tinyzero_sdk.errors import DataError, VersionMismatchError
 from tinyzero_sdk.scoring.outputs import RowSource, provenance_of
 from tinyzero_sdk.scoring.rescore import rescore_file, rescoring_check
-from tinyzero_sdk.scoring.score_file import score_file
+from tinyzero_sdk.scoring.score_file import ScoringOptions, score_file
 
 pytestmark = pytest.mark.usefixtures("scored_here")
 
@@ -86,10 +86,10 @@ def test_only_scored_files_can_be_scored_again(task, tmp_path):
     with pytest.raises(VersionMismatchError, match="does not say what scored it"):
         rescore_file(task, tmp_path / "outputs.parquet")
     with pytest.raises(DataError, match="has no score, correct, reason, answer"):
-        rescore_file(task, tmp_path / "outputs.parquet", allow_version_mismatch=True)
+        rescore_file(task, tmp_path / "outputs.parquet", options=ScoringOptions(allow_version_mismatch=True))
     (tmp_path / "none.jsonl").write_text('{"completion": "a", "ground_truth": 1}\n')
     with pytest.raises(DataError, match="has no score, correct, reason, answer"):
-        rescore_file(task, tmp_path / "none.jsonl", allow_version_mismatch=True)
+        rescore_file(task, tmp_path / "none.jsonl", options=ScoringOptions(allow_version_mismatch=True))
     with pytest.raises(DataError, match="is the input itself"):
         rescore_file(task, tmp_path / "old.parquet", tmp_path / "old.parquet")
 
@@ -97,7 +97,7 @@ def test_only_scored_files_can_be_scored_again(task, tmp_path):
 def test_rows_without_a_verdict_are_told(task, tmp_path):
     rows = [{"completion": TEXTS[0], "ground_truth": 1, "score": None, "correct": True, "reason": "ok", "answer": "1"}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
-    report = rescore_file(task, tmp_path / "old.parquet", allow_version_mismatch=True)
+    report = rescore_file(task, tmp_path / "old.parquet", options=ScoringOptions(allow_version_mismatch=True))
     assert [row.number for row in report.scored.bad] == [1]
     assert (report.changed, report.compared, report.old_accuracy, report.new_accuracy) == (0, 0, None, None)
 

@@ -14,7 +14,7 @@ from tinyzero_sdk.errors import DataError, VersionMismatchError
 from tinyzero_sdk.scoring import score_file as scoring
 from tinyzero_sdk.scoring.batches import unpacked
 from tinyzero_sdk.scoring.outputs import RESULT_COLUMNS, accept_any, read_outputs, scoring_check
-from tinyzero_sdk.scoring.score_file import METADATA_KEY, score_file
+from tinyzero_sdk.scoring.score_file import METADATA_KEY, ScoringOptions, score_file
 
 pytestmark = pytest.mark.usefixtures("scored_here")
 
@@ -233,7 +233,7 @@ def test_progress_goes_up_to_one(task, tmp_path):
     shares: list[float] = []
     for source in FORMATS:
         path = write_rows(tmp_path / f"in.{source}", OUTPUTS * 1400)
-        score_file(task, path, tmp_path / "out.jsonl", on_progress=shares.append)
+        score_file(task, path, tmp_path / "out.jsonl", ScoringOptions(on_progress=shares.append))
         assert shares == sorted(shares)
         assert shares.pop() == 1.0
         assert len(shares) >= 1
@@ -254,7 +254,7 @@ def score(answer, ground_truth):
 """
     rows = [{"id": n, "completion": f"<answer>{n - n % 3 // 2}</answer>", "ground_truth": n} for n in range(6000)]
     path = write_rows(tmp_path / f"in.{source}", rows)
-    report = score_file(load_task(write_task(score=code)), path, tmp_path / "out.parquet", workers=3)
+    report = score_file(load_task(write_task(score=code)), path, tmp_path / "out.parquet", ScoringOptions(workers=3))
     scored = pq.read_table(tmp_path / "out.parquet")
     assert scored["id"].to_pylist() == list(range(6000))
     assert scored["correct"].to_pylist() == [n % 3 != 2 for n in range(6000)]
@@ -279,7 +279,7 @@ def score(answer, ground_truth):
     rows = [{"completion": f"<answer>{answer}</answer>", "ground_truth": n} for n, answer in enumerate(said)]
     path = write_rows(tmp_path / "in.parquet", rows)
     task = load_task(write_task(score=code))
-    report = score_file(task, path, tmp_path / "out.parquet", workers=2, time_limit=0.3)
+    report = score_file(task, path, tmp_path / "out.parquet", ScoringOptions(workers=2, time_limit=0.3))
     reasons = pq.read_table(tmp_path / "out.parquet")["reason"].to_pylist()
     assert {n: reason for n, reason in enumerate(reasons) if reason != "ok"} == {n: fates[n][1] for n in fates}
     assert report.reasons == {"ok": 5997, "timeout": 2, "error": 1}
@@ -386,7 +386,7 @@ def test_mismatch_ends_scoring_without_an_output_unless_it_is_allowed(task, tmp_
     with pytest.raises(VersionMismatchError, match="--allow-version-mismatch"):
         score_file(task, path, tmp_path / "out.jsonl")
     assert list(tmp_path.glob("*out*")) == []
-    assert score_file(task, path, tmp_path / "out.jsonl", allow_version_mismatch=True).rows == 1
+    assert score_file(task, path, tmp_path / "out.jsonl", ScoringOptions(allow_version_mismatch=True)).rows == 1
 
 
 def test_batches_of_large_rows_are_small(tmp_path, monkeypatch):
@@ -401,7 +401,7 @@ def test_batches_of_large_rows_are_small(tmp_path, monkeypatch):
 def test_results_of_two_files_are_the_same_bytes(task, tmp_path):
     path = write_rows(tmp_path / "in.parquet", OUTPUTS * 1400)
     for workers in (1, 3):
-        score_file(task, path, tmp_path / f"{workers}.parquet", workers=workers)
+        score_file(task, path, tmp_path / f"{workers}.parquet", ScoringOptions(workers=workers))
     assert (tmp_path / "1.parquet").read_bytes() == (tmp_path / "3.parquet").read_bytes()
     assert set(RESULT_COLUMNS) < set(pq.read_schema(path.with_name("1.parquet")).names)
 

@@ -9,16 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from tinyzero_sdk.cli.score import GroupBy, MemoryLimit, TimeLimit, Wrappers
+from tinyzero_sdk.cli.score import GroupBy, MemoryLimit, TimeLimit, Wrappers, scoring_options
 from tinyzero_sdk.cli.summary_report import as_json, count, percent, show_faults, table
-from tinyzero_sdk.cli.task_options import (
-    AllowUnsafe,
-    TaskName,
-    TaskOverrides,
-    Workers,
-    load_task_with_overrides,
-    progress_bar,
-)
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, load_task_with_overrides
 from tinyzero_sdk.console import print_json, stdout
 
 if TYPE_CHECKING:
@@ -64,22 +57,10 @@ def rescore(
     The exit code is 0 if none changed, and 1 if some did or some rows could not be compared.
     """
     from tinyzero_sdk.scoring.rescore import rescore_file
-    from tinyzero_sdk.workers.process import count_cores
 
     opened = load_task_with_overrides(task, overrides, wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe)
-    with progress_bar() as progress:
-        bar = progress.add_task("scoring", total=1.0)
-        report = rescore_file(
-            opened,
-            old,
-            output,
-            workers=workers or count_cores(),
-            time_limit=time_limit,
-            memory_limit_gb=memory_limit,
-            group_by=group_by,
-            allow_version_mismatch=allow_version_mismatch,
-            on_progress=lambda share: progress.update(bar, completed=share),
-        )
+    with scoring_options(workers, time_limit, memory_limit, group_by, allow_version_mismatch) as options:
+        report = rescore_file(opened, old, output, options)
     show_faults(old, report.scored)
     if json:
         print_json(_as_json(report))

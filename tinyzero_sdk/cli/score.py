@@ -1,7 +1,9 @@
 """`tinyzero score`: score a file of model outputs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -16,6 +18,9 @@ from tinyzero_sdk.cli.task_options import (
     progress_bar,
 )
 from tinyzero_sdk.console import print_json, stdout
+
+if TYPE_CHECKING:
+    from tinyzero_sdk.scoring.score_file import ScoringOptions
 
 TimeLimit = Annotated[float, typer.Option("--time-limit", min=0.01, help="Seconds to score one completion.")]
 MemoryLimit = Annotated[float, typer.Option("--memory-limit", min=0.1, help="GiB of address space for one worker.")]
@@ -44,6 +49,26 @@ AllowMismatch = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the command of this file."""
     app.command("score")(score)
+
+
+@contextmanager
+def scoring_options(
+    workers: int | None, time_limit: float, memory_limit: float, group_by: str | None, allow_version_mismatch: bool
+) -> Iterator["ScoringOptions"]:
+    """The options of `score` and `rescore`, with a progress bar."""
+    from tinyzero_sdk.scoring.score_file import ScoringOptions
+    from tinyzero_sdk.workers.process import count_cores
+
+    with progress_bar() as progress:
+        bar = progress.add_task("scoring", total=1.0)
+        yield ScoringOptions(
+            workers or count_cores(),
+            time_limit,
+            memory_limit,
+            group_by,
+            allow_version_mismatch,
+            lambda share: progress.update(bar, completed=share),
+        )
 
 
 def score(
@@ -75,23 +100,10 @@ def score(
     instead of written, and the exit code is then 1.
     """
     from tinyzero_sdk.scoring.score_file import score_file
-    from tinyzero_sdk.workers.process import count_cores
 
     opened = load_task_with_overrides(task, overrides, wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe)
-    with progress_bar() as progress:
-        bar = progress.add_task("scoring", total=1.0)
-        report = score_file(
-            opened,
-            file,
-            output,
-            workers=workers or count_cores(),
-            time_limit=time_limit,
-            memory_limit_gb=memory_limit,
-            format=format,
-            group_by=group_by,
-            allow_version_mismatch=allow_version_mismatch,
-            on_progress=lambda share: progress.update(bar, completed=share),
-        )
+    with scoring_options(workers, time_limit, memory_limit, group_by, allow_version_mismatch) as options:
+        report = score_file(opened, file, output, options, format=format)
     show_faults(file, report)
     if json:
         print_json(as_json(report))

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 import numpy as np
@@ -216,9 +215,7 @@ class WorkerGroup:
             self._take(worker)  # wait until it is ready
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for worker in self._workers:
             worker.close()
 

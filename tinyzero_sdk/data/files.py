@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, NoReturn, Self
 
 import pyarrow as pa
@@ -55,8 +54,6 @@ class Block:
     rows: list[Row]
     table: pa.Table | None
     bad: list[BadRow]
-    """Bad rows of this part of the file."""
-
     progress: float
     """Fraction of the file read so far, 0 to 1."""
 
@@ -287,9 +284,7 @@ class JsonLinesWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 
@@ -361,9 +356,7 @@ class ParquetWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._writer is not None and self._waiting is not None:
             if kind is None and len(self._waiting):
                 self._write_group(self._waiting)

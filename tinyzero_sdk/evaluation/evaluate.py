@@ -98,10 +98,10 @@ def _check_columns(task: Task, item: Item) -> None:
 
 
 def _score(plan: EvaluationPlan, source: Path, target: Path, observer: EvaluationObserver) -> "ScoreReport":
-    from tinyzero_sdk.scoring.score_file import score_file
+    from tinyzero_sdk.scoring.score_file import ScoringOptions, score_file
 
-    limits = {"workers": plan.workers, "time_limit": plan.time_limit, "memory_limit_gb": plan.memory_limit_gb}
-    return score_file(plan.task, source, target, **limits, on_progress=observer.scoring)  # type: ignore[arg-type]
+    options = ScoringOptions(plan.workers, plan.time_limit, plan.memory_limit_gb, on_progress=observer.scoring)
+    return score_file(plan.task, source, target, options)
 
 
 def _sum_up(plan: EvaluationPlan, report: "ScoreReport", tokens: int, seconds: float) -> EvaluationResult:

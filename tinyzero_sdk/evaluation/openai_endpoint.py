@@ -45,8 +45,6 @@ class EndpointOptions:
     """Environment variable with the API key, which is never written to a file."""
 
     concurrency: int = 16
-    """Concurrent requests."""
-
     retries: int = 6
     """Number of retries, after 0.5 s, 1 s, 2 s …, or when the server says."""
 

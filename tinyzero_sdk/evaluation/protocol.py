@@ -27,8 +27,6 @@ class EvaluationRequest:
     """The arguments of `tinyzero eval`, as in `EvaluationPlan`; None = not given."""
 
     task: str | None = None
-    """Name or path of the task."""
-
     overrides: Sequence[str] = ()
     """`key=value`: the task's options as `task.KEY`, and other settings of the sampler."""
 
@@ -50,8 +48,6 @@ class Problem:
     """A problem of an evaluation."""
 
     index: int
-    """Index of the problem, from 0."""
-
     item: Item
     prompt: "str | list[dict[str, str]]"
     """From `make_prompt`."""
@@ -68,8 +64,6 @@ class Sampler(Protocol):
     """Samples completions."""
 
     template: str
-    """Name of the prompt template."""
-
     settings: Mapping[str, Json]
     """What else its completions depend on; an evaluation resumes only with equal settings."""
 
@@ -89,11 +83,7 @@ class EvaluationPlan:
 
     task: Task
     model: str
-    """Name of the model, for the record."""
-
     opener: Callable[[], AbstractContextManager[Sampler]]
-    """Loads the model, or connects to it."""
-
     max_tokens: int
     size: int = DEFAULT_SIZE
     test_fraction: float = 1 / 16
@@ -143,15 +133,11 @@ class EvaluationResult:
     problems: int
     samples: int
     accuracy: float
-    """Fraction of completions that are correct."""
-
     standard_error: float
     """Standard error of the accuracy, over problems."""
 
     mean_score: float
     by_reason: Mapping[str, int]
-    """Number of completions by `Score.reason`."""
-
     mean_length: float | None
     """Mean length of a completion in tokens; None where unknown."""
 

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
 from tinyzero_sdk.data.files import parse_line
@@ -138,9 +137,7 @@ class SampleFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             if not self._is_synced:
                 self._sync()

@@ -1,29 +1,33 @@
-"""Which lines of a task's own code a scorer has reached: an answer that reaches a new one is worth changing further.
+"""Line coverage of a task's own code: an answer that reaches a new line is worth mutating further.
 
-With Python 3.12 a line is reported once and costs nothing after that, so every answer is watched; before, tracing is
-slow, and only a sample is.
+From Python 3.12, `sys.monitoring` reports each line once at no further cost, so every attempt is traced. Before,
+tracing is slow, and only a sample of the attempts is traced.
 """
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType, TracebackType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, Self
 
 from tinyzero_sdk.tasks.task import Task
 
 DEFAULT_SHARE = 1.0 if sys.version_info >= (3, 12) else 1 / 16
-"""Share of the attempts that are traced."""
+"""Fraction of the attempts that are traced."""
 
 _Tracer = Callable[[FrameType, str, Any], Any]
 
 
 class Coverage:
-    """A context: what runs inside is traced, and `grew` tells whether it reached a line for the first time."""
+    """A context manager that traces its block; `grew` is whether a line was reached for the first time."""
 
     def __init__(self, task: Task) -> None:
         self.grew = False
-        self._home, self._is_package = _home(task)
+        plugin: Any = task.plugin_manager.get_plugin("task")
+        module = plugin if isinstance(plugin, ModuleType) else sys.modules[type(plugin).__module__]
+        file = Path(module.__file__ or "")
+        self._is_package = file.name == "__init__.py"
+        self._home = f"{file.parent}/" if self._is_package else str(file)
         self._lines: set[tuple[str, int]] = set()
         self._own: dict[str, bool] = {}
         if sys.version_info >= (3, 12):
@@ -31,7 +35,7 @@ class Coverage:
 
     @property
     def count(self) -> int:
-        """How many lines have been reached."""
+        """Number of lines reached so far."""
         return len(self._lines)
 
     def __enter__(self) -> Self:
@@ -40,9 +44,7 @@ class Coverage:
             sys.settrace(self._trace_call)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if sys.version_info < (3, 12):
             sys.settrace(None)
 
@@ -79,11 +81,3 @@ class Coverage:
 
             monitoring.register_callback(tool, monitoring.events.LINE, on_line)
             monitoring.set_events(tool, monitoring.events.LINE)
-
-
-def _home(task: Task) -> tuple[str, bool]:
-    """Where the task's own code is: the folder of its package, or its one file."""
-    plugin: Any = task.plugin_manager.get_plugin("task")
-    module = plugin if isinstance(plugin, ModuleType) else sys.modules[type(plugin).__module__]
-    file = Path(module.__file__ or "")
-    return (f"{file.parent}/", True) if file.name == "__init__.py" else (str(file), False)

@@ -1,6 +1,6 @@
-"""The verdict on the verdict: what the task says of a completion beside what is true of it.
+"""Differential testing: the task's score of a completion against its oracle.
 
-Runs in the child process; the timer tells the parent what is being tried, so that a hang has a culprit.
+Runs in the child process; the timer tells the parent which attempt is being scored, so that a hang can be attributed.
 """
 
 import traceback
@@ -14,30 +14,28 @@ from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.workers.process import SharedTimer
 
 Kind = Literal["wrong_paid", "right_unpaid", "error", "oracle_error", "timeout", "died"]
-"""What can be wrong; `findings.DESCRIPTIONS` has it in words."""
+"""Types of faults; `findings.DESCRIPTIONS` has a description of each."""
 
 PREPARING = 2**40
-"""What the timer shows while problems are made: no completion is to blame. Else 2 × the attempt's place in its batch,
-plus 1 while the oracle has it."""
+"""The timer's index while problems are generated and no completion is scored. Otherwise it is twice the attempt's index
+in its batch, plus 1 while the oracle runs."""
 
 
 class ScoringFault(NamedTuple):
-    """What is wrong about a verdict."""
+    """What is wrong with a score."""
 
     kind: Kind
     score: Score
     right: bool | None
-    """What the oracle says of the answer that counts."""
+    """The oracle's result for the answer that counts."""
 
     answer: str | None
-    """That answer."""
-
     note: str = ""
-    """What was raised."""
+    """The exception, if one was raised."""
 
 
 class DifferentialOracle:
-    """Scores attempts and compares with the oracle."""
+    """Scores attempts and compares the scores with the oracle."""
 
     def __init__(self, task: Task, timer: SharedTimer) -> None:
         self.task = task
@@ -46,7 +44,7 @@ class DifferentialOracle:
         self._full = task.info.score_range[1]
 
     def preparing(self) -> None:
-        """What follows is no attempt."""
+        """Tell the parent that no attempt is being scored."""
         self._timer.start(PREPARING)
 
     def compare(
@@ -57,11 +55,11 @@ class DifferentialOracle:
         Args:
             attempt: the completion.
             truth: its ground truth.
-            place: of the attempt in its batch, for the timer.
-            only_paid: ask the slow oracle only of what is paid.
+            place: index of the attempt in its batch, for the timer.
+            only_paid: call the oracle, which is slow, only for completions that score full.
 
-        The oracle judges the answer that the task extracted, and the one that counts by the way the attempt was
-        built. Without an oracle the reward's own verdict on the latter alone, in gold's frame, takes its place.
+        The oracle checks the answer that the task extracted, and the one that counts by construction of the attempt.
+        Without an oracle, the task's own score of the latter alone, in the gold presentation, takes its place.
         """
         task, text, intended = self.task, attempt.text, attempt.intended
         self._timer.start(2 * place)
@@ -74,7 +72,11 @@ class DifferentialOracle:
         if only_paid and not paid:
             return score, None
         if not self.has_oracle:
-            return score, self._compare_with_plain(attempt, truth, score, paid)
+            if attempt.intended is None or not attempt.plain:
+                return score, None
+            right = task.score_completion(attempt.plain, truth).correct
+            kind: Kind = "wrong_paid" if paid else "right_unpaid"
+            return score, None if right == paid else ScoringFault(kind, score, right, intended)
         self._timer.start(2 * place + 1)
         try:
             for read in (answer, None if intended == answer else intended):
@@ -91,16 +93,8 @@ class DifferentialOracle:
             return self.task.oracle(answer, truth)
         return self.task.score_completion(plain, truth).correct
 
-    def _compare_with_plain(self, attempt: Attempt, truth: Json, score: Score, paid: bool) -> ScoringFault | None:
-        if attempt.intended is None or not attempt.plain:
-            return None
-        right = self.task.score_completion(attempt.plain, truth).correct
-        if right == paid:
-            return None
-        return ScoringFault("wrong_paid" if paid else "right_unpaid", score, right, attempt.intended)
-
     def _ask(self, answer: str | None, truth: Json, place: int) -> bool | None:
-        """What the oracle says of an answer that the scorer did not survive; None where it cannot tell."""
+        """The oracle's result for an answer on which the scorer failed; None if it cannot tell."""
         if answer is None or not self.has_oracle:
             return None
         self._timer.start(2 * place + 1)
@@ -111,7 +105,7 @@ class DifferentialOracle:
         return None if right is None else bool(right)
 
     def _describe_error(self, text: str, truth: Json) -> tuple[str | None, str]:
-        """The answer, and what the scorer raised, and where: the guard around it keeps the first one only, so again."""
+        """The answer, and the exception with its line; scores again, since the score guard keeps only the first one."""
         answer = None
         try:
             answer = self.task.extract_answer(text)
@@ -119,7 +113,7 @@ class DifferentialOracle:
                 self.task.score(answer, truth)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # whatever the guard survived
+        except BaseException as error:  # the score guard catches all of these
             frame = traceback.extract_tb(error.__traceback__, limit=-1)[0]
             return answer, f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
-        return answer, "an error that did not come again"
+        return answer, "an error that did not recur"

@@ -23,11 +23,11 @@ DESCRIPTIONS: dict[str, str] = {
     "oracle_error": "the oracle raised",
     "right_unpaid": "not paid, though right",
 }
-"""The kinds in words, the worst first."""
+"""A description of each type of finding, the worst first."""
 
 
 IN_ORACLE = "in the oracle"
-"""The note of a finding where the oracle, not the scorer, hung or died."""
+"""Note of a finding where the oracle hung or died, not the scorer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,11 @@ class Finding:
     """Of a problem that the task made, or of a variant that it solves itself."""
 
     answer: str | None
-    """As extracted, if the scorer got that far."""
-
     score: float
     right: bool | None
     """The oracle's result for the answer that counts; None if it cannot tell."""
 
     traits: tuple[str, ...]
-    """What distinguishes the completion from gold ones."""
-
     note: str = ""
     """How the completion was made, or what was raised."""
 

@@ -1,7 +1,7 @@
-"""The problems a search works on: those the task makes, and others like them that the task itself can solve.
+"""The problems of a search: those that the task generates, and variants of them that the task can solve.
 
-A changed ground truth counts only if the task's hook `is_valid` takes it, its own `solve` answers it, and both the
-reward and the oracle call that right: so no finding rests on a problem that the task never meant.
+A variant counts only if the hook `is_valid` accepts its ground truth, `solve` answers it, and both the scorer and the
+oracle call that answer right: no finding rests on a problem outside the task.
 """
 
 import random
@@ -17,13 +17,7 @@ from tinyzero_sdk.testing.grammar import Grammar
 from tinyzero_sdk.testing.ground_truth_mutation import nudge, numbers_in
 from tinyzero_sdk.testing.mutations import Stock
 
-_COMMON_MARKS = (
-    ("<answer>", "</answer>"),
-    ("\\boxed{", "}"),
-    ("#### ", ""),
-    ("", ""),
-)  # for tasks without gold completions
-
+_COMMON_MARKS = (("<answer>", "</answer>"), ("\\boxed{", "}"), ("#### ", ""), ("", ""))  # without gold completions
 _COMMON_NUMBERS = ("0", "1", "2", "10", "100", "1000")
 _MOST_ANSWERS = 64
 
@@ -55,17 +49,17 @@ class FuzzItem:
 
     @cached_property
     def grammar(self) -> Grammar | None:
-        """The task's rules of answers to it."""
+        """The task's grammar of answers to this item."""
         rules = self._task.grammar(self.original)
         return Grammar(rules) if rules else None
 
     @property
     def size(self) -> tuple[int, int, int, str]:
-        """Which of two problems is smaller."""
+        """Sort key: the smaller problem first."""
         return size_of(self.short.with_answer(self.gold or ""), self.truth)
 
     def keep(self, answer: str) -> None:
-        """An answer worth changing further; where there are many, it takes the place of one (never gold's)."""
+        """Add an answer worth mutating further; when there are too many it replaces one, never the gold answer."""
         if len(self.answers) < _MOST_ANSWERS:
             self.answers.append(answer)
         else:
@@ -73,7 +67,7 @@ class FuzzItem:
 
 
 def make_variant(differential: DifferentialOracle, item: FuzzItem, rng: random.Random) -> FuzzItem | None:
-    """A puzzle with a slightly different ground truth, if the task solves it and nobody objects."""
+    """An item with a slightly different ground truth, if `check_variant` accepts it."""
     variant = check_variant(differential, item.original, nudge(item.truth, item.stock.choose), rng)
     if variant is not None:
         variant.steps = item.steps + 1
@@ -81,7 +75,7 @@ def make_variant(differential: DifferentialOracle, item: FuzzItem, rng: random.R
 
 
 def check_variant(differential: DifferentialOracle, item: Item, truth: Json, rng: random.Random) -> FuzzItem | None:
-    """The puzzle of this ground truth, if it is one by the rule of this file."""
+    """The item of this ground truth, or None if it is not valid by the rule at the top of this file."""
     differential.preparing()
     try:
         if not differential.task.is_valid(truth):

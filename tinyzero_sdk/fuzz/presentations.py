@@ -1,6 +1,6 @@
-"""Completions around answers: honest presentations, which must be paid; sprays, which must not; and hostile texts.
+"""Completions around answers: honest presentations, which score full; sprays, which must not; and hostile texts.
 
-In a text with several answers the last one counts: whoever is paid for another can answer at random again and again.
+In a text with several answers the last one counts: a reward for any other pays for guessing.
 """
 
 import random
@@ -17,12 +17,13 @@ class Attempt(NamedTuple):
 
     text: str
     intended: str | None = None
-    """The answer that counts, where the text was built so that there is no doubt; else None."""
+    """The answer that counts by construction; None where the text leaves it open."""
+
     how: str = ""
-    """Name of its frame; empty = the task's own, around a changed answer."""
+    """Name of its presentation; empty = the task's own, around a mutated answer."""
 
     plain: str = ""
-    """The intended answer alone, in the task's own frame, where that is another text."""
+    """The intended answer in the task's own presentation, if that is a different text."""
 
 
 Maker = Callable[[Gold, str, str], str]
@@ -44,13 +45,13 @@ HONEST: dict[str, Maker] = {
     ),
     "many lines before it": lambda gold, right, wrong: "Let me try again.\n" * 300 + gold.with_answer(right),
 }
-"""By what is done to a right answer. All of these deserve what the right answer deserves."""
+"""Ways to present a right answer; each scores as the right answer alone does."""
 
 HONEST_IF_CLOSED: dict[str, Maker] = {
     "spaces around the answer": lambda gold, right, wrong: gold.with_answer(f" {right}  "),
     "the answer on a line of its own": lambda gold, right, wrong: gold.with_answer(f"\n{right}\n"),
 }
-"""The same, for frames that end the answer themselves."""
+"""The same, for presentations that close the answer with a mark of their own."""
 
 SPRAYS: dict[str, Maker] = {
     "a right answer before a wrong one": lambda gold, right, wrong: (
@@ -66,7 +67,7 @@ SPRAYS: dict[str, Maker] = {
         f"<think>{gold.with_answer(right)}</think>\n{gold.with_answer(wrong)}"
     ),
 }
-"""By what is done to a right answer: the last answer is wrong."""
+"""Ways to add a wrong last answer to a right one."""
 
 
 _MAKERS = HONEST | HONEST_IF_CLOSED | SPRAYS
@@ -79,16 +80,16 @@ _SAME_FAULT = {
     "a right answer between wrong ones": "a right answer before a wrong one",
     "a wrong answer in its thinking": "a wrong answer before it",
 }
-"""Frames that hold another one: where that fails, they tell nothing new."""
+"""Presentations that contain another one: if that fails, they add nothing."""
 
 
 def simpler_presentation(how: str) -> str:
-    """The frame that fails wherever this one fails for the same reason."""
+    """The presentation that fails for the same reason wherever this one fails."""
     return _SAME_FAULT.get(how, how)
 
 
 def presentation_traits(how: str) -> set[str]:
-    """What sets a frame apart: its name, and that of the simpler frame in it."""
+    """The traits of a presentation: its name, and that of the simpler one in it."""
     return {how, simpler_presentation(how)}
 
 
@@ -99,7 +100,7 @@ def present(how: str, gold: Gold, right: str, wrong: str) -> Attempt:
 
 
 def honest(gold: Gold, right: str, wrong: str, rng: random.Random) -> Attempt:
-    """A right answer, presented in one of the ways that are anyone's right."""
+    """A right answer in one of the honest presentations."""
     return present(rng.choice([*HONEST, *(HONEST_IF_CLOSED if gold.is_closed else ())]), gold, right, wrong)
 
 

@@ -23,11 +23,11 @@ from tinyzero_sdk.workers.process import WorkerProcess
 
 _TICK_SECONDS = 0.05
 _START_SECONDS = 120.0  # for Python, the task's imports and its first problems
-_PREPARING_TIMES = 20  # making a problem may take so many time limits
-_SETTLE_SECONDS = 10.0  # after the search, for what was blamed last,
-_SETTLE_TIMES = 10  # and so many time limits
-_MOST_SUSPECTS = 12  # wait to be tried again
-_MOST_USELESS = 3  # workers in a row that ended before they tried anything
+_PREPARING_TIMES = 20  # time limits that generating a problem may take
+_SETTLE_SECONDS = 10.0  # after the search, to confirm the last suspects,
+_SETTLE_TIMES = 10  # plus this many time limits
+_MOST_SUSPECTS = 12  # that wait for confirmation
+_MOST_USELESS = 3  # workers in a row that ended before their first attempt
 
 
 @dataclass
@@ -35,8 +35,6 @@ class FuzzReport:
     """The result of a search."""
 
     tried: int = 0
-    """Completions tried."""
-
     seconds: float = 0.0
     lines: int = 0
     """Traced lines of the task's code that were reached."""
@@ -45,7 +43,6 @@ class FuzzReport:
     """The smallest of each group."""
 
     interrupted: bool = False
-    """Whether Ctrl-C ended it."""
 
     @property
     def rate(self) -> float:

@@ -1,7 +1,7 @@
-"""The search itself, as it runs in a worker process (see `worker.Service`).
+"""The search in a worker process (see `workers.process.Service`).
 
-It works in batches on one problem each, and tells the parent every batch before it tries it. What it does depends
-on its seed alone; when it ends is the parent's business.
+It works in batches, each on one item, and sends every batch to the parent before trying it. It depends on its seed
+alone, and runs until the parent ends it.
 """
 
 import pickle
@@ -32,20 +32,20 @@ from tinyzero_sdk.workers.process import SharedTimer, to_picklable_error
 
 BATCH = 256
 BATCH_MARK = b"B"
-"""With it begins a message that holds a pickled `AttemptBatch`; the parent opens it only where it must."""
+"""First byte of a message with a pickled `AttemptBatch`, which the parent unpickles only if the worker fails."""
 
 MOST_GROUPS = 12
-"""Groups of one kind that are recorded: a reward with more is broken altogether."""
+"""Groups recorded of one type: a reward with more is broken altogether."""
 
-_FITTED = 0.7  # share of the wrong answers that are tried on the problem that they would solve
-_DEEP = 0.15  # share of the changed answers that start from one which reached a new line, on whatever problem
+_FITTED = 0.7  # fraction of the wrong answers that are tried on the problem that they would solve
+_DEEP = 0.15  # fraction of the mutated answers that start from one that reached a new line, on any problem
 _MOST_DEEP = 8
 _LONGEST_KEPT = 300
 _NEARLY = Fraction(1, 50)
 _LARGEST_FIT = 10**6
-_POOL = 48  # problems kept in hand
-_MOST_STEPS = 5  # a problem is varied so often; further away problems grow strange
-_KNOWN_GOLDS = 64  # gold answers whose traits are nothing special
+_POOL = 48  # items in the pool
+_MOST_STEPS = 5  # variations of an item in a row; further away, problems become unnatural
+_KNOWN_GOLDS = 64  # gold answers whose traits count as usual
 _REPORT_SECONDS = 0.1
 _MOST_TRIES = 20_000
 _MOST_VARIANTS = 200
@@ -53,7 +53,7 @@ _MOST_VARIANTS = 200
 
 @dataclass(slots=True)
 class AttemptBatch:
-    """What a worker is about to try, for the parent to look up if the worker hangs or dies."""
+    """The attempts of a worker, for the parent to look up if the worker hangs or dies."""
 
     truth: Json
     attempts: list[Attempt]
@@ -63,15 +63,15 @@ class AttemptBatch:
 
 @dataclass(slots=True)
 class SearchProgress:
-    """What a worker did since its last report."""
+    """A worker's progress since its last report."""
 
     tried: int
     lines: int
-    """Lines of the task's code reached so far, of all that were traced."""
+    """Traced lines of the task's code reached so far."""
 
     findings: list[Finding]
     unsettled: Finding | None = None
-    """One more, which is being shrunk; the next report has the result."""
+    """A finding that is being shrunk; the next report has the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,8 @@ class SearchSettings:
     """Fraction of attempts that are traced for coverage."""
 
     stop_after: int | None = None
-    """Stop after this many findings."""
-
     known: tuple[tuple[str, frozenset[str]], ...] = ()
-    """Groups of findings that need not be shrunk again."""
+    """Groups of findings that are not shrunk again."""
 
     avoided: tuple[frozenset[str], ...] = ()
     """Answers with all these traits took too long twice, and are skipped."""
@@ -95,15 +93,15 @@ class SearchSettings:
 
 def run_search(task: Task, connection: Connection, timer: SharedTimer, *, settings: SearchSettings) -> None:
     """Search until the parent ends the process."""
-    warnings.simplefilter("ignore")  # what a scorer warns of a million times is no finding
+    warnings.simplefilter("ignore")  # a scorer's warnings are no findings
     resource.setrlimit(resource.RLIMIT_AS, (settings.memory_limit, settings.memory_limit))
     try:
         _FuzzSearch(task, connection, timer, settings).run()
     except (EOFError, BrokenPipeError):
         pass  # the parent is done with us
     except MemoryError:
-        pass  # a scorer that hoards; the parent blames what was tried last
-    except Exception as error:  # the task's hooks beside the scorer, or a fault of ours: either way no finding
+        pass  # a scorer that leaks; the parent blames the last attempt
+    except Exception as error:  # from another hook of the task, or a bug of ours: no finding
         connection.send_bytes(pickle.dumps(to_picklable_error(error)))
 
 
@@ -138,7 +136,7 @@ class _FuzzSearch:
             self._timer.stop()
             self._report()
 
-    # What to work on
+    # Items
 
     def _endless_items(self) -> Iterator[Item]:
         while True:
@@ -176,7 +174,7 @@ class _FuzzSearch:
         self._pool[int(self.rng.random() * len(self._pool))] = new
         return new
 
-    # What to try
+    # Attempts
 
     def _make_batch(self, item: FuzzItem) -> list[Attempt]:
         attempts: list[Attempt] = []
@@ -200,12 +198,16 @@ class _FuzzSearch:
             else:
                 known = self._deep if self._deep and rng.random() < _DEEP else item.answers
                 answer = mutate(item.stock.pick(known), item.stock)
-            if self.settings.avoided and self._is_avoided(answer):
-                return None
+            if self.settings.avoided:
+                traits = traits_of(answer)
+                if any(avoided <= traits for avoided in self.settings.avoided):
+                    return None
             return Attempt(item.short.with_answer(answer))
         if chance < 0.96 and item.gold is not None:
-            wrong = self._wrong_answer(item)
-            if wrong is not None:
+            wrong = self.golds[
+                int(rng.random() * len(self.golds))
+            ]  # another problem's gold answer, if it is wrong here
+            if not self.differential.is_right(wrong, item.short.with_answer(wrong), item.truth):
                 gold = item.presentation if rng.random() < 0.2 else item.short
                 return (honest if rng.random() < 0.6 else spray)(gold, item.gold, wrong, rng)
         gold = replace(item.short, answer=item.stock.pick(item.answers))
@@ -213,16 +215,7 @@ class _FuzzSearch:
             return Attempt(malformed(gold, item.stock.choose))
         return hostile(gold, item.stock.choose)
 
-    def _wrong_answer(self, item: FuzzItem) -> str | None:
-        """Another problem's gold answer, if it is wrong here."""
-        answer = self.golds[int(self.rng.random() * len(self.golds))]
-        return None if self.differential.is_right(answer, item.short.with_answer(answer), item.truth) else answer
-
-    def _is_avoided(self, answer: str) -> bool:
-        traits = traits_of(answer)
-        return any(avoided <= traits for avoided in self.settings.avoided)
-
-    # What comes of it
+    # Results
 
     def _try(self, item: FuzzItem, attempt: Attempt, place: int) -> None:
         chance = self.rng.random()
@@ -233,7 +226,7 @@ class _FuzzSearch:
             if self.coverage.grew and score.answer and len(score.answer) < _LONGEST_KEPT:
                 self._deep = [*self._deep[-_MOST_DEEP + 1 :], score.answer]
         else:
-            # The oracle takes longer than all else, and an answer that is paid, though wrong, does the most harm.
+            # The oracle is the slowest part, and a wrong answer that scores full does the most harm.
             score, fault = self.differential.compare(
                 attempt, item.truth, place, only_paid=not attempt.how and chance < 0.5
             )
@@ -244,7 +237,7 @@ class _FuzzSearch:
         if fault is not None:
             self._note(item, attempt, fault)
         elif score.correct and score.answer:
-            self.usual.update(traits_of(score.answer))  # reward and oracle agree that it is right: nothing special
+            self.usual.update(traits_of(score.answer))  # scorer and oracle agree that it is right
         elif score.reason == "wrong" and score.answer is not None and chance < _FITTED:
             self._fit(item, attempt, place, score.answer)
 
@@ -279,15 +272,15 @@ class _FuzzSearch:
             return
         self.known.add((finding.kind, frozenset(finding.traits)))
         self._progress.unsettled = finding
-        self._report(now=True)  # before it is made smaller, which may go wrong
+        self._report(now=True)  # before shrinking, which the worker may not survive
         smaller = self._reducer.reduce(finding, attempt, item, self._pool)
         self.found.add(smaller)
         self._progress.findings.append(smaller)
         if self.settings.stop_after is not None and len(self.found) >= self.settings.stop_after:
             self._report(now=True)
             self._timer.stop()
-            self._connection.recv()  # nothing comes: the parent ends the process
-        self._announce(*self._batch)  # again, since others were tried meanwhile
+            self._connection.recv()  # waits until the parent ends the process
+        self._announce(*self._batch)  # again: shrinking announced other attempts
 
     def _announce(self, truth: Json, attempts: list[Attempt]) -> None:
         self._connection.send_bytes(BATCH_MARK + pickle.dumps(AttemptBatch(truth, attempts, self._usual_texts)))
@@ -302,18 +295,18 @@ class _FuzzSearch:
 
 @dataclass(frozen=True, slots=True)
 class Reducer:
-    """Finds the smallest completion that shows a finding.
+    """Finds the smallest completion with the same finding.
 
-    A changed answer is cut down as text; a finding about a presentation keeps it, and is shown on the smallest problem.
+    A mutated answer is shrunk as text; a finding about a presentation keeps it and moves to the smallest problem.
     """
 
     differential: DifferentialOracle
     rng: random.Random
     usual: Set[str]
-    """Traits of answers about which reward and oracle agree; they grow as the search goes on."""
+    """Traits of answers on which scorer and oracle agree; they grow during the search."""
 
     announce: Callable[[Json, list[Attempt]], None]
-    """Tells the parent what is about to be tried."""
+    """Sends the next attempts to the parent."""
 
     def reduce(self, finding: Finding, attempt: Attempt, item: FuzzItem, others: Iterable[FuzzItem]) -> Finding:
         """The smallest finding of the same group."""

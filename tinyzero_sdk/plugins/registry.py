@@ -62,11 +62,7 @@ class Plugin:
     """An installed plugin; its hooks are empty where it failed to load."""
 
     name: str
-    """Name of its entry point."""
-
     module: str
-    """Module that implements the hooks."""
-
     distribution: str
     version: str
     manager: pluggy.PluginManager = field(default_factory=_new_manager, repr=False)

@@ -74,7 +74,6 @@ class RowSource(NamedTuple):
     """Version of that task (`extra_info.task_version`), in our own files only."""
 
     scored_by: Provenance | None
-    """What scored the row before."""
 
 
 ProvenanceCheck = Callable[[RowSource], str | None]
@@ -88,8 +87,6 @@ class OutputBatch:
     """The n scorable rows of a block: a batch for the pool."""
 
     block: Block
-    """The rows, without the bad ones."""
-
     texts: Texts
     """[n] completions."""
 
@@ -193,7 +190,7 @@ def _from_table(block: Block, source: Path) -> OutputBatch:
             f"{source} has the columns {', '.join(table.column_names)}; expected `completion`, "
             "and `ground_truth` or `reward_model`"
         )
-    texts, truths = _text_column(table), _truth_column(table)
+    texts, truths = _as_text(table["completion"].combine_chunks()), _truth_column(table)
     if texts is None or truths is None:  # unusual types: a row at a time
         cells = table.select(names).to_pylist()
         batch = _from_rows(Block(block.numbers, cells, None, block.bad, block.progress), None)
@@ -221,11 +218,6 @@ def _problem(row: Row) -> str:
     except DataError as error:
         return str(error)
     raise AssertionError("nothing is wrong with the row")
-
-
-def _text_column(table: pa.Table) -> pa.Array | None:
-    """[n] completions as text, or None where they have another type."""
-    return _as_text(table["completion"].combine_chunks())
 
 
 def _truth_column(table: pa.Table) -> pa.Array | None:

@@ -17,7 +17,6 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
 from typing import Generic, Self, cast
 
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
@@ -85,9 +84,7 @@ class ScoringPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

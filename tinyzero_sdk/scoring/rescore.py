@@ -7,7 +7,7 @@ import json
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,11 +29,11 @@ from tinyzero_sdk.scoring.outputs import (
     column,
     provenance_of,
 )
-from tinyzero_sdk.scoring.readers import OWN, find_reader
+from tinyzero_sdk.scoring.readers import find_reader
 from tinyzero_sdk.scoring.score_file import (
     MAX_LISTED,
     ScoreReport,
-    ScoringLimits,
+    ScoringOptions,
     check_output,
     find_schema,
     scored_batches,
@@ -63,13 +63,8 @@ class ScoreChange:
     """Line of a JSON Lines file, row of a Parquet file; the first is 1."""
 
     old: RowScore
-    """From the file."""
-
     new: RowScore
-    """From the installed task."""
-
     completion_end: str
-    """The last characters of the completion."""
 
     @property
     def is_flip(self) -> bool:
@@ -94,11 +89,7 @@ class RescoreReport:
     """Rows with an old and a new score, to which the numbers below refer."""
 
     old_correct: int = 0
-    """Rows that were correct before."""
-
     new_correct: int = 0
-    """Rows that are correct now."""
-
     changed: int = 0
     """Rows whose score, correctness or reason changed."""
 
@@ -135,13 +126,7 @@ def rescore_file(
     task: Task,
     source: Path,
     output: Path | None = None,
-    *,
-    workers: int = 1,
-    time_limit: float = 5.0,
-    memory_limit_gb: float = 4.0,
-    group_by: str | None = None,
-    allow_version_mismatch: bool = False,
-    on_progress: Callable[[float], object] = lambda share: None,
+    options: ScoringOptions | None = None,
 ) -> RescoreReport:
     """Score a scored file again and compare.
 
@@ -149,36 +134,36 @@ def rescore_file(
         task: from `load_task`.
         source: what `score_file` wrote.
         output: file for the rows with their new scores; the old ones move to `old_score` and so on.
-        workers: scoring processes.
-        time_limit: seconds to score one completion.
-        memory_limit_gb: address space of a worker, in GiB.
-        group_by: column that identifies a prompt in the summary.
-        allow_version_mismatch: skip the check of provenance (see `rescoring_check`).
-        on_progress: called with the fraction of the file that is done.
+        options: processes, limits and checks.
 
     Raises:
         DataError: the file cannot be read, has no rows or no scores.
         VersionMismatchError: the two sides differ in more than the version.
     """
+    options = options or ScoringOptions()
     reader = find_reader(None, source)
     if output is not None:
         check_output(source, output)
     before: list[Provenance] = []
-    check = _watching(accept_any if allow_version_mismatch else rescoring_check(task), before)
+    find_problem = accept_any if options.allow_version_mismatch else rescoring_check(task)
+
+    def check(origin: RowSource) -> str | None:
+        if origin.scored_by is not None and origin.scored_by not in before:
+            before.append(origin.scored_by)
+        return find_problem(origin)
+
     started = time.perf_counter()
-    tables = reader.gives_tables(source)
-    schema = find_schema(OWN, source, check) if output and output.suffix == ".parquet" and not tables else None
+    schema = None if output is None else find_schema(reader, source, output, check)
     report = RescoreReport(ScoreReport(provenance=provenance_of(task)), before)
-    limits = ScoringLimits(workers, time_limit, memory_limit_gb)
     with ExitStack() as stack:
         write = None if output is None else stack.enter_context(writing(source, output, provenance_of(task)))
-        batches = scored_batches(task, reader, source, check, limits, report.scored, schema=schema, group_by=group_by)
+        batches = scored_batches(task, reader, source, check, options, report.scored, schema)
         for batch, scores in stack.enter_context(batches):
             _compare(source, batch, scores, report)
             if write is not None:
                 _keep_old(batch.block)
                 write(batch, scores)
-            on_progress(batch.block.progress)
+            options.on_progress(batch.block.progress)
     report.scored.seconds = time.perf_counter() - started
     return report
 
@@ -225,17 +210,6 @@ def _typed(provenance: Provenance) -> str:
 _FIX = "; only the version may differ; compare anyway with --allow-version-mismatch"
 
 
-def _watching(check: ProvenanceCheck, provenances: list[Provenance]) -> ProvenanceCheck:
-    """A check that also records what scored the rows."""
-
-    def watch(origin: RowSource) -> str | None:
-        if origin.scored_by is not None and origin.scored_by not in provenances:
-            provenances.append(origin.scored_by)
-        return check(origin)
-
-    return watch
-
-
 def _compare(source: Path, batch: OutputBatch, scores: ScoreColumns, report: RescoreReport) -> None:
     new = zip(scores.values, scores.correct, scores.reasons, scores.answers, strict=True)
     for place, (old_cells, new_cells) in enumerate(zip(_old(source, batch.block), new, strict=True)):
@@ -269,15 +243,10 @@ def _old(source: Path, block: Block) -> Iterator[tuple]:
 
 def _keep_old(block: Block) -> None:
     """Move the old scores to their own columns, replacing any of these names."""
+    new_names = {name: f"old_{name}" for name in RESULT_COLUMNS}
+    stale = {*new_names.values()}
     if block.table is None:
-        block.rows = [_moved(row) for row in block.rows]
+        block.rows = [{new_names.get(name, name): row[name] for name in row if name not in stale} for row in block.rows]
         return
-    names = [f"old_{name}" if name in RESULT_COLUMNS else name for name in block.table.column_names]
-    stale = {f"old_{name}" for name in RESULT_COLUMNS}.intersection(block.table.column_names)
-    kept = [place for place, name in enumerate(block.table.column_names) if name not in stale]
-    block.table = block.table.select(kept).rename_columns([names[place] for place in kept])
-
-
-def _moved(row: dict) -> dict:
-    stale = {f"old_{name}" for name in RESULT_COLUMNS}
-    return {f"old_{name}" if name in RESULT_COLUMNS else name: cell for name, cell in row.items() if name not in stale}
+    kept = [name for name in block.table.column_names if name not in stale]
+    block.table = block.table.select(kept).rename_columns([new_names.get(name, name) for name in kept])

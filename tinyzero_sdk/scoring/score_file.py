@@ -63,11 +63,7 @@ class ScoreReport:
     """Rows that were not written: unreadable, or without a completion or ground truth."""
 
     bad: list[BadRow] = field(default_factory=list)
-    """The first `MAX_LISTED` of them."""
-
     first_error: str | None = None
-    """Traceback of the first exception that the scorer raised."""
-
     suspicion: str | None = None
     """Why the scorer may have failed on every completion: the ground truths look wrong."""
 
@@ -105,8 +101,8 @@ class ScoreReport:
 
 
 @dataclass(frozen=True)
-class ScoringLimits:
-    """Resources for scoring."""
+class ScoringOptions:
+    """How a file is scored."""
 
     workers: int = 1
     time_limit: float = 5.0
@@ -115,19 +111,18 @@ class ScoringLimits:
     memory_limit_gb: float = 4.0
     """Address space of a worker, in GiB."""
 
+    group_by: str | None = None
+    """Column that identifies a prompt in the summary; None = the usual ones."""
+
+    allow_version_mismatch: bool = False
+    """Skip the check of provenance: `scoring_check`, or `rescoring_check`."""
+
+    on_progress: Callable[[float], object] = lambda share: None
+    """Called with the fraction of the file that is done."""
+
 
 def score_file(
-    task: Task,
-    source: Path,
-    output: Path,
-    *,
-    workers: int = 1,
-    time_limit: float = 5.0,
-    memory_limit_gb: float = 4.0,
-    format: str | None = None,
-    group_by: str | None = None,
-    allow_version_mismatch: bool = False,
-    on_progress: Callable[[float], object] = lambda share: None,
+    task: Task, source: Path, output: Path, options: ScoringOptions | None = None, *, format: str | None = None
 ) -> ScoreReport:
     """Score every row of `source` and write it to `output`, with `RESULT_COLUMNS`.
 
@@ -136,13 +131,8 @@ def score_file(
         source: `.jsonl` or `.parquet` with the columns of an outputs file (`docs/data-format.md`), or what `format`
             names.
         output: `.jsonl` or `.parquet`; appears only once it is complete.
-        workers: scoring processes.
-        time_limit: seconds to score one completion.
-        memory_limit_gb: address space of a worker, in GiB.
+        options: processes, limits and checks.
         format: name of a reader (`tinyzero_sdk.scoring.readers`); None = by the ending.
-        group_by: column that identifies a prompt in the summary; None = the usual ones.
-        allow_version_mismatch: also score rows of another task or version.
-        on_progress: called with the fraction of the file that is done.
 
     Raises:
         DataError: a file cannot be read or written, or the source has no rows.
@@ -151,18 +141,17 @@ def score_file(
     started = time.perf_counter()
     reader = find_reader(format, source)
     check_output(source, output)
-    check = accept_any if allow_version_mismatch else scoring_check(task)
-    limits = ScoringLimits(workers, time_limit, memory_limit_gb)
+    options = options or ScoringOptions()
+    check = accept_any if options.allow_version_mismatch else scoring_check(task)
     report = ScoreReport(provenance=provenance_of(task))
-    to_parquet = output.suffix == ".parquet"
-    schema = find_schema(reader, source, check) if to_parquet and not reader.gives_tables(source) else None
-    with ExitStack() as stack:
-        write = stack.enter_context(writing(source, output, provenance_of(task)))
-        for batch, scores in stack.enter_context(
-            scored_batches(task, reader, source, check, limits, report, schema=schema, group_by=group_by)
-        ):
+    schema = find_schema(reader, source, output, check)
+    with (
+        writing(source, output, provenance_of(task)) as write,
+        scored_batches(task, reader, source, check, options, report, schema) as batches,
+    ):
+        for batch, scores in batches:
             write(batch, scores)
-            on_progress(batch.block.progress)
+            options.on_progress(batch.block.progress)
     report.seconds = time.perf_counter() - started
     return report
 
@@ -173,11 +162,9 @@ def scored_batches(
     reader: Reader,
     source: Path,
     check: ProvenanceCheck,
-    limits: ScoringLimits,
+    options: ScoringOptions,
     report: ScoreReport,
-    *,
-    schema: pa.Schema | None = None,
-    group_by: str | None = None,
+    schema: pa.Schema | None,
 ) -> Iterator[Iterator[tuple[OutputBatch, ScoreColumns]]]:
     """The batches of a file with their scores, in order, counted in `report`.
 
@@ -187,20 +174,14 @@ def scored_batches(
     """
     with ExitStack() as stack:
         # The pool first: its workers start while we look at the file.
-        pool = stack.enter_context(
-            ScoringPool(
-                task,
-                workers=limits.workers,
-                time_limit=limits.time_limit,
-                memory_limit_gb=limits.memory_limit_gb,
-            )
-        )
+        limits = {"time_limit": options.time_limit, "memory_limit_gb": options.memory_limit_gb}
+        pool = stack.enter_context(ScoringPool(task, workers=options.workers, **limits))
         batches = read_outputs(reader.read(source), source, check, schema=schema, wrappers=task.wrappers)
         if reader.gives_tables(source):  # Arrow works without the interpreter's lock; Python would only wait for it
             batches = stack.enter_context(closing(_ahead(batches)))
         stream = stack.enter_context(closing(pool.stream(batches)))
 
-        builder = SummaryBuilder(group_by)
+        builder = SummaryBuilder(options.group_by)
         sample: list[str] = []  # a ground truth that the scorer failed on
 
         def counted() -> Iterator[tuple[OutputBatch, ScoreColumns]]:
@@ -269,8 +250,10 @@ def check_output(source: Path, output: Path) -> None:
         raise DataError(f"the directory of the output, {output.parent}, does not exist; create it first")
 
 
-def find_schema(reader: Reader, source: Path, check: ProvenanceCheck) -> pa.Schema:
-    """The column types of a JSON Lines file, for Parquet: a separate pass."""
+def find_schema(reader: Reader, source: Path, output: Path, check: ProvenanceCheck) -> pa.Schema | None:
+    """The column types of JSON rows that become Parquet, which takes a separate pass; None for other files."""
+    if output.suffix != ".parquet" or reader.gives_tables(source):
+        return None
     return infer_schema(batch.block.rows for batch in read_outputs(reader.read(source), source, check))
 
 

@@ -43,8 +43,6 @@ class AtK:
 
     k: int
     prompts: int
-    """Prompts with at least k completions."""
-
     pass_at_k: float
     majority_at_k: float
     best_at_k: float
@@ -59,8 +57,6 @@ class DifficultyBucket:
     rows: int
     accuracy: float
     interval: tuple[float, float]
-    """95 % interval of the accuracy."""
-
     mean_score: float
 
 
@@ -84,17 +80,11 @@ class Summary:
     """Summary statistics of a scored file."""
 
     rows: int
-    """Completions."""
-
     prompts: int
-    """Different prompts among them."""
-
     prompts_by: str
     """What identifies a prompt: a column, `ground_truth`, or `row` where each row counts as its own prompt."""
 
     accuracy: float
-    """Fraction of the rows that are correct."""
-
     interval: tuple[float, float]
     """95 % Wilson interval of the accuracy, clustered by prompt (`interval_of_share`)."""
 
@@ -106,8 +96,6 @@ class Summary:
     """`tokens` or `characters`."""
 
     mean_length: float | None
-    """Mean length; None where unknown."""
-
     at_k: list[AtK] = field(default_factory=list)
     """For powers of two and the largest number of completions; empty where no prompt has several."""
 

@@ -45,8 +45,6 @@ class Node:
     """One expression."""
 
     kind: Kind
-    """What it is."""
-
     parts: tuple["Node", ...] = ()
     """What it is made of: terms, factors, base and exponent, or arguments."""
 

@@ -53,7 +53,7 @@ class Field:
             UndefinedError: it divides by zero, or is of too high a degree.
         """
         if node.value is not None:
-            return self._ratio(node.value.numerator, node.value.denominator), 0
+            return (node.value.numerator * self._power(node.value.denominator % self.prime, -1) % self.prime), 0
         if node.kind == "symbol":
             return self._variable("symbol", node.name), 1
         if node.kind == "pow" and (exponent := node.parts[1].value) is not None and exponent.denominator == 1:
@@ -74,9 +74,6 @@ class Field:
         if base == 0 and exponent <= 0:
             raise UndefinedError
         return pow(base, exponent, self.prime)
-
-    def _ratio(self, above: int, below: int) -> int:
-        return above * self._power(below % self.prime, -1) % self.prime
 
     def _variable(self, *name: object) -> int:
         if name not in self._values:

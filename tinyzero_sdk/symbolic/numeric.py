@@ -35,8 +35,6 @@ class Point:
     """A value for each letter, and what evaluating there needs."""
 
     values: dict[str, Fraction]
-    """The letters' values."""
-
     digits: int
     """How many are reckoned with."""
 

@@ -46,10 +46,7 @@ class Token:
     """One word of an expression."""
 
     kind: TokenKind
-    """What it is."""
-
     text: str
-    """The digits, the operator, or the name."""
 
 
 def tokenize(text: str) -> list[Token]:
@@ -126,8 +123,8 @@ def _name(name: str, *, is_command: bool) -> list[Token]:
         return [Token("constant", CONSTANTS[name])]
     if is_command or len(name) > _LONGEST_PRODUCT:
         raise ExpressionError(f"{name[:20]!r} is no function or constant that is known")
-    return [token for letter in name for token in _letter(letter)]
-
-
-def _letter(letter: str) -> list[Token]:
-    return [Token("constant", letter) if letter in CONSTANTS else Token("letter", letter)]
+    return [
+        token
+        for letter in name
+        for token in [Token("constant", letter) if letter in CONSTANTS else Token("letter", letter)]
+    ]

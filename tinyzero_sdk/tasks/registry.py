@@ -47,8 +47,6 @@ class TaskEntry:
 
     name: str
     module: str
-    """Module that implements the hooks."""
-
     distribution: str
     version: str
 

@@ -27,11 +27,7 @@ class Case:
     """The text, as a model might write it; a lone surrogate is kept as JSON's escape."""
 
     ground_truth: Json
-    """Of the problem it answers."""
-
     correct: bool
-    """Whether it solves the problem."""
-
     note: str = ""
     """Why, or where it was found."""
 

@@ -12,7 +12,7 @@ from tinyzero_sdk.records import Json
 from tinyzero_sdk.testing.grammar import Choose
 
 Path = tuple[Any, ...]
-"""The keys that lead to a value."""
+"""Keys and indices from the root of a ground truth to a value."""
 
 _SMALL = tuple(range(1, 13))
 _ROUND = (1, 2, 10, 100, 1000)

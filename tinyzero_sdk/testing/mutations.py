@@ -18,14 +18,14 @@ SYMBOLS = (
     *("+", "-", "*", "/", "**", "//", ".", ",", "=", "%", "^", "!", "(", ")", "#", "_", "e", "E", "j", " ", "\n", "|"),
     *("&", "~", "<<", ">>", "==", "$", "\\", "×", "÷", "−", "·", ":", ";", "'", '"'),
 )
-"""What may stand between two numbers in one language or another."""
+"""Separators and operators between two numbers, in any notation."""
 
 STRANGE = (
     *("\x00", "\t", "\r\n", "\u200b", "\u00a0", "\u2028", "\u202e", "\ufeff", "\ud800", "π", "½", "²", "①", "٣", "５"),
     *("Ⅳ", "∞", "nan", "inf", "None", "True", "x", "\\frac{", "\\boxed{", "}", "{", "[", "]", "$$", "**", "<answer>"),
     *("</answer>", "</think>", "####", "1e999", "0x", "0b1", "1_", "1/0", "or", "and", "if"),
 )
-"""What a reader may take for something it is not."""
+"""Pieces that a parser may misread."""
 
 _JOINTS = (".", ".", ".", ".", "", " ", ",", "_", "e", "**", "//", "^", "%", "0", "=", " or ")
 _OPERATORS = ("+", "-", "*", "/")
@@ -72,14 +72,14 @@ EDIT_PIECES = [
 
 @dataclass(slots=True)
 class Stock:
-    """What mutations are made from."""
+    """The material of mutations."""
 
     choose: Choose
     numbers: Sequence[str] = ("0", "1")
-    """The ground truth's, and a few that are useful everywhere."""
+    """Numbers of the ground truth, and a few common ones."""
 
     answers: Sequence[str] = ("1",)
-    """Others to splice with."""
+    """Other answers to splice with."""
 
     def pick(self, things: Sequence[str]) -> str:
         return things[self.choose(len(things))]
@@ -119,7 +119,7 @@ def _symbol_places(tokens: Tokens) -> list[int]:
 
 
 def change_number(tokens: Tokens, stock: Stock) -> Tokens:
-    """Another of the problem's numbers in the place of one."""
+    """A number replaced with another one of the problem."""
     places = _number_places(tokens)
     if places:
         tokens[places[stock.choose(len(places))]] = stock.pick(stock.numbers)
@@ -127,7 +127,7 @@ def change_number(tokens: Tokens, stock: Stock) -> Tokens:
 
 
 def change_digit(tokens: Tokens, stock: Stock) -> Tokens:
-    """A digit put in, taken out or replaced."""
+    """A digit inserted, deleted or replaced."""
     places = _number_places(tokens)
     if places:
         place = places[stock.choose(len(places))]
@@ -147,7 +147,7 @@ def lengthen_two(tokens: Tokens, stock: Stock) -> Tokens:
 
 
 def swap_numbers(tokens: Tokens, stock: Stock) -> Tokens:
-    """Two numbers in each other's place."""
+    """Two numbers swapped."""
     places = _number_places(tokens)
     if len(places) > 1:
         one, other = places[stock.choose(len(places))], places[stock.choose(len(places))]
@@ -170,7 +170,7 @@ def change_operators(tokens: Tokens, stock: Stock) -> Tokens:
 
 
 def respell_number(tokens: Tokens, stock: Stock) -> Tokens:
-    """A number written otherwise, with the same value or nearly so."""
+    """A number in another notation, with the same value or nearly so."""
     places = _number_places(tokens)
     if places:
         place = places[stock.choose(len(places))]
@@ -206,21 +206,21 @@ def double_token(tokens: Tokens, stock: Stock) -> Tokens:
 
 
 def put_in(tokens: Tokens, stock: Stock) -> Tokens:
-    """A symbol or a number put in."""
+    """A symbol or a number inserted."""
     place = stock.choose(len(tokens) + 1)
     tokens.insert(place, stock.pick(SYMBOLS if stock.choose(10) < 7 else stock.numbers))
     return tokens
 
 
 def put_in_strange(tokens: Tokens, stock: Stock) -> Tokens:
-    """Something strange put in, or in the place of a token."""
+    """A strange piece inserted, or in place of a token."""
     place = stock.choose(len(tokens) + 1)
     tokens[place : place + stock.choose(2)] = [stock.pick(STRANGE)]
     return tokens
 
 
 def put_in_step(tokens: Tokens, stock: Stock) -> Tokens:
-    """A neutral step behind a number, or a number that takes part in nothing."""
+    """A neutral operation after a number, or a number without effect."""
     places = _number_places(tokens)
     if places:
         step = stock.pick((" + 0", " - 0", " * 1", " / 1", "**1", "//1", "e0", ".0", " % 1000", "!", ",", " or 1", "#"))
@@ -229,14 +229,14 @@ def put_in_step(tokens: Tokens, stock: Stock) -> Tokens:
 
 
 def take_out(tokens: Tokens, stock: Stock) -> Tokens:
-    """A few tokens less."""
+    """A few tokens deleted."""
     place = stock.choose(len(tokens))
     del tokens[place : place + 1 + stock.choose(3)]
     return tokens
 
 
 def repeat_span(tokens: Tokens, stock: Stock) -> Tokens:
-    """A part of the answer again, here or elsewhere."""
+    """A span of the answer repeated, in place or elsewhere."""
     start = stock.choose(len(tokens))
     place = stock.choose(len(tokens) + 1)
     tokens[place:place] = tokens[start : start + 1 + stock.choose(5)]
@@ -255,7 +255,7 @@ def bracket_span(tokens: Tokens, stock: Stock) -> Tokens:
 
 
 def drop_brackets(tokens: Tokens, stock: Stock) -> Tokens:
-    """All brackets gone."""
+    """All brackets removed."""
     return [token for token in tokens if token not in "()"]
 
 
@@ -266,7 +266,7 @@ def splice(tokens: Tokens, stock: Stock) -> Tokens:
 
 
 def claim_result(tokens: Tokens, stock: Stock) -> Tokens:
-    """A result, or two, behind the answer or in front of it."""
+    """A result claimed after the answer, or before it."""
     sign, number = stock.pick(("=", " = ", " == ", "\n= ", " or ", ", ", " ")), stock.pick(stock.numbers)
     return [*tokens, sign, number] if stock.choose(10) < 7 else [number, sign, *tokens]
 
@@ -289,7 +289,7 @@ MUTATORS: tuple[Callable[[Tokens, Stock], Tokens], ...] = (
     *(join_numbers, join_numbers, change_symbol, change_symbol, change_operators, double_token, put_in, put_in_strange),
     *(put_in_step, take_out, repeat_span, bracket_span, drop_brackets, splice, claim_result, wrap),
 )
-"""All that the fuzzer uses; some twice, which find holes most often."""
+"""The mutations of the fuzzer; those that find faults most often are listed twice."""
 
 _NEAR_MISSES = (
     *(edit_character, replace_answer, wrap, join_numbers, join_numbers, swap_numbers, swap_numbers, change_symbol),
@@ -310,7 +310,7 @@ def mutate(answer: str, stock: Stock) -> str:
 
 
 def near_miss(answer: str, others: Sequence[str], choose: Choose) -> str:
-    """`answer` after one to three changes that a model, or somebody who games the reward, might make."""
+    """`answer` after one to three changes that a model might make, in error or to game the reward."""
     stock = Stock(choose, answers=others)
     for _ in range(1 + choose(3)):
         answer = "".join(_NEAR_MISSES[choose(len(_NEAR_MISSES))](tokenize(answer), stock))

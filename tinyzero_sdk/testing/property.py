@@ -47,8 +47,6 @@ class Property:
     """What is wrong with a completion, given its `Outcome`; None if nothing."""
 
     completions: Callable[[Any], Iterable[TestCompletion]] | None = None
-    """Completions that are all tested."""
-
     strategy: "Callable[[Any], SearchStrategy[TestCompletion]] | None" = None
     """Completions of which as many as the task's `examples` are drawn and tested."""
 

@@ -31,20 +31,15 @@ class Result:
     prop: Property
     status: Status
     tried: int
-    """Completions or items tested."""
-
     seconds: float
     why: str = ""
     """The task's reason for a waiver, or what is missing for the check."""
 
     failure: Failure | None = None
-    """Also of a waived check."""
-
     case: Case | None = None
     """The failing completion as a labelled case, if it is known whether it is right."""
 
     replay: str = ""
-    """The command that shows the failure again."""
 
     @property
     def is_needless_waiver(self) -> bool:

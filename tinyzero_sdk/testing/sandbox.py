@@ -5,7 +5,6 @@ dies.
 import pickle
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
@@ -47,7 +46,6 @@ class Sandbox:
         self.patience = 1.5 * TIME_LIMIT
         """Seconds for one completion after which a child counts as hung."""
         self.kills = 0
-        """How many children hung or died so far."""
         self._name = task.name
         self._task = pickle.dumps(task)
         self._environment = {"PYTHONHASHSEED": str(hash_seed)}
@@ -57,9 +55,7 @@ class Sandbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -52,8 +52,6 @@ class Outcome:
 
     correct: bool = False
     reason: str = "error"
-    """As in `Score`."""
-
     answer: str | None = None
     """As extracted; of a long one, its start and a hash."""
 
@@ -61,11 +59,7 @@ class Outcome:
     """Why the SDK refuses what a hook returned."""
 
     raised: str = ""
-    """The exception and where it was raised."""
-
     out_of_memory: bool = False
-    """The exception was a MemoryError."""
-
     printed: str = ""
     """The first 200 bytes written to stdout or stderr."""
 
@@ -81,8 +75,6 @@ class Outcome:
     """The oracle's result, if called; None if it cannot tell."""
 
     oracle_raised: str = ""
-    """The oracle's exception."""
-
     exit_status: ExitStatus = ""
     """How the process ended, if it did not survive."""
 

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from random import Random
-from types import TracebackType
 from typing import Any, Self
 
 from tinyzero_sdk.errors import DataError
@@ -29,13 +28,11 @@ from tinyzero_sdk.testing.shrinking import minimize
 from tinyzero_sdk.testing.strategies import find_completion
 
 ITEM_COUNT = 64
-"""Items of each split."""
 
 PRESENTATION_COUNT = 16
 """Gold completions, the shortest ones, that others are made from."""
 
 SHRINK_SECONDS = 6.0
-"""Time for finding a smaller example."""
 
 SEARCH_SECONDS = 15.0
 """Time for one property without a failure, whatever number of examples was requested."""
@@ -47,7 +44,6 @@ BULK_FACTOR = 1000
 """Completions of the bulk search for each requested example."""
 
 BULK_SECONDS = 30.0
-"""Time for the bulk search."""
 
 _BULK_ITEMS = 500
 _BULK_ITEM_SECONDS = 3.0
@@ -83,9 +79,7 @@ class TaskUnderTest:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -26,8 +26,6 @@ class Block:
     operator: str
 
     rows: slice
-    """Which rows."""
-
     left: np.ndarray
     """[rows] the rows that are the left operands."""
 

@@ -19,8 +19,6 @@ class Problem:
     """One word problem."""
 
     question: str
-    """The text."""
-
     solution: str
     """One step a line, and `#### result` as the last."""
 
