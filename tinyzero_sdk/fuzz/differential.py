@@ -74,9 +74,9 @@ class DifferentialOracle:
         if not self.has_oracle:
             if attempt.intended is None or not attempt.plain:
                 return score, None
-            right = task.score_completion(attempt.plain, truth).correct
+            is_right = task.score_completion(attempt.plain, truth).correct
             kind: Kind = "wrong_paid" if paid else "right_unpaid"
-            return score, None if right == paid else ScoringFault(kind, score, right, intended)
+            return score, None if is_right == paid else ScoringFault(kind, score, is_right, intended)
         self._timer.start(2 * place + 1)
         try:
             for read in (answer, None if intended == answer else intended):
