@@ -3,8 +3,8 @@
     python benchmarks/memory.py [--case grpo-24gb --case ppo-24gb --case 1.5B --case 3B] [--output memory.json]
 
 Each case is planned, run for three steps by a process of its own with the settings that the plan proposes, and watched
-by NVML, over all processes. A case that is planned for a smaller card than this one shows the trainer no more memory
-than that card has. A case that fails does not stop the next one.
+by NVML, over all processes. A case that is planned for a smaller GPU than this one shows the trainer no more memory
+than that GPU has. A case that fails does not stop the next one.
 """
 
 import json
@@ -27,9 +27,9 @@ from benchmarks.common import TINYZERO, machine, print_machine, table
 from benchmarks.shapes import write_model
 from benchmarks.watching import Watch, bytes_in_use, run_watched
 from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.monitoring.metrics_log import read_metrics
 
-GIB = 2**30
 BUSY = GIB
 """More than what a driver takes for itself."""
 PROMPT_TOKENS, NEW_TOKENS = 256, 1024
@@ -40,7 +40,7 @@ CHILD = "--in-a-process-of-its-own"
 class Case:
     """A run to measure."""
 
-    shape: str
+    spec: str
     """Of the model; see shapes.py."""
 
     words: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ CASES = {
     "3B-24gb": Case("3B", (*_GRPO, *_VLLM), "24GB"),
     "10M": Case("10M", ("data.prompts_per_step=8", "rollout.group_size=2", "rollout.max_completion_tokens=16"), "24GB"),
 }
-"""The first two are the run that ends without memory on a card of 24 GB; `10M` is for trying this script."""
+"""The first two are the run that ends without memory on a GPU of 24 GB; `10M` is for trying this script."""
 
 DEFAULT_CASES = ["grpo-24gb", "ppo-24gb", "1.5B", "3B"]
 
@@ -103,9 +103,9 @@ def measure(case: Case, words: Sequence[str], *, steps: int, limit: float) -> di
         kept = [word for word in asked if word.partition("=")[0] not in {one.partition("=")[0] for one in proposed}]
         marks = folder / "marks.jsonl"
         words = last_of_each([*kept, *proposed, "--output", str(folder / "run")])
-        card = str(planned["card"]["memory"] if case.gpu_memory else 0)
+        gpu = str(planned["gpu"]["memory"] if case.gpu_memory else 0)
         until_idle()
-        ran = run_watched([sys.executable, str(Path(__file__)), CHILD, str(marks), card, "train", *words], limit)
+        ran = run_watched([sys.executable, str(Path(__file__)), CHILD, str(marks), gpu, "train", *words], limit)
         lines = marks.read_text().splitlines() if marks.exists() else []
         phases = by_phase([json.loads(line) for line in lines], ran.watch)
         metrics = folder / "run" / "metrics.jsonl"
@@ -147,7 +147,7 @@ def settings(folder: Path, steps: int) -> list[str]:
 
 
 def plan(asked: Sequence[str], case: Case) -> dict[str, Any]:
-    """What `tinyzero plan` says of it; of a card as large as the one here, or of the one named."""
+    """What `tinyzero plan` says of it; of a GPU as large as the one here, or of the one named."""
     command = [*TINYZERO, "plan", *last_of_each(asked)]
     command += ["--json", "--prompt-tokens", str(PROMPT_TOKENS)]
     command += ["--gpu-memory", case.gpu_memory] if case.gpu_memory else []
@@ -168,7 +168,7 @@ def last_of_each(words: Sequence[str]) -> list[str]:
     ]
 
 
-def on_a_smaller_card(memory: int) -> None:
+def on_a_smaller_gpu(memory: int) -> None:
     """Let this process see a GPU of so many bytes only: as free memory, and where its allocator must make room."""
     import torch
 
@@ -187,7 +187,7 @@ def child(marks: Path, memory: int, arguments: Sequence[str]) -> None:
 
     Args:
         marks: file for the notes.
-        memory: bytes of the card that the run is made for; 0 = the one that is here.
+        memory: bytes of the GPU that the run is made for; 0 = the one that is here.
         arguments: of `tinyzero`.
     """
     import torch
@@ -198,7 +198,7 @@ def child(marks: Path, memory: int, arguments: Sequence[str]) -> None:
     from tinyzero_trainer.monitoring.timer import StepTimer
 
     if memory and torch.cuda.is_available() and memory < torch.cuda.get_device_properties(0).total_memory:
-        on_a_smaller_card(memory)
+        on_a_smaller_gpu(memory)
 
     def note(name: str) -> None:
         cuda = torch.cuda.is_available()

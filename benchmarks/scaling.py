@@ -1,6 +1,6 @@
 """A GRPO step on 1 to 8 nodes of 8 GPUs, calculated: where time and bytes go, and what breaks first. Nothing is run.
 
-    python benchmarks/scaling.py [--model Qwen/Qwen2.5-7B] [--card H200] [--median 1200] [--spread 0.8] [KEY=VALUE …]
+    python benchmarks/scaling.py [--model Qwen/Qwen2.5-7B] [--GPU H200] [--median 1200] [--spread 0.8] [KEY=VALUE …]
     python benchmarks/scaling.py --write-docs     # puts the tables of the usual run into docs/scaling.md
     python benchmarks/scaling.py --measure        # what the model takes from this machine's processor
 
@@ -37,8 +37,9 @@ from benchmarks.common import print_machine, table
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import gather, make_config
-from tinyzero_trainer.estimate.constants import GIB, MARGIN
+from tinyzero_trainer.estimate.constants import MARGIN
 from tinyzero_trainer.estimate.fit import with_settings
+from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
 from tinyzero_trainer.models.hub import find_spec
 
@@ -205,7 +206,7 @@ class Tables:
     def memory(self) -> Rows:
         """Peaks by model and number of nodes, and sequences that an engine has room for beside the shards."""
         models = {
-            self.run.shape.name: (self.run.shape.name, False),
+            self.run.spec.name: (self.run.spec.name, False),
             "Qwen/Qwen2.5-14B": ("Qwen/Qwen2.5-14B", False),
             "the same, memory.activation_checkpointing": ("Qwen/Qwen2.5-14B", True),
             "Qwen/Qwen2.5-32B, the same": ("Qwen/Qwen2.5-32B", True),
@@ -215,9 +216,9 @@ class Tables:
     def _memory(self, model: str, again: bool) -> dict[str, str]:
         cells = {}
         for nodes in NODES:
-            run = replace(self.on(nodes, weak=True), shape=find_spec(model))
+            run = replace(self.on(nodes, weak=True), spec=find_spec(model))
             run = replace(run, config=with_settings(run.config, {"memory.activation_checkpointing": again}))
-            limit = (1 - MARGIN) * run.cluster.card.memory * GIB
+            limit = (1 - MARGIN) * run.cluster.gpu.memory * GIB
             try:
                 held = peak_bytes(run)
             except ValueError:
@@ -230,8 +231,8 @@ class Tables:
 
     def checkpoint(self) -> Rows:
         """What is written, and how long each part takes."""
-        shape, size = self.run.shape, self.run.cluster.size
-        written, seconds = failures.checkpoint_bytes(shape), failures.checkpoint_seconds(shape, size)
+        spec, size = self.run.spec, self.run.cluster.size
+        written, seconds = failures.checkpoint_bytes(spec), failures.checkpoint_seconds(spec, size)
         who = {"weights": "the first rank", "moments": "all ranks", "seal": "the driver, twice"}
         rows = {
             name: {
@@ -245,8 +246,8 @@ class Tables:
 
     def failures(self) -> Rows:
         """Time lost by the interval of checkpoints."""
-        shape, size, step = self.run.shape, self.run.cluster.size, self.step(self.run.cluster.nodes, weak=True).seconds
-        seconds, mean = failures.checkpoint_seconds(shape, size), failures.mtbf(size)
+        spec, size, step = self.run.spec, self.run.cluster.size, self.step(self.run.cluster.nodes, weak=True).seconds
+        seconds, mean = failures.checkpoint_seconds(spec, size), failures.mtbf(size)
         costs = {"lost": sum(seconds.values())}
         best = {name: failures.best_interval(cost, mean) for name, cost in costs.items()}
         rows = {
@@ -298,7 +299,7 @@ def _percent(share: float, digits: int = 0) -> str:
 
 def make_run(
     model: str = MODEL,
-    card: str = CARD,
+    gpu: str = CARD,
     lengths: Lengths | None = None,
     words: tuple[str, ...] = (),
     *,
@@ -310,12 +311,12 @@ def make_run(
     """A run with the words of `WORDS`, and others after them.
 
     Raises:
-        SettingsError: a word, the model or the card is not known.
+        SettingsError: a word, the model or the GPU is not known.
         ValueError: it has something that is not simulated.
     """
-    found = find_gpu_spec(card)
+    found = find_gpu_spec(gpu)
     if found is None:
-        raise TinyZeroError(f"--card {card!r} is not known; give a name as `tinyzero plan --gpu` takes it")
+        raise TinyZeroError(f"--GPU {gpu!r} is not known; give a name as `tinyzero plan --gpu` takes it")
     config = make_config(
         gather(TrainConfig, {"run.task": "countdown", "model.path": model}, _last((*WORDS, *words)), None)
     )
@@ -343,7 +344,7 @@ def write_docs(text: str, tables: Mapping[str, str]) -> str:
 def main(
     words: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="settings of the run")] = None,
     model: Annotated[str, typer.Option(help="as tinyzero plan takes it")] = MODEL,
-    card: Annotated[str, typer.Option(help="as tinyzero plan --gpu takes it")] = CARD,
+    gpu: Annotated[str, typer.Option(help="as tinyzero plan --gpu takes it")] = CARD,
     median: Annotated[float, typer.Option(help="tokens of the median completion")] = MEDIAN,
     spread: Annotated[float, typer.Option(help="standard deviation of the logarithm of their lengths")] = SPREAD,
     seed: Annotated[int, typer.Option(help="of the lengths")] = 0,
@@ -356,14 +357,14 @@ def main(
         print(table("this machine", {name: {"": value} for name, value in measure().items()}), end="")
         return
     try:
-        run = make_run(model, card, words=tuple(words or ()), seed=seed)
+        run = make_run(model, gpu, words=tuple(words or ()), seed=seed)
         run = replace(run, lengths=Lengths(median, spread, run.config.rollout.max_completion_tokens))
         if write and run != make_run():
             raise ValueError("--write-docs takes no other options: the page has the tables of the usual run")
         tables = dict(Tables(run).each())
     except (TinyZeroError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
-    print(f"{run.shape.name} on {run.cluster.card.name}s, simulated and not measured; see docs/scaling.md.\n")
+    print(f"{run.spec.name} on {run.cluster.gpu.name}s, simulated and not measured; see docs/scaling.md.\n")
     print("\n".join(tables.values()), end="")
     if write:
         DOCS.write_text(write_docs(DOCS.read_text(encoding="utf-8"), tables), encoding="utf-8")

@@ -20,18 +20,18 @@ RESTART = 300.0
 """Seconds from a failure to the first step after it, for a run that is started again at once. Assumed."""
 
 
-def checkpoint_bytes(shape: ModelSpec) -> dict[str, int]:
+def checkpoint_bytes(spec: ModelSpec) -> dict[str, int]:
     """Of a checkpoint: the weights in float32, and AdamW's moments."""
-    return {"weights": 4 * shape.parameters, "moments": 8 * shape.parameters}
+    return {"weights": 4 * spec.parameters, "moments": 8 * spec.parameters}
 
 
-def checkpoint_seconds(shape: ModelSpec, gpus: int) -> dict[str, float]:
+def checkpoint_seconds(spec: ModelSpec, gpus: int) -> dict[str, float]:
     """Of each part: the first rank writes the weights, then each its share of the moments, then the driver seals it.
 
     To seal is to take the SHA-256 of every file, and to read all back and take it once more: by all cores, so that the
     file system is what limits it.
     """
-    size = checkpoint_bytes(shape)
+    size = checkpoint_bytes(spec)
     return {
         "weights": size["weights"] / constants.PCIE + size["weights"] / DISK,
         "moments": size["moments"] / min(FILE_SYSTEM, gpus * DISK),

@@ -16,27 +16,27 @@ SHARDED = ("weights in float32", "AdamW's moments", "gradients in float32")
 """Parts of the plan that are divided by the number of shards."""
 
 
-def phase_bytes(shape: ModelSpec, config: TrainConfig, prompt: int, shards: float, places: int) -> Mapping[str, int]:
+def phase_bytes(spec: ModelSpec, config: TrainConfig, prompt: int, shards: float, places: int) -> Mapping[str, int]:
     """Bytes that a GPU holds in each phase, ranks and engine taking turns.
 
     Args:
-        shape: the model's.
+        spec: the model.
         config: of the run.
         prompt: tokens of a prompt.
         shards: GPUs that weights and states are divided over; infinity = others, so that an engine has this GPU alone.
         places: sequences that an engine generates at a time.
     """
     config = with_settings(config, {"rollout.max_num_seqs": places})
-    memory = predict_memory(shape, config, prompt)
+    memory = predict_memory(spec, config, prompt)
     found = {}
     for phase in memory.phases:
-        held = sum(_held(part, shape, config, shards) for part in phase.parts if part.role != "process")
+        held = sum(_held(part, spec, config, shards) for part in phase.parts if part.role != "process")
         contexts = constants.CONTEXT * (1 if shards == 1 else 2)
         found[phase.name] = int(held * (1 + constants.SLACK)) + contexts
     return found
 
 
-def places_for(shape: ModelSpec, config: TrainConfig, prompt: int, shards: float, wanted: int, limit: float) -> int:
+def places_for(spec: ModelSpec, config: TrainConfig, prompt: int, shards: float, wanted: int, limit: float) -> int:
     """Sequences of full length that an engine has room for beside the shards, at most those that are wanted.
 
     Raises:
@@ -44,11 +44,11 @@ def places_for(shape: ModelSpec, config: TrainConfig, prompt: int, shards: float
     """
 
     def fit(places: int) -> bool:
-        found = phase_bytes(shape, config, prompt, shards, places)
+        found = phase_bytes(spec, config, prompt, shards, places)
         return max(found["gen"], found["update_weights"]) <= limit
 
     if not fit(1):
-        raise ValueError(f"{shape.name} in {shards} shards leaves no room for a sequence on a GPU")
+        raise ValueError(f"{spec.name} in {shards} shards leaves no room for a sequence on a GPU")
     low, high = 1, wanted + 1  # the first fits, the last is not tried
     while high - low > 1:
         middle = (low + high) // 2
@@ -56,11 +56,11 @@ def places_for(shape: ModelSpec, config: TrainConfig, prompt: int, shards: float
     return low
 
 
-def _held(part: Part, shape: ModelSpec, config: TrainConfig, shards: float) -> float:
+def _held(part: Part, spec: ModelSpec, config: TrainConfig, shards: float) -> float:
     if shards == 1:
         return part.size
     if part.what in SHARDED:
         return part.size / shards
     if part.what == "weights at work":  # layers are gathered one after another
-        return number_bytes(config) * (shape.embeddings + constants.LAYERS_GATHERED * shape.layer)
+        return number_bytes(config) * (spec.embeddings + constants.LAYERS_GATHERED * spec.layer)
     return part.size

@@ -6,9 +6,15 @@ node, then on to the next, and there are as many rings as NICs, each with its sh
 
 from dataclasses import dataclass
 
-from tinyzero_trainer.estimate.constants import LINK_HOP, NIC, NIC_HOP, NVLINK_SHARE, RING_BASE
-from tinyzero_trainer.estimate.interconnect import ring_seconds
+from tinyzero_trainer.estimate.constants import LINK_HOP, NVLINK_SHARE, RING_BASE
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec
+
+NIC = 45e9
+"""Bytes a second, each way, of a GPU's network card: 90 % of 400 Gb/s. That there is one for each GPU:
+https://docs.nvidia.com/dgx-superpod/reference-architecture-scalable-infrastructure-h100/latest/. 90 % is assumed."""
+
+NIC_HOP = 9.6e-6
+"""Seconds that a ring takes for each hop between nodes; see `LINK_HOP`."""
 
 NVLINK = 450e9 * NVLINK_SHARE
 """Bytes a second, each way, of a GPU's NVLink."""
@@ -18,7 +24,7 @@ NVLINK = 450e9 * NVLINK_SHARE
 class Cluster:
     """Equal nodes of equal GPUs."""
 
-    card: GpuSpec
+    gpu: GpuSpec
     """Kind of GPU."""
 
     nodes: int = 1
@@ -98,6 +104,24 @@ class Group:
     def all_reduce(self, size: float) -> Traffic:
         """All-reduce of `size` bytes, which each GPU has: a reduce-scatter, then an all-gather."""
         return self.gather(size) * 2
+
+
+def ring_seconds(size: float, nodes: int, gpus: int, within: float, nic: float) -> float:
+    """Seconds of an all-gather or reduce-scatter of `size` bytes in all.
+
+    As fast as the slower of a GPU's link within its node and the network cards of a node, together.
+
+    Args:
+        size: bytes.
+        nodes: that take part.
+        gpus: of each of them.
+        within: bytes a second that a GPU sends to others of its node.
+        nic: bytes a second that a GPU's network card sends.
+    """
+    count = nodes * gpus
+    bandwidths = [within] * (gpus > 1) + [gpus * nic] * (nodes > 1)
+    latency = RING_BASE + (count - nodes) * LINK_HOP + (nodes - 1) * NIC_HOP
+    return latency + size * (count - 1) / count / min(bandwidths)
 
 
 def broadcast(cluster: Cluster, nodes: int, size: float) -> Traffic:

@@ -17,9 +17,9 @@ from benchmarks.cluster.memory import phase_bytes, places_for
 from benchmarks.cluster.network import Cluster, Group, Traffic, broadcast
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.estimate import constants
-from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.speed import decoding_step, predict_speed, reading
 from tinyzero_trainer.estimate.workload import number_bytes, workload_of
+from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.spec import ModelSpec
 
 Sharding = Literal["full", "hybrid", "hybrid, reduced once"]
@@ -42,7 +42,7 @@ https://github.com/ray-project/ray/blob/master/release/perf_metrics/scalability/
 class Run:
     """What is trained, and where."""
 
-    shape: ModelSpec
+    spec: ModelSpec
     """The model's."""
 
     config: TrainConfig
@@ -160,7 +160,7 @@ def one_step_off(run: Run, engines: Cluster, learners: Cluster) -> Step:
     lengths = run.drawn()
     gen, idle = generation(run.on(engines), lengths, alone=True)
     back, there = carrying(run, lengths)
-    size = number_bytes(run.config) * run.shape.parameters
+    size = number_bytes(run.config) * run.spec.parameters
     sent = broadcast(engines, engines.nodes, size)
     made = {"gen": gen, "reward": Traffic(host_seconds("reward", lengths)), "carrying": back}
     learnt = {
@@ -184,22 +184,22 @@ def engines_of(run: Run, *, alone: bool = False) -> Engines:
         run: where.
         alone: whether these GPUs hold nothing else.
     """
-    shape, config, several = run.shape, run.config, run.config.vllm.tensor_parallel
-    card = run.cluster.card
-    together = replace(card, bandwidth=several * card.bandwidth, tflops=several * card.tflops)
+    spec, config, several = run.spec, run.config, run.config.vllm.tensor_parallel
+    gpu = run.cluster.gpu
+    together = replace(gpu, bandwidth=several * gpu.bandwidth, tflops=several * gpu.tflops)
     group = Group(run.cluster, 1, several)
 
     def step(sequences: int, length: float) -> float:
-        seconds = decoding_step(shape, config, together, sequences, length)
+        seconds = decoding_step(spec, config, together, sequences, length)
         if several > 1:  # what attention gives, and what the MLP gives, is added up in each layer
-            seconds += 2 * shape.layers * group.all_reduce(number_bytes(config) * sequences * shape.hidden).seconds
+            seconds += 2 * spec.layers * group.all_reduce(number_bytes(config) * sequences * spec.hidden).seconds
         return seconds
 
     count = run.cluster.size // several
     wanted = min(-(-run.completions // count), constants.VLLM_SEQUENCES if config.rollout.engine == "vllm" else 2**31)
-    limit = (1 - constants.MARGIN) * card.memory * GIB
-    prompt = reading(shape, config, together, run.prompt) / config.rollout.group_size
-    places = places_for(shape, config, run.prompt, math.inf if alone else run.shards.size, wanted, limit)
+    limit = (1 - constants.MARGIN) * gpu.memory * GIB
+    prompt = reading(spec, config, together, run.prompt) / config.rollout.group_size
+    places = places_for(spec, config, run.prompt, math.inf if alone else run.shards.size, wanted, limit)
     refills = config.rollout.engine == "vllm" if run.refills is None else run.refills
     return Engines(count, places, refills, step, run.prompt, prompt)
 
@@ -225,7 +225,7 @@ def carrying(run: Run, lengths: Sequence[int]) -> tuple[Traffic, Traffic]:
 
 def passes(run: Run, lengths: Sequence[int]) -> dict[str, Traffic]:
     """Log-probabilities before the update, if it needs them, and the update."""
-    speed = predict_speed(run.shape, run.config, run.cluster.card, run.prompt)
+    speed = predict_speed(run.spec, run.config, run.cluster.gpu, run.prompt)
     of_a_token = speed.seconds["update_actor"] / speed.tokens / run.config.optimizer.update_epochs
     forward = of_a_token * 2 / (8 if run.config.memory.activation_checkpointing else 6)
     sequences = [run.prompt + length for length in lengths]
@@ -246,13 +246,13 @@ def passes(run: Run, lengths: Sequence[int]) -> dict[str, Traffic]:
 
 def weights(run: Run) -> Traffic:
     """New weights for the engines: each tensor is put together in float32 from its shards, then goes its way."""
-    shape, config, cluster = run.shape, run.config, run.cluster
-    tensors = constants.TENSORS_OF_A_LAYER * shape.layers + 3
-    gathered = run.shards.gather(constants.MASTER_BYTES * shape.parameters / tensors) * tensors
+    spec, config, cluster = run.spec, run.config, run.cluster
+    tensors = constants.TENSORS_OF_A_LAYER * spec.layers + 3
+    gathered = run.shards.gather(constants.MASTER_BYTES * spec.parameters / tensors) * tensors
     if run.way == "beside" or cluster.size == 1:
-        copied = predict_speed(shape, config, cluster.card, run.prompt).seconds["update_weights"]
+        copied = predict_speed(spec, config, cluster.gpu, run.prompt).seconds["update_weights"]
         return gathered + Traffic(copied)
-    size, others = number_bytes(config) * shape.parameters, cluster.nodes - 1
+    size, others = number_bytes(config) * spec.parameters, cluster.nodes - 1
     sending = gathered.seconds + size / constants.PCIE + size / STORE
     taking = size * others / STORE_OUT + size / constants.PCIE
     return replace(gathered, seconds=max(sending, taking), hosts=size * others)  # parcel after parcel, at the same time
@@ -260,15 +260,15 @@ def weights(run: Run) -> Traffic:
 
 def peak_bytes(run: Run) -> Mapping[str, int]:
     """Of a GPU in each phase, with as many sequences as `engines_of` has room for."""
-    return phase_bytes(run.shape, run.config, run.prompt, run.shards.size, engines_of(run).places)
+    return phase_bytes(run.spec, run.config, run.prompt, run.shards.size, engines_of(run).places)
 
 
 def _forward(run: Run, compute: float) -> Traffic:
     """A pass over a micro-batch: while a layer computes, the next is gathered; first and root are waited for."""
-    shape, number = run.shape, number_bytes(run.config)
-    layer, root = run.shards.gather(number * shape.layer), run.shards.gather(number * shape.embeddings)
-    seconds = root.seconds + layer.seconds + max(compute, (shape.layers - 1) * layer.seconds)
-    return replace(layer * shape.layers + root, seconds=seconds)
+    spec, number = run.spec, number_bytes(run.config)
+    layer, root = run.shards.gather(number * spec.layer), run.shards.gather(number * spec.embeddings)
+    seconds = root.seconds + layer.seconds + max(compute, (spec.layers - 1) * layer.seconds)
+    return replace(layer * spec.layers + root, seconds=seconds)
 
 
 def _backward(run: Run, compute: float, *, across: bool) -> Traffic:
@@ -279,7 +279,7 @@ def _backward(run: Run, compute: float, *, across: bool) -> Traffic:
         compute: seconds of the computation.
         across: whether gradients are added up across nodes, where nodes hold copies.
     """
-    shape, cluster = run.shape, run.cluster
+    spec, cluster = run.spec, run.cluster
 
     def reduced(parameters: int) -> Traffic:
         size = constants.MASTER_BYTES * parameters
@@ -287,8 +287,8 @@ def _backward(run: Run, compute: float, *, across: bool) -> Traffic:
         copies = Group(cluster, cluster.nodes, 1)  # those GPUs of each node that hold the same shard
         return within + copies.all_reduce(size / cluster.gpus) if across and run.sharding != "full" else within
 
-    layers = (run.shards.gather(number_bytes(run.config) * shape.layer) + reduced(shape.layer)) * shape.layers
-    root = reduced(shape.embeddings)
+    layers = (run.shards.gather(number_bytes(run.config) * spec.layer) + reduced(spec.layer)) * spec.layers
+    root = reduced(spec.embeddings)
     return replace(layers + root, seconds=max(compute, layers.seconds) + root.seconds)
 
 

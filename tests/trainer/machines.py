@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from tinyzero_trainer.doctor.checks import examine
 from tinyzero_trainer.doctor.facts import Facts, Folder, Machine, Package, Torch, Wandb, Wanted
 from tinyzero_trainer.doctor.finding import Finding
-from tinyzero_trainer.hardware.gpu import Driver, GpuInfo
+from tinyzero_trainer.hardware.gpu import GIB, Driver, GpuInfo
 from tinyzero_trainer.models.files import Model
 
-GIB = 2**30
 CU124 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 CU130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
 
@@ -22,12 +21,12 @@ T4 = GpuInfo(0, "Tesla T4", (7, 5), 15 * GIB, 15 * GIB, uuid="d")
 TORCH = Torch("2.13.0+cu130", "13.0", nccl="2.27.5")
 
 
-def facts_of(*cards: GpuInfo, archs: Sequence[str] = CU130, **changes: object) -> Facts:
-    """A machine on which nothing is wrong, with cards or without."""
+def facts_of(*gpus: GpuInfo, archs: Sequence[str] = CU130, **changes: object) -> Facts:
+    """A machine on which nothing is wrong, with GPUs or without."""
     parts: dict[str, object] = {
         "machine": Machine((3, 12, 3), 4, 64 * GIB, 60 * GIB, 8 * GIB, (65536, 65536)),
-        "torch": dataclasses.replace(TORCH, archs=tuple(archs), cards=cards) if cards else Torch("2.13.0+cpu"),
-        "driver": Driver("580.82.07", (13, 0), cards) if cards else None,
+        "torch": dataclasses.replace(TORCH, archs=tuple(archs), gpus=gpus) if gpus else Torch("2.13.0+cpu"),
+        "driver": Driver("580.82.07", (13, 0), gpus) if gpus else None,
         "visible": None,
         "packages": (Package("transformers", "5.23.0"),),
         "output": Folder("runs", 100 * GIB),

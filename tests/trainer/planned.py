@@ -1,4 +1,4 @@
-"""Runs to plan: configurations, real and drawn, and the models and cards that they are for."""
+"""Runs to plan: configurations, real and drawn, and the models and GPUs that they are for."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.models.well_known import WELL_KNOWN, well_known
 
 HALF_B = "Qwen/Qwen2.5-0.5B"
-SHAPES = {name: shape for name in WELL_KNOWN if (shape := well_known(name)) is not None}
+SPECS = {name: spec for name in WELL_KNOWN if (spec := well_known(name)) is not None}
 GRPO = ("data.prompts_per_step=32", "rollout.group_size=8")
-"""As TinyZero's users run it on one card, with 1,024 new tokens."""
+"""As TinyZero's users run it on one GPU, with 1,024 new tokens."""
 
 
 def config_of(*words: str, recipe: str | None = None, model: str = HALF_B) -> TrainConfig:

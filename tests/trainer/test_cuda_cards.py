@@ -1,4 +1,4 @@
-"""The cards in CUDA's own order: libcuda's answers, and a process that gives none."""
+"""The GPUs in CUDA's own order: libcuda's answers, and a process that gives none."""
 
 import ctypes
 import json
@@ -15,7 +15,7 @@ OWN = (UUID("8932f937-d72c-4106-c12f-20bd9faed9f6"), UUID("00000000-0000-0000-00
 
 
 class Libcuda:
-    """A driver with two cards. What its functions write is behind a reference, as ctypes makes it."""
+    """A driver with two GPUs. What its functions write is behind a reference, as ctypes makes it."""
 
     def __init__(self, **statuses: int) -> None:
         self.statuses = statuses
@@ -48,31 +48,31 @@ class Libcuda:
         return self.statuses.get("cuDeviceGetAttribute", 0)
 
 
-def test_what_libcuda_says_of_each_card() -> None:
-    cards = ask_cuda(Libcuda())
-    assert cards is not None
-    assert cards[0] == {
+def test_what_libcuda_says_of_each_gpu() -> None:
+    gpus = ask_cuda(Libcuda())
+    assert gpus is not None
+    assert gpus[0] == {
         "index": 0,
         "name": "NVIDIA L4",
         "capability": [8, 9],
         "memory": 10 * 2**30,
         "uuid": "8932f937-d72c-4106-c12f-20bd9faed9f6",  # as nvidia-smi writes it
     }
-    assert [card["name"] for card in cards] == ["NVIDIA L4", "NVIDIA H200"]
+    assert [gpu["name"] for gpu in gpus] == ["NVIDIA L4", "NVIDIA H200"]
 
 
-def test_the_name_of_a_part_of_a_card_counts_where_there_is_one() -> None:
+def test_the_name_of_a_part_of_a_gpu_counts_where_there_is_one() -> None:
     class Newer(Libcuda):
         def cuDeviceGetUuid_v2(self, uuid: Any, device: ctypes.c_int) -> int:
             uuid._obj[:] = OWN[1].bytes
             return 0
 
-    cards = ask_cuda(Newer())
-    assert cards is not None
-    assert cards[0]["uuid"] == str(OWN[1])
+    gpus = ask_cuda(Newer())
+    assert gpus is not None
+    assert gpus[0]["uuid"] == str(OWN[1])
 
 
-def test_no_card_is_an_answer_and_a_fault_is_none() -> None:
+def test_no_gpu_is_an_answer_and_a_fault_is_none() -> None:
     assert ask_cuda(Libcuda(cuInit=100)) == []
     assert ask_cuda(Libcuda(cuInit=999)) is None
     assert ask_cuda(Libcuda(cuDeviceGetCount=3)) is None
@@ -86,9 +86,9 @@ def says(text: str, code: int = 0) -> tuple[str, ...]:
     return (sys.executable, "-c", f"print({text!r}); raise SystemExit({code})")
 
 
-def test_what_the_process_prints_becomes_cards() -> None:
-    [card, _] = visible_gpus(says(json.dumps(ask_cuda(Libcuda())))) or ()
-    assert card == GpuInfo(0, "NVIDIA L4", (8, 9), 10 * 2**30, uuid=str(OWN[0]))
+def test_what_the_process_prints_becomes_gpus() -> None:
+    [gpu, _] = visible_gpus(says(json.dumps(ask_cuda(Libcuda())))) or ()
+    assert gpu == GpuInfo(0, "NVIDIA L4", (8, 9), 10 * 2**30, uuid=str(OWN[0]))
     assert visible_gpus(says("[]")) == ()
 
 
@@ -108,8 +108,8 @@ def test_the_order_is_torchs() -> None:
     import torch
 
     seen = [torch.cuda.get_device_properties(place) for place in range(torch.cuda.device_count())]
-    cards = visible_gpus()
-    assert cards is not None
-    assert [(card.name, card.memory, card.capability, card.uuid) for card in cards] == [
+    gpus = visible_gpus()
+    assert gpus is not None
+    assert [(gpu.name, gpu.memory, gpu.capability, gpu.uuid) for gpu in gpus] == [
         (one.name, one.total_memory, (one.major, one.minor), str(one.uuid).removeprefix("GPU-")) for one in seen
     ]

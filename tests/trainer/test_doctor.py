@@ -29,10 +29,10 @@ from tinyzero_trainer.models.files import Model
 from tinyzero_trainer.models.hub import find_spec
 
 
-@pytest.mark.parametrize("cards", [(), (H200,), (RTX_5090,), (H200, dataclasses.replace(H200, index=1, uuid="e"))])
-def test_nothing_is_wrong_where_nothing_is_wrong(cards: tuple[GpuInfo, ...]) -> None:
-    levels = {finding.level for finding in examine(facts_of(*cards), Wanted(wandb=True))}
-    assert levels == ({"ok"} if cards else {"ok", "note"})
+@pytest.mark.parametrize("gpus", [(), (H200,), (RTX_5090,), (H200, dataclasses.replace(H200, index=1, uuid="e"))])
+def test_nothing_is_wrong_where_nothing_is_wrong(gpus: tuple[GpuInfo, ...]) -> None:
+    levels = {finding.level for finding in examine(facts_of(*gpus), Wanted(wandb=True))}
+    assert levels == ({"ok"} if gpus else {"ok", "note"})
 
 
 # ---- packages --------------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def test_cores_and_scoring(cores: int, workers: int, level: str) -> None:
     assert seen(facts_of(machine=machine(cores=cores)), "cores", Wanted(workers=workers)).level == level
 
 
-def test_memory_is_for_all_copies_on_the_cpu_and_for_the_weights_beside_a_card() -> None:
+def test_memory_is_for_all_copies_on_the_cpu_and_for_the_weights_beside_a_gpu() -> None:
     assert seen(facts_of(H200, model=SEVEN_B), "memory").level == "ok"
     finding = seen(facts_of(model=SEVEN_B), "memory")
     assert finding.level == "warning"
@@ -177,22 +177,22 @@ OFFLOADED = ("memory.cpu_offload=always", "model.path=Qwen/Qwen2.5-7B")
     ],
 )
 def test_what_offloading_keeps_in_main_memory(words: tuple[str, ...], bytes_each: int) -> None:
-    shape = find_spec("Qwen/Qwen2.5-7B")
-    assert host_bytes(shape, config_of(*words)) == bytes_each * shape.parameters
+    spec = find_spec("Qwen/Qwen2.5-7B")
+    assert host_bytes(spec, config_of(*words)) == bytes_each * spec.parameters
 
 
 def test_offloading_keeps_two_models_with_a_critic_and_little_with_an_adapter() -> None:
-    shape, words = find_spec("Qwen/Qwen2.5-7B"), ("memory.cpu_offload=always", "algorithm.advantage_estimator=gae")
-    head = shape.embedding  # which no critic trains
-    assert host_bytes(shape, config_of(*words)) == 32 * shape.parameters - 12 * head
-    adapter = host_bytes(shape, config_of("memory.cpu_offload=always", "lora.rank=8", "algorithm.kl_coefficient=0.01"))
-    assert adapter == 4 * shape.parameters + 16 * shape.adapter(8)
+    spec, words = find_spec("Qwen/Qwen2.5-7B"), ("memory.cpu_offload=always", "algorithm.advantage_estimator=gae")
+    head = spec.embedding  # which no critic trains
+    assert host_bytes(spec, config_of(*words)) == 32 * spec.parameters - 12 * head
+    adapter = host_bytes(spec, config_of("memory.cpu_offload=always", "lora.rank=8", "algorithm.kl_coefficient=0.01"))
+    assert adapter == 4 * spec.parameters + 16 * spec.adapter(8)
 
 
 def test_main_memory_is_compared_with_what_offloading_keeps_there() -> None:
-    shape = find_spec("Qwen/Qwen2.5-7B")
-    seven = Model("Qwen/Qwen2.5-7B", False, None, shape=shape)
-    wanted = Wanted(offload="always", host_bytes=16 * shape.parameters)
+    spec = find_spec("Qwen/Qwen2.5-7B")
+    seven = Model("Qwen/Qwen2.5-7B", False, None, shape=spec)
+    wanted = Wanted(offload="always", host_bytes=16 * spec.parameters)
     small = machine(memory=24 * GIB, memory_free=22 * GIB)
     finding = seen(facts_of(H200, model=seven, machine=small), "memory", wanted)
     assert finding.level == "error"
@@ -229,15 +229,15 @@ def test_a_full_disk() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cards", "names", "level"),
+    ("gpus", "names", "level"),
     [(0, (), "note"), (1, (), "note"), (1, ("ray",), "warning"), (2, (), "error")],
 )
 @pytest.mark.parametrize(("container", "typed"), [(True, "--shm-size"), (False, "remount")])
 def test_sixty_four_megabytes_of_shared_memory(
-    cards: int, names: tuple[str, ...], level: str, container: bool, typed: str
+    gpus: int, names: tuple[str, ...], level: str, container: bool, typed: str
 ) -> None:
     small = machine(shared_memory=64 * 2**20, container=container)
-    held = [dataclasses.replace(H200, index=index, uuid=str(index)) for index in range(cards)]
+    held = [dataclasses.replace(H200, index=index, uuid=str(index)) for index in range(gpus)]
     facts = facts_of(*held, machine=small, packages=tuple(Package(name, "2.60") for name in names))
     finding = seen(facts, "shared memory")
     assert finding.level == level

@@ -29,7 +29,7 @@ from tinyzero_trainer.models.loading import ModelError, choose_device
         ((8, 0), ["sm_86"], False),
         ((12, 0), ["sm_90", "sm_100"], False),
         ((12, 1), ["sm_120"], True),
-        ((12, 0), ["sm_90", "compute_90"], True),  # PTX is compiled for newer cards
+        ((12, 0), ["sm_90", "compute_90"], True),  # PTX is compiled for newer GPUs
         ((12, 0), ["compute_90a"], False),  # but not where it is for one architecture
         ((10, 3), ["sm_100f"], True),
         ((10, 0), ["sm_103f"], False),
@@ -42,16 +42,16 @@ from tinyzero_trainer.models.loading import ModelError, choose_device
         ((9, 0), [], False),
     ],
 )
-def test_which_code_runs_on_which_card(capability: tuple[int, int], archs: list[str], runs: bool) -> None:
+def test_which_code_runs_on_which_gpu(capability: tuple[int, int], archs: list[str], runs: bool) -> None:
     assert has_kernels(capability, archs) is runs
 
 
 @given(st.tuples(st.integers(5, 13), st.integers(0, 9)), st.tuples(st.integers(5, 13), st.integers(0, 9)))
-def test_ptx_runs_on_whatever_its_machine_code_runs_on(code: tuple[int, int], card: tuple[int, int]) -> None:
+def test_ptx_runs_on_whatever_its_machine_code_runs_on(code: tuple[int, int], gpu: tuple[int, int]) -> None:
     number = f"{code[0]}{code[1]}"
-    machine_code, ptx = has_kernels(card, [f"sm_{number}"]), has_kernels(card, [f"compute_{number}"])
+    machine_code, ptx = has_kernels(gpu, [f"sm_{number}"]), has_kernels(gpu, [f"compute_{number}"])
     assert ptx or not machine_code
-    assert ptx == (code <= card)
+    assert ptx == (code <= gpu)
 
 
 PUBLISHED = {"cu126": CU124, "cu129": CU130[:-1], "cu130": CU130}
@@ -66,31 +66,31 @@ def test_the_torch_that_is_proposed_has_kernels_and_fits_the_driver(capability: 
 
 
 @pytest.mark.parametrize(
-    ("card", "archs", "cure"),
+    ("gpu", "archs", "cure"),
     [
         (RTX_5090, CU124, "pip install --force-reinstall torch -i https://download.pytorch.org/whl/cu130"),
         (GTX_1080, CU130, "pip install --force-reinstall torch -i https://download.pytorch.org/whl/cu126"),
     ],
 )
-def test_a_card_without_kernels_is_an_error_that_says_what_to_type(
-    card: GpuInfo, archs: tuple[str, ...], cure: str
+def test_a_gpu_without_kernels_is_an_error_that_says_what_to_type(
+    gpu: GpuInfo, archs: tuple[str, ...], cure: str
 ) -> None:
-    finding = seen(facts_of(card, archs=archs), "gpu 0")
+    finding = seen(facts_of(gpu, archs=archs), "gpu 0")
     assert (finding.level, finding.commands) == ("error", (cure,))
-    assert card.name in finding.what
+    assert gpu.name in finding.what
     assert " ".join(archs) in finding.what
     assert "run.device=cpu" in finding.do
 
 
-def test_a_card_that_no_torch_knows_is_left_to_the_cpu() -> None:
+def test_a_gpu_that_no_torch_knows_is_left_to_the_cpu() -> None:
     for capability in [(3, 7), (15, 0)]:
-        card = dataclasses.replace(H200, capability=capability)
-        finding = seen(facts_of(card, archs=CU124), "gpu 0")
+        gpu = dataclasses.replace(H200, capability=capability)
+        finding = seen(facts_of(gpu, archs=CU124), "gpu 0")
         assert (finding.level, finding.commands) == ("error", ())
         assert finding.do == "train on the CPU with run.device=cpu"
 
 
-def test_a_card_that_is_not_used_stops_nobody() -> None:
+def test_a_gpu_that_is_not_used_stops_nobody() -> None:
     facts = facts_of(RTX_5090, dataclasses.replace(H200, index=1, uuid="e"), archs=CU124)
     levels = {
         device: seen(facts, "gpu 0", Wanted(device=device)).level for device in ("cpu", "cuda", "cuda:0", "cuda:1")
@@ -100,7 +100,7 @@ def test_a_card_that_is_not_used_stops_nobody() -> None:
     assert seen(old, "driver", Wanted(device="cpu")).level == "note"
 
 
-def test_another_card_is_named_as_the_environment_names_it() -> None:
+def test_another_gpu_is_named_as_the_environment_names_it() -> None:
     second = dataclasses.replace(H200, index=1, uuid="e")
     facts = facts_of(RTX_5090, second, archs=CU124)
     assert "CUDA_VISIBLE_DEVICES=1," in seen(facts, "gpu 0").do
@@ -109,16 +109,14 @@ def test_another_card_is_named_as_the_environment_names_it() -> None:
 
 
 class FakeCuda:
-    """A machine with one card, as `models.choose_device` asks for it."""
+    """A machine with one GPU, as `models.choose_device` asks for it."""
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, card: GpuInfo, archs: tuple[str, ...], cuda: str | None
-    ) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, gpu: GpuInfo, archs: tuple[str, ...], cuda: str | None) -> None:
         replaced = {
             "is_available": lambda: True,
             "device_count": lambda: 1,
-            "get_device_capability": lambda _: card.capability,
-            "get_device_name": lambda _: card.name,
+            "get_device_capability": lambda _: gpu.capability,
+            "get_device_name": lambda _: gpu.name,
             "get_arch_list": lambda: list(archs),
         }
         for name, function in replaced.items():
@@ -130,9 +128,7 @@ class FakeCuda:
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_train_refuses_a_card_without_kernels_in_the_doctors_words(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_refuses_a_gpu_without_kernels_in_the_doctors_words(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FakeCuda(monkeypatch, GTX_1080, CU130, "13.0")
     with pytest.raises(ModelError) as refused:
         choose_device(device)
@@ -140,7 +136,7 @@ def test_train_refuses_a_card_without_kernels_in_the_doctors_words(
 
 
 @pytest.mark.parametrize(("archs", "cuda"), [(CU124, "12.4"), ((), "13.0"), (("gfx942",), None)])
-def test_train_takes_a_card_with_kernels_and_whatever_it_knows_nothing_of(
+def test_train_takes_a_gpu_with_kernels_and_whatever_it_knows_nothing_of(
     archs: tuple[str, ...], cuda: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FakeCuda(monkeypatch, GTX_1080, archs, cuda)
@@ -161,10 +157,10 @@ def test_the_refusal_comes_before_a_model_is_loaded(
     assert "whl/cu129" in said
 
 
-# ---- cards and the driver --------------------------------------------------------------------------------------------
+# ---- GPUs and the driver --------------------------------------------------------------------------------------------
 
 
-def test_no_card_is_worth_a_note_and_an_error_where_one_is_asked_for() -> None:
+def test_no_gpu_is_worth_a_note_and_an_error_where_one_is_asked_for() -> None:
     assert seen(facts_of(), "driver").level == "note"
     finding = seen(facts_of(), "driver", Wanted(device="cuda"))
     assert (finding.level, finding.commands) == ("error", ("docker run --gpus all …",))
@@ -182,7 +178,7 @@ def test_a_driver_too_old_for_torch() -> None:
 
 
 def test_a_driver_that_is_a_minor_version_behind_works() -> None:
-    facts = facts_of(H200, torch=Torch("2.8.0+cu129", "12.9", archs=CU130, cards=(H200,)))
+    facts = facts_of(H200, torch=Torch("2.8.0+cu129", "12.9", archs=CU130, gpus=(H200,)))
     assert seen(dataclasses.replace(facts, driver=Driver("535.104", (12, 2))), "driver").level == "note"
     assert seen(dataclasses.replace(facts, driver=Driver("580.1", (13, 0))), "driver").level == "ok"
     assert seen(dataclasses.replace(facts, driver=Driver("580.1")), "driver").level == "note"
@@ -197,7 +193,7 @@ def test_a_driver_that_cannot_be_asked(container: bool, typed: str) -> None:
     assert seen(facts, "driver", Wanted(device="cpu")).level == "note"
 
 
-def test_a_torch_for_the_cpu_beside_a_card() -> None:
+def test_a_torch_for_the_cpu_beside_a_gpu() -> None:
     facts = facts_of(torch=Torch("2.13.0+cpu"), driver=Driver("580.1", (13, 0), (H200,)))
     finding = seen(facts, "gpu")
     assert finding.level == "error"
@@ -210,7 +206,7 @@ def test_a_torch_for_the_cpu_beside_a_card() -> None:
 
 
 @pytest.mark.parametrize("visible", ["", "-1", None])
-def test_cards_that_torch_does_not_see(visible: str | None) -> None:
+def test_gpus_that_torch_does_not_see(visible: str | None) -> None:
     blind = Torch("2.13.0+cu130", "13.0", archs=CU130, cuda_error="CUDA unknown error")
     finding = seen(facts_of(torch=blind, driver=Driver("580.1", (13, 0), (H200,)), visible=visible), "gpu")
     assert finding.level == "error"
@@ -221,17 +217,17 @@ def test_cards_that_torch_does_not_see(visible: str | None) -> None:
 
 
 @pytest.mark.parametrize("visible", ["1", "1,0", "GPU-x", "all", " 7 ", ""])
-@pytest.mark.parametrize("cards", [(H200,), ()])
-def test_a_variable_that_names_no_card_hides_all(visible: str, cards: tuple[GpuInfo, ...]) -> None:
+@pytest.mark.parametrize("gpus", [(H200,), ()])
+def test_a_variable_that_names_no_gpu_hides_all(visible: str, gpus: tuple[GpuInfo, ...]) -> None:
     blind = Torch("2.13.0+cu130", "13.0", archs=CU130, cuda_error="No CUDA GPUs are available")
-    facts = facts_of(torch=blind, driver=Driver("580.1", (13, 0), cards), visible=visible)
+    facts = facts_of(torch=blind, driver=Driver("580.1", (13, 0), gpus), visible=visible)
     finding = seen(facts, "gpu")
     assert (finding.level, finding.commands) == ("error", ("unset CUDA_VISIBLE_DEVICES",))
     assert f"CUDA_VISIBLE_DEVICES={visible!r} hides" in finding.what
 
 
 @pytest.mark.parametrize("visible", ["0", "0,1", "GPU-a", "MIG-x", None])
-def test_a_variable_that_names_a_card_is_not_blamed(visible: str | None) -> None:
+def test_a_variable_that_names_a_gpu_is_not_blamed(visible: str | None) -> None:
     blind = Torch("2.13.0+cu130", "13.0", archs=CU130, cuda_error="CUDA unknown error")
     finding = seen(facts_of(torch=blind, driver=Driver("580.1", (13, 0), (H200,)), visible=visible), "gpu")
     assert (finding.level, finding.commands) == ("error", ("nvidia-smi",))
@@ -241,8 +237,8 @@ def test_a_variable_that_names_a_card_is_not_blamed(visible: str | None) -> None
 def test_a_device_that_torch_does_not_see() -> None:
     second = dataclasses.replace(H200, index=1, uuid="e")
 
-    def findings(device: str, *cards: GpuInfo, visible: str | None = None) -> list[str]:
-        found = examine(facts_of(*cards, visible=visible), Wanted(device=device))
+    def findings(device: str, *gpus: GpuInfo, visible: str | None = None) -> list[str]:
+        found = examine(facts_of(*gpus, visible=visible), Wanted(device=device))
         return [finding.what for finding in found if finding.check == "gpu"]
 
     assert findings("cuda:1", H200) == ["run.device=cuda:1, but torch sees cuda:0 only"]
@@ -293,7 +289,7 @@ def test_train_knows_the_devices_that_it_can_use(name: str) -> None:
     assert str(refused.value) == f"run.device={name!r} cannot be used; give auto, cpu, cuda or cuda:N"
 
 
-def test_a_card_that_others_use() -> None:
+def test_a_gpu_that_others_use() -> None:
     busy = dataclasses.replace(H200, free=20 * GIB, processes=(Process(4711, "python3", 119 * GIB),))
     finding = seen(facts_of(busy), "gpu 0")
     assert finding.level == "warning"
@@ -304,12 +300,12 @@ def test_a_card_that_others_use() -> None:
     assert seen(both, "gpu 1").level == "ok"
 
 
-def test_an_old_card_and_one_of_which_little_is_known() -> None:
+def test_an_old_gpu_and_one_of_which_little_is_known() -> None:
     assert "bfloat16" in seen(facts_of(T4), "gpu 0").what
     assert seen(facts_of(dataclasses.replace(H200, free=None)), "gpu 0").what == "NVIDIA H200, sm_90, 140.0 GiB"
 
 
-def test_a_torch_for_other_cards_is_not_judged() -> None:
-    amd = Torch("2.13.0+rocm7", hip=True, archs=("gfx942",), cards=(dataclasses.replace(H200, name="MI300X"),))
+def test_a_torch_for_other_gpus_is_not_judged() -> None:
+    amd = Torch("2.13.0+rocm7", hip=True, archs=("gfx942",), gpus=(dataclasses.replace(H200, name="MI300X"),))
     assert seen(facts_of(torch=amd, driver=None), "gpu").level == "note"
     assert not [finding for finding in examine(facts_of(torch=amd, driver=None), Wanted()) if finding.check == "driver"]

@@ -137,10 +137,10 @@ def test_a_damaged_drawing_says_what_the_whole_one_says_or_nothing(text: str, da
 
 
 def machine_with(text: str, count: int, *, order: Sequence[int] = (), visible: str | None = None) -> Facts:
-    """Cards of a drawing; `order` are those that torch sees, by nvidia-smi's numbers."""
-    cards = tuple(dataclasses.replace(H200, index=place, uuid=f"u{place}") for place in range(count))
-    shown = [dataclasses.replace(cards[number], index=place) for place, number in enumerate(order or range(count))]
-    return facts_of(*shown, driver=Driver("580", (13, 0), cards, links=parse_links(text)), visible=visible)
+    """GPUs of a drawing; `order` are those that torch sees, by nvidia-smi's numbers."""
+    gpus = tuple(dataclasses.replace(H200, index=place, uuid=f"u{place}") for place in range(count))
+    shown = [dataclasses.replace(gpus[number], index=place) for place, number in enumerate(order or range(count))]
+    return facts_of(*shown, driver=Driver("580", (13, 0), gpus, links=parse_links(text)), visible=visible)
 
 
 def on_links(facts: Facts) -> Finding:
@@ -164,7 +164,7 @@ def test_what_is_said_of_links(text: str, count: int, level: str, said: str, com
     assert finding.commands == ((f"export CUDA_VISIBLE_DEVICES={command}",) if command else ())
 
 
-def test_links_are_between_the_cards_that_torch_sees_in_its_order() -> None:
+def test_links_are_between_the_gpus_that_torch_sees_in_its_order() -> None:
     finding = on_links(machine_with(THREE_A6000, 3, order=(2, 1, 0), visible="2,1,0"))
     assert "NVLink between cuda:1 and cuda:2 only" in finding.what
     assert finding.commands == ("export CUDA_VISIBLE_DEVICES=1,0",)
@@ -181,14 +181,14 @@ def test_nothing_is_said_where_the_links_are_not_known() -> None:
     assert said(machine_with(TWO_5090, 3)) == ["nccl"]  # one of which the drawing knows nothing
     assert said(dataclasses.replace(machine_with(TWO_5090, 2), driver=None)) == ["nccl"]
     facts = machine_with(TWO_5090, 2)
-    nameless = tuple(dataclasses.replace(card, uuid="") for card in facts.torch.cards)
-    assert said(dataclasses.replace(facts, torch=dataclasses.replace(facts.torch, cards=nameless))) == ["nccl"]
+    nameless = tuple(dataclasses.replace(gpu, uuid="") for gpu in facts.torch.gpus)
+    assert said(dataclasses.replace(facts, torch=dataclasses.replace(facts.torch, gpus=nameless))) == ["nccl"]
 
 
 def test_several_gpus_need_nccl_and_are_as_fast_as_the_slowest() -> None:
     assert seen(machine_with(EIGHT_H100, 8), "nccl").what == "NCCL 2.27.5 comes with torch"
-    cards: tuple[GpuInfo, ...] = (H200, dataclasses.replace(RTX_5090, index=1))
-    finding = on_links(facts_of(*cards))
+    gpus: tuple[GpuInfo, ...] = (H200, dataclasses.replace(RTX_5090, index=1))
+    finding = on_links(facts_of(*gpus))
     assert finding.level == "note"
     assert "unlike (NVIDIA H200, NVIDIA GeForce RTX 5090)" in finding.what
 
@@ -203,9 +203,7 @@ def test_shared_memory_that_others_fill_is_too_little_for_several_gpus() -> None
     assert seen(both, "shared memory").level == "ok"
 
 
-def test_the_drawing_is_asked_for_where_there_are_several_cards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_drawing_is_asked_for_where_there_are_several_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "drawing").write_text(EIGHT_H100)
     rows = "".join(f"{one}, GPU-{one}, NVIDIA H100, 9.0, 81559, 81000, 4, 580.82.07\\n" for one in range(8))
     script = f'#!/bin/sh\ncase "$1" in topo) cat {tmp_path}/drawing;; *query-gpu*) printf "{rows}";; esac\n'

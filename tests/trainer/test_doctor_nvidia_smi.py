@@ -1,4 +1,4 @@
-"""What nvidia-smi prints, of cards that are well and of cards that are not."""
+"""What nvidia-smi prints, of GPUs that are well and of GPUs that are not."""
 
 import dataclasses
 import os
@@ -44,14 +44,14 @@ def smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 def test_what_nvidia_smi_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi(tmp_path, monkeypatch, SMI)
     driver = nvidia_smi.nvidia_driver((13, 0))
-    first, second = driver.cards
+    first, second = driver.gpus
     assert (driver.version, driver.cuda, driver.error) == ("580.82.07", (13, 0), "")
     assert (first.capability, first.free, first.uuid) == ((9, 0), 20000 * 2**20, "a")
     assert (first.used, second.used) == (123158 * 2**20, None)  # the driver keeps some for itself
     assert first.processes == (Process(4711, "python3", 123000 * 2**20),)
     assert (second.capability, second.free, second.memory) == (None, None, 100 * 2**20)
-    used = probe.with_use(Torch("2.13.0", cards=(dataclasses.replace(H200, free=None),)), driver)
-    assert (used.cards[0].free, used.cards[0].processes) == (first.free, first.processes)
+    used = probe.with_use(Torch("2.13.0", gpus=(dataclasses.replace(H200, free=None),)), driver)
+    assert (used.gpus[0].free, used.gpus[0].processes) == (first.free, first.processes)
 
 
 def test_an_nvidia_smi_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,34 +65,34 @@ UNABLE = "Unable to determine the device handle for GPU 0000:65:00.0: Unknown Er
 
 def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str, uses: bytes = b"", code: int = 0) -> Driver:
     """The driver, where nvidia-smi prints this."""
-    (folder / "cards").write_text("".join(f"{line}\n" for line in lines))
+    (folder / "gpus").write_text("".join(f"{line}\n" for line in lines))
     (folder / "uses").write_bytes(uses)
-    script = f'#!/bin/sh\ncase "$1" in *query-gpu*) cat {folder}/cards; exit {code};; *) cat {folder}/uses;; esac\n'
+    script = f'#!/bin/sh\ncase "$1" in *query-gpu*) cat {folder}/gpus; exit {code};; *) cat {folder}/uses;; esac\n'
     smi(folder, monkeypatch, script)
     driver = nvidia_smi.nvidia_driver((13, 0))
     assert driver is not None
     return driver
 
 
-def of_driver(driver: Driver, *cards: object, wanted: Wanted = Wanted()) -> list[Finding]:  # noqa: B008  # frozen
-    facts = facts_of(H200, driver=driver) if cards else facts_of(driver=driver)
+def of_driver(driver: Driver, *gpus: object, wanted: Wanted = Wanted()) -> list[Finding]:  # noqa: B008  # frozen
+    facts = facts_of(H200, driver=driver) if gpus else facts_of(driver=driver)
     return [finding for finding in examine(facts, wanted) if finding.check == "driver" and finding.level != "ok"]
 
 
 @pytest.mark.parametrize("code", [0, 6])
 @pytest.mark.parametrize("line", ["No devices were found", UNABLE])
-def test_a_sentence_in_place_of_the_cards_is_the_error(
+def test_a_sentence_in_place_of_the_gpus_is_the_error(
     line: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = asked(tmp_path, monkeypatch, line, code=code)
-    assert (driver.error, driver.cards) == (f"nvidia-smi: {line}", ())
+    assert (driver.error, driver.gpus) == (f"nvidia-smi: {line}", ())
     [finding] = of_driver(driver)
     assert (finding.level, line in finding.what) == ("error", True)
     assert present_gpu("auto") is None
 
 
 def test_nothing_at_all_is_an_error_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert asked(tmp_path, monkeypatch).error == "nvidia-smi: it names no card"
+    assert asked(tmp_path, monkeypatch).error == "nvidia-smi: it names no GPU"
     assert asked(tmp_path, monkeypatch, code=9).error == "nvidia-smi: it ended with code 9"
 
 
@@ -100,12 +100,12 @@ def test_nothing_at_all_is_an_error_too(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "line", [UNABLE, "1, GPU-b, NVIDIA H200, 9.0, [GPU is lost], [GPU is lost], [GPU is lost], 580.82.07", "1, GPU-b"]
 )
-def test_a_card_that_failed_is_a_finding_and_the_healthy_one_stays(
+def test_a_gpu_that_failed_is_a_finding_and_the_healthy_one_stays(
     line: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = asked(tmp_path, monkeypatch, HEALTHY, line, code=code)
     assert (driver.version, driver.error, driver.unread) == ("580.82.07", "", (line,))
-    assert [(card.uuid, card.free) for card in driver.cards] == [("a", 143000 * 2**20)]
+    assert [(gpu.uuid, gpu.free) for gpu in driver.gpus] == [("a", 143000 * 2**20)]
     found = present_gpu("auto")
     assert found is not None
     assert found.name == "NVIDIA H200"
@@ -115,13 +115,13 @@ def test_a_card_that_failed_is_a_finding_and_the_healthy_one_stays(
     assert [finding.level for finding in of_driver(driver, wanted=Wanted(device="cpu"))] == ["note"]
 
 
-def test_an_exit_code_is_not_the_healthy_cards_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exit_code_is_not_the_healthy_gpus_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = asked(tmp_path, monkeypatch, HEALTHY, code=15)
     assert (driver.error, driver.unread) == ("", ("it ended with code 15",))
     assert HEALTHY not in repr(of_driver(driver))
 
 
-def test_in_a_container_a_card_that_failed_is_no_card_that_was_not_given() -> None:
+def test_in_a_container_a_gpu_that_failed_is_no_gpu_that_was_not_given() -> None:
     def commands(error: str) -> tuple[str, ...]:
         facts = facts_of(driver=Driver(error=f"nvidia-smi: {error}"), machine=machine(container=True))
         return next(finding for finding in examine(facts, Wanted()) if finding.check == "driver").commands
@@ -135,18 +135,18 @@ def test_a_short_row_of_a_process_is_told_and_what_is_not_known_is_not(
 ) -> None:
     uses = b"GPU-a, 4711\n[N/A]\nNo running processes found\nGPU-a, 7, 5, /bin/a, b\n"
     driver = asked(tmp_path, monkeypatch, HEALTHY, uses=uses)
-    assert driver.cards[0].processes == (Process(7, "a, b", 5 * 2**20),)
+    assert driver.gpus[0].processes == (Process(7, "a, b", 5 * 2**20),)
     [finding] = of_driver(driver, H200)
     assert (finding.level, "GPU-a, 4711" in finding.what, "N/A" in finding.what) == ("note", True, False)
 
 
 def test_a_name_that_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = asked(tmp_path, monkeypatch, HEALTHY, uses=b"GPU-a, 7, 5, /bin/\xff\xfe\x1b[31mn\xb2\n")
-    [process] = driver.cards[0].processes
+    [process] = driver.gpus[0].processes
     assert process.pid == 7
     assert process.name.isprintable()
     superscript = asked(tmp_path, monkeypatch, HEALTHY.replace("143000", "\u00b2"))
-    assert superscript.cards[0].free is None
+    assert superscript.gpus[0].free is None
 
 
 def test_many_lines_are_cut_short() -> None:
@@ -169,7 +169,7 @@ def test_whatever_goes_wrong_before_a_run_does_not_stop_it(monkeypatch: pytest.M
 
     monkeypatch.setattr(advice, "present_gpu", fail)
     assert advice.warning(config_of()) is None
-    monkeypatch.setattr(advice, "present_gpu", lambda _: target.TargetGpu("a small card", 2**29, None))
+    monkeypatch.setattr(advice, "present_gpu", lambda _: target.TargetGpu("a small GPU", 2**29, None))
     assert advice.warning(config_of()) is not None
     monkeypatch.setattr(advice, "find_spec", fail)
     assert advice.warning(config_of()) is None

@@ -77,17 +77,17 @@ def test_a_server_that_speaks_http_at_all_can_be_reached(
         server.join()
 
 
-def test_cards_as_torch_describes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, total_memory=140 * GIB, uuid="GPU-a")
+def test_gpus_as_torch_describes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, total_memory=140 * GIB, uuid="GPU-a")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
     said: dict[str, object] = {"version": "2.13.0+cu130", "cuda": "13.0", "driver_cuda": [13, 1]}
     torch_probe._cuda(said)
     read, driver_cuda = probe.torch_and_driver_cuda(json.loads(json.dumps(said)))
-    assert (read.cards[1].index, driver_cuda) == (1, (13, 1))
-    assert read.cards[0] == dataclasses.replace(H200, free=None)
+    assert (read.gpus[1].index, driver_cuda) == (1, (13, 1))
+    assert read.gpus[0] == dataclasses.replace(H200, free=None)
 
 
 def test_the_first_cause_is_told() -> None:

@@ -185,9 +185,9 @@ def test_shared_memory_and_open_files_of_a_node() -> None:
 def test_gpus_that_ray_does_not_count() -> None:
     finding = only(with_ray(dataclasses.replace(NODE, gpus=4, gpus_free=4)))
     assert (finding.level, finding.commands[-1]) == ("warning", "ray start --head --num-gpus=8")
-    few = dataclasses.replace(OTHER, inside=inside(cards=("NVIDIA H200",)))
+    few = dataclasses.replace(OTHER, inside=inside(gpus=("NVIDIA H200",)))
     assert only(with_ray(NODE, few)).level == "error"
-    assert bad(of_two(cards=None)) == []
+    assert bad(of_two(gpus=None)) == []
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_gpus_that_ray_does_not_count() -> None:
         ({"directory": "other"}, "error", "/data/runs is another one on 10.0.0.2"),
         ({"directory": "unwritable"}, "error", "/data/runs cannot be written on 10.0.0.2"),
         ({"model": False}, "error", "the tiny model is not on 10.0.0.2"),
-        ({"cards": ("NVIDIA A100",) * 8}, "note", "NVIDIA H200 on 10.0.0.1; NVIDIA A100 on 10.0.0.2"),
+        ({"gpus": ("NVIDIA A100",) * 8}, "note", "NVIDIA H200 on 10.0.0.1; NVIDIA A100 on 10.0.0.2"),
         ({"environment": {"NCCL_IB_DISABLE": "1"}}, "warning", "NCCL_IB_DISABLE: not set on 10.0.0.1; 1 on 10.0.0.2"),
         ({"environment": {"NCCL_SOCKET_IFNAME": "eth"}}, "warning", "NCCL_SOCKET_IFNAME: not set on 10.0.0.1; eth on"),
         ({"environment": {"HF_HOME": "/local"}}, "none", ""),
@@ -222,7 +222,7 @@ def test_vllm_is_missed_where_it_would_generate() -> None:
     wanted = Wanted(address=ADDRESS, engine="vllm")
     there = inside(packages=VERSIONS | {"vllm": "0.25.1"})
     both = [dataclasses.replace(node, inside=there) for node in (NODE, OTHER)]
-    head = dataclasses.replace(NODE, gpus=0, gpus_free=0, inside=inside(cards=None))
+    head = dataclasses.replace(NODE, gpus=0, gpus_free=0, inside=inside(gpus=None))
     packages = (Package("transformers", "5.23.0"), Package("vllm", "0.25.1"))
     for nodes, missed in ((both, ""), ([head, both[1]], ""), ([both[0], OTHER], "not installed on 10.0.0.2")):
         found = [f for f in bad(with_ray(*nodes, packages=packages), wanted) if f.check == "vllm"]

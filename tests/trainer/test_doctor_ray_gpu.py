@@ -28,7 +28,7 @@ def of_one_node(directory: str) -> Ray:
         cluster.shutdown()
 
 
-def test_the_cards_of_a_node(tmp_path: Path) -> None:
+def test_the_gpus_of_a_node(tmp_path: Path) -> None:
     count = torch.cuda.device_count()
     ray = apart(of_one_node, tmp_path, str(tmp_path))
     print(ray)
@@ -37,8 +37,8 @@ def test_the_cards_of_a_node(tmp_path: Path) -> None:
     assert (node.error, node.gpus, node.gpus_free) == ("", count, count)
     assert node.inside is not None
     # All of the driver's, though the task that asked was given none.
-    assert node.inside.cards is not None
-    assert {torch.cuda.get_device_name(place) for place in range(count)} <= set(node.inside.cards)
+    assert node.inside.gpus is not None
+    assert {torch.cuda.get_device_name(place) for place in range(count)} <= set(node.inside.gpus)
     assert node.inside.packages["torch"] == metadata.version("torch")
     for gpus, level in ((count, "ok"), (count + 1, "error")):
         wanted = Wanted(address=ray.address, places=Places(gpus, 0, 1, 1))

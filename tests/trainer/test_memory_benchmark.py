@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import memory as memory_benchmark
 from tinyzero_trainer.estimate import constants
-from tinyzero_trainer.estimate.constants import GIB
+from tinyzero_trainer.hardware.gpu import GIB
 
 
 def test_the_benchmark_tells_the_phases_apart() -> None:

@@ -22,9 +22,9 @@ from tinyzero_trainer.config.compose import resolve
 from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, PRESET_FILE, preset_content
 from tinyzero_trainer.config.sft import SftConfig, TinyShape
 from tinyzero_trainer.controller import loop
-from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.fit import setting
 from tinyzero_trainer.hardware import gpu_seen
+from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.hardware.gpu_seen import sees_gpu
 from tinyzero_trainer.plan import advice
 from tinyzero_trainer.plan.target_gpu import TargetGpu

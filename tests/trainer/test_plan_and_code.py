@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor
 
-from tests.trainer.planned import GRPO, HALF_B, SHAPES, config_of
+from tests.trainer.planned import GRPO, HALF_B, SPECS, config_of
 from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import OptimizerConfig, TrainConfig
 from tinyzero_trainer.config.compiling import COMPILED_FROM, compiles
@@ -21,18 +21,18 @@ from tinyzero_trainer.distributed import fsdp as sharding
 from tinyzero_trainer.distributed.fsdp import FsdpOptions
 from tinyzero_trainer.distributed.groups import ALONE
 from tinyzero_trainer.estimate import constants
-from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.engine_buffers import drawing_bytes
 from tinyzero_trainer.estimate.engine_memory import engine_of, needed_by_vllm
 from tinyzero_trainer.estimate.fit import predict_within, settle, usable, with_settings
 from tinyzero_trainer.estimate.memory import Memory, Part, Phase, _Step, predict_memory
 from tinyzero_trainer.estimate.speed import predict_speed
 from tinyzero_trainer.estimate.workload import workload_of
+from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
 from tinyzero_trainer.models import fused_logprobs as head
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
-from tinyzero_trainer.plan.search import make_plan
+from tinyzero_trainer.plan.plan import make_plan
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.rollout.vllm.engine_args import sequences_at_a_time
@@ -58,9 +58,9 @@ def sizes_of(phase: Phase, what: str) -> dict[str, int]:
 # ---- the update ------------------------------------------------------------------------------------------------------
 
 
-def moments_of_update(shape: ModelSpec, config: TrainConfig, prompt_tokens: int) -> list[list[Part]]:
+def moments_of_update(spec: ModelSpec, config: TrainConfig, prompt_tokens: int) -> list[list[Part]]:
     work = workload_of(config, prompt_tokens)
-    return _Step(shape, config, work, engine_of(shape, config, work))._update("policy")
+    return _Step(spec, config, work, engine_of(spec, config, work))._update("policy")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -68,15 +68,15 @@ def moments_of_update(shape: ModelSpec, config: TrainConfig, prompt_tokens: int)
 @pytest.mark.parametrize(("estimator", "models"), [("k3", 1), ("exact", 2)])
 def test_logits_are_the_chunk_that_the_head_makes(dtype: torch.dtype, budget: int, estimator: str, models: int) -> None:
     """Of one model, or with `exact` of both together, in the type that is computed in."""
-    shape = SHAPES[HALF_B]
+    spec = SPECS[HALF_B]
     words = (f"optimizer.micro_batch_tokens={budget}", f"model.dtype={str(dtype).removeprefix('torch.')}")
     kl = ("algorithm.kl_coefficient=0.1", f"algorithm.kl_estimator={estimator}")
     moments = moments_of_update(
-        shape, config_of(*words, *kl, "rollout.max_completion_tokens=64", "data.prompts_per_step=128"), 64
+        spec, config_of(*words, *kl, "rollout.max_completion_tokens=64", "data.prompts_per_step=128"), 64
     )
-    rows = min(budget // 2, head._rows(torch.empty(0, dtype=dtype), models * shape.vocabulary, None))
+    rows = min(budget // 2, head._rows(torch.empty(0, dtype=dtype), models * spec.vocabulary, None))
     assert (rows == 64) == (budget == 128)
-    chunk = models * rows * shape.vocabulary * dtype.itemsize
+    chunk = models * rows * spec.vocabulary * dtype.itemsize
     [own] = [part.size for moment in moments for part in moment if (part.role, part.what) == ("policy", "logits")]
     [reference] = [
         part.size for moment in moments for part in moment if (part.role, part.what) == ("reference", "logits")
@@ -88,7 +88,7 @@ def test_logits_are_the_chunk_that_the_head_makes(dtype: torch.dtype, budget: in
 def test_an_exact_kl_takes_no_more_than_one_of_the_sampled_token() -> None:
     words = ("algorithm.kl_coefficient=0.1", *GRPO)
     sampled, exact = (
-        predict_memory(SHAPES[HALF_B], config_of(*words, f"algorithm.kl_estimator={name}")) for name in ("k3", "exact")
+        predict_memory(SPECS[HALF_B], config_of(*words, f"algorithm.kl_estimator={name}")) for name in ("k3", "exact")
     )
     assert exact.peak == sampled.peak
 
@@ -105,16 +105,16 @@ def test_the_references_embedding_and_head_stay_beside_the_policys_update(toy_mo
             }  # fmt: skip
     assert {name for name in gathered if "layers" in name} == set()
     assert {"model.embed_tokens.weight", "lm_head.weight"} <= gathered
-    shape = SHAPES["Qwen/Qwen2.5-7B"]
-    for moment in moments_of_update(shape, config_of("algorithm.kl_coefficient=0.1", model=shape.name), 64):
+    spec = SPECS["Qwen/Qwen2.5-7B"]
+    for moment in moments_of_update(spec, config_of("algorithm.kl_coefficient=0.1", model=spec.name), 64):
         [planned] = [part.size for part in moment if (part.role, part.what) == ("reference", "weights at work")]
-        assert planned >= 2 * shape.embeddings
+        assert planned >= 2 * spec.embeddings
 
 
 def test_a_reference_below_an_adapter_takes_its_weights_once() -> None:
     words = ("lora.rank=8", "rollout.max_completion_tokens=1024", "optimizer.micro_batch_tokens=2048")
     alone, with_kl = (
-        phase_of(predict_memory(SHAPES[HALF_B], config_of(*words, *more)), "update_actor")
+        phase_of(predict_memory(SPECS[HALF_B], config_of(*words, *more)), "update_actor")
         for more in ((), ("algorithm.kl_coefficient=0.1",))
     )
     assert not with_kl.of("reference")
@@ -155,7 +155,7 @@ def test_every_epoch_takes_as_long(offload: str | None, phase: str) -> None:
     config = config_of("algorithm.advantage_estimator=gae", "algorithm.kl_coefficient=0.1", *GRPO)
     once, thrice = (
         predict_speed(
-            SHAPES[HALF_B],
+            SPECS[HALF_B],
             with_settings(config, {"optimizer.update_epochs": count, "memory.cpu_offload": offload}),
             H200,
         ).seconds[phase]
@@ -245,30 +245,30 @@ def test_a_step_of_the_torch_engine_takes_what_it_reckons_with(
     words: tuple[str, ...], params: SamplingParams, toy_model: LanguageModel
 ) -> None:
     config = config_of(*words, "rollout.max_completion_tokens=24", *GRPO)  # 256 completions
-    shape, engine = shape_like(toy_model.model), engine_for(toy_model.model, torch.bfloat16, params, 32, 8)
-    planned = engine_of(shape, config, workload_of(config, 40)).awake["a step"]
+    spec, engine = shape_like(toy_model.model), engine_for(toy_model.model, torch.bfloat16, params, 32, 8)
+    planned = engine_of(spec, config, workload_of(config, 40)).awake["a step"]
     assert planned == 256 * (engine._sequence_bytes(64, 24) - engine._model.cache_bytes(64) - 12 * 24)
 
 
 def test_prompts_are_read_once_for_all_their_samples() -> None:
     config = config_of("eval.num_problems=8", *GRPO)
-    few, many = (engine_of(SHAPES[HALF_B], config, workload_of(config, tokens)).awake for tokens in (100, 2000))
+    few, many = (engine_of(SPECS[HALF_B], config, workload_of(config, tokens)).awake for tokens in (100, 2000))
     assert few["reading prompts"] / many["reading prompts"] == pytest.approx(32 * 100 / 32_768)
 
 
 def test_the_torch_engine_gives_its_memory_back_where_memory_is_to_be_saved() -> None:
     config = config_of("memory.cpu_offload=idle", "rollout.max_completion_tokens=1024", *GRPO)
-    assert not phase_of(predict_within(SHAPES[HALF_B], config, 140 * GIB), "update_actor").of("rollout")
+    assert not phase_of(predict_within(SPECS[HALF_B], config, 140 * GIB), "update_actor").of("rollout")
 
 
 @pytest.mark.parametrize(("size", "words"), [(1024, "evaluations are"), (8, "completions are")])
 def test_who_is_generated_in_more_rounds(size: int, words: str) -> None:
     config = config_of(f"eval.num_problems={size}", "rollout.max_completion_tokens=1024", *GRPO)  # 256 completions
-    weights = SHAPES[HALF_B].parameters * (18 if size > 256 else 6)
+    weights = SPECS[HALF_B].parameters * (18 if size > 256 else 6)
     config = with_settings(config, {"memory.cpu_offload": None if size > 256 else "idle"})
     limit = int(weights + (7 if size > 256 else 3.5) * GIB)
-    found = make_plan(SHAPES[HALF_B], config, int(limit / (1 - constants.MARGIN)))
-    [costs] = [change.costs for change in found.changes if change.key == "rollout.max_num_seqs"]
+    found = make_plan(SPECS[HALF_B], config, int(limit / (1 - constants.MARGIN)))
+    [costs] = [change.trade_off for change in found.changes if change.key == "rollout.max_num_seqs"]
     assert costs.startswith(words)
 
 
@@ -276,8 +276,7 @@ def test_who_is_generated_in_more_rounds(size: int, words: str) -> None:
 def test_numbers_twice_as_large_take_longer_to_read(engine: str) -> None:
     config = config_of(f"rollout.engine={engine}", "rollout.max_num_seqs=8", *GRPO)  # few, so that reading counts
     half, whole = (
-        predict_speed(SHAPES[HALF_B], with_settings(config, {"model.dtype": name}), H200)
-        for name in ("auto", "float32")
+        predict_speed(SPECS[HALF_B], with_settings(config, {"model.dtype": name}), H200) for name in ("auto", "float32")
     )
     assert half.rollout > whole.rollout > half.rollout / 2
 
@@ -291,24 +290,24 @@ def test_greedy_completions_of_remax_are_generated_too(engine: str, toy_model: L
         "eval.num_problems=8",
         *GRPO,
     )
-    shape = shape_like(toy_model.model)
+    spec = shape_like(toy_model.model)
     plain, remax = (config_of(*words, f"algorithm.advantage_estimator={name}") for name in ("grpo", "remax"))
-    seconds = predict_speed(shape, remax, H200).seconds
-    assert seconds.keys() - {"reward"} == {phase.name for phase in predict_memory(shape, remax).phases}
-    assert 0 < seconds["gen_greedy"] < seconds["gen"] == predict_speed(shape, plain, H200).seconds["gen"]
+    seconds = predict_speed(spec, remax, H200).seconds
+    assert seconds.keys() - {"reward"} == {phase.name for phase in predict_memory(spec, remax).phases}
+    assert 0 < seconds["gen_greedy"] < seconds["gen"] == predict_speed(spec, plain, H200).seconds["gen"]
     if engine == "torch":
         many = with_settings(remax, {"rollout.group_size": 1})  # as many as those that are drawn
-        step = engine_of(shape, many, workload_of(many)).awake["a step"]
-        assert step == 32 * (drawing_bytes(2, by_kernel=False, greedy=True) * shape.vocabulary + 16 * shape.mlp)
+        step = engine_of(spec, many, workload_of(many)).awake["a step"]
+        assert step == 32 * (drawing_bytes(2, by_kernel=False, greedy=True) * spec.vocabulary + 16 * spec.mlp)
 
 
 def test_vllm_has_weights_and_cache_in_the_type_that_is_computed_in() -> None:
-    config, shape = config_of("rollout.engine=vllm", *GRPO), SHAPES[HALF_B]
+    config, spec = config_of("rollout.engine=vllm", *GRPO), SPECS[HALF_B]
     work = workload_of(config, 100)
     half, whole = (
-        needed_by_vllm(shape, with_settings(config, {"model.dtype": name}), work) for name in ("auto", "float32")
+        needed_by_vllm(spec, with_settings(config, {"model.dtype": name}), work) for name in ("auto", "float32")
     )
-    assert whole - half == 2 * (shape.parameters + work.completions * (work.sequence + 16) * shape.cache_numbers)
+    assert whole - half == 2 * (spec.parameters + work.completions * (work.sequence + 16) * spec.cache_numbers)
 
 
 @pytest.mark.parametrize(
@@ -373,9 +372,9 @@ LARGE = (
 def test_peaks_as_the_driver_counted_them(
     words: tuple[str, ...], recipe: str | None, model: str, prompt: int, measured: float
 ) -> None:
-    shape, limit = SHAPES[model], usable(140 * GIB)
-    config = settle(shape, config_of(*words, recipe=recipe, model=model), limit, prompt)
-    memory = predict_within(shape, config, limit, prompt)
+    spec, limit = SPECS[model], usable(140 * GIB)
+    config = settle(spec, config_of(*words, recipe=recipe, model=model), limit, prompt)
+    memory = predict_within(spec, config, limit, prompt)
     assert memory.worst.name == "update_actor"
     assert memory.peak == pytest.approx(measured, rel=0.1)
 
@@ -414,11 +413,11 @@ def test_what_is_tried_out_is_no_more_than_a_step_has(
 
 
 def test_an_engine_without_cuda_graphs_asks_for_no_room() -> None:
-    """It takes 512 sequences at a time on any card, so that fewer have to be asked for."""
-    shape = replace(SHAPES["Qwen/Qwen2.5-1.5B"], graphs=False)
-    config = config_of("data.prompts_per_step=128", "rollout.max_completion_tokens=1024", model=shape.name)
-    roomy, tight = (make_plan(shape, config, gib * GIB) for gib in (300, 32))
+    """It takes 512 sequences at a time on any GPU, so that fewer have to be asked for."""
+    spec = replace(SPECS["Qwen/Qwen2.5-1.5B"], graphs=False)
+    config = config_of("data.prompts_per_step=128", "rollout.max_completion_tokens=1024", model=spec.name)
+    roomy, tight = (make_plan(spec, config, gib * GIB) for gib in (300, 32))
     assert roomy.config.rollout.max_num_seqs == 512
-    assert tight.wanted.peak > tight.limit
+    assert tight.requested.peak > tight.limit
     assert tight.fits
     assert (tight.config.rollout.max_num_seqs or 0) < 512

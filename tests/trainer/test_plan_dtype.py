@@ -1,4 +1,4 @@
-"""`model.dtype=auto` on cards with bfloat16 and without: run and plan mean the same by it. Cards are made up."""
+"""`model.dtype=auto` on GPUs with bfloat16 and without: run and plan mean the same by it. GPUs are made up."""
 
 from types import SimpleNamespace
 
@@ -7,14 +7,13 @@ import torch
 
 from tests.trainer.configurations import call
 from tests.trainer.machines import T4, facts_of, seen
-from tests.trainer.planned import GRPO, HALF_B, SHAPES, config_of
-from tests.trainer.test_plan_cards import cards_here
+from tests.trainer.planned import GRPO, HALF_B, SPECS, config_of
+from tests.trainer.test_plan_gpus import gpus_here
 from tinyzero_trainer.cli.plan_report import plan_for
 from tinyzero_trainer.distributed.fsdp import compute_dtype
-from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.estimate.speed import predict_speed
-from tinyzero_trainer.hardware.gpu import GpuInfo
+from tinyzero_trainer.hardware.gpu import GIB, GpuInfo
 from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec, has_bfloat16, known_gpus
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.plan import advice
@@ -25,13 +24,13 @@ CAPABILITIES = [(6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0),
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], memory: int = 24 * GIB) -> torch.device:
-    """Torch with a card that it has not."""
+    """Torch with a GPU that it has not."""
     major, minor = capability
-    card = SimpleNamespace(major=major, minor=minor, total_memory=memory, name="made up")
+    gpu = SimpleNamespace(major=major, minor=minor, total_memory=memory, name="made up")
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: card)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: gpu)
     return torch.device("cuda")
 
 
@@ -42,52 +41,54 @@ def test_the_run_and_the_plan_mean_the_same(
 ) -> None:
     run = str(compute_dtype(name, pretend(monkeypatch, capability))).removeprefix("torch.")
     here = GpuInfo(0, "Made up", capability, 24 * GIB, uuid="a")
-    cards_here(monkeypatch, [here], [here])
+    gpus_here(monkeypatch, [here], [here])
     target = present_gpu("auto")
     assert target is not None
     planned = on_gpu(config_of(f"model.dtype={name}"), target).model.dtype
     assert {"auto": "bfloat16"}.get(planned, planned) == run
 
 
-def test_what_a_card_is_called_tells_it_where_its_capability_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [card.name for card in known_gpus() if not card.bfloat16] == ["V100 32GB", "V100", "T4"]
+def test_what_a_gpu_is_called_tells_it_where_its_capability_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [gpu.name for gpu in known_gpus() if not gpu.bfloat16] == ["V100 32GB", "V100", "T4"]
     assert not choose_target("T4", None, "auto").bfloat16
     assert choose_target("L4", None, "auto").bfloat16
     here = GpuInfo(0, "Tesla V100-SXM2-16GB", None, 16 * GIB, uuid="a")
-    cards_here(monkeypatch, [here], None)
+    gpus_here(monkeypatch, [here], None)
     assert not choose_target(None, None, "auto").bfloat16
-    assert not choose_target(None, "16GB", "auto").bfloat16  # the speed is that of the card that is here, too
+    assert not choose_target(None, "16GB", "auto").bfloat16  # the speed is that of the GPU that is here, too
     assert has_bfloat16(None, None)
 
 
 def test_memory_and_time_are_those_of_float32(capsys: pytest.CaptureFixture[str]) -> None:
-    config, shape, t4 = config_of(*GRPO), SHAPES[HALF_B], choose_target("T4", "80GB", "auto")
-    auto, asked = (plan_for(shape, one, t4) for one in (config, with_settings(config, {"model.dtype": "float32"})))
+    config, spec, t4 = config_of(*GRPO), SPECS[HALF_B], choose_target("T4", "80GB", "auto")
+    auto, asked = (plan_for(spec, one, t4) for one in (config, with_settings(config, {"model.dtype": "float32"})))
     assert auto == asked
-    assert auto.plan.wanted.peak > 1.3 * plan_for(shape, config, choose_target("L4", "80GB", "auto")).plan.wanted.peak
+    assert (
+        auto.plan.requested.peak > 1.3 * plan_for(spec, config, choose_target("L4", "80GB", "auto")).plan.requested.peak
+    )
     assert not any(change.key == "model.dtype" for change in auto.plan.changes)
-    card = find_gpu_spec("A100")
-    assert card is not None
+    gpu = find_gpu_spec("A100")
+    assert gpu is not None
     half, whole = (
-        predict_speed(shape, with_settings(config, {"model.dtype": name}), card) for name in ("auto", "float32")
+        predict_speed(spec, with_settings(config, {"model.dtype": name}), gpu) for name in ("auto", "float32")
     )
     assert whole.seconds["update_actor"] == pytest.approx(312 / 19.5 * half.seconds["update_actor"])
     out = call(capsys, "plan", "--model", HALF_B, "--gpu", "T4")[1]
-    assert "computed in float32 (model.dtype), since T4 has no bfloat16" in out
+    assert "computed in float32 (model.dtype), because T4 has no bfloat16" in out
     assert "float32" not in call(capsys, "plan", "--model", HALF_B, "--gpu", "L4")[1]
 
 
 def test_the_warning_and_the_words_after_out_of_memory_count_it_too() -> None:
-    config, shape = config_of(*GRPO, "rollout.max_completion_tokens=256", "rollout.max_num_seqs=64"), SHAPES[HALF_B]
+    config, spec = config_of(*GRPO, "rollout.max_completion_tokens=256", "rollout.max_num_seqs=64"), SPECS[HALF_B]
     peaks = [
-        plan_for(shape, config, TargetGpu("a card", 100 * GIB, None, bfloat16=has)).plan.wanted.peak for has in (1, 0)
+        plan_for(spec, config, TargetGpu("a GPU", 100 * GIB, None, bfloat16=has)).plan.requested.peak for has in (1, 0)
     ]
     between = sum(peaks) // 2
-    assert advice.warning_for(shape, config, TargetGpu("a card", between, None)) is None
-    assert advice.warning_for(shape, config, TargetGpu("a card", between, None, bfloat16=False)) is not None
-    old = TargetGpu("a card", int(between / 0.9), None, bfloat16=False)
+    assert advice.warning_for(spec, config, TargetGpu("a GPU", between, None)) is None
+    assert advice.warning_for(spec, config, TargetGpu("a GPU", between, None, bfloat16=False)) is not None
+    old = TargetGpu("a GPU", int(between / 0.9), None, bfloat16=False)
     words = advice.after_out_of_memory(config, ["update_actor"], old)
-    assert plan_for(shape, config_of(*GRPO, "rollout.max_completion_tokens=256", *words.split()), old).plan.fits
+    assert plan_for(spec, config_of(*GRPO, "rollout.max_completion_tokens=256", *words.split()), old).plan.fits
 
 
 def test_vllm_gets_memory_for_the_type_that_it_computes_in(

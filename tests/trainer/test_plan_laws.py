@@ -12,7 +12,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from tests.trainer.planned import COMMON, MODELS, SETTINGS, SHAPES, config_of
+from tests.trainer.planned import COMMON, MODELS, SETTINGS, SPECS, config_of
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.fit import with_settings
@@ -55,15 +55,13 @@ def kept_for_backward(layers: int, tokens: int, *, compiled: bool) -> int:
 def test_activations_of_a_layer_are_what_autograd_keeps(compiled: bool) -> None:
     tokens = 256
     measured = (kept_for_backward(5, tokens, compiled=compiled) - kept_for_backward(3, tokens, compiled=compiled)) / 2
-    shape = ModelSpec(
-        "m", 0, hidden=64, layers=1, heads=4, kv_heads=2, head_size=16, mlp=96, vocabulary=100, tied=False
-    )
+    spec = ModelSpec("m", 0, hidden=64, layers=1, heads=4, kv_heads=2, head_size=16, mlp=96, vocabulary=100, tied=False)
     words = (
         f"model.compile={str(compiled).lower()}",
         f"optimizer.micro_batch_tokens={tokens}",
         "rollout.max_completion_tokens=64",
     )
-    memory = predict_memory(shape, config_of(*words), prompt_tokens=64)
+    memory = predict_memory(spec, config_of(*words), prompt_tokens=64)
     phase = next(phase for phase in memory.phases if phase.name == "update_actor")
     [planned] = [part.size for part in phase.parts if part.what == "activations"]
     assert planned == pytest.approx(measured, rel=0.02)
@@ -83,21 +81,21 @@ def configured(values: dict[str, Any]) -> TrainConfig:
 def test_more_of_anything_takes_no_less_memory(name: str, values: dict[str, Any], key: str, more: int) -> None:
     if key == "rollout.max_num_seqs" and values[key] is None:
         values = {**values, key: 8}
-    before = predict_memory(SHAPES[name], configured(values)).peak
-    assert predict_memory(SHAPES[name], configured({**values, key: values[key] + more})).peak >= before
+    before = predict_memory(SPECS[name], configured(values)).peak
+    assert predict_memory(SPECS[name], configured({**values, key: values[key] + more})).peak >= before
 
 
 @given(SETTINGS)
 @settings(max_examples=40, deadline=None)
 def test_a_larger_model_takes_more_memory_and_time(values: dict[str, Any]) -> None:
     family = ["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-7B"]
-    config, card = configured(values), find_gpu_spec("H200")
-    assert card is not None
-    sizes = [predict_memory(SHAPES[name], config) for name in family]
+    config, gpu = configured(values), find_gpu_spec("H200")
+    assert gpu is not None
+    sizes = [predict_memory(SPECS[name], config) for name in family]
     updates = [next(phase.total for phase in memory.phases if phase.name == "update_actor") for memory in sizes]
     assert updates == sorted(updates)
     # The deepest is not the largest, and where there is little to compute a step takes what launching each layer takes.
-    times = [predict_speed(replace(SHAPES[name], layers=28), config, card).step for name in family]
+    times = [predict_speed(replace(SPECS[name], layers=28), config, gpu).step for name in family]
     assert times == sorted(times)
 
 
@@ -106,7 +104,7 @@ def test_a_larger_model_takes_more_memory_and_time(values: dict[str, Any]) -> No
 def test_no_saving_setting_takes_more_memory(name: str, values: dict[str, Any]) -> None:
     dear = {**values, "memory.activation_checkpointing": False, "memory.cpu_offload": None}
     peaks = [
-        predict_memory(SHAPES[name], configured({**dear, **cheaper})).peak
+        predict_memory(SPECS[name], configured({**dear, **cheaper})).peak
         for cheaper in (
             {},
             {"memory.cpu_offload": "idle"},
@@ -121,15 +119,15 @@ def test_no_saving_setting_takes_more_memory(name: str, values: dict[str, Any]) 
 @settings(max_examples=40, deadline=None)
 def test_the_parts_make_the_whole(name: str, values: dict[str, Any]) -> None:
     config = configured(values)
-    memory = predict_memory(SHAPES[name], config)
+    memory = predict_memory(SPECS[name], config)
     for phase in memory.phases:
         assert all(part.size > 0 and part.what for part in phase.parts)
         assert phase.total == sum(phase.of(role) for role in ("policy", "critic", "reference", "rollout", "process"))
         assert not phase.of("critic") or config.algorithm.needs_critic
         assert not phase.of("reference") or config.algorithm.kl_coefficient
-    card = find_gpu_spec("RTX 4090")
-    assert card is not None
-    speed = predict_speed(SHAPES[name], config, card)
+    gpu = find_gpu_spec("RTX 4090")
+    assert gpu is not None
+    speed = predict_speed(SPECS[name], config, gpu)
     assert speed.seconds.keys() - {"reward"} == {phase.name for phase in memory.phases}
     assert all(seconds > 0 for seconds in speed.seconds.values())
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.planned import HALF_B, SHAPES, config_of
+from tests.trainer.planned import HALF_B, SPECS, config_of
 from tinyzero_sdk.settings import flatten
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.estimate import constants
-from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.fit import predict_within, with_settings
 from tinyzero_trainer.estimate.speed import predict_speed
+from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
 from tinyzero_trainer.models.spec import ModelSpec
 from tinyzero_trainer.sft import default_model as own_model
@@ -23,10 +23,10 @@ MANY_KEYS = replace(OWN, parameters=9_782_400, kv_heads=6, mlp=832)
 
 
 @pytest.mark.parametrize(
-    ("shape", "groups", "prompt", "new", "rate"),
+    ("spec", "groups", "prompt", "new", "rate"),
     [
-        (SHAPES[HALF_B], 128, 140, 1024, 218_240),
-        (SHAPES[HALF_B], 128, 11, 256, 283_899),
+        (SPECS[HALF_B], 128, 140, 1024, 218_240),
+        (SPECS[HALF_B], 128, 11, 256, 283_899),
         (OWN, 512, 24, 256, 3_258_502),
         (OWN, 128, 24, 256, 2_151_090),
         (MANY_KEYS, 1024, 11, 256, 1_460_000),
@@ -34,22 +34,22 @@ MANY_KEYS = replace(OWN, parameters=9_782_400, kv_heads=6, mlp=832)
     ],
 )
 def test_tokens_a_second_of_the_torch_engine_as_measured_on_an_h200(
-    shape: ModelSpec, groups: int, prompt: int, new: int, rate: int
+    spec: ModelSpec, groups: int, prompt: int, new: int, rate: int
 ) -> None:
-    card = find_gpu_spec("NVIDIA H200")
-    assert card is not None
+    gpu = find_gpu_spec("NVIDIA H200")
+    assert gpu is not None
     config = config_of(f"data.prompts_per_step={groups}", f"rollout.max_completion_tokens={new}")
-    assert predict_speed(shape, config, card, prompt).rollout == pytest.approx(rate, rel=0.1)
+    assert predict_speed(spec, config, gpu, prompt).rollout == pytest.approx(rate, rel=0.1)
 
 
 @pytest.mark.parametrize(
-    ("shape", "prompt", "new", "rate"), [(SHAPES[HALF_B], 140, 1024, 40_011), (OWN, 24, 256, 62_601)]
+    ("spec", "prompt", "new", "rate"), [(SPECS[HALF_B], 140, 1024, 40_011), (OWN, 24, 256, 62_601)]
 )
-def test_tokens_a_second_of_vllm_as_measured_on_an_h200(shape: ModelSpec, prompt: int, new: int, rate: int) -> None:
-    card = find_gpu_spec("NVIDIA H200")
-    assert card is not None
+def test_tokens_a_second_of_vllm_as_measured_on_an_h200(spec: ModelSpec, prompt: int, new: int, rate: int) -> None:
+    gpu = find_gpu_spec("NVIDIA H200")
+    assert gpu is not None
     config = config_of("data.prompts_per_step=128", f"rollout.max_completion_tokens={new}", "rollout.engine=vllm")
-    speed = predict_speed(shape, config, card, prompt)
+    speed = predict_speed(spec, config, gpu, prompt)
     assert speed.rollout == pytest.approx(rate, rel=0.1)
     assert speed.tokens == 1024 * (prompt + new)
     assert speed.throughput == pytest.approx(speed.tokens / sum(speed.seconds.values()))
@@ -75,21 +75,19 @@ PPO = {"algorithm.advantage_estimator": "gae", "algorithm.kl_placement": "reward
 def test_seconds_of_a_step_of_small_micro_batches_as_measured_on_an_h200(
     changes: dict[str, Any], seconds: float
 ) -> None:
-    card = find_gpu_spec("NVIDIA H200")
-    assert card is not None
+    gpu = find_gpu_spec("NVIDIA H200")
+    assert gpu is not None
     base = config_of(
         "data.prompts_per_step=32", *SMALL_BATCHES, "optimizer.num_mini_batches=2", "algorithm.kl_coefficient=0.001"
     )
-    assert predict_speed(SHAPES[HALF_B], with_settings(base, changes), card, 256).step == pytest.approx(
-        seconds, rel=0.25
-    )
+    assert predict_speed(SPECS[HALF_B], with_settings(base, changes), gpu, 256).step == pytest.approx(seconds, rel=0.25)
 
 
 def test_seconds_of_the_update_as_measured_on_an_h200() -> None:
-    card = find_gpu_spec("NVIDIA H200")
-    assert card is not None
+    gpu = find_gpu_spec("NVIDIA H200")
+    assert gpu is not None
     config = config_of("data.prompts_per_step=128", "rollout.max_completion_tokens=1024")
-    assert predict_speed(SHAPES[HALF_B], config, card, 140).seconds["update_actor"] == pytest.approx(9.73, rel=0.1)
+    assert predict_speed(SPECS[HALF_B], config, gpu, 140).seconds["update_actor"] == pytest.approx(9.73, rel=0.1)
 
 
 def test_memory_of_the_own_models_run_as_measured_on_an_h200() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.configurations import call
-from tests.trainer.planned import GRPO, HALF_B, MODELS, SHAPES, config_of
+from tests.trainer.planned import GRPO, HALF_B, MODELS, SPECS, config_of
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.engine_memory import engine_of
 from tinyzero_trainer.estimate.speed import decoding_step, predict_speed
@@ -32,35 +32,35 @@ GEMMA = {
 @given(MODELS, st.sampled_from(known_gpus()), st.integers(1, 2048), st.integers(1, 4096), st.sampled_from([2, 4]))
 @settings(deadline=None)
 def test_no_step_is_promised_to_be_as_fast_as_with_graphs(
-    name: str, card: Any, sequences: int, length: int, number: int
+    name: str, gpu: Any, sequences: int, length: int, number: int
 ) -> None:
     config = config_of(f"model.dtype={'float32' if number == 4 else 'bfloat16'}")
     with_graphs, without = (
-        decoding_step(replace(SHAPES[name], graphs=graphs), config, card, sequences, length) for graphs in (True, False)
+        decoding_step(replace(SPECS[name], graphs=graphs), config, gpu, sequences, length) for graphs in (True, False)
     )
-    longer = decoding_step(replace(SHAPES[name], graphs=False), config, card, sequences, length + 100)
+    longer = decoding_step(replace(SPECS[name], graphs=False), config, gpu, sequences, length + 100)
     assert with_graphs < without <= longer
 
 
 def test_with_few_sequences_the_host_is_what_takes_long() -> None:
     assert H200 is not None
-    shape, config = replace(SHAPES[HALF_B], graphs=False), config_of(*GRPO)
-    few = decoding_step(shape, config, H200, 8, 500)
+    spec, config = replace(SPECS[HALF_B], graphs=False), config_of(*GRPO)
+    few = decoding_step(spec, config, H200, 8, 500)
     assert few == constants.PLAIN_STEP + 24 * constants.PLAIN_LAYER
-    assert decoding_step(shape, config, H200, 1024, 1000) > few  # copying the cache is
-    assert decoding_step(replace(shape, kv_heads=14), config, H200, 1024, 1000) != pytest.approx(few)
-    graphs = decoding_step(SHAPES[HALF_B], config, H200, 8, 500)
+    assert decoding_step(spec, config, H200, 1024, 1000) > few  # copying the cache is
+    assert decoding_step(replace(spec, kv_heads=14), config, H200, 1024, 1000) != pytest.approx(few)
+    graphs = decoding_step(SPECS[HALF_B], config, H200, 8, 500)
     assert few > 10 * graphs
 
 
 def test_the_copies_of_one_layers_cache_are_counted() -> None:
     config = config_of(*GRPO, "rollout.max_num_seqs=64")
-    shape = replace(SHAPES[HALF_B], graphs=False)
+    spec = replace(SPECS[HALF_B], graphs=False)
     work = workload_of(config)
-    cache = 2 * 64 * work.sequence * shape.cache_numbers
-    assert shape.repeated_heads == 7
-    assert engine_of(shape, config, work).awake["KV cache"] == cache + 8 * cache // 24
-    alone = replace(shape, kv_heads=14)
+    cache = 2 * 64 * work.sequence * spec.cache_numbers
+    assert spec.repeated_heads == 7
+    assert engine_of(spec, config, work).awake["KV cache"] == cache + 8 * cache // 24
+    alone = replace(spec, kv_heads=14)
     cache = 2 * 64 * work.sequence * alone.cache_numbers
     assert engine_of(alone, config, work).awake["KV cache"] == cache + cache // 24
 
@@ -84,8 +84,8 @@ def test_plan_says_that_vllm_is_faster(
     config = config_of(*GRPO, "rollout.max_num_seqs=512")
     other = config_of(*GRPO, "rollout.max_num_seqs=512", "rollout.engine=vllm")
     assert H200 is not None
-    shape = find_spec(str(tmp_path))
-    assert predict_speed(shape, config, H200).seconds["gen"] > predict_speed(shape, other, H200).seconds["gen"]
+    spec = find_spec(str(tmp_path))
+    assert predict_speed(spec, config, H200).seconds["gen"] > predict_speed(spec, other, H200).seconds["gen"]
 
 
 @pytest.mark.gpu
@@ -103,7 +103,7 @@ def test_a_measured_step_takes_about_what_is_planned(sequences: int, length: int
 
     device = choose_device("cuda")
     kind = find_gpu_spec(torch.cuda.get_device_name(device))
-    assert kind is not None, "needs a card that hardware/gpu_specs.py knows the speed of"
+    assert kind is not None, "needs a GPU that hardware/gpu_specs.py knows the speed of"
     settings = {key: value for key, value in GEMMA.items() if key != "model_type"}
     described = AutoConfig.for_model("gemma3_text", **settings)
     with device:

@@ -14,9 +14,10 @@ from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.sft import TinyShape
 from tinyzero_trainer.distributed.fsdp import FsdpOptions
-from tinyzero_trainer.estimate.constants import GIB, SLACK
+from tinyzero_trainer.estimate.constants import SLACK
 from tinyzero_trainer.estimate.memory import predict_memory
 from tinyzero_trainer.estimate.workload import workload_of
+from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.loading import from_parts, save_model
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
@@ -77,10 +78,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("division", DIVISIONS if torch.cuda.device_count() > 1 else ())
 def test_two_gpus_take_what_is_planned(division: str, start: str, tmp_path: Path) -> None:
     words = DIVISIONS[division]
-    shape, config = find_spec(start), settled(start, words)
-    (planned,) = (
-        phase for phase in predict_memory(shape, config, 1, card="rank").phases if phase.name == "update_actor"
-    )
+    spec, config = find_spec(start), settled(start, words)
+    (planned,) = (phase for phase in predict_memory(spec, config, 1, gpu="rank").phases if phase.name == "update_actor")
     expected = sum(planned.of(role) for role in ("policy", "reference"))
     for rank, taken in enumerate(on_ranks(2, peaks, tmp_path, start, words, gpus=True)):
         print(f"{division}, rank {rank}: {taken['update_actor'] / GIB:.2f} GiB, planned {expected / GIB:.2f}")

@@ -20,7 +20,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from tests.trainer.planned import COMMON, HALF_B, PUBLISHED, SHAPES
+from tests.trainer.planned import COMMON, HALF_B, PUBLISHED, SPECS
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.well_known import well_known
@@ -47,20 +47,20 @@ def test_parameters_are_counted_exactly(name: str, tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    shape = find_spec(str(tmp_path))
-    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert shape.tied == (model.get_input_embeddings().weight is model.get_output_embeddings().weight)
-    assert (shape.hidden, shape.layers, shape.vocabulary) == (64, config.num_hidden_layers, 100)
+    spec = find_spec(str(tmp_path))
+    assert spec.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert spec.tied == (model.get_input_embeddings().weight is model.get_output_embeddings().weight)
+    assert (spec.hidden, spec.layers, spec.vocabulary) == (64, config.num_hidden_layers, 100)
     if name != "gpt2":
         attention = model.model.layers[0].self_attn
-        assert (shape.attention, shape.kv) == (attention.q_proj.out_features, attention.k_proj.out_features)
+        assert (spec.attention, spec.kv) == (attention.q_proj.out_features, attention.k_proj.out_features)
 
 
 def test_well_known_models_need_no_download() -> None:
-    assert {name: SHAPES[name].parameters for name in PUBLISHED} == PUBLISHED
-    of_the_same_shape = {SHAPES[name].parameters for name in SHAPES.keys() - PUBLISHED.keys()}
+    assert {name: SPECS[name].parameters for name in PUBLISHED} == PUBLISHED
+    of_the_same_shape = {SPECS[name].parameters for name in SPECS.keys() - PUBLISHED.keys()}
     assert of_the_same_shape <= set(PUBLISHED.values())
-    assert well_known("Qwen/Qwen2.5-0.5B-Instruct") == replace(SHAPES[HALF_B], name="Qwen/Qwen2.5-0.5B-Instruct")
+    assert well_known("Qwen/Qwen2.5-0.5B-Instruct") == replace(SPECS[HALF_B], name="Qwen/Qwen2.5-0.5B-Instruct")
     assert well_known("Qwen/Qwen2.5-0.5B-Something") is None
 
 
@@ -130,10 +130,10 @@ def test_a_shape_has_sizes_or_is_refused(changes: dict[str, Any]) -> None:
     with TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps({**LLAMA, **changes, "model_type": "llama"}))
         try:
-            shape = find_spec(directory)
+            spec = find_spec(directory)
         except SettingsError:
             return
-    assert min(shape.parameters, shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.head_size) > 0
+    assert min(spec.parameters, spec.hidden, spec.layers, spec.heads, spec.kv_heads, spec.head_size) > 0
 
 
 @pytest.mark.parametrize("left_out", ["num_key_value_heads", "head_dim", "intermediate_size"])

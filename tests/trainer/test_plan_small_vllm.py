@@ -1,4 +1,4 @@
-"""That the plan knows what too little `vllm.gpu_memory_gb` is, and does not take it for a card that is too small."""
+"""That the plan knows what too little `vllm.gpu_memory_gb` is, and does not take it for a GPU that is too small."""
 
 import json
 from typing import Any
@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.configurations import call
-from tests.trainer.planned import HALF_B, SHAPES, config_of
-from tinyzero_trainer.estimate.constants import GIB
+from tests.trainer.planned import HALF_B, SPECS, config_of
 from tinyzero_trainer.estimate.engine_memory import GB, needed_by_vllm
 from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.estimate.workload import workload_on
+from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
 from tinyzero_trainer.plan import advice
-from tinyzero_trainer.plan.search import can_fit, make_plan
+from tinyzero_trainer.plan.plan import make_plan
 from tinyzero_trainer.plan.target_gpu import TargetGpu
 
 LARGER = "Qwen/Qwen2.5-1.5B"
@@ -31,10 +31,9 @@ VLLM = "rollout.engine=vllm"
     ],
 )
 def test_little_memory_for_vllm_is_no_reason_that_nothing_fits(model: str, gib: float, words: tuple[str, ...]) -> None:
-    shape, config, memory = SHAPES[model], config_of(VLLM, *words, model=model), int(gib * GIB)
-    assert make_plan(shape, config_of(VLLM, *words[1:], model=model), memory).fits
-    assert make_plan(shape, config, memory).fits
-    assert can_fit(shape, config, memory)
+    spec, config, memory = SPECS[model], config_of(VLLM, *words, model=model), int(gib * GIB)
+    assert make_plan(spec, config_of(VLLM, *words[1:], model=model), memory).fits
+    assert make_plan(spec, config, memory).fits
 
 
 @pytest.mark.slow
@@ -49,14 +48,13 @@ def test_little_memory_for_vllm_is_no_reason_that_nothing_fits(model: str, gib: 
 def test_what_vllm_is_given_never_decides_whether_something_fits(
     model: str, size: float, sleep: bool | None, sequences: int | None, gib: int
 ) -> None:
-    shape = SHAPES[model]
+    spec = SPECS[model]
     open_ = with_settings(config_of(VLLM, model=model), {"vllm.sleep_mode": sleep, "rollout.max_num_seqs": sequences})
     given_ = with_settings(open_, {"vllm.gpu_memory_gb": size})
-    left_out, found = (make_plan(shape, config, gib * GIB) for config in (open_, given_))
+    left_out, found = (make_plan(spec, config, gib * GIB) for config in (open_, given_))
     assert found.fits or not left_out.fits
-    assert can_fit(shape, given_, gib * GIB) == found.fits
     if found.fits:
-        least = needed_by_vllm(shape, found.config, workload_on(found.config), sequences=1)
+        least = needed_by_vllm(spec, found.config, workload_on(found.config), sequences=1)
         given_now = found.config.vllm.gpu_memory_gb
         assert given_now is not None
         assert given_now * GB + GB / 100 >= least
@@ -67,8 +65,8 @@ def test_the_plan_says_that_vllm_has_no_room_for_the_model(capsys: pytest.Captur
     code, out, _ = call(capsys, *words, "vllm.gpu_memory_gb=1")
     out = " ".join(out.split())
     assert "vllm.gpu_memory_gb=1 is too small: weights, workspaces and one sequence are predicted to take " in out
-    assert "what was asked fits" not in out
-    [line] = [line for line in out.split("to type: ") if line.startswith("tinyzero train")]
+    assert "the requested settings fit" not in out
+    [line] = [line for line in out.split("to train with them: ") if line.startswith("tinyzero train")]
     assert line.count("vllm.gpu_memory_gb=") == 1
     assert code == 0
     assert "micro_batch_tokens" not in line  # nothing else is amiss
@@ -83,7 +81,7 @@ def test_the_plan_says_that_vllm_has_no_room_for_the_model(capsys: pytest.Captur
 def test_train_says_so_too() -> None:
     def said(*words: str, gib: int = 80) -> str | None:
         config: Any = config_of(VLLM, *words, model=LARGER)
-        return advice.warning_for(SHAPES[LARGER], config, TargetGpu("A100", gib * GIB, find_gpu_spec("A100")))
+        return advice.warning_for(SPECS[LARGER], config, TargetGpu("A100", gib * GIB, find_gpu_spec("A100")))
 
     line = said("vllm.gpu_memory_gb=1") or ""
     assert line.startswith(

@@ -26,7 +26,7 @@ from benchmarks.cluster.step import (
     synchronous,
     weights,
 )
-from tests.trainer.planned import HALF_B, MODELS, SHAPES
+from tests.trainer.planned import HALF_B, MODELS, SPECS
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.estimate.memory import predict_memory
@@ -63,7 +63,7 @@ def test_one_gpu_takes_as_long_as_was_measured() -> None:
 @pytest.mark.parametrize("num_mini_batches", [1, 4])
 def test_one_gpu_agrees_with_the_plan(engine: str, num_mini_batches: int) -> None:
     run = run_of(f"rollout.engine={engine}", f"optimizer.num_mini_batches={num_mini_batches}", gpus=1)
-    plan, step = predict_speed(run.shape, run.config, run.cluster.card, run.prompt).seconds, synchronous(run)
+    plan, step = predict_speed(run.spec, run.config, run.cluster.gpu, run.prompt).seconds, synchronous(run)
     assert ("old_log_prob" in plan) == (num_mini_batches > 1)
     for phase in plan.keys() - {"reward"}:
         # vLLM's step is not linear in the length, which the plan takes in the mean.
@@ -76,8 +76,8 @@ def test_one_gpu_agrees_with_the_plan(engine: str, num_mini_batches: int) -> Non
 def test_one_gpu_holds_what_the_plan_says(engine: str) -> None:
     run = run_of(f"rollout.engine={engine}", gpus=1)
     config = with_settings(run.config, {"rollout.max_num_seqs": 64})
-    for phase in predict_memory(run.shape, config, run.prompt).phases:
-        held = phase_bytes(run.shape, run.config, run.prompt, 1, 64)[phase.name]
+    for phase in predict_memory(run.spec, config, run.prompt).phases:
+        held = phase_bytes(run.spec, run.config, run.prompt, 1, 64)[phase.name]
         assert held == pytest.approx(phase.total, rel=0.1)  # a process of vLLM's own wastes nothing by the plan
 
 
@@ -180,13 +180,13 @@ ACCUMULATING = run_of("data.prompts_per_step=96", "optimizer.num_mini_batches=2"
 @settings(max_examples=10)
 @given(MODELS, st.sampled_from([2, 4, 8]))
 def test_hybrid_sharding_moves_fewer_bytes_between_nodes_and_holds_more(model: str, nodes: int) -> None:
-    run = replace(ACCUMULATING, shape=SHAPES[model], cluster=Cluster(H200, nodes))
+    run = replace(ACCUMULATING, spec=SPECS[model], cluster=Cluster(H200, nodes))
     full, hybrid, once = (passes(replace(run, sharding=way), run.drawn()) for way in scaling.SHARDINGS)
     assert hybrid["old_log_prob"].nic == once["old_log_prob"].nic == 0 < full["old_log_prob"].nic
     assert once["update_actor"].nic < min(hybrid["update_actor"].nic, full["update_actor"].nic)
     assert once["update_actor"].seconds <= hybrid["update_actor"].seconds
-    shape, config = run.shape, run.config
-    held = [phase_bytes(shape, config, 140, shards, 1)["update_actor"] for shards in (8 * nodes, 8)]
+    spec, config = run.spec, run.config
+    held = [phase_bytes(spec, config, 140, shards, 1)["update_actor"] for shards in (8 * nodes, 8)]
     assert held[0] < held[1]
 
 
@@ -211,7 +211,7 @@ def test_carrying_grows_with_nodes_and_weights_through_the_store_with_them() -> 
     assert carried[0].hosts == 0 < carried[1].hosts < carried[2].hosts
     for run in runs:
         stored = weights(replace(run, way="object store"))
-        assert stored.hosts == 2 * run.shape.parameters * (run.cluster.nodes - 1)
+        assert stored.hosts == 2 * run.spec.parameters * (run.cluster.nodes - 1)
         assert stored.seconds > 10 * weights(run).seconds
 
 
@@ -228,21 +228,21 @@ def test_a_step_ahead_takes_as_long_as_the_slower_half() -> None:
 
 
 def test_an_engine_has_room_for_more_where_shards_are_smaller() -> None:
-    shape, config, card = SHAPES["Qwen/Qwen2.5-7B"], run_of(model="Qwen/Qwen2.5-7B").config, 60 * 2**30
-    places = [places_for(shape, config, 140, shards, 4096, card) for shards in (8, 16, 64, math.inf)]
+    spec, config, gpu = SPECS["Qwen/Qwen2.5-7B"], run_of(model="Qwen/Qwen2.5-7B").config, 60 * 2**30
+    places = [places_for(spec, config, 140, shards, 4096, gpu) for shards in (8, 16, 64, math.inf)]
     assert places == sorted(places)
     assert len(set(places)) == 4
     for shards, count in zip((8, 64), (places[0], places[2]), strict=True):
-        assert phase_bytes(shape, config, 140, shards, count)["gen"] <= card
-        assert phase_bytes(shape, config, 140, shards, count + 1)["update_weights"] > card
+        assert phase_bytes(spec, config, 140, shards, count)["gen"] <= gpu
+        assert phase_bytes(spec, config, 140, shards, count + 1)["update_weights"] > gpu
     with pytest.raises(ValueError, match="in 1 shards leaves no room"):
-        places_for(shape, config, 140, 1, 4096, card)
+        places_for(spec, config, 140, 1, 4096, gpu)
 
 
-def test_what_is_held_fits_the_card() -> None:
+def test_what_is_held_fits_the_gpu() -> None:
     run = run_of(model="Qwen/Qwen2.5-7B", nodes=2)
     held = peak_bytes(run)
-    assert max(held["gen"], held["update_weights"]) < run.cluster.card.memory * 2**30
+    assert max(held["gen"], held["update_weights"]) < run.cluster.gpu.memory * 2**30
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------
@@ -262,11 +262,11 @@ def test_interruptions_are_as_often_as_reported() -> None:
 
 
 def test_more_gpus_do_not_shorten_a_checkpoint_beyond_the_file_system() -> None:
-    shape = SHAPES["Qwen/Qwen2.5-7B"]
-    one, eight, many = (failures.checkpoint_seconds(shape, gpus) for gpus in (1, 8, 640))
+    spec = SPECS["Qwen/Qwen2.5-7B"]
+    one, eight, many = (failures.checkpoint_seconds(spec, gpus) for gpus in (1, 8, 640))
     assert (one["weights"], one["seal"]) == (many["weights"], many["seal"])
     assert one["moments"] == pytest.approx(8 * eight["moments"])
-    assert many["moments"] == pytest.approx(8 * shape.parameters / failures.FILE_SYSTEM)
+    assert many["moments"] == pytest.approx(8 * spec.parameters / failures.FILE_SYSTEM)
 
 
 # ---- the script and the page -----------------------------------------------------------------------------------------
@@ -298,9 +298,9 @@ def test_the_page_takes_no_other_tables_than_the_usual(monkeypatch: pytest.Monke
         scaling.main(["rollout.max_completion_tokens=64"], write=True)
 
 
-def test_a_card_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(TinyZeroError, match="--card 'abacus' is not known"):
-        scaling.make_run(card="abacus")
+def test_a_gpu_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(TinyZeroError, match="--GPU 'abacus' is not known"):
+        scaling.make_run(gpu="abacus")
 
 
 def test_what_the_driver_takes_is_measured() -> None:

@@ -151,8 +151,8 @@ def _look(
     there = str(path.expanduser().absolute()) if path and facts.model.local else ""
     with stderr.status("asking Ray and its nodes") if wanted.address else nullcontext():
         facts = with_ray(facts, wanted.address, directory=directory, model=there)
-    shape = facts.model.shape
-    return dataclasses.replace(wanted, host_bytes=host_bytes(shape, config) if shape else 0), facts
+    spec = facts.model.shape
+    return dataclasses.replace(wanted, host_bytes=host_bytes(spec, config) if spec else 0), facts
 
 
 def _row(level: str, check: str, text: str, style: str) -> "RenderableType":

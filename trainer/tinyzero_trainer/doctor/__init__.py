@@ -2,8 +2,8 @@
 
 facts.py     what was seen, as plain records
 probe.py     sees it (torch_probe.py in a process of its own, since what it imports may crash)
-hardware/nvml.py   a part of that: the driver's cards
-hardware/compute_capability.py   whether torch has kernels for a card; `tinyzero train` asks it too
+hardware/nvml.py   a part of that: the driver's GPUs
+hardware/compute_capability.py   whether torch has kernels for a GPU; `tinyzero train` asks it too
 checks.py    the machine: facts in, findings out; so do package_checks.py, gpu_checks.py and interconnect_checks.py
 cli/doctor.py   the command
 

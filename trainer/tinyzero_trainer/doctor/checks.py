@@ -7,14 +7,15 @@ from tinyzero_trainer.doctor.consistency_checks import (
     check_alike,
     check_network,
     check_shared_directory,
-    check_unlike_cards,
+    check_unlike_gpus,
 )
 from tinyzero_trainer.doctor.facts import Facts, Wanted
-from tinyzero_trainer.doctor.finding import GIB, Finding, Level, as_size
-from tinyzero_trainer.doctor.gpu_checks import check_cards, check_driver, check_visibility
+from tinyzero_trainer.doctor.finding import Finding, Level, as_size
+from tinyzero_trainer.doctor.gpu_checks import check_driver, check_gpus, check_visibility
 from tinyzero_trainer.doctor.interconnect_checks import check_links
 from tinyzero_trainer.doctor.package_checks import check_imports, check_python, check_versions
 from tinyzero_trainer.doctor.placement_checks import check_places
+from tinyzero_trainer.hardware.gpu import GIB
 
 WEIGHT_BYTES = 4
 """Master weights are float32."""
@@ -77,16 +78,16 @@ def _main_memory(facts: Facts, wanted: Wanted, size: int) -> tuple[int, str]:
     loading = WEIGHT_BYTES * size
     if wanted.address is not None:
         return loading, "loading"  # all else is where Ray puts it
-    if wanted.device == "cpu" or not facts.torch.cards:
+    if wanted.device == "cpu" or not facts.torch.gpus:
         return loading * (TRAINED_COPIES * wanted.model_copies + wanted.frozen_copies), "training"
     if wanted.host_bytes > loading:
         return wanted.host_bytes, f"memory.cpu_offload={wanted.offload} for"
-    return loading, "loading"  # for a card the weights are only read here
+    return loading, "loading"  # for a GPU the weights are only read here
 
 
 def _makes_own(facts: Facts, wanted: Wanted) -> bool:
     """Whether `train` makes a model for the task, a small one, in place of the tiny one."""
-    return not wanted.names_model and wanted.device != "cpu" and bool(facts.torch.cards)
+    return not wanted.names_model and wanted.device != "cpu" and bool(facts.torch.gpus)
 
 
 def check_disk(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
@@ -114,13 +115,13 @@ def check_disk(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def check_shared_memory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    """/dev/shm, through which processes of several cards and Ray pass tensors."""
+    """/dev/shm, through which processes of several GPUs and Ray pass tensors."""
     size = facts.machine.shared_memory
     if size is None:
         return
     what, free = f"{as_size(size)} of shared memory (/dev/shm)", facts.machine.shared_memory_free
     if size >= ENOUGH_SHARED:
-        if free is not None and free < ENOUGH_SHARED and len(facts.torch.cards) > 1:
+        if free is not None and free < ENOUGH_SHARED and len(facts.torch.gpus) > 1:
             what += f", {as_size(free)} free: too little for NCCL between several GPUs"
             yield Finding("shared memory", "warning", what, "delete what ended programs left there", (_SHARED,))
         else:
@@ -129,7 +130,7 @@ def check_shared_memory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     do, command = ("start the container with more", "docker run --shm-size=16g …")
     if not facts.machine.container:
         do, command = ("make it larger", "sudo mount -o remount,size=16G /dev/shm")
-    if len(facts.torch.cards) > 1:
+    if len(facts.torch.gpus) > 1:
         what += ", too little for NCCL between several GPUs"
         yield Finding("shared memory", "error", what, do, (command,))
     elif any(package.name in ("ray", "vllm") for package in facts.packages):
@@ -211,7 +212,7 @@ CHECKS: tuple[Callable[[Facts, Wanted], Iterator[Finding]], ...] = (
     check_versions,
     check_driver,
     check_visibility,
-    check_cards,
+    check_gpus,
     check_links,
     check_cores,
     check_memory,
@@ -223,7 +224,7 @@ CHECKS: tuple[Callable[[Facts, Wanted], Iterator[Finding]], ...] = (
     check_ray,
     check_nodes,
     check_alike,
-    check_unlike_cards,
+    check_unlike_gpus,
     check_network,
     check_shared_directory,
     check_places,

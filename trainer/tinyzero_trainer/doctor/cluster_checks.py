@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from tinyzero_trainer.doctor.facts import Facts, Wanted
-from tinyzero_trainer.doctor.finding import GIB, Finding, as_size
+from tinyzero_trainer.doctor.finding import Finding, as_size
 from tinyzero_trainer.doctor.ray_facts import Node, Ray, Token
+from tinyzero_trainer.hardware.gpu import GIB
 
 ENOUGH_SHARED = GIB
 """As on this machine; see checks.py."""
@@ -157,8 +158,8 @@ def _description(node: Node) -> str:
         f"{node.gpus_free:g} of {counted(node.gpus, 'GPU')} free" if node.gpus else "no GPU",
         f"{node.cpus_free:g} of {counted(node.cpus, 'CPU')}",
     ]
-    if node.inside and node.inside.cards:
-        parts.append(", ".join(dict.fromkeys(node.inside.cards)))
+    if node.inside and node.inside.gpus:
+        parts.append(", ".join(dict.fromkeys(node.inside.gpus)))
     parts.append(f"object store {as_size(node.store)}")
     if node.inside and node.inside.shared_memory is not None:
         parts.append(f"/dev/shm {as_size(node.inside.shared_memory)}")
@@ -200,12 +201,12 @@ def _limits(ray: Ray) -> Iterator[Finding]:
 def _gpus_by_two_counts(ray: Ray) -> Iterator[Finding]:
     """Ray's count of GPUs, which was given or guessed when it was started, against the driver's."""
     for node in ray.alive:
-        cards = node.inside.cards if node.inside else None
-        if cards is None or len(cards) == node.gpus:
+        gpus = node.inside.gpus if node.inside else None
+        if gpus is None or len(gpus) == node.gpus:
             continue
-        start = f"ray start {'--head' if node.head else f'--address={ray.address}'} --num-gpus={len(cards)}"
-        what = f"Ray counts {counted(node.gpus, 'GPU')} on {node.address}, where the driver knows {len(cards)}"
-        if node.gpus > len(cards):
+        start = f"ray start {'--head' if node.head else f'--address={ray.address}'} --num-gpus={len(gpus)}"
+        what = f"Ray counts {counted(node.gpus, 'GPU')} on {node.address}, where the driver knows {len(gpus)}"
+        if node.gpus > len(gpus):
             yield Finding("gpu", "error", what, "start Ray there again", ("ray stop", start))
         else:
             do = "if all are for this Ray, start it there again, without CUDA_VISIBLE_DEVICES"

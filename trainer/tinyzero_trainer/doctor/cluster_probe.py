@@ -160,8 +160,8 @@ def token() -> Token:
 def _inside(found: dict[str, Any] | None) -> Inside | None:
     if found is None:
         return None
-    cards = None if found["cards"] is None else tuple(found["cards"])
-    return Inside(**found | {"cards": cards, "interfaces": tuple(found["interfaces"])})
+    gpus = None if found["gpus"] is None else tuple(found["gpus"])
+    return Inside(**found | {"gpus": gpus, "interfaces": tuple(found["interfaces"])})
 
 
 def _number(address: str) -> tuple[int, ...]:

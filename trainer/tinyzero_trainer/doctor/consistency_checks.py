@@ -69,12 +69,12 @@ def check_shared_directory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         yield Finding("model", "error", what, do)
 
 
-def check_unlike_cards(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def check_unlike_gpus(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     """Kinds of GPUs."""
     kinds: dict[str, list[Node]] = {}
     for node in facts.ray.alive if facts.ray else ():
-        for card in dict.fromkeys((node.inside and node.inside.cards) or ()):
-            kinds.setdefault(card, []).append(node)
+        for gpu in dict.fromkeys((node.inside and node.inside.gpus) or ()):
+            kinds.setdefault(gpu, []).append(node)
     if len(kinds) > 1 and any(nodes != next(iter(kinds.values())) for nodes in kinds.values()):
         which = "; ".join(f"{kind} on {named(nodes)}" for kind, nodes in kinds.items())
         what = f"the GPUs are unlike ({which}): together they are as fast as the slowest"
@@ -203,7 +203,7 @@ def matching(wish: str, interfaces: Sequence[str]) -> list[str]:
     names = [name.strip() for name in wish.lstrip("^=").split(",") if name.strip()]
 
     def meant(interface: str) -> bool:
-        # The port behind a colon is of cards for InfiniBand.
+        # The port behind a colon is of GPUs for InfiniBand.
         return any(interface == name if whole else interface.startswith(name.partition(":")[0]) for name in names)
 
     return [interface for interface in interfaces if meant(interface) != others]

@@ -18,13 +18,13 @@ class Torch:
     """The CUDA it was built for; None = none."""
 
     hip: bool = False
-    """Whether it was built for AMD's cards."""
+    """Whether it was built for AMD's GPUs."""
 
     archs: tuple[str, ...] = ()
     """What its kernels were compiled for, such as `sm_90` and `compute_90` (PTX)."""
 
-    cards: tuple[GpuInfo, ...] = ()
-    """The cards it sees."""
+    gpus: tuple[GpuInfo, ...] = ()
+    """The GPUs it sees."""
 
     error: str = ""
     """Why it cannot be imported."""
@@ -165,7 +165,7 @@ class Facts:
     """CPU, memory and limits."""
 
     torch: Torch
-    """The installed torch and the cards it sees."""
+    """The installed torch and the GPUs it sees."""
 
     driver: Driver | None
     """None = no trace of an NVIDIA driver."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-GIB = 2**30
+from tinyzero_trainer.hardware.gpu import GIB, MIB
 
 Level = Literal["ok", "note", "warning", "error"]
 """`note`: good to know. `warning`: training works, but slowly or not in every setting. `error`: it will fail."""
@@ -38,7 +38,7 @@ class Finding:
 
 def as_size(count: int) -> str:
     """Bytes as a person reads them."""
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
 
 
 def failed(findings: Iterable[Finding]) -> bool:

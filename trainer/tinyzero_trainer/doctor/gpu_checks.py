@@ -1,4 +1,4 @@
-"""Findings on the driver and the cards."""
+"""Findings on the driver and the GPUs."""
 
 import re
 import textwrap
@@ -20,17 +20,17 @@ from tinyzero_trainer.hardware.gpu import Capability, CudaVersion, Driver, GpuIn
 from tinyzero_trainer.hardware.gpu_specs import has_bfloat16
 
 TAKEN_SHARE = 0.1
-"""Of a card's memory: what others may hold before it is worth a word."""
+"""Of a GPU's memory: what others may hold before it is worth a word."""
 
 
 def check_driver(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     """Whether there is a driver, and whether it is new enough for the CUDA that torch was built for."""
     driver = facts.driver
     if driver is None:
-        if facts.torch.hip and facts.torch.cards:
+        if facts.torch.hip and facts.torch.gpus:
             return
         if wanted.device.startswith("cuda"):
-            do = "set run.device=auto, or start the container with the cards"
+            do = "set run.device=auto, or start the container with the GPUs"
             yield Finding("driver", "error", f"run.device={wanted.device}, but no NVIDIA driver", do, _CONTAINER)
         else:
             yield Finding("driver", "note", "no NVIDIA GPU: training runs on the CPU, which suits the tiny model")
@@ -39,24 +39,24 @@ def check_driver(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         if _FAILED.search(driver.error):
             do = _OF_FAILED
         elif facts.machine.container:
-            do, commands = "start the container with the cards", _CONTAINER
+            do, commands = "start the container with the GPUs", _CONTAINER
         yield _if_used(Finding("driver", "error", driver.error, do, commands), wanted)
     else:
         yield _if_used(_fit_of_driver(facts, driver), wanted)
         if driver.unread:
-            level: Level = "warning" if facts.torch.cards else "error"
-            what = f"beside the healthy cards, nvidia-smi says: {_short(driver.unread)}"
+            level: Level = "warning" if facts.torch.gpus else "error"
+            what = f"beside the healthy GPUs, nvidia-smi says: {_short(driver.unread)}"
             yield _if_used(Finding("driver", level, what, _OF_FAILED, ("nvidia-smi",)), wanted)
         if driver.unread_uses:
-            what = f"of who uses the cards, nvidia-smi says: {_short(driver.unread_uses)}"
+            what = f"of who uses the GPUs, nvidia-smi says: {_short(driver.unread_uses)}"
             yield Finding("driver", "note", what, "look", ("nvidia-smi",))
 
 
 def _if_used(finding: Finding, wanted: Wanted, *devices: str) -> Finding:
-    """A finding on cards, which is no error where they are not used.
+    """A finding on GPUs, which is no error where they are not used.
 
     Args:
-        finding: on one card or all.
+        finding: on one GPU or all.
         wanted: names the device to train on.
         devices: what `run.device` may be for it to matter; whatever is not the CPU if none is given.
     """
@@ -87,31 +87,31 @@ def _fit_of_driver(facts: Facts, driver: Driver) -> Finding:
 
 
 def _first_capability(driver: Driver) -> Capability | None:
-    return driver.cards[0].capability if driver.cards else None
+    return driver.gpus[0].capability if driver.gpus else None
 
 
 def check_visibility(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    """Whether torch sees the cards that the driver knows, and the one that is asked for."""
+    """Whether torch sees the GPUs that the driver knows, and the one that is asked for."""
     torch, driver = facts.torch, facts.driver
-    if torch.cards:
+    if torch.gpus:
         yield from _asked_for(facts, wanted)
         return
     if not torch.version or driver is None or driver.error:
         return
-    if torch.hip or not (driver.cards or torch.cuda_error):  # whether there is a card is not known
+    if torch.hip or not (driver.gpus or torch.cuda_error):  # whether there is a GPU is not known
         if wanted.device.startswith("cuda"):
             what = f"run.device={wanted.device}, but torch {torch.version} sees no GPU"
-            yield Finding("gpu", "error", what, "set run.device=auto, or install a torch built for the card")
+            yield Finding("gpu", "error", what, "set run.device=auto, or install a torch built for the GPU")
         return
-    cards = f"any of the {len(driver.cards)} GPUs" if driver.cards else "a GPU"
-    if len(driver.cards) == 1:
-        cards = f"the {driver.cards[0].name}"
-    what = f"torch {torch.version} does not see {cards}"
+    gpus = f"any of the {len(driver.gpus)} GPUs" if driver.gpus else "a GPU"
+    if len(driver.gpus) == 1:
+        gpus = f"the {driver.gpus[0].name}"
+    what = f"torch {torch.version} does not see {gpus}"
     commands: tuple[str, ...] = ("nvidia-smi",)
     if torch.cuda is None:
         what += ": it was built for the CPU only"
         build = build_for(_first_capability(driver), driver.cuda)
-        do = "install a torch built for CUDA" if build else "train on the CPU: no torch is built for such a card"
+        do = "install a torch built for CUDA" if build else "train on the CPU: no torch is built for such a GPU"
         commands = (install(build),) if build else ()
     elif hidden := _hidden(facts.visible, driver):
         what += f": {hidden}"
@@ -123,31 +123,31 @@ def check_visibility(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def _hidden(visible: str | None, driver: Driver) -> str:
-    """How CUDA_VISIBLE_DEVICES hides all cards; empty if it does not.
+    """How CUDA_VISIBLE_DEVICES hides all GPUs; empty if it does not.
 
-    Cards are seen up to the first name that is none (CUDA C++ Programming Guide, "CUDA environment variables").
+    GPUs are seen up to the first name that is none (CUDA C++ Programming Guide, "CUDA environment variables").
     """
     if visible is None:
         return ""
     said, first = f"CUDA_VISIBLE_DEVICES={visible!r}", visible.partition(",")[0].strip()
     if first.startswith("MIG-"):
-        return ""  # parts of a card, which are not asked for here
+        return ""  # parts of a GPU, which are not asked for here
     if first.startswith("GPU-"):
-        unknown = not any(f"GPU-{card.uuid}".startswith(first) for card in driver.cards)
+        unknown = not any(f"GPU-{gpu.uuid}".startswith(first) for gpu in driver.gpus)
     else:
         number = int(first) if first.isascii() and first.isdigit() else None
-        unknown = number is None or number >= len(driver.cards)
+        unknown = number is None or number >= len(driver.gpus)
     if not unknown:
         return ""
-    if not first or first == "-1" or not driver.cards or driver.unread:  # of a card that failed the number is not known
+    if not first or first == "-1" or not driver.gpus or driver.unread:  # of a GPU that failed the number is not known
         return f"{said} hides them"
-    names = "only GPU 0" if len(driver.cards) == 1 else f"GPUs 0 to {len(driver.cards) - 1}"
+    names = "only GPU 0" if len(driver.gpus) == 1 else f"GPUs 0 to {len(driver.gpus) - 1}"
     return f"{said} hides all, since there is no GPU {first} ({names})"
 
 
 def _asked_for(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    """Whether torch sees the card that run.device names."""
-    seen = [f"cuda:{card.index}" for card in facts.torch.cards]
+    """Whether torch sees the GPU that run.device names."""
+    seen = [f"cuda:{gpu.index}" for gpu in facts.torch.gpus]
     if not wanted.device.startswith("cuda:") or wanted.device in seen:
         return
     what = f"run.device={wanted.device}, but torch sees {' '.join(seen)} only"
@@ -156,48 +156,48 @@ def _asked_for(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     yield Finding("gpu", "error", what, "give one that it sees, or run.device=auto")
 
 
-def check_cards(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    """Each visible card: its kernels, and who else is on it."""
-    torch, cards = facts.torch, facts.torch.cards
+def check_gpus(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+    """Each visible GPU: its kernels, and who else is on it."""
+    torch, gpus = facts.torch, facts.torch.gpus
     if torch.hip:
-        yield Finding("gpu", "note", f"torch {torch.version} is built for AMD's cards, on which nobody has tried this")
+        yield Finding("gpu", "note", f"torch {torch.version} is built for AMD's GPUs, on which nobody has tried this")
         return
-    fine = [card for card in cards if card.capability and has_kernels(card.capability, torch.archs)]
-    for card in cards:
-        check = f"gpu {card.index}"
-        missing = card.capability and missing_kernels(
-            card.name,
-            card.capability,
+    fine = [gpu for gpu in gpus if gpu.capability and has_kernels(gpu.capability, torch.archs)]
+    for gpu in gpus:
+        check = f"gpu {gpu.index}"
+        missing = gpu.capability and missing_kernels(
+            gpu.name,
+            gpu.capability,
             torch=torch.version,
             cuda=torch.cuda,
             archs=torch.archs,
             driver=facts.driver.cuda if facts.driver else None,
-            others=[named_outside(card.index, facts.visible) for card in fine],
+            others=[named_outside(gpu.index, facts.visible) for gpu in fine],
         )
         if missing:
             state = Finding(check, "error", missing.what, missing.do, missing.commands)
         else:
-            emptier = [named_outside(other.index, facts.visible) for other in fine if _emptier(other, card)]
-            state = _state(check, card, emptier)
-        yield _if_used(state, wanted, "auto", "cuda", f"cuda:{card.index}")
+            emptier = [named_outside(other.index, facts.visible) for other in fine if _emptier(other, gpu)]
+            state = _state(check, gpu, emptier)
+        yield _if_used(state, wanted, "auto", "cuda", f"cuda:{gpu.index}")
 
 
-def _emptier(other: GpuInfo, card: GpuInfo) -> bool:
-    return (other.free or 0) > (card.free or 0)
+def _emptier(other: GpuInfo, gpu: GpuInfo) -> bool:
+    return (other.free or 0) > (gpu.free or 0)
 
 
-def _state(check: str, card: GpuInfo, emptier: list[str]) -> Finding:
-    """A card that torch can use: what it is, and what is free."""
-    capability = "" if card.capability is None else f", sm_{card.capability[0]}{card.capability[1]}"
-    what = f"{card.name}{capability}, {as_size(card.memory)}"
-    if card.free is not None and card.memory - card.free > TAKEN_SHARE * card.memory:
-        taken = f"{as_size(card.memory - card.free)} of it in use"
-        by = ", ".join(f"{process.name} ({process.pid}): {as_size(process.used)}" for process in card.processes)
+def _state(check: str, gpu: GpuInfo, emptier: list[str]) -> Finding:
+    """A GPU that torch can use: what it is, and what is free."""
+    capability = "" if gpu.capability is None else f", sm_{gpu.capability[0]}{gpu.capability[1]}"
+    what = f"{gpu.name}{capability}, {as_size(gpu.memory)}"
+    if gpu.free is not None and gpu.memory - gpu.free > TAKEN_SHARE * gpu.memory:
+        taken = f"{as_size(gpu.memory - gpu.free)} of it in use"
+        by = ", ".join(f"{process.name} ({process.pid}): {as_size(process.used)}" for process in gpu.processes)
         do = "end what holds it" + (f", or take CUDA_VISIBLE_DEVICES={emptier[0]}" if emptier else "")
         return Finding(check, "warning", f"{what}, {taken}{f' by {by}' if by else ''}", do, ("nvidia-smi",))
-    if not has_bfloat16(card.capability):
+    if not has_bfloat16(gpu.capability):
         return Finding(check, "note", f"{what}; it has no bfloat16: model.dtype=auto is float32 on it, which is slow")
-    return Finding(check, "ok", what + ("" if card.free is None else f", {as_size(card.free)} free"))
+    return Finding(check, "ok", what + ("" if gpu.free is None else f", {as_size(gpu.free)} free"))
 
 
 def _short(lines: Sequence[str]) -> str:
@@ -205,9 +205,9 @@ def _short(lines: Sequence[str]) -> str:
 
 
 _FAILED = re.compile(r"unable to determine the device handle|\blost\b|unknown error", re.IGNORECASE)
-"""What nvidia-smi says of a card that is there and does not answer."""
+"""What nvidia-smi says of a GPU that is there and does not answer."""
 
-_OF_FAILED = "a card may have failed: look, and reboot if it stays so"
+_OF_FAILED = "a GPU may have failed: look, and reboot if it stays so"
 
 _CONTAINER = ("docker run --gpus all …",)
 

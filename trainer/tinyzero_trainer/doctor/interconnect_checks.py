@@ -13,9 +13,9 @@ _WITHIN = ("PIX", "PXB", "PHB", "NODE")
 def check_links(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     """Several visible GPUs: how they are linked, whether they are alike, and NCCL, by which they talk."""
     torch = facts.torch
-    if len(torch.cards) < 2 or torch.hip:
+    if len(torch.gpus) < 2 or torch.hip:
         return
-    kinds = dict.fromkeys(card.name for card in torch.cards)
+    kinds = dict.fromkeys(gpu.name for gpu in torch.gpus)
     if len(kinds) > 1:
         what = f"the GPUs are unlike ({', '.join(kinds)}): together they are as fast as the slowest"
         do = "train on those that are alike; numbers here are those of cuda:N, which may not be nvidia-smi's"
@@ -28,10 +28,10 @@ def check_links(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
 
 def _visible_links(facts: Facts) -> dict[tuple[int, int], str]:
     """The kind of link between `cuda:i` and `cuda:j`, i < j; empty if one is not known."""
-    driver, places = facts.driver, {card.uuid: card.index for card in facts.torch.cards if card.uuid}
-    if driver is None or len(places) != len(facts.torch.cards):
+    driver, places = facts.driver, {gpu.uuid: gpu.index for gpu in facts.torch.gpus if gpu.uuid}
+    if driver is None or len(places) != len(facts.torch.gpus):
         return {}
-    outside = {card.index: places[card.uuid] for card in driver.cards if card.uuid in places}
+    outside = {gpu.index: places[gpu.uuid] for gpu in driver.gpus if gpu.uuid in places}
     found = {}
     for link in driver.links:
         if link.first in outside and link.second in outside:
@@ -41,7 +41,7 @@ def _visible_links(facts: Facts) -> dict[tuple[int, int], str]:
 
 
 def _on_links(links: dict[tuple[int, int], str], facts: Facts) -> Finding:
-    count = len(facts.torch.cards)
+    count = len(facts.torch.gpus)
     every = "both GPUs" if count == 2 else f"all {count} GPUs"
     fast = {pair for pair, kind in links.items() if kind.startswith("NV")}
     kinds = ", ".join(sorted({links[pair] for pair in fast}, key=lambda kind: int(kind[2:])))

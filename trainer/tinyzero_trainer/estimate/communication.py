@@ -1,4 +1,7 @@
-"""What the cards of a run send each other in a step, in seconds, as far as it is not hidden behind computing."""
+"""What the GPUs of one node send each other in a step, in seconds, as far as computing does not hide it.
+
+Collectives are rings, as NCCL's all-gather and reduce-scatter are. Networks between nodes are not modelled.
+"""
 
 from dataclasses import dataclass
 from math import gcd
@@ -6,99 +9,137 @@ from math import gcd
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.spread import Spread
 from tinyzero_trainer.estimate import constants
-from tinyzero_trainer.estimate.interconnect import Links, links_of
 from tinyzero_trainer.estimate.workload import Workload, number_bytes
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec
 from tinyzero_trainer.models.spec import ModelSpec
 
+_NVLINK = {
+    900e9: ("B300", "B200"),
+    450e9: ("H200", "GH200", "H100", "H20"),
+    300e9: ("A100", "A100 40GB"),
+}
+"""Bytes a second each way of GPUs whose machines have NVLink between all of them, by NVIDIA's data sheets, which give
+both ways together: 1.8 TB/s, 900 and 600 GB/s."""
+
+_PCIE = {
+    64e9: ("H200 NVL", "H100 NVL", "H100 PCIe", "RTX PRO 6000 Blackwell", "RTX 5090", "RTX 5080", "RTX 5070 Ti"),
+    16e9: ("V100 32GB", "V100", "T4"),
+}
+"""The same of 16 lanes of PCIe 5 and 3; all others have PCIe 4. Bridges between pairs of GPUs are left out."""
+
+_PCIE_4 = 32e9
+
+
+@dataclass(frozen=True, slots=True)
+class Interconnect:
+    """Between the GPUs of a node."""
+
+    kind: str
+    """`NVLink` or `PCIe`."""
+
+    rated: float
+    """Bytes a second that a GPU sends, by the data sheet."""
+
+    reached: float
+    """The same, as collectives reach it."""
+
+    @classmethod
+    def of(cls, gpu: GpuSpec) -> "Interconnect":
+        """Of machines with such GPUs.
+
+        Example:
+            >>> from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
+            >>> found = [Interconnect.of(find_gpu_spec(name)) for name in ("H200", "RTX 4090")]
+            >>> [(one.kind, round(one.reached / 1e9)) for one in found]
+            [('NVLink', 350), ('PCIe', 19)]
+        """
+        for rate, names in _NVLINK.items():
+            if gpu.name in names:
+                return cls("NVLink", rate, constants.NVLINK_SHARE * rate)
+        rate = next((rate for rate, names in _PCIE.items() if gpu.name in names), _PCIE_4)
+        return cls("PCIe", rate, constants.PCIE_SHARE * rate)
+
+    def gather(self, size: float, count: int) -> float:
+        """Seconds of an all-gather over `count` GPUs of `size` bytes in all, or of a reduce-scatter of them."""
+        if count == 1:
+            return 0.0
+        return constants.RING_BASE + (count - 1) * constants.LINK_HOP + size * (count - 1) / count / self.reached
+
+    def all_reduce(self, size: float, count: int) -> float:
+        """Seconds of an all-reduce of `size` bytes, which each GPU has: a reduce-scatter, then an all-gather."""
+        return 2 * self.gather(size, count)
+
+    def broadcast(self, size: float, count: int) -> float:
+        """Seconds in which one GPU sends `size` bytes to `count` others, piece after piece along a chain."""
+        return constants.RING_BASE + count * constants.LINK_HOP + size / self.reached
+
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Of a run; nothing on one card."""
+    """Of a run; nothing on one GPU."""
 
-    shape: ModelSpec
-    """The model's."""
-
+    spec: ModelSpec
     config: TrainConfig
-    """Of the run."""
-
     work: Workload
-    """Of a step."""
-
     spread: Spread
-    """Over cards."""
+    interconnect: Interconnect
 
-    links: Links
-    """Between them."""
-
-    @classmethod
-    def of(
-        cls, shape: ModelSpec, config: TrainConfig, card: GpuSpec, work: Workload, spread: Spread, nodes: int | None
-    ) -> "Traffic":
-        """On cards of a kind."""
-        return cls(shape, config, work, spread, links_of(card, spread.cards, nodes))
-
-    @property
-    def number(self) -> int:
-        """Bytes of a number that is computed with."""
-        return number_bytes(self.config)
-
-    def beside_forward(self, compute: float) -> float:
-        """Seconds of a pass over the batch that computes for so many.
+    def with_forward(self, compute: float) -> float:
+        """Seconds of a pass over the batch whose computation takes `compute` seconds.
 
         While a layer computes, the next is gathered; embedding, head and the first layer are waited for.
         """
         if self.spread.ranks == 1:
             return compute
-        count, shape = self.work.micro_batches, self.shape
-        layer, root = self._gathered(shape.layer), self._gathered(shape.embeddings)
-        each = root + layer + max(compute / count, (shape.layers - 1) * layer)
+        count, spec = self.work.micro_batches, self.spec
+        layer, root = self._gathered(spec.layer), self._gathered(spec.embeddings)
+        each = root + layer + max(compute / count, (spec.layers - 1) * layer)
         return count * (each + self._exchanged())
 
-    def beside_backward(self, compute: float) -> float:
-        """The same backwards: layers are gathered anew, and gradients added up in float32; the last are waited for."""
+    def with_backward(self, compute: float) -> float:
+        """The same of a backward pass: layers are gathered again, and gradients reduced in float32; the last are waited
+        for."""
         if self.spread.ranks == 1:
             return compute
-        count, shape, rank = self.work.micro_batches, self.shape, self.config.lora.rank
-        adapter = shape.adapter(rank, self.config.lora.target_modules)
-        reduced = self._reduced(adapter // max(1, shape.layers) if adapter else shape.layer)
-        layers = shape.layers * (self._gathered(shape.layer) + reduced)
-        root = 0.0 if adapter else self._reduced(shape.embeddings)
+        count, spec, rank = self.work.micro_batches, self.spec, self.config.lora.rank
+        adapter = spec.adapter(rank, self.config.lora.target_modules)
+        reduced = self._reduced(adapter // max(1, spec.layers) if adapter else spec.layer)
+        layers = spec.layers * (self._gathered(spec.layer) + reduced)
+        root = 0.0 if adapter else self._reduced(spec.embeddings)
         again = 2 if self.config.memory.activation_checkpointing else 1
         return count * (max(compute / count, layers) + root + again * self._exchanged())
 
     def of_decoding(self, sequences: int) -> float:
-        """Seconds in which the cards of an engine add up what attention and MLP give, in a step for so many."""
-        cards = self.config.vllm.tensor_parallel
-        if cards == 1:
-            return 0.0
-        return 2 * self.shape.layers * self.links.all_reduce(self.number * sequences * self.shape.hidden, cards)
+        """Seconds in which the GPUs of an engine reduce the outputs of attention and MLP, in one decoding step."""
+        size = number_bytes(self.config) * sequences * self.spec.hidden
+        return 2 * self.spec.layers * self.interconnect.all_reduce(size, self.config.vllm.tensor_parallel)
 
     def new_weights(self) -> float:
-        """Seconds to put every tensor together in float32, and to send them to engines that are on other cards."""
-        tensors = constants.TENSORS_OF_A_LAYER * self.shape.layers + 3
-        size = self.shape.parameters
-        seconds = tensors * self.links.gather(constants.MASTER_BYTES * size / tensors, self.spread.shards)
+        """Seconds to gather every tensor in float32, and to send them to engines that are on other GPUs."""
+        tensors = constants.TENSORS_OF_A_LAYER * self.spec.layers + 3
+        size = self.spec.parameters
+        seconds = tensors * self.interconnect.gather(constants.MASTER_BYTES * size / tensors, self.spread.shards)
         if self.spread.apart:
-            seconds += self.links.broadcast(self.number * size, self.spread.engines)
+            seconds += self.interconnect.broadcast(number_bytes(self.config) * size, self.spread.engines)
         return seconds
 
     def _gathered(self, parameters: int) -> float:
-        """Weights that a replica's ranks put together."""
-        return self.links.gather(self.number * parameters, self.spread.shards)
+        """Weights that a replica's ranks gather."""
+        return self.interconnect.gather(number_bytes(self.config) * parameters, self.spread.shards)
 
     def _reduced(self, parameters: int) -> float:
-        """Gradients that all ranks add up: each replica its own, and then replicas theirs, shard by shard."""
+        """Gradients that all ranks reduce: within each replica, then between replicas, shard by shard."""
         size, shards = constants.MASTER_BYTES * parameters, self.spread.shards
-        across = self.links.all_reduce(size / shards, self.spread.replicas, stride=shards)
-        return self.links.gather(size, shards) + across
+        between = self.interconnect.all_reduce(size / shards, self.spread.replicas)
+        return self.interconnect.gather(size, shards) + between
 
     def _exchanged(self) -> float:
-        """What ranks that share sequences give each other in a micro-batch: heads for tokens, and back."""
-        slices, shape = self.work.slices, self.shape
+        """What sequence-parallel ranks exchange in a micro-batch: heads for tokens, and back."""
+        slices, spec = self.work.slices, self.spec
         if slices == 1:
             return 0.0
-        repeated = slices // gcd(shape.kv_heads, slices)
-        states = (shape.attention, shape.kv * repeated, shape.kv * repeated, shape.attention)
-        tokens = self.number * self.work.micro_batch
-        return shape.layers * sum(self.links.exchange(tokens * width, slices) for width in states)
+        repeated = slices // gcd(spec.kv_heads, slices)
+        widths = (spec.attention, spec.kv * repeated, spec.kv * repeated, spec.attention)
+        tokens = number_bytes(self.config) * self.work.micro_batch
+        # As many bytes leave each rank as in an all-gather.
+        return spec.layers * sum(self.interconnect.gather(tokens * width, slices) for width in widths)

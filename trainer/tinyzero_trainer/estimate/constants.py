@@ -3,8 +3,7 @@
 Bytes are bytes, and a share is of something named. Nothing else in this package is a number that was fitted.
 """
 
-GIB = 2**30
-MIB = 2**20
+from tinyzero_trainer.hardware.gpu import MIB
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
@@ -15,7 +14,7 @@ SLACK = 0.08
 """Of what a process has allocated: what its allocator holds beyond it, in blocks that fit nothing."""
 
 MARGIN = 0.1
-"""Of a card: what a plan leaves free, which is the error that a prediction may have."""
+"""Of a GPU: what a plan leaves free, which is the error that a prediction may have."""
 
 MASTER_BYTES = 4
 """Of a weight that is trained, of its gradient, and of each of AdamW's two moments: float32."""
@@ -34,10 +33,10 @@ LAYERS_REDUCED = 1
 float32: one is reduced while the next is computed."""
 
 NCCL = 512 * MIB
-"""A process's communicators with other cards. Assumed; that of one card alone takes next to nothing."""
+"""A process's communicators with other GPUs. Assumed; that of one GPU alone takes next to nothing."""
 
 WEIGHT_PARCEL = 2**28
-"""Bytes of new weights that go to engines on cards of their own at a time; see ray.weight_group.PARCEL_BYTES."""
+"""Bytes of new weights that go to engines on GPUs of their own at a time; see ray.weight_group.PARCEL_BYTES."""
 
 HIDDEN_EAGER, MLP_EAGER = 16, 8
 """Bytes kept for the backward pass, a layer and token, per unit of the hidden size and of the MLP's, uncompiled: each
@@ -68,7 +67,7 @@ VLLM_ASLEEP = 900 * MIB
 """What vLLM keeps while it sleeps, beside its process's context: CUDA graphs and workspaces."""
 
 VLLM_SHARE = 0.6
-"""Of the card: the most that vllm.gpu_memory_gb is where it is not set."""
+"""Of the GPU: the most that vllm.gpu_memory_gb is where it is not set."""
 
 VLLM_SEQUENCES = 1024
 """At a time, where rollout.max_num_seqs is not set: a batch of vLLM's gains little above that."""
@@ -79,19 +78,19 @@ STEP_NUMBERS = 8
 PROMPT_TOKENS = 256
 """Tokens of a prompt where nobody says how long they are."""
 
-COMMON_CARD = "RTX 4090"
-"""By whose speed settings are compared where the card's own is not known."""
+COMMON_GPU = "RTX 4090"
+"""By whose speed settings are compared where the GPU's own is not known."""
 
 # ---- time ------------------------------------------------------------------------------------------------------------
 
 UPDATE_SHARE = 0.41
-"""Of a card's peak FLOP/s: what the update of a large model reaches, by 6 · parameters · tokens."""
+"""Of a GPU's peak FLOP/s: what the update of a large model reaches, by 6 · parameters · tokens."""
 
 HALF_SHARE_AT = 55e6
 """Parameters of a model that reaches half of that share."""
 
 VLLM_BANDWIDTH_SHARE = 0.6
-"""Of a card's memory bandwidth, while vLLM decodes; assumed."""
+"""Of a GPU's memory bandwidth, while vLLM decodes; assumed."""
 
 VLLM_STEP, VLLM_SEQUENCE, VLLM_LOGIT_BYTES = 1.25e-3, 14.6e-6, 115
 """Seconds of vLLM's host for a decoding step, and for each sequence in it; read and written of each logit. Such that 8
@@ -101,14 +100,14 @@ TORCH_STEP, TORCH_LAYER = 120e-6, 15e-6
 """Seconds of a replayed CUDA graph for a decoding step of the engine `torch`, and for each layer in it."""
 
 TORCH_BANDWIDTH_SHARE, TORCH_SHARE = 0.95, 0.6
-"""Of a card's memory bandwidth and of its peak FLOP/s, while the engine `torch` decodes."""
+"""Of a GPU's memory bandwidth and of its peak FLOP/s, while the engine `torch` decodes."""
 
 TORCH_LEAST_TOKENS = 160
 """By so many tokens a sequence seems longer when the engine `torch` reads its cache: what starting to read costs."""
 
 PLAIN_STEP, PLAIN_LAYER = 5e-3, 1.1e-3
 """Seconds of the host for a decoding step of the engine `torch` without CUDA graphs, and for each layer in it: kernel
-after kernel is launched from Python, while the card works them off. Between two virtual hosts, of 32 and 36 ms."""
+after kernel is launched from Python, while the GPU works them off. Between two virtual hosts, of 32 and 36 ms."""
 
 PLAIN_CACHE_PASSES = 14
 """How often that engine reads or writes its cache in a step, as measured: it grows by being copied, and kernels that
@@ -122,7 +121,7 @@ PASS_LAYER = 1.5e-3
 steps of 0.5B with 1 and 3 sequences a micro-batch, on a virtual machine, which is slower at it than others."""
 
 PCIE = 20e9
-"""Bytes a second between the host and the card."""
+"""Bytes a second between the host and the GPU."""
 
 HOST_STEP = 15e9
 """Bytes a second that AdamW steps on the host."""
@@ -133,25 +132,20 @@ VLLM_WAKE = 0.6
 SCORING_RATE = 20_000
 """Completions scored a second."""
 
-# ---- links between cards; how fast each kind of card's are is in links.py --------------------------------------------
+# ---- links between GPUs; how fast each kind of GPU's are is in links.py --------------------------------------------
 
 NVLINK_SHARE = 350 / 450
 """Of NVLink's bandwidth each way, what an all-gather reaches: 350 GB/s over 8 H100, and 360 in a reduce-scatter, of the
 450 of the data sheet (https://github.com/NVIDIA/nccl/issues/1281)."""
 
 PCIE_SHARE = 0.6
-"""Of the bandwidth of 16 lanes of PCIe each way, for cards without NVLink. Assumed."""
-
-NIC = 45e9
-"""Bytes a second, each way, of a GPU's network card: 90 % of 400 Gb/s. That there is one for each GPU:
-https://docs.nvidia.com/dgx-superpod/reference-architecture-scalable-infrastructure-h100/latest/. 90 % is assumed."""
+"""Of the bandwidth of 16 lanes of PCIe each way, for GPUs without NVLink. Assumed."""
 
 GPUS_OF_A_NODE = 8
-"""At the most, where nobody says how many nodes there are."""
+"""At most: as many of a run's GPUs are taken to share host memory."""
 
-RING_BASE, LINK_HOP, NIC_HOP = 8.4e-6, 3.4e-6, 9.6e-6
-"""Seconds that a ring takes whatever it carries, at its start and for each hop within a node and between nodes, as NCCL
-itself reckons:
+RING_BASE, LINK_HOP = 8.4e-6, 3.4e-6
+"""Seconds that a ring takes whatever its size, at its start and for each hop within a node, as NCCL itself estimates:
 https://github.com/NVIDIA/nccl/blob/01afd20a77b5804e0ecf1042509dd9d20ebf9e93/src/graph/tuning.cc."""
 
 TENSORS_OF_A_LAYER = 12

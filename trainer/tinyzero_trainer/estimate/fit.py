@@ -29,40 +29,40 @@ Settings = Mapping[str, Any]
 
 
 def usable(memory: int) -> int:
-    """Bytes of a card that a plan may take."""
+    """Bytes of a GPU that a plan may take."""
     return int(memory * (1 - constants.MARGIN))
 
 
-def settle(shape: ModelSpec, config: TrainConfig, limit: int, prompt_tokens: int | None = None) -> TrainConfig:
+def settle(spec: ModelSpec, config: TrainConfig, limit: int, prompt_tokens: int | None = None) -> TrainConfig:
     """Decide what the configuration leaves to the rollout engine.
 
     The engine `torch` takes as many sequences at a time as have room; without CUDA graphs `FEW_SEQUENCES`, room or not.
     vLLM stays awake during the update where all its sequences have room beside it; else it sleeps, and has what is left
-    beside the weights. Where even that does not hold a few, it asks for more than there is. On cards of its own it has
+    beside the weights. Where even that does not hold a few, it asks for more than there is. On GPUs of its own it has
     no reason to sleep.
     """
     if config.rollout.engine == "vllm":
-        return _settle_vllm(shape, config, limit, prompt_tokens)
+        return _settle_vllm(spec, config, limit, prompt_tokens)
     if config.rollout.max_num_seqs is not None:
         return config
-    if not shape.graphs:  # the engine asks nobody
+    if not spec.graphs:  # the engine asks nobody
         return with_settings(config, {"rollout.max_num_seqs": FEW_SEQUENCES})
     count, settled = workload_on(config, prompt_tokens).at_a_time, config
     least = max(LEAST_SEQUENCES, config.rollout.group_size)
-    while count // 2 >= least and awake_bytes(shape, settled, prompt_tokens) > limit:
+    while count // 2 >= least and awake_bytes(spec, settled, prompt_tokens) > limit:
         count //= 2
         settled = replace(config, rollout=replace(config.rollout, max_num_seqs=count))
     return settled
 
 
-def _settle_vllm(shape: ModelSpec, config: TrainConfig, limit: int, prompt_tokens: int | None) -> TrainConfig:
+def _settle_vllm(spec: ModelSpec, config: TrainConfig, limit: int, prompt_tokens: int | None) -> TrainConfig:
     vllm, work, spread = config.vllm, workload_on(config, prompt_tokens), spread_of(config)
-    most = needed_by_vllm(shape, config, work)
-    least = needed_by_vllm(shape, config, work, sequences=LEAST_SEQUENCES)
+    most = needed_by_vllm(spec, config, work)
+    least = needed_by_vllm(spec, config, work, sequences=LEAST_SEQUENCES)
     for sleep in (False, True) if vllm.sleep_mode is None and not spread.apart else (vllm.sleep_mode,):
         given = _gigabytes(least) if vllm.gpu_memory_gb is None else vllm.gpu_memory_gb
         tight = replace(config, vllm=replace(vllm, gpu_memory_gb=given, sleep_mode=sleep))
-        memory = predict_memory(shape, tight, prompt_tokens, card=spread.generating)
+        memory = predict_memory(spec, tight, prompt_tokens, gpu=spread.generating)
         awake = while_awake(memory) if sleep else memory.peak
         room = given * GB + (limit - awake) / (1 if vllm.separate_process else 1 + constants.SLACK)
         if vllm.gpu_memory_gb is not None:
@@ -80,25 +80,25 @@ def while_awake(memory: Memory) -> int:
     return max(phase.total for phase in memory.phases if phase.name in AWAKE)
 
 
-def awake_bytes(shape: ModelSpec, config: TrainConfig, prompt_tokens: int | None = None) -> int:
-    """The same of a configuration, on the card that a rollout engine is on."""
-    return while_awake(predict_memory(shape, config, prompt_tokens, card=spread_of(config).generating))
+def awake_bytes(spec: ModelSpec, config: TrainConfig, prompt_tokens: int | None = None) -> int:
+    """The same of a configuration, on the GPU that a rollout engine is on."""
+    return while_awake(predict_memory(spec, config, prompt_tokens, gpu=spread_of(config).generating))
 
 
 def predict_within(
-    shape: ModelSpec,
+    spec: ModelSpec,
     config: TrainConfig,
     limit: int,
     prompt_tokens: int | None = None,
     *,
-    card: CardKind | None = None,
+    gpu: CardKind | None = None,
 ) -> Memory:
     """Memory of every phase, where the engine `torch` keeps what it has during the update if that fits.
 
-    With `memory.cpu_offload` it never does. For `card` see `predict_memory`.
+    With `memory.cpu_offload` it never does. For `GPU` see `predict_memory`.
     """
-    kept = predict_memory(shape, config, prompt_tokens, keeps=config.memory.cpu_offload is None, card=card)
-    return kept if kept.peak <= limit else predict_memory(shape, config, prompt_tokens, card=card)
+    kept = predict_memory(spec, config, prompt_tokens, keeps=config.memory.cpu_offload is None, gpu=gpu)
+    return kept if kept.peak <= limit else predict_memory(spec, config, prompt_tokens, gpu=gpu)
 
 
 def with_settings(config: TrainConfig, settings: Settings) -> TrainConfig:

@@ -13,7 +13,6 @@ from tinyzero_trainer.config.compiling import compiles
 from tinyzero_trainer.config.spread import ALONE, CardKind, Spread, spread_of
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.engine_memory import Engine, engine_of
-from tinyzero_trainer.estimate.interconnect import nodes_of
 from tinyzero_trainer.estimate.workload import Workload, number_bytes, workload_of
 from tinyzero_trainer.models.spec import ModelSpec
 
@@ -45,8 +44,8 @@ class Phase:
     parts: tuple[Part, ...]
     """What is held at its worst moment."""
 
-    card: CardKind = "rank"
-    """The kind of card that is meant."""
+    gpu: CardKind = "rank"
+    """The kind of GPU that is meant."""
 
     @property
     def total(self) -> int:
@@ -72,75 +71,75 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """Bytes of the card in use, all processes together."""
+        """Bytes of the GPU in use, all processes together."""
         return self.worst.total
 
 
 def predict_memory(
-    shape: ModelSpec,
+    spec: ModelSpec,
     config: TrainConfig,
     prompt_tokens: int | None = None,
     *,
     keeps: bool = False,
-    card: CardKind | None = None,
+    gpu: CardKind | None = None,
 ) -> Memory:
     """Memory of every phase, with all completions at full length.
 
     Args:
-        shape: the model's.
+        spec: the model.
         config: of the run.
-        prompt_tokens: see `work_of`.
+        prompt_tokens: see `workload_of`.
         keeps: see `rollout.engine_of`.
-        card: which kind is meant; None = in each phase the one that holds most.
+        gpu: which kind is meant; None = in each phase the one that holds most.
     """
     spread = spread_of(config)
     work = workload_of(config, prompt_tokens, spread)
     found = list[Phase]()
-    if card != "engine":
-        engine = None if spread.apart else engine_of(shape, config, work, keeps=keeps)
-        found += _Step(shape, config, work, engine, spread).phases()
-    if card == "engine" or (card is None and spread.apart):
-        found += _engine_phases(shape, config, engine_of(shape, config, work, keeps=True))
+    if gpu != "engine":
+        engine = None if spread.apart else engine_of(spec, config, work, keeps=keeps)
+        found += _Step(spec, config, work, engine, spread).phases()
+    if gpu == "engine" or (gpu is None and spread.apart):
+        found += _engine_phases(spec, config, engine_of(spec, config, work, keeps=True))
     names = dict.fromkeys(phase.name for phase in found)
     return Memory(tuple(max((one for one in found if one.name == name), key=lambda one: one.total) for name in names))
 
 
-def host_bytes(shape: ModelSpec, config: TrainConfig, nodes: int | None = None) -> int:
-    """Bytes that `memory.cpu_offload` keeps in main memory on a machine with a card; 0 without it.
+def host_bytes(spec: ModelSpec, config: TrainConfig) -> int:
+    """Bytes that `memory.cpu_offload` keeps in main memory on a machine with a GPU; 0 without it.
 
     Of what is trained the float32 weights and AdamW's two moments, with `always` its gradients too; and what is frozen.
 
     Args:
-        shape: the model's.
+        spec: the model.
         config: of the run.
-        nodes: machines over which its cards are spread evenly; None = see `links.nodes_of`.
     """
     offload, algorithm = config.memory.cpu_offload, config.algorithm
     if offload is None:
         return 0
     each = (4 if offload == "always" else 3) * constants.MASTER_BYTES
-    adapter = shape.adapter(config.lora.rank, config.lora.target_modules)
-    held = each * (adapter or shape.parameters) + (constants.FROZEN_BYTES * shape.parameters if adapter else 0)
+    adapter = spec.adapter(config.lora.rank, config.lora.target_modules)
+    held = each * (adapter or spec.parameters) + (constants.FROZEN_BYTES * spec.parameters if adapter else 0)
     if algorithm.needs_critic:
-        head = 0 if shape.tied else shape.embedding  # which the critic does not train
-        held += each * (shape.parameters - head) + constants.FROZEN_BYTES * head
+        head = 0 if spec.tied else spec.embedding  # which the critic does not train
+        held += each * (spec.parameters - head) + constants.FROZEN_BYTES * head
     if algorithm.kl_coefficient > 0 and not adapter:
-        held += number_bytes(config) * shape.parameters
+        held += number_bytes(config) * spec.parameters
     spread = spread_of(config)
-    return -(-held * spread.replicas // nodes_of(spread.cards, nodes))
+    nodes = -(-spread.cards // constants.GPUS_OF_A_NODE)
+    return -(-held * spread.replicas // nodes)
 
 
-def _engine_phases(shape: ModelSpec, config: TrainConfig, engine: Engine) -> Iterator[Phase]:
-    """Of a card of an engine's own; of several it is the one that its process is on.
+def _engine_phases(spec: ModelSpec, config: TrainConfig, engine: Engine) -> Iterator[Phase]:
+    """Of a GPU of an engine's own; of several it is the one that its process is on.
 
     That process keeps the model, in the type that is computed in, to take new weights: all engines but the one that
     computes with it have another copy.
     """
     number = number_bytes(config)
-    twice = config.rollout.engine == "vllm" or shape.graphs
-    copy = [Part("rollout", "model that takes weights", number * shape.parameters if twice else 0)]
+    twice = config.rollout.engine == "vllm" or spec.graphs
+    copy = [Part("rollout", "model that takes weights", number * spec.parameters if twice else 0)]
     awake = [Part("rollout", what, size) for what, size in engine.awake.items()]
-    coming = [Part("rollout", "weights on their way", max(constants.WEIGHT_PARCEL, number * shape.embedding))]
+    coming = [Part("rollout", "weights on their way", max(constants.WEIGHT_PARCEL, number * spec.embedding))]
 
     def phase(name: str, own: list[Part], of_engine: list[Part]) -> Phase:
         here = own if engine.own_process else [*own, *of_engine]
@@ -164,11 +163,11 @@ class _Step:
     """The parts of each phase of a step."""
 
     def __init__(
-        self, shape: ModelSpec, config: TrainConfig, work: Workload, engine: Engine | None, spread: Spread = ALONE
+        self, spec: ModelSpec, config: TrainConfig, work: Workload, engine: Engine | None, spread: Spread = ALONE
     ) -> None:
-        self.shape, self.config, self.work, self.spread, self.engine = shape, config, work, spread, engine
+        self.spec, self.config, self.work, self.spread, self.engine = spec, config, work, spread, engine
         self.number = number_bytes(config)
-        self.adapter = shape.adapter(config.lora.rank, config.lora.target_modules)
+        self.adapter = spec.adapter(config.lora.rank, config.lora.target_modules)
         self.frozen: Role = "policy" if self.adapter else "reference"  # whose weights the KL is measured to
         self.kl = config.algorithm.kl_coefficient > 0
         self.in_loss = self.kl and config.algorithm.kl_placement == "loss"
@@ -203,9 +202,9 @@ class _Step:
 
     def _sent(self) -> Part:
         """A tensor that the engine is to have: put together in float32 if it is in shards, then as engines take it."""
-        size = (self.number + (constants.MASTER_BYTES if self.spread.shards > 1 else 0)) * self.shape.embedding
+        size = (self.number + (constants.MASTER_BYTES if self.spread.shards > 1 else 0)) * self.spec.embedding
         if self.spread.apart:  # side by side with others
-            size += self.number * self.shape.embedding + 2 * constants.WEIGHT_PARCEL
+            size += self.number * self.spec.embedding + 2 * constants.WEIGHT_PARCEL
         return Part("policy", "a tensor on its way", size)
 
     def shard(self, parameters: int) -> int:
@@ -216,22 +215,22 @@ class _Step:
         return max((self._phase(name, moment, *active) for moment in moments), key=lambda phase: phase.total)
 
     def _weights(self, phase: str, active: tuple[Role, ...]) -> Iterator[Part]:
-        """Weights and optimiser states that are on the card."""
-        offload, shape, algorithm = self.config.memory.cpu_offload, self.shape, self.config.algorithm
+        """Weights and optimiser states that are on the GPU."""
+        offload, spec, algorithm = self.config.memory.cpu_offload, self.spec, self.config.algorithm
         if offload == "always":
             return
         everyone = offload is None
         if everyone or "policy" in active:
-            yield from self._trained("policy", self.adapter or shape.parameters, everyone or phase == "update_actor")
-            frozen = self.shard(shape.parameters) if self.adapter else 0
+            yield from self._trained("policy", self.adapter or spec.parameters, everyone or phase == "update_actor")
+            frozen = self.shard(spec.parameters) if self.adapter else 0
             yield Part("policy", "frozen weights", constants.FROZEN_BYTES * frozen)
         if algorithm.needs_critic and (everyone or "critic" in active):
-            head = 0 if shape.tied else shape.embedding  # which the critic does not train
-            trained = shape.parameters - head
+            head = 0 if spec.tied else spec.embedding  # which the critic does not train
+            trained = spec.parameters - head
             yield from self._trained("critic", trained, everyone or phase == "update_critic")
             yield Part("critic", "frozen weights", constants.FROZEN_BYTES * self.shard(head))
         if self.kl and not self.adapter and (everyone or "reference" in active):
-            yield Part("reference", "weights", self.number * self.shard(shape.parameters))
+            yield Part("reference", "weights", self.number * self.shard(spec.parameters))
 
     def _trained(self, role: Role, count: int, moments: bool) -> Iterator[Part]:
         yield Part(role, "weights in float32", constants.MASTER_BYTES * self.shard(count))
@@ -245,10 +244,10 @@ class _Step:
         several, memory = self.spread.shards > 1, self.config.memory
         again = several or role == "reference" or memory.activation_checkpointing or memory.cpu_offload
         layers = (
-            constants.LAYERS_GATHERED + (constants.LAYERS_ARRIVING if several else 0) if again else self.shape.layers
+            constants.LAYERS_GATHERED + (constants.LAYERS_ARRIVING if several else 0) if again else self.spec.layers
         )
-        size = self.shape.embeddings + layers * self.shape.layer
-        staged = constants.MASTER_BYTES * self.shard(self.shape.layer) if memory.cpu_offload == "always" else 0
+        size = self.spec.embeddings + layers * self.spec.layer
+        staged = constants.MASTER_BYTES * self.shard(self.spec.layer) if memory.cpu_offload == "always" else 0
         return Part(role, "weights at work", self.number * size + staged)
 
     def _forward(self, role: Role) -> list[Part]:
@@ -257,26 +256,26 @@ class _Step:
 
     def _layer(self, role: Role) -> Part:
         """What a layer takes while it is computed without gradient."""
-        layer = constants.HIDDEN_FORWARD * self.shape.hidden + constants.MLP_FORWARD * self.shape.mlp
+        layer = constants.HIDDEN_FORWARD * self.spec.hidden + constants.MLP_FORWARD * self.spec.mlp
         return Part(role, "a layer's activations", self.work.micro_batch * layer * self.number // 2)
 
     def _logits(self, role: Role, models: int = 1) -> Part:
         """A chunk of those of `models` models; its gradient replaces its logits. See models/fused_logprobs.py."""
         tokens = max(1, int(self.work.micro_batch * self.work.share))
-        count = min(constants.HEAD_ELEMENTS[self.number], tokens * models * self.shape.vocabulary)
+        count = min(constants.HEAD_ELEMENTS[self.number], tokens * models * self.spec.vocabulary)
         return Part(role, "logits", self.number * count)
 
     def _update(self, role: Role) -> list[list[Part]]:
         """The moments of an update that may be its worst."""
-        shape, trained = self.shape, self.adapter if role == "policy" and self.adapter else self.shape.parameters
+        spec, trained = self.spec, self.adapter if role == "policy" and self.adapter else self.spec.parameters
         whole = 0 if self.config.memory.cpu_offload == "always" else constants.MASTER_BYTES * self.shard(trained)
         gradients = Part(role, "gradients in float32", whole if self.work.accumulates else 0)
         kept, layer = self._activations()
         held = [self._gathered(role), Part(role, "activations", kept), gradients]
-        of_head = 0 if role == "critic" or self.adapter else shape.embedding
+        of_head = 0 if role == "critic" or self.adapter else spec.embedding
         reducing = self._reducing(bool(self.adapter) and role == "policy") if self.spread.shards > 1 else 0
         backward = Part(role, "gradients on their way", layer + self.number * of_head + reducing)
-        embedding = 0 if self.adapter and role == "policy" else shape.embedding
+        embedding = 0 if self.adapter and role == "policy" else spec.embedding
         root = (self.number + 4) * embedding + 4 * self.shard(embedding)
         reduced = [self._gathered(role), Part(role, "gradients in float32", whole), Part(role, "reducing", root)]
         if role == "critic":
@@ -287,7 +286,7 @@ class _Step:
 
     def _reducing(self, adapted: bool) -> int:
         """Bytes of a layer's gradients between several ranks."""
-        trained = self.adapter // max(1, self.shape.layers) if adapted else self.shape.layer
+        trained = self.adapter // max(1, self.spec.layers) if adapted else self.spec.layer
         return constants.LAYERS_REDUCED * (self.number + constants.MASTER_BYTES) * trained
 
     def _beside_reference(self, held: list[Part], moments: list[list[Part]]) -> list[list[Part]]:
@@ -297,24 +296,24 @@ class _Step:
         if self.adapter:  # it is the policy's model, whose weights are there
             return [*moments, passing]
         # Its layers are gathered in its pass only; the rest of it stays, for there is no backward pass to give it back.
-        rest = Part("reference", "weights at work", self.number * self.shape.embeddings)
+        rest = Part("reference", "weights at work", self.number * self.spec.embeddings)
         return [*([*moment, rest] for moment in moments), [*passing, self._gathered("reference")]]
 
     def _activations(self) -> tuple[int, int]:
         """Bytes kept for the backward pass of all layers, and bytes that exist within the one that is at work."""
-        shape, tokens = self.shape, self.work.micro_batch
+        spec, tokens = self.spec, self.work.micro_batch
         hidden, mlp = constants.HIDDEN_EAGER, constants.MLP_EAGER
         slices = self.spread.slices
-        if slices == 1 and compiles(self.config.model.compile, shape.parameters):
+        if slices == 1 and compiles(self.config.model.compile, spec.parameters):
             hidden, mlp = constants.HIDDEN_COMPILED, constants.MLP_COMPILED
-        attention = 2 * (2 * shape.attention + 2 * shape.kv) + 4 * shape.heads
+        attention = 2 * (2 * spec.attention + 2 * spec.kv) + 4 * spec.heads
         if slices > 1:
             # What attention gives is kept before and after it is exchanged, and heads that are too few twice.
-            repeated = slices // gcd(shape.kv_heads, slices)
-            attention += 2 * (shape.attention + 2 * (repeated - 1) * shape.kv)
-        layer = tokens * (hidden * shape.hidden + mlp * shape.mlp + attention) * self.number // 2
-        adapted = 2 * tokens * self.config.lora.rank * len(shape.matrices) * self.number
+            repeated = slices // gcd(spec.kv_heads, slices)
+            attention += 2 * (spec.attention + 2 * (repeated - 1) * spec.kv)
+        layer = tokens * (hidden * spec.hidden + mlp * spec.mlp + attention) * self.number // 2
+        adapted = 2 * tokens * self.config.lora.rank * len(spec.matrices) * self.number
         working = int(constants.LAYER_BACKWARD * layer)
         if self.config.memory.activation_checkpointing:
-            return shape.layers * tokens * shape.hidden * self.number, layer + adapted + working
-        return shape.layers * (layer + adapted), working
+            return spec.layers * tokens * spec.hidden * self.number, layer + adapted + working
+        return spec.layers * (layer + adapted), working

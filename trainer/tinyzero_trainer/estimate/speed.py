@@ -1,7 +1,7 @@
-"""Seconds of each phase of a step, from a card's data sheet and a few measured shares of it.
+"""Seconds of each phase of a step, from a GPU's data sheet and a few measured shares of it.
 
-On several cards each has its share of the work; what they send each other, and do not hide behind it, is in
-communication.py.
+On several GPUs each has its share of the work; what they send each other, and computing does not hide, is in
+communication.py. All of them are taken to be in one node.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.spread import spread_of
 from tinyzero_trainer.estimate import constants
-from tinyzero_trainer.estimate.communication import Traffic
+from tinyzero_trainer.estimate.communication import Interconnect, Traffic
 from tinyzero_trainer.estimate.engine_memory import sequences_in_vllm
 from tinyzero_trainer.estimate.workload import Workload, number_bytes, workload_of
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec
@@ -33,16 +33,16 @@ class Speed:
     generated: int
     """Of them, those that the model generates."""
 
-    cards: int = 1
-    """That the step takes."""
+    gpus: int = 1
+    """Number of GPUs."""
 
-    beside: bool = False
+    overlaps: bool = False
     """Whether the next batch is collected while this one is trained on."""
 
     @property
     def step(self) -> float:
         """Seconds of the whole."""
-        if not self.beside:
+        if not self.overlaps:
             return sum(self.seconds.values())
         sent = self.seconds["update_weights"]
         collected = sum(seconds for name, seconds in self.seconds.items() if name in COLLECTING)
@@ -59,38 +59,35 @@ class Speed:
         return self.generated / self.seconds["gen"]
 
 
-def predict_speed(
-    shape: ModelSpec, config: TrainConfig, card: GpuSpec, prompt_tokens: int | None = None, nodes: int | None = None
-) -> Speed:
-    """Time of a step on a card, or as many of a kind as the configuration names, with all completions at full length.
+def predict_speed(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, prompt_tokens: int | None = None) -> Speed:
+    """Time of a step on a GPU, or as many of a kind as the configuration names, with all completions at full length.
 
     Args:
-        shape: the model's.
+        spec: the model.
         config: of the run.
-        card: a kind of GPU.
-        prompt_tokens: see `work_of`.
-        nodes: see `links.nodes_of`.
+        gpu: a kind of GPU.
+        prompt_tokens: see `workload_of`.
     """
     spread, algorithm = spread_of(config), config.algorithm
     work = workload_of(config, prompt_tokens, spread)
-    traffic = Traffic.of(shape, config, card, work, spread, nodes)
-    forward, whole = _passes(shape, config, card, work, traffic)
+    traffic = Traffic(spec, config, work, spread, Interconnect.of(gpu))
+    forward, whole = _passes(spec, config, gpu, work, traffic)
     prompts = spread.of_an_engine(config.data.prompts_per_step)
     completions = prompts * config.rollout.group_size
-    seconds = {"gen": _generation(shape, config, card, work, traffic, completions, prompts)}
+    seconds = {"gen": _generation(spec, config, gpu, work, traffic, completions, prompts)}
     seconds["reward"] = work.completions / constants.SCORING_RATE
     if config.old_logprobs_source == "policy":
         seconds["old_log_prob"] = forward
     if algorithm.kl_in_reward:
         seconds["ref"] = forward
     if algorithm.advantage_estimator == "remax":
-        seconds["gen_greedy"] = _generation(shape, config, card, work, traffic, prompts, prompts)
+        seconds["gen_greedy"] = _generation(spec, config, gpu, work, traffic, prompts, prompts)
     if algorithm.needs_critic:
         seconds |= {"values": forward, "update_critic": whole}
     in_loss = algorithm.kl_coefficient > 0 and not algorithm.kl_in_reward
     seconds["update_actor"] = whole + (work.epochs * forward if in_loss else 0)
     sleeps = constants.VLLM_WAKE if config.rollout.engine == "vllm" and config.vllm.sleep_mode else 0.0
-    copied = 10 * shape.parameters / (card.bandwidth * 1e9)
+    copied = 10 * spec.parameters / (gpu.bandwidth * 1e9)
     seconds["update_weights"] = sleeps + copied + traffic.new_weights()
     return Speed(
         seconds, work.tokens, work.completions * work.completion, spread.cards, config.rollout.max_async_level > 0
@@ -98,17 +95,17 @@ def predict_speed(
 
 
 def _passes(
-    shape: ModelSpec, config: TrainConfig, card: GpuSpec, work: Workload, traffic: Traffic
+    spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, work: Workload, traffic: Traffic
 ) -> tuple[float, float]:
     """Seconds of a pass over the batch without gradient, and of a critic's or the policy's whole update."""
-    size, spread = shape.parameters, traffic.spread
+    size, spread = spec.parameters, traffic.spread
     share = constants.UPDATE_SHARE * size / (size + constants.HALF_SHARE_AT)
-    unit = size * work.tokens_of_a_card / (card.flops_in(number_bytes(config)) * share)
+    unit = size * work.tokens_of_a_gpu / (gpu.flops_in(number_bytes(config)) * share)
     of_update = (8 if config.memory.activation_checkpointing else 6) * unit
     # Layer after layer the host launches kernels: with few tokens to a micro-batch it is what takes long.
-    launching = work.micro_batches * shape.layers * constants.PASS_LAYER
-    forward = max(traffic.beside_forward(2 * unit), launching)
-    update = traffic.beside_forward(2 * unit) + traffic.beside_backward(of_update - 2 * unit)
+    launching = work.micro_batches * spec.layers * constants.PASS_LAYER
+    forward = max(traffic.with_forward(2 * unit), launching)
+    update = traffic.with_forward(2 * unit) + traffic.with_backward(of_update - 2 * unit)
     update = max(update, of_update / (2 * unit) * launching) * work.epochs
     shard, trained = size / spread.shards, 0 if config.lora.rank else size / spread.shards
     if config.memory.cpu_offload == "idle":  # weights and moments there and back
@@ -116,17 +113,16 @@ def _passes(
         forward += 4 * shard / constants.PCIE
     if config.memory.cpu_offload == "always":
         travels = 12 * shard * work.micro_batches / constants.PCIE  # weights in both passes, and gradients
-        # The ranks of a machine step on the same processors.
-        stepped = 28 * trained * spread.ranks / traffic.links.nodes
+        stepped = 28 * trained * spread.ranks  # the ranks share the machine's cores
         update += work.epochs * travels + stepped * work.epochs * work.mini_batches / constants.HOST_STEP
         forward += work.micro_batches * 4 * shard / constants.PCIE
     return forward, update
 
 
 def _generation(
-    shape: ModelSpec,
+    spec: ModelSpec,
     config: TrainConfig,
-    card: GpuSpec,
+    gpu: GpuSpec,
     work: Workload,
     traffic: Traffic,
     completions: int,
@@ -135,53 +131,51 @@ def _generation(
     """Seconds in which an engine generates so many completions of its prompts, as many at a time as it takes."""
     at_a_time = min(work.trained_at_a_time, completions)
     if config.rollout.engine == "vllm":
-        at_a_time = min(at_a_time, sequences_in_vllm(shape, config, work))
+        at_a_time = min(at_a_time, sequences_in_vllm(spec, config, work))
     rounds, length = completions / at_a_time, work.prompt + work.completion / 2
-    cards = config.vllm.tensor_parallel
-    together = replace(card, bandwidth=cards * card.bandwidth, tflops=cards * card.tflops, float32=cards * card.float32)
-    step = decoding_step(shape, config, together, at_a_time, length) + traffic.of_decoding(at_a_time)
-    return rounds * work.completion * step + reading(shape, config, together, prompts * work.prompt)
+    gpus = config.vllm.tensor_parallel
+    together = replace(gpu, bandwidth=gpus * gpu.bandwidth, tflops=gpus * gpu.tflops, float32=gpus * gpu.float32)
+    step = decoding_step(spec, config, together, at_a_time, length) + traffic.of_decoding(at_a_time)
+    return rounds * work.completion * step + reading(spec, config, together, prompts * work.prompt)
 
 
-def decoding_step(shape: ModelSpec, config: TrainConfig, card: GpuSpec, sequences: int, length: float) -> float:
+def decoding_step(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, sequences: int, length: float) -> float:
     """Seconds in which the rollout engine makes one token of each sequence.
 
     Args:
-        shape: the model's.
+        spec: the model.
         config: of the run.
-        card: a kind of GPU.
+        gpu: a kind of GPU.
         sequences: generated at a time.
         length: tokens that each has so far, its prompt included, in the mean.
     """
-    number, cache = number_bytes(config), number_bytes(config) * shape.cache_numbers
-    token = 2 * shape.parameters / card.flops_in(number)
+    number, cache = number_bytes(config), number_bytes(config) * spec.cache_numbers
+    token = 2 * spec.parameters / gpu.flops_in(number)
     if config.rollout.engine == "vllm":
-        touched = number * shape.parameters + sequences * (
-            length * cache + constants.VLLM_LOGIT_BYTES * shape.vocabulary
-        )
-        read = touched / (card.bandwidth * 1e9 * constants.VLLM_BANDWIDTH_SHARE)
+        touched = number * spec.parameters + sequences * (length * cache + constants.VLLM_LOGIT_BYTES * spec.vocabulary)
+        read = touched / (gpu.bandwidth * 1e9 * constants.VLLM_BANDWIDTH_SHARE)
         host = constants.VLLM_STEP + sequences * constants.VLLM_SEQUENCE
         return host + max(read, sequences * token / constants.UPDATE_SHARE)
     length += constants.TORCH_LEAST_TOKENS
     logit = 3 * number  # written once and read twice
-    if not shape.graphs:
-        cache *= constants.PLAIN_CACHE_PASSES + 2 * shape.repeated_heads
+    if not spec.graphs:
+        cache *= constants.PLAIN_CACHE_PASSES + 2 * spec.repeated_heads
         logit = constants.PLAIN_LOGIT_BYTES
-    touched = number * shape.parameters + sequences * (length * cache + logit * shape.vocabulary)
-    read = touched / (card.bandwidth * 1e9 * constants.TORCH_BANDWIDTH_SHARE)
-    host = constants.TORCH_STEP + shape.layers * constants.TORCH_LAYER
+    touched = number * spec.parameters + sequences * (length * cache + logit * spec.vocabulary)
+    read = touched / (gpu.bandwidth * 1e9 * constants.TORCH_BANDWIDTH_SHARE)
+    host = constants.TORCH_STEP + spec.layers * constants.TORCH_LAYER
     # Kernels follow each other, so that what computes and what reads add up.
     seconds = host + read + sequences * token / constants.TORCH_SHARE
-    if shape.graphs:
+    if spec.graphs:
         return seconds
-    return max(seconds, constants.PLAIN_STEP + shape.layers * constants.PLAIN_LAYER)  # host and card work side by side
+    return max(seconds, constants.PLAIN_STEP + spec.layers * constants.PLAIN_LAYER)  # host and GPU work side by side
 
 
-def reading(shape: ModelSpec, config: TrainConfig, card: GpuSpec, tokens: int) -> float:
+def reading(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, tokens: int) -> float:
     """Seconds in which the rollout engine reads so many tokens of prompts, each once for all its completions.
 
     vLLM's are within its decoding steps.
     """
     if config.rollout.engine == "vllm":
         return 0.0
-    return 2 * shape.parameters * tokens / (card.flops_in(number_bytes(config)) * constants.TORCH_SHARE)
+    return 2 * spec.parameters * tokens / (gpu.flops_in(number_bytes(config)) * constants.TORCH_SHARE)

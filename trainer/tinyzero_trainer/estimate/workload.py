@@ -34,7 +34,7 @@ class Workload:
     """Passes over the batch."""
 
     micro_batch: int
-    """Tokens of a forward and backward pass, on a card."""
+    """Tokens of a forward and backward pass, on a GPU."""
 
     seats: int
     """Sequences at a time for which vLLM makes itself ready, whether an engine is given as many or not."""
@@ -43,10 +43,10 @@ class Workload:
     """Prompts of a step."""
 
     shares: int = 1
-    """Parts of a mini-batch that are trained on at the same time, on cards of their own."""
+    """Parts of a mini-batch that are trained on at the same time, on GPUs of their own."""
 
     slices: int = 1
-    """Cards that share each sequence."""
+    """GPUs that share each sequence."""
 
     @property
     def sequence(self) -> int:
@@ -75,15 +75,15 @@ class Workload:
 
     @property
     def micro_batches(self) -> int:
-        """Of a pass over the batch, on a card."""
+        """Of a pass over the batch, on a GPU."""
         of_a_mini_batch = -(-self.completions // self.mini_batches)
         sequences = -(-of_a_mini_batch // self.shares)
         fitting = max(1, self.micro_batch * self.slices // self.sequence)
         return self.mini_batches * -(-sequences // fitting)
 
     @property
-    def tokens_of_a_card(self) -> float:
-        """Of a pass over the batch, those that the card with most of them has."""
+    def tokens_of_a_gpu(self) -> float:
+        """Of a pass over the batch, those that the GPU with most of them has."""
         samples = self.completions // self.groups
         ends = [-(-place * self.groups // self.mini_batches) for place in range(self.mini_batches + 1)]
         fullest = sum(-(-(end - start) * samples // self.shares) for start, end in pairwise(ends))
@@ -96,7 +96,7 @@ def workload_of(config: TrainConfig, prompt_tokens: int | None = None, spread: S
     Args:
         config: of the run.
         prompt_tokens: of a prompt; none = `PROMPT_TOKENS`, or data.max_prompt_tokens if that is less.
-        spread: over cards, of which each has its share; by itself it is one.
+        spread: over GPUs, of which each has its share; by itself it is one.
     """
     data, rollout, optimizer = config.data, config.rollout, config.optimizer
     prompt = prompt_tokens or min(PROMPT_TOKENS, data.max_prompt_tokens)
@@ -125,13 +125,13 @@ def workload_of(config: TrainConfig, prompt_tokens: int | None = None, spread: S
 
 
 def workload_on(config: TrainConfig, prompt_tokens: int | None = None) -> Workload:
-    """The same on the cards that the configuration names."""
+    """The same on the GPUs that the configuration names."""
     return workload_of(config, prompt_tokens, spread_of(config))
 
 
 def number_bytes(config: TrainConfig) -> int:
     """Bytes of a number that networks, caches and logits are computed with; `auto` is taken for bfloat16.
 
-    Of a card without that see `target.on_card`.
+    Of a GPU without that see `target.on_card`.
     """
     return 4 if config.model.dtype == "float32" else 2

@@ -1,6 +1,6 @@
-"""Whether torch has kernels for a card, and which torch would. No torch in here, so that any card can be simulated.
+"""Whether torch has kernels for a GPU, and which torch would. No torch in here, so that any GPU can be simulated.
 
-A card runs machine code (`sm_XY`) of its own major version and of no newer minor one, and may compile PTX
+A GPU runs machine code (`sm_XY`) of its own major version and of no newer minor one, and may compile PTX
 (`compute_XY`) of any older version. `sm_90a` runs on 9.0 alone, `sm_100f` on its own family
 (CUDA C++ Programming Guide, "Application compatibility" and "Feature set compiler targets").
 """
@@ -23,7 +23,7 @@ _EMBEDDED = {(5, 3), (6, 2), (7, 2), (8, 7), (10, 1)}
 
 
 def has_kernels(capability: Capability, archs: Iterable[str]) -> bool:
-    """Whether a card can run, or compile, any of the code torch was built with.
+    """Whether a GPU can run, or compile, any of the code torch was built with.
 
     Example:
         >>> has_kernels((8, 9), ["sm_80", "sm_90a"]), has_kernels((12, 0), ["sm_90"])
@@ -49,7 +49,7 @@ def _runs_on(arch: str, capability: Capability) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MissingKernels:
-    """A torch without kernels for a card: what is wrong, and what to do."""
+    """A torch without kernels for a GPU: what is wrong, and what to do."""
 
     what: str
     do: str
@@ -72,22 +72,22 @@ def missing_kernels(
     driver: CudaVersion | None = None,
     others: Sequence[str] = (),
 ) -> MissingKernels | None:
-    """What stands against training on a card, or None.
+    """What stands against training on a GPU, or None.
 
     Args:
-        name: the card's.
-        capability: the card's.
+        name: the GPU's.
+        capability: the GPU's.
         torch: version of torch.
         cuda: what it was built for; None = not for NVIDIA, so there is nothing to say.
         archs: of `torch.cuda.get_arch_list()`; nothing is said where it is empty.
         driver: newest CUDA that the driver supports, which bears on the advice; None = not known, torch's own is taken.
-        others: cards that torch does have kernels for, as `named_outside` names them.
+        others: GPUs that torch does have kernels for, as `named_outside` names them.
     """
     if cuda is None or not archs or has_kernels(capability, archs):
         return None
     advice, commands = ["train on the CPU with run.device=cpu"], []
     if others:
-        advice.insert(0, f"use another card with CUDA_VISIBLE_DEVICES={','.join(others)}")
+        advice.insert(0, f"use another GPU with CUDA_VISIBLE_DEVICES={','.join(others)}")
     if build := build_for(capability, driver or parse_cuda(cuda)):
         advice.append("install a torch built for it")
         commands.append(install(build))
@@ -101,7 +101,7 @@ def missing_kernels(
 
 
 def named_outside(index: int, visible: str | None) -> str:
-    """What CUDA_VISIBLE_DEVICES calls the card that is `cuda:index` under its present value (None = not set).
+    """What CUDA_VISIBLE_DEVICES calls the GPU that is `cuda:index` under its present value (None = not set).
 
     Example:
         >>> named_outside(1, None), named_outside(1, "4,6")
@@ -112,10 +112,10 @@ def named_outside(index: int, visible: str | None) -> str:
 
 
 def build_for(capability: Capability | None, driver: CudaVersion | None = None) -> str | None:
-    """The series of PyTorch's builds, such as `cu126`, that runs on a card with its driver; None = there is none.
+    """The series of PyTorch's builds, such as `cu126`, that runs on a GPU with its driver; None = there is none.
 
     Args:
-        capability: the card's; None = not known, a common one is taken.
+        capability: the GPU's; None = not known, a common one is taken.
         driver: newest CUDA that the driver supports; None = not known, CUDA 12 is taken.
 
     Example:

@@ -1,7 +1,7 @@
-"""The cards that CUDA shows a process, in CUDA's own order: `cuda:N` is the one at place N. No torch in here.
+"""The GPUs that CUDA shows a process, in CUDA's own order: `cuda:N` is the one at place N. No torch in here.
 
 CUDA_DEVICE_ORDER (by default the fastest first, which is not the order of nvidia-smi), CUDA_VISIBLE_DEVICES and parts
-of a card (MIG) are CUDA's to judge, so the driver's libcuda is asked: in a process of its own, which may crash or hang,
+of a GPU (MIG) are CUDA's to judge, so the driver's libcuda is asked: in a process of its own, which may crash or hang,
 and which leaves the one that asks free to fork.
 """
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from tinyzero_trainer.hardware.gpu import GpuInfo
 
 SECONDS = 20.0
-"""A machine with many cards takes some of them to wake up."""
+"""A machine with many GPUs takes some of them to wake up."""
 
 _NO_DEVICE = 100
-"""cuInit's answer where there is no card, or all are hidden."""
+"""cuInit's answer where there is no GPU, or all are hidden."""
 
 _MAJOR, _MINOR = 75, 76
-"""Attributes of a card: its compute capability."""
+"""Attributes of a GPU: its compute capability."""
 
 
 def visible_gpus(command: Sequence[str] = (), timeout: float = SECONDS) -> "tuple[GpuInfo, ...] | None":
-    """The cards that a run would see; None = CUDA is not there, or cannot be asked.
+    """The GPUs that a run would see; None = CUDA is not there, or cannot be asked.
 
     Args:
         command: another one to run, for tests.
@@ -50,7 +50,7 @@ def visible_gpus(command: Sequence[str] = (), timeout: float = SECONDS) -> "tupl
 
 
 def ask_cuda(library: Any) -> list[dict[str, Any]] | None:
-    """What libcuda says of each card, as fields of `GpuInfo`; None = it cannot say.
+    """What libcuda says of each GPU, as fields of `GpuInfo`; None = it cannot say.
 
     Args:
         library: libcuda, opened.
@@ -61,13 +61,13 @@ def ask_cuda(library: Any) -> list[dict[str, Any]] | None:
         return []
     if status or library.cuDeviceGetCount(ctypes.byref(number)):
         return None
-    cards = [_ask_card(library, place) for place in range(number.value)]
-    return None if None in cards else [card for card in cards if card is not None]
+    gpus = [_ask_gpu(library, place) for place in range(number.value)]
+    return None if None in gpus else [gpu for gpu in gpus if gpu is not None]
 
 
-def _ask_card(library: Any, place: int) -> dict[str, Any] | None:
+def _ask_gpu(library: Any, place: int) -> dict[str, Any] | None:
     device, memory, name, own = ctypes.c_int(0), ctypes.c_size_t(0), ctypes.create_string_buffer(256), _Uuid()
-    # The later one names a part of a card by itself, not by the card.
+    # The later one names a part of a GPU by itself, not by the GPU.
     ask_uuid = getattr(library, "cuDeviceGetUuid_v2", None) or library.cuDeviceGetUuid
     faults = (
         library.cuDeviceGet(ctypes.byref(device), place),

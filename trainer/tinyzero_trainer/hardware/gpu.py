@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+GIB, MIB = 2**30, 2**20
+
 Capability: TypeAlias = tuple[int, int]
-"""Compute capability of a card, such as (9, 0)."""
+"""Compute capability of a GPU, such as (9, 0)."""
 
 CudaVersion: TypeAlias = tuple[int, int]
 """Version of CUDA, such as (12, 8)."""
@@ -12,7 +14,7 @@ CudaVersion: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True)
 class Process:
-    """Somebody who holds memory of a card."""
+    """Somebody who holds memory of a GPU."""
 
     pid: int
     """Its number."""
@@ -21,7 +23,7 @@ class Process:
     """What the driver calls it."""
 
     used: int
-    """Bytes of the card's memory."""
+    """Bytes of the GPU's memory."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class GpuInfo:
     """An NVIDIA GPU."""
 
     index: int
-    """Its number; for a visible card that of `cuda:N`."""
+    """Its number; for a visible GPU that of `cuda:N`."""
 
     name: str
     """Such as `NVIDIA H200`."""
@@ -78,17 +80,17 @@ class Driver:
     cuda: CudaVersion | None = None
     """The newest CUDA it supports."""
 
-    cards: tuple[GpuInfo, ...] = ()
-    """All cards it knows, visible to this process or not."""
+    gpus: tuple[GpuInfo, ...] = ()
+    """All GPUs it knows, visible to this process or not."""
 
     error: str = ""
     """Why it cannot be asked; empty = it can."""
 
     unread: tuple[str, ...] = ()
-    """What nvidia-smi said beside the cards: of those that have failed there is nothing else."""
+    """What nvidia-smi said beside the GPUs: of those that have failed there is nothing else."""
 
     unread_uses: tuple[str, ...] = ()
     """What it said beside the processes on them."""
 
     links: tuple[Link, ...] = ()
-    """The way between each pair of cards; none = not known, or there is one card."""
+    """The way between each pair of GPUs; none = not known, or there is one GPU."""

@@ -1,6 +1,6 @@
 """Whether there is a GPU that a run would use, asked before anything slow is imported. No torch in here.
 
-A guess to decide by within milliseconds: torch may still find that it cannot use the card. `tinyzero doctor` looks
+A guess to decide by within milliseconds: torch may still find that it cannot use the GPU. `tinyzero doctor` looks
 closely.
 """
 
@@ -24,7 +24,7 @@ def sees_gpu(device: str) -> bool:
     # Indices up to the first that is none are seen, so -1 in front hides all.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     hidden = visible is not None and visible.strip().partition(",")[0] in ("", "-1")
-    return not hidden and torch_is_for_cuda() and count_cards() > 0
+    return not hidden and torch_is_for_cuda() and count_gpus() > 0
 
 
 def torch_is_for_cuda() -> bool:
@@ -39,8 +39,8 @@ def torch_is_for_cuda() -> bool:
     return re.search(r"^cuda\b[^=\n]*= *['\"]", text, re.MULTILINE) is not None
 
 
-def count_cards(driver: str = _DRIVER) -> int:
-    """How many cards NVIDIA's driver has; 0 without one.
+def count_gpus(driver: str = _DRIVER) -> int:
+    """How many GPUs NVIDIA's driver has; 0 without one.
 
     Args:
         driver: name of its library.

@@ -1,10 +1,10 @@
 """What well-known GPUs can do, by their makers' data sheets, found by the name that the driver gives them.
 
-For planning and for the share of the peak that an update reaches. Whether torch has kernels for a card is the
+For planning and for the share of the peak that an update reaches. Whether torch has kernels for a GPU is the
 doctor's to say. No torch in here.
 
-Sources: NVIDIA's data sheets of the data-centre cards, dense (half of what they print "with sparsity"); of the GeForce
-and RTX cards the architecture whitepapers of Ampere (GA102), Ada and Blackwell, with accumulation in float32.
+Sources: NVIDIA's data sheets of the data-centre GPUs, dense (half of what they print "with sparsity"); of the GeForce
+and RTX GPUs the architecture whitepapers of Ampere (GA102), Ada and Blackwell, with accumulation in float32.
 """
 
 import re
@@ -22,7 +22,7 @@ class GpuSpec:
     """GiB that the driver shows, at the most."""
 
     tflops: float
-    """Dense bfloat16 TFLOP/s with accumulation in float32; of cards without bfloat16, float16."""
+    """Dense bfloat16 TFLOP/s with accumulation in float32; of GPUs without bfloat16, float16."""
 
     bandwidth: float
     """GB/s of its memory."""
@@ -44,21 +44,21 @@ class GpuSpec:
 
 
 BFLOAT16_FROM = (8, 0)
-"""Compute capability from which a card computes in bfloat16; older ones only act as if, at a fraction of the speed."""
+"""Compute capability from which a GPU computes in bfloat16; older ones only act as if, at a fraction of the speed."""
 
 
-def has_bfloat16(capability: tuple[int, int] | None, card: GpuSpec | None = None) -> bool:
-    """Whether a card computes in bfloat16, so that `model.dtype=auto` is that and not float32.
+def has_bfloat16(capability: tuple[int, int] | None, gpu: GpuSpec | None = None) -> bool:
+    """Whether a GPU computes in bfloat16, so that `model.dtype=auto` is that and not float32.
 
     Args:
         capability: its compute capability; None = not known.
-        card: what is known of its kind, where that is not.
+        gpu: what is known of its kind, where that is not.
 
     Example:
         >>> has_bfloat16((7, 5)), has_bfloat16((8, 9)), has_bfloat16(None, find_gpu_spec("Tesla T4"))
         (False, True, False)
     """
-    return capability >= BFLOAT16_FROM if capability is not None else card is None or card.bfloat16
+    return capability >= BFLOAT16_FROM if capability is not None else gpu is None or gpu.bfloat16
 
 
 _CARDS = (
@@ -104,14 +104,14 @@ _CARDS = (
 
 def known_gpus() -> tuple[GpuSpec, ...]:
     """All of them."""
-    return tuple(card for _, card in _CARDS)
+    return tuple(gpu for _, gpu in _CARDS)
 
 
 def find_gpu_spec(name: str) -> GpuSpec | None:
-    """The card of a name that a driver, or a person, gives.
+    """The GPU of a name that a driver, or a person, gives.
 
     Returns:
-        None if it is not known, or is a part of a card (MIG), which can do a part of what the card can.
+        None if it is not known, or is a part of a GPU (MIG), which can do a part of what the GPU can.
 
     Example:
         >>> find_gpu_spec("NVIDIA A100-SXM4-80GB").tflops
@@ -121,4 +121,4 @@ def find_gpu_spec(name: str) -> GpuSpec | None:
     """
     if re.search(r"\bMIG\b", name):
         return None
-    return next((card for pattern, card in _CARDS if re.search(rf"(?<![A-Za-z0-9]){pattern}", name, re.I)), None)
+    return next((gpu for pattern, gpu in _CARDS if re.search(rf"(?<![A-Za-z0-9]){pattern}", name, re.I)), None)

@@ -1,7 +1,7 @@
-"""Asks the NVIDIA driver for its cards, by nvidia-smi. What it prints beside them is kept as it said it.
+"""Asks the NVIDIA driver for its GPUs, by nvidia-smi. What it prints beside them is kept as it said it.
 
-A card that has failed is told of in a sentence where its row should be, or in brackets in place of a value, and the
-exit code may be 0 or not; the healthy cards' rows are there all the same.
+A GPU that has failed is told of in a sentence where its row should be, or in brackets in place of a value, and the
+exit code may be 0 or not; the healthy GPUs' rows are there all the same.
 """
 
 import re
@@ -21,7 +21,7 @@ CARD_FIELDS = ("index", "uuid", "name", "compute_cap", "memory.total", "memory.f
 USE_FIELDS = ("gpu_uuid", "pid", "used_memory", "process_name")
 
 _TROUBLE = re.compile(r"\[[^]]*(\blost\b|error|reset)[^]]*\]|ERR!", re.IGNORECASE)
-"""In place of a value: the card has failed. `[N/A]` and `[Not Supported]` are no fault."""
+"""In place of a value: the GPU has failed. `[N/A]` and `[Not Supported]` are no fault."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class Said:
     """Its rows, in fields."""
 
     other: tuple[str, ...]
-    """Lines that are no rows, or those of a card that has failed."""
+    """Lines that are no rows, or those of a GPU that has failed."""
 
     error: str = ""
     """Why it gave no answer, or its exit code; empty = it was content."""
 
 
 def nvidia_driver(cuda: tuple[int, int] | None) -> Driver | None:
-    """The driver and its cards; None = no trace of one.
+    """The driver and its GPUs; None = no trace of one.
 
     Args:
         cuda: what libcuda said it supports; None = there is no libcuda.
@@ -48,17 +48,17 @@ def nvidia_driver(cuda: tuple[int, int] | None) -> Driver | None:
         if cuda is not None:
             return Driver(cuda=cuda)
         if Path("/proc/driver/nvidia/version").exists():
-            return Driver(error="there is an NVIDIA driver, but its cards were not given to this container")
+            return Driver(error="there is an NVIDIA driver, but its GPUs were not given to this container")
         return None
     said = ask("--query-gpu", CARD_FIELDS)
     if not said.rows:
-        return Driver(cuda=cuda, error=f"nvidia-smi: {' '.join(said.other) or said.error or 'it names no card'}")
+        return Driver(cuda=cuda, error=f"nvidia-smi: {' '.join(said.other) or said.error or 'it names no gpu'}")
     uses = ask("--query-compute-apps", USE_FIELDS)
     unread = said.other or ((said.error,) if said.error else ())
     # A process may hide what it holds, and there may be none.
     unread_uses = tuple(line for line in uses.other if not re.fullmatch(r"\[.*]|No running processes.*", line))
-    cards = cards_of(said.rows, uses.rows)
-    return Driver(said.rows[0][-1], cuda, cards, unread=unread, unread_uses=unread_uses)
+    gpus = gpus_of(said.rows, uses.rows)
+    return Driver(said.rows[0][-1], cuda, gpus, unread=unread, unread_uses=unread_uses)
 
 
 def ask(query: str, fields: Sequence[str], timeout: float = SECONDS) -> Said:
@@ -89,7 +89,7 @@ def ask(query: str, fields: Sequence[str], timeout: float = SECONDS) -> Said:
 
 
 def ask_links(timeout: float = SECONDS) -> tuple[Link, ...]:
-    """How the cards are linked; none if that is not known."""
+    """How the GPUs are linked; none if that is not known."""
     try:
         command = ("nvidia-smi", "topo", "-m")
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout, check=False)
@@ -98,16 +98,16 @@ def ask_links(timeout: float = SECONDS) -> tuple[Link, ...]:
     return parse_links(done.stdout)
 
 
-def cards_of(rows: Iterable[list[str]], uses: Iterable[list[str]]) -> tuple[GpuInfo, ...]:
-    """Cards from the rows of the two queries, in which anything may be `[N/A]`."""
+def gpus_of(rows: Iterable[list[str]], uses: Iterable[list[str]]) -> tuple[GpuInfo, ...]:
+    """GPUs from the rows of the two queries, in which anything may be `[N/A]`."""
     holders: dict[str, list[Process]] = {}
     for uuid, pid, held, path in uses:
         holders.setdefault(uuid, []).append(Process(_int(pid) or 0, Path(path).name, (_int(held) or 0) * MIB))
-    cards = []
+    gpus = []
     for index, uuid, name, capability, total, free, used, _ in rows:
         major, _, minor = capability.partition(".")
         known, left, taken = (_int(major), _int(minor)), _int(free), _int(used)
-        cards.append(
+        gpus.append(
             GpuInfo(
                 index=_int(index) or 0,
                 name=name,
@@ -119,7 +119,7 @@ def cards_of(rows: Iterable[list[str]], uses: Iterable[list[str]]) -> tuple[GpuI
                 uuid=uuid.removeprefix("GPU-"),
             )
         )
-    return tuple(cards)
+    return tuple(gpus)
 
 
 def _printable(line: str) -> str:

@@ -1,4 +1,4 @@
-"""What planning has to say in `train`: before anything is loaded, and where memory ran out."""
+"""What `train` says about memory: before anything is loaded, and after memory ran out."""
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
@@ -8,106 +8,103 @@ from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import RESUMABLE
 from tinyzero_trainer.config.spread import device_of, spread_of
-from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.engine_memory import GB, needed_by_vllm
 from tinyzero_trainer.estimate.fit import LEAST_SEQUENCES, Settings, setting, settle, with_settings
 from tinyzero_trainer.estimate.memory import Phase, host_bytes, predict_memory
 from tinyzero_trainer.estimate.workload import workload_on
+from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
 from tinyzero_trainer.models.well_known import WELL_KNOWN
-from tinyzero_trainer.plan.candidates import SETTLED, Change, Plan, moves
-from tinyzero_trainer.plan.search import make_plan
+from tinyzero_trainer.plan.plan import ENGINE_DECIDES, Change, Plan, candidate_changes, make_plan
 from tinyzero_trainer.plan.target_gpu import TargetGpu, on_gpu, present_gpu
 
-LAST_RESORT = "take a smaller model or a card with more memory"
+LAST_RESORT = "take a smaller model or a GPU with more memory"
 
 LOADING, FEW_SEQUENCES = "loading", "few sequences"
-"""Where memory may run out too, beside the phases of a step: while weights and optimiser states are put on the card,
+"""Where memory may run out besides the phases of a step: while weights and optimiser states are loaded onto the GPU,
 and before a few sequences are generated."""
 
 _LESS = 0.8
-"""What is left of vllm.gpu_memory_gb when it is made smaller."""
+"""Factor by which vllm.gpu_memory_gb is lowered."""
 
-_WORTH_A_WORD = GIB // 20
-"""Bytes of a card: nobody wants to hear of less that others hold."""
+_WORTH_MENTIONING = GIB // 20
+"""Bytes in use by other processes."""
 
 
-def warning(config: TrainConfig, shape: ModelSpec | None = None) -> str | None:
-    """What is to be said before a run that will not fit into this machine's card, or into several; None = nothing.
+def warning(config: TrainConfig, spec: ModelSpec | None = None) -> str | None:
+    """A warning before a run that is predicted not to fit this machine's GPU, or GPUs; None if it fits.
 
-    Cards of other machines are taken to be like it.
-
-    Never stops a run: where the model or the card cannot be found, others will say so.
+    GPUs of other machines are taken to be like this machine's. Never stops a run: if the model or the GPU cannot be
+    found, None.
 
     Args:
         config: of the run.
-        shape: of a model that is yet to be made; None = find that of `model.path`.
+        spec: of a model that does not exist yet; None = that of `model.path`.
     """
     with suppress(Exception):  # it asks a driver and reads files that may be broken in any way
         target = present_gpu(device_of(config))
-        shape = shape if shape is not None or target is None else _shape(config)
-        return None if target is None or shape is None else warning_for(shape, config, target)
+        spec = spec if spec is not None or target is None else _find(config)
+        return None if target is None or spec is None else warning_for(spec, config, target)
     return None
 
 
-def warning_for(shape: ModelSpec, config: TrainConfig, target: TargetGpu) -> str | None:
+def warning_for(spec: ModelSpec, config: TrainConfig, target: TargetGpu) -> str | None:
     """See `warning`."""
     config = on_gpu(config, target)
-    found = make_plan(shape, config, target.room, card=target.card, host=target.host)
-    cure = f"give {words(found.changes)}" if found.fits else f"no settings were found that fit: {LAST_RESORT}"
-    if found.lacking:
-        if found.fits and not {change.key for change in found.changes} - set(SETTLED):
-            cure = f"leave it out, or {cure}"
-        return f"{lacking_words(config, found)}; {cure} (tinyzero plan says more)"
-    if found.wanted.peak <= target.room:
-        held = host_bytes(shape, config)
+    plan = make_plan(spec, config, target.free, gpu=target.spec, host=target.host)
+    fix = f"give {as_overrides(plan.changes)}" if plan.fits else f"no settings were found that fit: {LAST_RESORT}"
+    if plan.shortfall:
+        if plan.fits and not {change.key for change in plan.changes} - set(ENGINE_DECIDES):
+            fix = f"leave it out, or {fix}"
+        return f"{shortfall_message(config, plan)}; {fix} (details: tinyzero plan)"
+    worst = plan.requested.worst
+    if worst.total <= target.free:
+        held = host_bytes(spec, config)
         if target.host is None or held <= target.host:
             return None
         return (
-            f"memory.cpu_offload={config.memory.cpu_offload} is predicted to keep {held / GIB:.1f} GiB in the "
-            f"machine's "
-            f"own memory, which has {target.host / GIB:.1f} GiB; train an adapter (lora.rank), or take a smaller model"
+            f"memory.cpu_offload={config.memory.cpu_offload} is predicted to keep {held / GIB:.1f} GiB in host memory, "
+            f"which has {target.host / GIB:.1f} GiB; train an adapter (lora.rank), or take a smaller model"
         )
-    needs = (
-        f"{found.wanted.worst.name} is predicted to take {found.wanted.peak / GIB:.1f} GiB"
-        f"{of_which(config, found.wanted.worst)}, and {target.name} has "
-        + (taken_words(target) or f"{target.memory / GIB:.1f} GiB")
+    if worst.total <= target.memory:
+        fix += ", or end the other processes on it"
+    has = in_use_message(target) or f"{target.memory / GIB:.1f} GiB"
+    return (
+        f"{worst.name} is predicted to take {worst.total / GIB:.1f} GiB{on_which_gpu(config, worst)}, and "
+        f"{target.name} has {has}; {fix} (details: tinyzero plan)"
     )
-    if found.wanted.peak <= target.memory:
-        cure += ", or end what else is on it"
-    return f"{needs}; {cure} (tinyzero plan says more)"
 
 
 def after_out_of_memory(
     config: TrainConfig, phases: Collection[str] = (), target: TargetGpu | None = None, *, resumed: bool = True
 ) -> str:
-    """Which settings to change to what, after memory ran out; empty if none of them lowers what was held there.
+    """The overrides to give after memory ran out; empty if none lowers what was held there.
 
     Args:
         config: of the run.
-        phases: where that may have been: as in `timing_s/*`, or a name above; none = anywhere.
-        target: the card; None = the one that is here, of which what is in use is the run's own.
-        resumed: whether only what may be changed with `--resume` counts, since the run is to go on.
+        phases: where memory may have run out: names of `timing_s/*`, or one of those above; none = anywhere.
+        target: the GPU; None = this machine's, where all memory in use is the run's own.
+        resumed: whether only settings count that `--resume` may change.
     """
-    found = _shape(config)
-    shape = found or spec_from_config(*next(iter(WELL_KNOWN.items())))  # what lowers what is much the same for all
+    found = _find(config)
+    spec = found or spec_from_config(*next(iter(WELL_KNOWN.items())))  # what lowers memory is much the same for all
     target = None if found is None else target or present_gpu(device_of(config))
     present = config
     if target is not None:
         config = on_gpu(config, target)
-        plan = make_plan(shape, config, target.memory, card=target.card, host=target.host)
-        present = settle(shape, config, plan.limit)
-        if plan.wanted.peak > plan.limit:  # so that it was to be expected
+        plan = make_plan(spec, config, target.memory, gpu=target.spec, host=target.host)
+        present = settle(spec, config, plan.limit)
+        if plan.requested.peak > plan.limit:  # the plan predicted it
             changes = {change.key: change.value for change in plan.changes}
-            if plan.fits and _may(changes, resumed=resumed) and _lowers(shape, present, changes, phases):
-                return words(plan.changes)
+            if plan.fits and _may_change(changes, resumed=resumed) and _lowers(spec, present, changes, phases):
+                return as_overrides(plan.changes)
             if not plan.fits and not resumed:
                 return ""
-    for move in _moves(shape, present):
-        changes_something = any(setting(config, key) != value for key, value in move.items())
-        if changes_something and _may(move, resumed=resumed) and _lowers(shape, present, move, phases):
-            return _settings(move)
+    for change in _candidates(spec, present):
+        changes_something = any(setting(config, key) != value for key, value in change.items())
+        if changes_something and _may_change(change, resumed=resumed) and _lowers(spec, present, change, phases):
+            return " ".join(f"{key}={format_value(value)}" for key, value in change.items())
     return ""
 
 
@@ -117,103 +114,98 @@ def without_advice(config: TrainConfig, phases: Collection[str] = (), *, resumed
     Args:
         config: of the run.
         phases: where memory ran out.
-        resumed: whether there is a checkpoint to go on from.
+        resumed: whether there is a checkpoint to resume from.
     """
     if not resumed:
         return f"no settings were found that help: {LAST_RESORT}"
-    anew = after_out_of_memory(config, phases, resumed=False)
-    anew = f"start a run in another --output with {anew}, or " if anew else ""
-    return f"nothing that --resume may change helps: {anew}{LAST_RESORT}"
+    overrides = after_out_of_memory(config, phases, resumed=False)
+    new_run = f"start a run in another --output with {overrides}, or " if overrides else ""
+    return f"no setting that --resume may change helps: {new_run}{LAST_RESORT}"
 
 
 def fits_without_offload(config: TrainConfig) -> bool:
-    """Whether the present card has room for what waits in the host's memory, as far as is known.
+    """Whether this machine's GPU is predicted to hold what `memory.cpu_offload` keeps in host memory.
 
-    While the run goes on, that is: what is in use of the card is the run's own.
+    Called while the run is active, so all memory in use is the run's own.
     """
-    target, shape = present_gpu(device_of(config)), _shape(config)
-    if target is None or shape is None:
+    target, spec = present_gpu(device_of(config)), _find(config)
+    if target is None or spec is None:
         return True
     config = with_settings(on_gpu(config, target), {"memory.cpu_offload": None})
-    plan = make_plan(shape, config, target.memory)
-    return plan.wanted.peak <= plan.limit
+    plan = make_plan(spec, config, target.memory)
+    return plan.requested.peak <= plan.limit
 
 
-def lacking_words(config: TrainConfig, found: Plan) -> str:
-    """That vLLM has too little memory as asked; empty if it has not."""
-    if not found.lacking:
+def shortfall_message(config: TrainConfig, plan: Plan) -> str:
+    """That the requested vllm.gpu_memory_gb is too small; empty if it is not."""
+    if not plan.shortfall:
         return ""
     return (
         f"vllm.gpu_memory_gb={config.vllm.gpu_memory_gb:g} is too small: weights, workspaces and one sequence are "
-        f"predicted "
-        f"to take {found.lacking / GB:.1f} GB"
+        f"predicted to take {plan.shortfall / GB:.1f} GB"
     )
 
 
-def taken_words(target: TargetGpu) -> str:
-    """How much of a card others hold; empty if it is nothing worth a word."""
-    if target.taken < _WORTH_A_WORD:
+def in_use_message(target: TargetGpu) -> str:
+    """How much of a GPU's memory other processes use; empty if next to nothing."""
+    if target.in_use < _WORTH_MENTIONING:
         return ""
-    return f"{target.memory / GIB:.1f} GiB, {target.taken / GIB:.1f} GiB of it in use by others"
+    return f"{target.memory / GIB:.1f} GiB, {target.in_use / GIB:.1f} GiB of it in use by other processes"
 
 
-def of_which(config: TrainConfig, phase: Phase) -> str:
-    """On which of several cards a phase is meant; empty if there is one."""
+def on_which_gpu(config: TrainConfig, phase: Phase) -> str:
+    """Which of several GPUs a phase's memory is on; empty if there is one."""
     spread = spread_of(config)
     if spread.cards == 1:
         return ""
     if not spread.apart:
         return " on each GPU"
-    return f" on {'a rank' if phase.card == 'rank' else 'an engine'}'s GPU"
+    return f" on {'a rank' if phase.gpu == 'rank' else 'an engine'}'s GPU"
 
 
-def words(changes: Iterable[Change]) -> str:
-    """`key=value` words, ready to be typed."""
+def as_overrides(changes: Iterable[Change]) -> str:
+    """Changes as `key=value`, ready to be typed."""
     return " ".join(f"{change.key}={format_value(change.value)}" for change in changes)
 
 
-def _settings(settings: Settings) -> str:
-    return " ".join(f"{key}={format_value(value)}" for key, value in settings.items())
-
-
-def _may(settings: Settings, *, resumed: bool) -> bool:
+def _may_change(settings: Settings, *, resumed: bool) -> bool:
     return not resumed or settings.keys() <= set(RESUMABLE)
 
 
-def _moves(shape: ModelSpec, config: TrainConfig) -> Iterator[Settings]:
-    """As `moves`; and vLLM, whose memory is settled by now, may take less."""
+def _candidates(spec: ModelSpec, config: TrainConfig) -> Iterator[Settings]:
+    """As `candidate_changes`; and vLLM, whose memory is settled by now, may take less."""
     size = config.vllm.gpu_memory_gb
     if config.rollout.engine == "vllm" and size is not None:
         less = int(100 * _LESS * size) / 100
-        if less * GB >= needed_by_vllm(shape, config, workload_on(config), sequences=LEAST_SEQUENCES):
+        if less * GB >= needed_by_vllm(spec, config, workload_on(config), sequences=LEAST_SEQUENCES):
             yield {"vllm.gpu_memory_gb": less}
-    yield from moves(config)
+    yield from candidate_changes(config)
 
 
-def _lowers(shape: ModelSpec, config: TrainConfig, settings: Settings, phases: Collection[str]) -> bool:
-    """Whether some settings lower what is held in the worst of some phases."""
-    with suppress(ValueError):  # settings that do not go together are no advice
-        return _held(shape, with_settings(config, settings), phases) < _held(shape, config, phases)
+def _lowers(spec: ModelSpec, config: TrainConfig, settings: Settings, phases: Collection[str]) -> bool:
+    """Whether settings lower what is held in the worst of some phases."""
+    with suppress(ValueError):  # settings that conflict are no advice
+        return _held(spec, with_settings(config, settings), phases) < _held(spec, config, phases)
     return False
 
 
-def _held(shape: ModelSpec, config: TrainConfig, phases: Collection[str]) -> int:
+def _held(spec: ModelSpec, config: TrainConfig, phases: Collection[str]) -> int:
     """Bytes of the worst of some phases; of the update if the step has none of them, and of all if none is named."""
     if FEW_SEQUENCES in phases or ("update_weights" in phases and config.rollout.engine == "torch"):
         # Weights are taken over before there is a cache, and where not even a few fit, fewer are no help.
         config = with_settings(config, {"rollout.max_num_seqs": LEAST_SEQUENCES})
-    memory = predict_memory(shape, config)
+    memory = predict_memory(spec, config)
     by_name = {phase.name: phase for phase in memory.phases}
-    generating = predict_memory(shape, config, card=spread_of(config).generating)
+    generating = predict_memory(spec, config, gpu=spread_of(config).generating)
     by_name |= {phase.name: phase for phase in generating.phases if phase.name in ("gen", "gen_greedy")}
     if LOADING in phases:
         return sum(part.size for part in by_name["gen"].parts if part.role not in ("rollout", "process"))
-    meant = {*phases, *({"gen"} if FEW_SEQUENCES in phases else ())}
-    otherwise = by_name["update_actor"].total if meant else memory.peak
-    return max((phase.total for name, phase in by_name.items() if name in meant), default=otherwise)
+    named = {*phases, *({"gen"} if FEW_SEQUENCES in phases else ())}
+    otherwise = by_name["update_actor"].total if named else memory.peak
+    return max((phase.total for name, phase in by_name.items() if name in named), default=otherwise)
 
 
-def _shape(config: TrainConfig) -> ModelSpec | None:
+def _find(config: TrainConfig) -> ModelSpec | None:
     try:
         return find_spec(config.model.path, download=False)
     except TinyZeroError:

@@ -1,4 +1,4 @@
-"""The card that is planned for: the one that is here, or one that the user names. Asks the driver, not torch."""
+"""The GPU that a plan is for: this machine's, or one that the user names. Asks the driver, not torch."""
 
 import os
 import re
@@ -7,100 +7,97 @@ from dataclasses import dataclass, replace
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.hardware.cuda_devices import visible_gpus
-from tinyzero_trainer.hardware.gpu import GpuInfo
+from tinyzero_trainer.hardware.gpu import GIB, GpuInfo
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec, has_bfloat16, known_gpus
 from tinyzero_trainer.hardware.host import host_memory
 from tinyzero_trainer.hardware.nvml import nvidia_driver
 
 _SAME_SIZE = 0.1
-"""Relative difference up to which a size is that of the card which is named too."""
+"""Relative difference up to which `--gpu-memory` is taken for the memory of the `--gpu` named with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetGpu:
-    """A card to fit into."""
+    """A GPU that a run has to fit."""
 
     name: str
-    """What it is called."""
-
     memory: int
-    """Bytes in all."""
+    """Bytes in total."""
 
-    card: GpuSpec | None
-    """What it can do; None = not known, so that nothing is said of time."""
+    spec: GpuSpec | None
+    """Its data sheet; None = not known, so no times are predicted."""
 
     host: int | None = None
-    """Bytes of the machine's own memory; None = it is another machine."""
+    """Bytes of host memory; None = not known, since it is another machine."""
 
-    taken: int = 0
-    """Bytes of the card that others hold, as far as is known."""
+    in_use: int = 0
+    """Bytes that other processes hold, as far as is known."""
 
     bfloat16: bool = True
-    """Whether it computes in that; see `cards.has_bfloat16`."""
+    """See `has_bfloat16`."""
 
     @property
-    def room(self) -> int:
+    def free(self) -> int:
         """Bytes that are left for a run."""
-        return max(0, self.memory - self.taken)
+        return max(0, self.memory - self.in_use)
 
 
 def choose_target(name: str | None, memory: str | None, device: str) -> TargetGpu:
-    """The card to plan for.
+    """The GPU to plan for.
 
     Args:
-        name: a kind of card, or None.
-        memory: of a card, such as `24GB`, or None.
-        device: `run.device`; which of the cards here is meant.
+        name: a kind of GPU, or None.
+        memory: of a GPU, such as `24GB`, or None.
+        device: `run.device`; selects one of this machine's GPUs.
 
     Raises:
-        SettingsError: the name or the size is not understood, or there is no card here and none was described.
+        SettingsError: the name or the size is not understood, or this machine has no GPU and none was described.
     """
     size = None if memory is None else read_size(memory)
     if name is not None:
-        card = find_gpu_spec(name) or find_gpu_spec(f"RTX {name}")
-        if card is None:
-            known = ", ".join(sorted({card.name for card in known_gpus()}))
+        gpu = find_gpu_spec(name) or find_gpu_spec(f"RTX {name}")
+        if gpu is None:
+            known = ", ".join(sorted({gpu.name for gpu in known_gpus()}))
             raise SettingsError(f"--gpu {name!r} is not known; give --gpu-memory and leave it out, or one of: {known}")
-        own = int(card.memory * GIB)
+        own = int(gpu.memory * GIB)
         memory_of_it = own if size is None or abs(size / own - 1) < _SAME_SIZE else size
-        return TargetGpu(card.name, memory_of_it, card, bfloat16=card.bfloat16)
+        return TargetGpu(gpu.name, memory_of_it, gpu, bfloat16=gpu.bfloat16)
     here = _look(device)
     if size is not None:
         like = here if isinstance(here, TargetGpu) else None
-        return TargetGpu("a card", size, like.card if like else None, bfloat16=like is None or like.bfloat16)
+        return TargetGpu("a GPU", size, like.spec if like else None, bfloat16=like is None or like.bfloat16)
     if isinstance(here, str):
         raise SettingsError(f"{here}; give --gpu-memory 24GB, or --gpu 'RTX 4090'")
     return here
 
 
-def cards_for(name: str | None, memory: str | None) -> int:
-    """GPUs that one process may use: all that are here, or the one that is described (see `choose_target`)."""
+def gpus_for(name: str | None, memory: str | None) -> int:
+    """Number of GPUs that one process may use: all of this machine, or the one that is described (`choose_target`)."""
     return 1 if name is not None or memory is not None else len(visible_gpus() or (None,))
 
 
 def present_gpu(device: str) -> TargetGpu | None:
-    """The card of this machine that `run.device` stands for; None if there is none, or which it is cannot be known."""
+    """The GPU of this machine that `run.device` stands for; None if there is none, or it cannot be determined."""
     here = _look(device)
     return here if isinstance(here, TargetGpu) else None
 
 
 def _look(device: str) -> TargetGpu | str:
-    """The card that `run.device` stands for, or why there is none."""
+    """The GPU that `run.device` stands for, or why there is none."""
     if device == "cpu":
         return "run.device=cpu uses no GPU"
     driver, seen = nvidia_driver(None), visible_gpus()
-    known = driver.cards if driver else ()
-    place = int(device.partition(":")[2] or 0)
+    known = driver.gpus if driver else ()
+    position = int(device.partition(":")[2] or 0)
     if seen is None:
-        return _one_of_a_kind(known, device, place)
-    if place >= len(seen):
+        return _one_of_a_kind(known, device, position)
+    if position >= len(seen):
         return _not_there(device, seen, known)
-    card = seen[place]
-    # A part of a card has a name of its own, by which nvidia-smi's list does not know it.
-    whole = next((one for one in known if one.uuid == card.uuid and one.memory), None) if not _is_part(card) else None
-    return _target(whole or card)
+    gpu = seen[position]
+    # A MIG instance has a UUID of its own, which is not among the driver's GPUs.
+    whole = next((one for one in known if one.uuid == gpu.uuid and one.memory), None) if not _is_part(gpu) else None
+    return _target(whole or gpu)
 
 
 def _not_there(device: str, seen: Sequence[GpuInfo], known: Sequence[GpuInfo]) -> str:
@@ -110,53 +107,53 @@ def _not_there(device: str, seen: Sequence[GpuInfo], known: Sequence[GpuInfo]) -
         last = len(seen) - 1
         return f"run.device={device}, but CUDA shows cuda:0{f' to cuda:{last}' if last else ' only'}{hidden}"
     if known:
-        return f"CUDA shows none of the {len(known)} GPUs here{hidden}"
+        return f"CUDA shows none of this machine's {len(known)} GPUs{hidden}"
     return _NONE
 
 
-def _one_of_a_kind(known: Sequence[GpuInfo], device: str, place: int) -> TargetGpu | str:
-    """The card by nvidia-smi alone, whose order is not CUDA's: known only where all are alike."""
-    kinds = list(dict.fromkeys((card.name, card.memory) for card in known))
+def _one_of_a_kind(known: Sequence[GpuInfo], device: str, position: int) -> TargetGpu | str:
+    """The GPU by NVML alone, whose order is not CUDA's: known only where all GPUs are the same."""
+    kinds = list(dict.fromkeys((gpu.name, gpu.memory) for gpu in known))
     if len(kinds) > 1:
         names = ", ".join(name for name, _ in kinds)
-        return f"the GPUs here are unlike ({names}), and CUDA cannot be asked which of them run.device={device} is"
+        return f"this machine's GPUs differ ({names}), and CUDA cannot be asked which of them run.device={device} is"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip()
     if not kinds or visible in ("", "-1"):
         return _NONE
     if visible.startswith("MIG-"):
         return f"CUDA cannot be asked how large CUDA_VISIBLE_DEVICES={visible!r} is"
-    if place >= len(known):
-        return f"run.device={device}, but the number of GPUs here is {len(known)}"
+    if position >= len(known):
+        return f"run.device={device}, but this machine has {len(known)} GPU{'s' * (len(known) > 1)}"
     return _target(known[0] if len(known) == 1 else replace(known[0], used=None))
 
 
-def _target(card: GpuInfo) -> TargetGpu | str:
-    if not card.memory:
-        return f"how much memory the {card.name} has is not known"
-    kind = find_gpu_spec(card.name)
-    has = has_bfloat16(card.capability, kind)
-    return TargetGpu(card.name, card.memory, kind, host_memory()[0], card.used or 0, has)
+def _target(gpu: GpuInfo) -> TargetGpu | str:
+    if not gpu.memory:
+        return f"the driver does not say how much memory the {gpu.name} has"
+    kind = find_gpu_spec(gpu.name)
+    has = has_bfloat16(gpu.capability, kind)
+    return TargetGpu(gpu.name, gpu.memory, kind, host_memory()[0], gpu.used or 0, has)
 
 
-def _is_part(card: GpuInfo) -> bool:
-    return re.search(r"\bMIG\b", card.name) is not None
+def _is_part(gpu: GpuInfo) -> bool:
+    return re.search(r"\bMIG\b", gpu.name) is not None
 
 
-_NONE = "there is no NVIDIA GPU here to plan for"
+_NONE = "this machine has no NVIDIA GPU to plan for"
 
 
 def on_gpu(config: TrainConfig, target: TargetGpu) -> TrainConfig:
-    """What a configuration means on a card: `model.dtype=auto` is float32 where there is no bfloat16."""
+    """A configuration with `model.dtype=auto` resolved for a GPU: float32 where there is no bfloat16."""
     if config.model.dtype != "auto" or target.bfloat16:
         return config
     return replace(config, model=replace(config.model, dtype="float32"))
 
 
 def read_size(text: str) -> int:
-    """Bytes of a card's memory.
+    """Bytes of a GPU's memory.
 
-    GB are those of 10^9 bytes, as a card's box has them: cards of the same size on the box show the driver a different
-    number of GiB, and none shows fewer bytes than that.
+    A GB is 10^9 bytes, as on a GPU's box: the driver shows different numbers of GiB for GPUs of the same size on the
+    box, and never fewer bytes than that.
 
     Raises:
         SettingsError: it is no such size.
@@ -178,7 +175,7 @@ def read_size(text: str) -> int:
 
 
 _LARGEST = 100_000
-"""GB that are taken for a card's."""
+"""GB of a GPU, at most."""
 
 _SHOWN = 40
-"""Characters of what was given."""
+"""Characters of the given value in a message."""

@@ -1,4 +1,4 @@
-"""Cards: by the driver's name, by their size, and the one that is here."""
+"""GPUs: by the driver's name, by their size, and the one that is here."""
 
 import re
 from collections.abc import Sequence
@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.estimate.constants import GIB
 from tinyzero_trainer.estimate.fit import usable
-from tinyzero_trainer.hardware.gpu import Driver, GpuInfo
+from tinyzero_trainer.hardware.gpu import GIB, Driver, GpuInfo
 from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec, known_gpus
 from tinyzero_trainer.plan import target_gpu as target
 from tinyzero_trainer.plan.target_gpu import choose_target, present_gpu, read_size
@@ -34,14 +33,14 @@ from tinyzero_trainer.plan.target_gpu import choose_target, present_gpu, read_si
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
     ],
 )
-def test_cards_by_the_drivers_name(driver: str, name: str | None) -> None:
+def test_gpus_by_the_drivers_name(driver: str, name: str | None) -> None:
     found = find_gpu_spec(driver)
     assert (found.name if found else None) == name
 
 
-def test_every_card_is_found_by_its_own_name() -> None:
-    assert {card.name: find_gpu_spec(card.name) for card in known_gpus()} == {card.name: card for card in known_gpus()}
-    assert all(card.flops == card.tflops * 1e12 > 2e13 and card.bandwidth > 250 for card in known_gpus())
+def test_every_gpu_is_found_by_its_own_name() -> None:
+    assert {gpu.name: find_gpu_spec(gpu.name) for gpu in known_gpus()} == {gpu.name: gpu for gpu in known_gpus()}
+    assert all(gpu.flops == gpu.tflops * 1e12 > 2e13 and gpu.bandwidth > 250 for gpu in known_gpus())
 
 
 @pytest.mark.parametrize(
@@ -61,9 +60,9 @@ H200 = GpuInfo(0, "NVIDIA H200", (9, 0), 140 * GIB, uuid="aa-1")
 L4 = GpuInfo(1, "NVIDIA L4", (8, 9), 22 * GIB, 15 * GIB, 7 * GIB, uuid="bb-2")
 
 
-def cards_here(monkeypatch: pytest.MonkeyPatch, known: Sequence[GpuInfo], seen: Sequence[GpuInfo] | None) -> None:
+def gpus_here(monkeypatch: pytest.MonkeyPatch, known: Sequence[GpuInfo], seen: Sequence[GpuInfo] | None) -> None:
     """What nvidia-smi tells of, and what CUDA shows."""
-    monkeypatch.setattr(target, "nvidia_driver", lambda _: Driver(cards=tuple(known)) if known else None)
+    monkeypatch.setattr(target, "nvidia_driver", lambda _: Driver(gpus=tuple(known)) if known else None)
     monkeypatch.setattr(target, "visible_gpus", lambda: seen)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -72,55 +71,55 @@ def cards_here(monkeypatch: pytest.MonkeyPatch, known: Sequence[GpuInfo], seen: 
     ("device", "name"),
     [("auto", "NVIDIA L4"), ("cuda", "NVIDIA L4"), ("cuda:1", "NVIDIA H200"), ("cuda:2", None), ("cpu", None)],
 )
-def test_the_card_that_is_here_is_the_one_at_its_place_in_cudas_order(
+def test_the_gpu_that_is_here_is_the_one_at_its_place_in_cudas_order(
     device: str, name: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not in nvidia-smi's, which is that of the slots."""
-    cards_here(monkeypatch, [H200, L4], [replace(L4, index=0, memory=21 * GIB), replace(H200, index=1)])
+    gpus_here(monkeypatch, [H200, L4], [replace(L4, index=0, memory=21 * GIB), replace(H200, index=1)])
     found = present_gpu(device)
     assert (found.name if found else None) == name
     if name == "NVIDIA L4":
         assert found is not None
-        assert (found.memory, found.taken, found.room) == (22 * GIB, 7 * GIB, 15 * GIB)  # as nvidia-smi has them
+        assert (found.memory, found.in_use, found.free) == (22 * GIB, 7 * GIB, 15 * GIB)  # as nvidia-smi has them
 
 
-def test_a_part_of_a_card_has_its_own_memory_and_no_known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_a_gpu_has_its_own_memory_and_no_known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = GpuInfo(0, "NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB, 10 * GIB, 70 * GIB, uuid="cc-3")
-    for uuid in ("cc-3", "dd-4"):  # older drivers name it by the card
+    for uuid in ("cc-3", "dd-4"):  # older drivers name it by the GPU
         part = GpuInfo(0, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", (9, 0), 10 * GIB, uuid=uuid)
-        cards_here(monkeypatch, [whole], [part])
+        gpus_here(monkeypatch, [whole], [part])
         found = present_gpu("auto")
         assert found is not None
-        assert (found.memory, found.card, found.taken) == (10 * GIB, None, 0)
+        assert (found.memory, found.spec, found.in_use) == (10 * GIB, None, 0)
 
 
-def test_without_nvidia_smi_cuda_knows_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    cards_here(monkeypatch, [], [L4])
+def test_without_nvidia_smi_cuda_knows_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus_here(monkeypatch, [], [L4])
     found = present_gpu("auto")
     assert found is not None
-    assert found.card == find_gpu_spec("L4")
+    assert found.spec == find_gpu_spec("L4")
 
 
 @pytest.mark.parametrize(
     ("known", "seen", "device", "visible", "reason"),
     [
-        ([], None, "auto", None, "there is no NVIDIA GPU here to plan for"),
-        ([], [], "auto", None, "there is no NVIDIA GPU here to plan for"),
-        ([L4], [], "auto", "-1", "CUDA shows none of the 1 GPUs here (CUDA_VISIBLE_DEVICES='-1')"),
-        ([L4], None, "auto", "-1", "there is no NVIDIA GPU here to plan for"),
+        ([], None, "auto", None, "this machine has no NVIDIA GPU to plan for"),
+        ([], [], "auto", None, "this machine has no NVIDIA GPU to plan for"),
+        ([L4], [], "auto", "-1", "CUDA shows none of this machine's 1 GPUs (CUDA_VISIBLE_DEVICES='-1')"),
+        ([L4], None, "auto", "-1", "this machine has no NVIDIA GPU to plan for"),
         ([H200, L4], [L4], "cuda:1", None, "run.device=cuda:1, but CUDA shows cuda:0 only"),
         ([L4], [L4, L4], "cuda:2", "0,1", "CUDA shows cuda:0 to cuda:1 (CUDA_VISIBLE_DEVICES='0,1')"),
         ([H200, L4], None, "cuda:1", None, "CUDA cannot be asked which of them run.device=cuda:1 is"),
-        ([L4], None, "cuda:1", None, "run.device=cuda:1, but the number of GPUs here is 1"),
+        ([L4], None, "cuda:1", None, "run.device=cuda:1, but this machine has 1 GPU"),
         ([H200], None, "auto", "MIG-1", "how large CUDA_VISIBLE_DEVICES='MIG-1' is"),
         ([L4], [L4], "cpu", None, "run.device=cpu uses no GPU"),
     ],
 )
-def test_where_the_card_cannot_be_known_the_error_says_why_and_what_to_type(
+def test_where_the_gpu_cannot_be_known_the_error_says_why_and_what_to_type(
     known: list[GpuInfo], seen: list[GpuInfo] | None, device: str, visible: str | None, reason: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    cards_here(monkeypatch, known, seen)
+    gpus_here(monkeypatch, known, seen)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(SettingsError, match=rf"{re.escape(reason)}.*; give --gpu-memory 24GB, or --gpu 'RTX 4090'"):
@@ -129,19 +128,19 @@ def test_where_the_card_cannot_be_known_the_error_says_why_and_what_to_type(
     assert choose_target(None, "24GB", device).memory == 24e9
 
 
-def test_where_cuda_cannot_be_asked_cards_that_are_alike_need_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    cards_here(monkeypatch, [L4, replace(L4, index=2, used=GIB)], None)
+def test_where_cuda_cannot_be_asked_gpus_that_are_alike_need_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus_here(monkeypatch, [L4, replace(L4, index=2, used=GIB)], None)
     found = present_gpu("cuda:1")
     assert found is not None
-    assert (found.name, found.taken) == ("NVIDIA L4", 0)  # which of them is not known
-    cards_here(monkeypatch, [L4], None)
+    assert (found.name, found.in_use) == ("NVIDIA L4", 0)  # which of them is not known
+    gpus_here(monkeypatch, [L4], None)
     found = present_gpu("auto")
     assert found is not None
-    assert found.taken == 7 * GIB
+    assert found.in_use == 7 * GIB
 
 
-def test_no_card_has_less_than_its_box_says() -> None:
-    """So that what is planned for 24GB fits an L4 too; and a named card has its own memory."""
+def test_no_gpu_has_less_than_its_box_says() -> None:
+    """So that what is planned for 24GB fits an L4 too; and a named GPU has its own memory."""
     for name, box in {
         "L4": "24GB",
         "A10G": "24GB",
@@ -150,9 +149,9 @@ def test_no_card_has_less_than_its_box_says() -> None:
         "T4": "16GB",
         "H100": "80GB",
     }.items():
-        card = find_gpu_spec(name)
-        assert card is not None
-        assert read_size(box) <= card.memory * GIB
+        gpu = find_gpu_spec(name)
+        assert gpu is not None
+        assert read_size(box) <= gpu.memory * GIB
         assert choose_target(name, box, "auto").memory == choose_target(name, None, "auto").memory
         assert choose_target(None, box, "cpu").memory == read_size(box)
     assert choose_target("RTX 4090", "12GB", "auto").memory == 12 * 10**9
@@ -160,4 +159,4 @@ def test_no_card_has_less_than_its_box_says() -> None:
 
 
 def test_a_proposal_fits_though_it_takes_a_tenth_more() -> None:
-    assert all(1.1 * usable(int(card.memory * GIB)) <= card.memory * GIB for card in known_gpus())
+    assert all(1.1 * usable(int(gpu.memory * GIB)) <= gpu.memory * GIB for gpu in known_gpus())

@@ -1,0 +1,286 @@
+"""Settings with which a run fits a GPU, found by a greedy ladder of changes. What no GPU can run is in limits.py."""
+
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.estimate.constants import COMMON_GPU
+from tinyzero_trainer.estimate.engine_memory import sequences_in_vllm, shortfall_of_vllm
+from tinyzero_trainer.estimate.fit import (
+    LEAST_SEQUENCES,
+    LEAST_TOKENS,
+    Settings,
+    predict_within,
+    setting,
+    settle,
+    usable,
+    with_settings,
+)
+from tinyzero_trainer.estimate.memory import Memory, host_bytes
+from tinyzero_trainer.estimate.speed import predict_speed
+from tinyzero_trainer.estimate.workload import Workload, workload_on
+from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec
+from tinyzero_trainer.models.spec import ModelSpec
+
+ENGINE_DECIDES = ("vllm.gpu_memory_gb", "vllm.sleep_mode", "rollout.max_num_seqs")
+"""What the rollout engine decides by itself where it is not set."""
+
+LORA_RANK = 32
+LORA_RATE = 10
+"""Factor by which an adapter's learning rate is larger."""
+
+WORTHWHILE = 1.05
+"""A configuration that fits is changed further only where that makes the step shorter by more than this factor."""
+
+TRADE_OFFS = {
+    "vllm.gpu_memory_gb": "",
+    "vllm.sleep_mode": "",
+    "rollout.max_num_seqs": "completions are generated in more rounds",
+    "optimizer.micro_batch_tokens": "the update takes more passes, each a little less efficient",
+    "parallel.dp_replicate": "weights are gathered, and gradients reduced, over all ranks",
+    "memory.cpu_offload": "",
+    "memory.activation_checkpointing": "the update computes a third more",
+    "lora.rank": "small matrices are trained instead of all weights",
+    "optimizer.learning_rate": "an adapter needs a larger one",
+}
+"""What each setting costs in exchange for memory."""
+
+TRADE_OFFS_OF_VALUE = {
+    ("vllm.sleep_mode", True): "its weights are reloaded in every step, in about a second",
+    ("vllm.sleep_mode", False): "it fits in memory together with the update",
+    ("memory.cpu_offload", "idle"): "seconds a step: idle weights and optimiser state wait in host memory",
+    ("memory.cpu_offload", "always"): "a much slower update: weights travel in every pass, and the CPU updates them",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting that differs from the one requested."""
+
+    key: str
+    value: Any
+    before: Any
+    trade_off: str
+    """What the change costs, as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A configuration that was made to fit a GPU."""
+
+    requested: Memory
+    """Of the configuration as requested."""
+
+    config: TrainConfig
+    """As proposed, with what the rollout engine decides filled in."""
+
+    memory: Memory
+    """Of the proposed configuration."""
+
+    changes: tuple[Change, ...]
+    limit: int
+    """Bytes of the GPU that may be used."""
+
+    shortfall: int = 0
+    """The fewest bytes that vllm.gpu_memory_gb must give, where the requested value is too small; 0 = it is not."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the proposed configuration fits."""
+        return self.memory.peak <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A configuration with some settings changed, settled, and what it takes."""
+
+    settings: Settings
+    config: TrainConfig
+    memory: Memory
+    seconds: float
+
+
+def make_plan(
+    spec: ModelSpec,
+    config: TrainConfig,
+    memory: int,
+    prompt_tokens: int | None = None,
+    *,
+    gpu: GpuSpec | None = None,
+    host: int | None = None,
+) -> Plan:
+    """Make a configuration fit a GPU, or each of those that it names, if it does not already.
+
+    As long as it does not fit, the change is made that costs the least time for each byte it saves. Then changes are
+    taken back, or exchanged for others, as long as that shortens the step; what was requested and fits is changed only
+    where that pays (`WORTHWHILE`). An adapter (LoRA) is the last resort, because it trains something else.
+
+    Args:
+        spec: the model.
+        config: as requested.
+        memory: bytes of the GPU.
+        prompt_tokens: see `workload_of`.
+        gpu: its data sheet; None = not known, so times are predicted for a common GPU.
+        host: bytes of host memory, into which `memory.cpu_offload` must fit; None = not known.
+
+    Returns:
+        A plan that `fits`, if one was found; otherwise the one that takes the least memory.
+    """
+    ladder = _Ladder(spec, config, usable(memory), prompt_tokens, gpu, host)
+    requested = start = ladder.tried({})
+    assert requested is not None
+    shortfall = shortfall_of_vllm(spec, requested.config, workload_on(requested.config, prompt_tokens))
+    if shortfall:  # as if it had not been set
+        start = ladder.tried({"vllm.gpu_memory_gb": None}) or requested
+    found = ladder.descend(start)
+    if found.memory.peak > ladder.limit and not config.lora.rank:
+        adapter = ladder.tried({**start.settings, **_adapter(config)})
+        found = found if adapter is None else min(found, ladder.descend(adapter), key=lambda one: one.memory.peak)
+    if found.memory.peak <= ladder.limit:
+        found = ladder.improved(found, {"lora.rank", "optimizer.learning_rate", *start.settings})
+    changes = tuple(_changes(spec, config, found.config, prompt_tokens))
+    return Plan(requested.memory, found.config, found.memory, changes, ladder.limit, shortfall)
+
+
+@dataclass(frozen=True)
+class _Ladder:
+    """The search of `make_plan`; for the fields see there."""
+
+    spec: ModelSpec
+    config: TrainConfig
+    limit: int
+    prompt_tokens: int | None
+    gpu: GpuSpec | None
+    host: int | None
+
+    def tried(self, settings: Settings) -> _Candidate | None:
+        """The requested configuration with some settings changed; None if they conflict or host memory is too small."""
+        try:
+            changed = with_settings(self.config, settings)
+            config = settle(self.spec, changed, self.limit, self.prompt_tokens)
+        except ValueError:
+            return None
+        size, asked = config.vllm.gpu_memory_gb, self.config.vllm.gpu_memory_gb
+        if "vllm.gpu_memory_gb" in settings and size is not None and asked is not None and size >= asked:
+            work = workload_on(self.config, self.prompt_tokens)
+            if not shortfall_of_vllm(self.spec, self.config, work):
+                return None  # it would be given no less than was requested
+        if "memory.cpu_offload" in settings and self.host is not None and host_bytes(self.spec, config) > self.host:
+            return None
+        memory = predict_within(self.spec, config, self.limit, self.prompt_tokens)
+        gpu = self.gpu or find_gpu_spec(COMMON_GPU)
+        assert gpu is not None
+        return _Candidate(settings, config, memory, predict_speed(self.spec, config, gpu, self.prompt_tokens).step)
+
+    def neighbours(self, found: _Candidate) -> Iterator[_Candidate]:
+        """Candidates with one change more."""
+        changes = [
+            change for change in candidate_changes(found.config, self.prompt_tokens) if "lora.rank" not in change
+        ]
+        if self.config.rollout.engine == "vllm" and self.config.vllm.gpu_memory_gb is not None:
+            changes.append({"vllm.gpu_memory_gb": None})  # as much as fits
+        for change in changes:
+            if (candidate := self.tried({**found.settings, **change})) is not None:
+                yield candidate
+
+    def descend(self, found: _Candidate) -> _Candidate:
+        """Change after change, until it fits or nothing takes less memory."""
+
+        def price(candidate: _Candidate) -> float:
+            needed = found.memory.peak - max(candidate.memory.peak, self.limit)
+            return (candidate.seconds - found.seconds) / needed
+
+        while found.memory.peak > self.limit:
+            smaller = [candidate for candidate in self.neighbours(found) if candidate.memory.peak < found.memory.peak]
+            if not smaller:
+                break
+            found = min(smaller, key=price)
+        return found
+
+    def relaxed(self, found: _Candidate, kept: AbstractSet[str]) -> Iterator[_Candidate]:
+        """Candidates with one change less, or with a larger micro-batch; changes of `kept` stay."""
+        for key in found.settings:
+            rest = {other: value for other, value in found.settings.items() if other != key}
+            size = 2 * found.settings[key] if key == "optimizer.micro_batch_tokens" else None
+            larger = [{**rest, key: size}] if size and size < self.config.optimizer.micro_batch_tokens else []
+            for settings in [] if key in kept else [rest, *larger]:
+                if (candidate := self.tried(settings)) is not None:
+                    yield candidate
+
+    def improved(self, found: _Candidate, kept: AbstractSet[str]) -> _Candidate:
+        """The fastest that fits within a few changes: one taken back, one made, or both; of equals, the simplest."""
+        while True:
+            threshold = 1 + 1e-9 if found.settings.keys() - kept else WORTHWHILE
+            near = [found, *self.relaxed(found, kept)]
+            near += [candidate for one in near for candidate in self.neighbours(one)]
+            fitting = [candidate for candidate in near if candidate.memory.peak <= self.limit]
+            fastest = min(candidate.seconds for candidate in fitting) * (1 + 1e-9)
+            best = min((one for one in fitting if one.seconds <= fastest), key=lambda one: len(one.settings))
+            simpler = best.seconds <= found.seconds * (1 + 1e-9) and len(best.settings) < len(found.settings)
+            if not simpler and best.seconds * threshold >= found.seconds:
+                return found
+            found = best
+
+
+def candidate_changes(config: TrainConfig, prompt_tokens: int | None = None) -> Iterator[Settings]:
+    """Settings that may take less memory, the cheapest first; each halves something, or turns one thing on.
+
+    Args:
+        config: what is changed, with what the rollout engine decides filled in.
+        prompt_tokens: see `workload_of`.
+    """
+    work, offload = workload_on(config, prompt_tokens), config.memory.cpu_offload
+    if config.rollout.engine == "vllm" and config.vllm.sleep_mode is False:
+        yield {"vllm.sleep_mode": True}
+    if (count := fewer_sequences(config, work)) is not None:
+        yield {"rollout.max_num_seqs": count}
+    if (size := smaller_micro_batch(config, work)) is not None:
+        yield {"optimizer.micro_batch_tokens": size}
+    if config.parallel.dp_replicate > 1:
+        yield {"parallel.dp_replicate": 1}
+    if config.run.device != "cpu" and offload is None:
+        yield {"memory.cpu_offload": "idle"}
+    if not config.memory.activation_checkpointing:
+        yield {"memory.activation_checkpointing": True}
+    if config.run.device != "cpu" and offload != "always":
+        yield {"memory.cpu_offload": "always"}
+    if not config.lora.rank:
+        yield _adapter(config)
+
+
+def fewer_sequences(config: TrainConfig, work: Workload) -> int | None:
+    """Half of the sequences generated at a time; None = there are as few as can be."""
+    count = min(config.rollout.max_num_seqs or work.at_a_time, work.at_a_time)
+    least = max(LEAST_SEQUENCES, config.rollout.group_size)
+    return max(count // 2, least) if count > least else None
+
+
+def smaller_micro_batch(config: TrainConfig, work: Workload) -> int | None:
+    """The power of two below optimizer.micro_batch_tokens; None = that is too few, or each sequence goes alone."""
+    budget = min(config.optimizer.micro_batch_tokens, work.micro_batch)
+    size = 1 << (budget - 1).bit_length() - 1
+    return size if budget * work.slices > work.sequence and size >= LEAST_TOKENS else None
+
+
+def _adapter(config: TrainConfig) -> Settings:
+    rate = float(f"{LORA_RATE * config.optimizer.learning_rate:.6g}")
+    return {"lora.rank": LORA_RANK, "optimizer.learning_rate": rate}
+
+
+def _changes(
+    spec: ModelSpec, requested: TrainConfig, config: TrainConfig, prompt_tokens: int | None
+) -> Iterator[Change]:
+    for key, trade_off in TRADE_OFFS.items():
+        value, before = setting(config, key), setting(requested, key)
+        if value == before:
+            continue
+        work = workload_on(config, prompt_tokens)
+        if key == "rollout.max_num_seqs" and value >= work.completions:
+            trade_off = "evaluations are generated in more rounds"
+        if key == "vllm.gpu_memory_gb":
+            wanted = work.trained_at_a_time
+            count = min(wanted, sequences_in_vllm(spec, config, work))
+            trade_off = f"GB: enough for {count:,} of {wanted:,} whole sequences at a time"
+        yield Change(key, value, before, TRADE_OFFS_OF_VALUE.get((key, value), trade_off))
