@@ -129,8 +129,9 @@ def make_plan(
         A plan that `fits`, if one was found; otherwise the one that takes the least memory.
     """
     ladder = _Ladder(spec, config, usable(memory), prompt_tokens, gpu, host)
-    requested = start = ladder.tried({})
+    requested = ladder.tried({})
     assert requested is not None
+    start = requested
     shortfall = shortfall_of_vllm(spec, requested.config, workload_on(requested.config, prompt_tokens))
     if shortfall:  # as if it had not been set
         start = ladder.tried({"vllm.gpu_memory_gb": None}) or requested
