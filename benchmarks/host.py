@@ -25,8 +25,8 @@ import typer
 
 from benchmarks.common import print_machine, print_table
 from tinyzero_sdk.settings import build
-from tinyzero_trainer.algorithms.advantages import ESTIMATORS, AdvantageInputs
-from tinyzero_trainer.algorithms.importance_sampling import engine_logprobs
+from tinyzero_trainer.algorithms.advantages import ESTIMATORS
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.controller.heldout_eval import write_samples
@@ -35,8 +35,7 @@ from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.local import score
 from tinyzero_trainer.executors.tasks import RunTask, run_tasks, training_stream
 from tinyzero_trainer.sft.tiny_model import build_tokenizer
-from tinyzero_trainer.training.batch import TrainingBatch
-from tinyzero_trainer.training.micro_batches import completion_lengths, micro_batches
+from tinyzero_trainer.training.micro_batches import micro_batches
 from tinyzero_trainer.types import Generation, Prompt
 
 TASK = "countdown"
@@ -112,28 +111,25 @@ def one_step(
     with watch.part("decoding and scoring"):
         samples = score(roles, drawn, max_failure_rate=1.0)
     with watch.part("advantages and experience"):
-        lengths, old = completion_lengths(samples), engine_logprobs(samples)
-        rewards = torch.tensor([sample.score.value for sample in samples])
-        counted = torch.tensor([not sample.score.masked for sample in samples])
-        outcome = AdvantageInputs(rewards=rewards, lengths=lengths, group_size=group_size, counted=counted)
-        advantages = ESTIMATORS["grpo"](outcome)
-        experience = TrainingBatch(samples, lengths, old, advantages)
+        experience = TrainingBatch.of(samples, group_size)
+        experience.old_logprobs = experience.engine_logprobs
+        experience.advantages = ESTIMATORS["grpo"](experience)
     for layout in ("packed", "padded"):
         with watch.part(f"micro-batches, {layout}"):
-            lay_out_all(experience, config, group_size, layout)
+            lay_out_all(experience, config, layout)
     with watch.part("metrics"):
         tasks = {name: role.task for name, role in roles.tasks.items()}
-        batch_metrics(tasks, samples, group_size, outcome, experience.advantages)
+        batch_metrics(tasks, samples, experience)
         timing_metrics({"gen": 1.0, "step": 1.0}, samples, samples)
     with watch.part("writing 16 samples"):
         write_samples(folder / "samples.jsonl", samples[:16])
 
 
-def lay_out_all(experience: TrainingBatch, config: TrainConfig, group_size: int, layout: Any) -> None:
+def lay_out_all(experience: TrainingBatch, config: TrainConfig, layout: Any) -> None:
     """What the update does before each forward pass."""
-    for part in experience.mini_batches(group_size, config.optimizer):
+    for part in experience.mini_batches(config.optimizer):
         for batch in micro_batches(
-            part.samples,
+            part.rollouts,
             token_budget=config.optimizer.micro_batch_tokens,
             pad_id=0,
             device=torch.device("cpu"),

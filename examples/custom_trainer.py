@@ -5,11 +5,10 @@ Each piece can be replaced by one of your own. To run it: python examples/custom
 
 from itertools import islice
 
-import torch
-
 from tinyzero_sdk import Completion, load_task
 from tinyzero_sdk.seeds import derive_seed
-from tinyzero_trainer.algorithms.advantages import AdvantageInputs, grpo
+from tinyzero_trainer.algorithms.advantages import grpo
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, DataConfig, OptimizerConfig, RewardConfig
 from tinyzero_trainer.data.prompts import PromptSource
@@ -17,8 +16,6 @@ from tinyzero_trainer.data.tokenization import decode_texts
 from tinyzero_trainer.models.loading import choose_device, load_model
 from tinyzero_trainer.rewards.pool import scoring_pool
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
-from tinyzero_trainer.training.batch import TrainingBatch
-from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.types import Rollout
 
@@ -45,14 +42,12 @@ def train(steps: int = 40, prompts_per_step: int = 32) -> list[float]:
             texts = decode_texts(model.tokenizer, [rollout.token_ids for _, rollout in pairs])
             scores = pool.score(list(map(Completion, texts)), [prompt.item.ground_truth for prompt, _ in pairs])
             samples = [Rollout(*pair, text, score) for pair, text, score in zip(pairs, texts, scores, strict=True)]
-            lengths = completion_lengths(samples)  # [completions]
-            rewards = torch.tensor([score.value for score in scores])  # [completions]
-            advantages = grpo(AdvantageInputs(rewards, lengths, GROUP_SIZE))  # [tokens]
-            batch = TrainingBatch(samples, lengths, policy.logprobs(samples, temperature=1.0), advantages)
-            now = StepSettings(OPTIMIZER.learning_rate, temperature=1.0, kl_coefficient=0.0)
-            metrics = policy.update(batch, group_size=GROUP_SIZE, now=now)
+            batch = TrainingBatch.of(samples, GROUP_SIZE)
+            batch.old_logprobs = policy.logprobs(samples, temperature=1.0)  # [tokens]
+            batch.advantages = grpo(batch)  # [tokens]
+            metrics = policy.update(batch, StepSettings(OPTIMIZER.learning_rate))
             engine.load_weights()
-            mean_rewards.append(rewards.mean().item())
+            mean_rewards.append(batch.rewards.mean().item())
             print(f"step {step}/{steps}  reward {mean_rewards[-1]:.3f}  loss {metrics['actor/pg_loss']:+.4f}")
     return mean_rewards
 

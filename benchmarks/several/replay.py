@@ -52,8 +52,8 @@ def shortened(batch: RolloutBatch) -> RolloutBatch:
             sample, rollout=replace(rollout, token_ids=rollout.token_ids[:length], logprobs=logprobs, finished=False)
         )
 
-    samples = [cut(sample) for sample in batch.samples]
-    return replace(batch, samples=samples, kept=samples)
+    samples = [cut(sample) for sample in batch.rollouts]
+    return replace(batch, rollouts=samples, kept=samples)
 
 
 def batch_file(batches: Path, step: int) -> Path:

@@ -12,6 +12,7 @@ import torch
 from examples import grpo
 from tinyzero_sdk import load_task
 from tinyzero_trainer.algorithms import advantages, losses
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "examples/grpo.py"
@@ -51,7 +52,7 @@ def test_it_is_one_short_file_without_the_trainer() -> None:
 def test_advantages_are_the_trainers() -> None:
     rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.1, 0.1, 0.1, 0.1], [0.3, 0.7, 0.2, 1.0]])
     lengths = torch.ones(rewards.numel(), dtype=torch.long)
-    expected = advantages.grpo(advantages.AdvantageInputs(rewards.flatten(), lengths, group_size=4))
+    expected = advantages.grpo(TrainingBatch(rewards.flatten(), lengths, group_size=4))
     assert grpo.group_advantages(rewards).flatten().tolist() == expected.tolist()
 
 

@@ -15,14 +15,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.trainer.samples import ragged_samples
-from tinyzero_trainer.algorithms.advantages import ESTIMATORS, AdvantageInputs
+from tinyzero_trainer.algorithms.advantages import ESTIMATORS
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.losses import LossInputs, find_policy_loss, token_weights
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.config.sft import TinyShape
 from tinyzero_trainer.models.loading import from_parts, save_model
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
-from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.logprobs import Reference, token_statistics
 from tinyzero_trainer.training.micro_batches import completion_lengths, micro_batches
 from tinyzero_trainer.training.policy import Policy
@@ -122,10 +122,12 @@ def compare(
     theirs = trainer.compute_loss(trainer.model, inputs)
     theirs.backward()
     lengths, advantages = completion_lengths(samples), inputs["advantages"]
-    experience = TrainingBatch(samples, lengths, old, ragged.repeat_to_tokens(advantages, lengths))
+    experience = TrainingBatch.of(
+        samples, SAMPLES, old_logprobs=old, advantages=ragged.repeat_to_tokens(advantages, lengths)
+    )
     algorithm = AlgorithmConfig(**settings, kl_coefficient=kl)
     loss, clipped, gradient = ours(start, weights, experience, algorithm, kl=kl, temperature=temperature)
-    estimated = ESTIMATORS[algorithm.advantage_estimator](AdvantageInputs(rewards, lengths, SAMPLES))[
+    estimated = ESTIMATORS[algorithm.advantage_estimator](TrainingBatch(rewards, lengths, SAMPLES))[
         ragged.last_tokens(lengths)
     ]
     expected = torch.cat([parameter.grad.flatten() for _, parameter in named(trainer.model)])
@@ -198,7 +200,7 @@ def ours(
     model = from_parts("ours", copy.deepcopy(beginning).requires_grad_(True), build_tokenizer())
     model.model.load_state_dict(weights, strict=False)
     reference = Reference(beginning) if kl else None
-    [batch] = micro_batches(experience.samples, token_budget=10**6, pad_id=model.pad_id, device=torch.device("cpu"))
+    [batch] = micro_batches(experience.rollouts, token_budget=10**6, pad_id=model.pad_id, device=torch.device("cpu"))
     part = experience.select(batch.rows)
     found = token_statistics(model.model, batch, temperature=temperature, reference=reference)
     given = LossInputs(
@@ -219,7 +221,7 @@ def ours(
         max_tokens=MAX_TOKENS,
         reference=reference,
     )
-    policy.update(experience, group_size=SAMPLES, now=StepSettings(1e-9, temperature, kl))
+    policy.update(experience, StepSettings(1e-9, temperature, kl))
     gradient = torch.cat([parameter.grad.flatten() for _, parameter in named(model.model)])
     return (
         (ragged.repeat_to_tokens(weight, part.lengths) * each).sum().item(),

@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.trainer.samples import ragged_samples
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group, shard
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.lora import Adapter
 from tinyzero_trainer.rollout.weight_sync import named_weights
-from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.logprobs import Reference
 from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.training.policy import Policy
@@ -100,17 +100,19 @@ def make_up(language_model: LanguageModel) -> TrainingBatch:
     tokens = int(lengths.sum())
     old = torch.tensor([value for sample in samples for value in sample.generation.logprobs or ()])
     values = torch.randn(tokens, generator=generator)
-    return TrainingBatch(samples, lengths, old, values, values=0.1 * values, returns=values.sin())
+    return TrainingBatch.of(
+        samples, 4, old_logprobs=old, advantages=values, values=0.1 * values, returns=values.sin(), engine_logprobs=None
+    )
 
 
 def learn(policy: Policy, experience: TrainingBatch, tmp_path: Path) -> tuple[Any, ...]:
     """Everything that two updates and what lies between them show."""
     shown: list[Any] = []
     for _ in range(2):
-        shown.append(bits(policy.logprobs(experience.samples, 0.8)))
+        shown.append(bits(policy.logprobs(experience.rollouts, 0.8)))
         if policy._reference is not None:
-            shown.append(bits(policy.reference_logprobs(experience.samples, 0.8)))
-        shown.append(policy.update(experience, group_size=4, now=NOW))
+            shown.append(bits(policy.reference_logprobs(experience.rollouts, 0.8)))
+        shown.append(policy.update(experience, NOW))
     policy.save(tmp_path)
     moments = {name: bits(value) for name, value in load_file(tmp_path / "optimizer.safetensors").items()}
     weights = {name: bits(value) for name, value in named_weights(policy.language_model.model)}

@@ -9,13 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyzero_trainer.algorithms.advantages import ESTIMATORS, AdvantageInputs, gae, whiten
+from tinyzero_trainer.algorithms.advantages import ESTIMATORS, gae, whiten
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 
 real = st.floats(-3, 3, width=32)
 
 
 @st.composite
-def outcomes(draw: st.DrawFn) -> AdvantageInputs:
+def outcomes(draw: st.DrawFn) -> TrainingBatch:
     groups, size = draw(st.integers(1, 3)), draw(st.integers(2, 4))
     count = groups * size
     lengths = draw(st.lists(st.integers(1, 4), min_size=count, max_size=count))
@@ -24,11 +25,11 @@ def outcomes(draw: st.DrawFn) -> AdvantageInputs:
     def some(number: int) -> torch.Tensor:
         return torch.tensor(draw(st.lists(real, min_size=number, max_size=number)), dtype=torch.float64)
 
-    return AdvantageInputs(
+    return TrainingBatch(
         rewards=some(count),
         lengths=torch.tensor(lengths),
         group_size=size,
-        penalties=some(tokens) if draw(st.booleans()) else None,
+        kl_penalties=some(tokens) if draw(st.booleans()) else None,
         values=some(tokens),
         greedy_rewards=some(groups),
         gamma=draw(st.sampled_from([1.0, 0.9])),
@@ -36,18 +37,20 @@ def outcomes(draw: st.DrawFn) -> AdvantageInputs:
     )
 
 
-def token_rewards(outcome: AdvantageInputs) -> list[list[float]]:
+def token_rewards(outcome: TrainingBatch) -> list[list[float]]:
     """[completions][tokens] r_t: minus the penalty, and the score at the end."""
     rows, place = [], 0
     for reward, length in zip(outcome.rewards.tolist(), outcome.lengths.tolist(), strict=True):
-        penalties = [0.0] * length if outcome.penalties is None else outcome.penalties[place : place + length].tolist()
+        penalties = (
+            [0.0] * length if outcome.kl_penalties is None else outcome.kl_penalties[place : place + length].tolist()
+        )
         rows.append([-penalty for penalty in penalties])
         rows[-1][-1] += reward
         place += length
     return rows
 
 
-def returns(outcome: AdvantageInputs) -> list[list[float]]:
+def returns(outcome: TrainingBatch) -> list[list[float]]:
     """Σ_k γ^k r_{t+k}, the definition itself."""
     gamma = outcome.gamma
     return [
@@ -56,7 +59,7 @@ def returns(outcome: AdvantageInputs) -> list[list[float]]:
     ]
 
 
-def by_group(outcome: AdvantageInputs) -> list[list[float]]:
+def by_group(outcome: TrainingBatch) -> list[list[float]]:
     """[groups][samples] everything a completion earned."""
     earned = [sum(row) for row in token_rewards(outcome)]
     return [earned[start : start + outcome.group_size] for start in range(0, len(earned), outcome.group_size)]
@@ -69,11 +72,11 @@ def whitened(values: list[float]) -> list[float]:
     return [(value - mean) / math.sqrt(variance + 1e-8) for value in values]
 
 
-def spread(outcome: AdvantageInputs, by_completion: list[float]) -> list[float]:
+def spread(outcome: TrainingBatch, by_completion: list[float]) -> list[float]:
     return [value for value, length in zip(by_completion, outcome.lengths.tolist(), strict=True) for _ in range(length)]
 
 
-def reference(name: str, outcome: AdvantageInputs) -> list[float]:
+def reference(name: str, outcome: TrainingBatch) -> list[float]:
     groups, n = by_group(outcome), outcome.group_size
     if name == "grpo":
         scaled = [(r - statistics.fmean(g)) / (statistics.stdev(g) + 1e-6) for g in groups for r in g]
@@ -94,7 +97,7 @@ def reference(name: str, outcome: AdvantageInputs) -> list[float]:
     return [value for row in gae_rows(outcome) for value in row]
 
 
-def gae_rows(outcome: AdvantageInputs) -> list[list[float]]:
+def gae_rows(outcome: TrainingBatch) -> list[list[float]]:
     """A_t = Σ_k (γλ)^k δ_{t+k}."""
     rows, place, gamma, decay = [], 0, outcome.gamma, outcome.gamma * outcome.gae_lambda
     for rewards in token_rewards(outcome):
@@ -109,7 +112,7 @@ def gae_rows(outcome: AdvantageInputs) -> list[list[float]]:
 @pytest.mark.parametrize("name", ESTIMATORS)
 @settings(max_examples=50)
 @given(outcome=outcomes())
-def test_an_estimator_is_its_papers_equation(name: str, outcome: AdvantageInputs) -> None:
+def test_an_estimator_is_its_papers_equation(name: str, outcome: TrainingBatch) -> None:
     groups = by_group(outcome)
     if name != "gae" and any(0 < statistics.pstdev(group) < 1e-5 for group in groups):
         return  # division by almost nothing: both are noise
@@ -120,8 +123,14 @@ def test_an_estimator_is_its_papers_equation(name: str, outcome: AdvantageInputs
 
 
 @given(outcomes())
-def test_gae_without_decay_is_return_minus_value(outcome: AdvantageInputs) -> None:
-    plain = AdvantageInputs(outcome.rewards, outcome.lengths, outcome.group_size, outcome.penalties, outcome.values)
+def test_gae_without_decay_is_return_minus_value(outcome: TrainingBatch) -> None:
+    plain = TrainingBatch(
+        outcome.rewards,
+        outcome.lengths,
+        outcome.group_size,
+        kl_penalties=outcome.kl_penalties,
+        values=outcome.values,
+    )
     expected = [value for row in returns(plain) for value in row]
     assert (gae(plain) + outcome.values).tolist() == pytest.approx(expected, abs=1e-9)
 
@@ -129,12 +138,12 @@ def test_gae_without_decay_is_return_minus_value(outcome: AdvantageInputs) -> No
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 1 / 3])
 def test_a_group_of_equal_rewards_has_no_advantage(name: str, reward: float) -> None:
-    outcome = AdvantageInputs(torch.full((14,), reward), torch.randint(1, 5, (14,)), group_size=7)
+    outcome = TrainingBatch(torch.full((14,), reward), torch.randint(1, 5, (14,)), group_size=7)
     assert not ESTIMATORS[name](outcome).any()
 
 
 def test_a_group_of_one_keeps_its_reward() -> None:
-    outcome = AdvantageInputs(torch.tensor([0.5, -1.0]), torch.tensor([1, 2]), group_size=1)
+    outcome = TrainingBatch(torch.tensor([0.5, -1.0]), torch.tensor([1, 2]), group_size=1)
     assert ESTIMATORS["grpo"](outcome).tolist() == [0.5, -1.0, -1.0]
 
 
@@ -143,7 +152,7 @@ def test_groups_do_not_see_each_other(name: str) -> None:
     def estimate(rewards: list[float], greedy: list[float]) -> list[float]:
         lengths = torch.ones(len(rewards), dtype=torch.long)
         return ESTIMATORS[name](
-            AdvantageInputs(torch.tensor(rewards), lengths, group_size=3, greedy_rewards=torch.tensor(greedy))
+            TrainingBatch(torch.tensor(rewards), lengths, group_size=3, greedy_rewards=torch.tensor(greedy))
         ).tolist()
 
     assert estimate([5.0, -5.0, 0.0, 1.0, 0.0, 0.25], [1.0, 0.5])[3:] == estimate([1.0, 0.0, 0.25], [0.5])
@@ -155,10 +164,10 @@ def test_what_does_not_count_shifts_no_advantage(name: str) -> None:
     rewards, lengths = torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 1.0]), torch.tensor([2, 1, 3, 2, 1, 2])
     counted = torch.tensor([True, True, False, True, False, True])
     values = torch.linspace(-1, 1, 11)
-    outcome = AdvantageInputs(rewards, lengths, group_size=2, values=values, counted=counted)
+    outcome = TrainingBatch(rewards, lengths, group_size=2, values=values, mask=counted)
     found = ESTIMATORS[name](outcome)
     if name == "gae":
-        found = whiten(found, outcome.counted_tokens())
+        found = whiten(found, outcome.token_mask())
     rows = returns(outcome)
     if name == "reinforce_pp_baseline":
         rows = [[reward] * len(row) for reward, row in zip([0.5, -0.5, 0.25, -0.25, -0.375, 0.375], rows, strict=True)]
@@ -171,10 +180,10 @@ def test_what_does_not_count_shifts_no_advantage(name: str) -> None:
 
 
 @given(outcomes())
-def test_counting_all_is_the_same_as_not_saying_what_counts(outcome: AdvantageInputs) -> None:
+def test_counting_all_is_the_same_as_not_saying_what_counts(outcome: TrainingBatch) -> None:
     everything = torch.ones(len(outcome.lengths), dtype=torch.bool)
     for name in ("reinforce_pp", "reinforce_pp_baseline"):
-        assert torch.equal(ESTIMATORS[name](replace(outcome, counted=everything)), ESTIMATORS[name](outcome))
+        assert torch.equal(ESTIMATORS[name](replace(outcome, mask=everything)), ESTIMATORS[name](outcome))
 
 
 def test_where_nothing_counts_nothing_is_whitened() -> None:

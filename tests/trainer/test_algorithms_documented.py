@@ -10,11 +10,11 @@ import torch
 from tests.trainer.samples import ragged_samples
 from tinyzero_sdk.rewards import wrappers
 from tinyzero_trainer.algorithms.advantages import ESTIMATORS
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.losses import POLICY_LOSSES
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.utils import jagged as ragged
@@ -64,6 +64,6 @@ def test_the_loss_of_ones_own_trains(toy_model: LanguageModel, tmp_path: Path, m
     )
     old = policy.logprobs(samples, 1.0)
     advantages = ragged.repeat_to_tokens(torch.tensor([1.0, -1.0] * 6), lengths)
-    policy.update(TrainingBatch(samples, lengths, old, advantages), group_size=4, now=StepSettings(1e-3, 1.0, 0.0))
+    policy.update(TrainingBatch.of(samples, 4, old_logprobs=old, advantages=advantages), StepSettings(1e-3, 1.0, 0.0))
     gains = policy.logprobs(samples, 1.0) - old
     assert (gains * advantages).sum() > 1.0

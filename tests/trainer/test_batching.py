@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.training.micro_batches import Layout, fill_budget, micro_batches, mini_batch_rows
+from tinyzero_trainer.algorithms.batch import mini_batch_rows
+from tinyzero_trainer.training.micro_batches import Layout, fill_budget, micro_batches
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 CPU = torch.device("cpu")

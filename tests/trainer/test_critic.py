@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.trainer.samples import ragged_samples, with_dropout
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.critic import Critic, ValueModel
 from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.types import Rollout
@@ -27,9 +27,8 @@ def as_experience(critic: Critic, samples: list[Rollout], returns: list[float]) 
     """One return a completion, the same at all of its tokens."""
     lengths, values = completion_lengths(samples), critic.values(samples)
     nothing = torch.zeros(len(values))
-    return TrainingBatch(
-        samples, lengths, nothing, nothing, values, ragged.repeat_to_tokens(torch.tensor(returns), lengths)
-    )
+    columns = {"values": values, "returns": ragged.repeat_to_tokens(torch.tensor(returns), lengths)}
+    return TrainingBatch.of(samples, 4, old_logprobs=nothing, advantages=nothing, **columns)
 
 
 def test_at_first_nothing_is_worth_anything(toy_model: LanguageModel) -> None:
@@ -42,9 +41,9 @@ def test_it_learns_what_completions_are_worth_and_leaves_the_policy_alone(toy_mo
     before = copy.deepcopy(toy_model.model.state_dict())
     critic, samples = make_critic(toy_model), ragged_samples(toy_model)
     returns = [1.0, 0.0, -1.0] * 4
-    first = critic.update(as_experience(critic, samples, returns), group_size=4)
+    first = critic.update(as_experience(critic, samples, returns))
     for _ in range(60):
-        last = critic.update(as_experience(critic, samples, returns), group_size=4)
+        last = critic.update(as_experience(critic, samples, returns))
     assert last["critic/vf_loss"] < 0.2 * first["critic/vf_loss"]
     assert last["critic/vf_explained_var"] > 0.7
     assert all(torch.equal(before[name], value) for name, value in toy_model.model.state_dict().items())
@@ -55,7 +54,7 @@ def test_micro_batches_do_not_change_the_update(toy_model: LanguageModel) -> Non
     samples, results = ragged_samples(toy_model), []
     for budget in (1, 40, 10**6):
         critic = make_critic(toy_model, micro_batch_tokens=budget)
-        critic.update(as_experience(critic, samples, [1.0, 0.0, -1.0] * 4), group_size=4)
+        critic.update(as_experience(critic, samples, [1.0, 0.0, -1.0] * 4))
         results.append(critic.values(samples))
     for other in results[1:]:
         torch.testing.assert_close(results[0], other, atol=1e-5, rtol=1e-4)
@@ -75,19 +74,19 @@ def test_values_are_those_before_the_token_is_known(toy_model: LanguageModel) ->
 def test_a_restored_critic_goes_on_bit_for_bit(toy_model: LanguageModel, tmp_path: Path) -> None:
     critic, samples = make_critic(toy_model), ragged_samples(toy_model)
     returns = [1.0, 0.0, -1.0] * 4
-    critic.update(as_experience(critic, samples, returns), group_size=4)
+    critic.update(as_experience(critic, samples, returns))
     critic.save(tmp_path)
     restored = make_critic(toy_model)
     restored.load(tmp_path)
     for each in (critic, restored):
-        each.update(as_experience(each, samples, returns), group_size=4)
+        each.update(as_experience(each, samples, returns))
     assert torch.equal(critic.values(samples), restored.values(samples))
 
 
 def test_a_batch_without_counting_tokens_changes_nothing(toy_model: LanguageModel) -> None:
     critic = make_critic(toy_model)
     samples = [replace(sample, score=replace(sample.score, masked=True)) for sample in ragged_samples(toy_model)]
-    metrics = critic.update(as_experience(critic, samples, [1.0] * 12), group_size=4)
+    metrics = critic.update(as_experience(critic, samples, [1.0] * 12))
     assert metrics == {"critic/lr": pytest.approx(3e-3)}
     assert not critic.values(samples).any()
 
@@ -107,7 +106,7 @@ def test_an_update_descends_the_clipped_loss_averaged_over_all_tokens(toy_model:
     returns = torch.randn(tokens, generator=generator)
     samples[3] = replace(samples[3], score=replace(samples[3].score, masked=True))
     nothing = torch.zeros(tokens)
-    metrics = critic.update(TrainingBatch(samples, lengths, nothing, nothing, old, returns), group_size=4)
+    metrics = critic.update(TrainingBatch.of(samples, 4, advantages=nothing, values=old, returns=returns))
 
     place, losses, clipped, residuals, targets = 0, [], 0, [], []
     for sample, length in zip(samples, lengths.tolist(), strict=True):
@@ -147,7 +146,7 @@ def alone(model: ValueModel, sample: Rollout) -> torch.Tensor:
 
 def test_every_mini_batch_of_every_pass_is_an_update(toy_model: LanguageModel) -> None:
     critic, samples = make_critic(toy_model, num_mini_batches=3, update_epochs=2), ragged_samples(toy_model)
-    critic.update(as_experience(critic, samples, [1.0, 0.0, -1.0] * 4), group_size=4)
+    critic.update(as_experience(critic, samples, [1.0, 0.0, -1.0] * 4))
     assert {int(state["step"]) for state in critic._optimizer._adamw.state.values()} == {6}
 
 
@@ -156,22 +155,22 @@ def test_dropout_blurs_no_value(toy_model: LanguageModel) -> None:
     model = with_dropout(toy_model)
     critic, samples = make_critic(model), ragged_samples(model)
     torch.nn.init.normal_(critic.model.head.weight, generator=torch.Generator().manual_seed(0))
-    lengths, values = completion_lengths(samples), critic.values(samples)
+    values = critic.values(samples)
     nothing = torch.zeros(len(values))
-    metrics = critic.update(TrainingBatch(samples, lengths, nothing, nothing, values, values), group_size=4)
+    metrics = critic.update(TrainingBatch.of(samples, 4, advantages=nothing, values=values, returns=values))
     assert metrics["critic/vf_loss"] < 1e-8
 
 
 def test_its_learning_rate_is_its_own(toy_model: LanguageModel) -> None:
     """The first step of Adam moves every weight that has a gradient by the learning rate."""
     critic, samples = make_critic(toy_model), ragged_samples(toy_model)
-    critic.update(as_experience(critic, samples, [1.0] * 12), group_size=4)
+    critic.update(as_experience(critic, samples, [1.0] * 12))
     assert critic.model.head.weight.abs().max().item() == pytest.approx(3e-3, rel=1e-3)
 
 
 def test_an_update_that_is_not_finite_is_skipped_and_told(toy_model: LanguageModel) -> None:
     critic, samples = make_critic(toy_model, num_mini_batches=3), ragged_samples(toy_model)
     returns = [float("nan")] + [1.0] * 11
-    metrics = critic.update(as_experience(critic, samples, returns), group_size=4)
+    metrics = critic.update(as_experience(critic, samples, returns))
     assert metrics["critic/skipped_updates"] == 1
     assert 0 < metrics["critic/grad_norm"] < float("inf")

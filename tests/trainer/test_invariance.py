@@ -11,13 +11,13 @@ from torch import Tensor
 
 from tests.trainer.conftest import SHAPE
 from tests.trainer.samples import ragged_samples
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import Aggregation, AlgorithmConfig, CriticConfig, OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.sft.tiny_model import build_model
 from tinyzero_trainer.training import critic, policy
 from tinyzero_trainer.training import micro_batches as batching
-from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.logprobs import Reference
 from tinyzero_trainer.training.micro_batches import MicroBatch, completion_lengths
@@ -59,27 +59,27 @@ def one_experience(samples: list[Rollout]) -> TrainingBatch:
     lengths = completion_lengths(samples)
     noise = [torch.randn(int(lengths.sum()), generator=generator) for _ in range(5)]
     own = torch.tensor([value for sample in samples for value in sample.generation.logprobs or []])
-    return TrainingBatch(
+    return TrainingBatch.of(
         samples,
-        lengths,
-        own + 0.3 * noise[0],
-        noise[1],
+        old_logprobs=own + 0.3 * noise[0],
+        advantages=noise[1],
+        engine_logprobs=None,
         values=noise[2],
         returns=noise[3],
-        importance=noise[4].exp().clamp(max=2.0),
+        is_weights=noise[4].exp().clamp(max=2.0),
     )
 
 
 def reordered(experience: TrainingBatch) -> TrainingBatch:
     """The same completions in another order, each with all that belongs to it."""
-    order = torch.randperm(len(experience.samples), generator=torch.Generator().manual_seed(3)).tolist()
+    order = torch.randperm(len(experience.rollouts), generator=torch.Generator().manual_seed(3)).tolist()
     starts = (experience.lengths.cumsum(0) - experience.lengths).tolist()
     lengths = experience.lengths.tolist()
     tokens = torch.tensor([start for row in order for start in range(starts[row], starts[row] + lengths[row])])
-    names = ("old_logprobs", "advantages", "values", "returns", "importance")
+    names = ("old_logprobs", "advantages", "values", "returns", "is_weights")
     columns: Any = {name: getattr(experience, name)[tokens] for name in names}
-    samples = [experience.samples[row] for row in order]
-    return replace(experience, samples=samples, lengths=experience.lengths[torch.tensor(order)], **columns)
+    samples = [experience.rollouts[row] for row in order]
+    return replace(experience, rollouts=samples, lengths=experience.lengths[torch.tensor(order)], **columns)
 
 
 def on_the_left(samples: Sequence[Rollout], **arguments: Any) -> Iterator[MicroBatch]:
@@ -138,7 +138,7 @@ def test_the_policys_gradient_is_the_same_for_every_split(
     def update(split: Split, experience: TrainingBatch) -> Tensor:
         toy_model.model.load_state_dict(before)
         taker = Policy(toy_model, algorithm=algorithm, optimizer=split.optimizer, max_tokens=32, reference=reference)
-        taker.update(experience, group_size=1, now=NOW)
+        taker.update(experience, NOW)
         return gradient(toy_model.model)
 
     check(update, ragged_samples(toy_model, groups=2, samples=3), monkeypatch)
@@ -154,7 +154,7 @@ def test_the_critics_gradient_is_the_same_for_every_split(
     def update(split: Split, experience: TrainingBatch) -> Tensor:
         taker = Critic(toy_model, settings=CriticConfig(), optimizer=split.optimizer)
         taker.model.load_state_dict(before)
-        taker.update(experience, group_size=1)
+        taker.update(experience)
         return gradient(taker.model)
 
     check(update, ragged_samples(toy_model, groups=2, samples=3), monkeypatch)

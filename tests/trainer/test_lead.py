@@ -16,14 +16,15 @@ import torch
 
 from tinyzero_sdk import Item, Score
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.importance_sampling import ENGINE_DIVERGENCE
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.controller import collector as collecting
-from tinyzero_trainer.controller.collector import RolloutBatch
-from tinyzero_trainer.controller.pending_batch import from_json, to_json
-from tinyzero_trainer.controller.step import STOPPING, TrainerState, TrainingStep
+from tinyzero_trainer.controller.pending_batch import RolloutBatch, from_json, to_json
+from tinyzero_trainer.controller.state import TrainerState
+from tinyzero_trainer.controller.step import STOPPING, TrainingStep
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.base import StopRequested
@@ -31,7 +32,6 @@ from tinyzero_trainer.executors.ray import remote_workers as stand_ins
 from tinyzero_trainer.executors.ray.calls import ActorHandle
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.vllm.client import VllmError
-from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils.background import run_in_background
 from tinyzero_trainer.utils.signals import StopFlag
@@ -131,8 +131,8 @@ class World:
     def logprobs(self, samples: Sequence[Rollout], temperature: float) -> torch.Tensor:
         return torch.full((len(samples),), -1.0)
 
-    def update(self, experience: TrainingBatch, *, group_size: int, now: StepSettings) -> dict[str, float]:
-        sample = experience.samples[0]
+    def update(self, experience: TrainingBatch, now: StepSettings) -> dict[str, float]:
+        sample = experience.rollouts[0]
         self.trained.append((sample.prompt.item.ground_truth, sample.generation.token_ids[0]))
         self.during_update()
         time.sleep(self.updating)
@@ -143,7 +143,7 @@ class World:
 
     # ---- the step
 
-    def steps(self, lead: int = 1, *, steps: int = 9, carried: TrainerState | None = None, **more: Any) -> TrainingStep:
+    def steps(self, lead: int = 1, *, steps: int = 9, state: TrainerState | None = None, **more: Any) -> TrainingStep:
         values: dict[str, Any] = {**APART, "data": {"prompts_per_step": 1}}
         values["run"] = {**APART["run"], "steps": steps}
         values["rollout"] = {"group_size": 2, "max_async_level": lead, "return_logprobs": "always", "num_engines": 1}
@@ -157,7 +157,7 @@ class World:
         )
         stop = more.pop("stop", None) or StopFlag()
         config = make_config({**values, "rollout_correction": {"is_level": "token"}})
-        return TrainingStep(config, roles, carried or TrainerState(), stop, None, **more)  # type: ignore[arg-type]
+        return TrainingStep(config, roles, state or TrainerState(), stop, None, **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
@@ -209,28 +209,28 @@ def test_nothing_is_sampled_past_the_last_step() -> None:
     world = World()
     steps = world.steps(steps=2)
     take(steps, [1])
-    assert steps.ready is not None
+    assert steps.collector.prefetched is not None
     take(steps, [2])
-    assert steps.ready is None
+    assert steps.collector.prefetched is None
     assert len(world.sampled) == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", range(5))
 def test_a_run_that_is_cut_anywhere_goes_on_with_the_same_batches(cut: int) -> None:
-    """What a checkpoint holds: carried, and the batch that is ready."""
+    """What a checkpoint holds: its state, and the prefetched batch."""
     steps, whole, parted = 5, World(), World()
     all_of_them = whole.steps(steps=steps)
     expected = take(all_of_them, range(1, steps + 1))
     before = parted.steps(steps=steps)
     found = take(before, range(1, cut + 1))
-    ready = None if before.ready is None else from_json(to_json(before.ready))
-    after = parted.steps(steps=steps, carried=before.carried, ready=ready)
+    ready = None if before.collector.prefetched is None else from_json(to_json(before.collector.prefetched))
+    after = parted.steps(steps=steps, state=before.state, prefetched=ready)
     found += take(after, range(cut + 1, steps + 1))
     assert parted.trained == whole.trained
     timeless = [{key: value for key, value in row.items() if "tim" not in key and "perf" not in key} for row in found]
     assert timeless == [{key: row[key] for key in ours} for row, ours in zip(expected, timeless, strict=True)]
-    assert after.carried == all_of_them.carried
+    assert after.state == all_of_them.state
 
 
 # ---- time ------------------------------------------------------------------------------------------------------------
@@ -256,7 +256,8 @@ def test_a_step_takes_as_long_as_the_slower_of_the_two(generating: float, updati
 def test_a_failed_update_ends_the_sampling_beside_it() -> None:
     world = World(fail_updating=RuntimeError("no update"))
     steps = world.steps()
-    steps.next_batch = lambda step, collect=steps.next_batch: _slower(world, collect(step))  # type: ignore[method-assign]
+    collector = steps.collector
+    collector.next_batch = lambda step, collect=collector.next_batch: _slower(world, collect(step))  # type: ignore[method-assign]
     started = time.monotonic()
     with pytest.raises(RuntimeError, match="no update"):
         steps.take(1)
@@ -284,8 +285,8 @@ def test_a_second_signal_ends_both_sides() -> None:
     with pytest.raises(KeyboardInterrupt):
         steps.take(2)
     assert not world.under_way
-    assert steps.ready is not None, "the batch of the step that was not taken"
-    assert steps.ready.step == 2
+    assert steps.collector.prefetched is not None, "the batch of the step that was not taken"
+    assert steps.collector.prefetched.step == 2
 
 
 def test_a_signal_lets_both_sides_finish_and_the_batch_is_kept() -> None:
@@ -295,8 +296,8 @@ def test_a_signal_lets_both_sides_finish_and_the_batch_is_kept() -> None:
     take(steps, [1])
     world.during_update = lambda: stop.handle(signal.SIGTERM)
     take(steps, [2])
-    assert steps.ready is not None
-    assert (steps.ready.step, steps.ready.version) == (3, 1)
+    assert steps.collector.prefetched is not None
+    assert (steps.collector.prefetched.step, steps.collector.prefetched.version) == (3, 1)
     assert world.notes == [STOPPING]
 
 
@@ -307,7 +308,7 @@ def test_a_signal_before_anything_was_sampled_ends_the_step_at_once() -> None:
     steps = world.steps(stop=stop)
     with pytest.raises(StopRequested):
         steps.take(1)
-    assert steps.ready is None
+    assert steps.collector.prefetched is None
     assert world.trained == []
 
 
@@ -322,15 +323,14 @@ def test_a_lost_engine_is_told_of_after_the_step_that_was_under_way(failure: Tin
     world = World()
     steps = world.steps()
     take(steps, [1])
-    steps.check_workers()
+    assert steps.collector.failure is None
     world.fail_sampling = failure
-    ((_, metrics, _),) = [steps.take(2)]
+    _, metrics = steps.take(2)
     assert metrics["staleness/steps"] == 1
-    assert steps.carried.progress["toy"].taken == 2
-    with pytest.raises(type(failure), match="the rollout engine"):
-        steps.check_workers()
-    assert steps.policy_is_whole
-    assert steps.ready is None
+    assert steps.state.progress["toy"].taken == 2
+    assert steps.collector.failure is failure
+    assert steps.policy_intact
+    assert steps.collector.prefetched is None
     assert world.loaded == 1, "a dead engine was sent weights"
     assert len(world.trained) == 2
 
@@ -341,7 +341,7 @@ def test_what_fails_in_a_batch_is_raised_by_its_own_step() -> None:
     world.during_update = lambda: setattr(world, "fail_sampling", BrokenTaskError("the scorer failed"))
     world.generating = 0.02
     take(steps, [1])
-    steps.check_workers()
+    assert steps.collector.failure is None
     assert world.loaded == 1, "an evaluation would be of old weights"
     with pytest.raises(BrokenTaskError, match="the scorer failed"):
         steps.take(2)

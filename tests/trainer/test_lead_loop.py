@@ -17,7 +17,8 @@ from tinyzero_trainer.checkpoint.store import latest
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import collector as collecting
 from tinyzero_trainer.controller import loop
-from tinyzero_trainer.controller.loop import BATCH_FILE, STATE_DIRECTORY, train
+from tinyzero_trainer.controller.loop import STATE_DIRECTORY, train
+from tinyzero_trainer.controller.pending_batch import BATCH_FILE
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.training.policy import Policy

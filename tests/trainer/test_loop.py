@@ -133,7 +133,7 @@ def test_metrics_carry_verls_names(whole: list[dict[str, Any]]) -> None:
     assert {f"{group}/{part}" for group in groups for part in parts} <= names
     assert {"actor/pg_loss", "actor/kl_loss", "actor/entropy", "actor/grad_norm", "actor/lr"} <= names
     assert {"response_length/clip_ratio", "group/zero_std_frac", "reward/no_answer_frac"} <= names
-    assert any(name.startswith("difficulty/") for name in names)
+    assert any(name.startswith("train/acc_by_difficulty/") for name in names)
 
 
 @pytest.mark.slow

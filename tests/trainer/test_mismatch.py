@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from tests.trainer.samples import ragged_samples
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.algorithms import importance_sampling as mismatch
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.importance_sampling import (
     asks_engine,
-    engine_logprobs,
     importance_weights,
     mismatch_metrics,
 )
@@ -65,11 +65,11 @@ def test_old_logprobs_cost_a_pass_only_where_nothing_else_gives_them(source: str
 
 def test_one_completion_without_them_leaves_the_batch_without_them(toy_model: LanguageModel) -> None:
     samples = ragged_samples(toy_model, groups=1, samples=2)
-    found = engine_logprobs(samples)
+    found = TrainingBatch.of(samples).engine_logprobs
     assert found is not None
     assert found.tolist() == pytest.approx([value for sample in samples for value in sample.generation.logprobs or []])
     samples[1] = replace(samples[1], generation=replace(samples[1].generation, logprobs=None))
-    assert engine_logprobs(samples) is None
+    assert TrainingBatch.of(samples).engine_logprobs is None
 
 
 def by_definition(

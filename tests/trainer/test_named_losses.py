@@ -72,7 +72,7 @@ def weights_after_update(language_model, policy_loss: str) -> torch.Tensor:
         reference=None,
     )
     experience = as_experience(ragged_samples(language_model), [1.0, -1.0, 0.5, -0.5] * 3)
-    policy.update(experience, group_size=1, now=StepSettings(1e-2, 1.0, 0.0))
+    policy.update(experience, StepSettings(1e-2, 1.0, 0.0))
     return torch.cat([parameter.flatten() for parameter in policy.language_model.model.parameters()])
 
 

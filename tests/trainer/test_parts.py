@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.trainer.processes import on_ranks
 from tests.trainer.sharded import CASES, CPU, NOW, PLAIN, make_policy, make_up
 from tests.trainer.test_ranks import OPTIMIZER, copies
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.checkpoint.sharded_tensors import load_parts, save_parts, shapes
 from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, LoraConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group, shard
@@ -20,7 +21,6 @@ from tinyzero_trainer.models.loading import LanguageModel, load_model, save_mode
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER
 from tinyzero_trainer.models.lora import Adapter
 from tinyzero_trainer.rollout.weight_sync import named_weights
-from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.build import _load
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.optimizer import Optimizer
@@ -63,8 +63,8 @@ def begin(start: str, directory: str, experience: TrainingBatch, placement: Fsdp
         path = Path(directory, case)
         path.mkdir(parents=True, exist_ok=True)
         for _ in range(2):
-            policy.update(experience, group_size=4, now=NOW)
-            critic.update(experience, group_size=4)
+            policy.update(experience, NOW)
+            critic.update(experience)
         save_model(path, policy.language_model)
         policy.save(path)
         critic.save(path)
@@ -87,11 +87,9 @@ def go_on(start: str, directory: str, experience: TrainingBatch) -> dict[str, An
         policy.load(path)
         critic = Critic(load_model(start, CPU), settings=CriticConfig(), optimizer=OPTIMIZER, placement=PLAIN)
         critic.load(path)
-        shown[f"{case}/values"] = critic.values(experience.samples)
-        shown[f"{case}/logprobs"] = policy.logprobs(experience.samples, 0.8)
-        shown[f"{case}/metrics"] = critic.update(experience, group_size=4) | policy.update(
-            experience, group_size=4, now=NOW
-        )
+        shown[f"{case}/values"] = critic.values(experience.rollouts)
+        shown[f"{case}/logprobs"] = policy.logprobs(experience.rollouts, 0.8)
+        shown[f"{case}/metrics"] = critic.update(experience) | policy.update(experience, NOW)
         shown[f"{case}/weights"] = copies(named_weights(policy.language_model.model))
     return shown
 

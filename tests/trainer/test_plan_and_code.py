@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor
 
 from tests.trainer.planned import GRPO, HALF_B, SPECS, config_of
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import OptimizerConfig, TrainConfig
 from tinyzero_trainer.config.compiling import COMPILED_FROM, compiles
@@ -38,8 +39,7 @@ from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.rollout.vllm.engine_args import sequences_at_a_time
 from tinyzero_trainer.rollout.weight_sync import named_weights
 from tinyzero_trainer.training import policy
-from tinyzero_trainer.training.batch import TrainingBatch
-from tinyzero_trainer.training.micro_batches import completion_lengths, fill_budget, micro_batches
+from tinyzero_trainer.training.micro_batches import fill_budget, micro_batches
 
 H200 = find_gpu_spec("NVIDIA H200")
 assert H200 is not None
@@ -129,7 +129,7 @@ def test_micro_batches_are_as_many_as_are_made(parts: int, epochs: int, budget: 
     group_size, new = 4, 30
     groups *= parts
     samples = fill_budget(1 + new, new, context=100) * groups * group_size  # a prompt of one token
-    experience = TrainingBatch(samples, completion_lengths(samples), None, torch.zeros(len(samples) * new))
+    experience = TrainingBatch.of(samples, group_size, advantages=torch.zeros(len(samples) * new))
     optimizer = OptimizerConfig(num_mini_batches=parts, update_epochs=epochs, micro_batch_tokens=budget)
     config = with_settings(
         TrainConfig(),
@@ -141,9 +141,9 @@ def test_micro_batches_are_as_many_as_are_made(parts: int, epochs: int, budget: 
             "rollout.max_completion_tokens": new,
         },
     )
-    work, updates = workload_of(config, 1), list(experience.mini_batches(group_size, optimizer))
+    work, updates = workload_of(config, 1), list(experience.mini_batches(optimizer))
     split = partial(micro_batches, token_budget=budget, pad_id=0, device=torch.device("cpu"), layout="packed")
-    made = sum(len(list(split(update.samples))) for update in updates)
+    made = sum(len(list(split(update.rollouts))) for update in updates)
     assert work.epochs * work.mini_batches == len(updates)
     assert work.epochs * work.micro_batches == made
     assert work.accumulates == (made > len(updates))

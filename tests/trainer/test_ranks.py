@@ -15,13 +15,13 @@ from torch import Tensor
 from tests.trainer.processes import on_ranks
 from tests.trainer.samples import ragged_samples
 from tests.trainer.sharded import CASES, CPU, NOW, PLAIN, make_policy, make_up
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.distributed.dtensor import as_dtensor, full_tensor, local_shard
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group
 from tinyzero_trainer.distributed.groups import DataParallelGroup
 from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
 from tinyzero_trainer.rollout.weight_sync import named_weights
-from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.build import _load
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.optimizer import Optimizer
@@ -109,14 +109,14 @@ def learn(
         policy = make_policy(_load(start, placement), CASES[name], placement)
         policy._optimizer = Optimizer(policy.language_model.model, OPTIMIZER)
         first = watched(policy._optimizer)
-        logprobs = policy.logprobs(experience.samples, 0.8)
-        metrics = [policy.update(experience, group_size=4, now=NOW) for _ in range(2)]
+        logprobs = policy.logprobs(experience.rollouts, 0.8)
+        metrics = [policy.update(experience, NOW) for _ in range(2)]
         shown[name] = (policy.ranks, logprobs, metrics, first, copies(named_weights(policy.language_model.model)))
     critic = Critic(_load(start, placement), settings=CriticConfig(), optimizer=OPTIMIZER, placement=placement)
     first = watched(critic._optimizer)
-    metrics = [critic.update(experience, group_size=4) for _ in range(2)]
+    metrics = [critic.update(experience) for _ in range(2)]
     weights = copies((name, full_tensor(value.detach())) for name, value in critic.model.named_parameters())
-    shown["critic"] = (critic._ranks.processes, critic.values(experience.samples), metrics, first, weights)
+    shown["critic"] = (critic._ranks.processes, critic.values(experience.rollouts), metrics, first, weights)
     return shown
 
 
@@ -196,7 +196,7 @@ def test_two_ranks_with_fewer_sequences_than_one_for_each(toy_model: LanguageMod
     save_model(tmp_path / "start", toy_model)
     samples = ragged_samples(toy_model, groups=1, samples=1)
     length = len(samples[0].generation.token_ids)
-    experience = TrainingBatch(samples, torch.tensor([length]), None, torch.ones(length))
+    experience = TrainingBatch.of(samples, advantages=torch.ones(length), engine_logprobs=None)
     with process_group(CPU):
         expected = one_update(str(tmp_path / "start"), experience)
     for found in on_ranks(2, one_update, tmp_path, str(tmp_path / "start"), experience):
@@ -206,4 +206,4 @@ def test_two_ranks_with_fewer_sequences_than_one_for_each(toy_model: LanguageMod
 def one_update(start: str, experience: TrainingBatch) -> dict[str, float]:
     policy = make_policy(load_model(start, CPU), CASES["all weights"], PLAIN)
     policy._settings = OptimizerConfig()
-    return policy.update(experience, group_size=1, now=NOW)
+    return policy.update(experience, NOW)

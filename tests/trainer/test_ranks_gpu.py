@@ -14,13 +14,13 @@ from torch import Tensor
 from tests.trainer.processes import on_ranks
 from tests.trainer.sharded import CASES, NOW, OPTIMIZER, make_policy, make_up
 from tests.trainer.test_ranks import watched
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import CriticConfig
 from tinyzero_trainer.config.sft import TinyShape
 from tinyzero_trainer.distributed.fsdp import FsdpOptions
 from tinyzero_trainer.models.loading import from_parts, save_model
 from tinyzero_trainer.rollout.weight_sync import named_weights
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
-from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.build import _load
 from tinyzero_trainer.training.critic import Critic
 
@@ -68,14 +68,14 @@ def learn(start: str, experience: TrainingBatch, dtype: torch.dtype, divided: di
         policy = make_policy(_load(start, placement), CASES[case], placement)
         first, now = watched(policy._optimizer), replace(NOW, learning_rate=SMALL_RATE)
         policy.warm_up(now)
-        logprobs = policy.logprobs(experience.samples, 0.8)
-        metrics = [policy.update(experience, group_size=4, now=now) for _ in range(2)]
+        logprobs = policy.logprobs(experience.rollouts, 0.8)
+        metrics = [policy.update(experience, now) for _ in range(2)]
         shown[case] = (logprobs, on_host(first), metrics, on_host(dict(named_weights(policy.language_model.model))))
     print(f"rank {rank}, {dtype}, {divided}: critic", flush=True)
     critic = Critic(_load(start, placement), settings=CriticConfig(), optimizer=OPTIMIZER, placement=placement)
     first = watched(critic._optimizer)
-    metrics = [critic.update(experience, group_size=4) for _ in range(2)]
-    shown["critic"] = (critic.values(experience.samples), on_host(first), metrics, {})
+    metrics = [critic.update(experience) for _ in range(2)]
+    shown["critic"] = (critic.values(experience.rollouts), on_host(first), metrics, {})
     return shown
 
 

@@ -27,9 +27,11 @@ from tests.trainer.engine_apart import built_apart
 from tests.trainer.processes import apart
 from tests.trainer.sharded import NOW, make_up
 from tinyzero_sdk.settings import to_mapping
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import loop
-from tinyzero_trainer.controller.loop import BATCH_FILE, STATE_DIRECTORY, train
+from tinyzero_trainer.controller.loop import STATE_DIRECTORY, train
+from tinyzero_trainer.controller.pending_batch import BATCH_FILE
 from tinyzero_trainer.doctor.cluster_probe import look_at_ray
 from tinyzero_trainer.executors.local import build_workers
 from tinyzero_trainer.executors.ray import cluster as room
@@ -38,7 +40,6 @@ from tinyzero_trainer.models.loading import from_parts, load_model, save_model
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
-from tinyzero_trainer.training.batch import TrainingBatch
 
 pytestmark = [pytest.mark.slow, pytest.mark.minutes]
 
@@ -112,12 +113,12 @@ def recorded(folder: Path) -> TrainingBatch:
 def shown(run: TrainConfig, experience: TrainingBatch, directory: Path) -> tuple[Any, ...]:
     """What the roles of a run do with recorded rollouts."""
     directory.mkdir()
-    prompts = [sample.prompt.token_ids for sample in experience.samples[::4]]
+    prompts = [sample.prompt.token_ids for sample in experience.rollouts[::4]]
     with Progress() as display, build_workers(run, display=display, training=True) as roles:
         assert roles.policy is not None
         assert roles.critic is not None
-        before = roles.policy.logprobs(experience.samples, 0.8), roles.critic.values(experience.samples)
-        metrics = roles.critic.update(experience, group_size=4), roles.policy.update(experience, group_size=4, now=NOW)
+        before = roles.policy.logprobs(experience.rollouts, 0.8), roles.critic.values(experience.rollouts)
+        metrics = roles.critic.update(experience), roles.policy.update(experience, NOW)
         roles.policy.save(directory)
         roles.engine.load_weights()
         drawn = roles.engine.generate(prompts, 2, SamplingParams(8, logprobs=True), seed=1)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.algorithms.adaptive_length import WindowState
-from tinyzero_trainer.controller.collector import RolloutBatch
-from tinyzero_trainer.controller.pending_batch import from_json, to_json
+from tinyzero_trainer.controller.pending_batch import RolloutBatch, from_json, to_json
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
@@ -22,7 +21,7 @@ def batch_of(samples: list[Rollout], greedy_rewards: list[float] | None = None) 
     return RolloutBatch(
         step=3,
         version=1,
-        samples=samples,
+        rollouts=samples,
         kept=samples[len(samples) // 2 :],
         greedy_rewards=greedy_rewards,
         window=8,
@@ -58,8 +57,8 @@ def test_a_saved_batch_is_the_same_batch(
     text = to_json(batch)
     found = from_json(text)
     assert found == batch
-    assert len({id(sample.prompt) for sample in found.samples}) == 2
-    assert all(sample is found.samples[place] for sample, place in zip(found.kept, range(4, 8), strict=True))
+    assert len({id(sample.prompt) for sample in found.rollouts}) == 2
+    assert all(sample is found.rollouts[place] for sample, place in zip(found.kept, range(4, 8), strict=True))
     assert len(json.loads(text)["prompts"]) == 2
 
 
@@ -68,4 +67,4 @@ def test_a_log_probability_that_is_no_number_is_saved_too() -> None:
     prompt, score = Prompt(Item(None), "", [1], "toy"), Score(0.0, correct=False)
     samples = [Rollout(prompt, Generation([7], logprobs, False), "", score) for logprobs in values]
     found = from_json(to_json(batch_of(samples)))
-    assert str([sample.generation.logprobs for sample in found.samples]) == "[[nan], [-inf]]"
+    assert str([sample.generation.logprobs for sample in found.rollouts]) == "[[nan], [-inf]]"

@@ -81,8 +81,8 @@ def test_each_task_is_measured_on_its_own_problems(whole: loop.TrainResult) -> N
 def test_training_metrics_tell_the_tasks_apart(whole: loop.TrainResult) -> None:
     steps = rows(whole.output)[1:]
     assert {"task/short/acc", "task/short/score", "task/long/acc", "task/long/score"} <= steps[0].keys()
-    levels = {key.rpartition("/")[0] for row in steps for key in row if key.startswith("difficulty/")}
-    assert levels == {"difficulty/short", "difficulty/long"}
+    levels = {key.rpartition("/")[0] for row in steps for key in row if key.startswith("train/acc_by_difficulty/")}
+    assert levels == {"train/acc_by_difficulty/short", "train/acc_by_difficulty/long"}
     for row in steps:
         counts = {name: row[f"task/{name}/prompts"] for name in ("short", "long")}
         mean = sum(counts[name] * row.get(f"task/{name}/acc", 0.0) for name in counts) / sum(counts.values())

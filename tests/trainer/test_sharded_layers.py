@@ -45,8 +45,8 @@ def test_nothing_stays_gathered_after_an_update(toy_model: LanguageModel) -> Non
     policy, experience = make_policy(toy_model, Case(kl="exact"), PLAIN), made_up(toy_model)
     assert policy._reference is not None
     for use in (
-        lambda: policy.update(experience, group_size=4, now=NOW),
-        lambda: policy.reference_logprobs(experience.samples, 1.0),
+        lambda: policy.update(experience, NOW),
+        lambda: policy.reference_logprobs(experience.rollouts, 1.0),
     ):
         use()
         for model in (policy.language_model.model, policy._reference.model):

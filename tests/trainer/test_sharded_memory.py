@@ -23,8 +23,8 @@ def test_what_is_idle_holds_no_memory_of_the_device(toy_model: LanguageModel) ->
     policy, experience = make_policy(toy_model, Case(kl="k3"), SAVING["offloaded while idle"]), made_up(toy_model)
     model, optimizer = policy.language_model.model, policy._optimizer
     assert policy._reference is not None
-    policy.update(experience, group_size=4, now=NOW)
-    policy.logprobs(experience.samples, 1.0)
+    policy.update(experience, NOW)
+    policy.logprobs(experience.rollouts, 1.0)
     assert held(model.parameters()) == held(optimizer._moments()) == held(policy._reference.model.parameters()) == 0
     assert all(parameter.grad is None for parameter in model.parameters())
     with on_device(model):

@@ -30,7 +30,7 @@ def test_in_half_precision_the_weights_that_are_stepped_stay_whole(toy_model: La
     seen: set[torch.dtype] = set()
     layer = layers_of(half.language_model.model)[0]
     layer.register_forward_pre_hook(lambda module, args: seen.update(p.dtype for p in module.parameters()))
-    metrics = [policy.update(experience, group_size=4, now=NOW) for policy in (exact, half)]
+    metrics = [policy.update(experience, NOW) for policy in (exact, half)]
     assert seen == {torch.bfloat16}
     assert metrics[1]["actor/grad_norm"] == pytest.approx(metrics[0]["actor/grad_norm"], rel=0.05)
     assert metrics[1]["actor/pg_loss"] == pytest.approx(metrics[0]["actor/pg_loss"], abs=0.02)
@@ -57,9 +57,9 @@ def test_in_half_precision_the_policy_starts_at_no_distance_from_its_reference(
     placement = replace(PLAIN, dtype=torch.bfloat16)
     start = replace(toy_model, model=copy.deepcopy(toy_model.model))
     policy, experience = _build_policy(config, start, placement, resumed=resumed), made_up(toy_model)
-    samples = experience.samples
+    samples = experience.rollouts
     assert torch.equal(policy.logprobs(samples, 0.8), policy.reference_logprobs(samples, 0.8))
-    assert policy.update(experience, group_size=4, now=NOW)["actor/kl_loss"] == 0.0
+    assert policy.update(experience, NOW)["actor/kl_loss"] == 0.0
     assert policy._reference is not None
     assert {parameter.dtype for parameter in policy._reference.model.parameters()} == {torch.bfloat16}
     for buffer, exact in zip(policy._reference.model.buffers(), toy_model.model.buffers(), strict=True):
@@ -102,6 +102,6 @@ def test_the_values_head_computes_in_float32_whatever_the_body_does(toy_model: L
     critic = Critic(toy_model, settings=CriticConfig(learning_rate=1e-2), optimizer=OPTIMIZER, placement=placement)
     seen = []
     critic.model.head.register_forward_hook(lambda module, args, out: seen.append((module.weight.dtype, out.dtype)))
-    critic.update(made_up(toy_model), group_size=4)
+    critic.update(made_up(toy_model))
     assert set(seen) == {(torch.float32, torch.float32)}
     assert critic.values(ragged_samples(toy_model)).dtype == torch.float32

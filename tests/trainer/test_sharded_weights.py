@@ -24,7 +24,7 @@ def test_a_checkpoint_is_that_of_the_plain_model(
 ) -> None:
     for name, placement in (("plain", None), ("sharded", SAVING[saving])):
         policy = make_policy(toy_model, Case(lora=lora), placement)
-        policy.update(made_up(toy_model), group_size=4, now=NOW)
+        policy.update(made_up(toy_model), NOW)
         save_model(tmp_path / name, policy.language_model)
         policy.save(tmp_path / name)
     files = {path.relative_to(tmp_path / "plain") for path in (tmp_path / "plain").rglob("*") if path.is_file()}
@@ -46,16 +46,14 @@ def test_moments_saved_sharded_or_plain_are_loaded_sharded_or_plain(
 ) -> None:
     experience, ends = made_up(toy_model), []
     first = make_policy(toy_model, Case(), SAVING[saving])
-    first.update(experience, group_size=4, now=NOW)
+    first.update(experience, NOW)
     first.save(tmp_path)
     save_model(tmp_path / "model", first.language_model)
     for placement in (None, SAVING[saving]):
         second = make_policy(load_model(str(tmp_path / "model"), CPU), Case(), placement)
         second.load(tmp_path)
-        ends.append(
-            (second.update(experience, group_size=4, now=NOW), dict(named_weights(second.language_model.model)))
-        )
-    ends.append((first.update(experience, group_size=4, now=NOW), dict(named_weights(first.language_model.model))))
+        ends.append((second.update(experience, NOW), dict(named_weights(second.language_model.model))))
+    ends.append((first.update(experience, NOW), dict(named_weights(first.language_model.model))))
     for metrics, weights in ends[1:]:
         assert metrics == ends[0][0]
         assert all(torch.equal(weights[name], value) for name, value in ends[0][1].items())
@@ -91,7 +89,7 @@ def test_an_engine_generates_with_the_weights_of_a_sharded_model(
         policy = make_policy(toy_model, Case(lora=lora), placement)
         engine = decoder(policy.language_model.model)
         before = generated(engine)
-        policy.update(made_up(toy_model), group_size=4, now=NOW)
+        policy.update(made_up(toy_model), NOW)
         engine.load_weights()
         shown.append((before, generated(engine)))
     assert shown[0][0] != shown[0][1]
@@ -110,7 +108,7 @@ def test_any_architecture_is_sharded_and_generates(toy_model: LanguageModel) -> 
     experience = made_up(toy_model)
     decoders = [build_decoder(each.language_model.model) for each in (policy, plain)]
     assert generated(decoders[0]) == generated(decoders[1])
-    metrics = [each.update(experience, group_size=4, now=NOW) for each in (policy, plain)]
+    metrics = [each.update(experience, NOW) for each in (policy, plain)]
     assert metrics[0] == metrics[1]
     decoders[0].load_weights()
     assert generated(decoders[0]) == generated(decoders[1])

@@ -57,14 +57,14 @@ def test_a_sharded_critic_learns_the_same_bits(saving: str, toy_model: LanguageM
     for placement in (None, SAVING[saving]):
         critic = Critic(toy_model, settings=CriticConfig(), optimizer=OPTIMIZER, placement=placement)
         experience = made_up(toy_model)
-        metrics = [critic.update(experience, group_size=4) for _ in range(2)]
+        metrics = [critic.update(experience) for _ in range(2)]
         critic.save(tmp_path)
         files = [(tmp_path / name).read_bytes() for name in ("critic.safetensors", "critic_optimizer.safetensors")]
-        values = critic.values(experience.samples)
+        values = critic.values(experience.rollouts)
         again = Critic(toy_model, settings=CriticConfig(), optimizer=OPTIMIZER, placement=placement)
         again.load(tmp_path)
-        assert torch.equal(again.values(experience.samples), values)
-        shown.append((metrics, files, values.tolist(), again.update(experience, group_size=4)))
+        assert torch.equal(again.values(experience.rollouts), values)
+        shown.append((metrics, files, values.tolist(), again.update(experience)))
     assert shown[0] == shown[1]
 
 
@@ -77,7 +77,7 @@ def test_the_fused_exact_divergence_of_a_gpu_teaches_the_same(
     for fused in (False, True):
         monkeypatch.setattr(forward, "fuses_exact", lambda states, fused=fused: fused)
         policy = make_policy(toy_model, CASES[case], PLAIN)
-        shown.append([policy.update(made_up(toy_model), group_size=4, now=NOW) for _ in range(2)])
+        shown.append([policy.update(made_up(toy_model), NOW) for _ in range(2)])
     for written_out, fused_too in zip(*shown, strict=True):
         assert fused_too == pytest.approx(written_out, rel=1e-3, abs=1e-5)
     assert shown[0] != shown[1]  # by two ways
@@ -86,15 +86,15 @@ def test_the_fused_exact_divergence_of_a_gpu_teaches_the_same(
 def test_weights_that_were_gathered_without_a_gradient_are_gathered_anew_after_a_step(toy_model: LanguageModel) -> None:
     policy, experience = make_policy(toy_model, Case(), PLAIN), made_up(toy_model)
     shards = [local_shard(parameter) for parameter in policy.language_model.model.parameters()]
-    before = policy.logprobs(experience.samples, 1.0)
+    before = policy.logprobs(experience.rollouts, 1.0)
     torch._foreach_mul_(shards, 1.5)
-    after = policy.logprobs(experience.samples, 1.0)
+    after = policy.logprobs(experience.rollouts, 1.0)
     plain = replace(toy_model, model=copy.deepcopy(toy_model.model))
     with torch.no_grad():
         for parameter in plain.model.parameters():
             parameter.mul_(1.5)
     expected = Policy(plain, algorithm=AlgorithmConfig(), optimizer=OPTIMIZER, max_tokens=40, reference=None)
-    assert torch.equal(after, expected.logprobs(experience.samples, 1.0))
+    assert torch.equal(after, expected.logprobs(experience.rollouts, 1.0))
     assert not torch.equal(after, before)
 
 
@@ -104,7 +104,7 @@ def test_compiled_layers_compute_the_same(toy_model: LanguageModel) -> None:
     experience, found = made_up(toy_model), []
     for placement in (PLAIN, replace(PLAIN, compile=True, activation_checkpointing=True)):
         policy = make_policy(toy_model, Case(), placement)
-        metrics = policy.update(experience, group_size=4, now=NOW)
+        metrics = policy.update(experience, NOW)
         found.append((metrics, {name: value.clone() for name, value in named_weights(policy.language_model.model)}))
     for metrics, weights in found[1:]:
         assert metrics == pytest.approx(found[0][0], rel=1e-3, abs=1e-5)

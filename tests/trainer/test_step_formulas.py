@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.algorithms.adaptive_length import WindowState
 from tinyzero_trainer.algorithms.advantages import ESTIMATORS
-from tinyzero_trainer.algorithms.importance_sampling import OldLogprobs
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, RolloutConfig, RunConfig, TrainConfig
 from tinyzero_trainer.controller import collector as collecting
-from tinyzero_trainer.controller import step as training_step
-from tinyzero_trainer.controller.step import TrainerState, TrainingStep, as_experience
+from tinyzero_trainer.controller.state import TrainerState
+from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.monitoring.timer import StepTimer
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils.signals import StopFlag
@@ -47,17 +46,20 @@ def a_step(critic: object | None = None, *, warmup_steps: int = 0, **algorithm: 
     )
     step.policy = SimpleNamespace(  # type: ignore[assignment]
         reference_logprobs=lambda samples, temperature: REFERENCE if temperature == NOW.temperature else None,
-        update=lambda experience, group_size, now: {"actor/updated": 1.0},
+        update=lambda batch, now: {"actor/updated": 1.0},
     )
     engine = SimpleNamespace(sleep=lambda: None)
-    step.roles = SimpleNamespace(critic=critic, policy=step.policy, engine=engine)  # type: ignore[assignment]
-    step.carried, step.stop = TrainerState(), None  # type: ignore[assignment]
+    step.workers = SimpleNamespace(critic=critic, policy=step.policy, engine=engine)  # type: ignore[assignment]
+    step.state, step.stop = TrainerState(), None  # type: ignore[assignment]
     step._clock = StepTimer()
     return step
 
 
-def outcome_of(step: TrainingStep) -> training_step.AdvantageInputs:
-    return step.outcome(SAMPLES, OldLogprobs(OLD, None), NOW)
+def outcome_of(step: TrainingStep, samples: list[Rollout] = SAMPLES) -> TrainingBatch:
+    settings = step.config.algorithm
+    batch = TrainingBatch.of(samples, 2, old_logprobs=OLD, gamma=settings.gamma, gae_lambda=settings.gae_lambda)
+    step.add_penalties_and_values(batch, NOW)
+    return batch
 
 
 def rows(values: list[float]) -> list[list[float]]:
@@ -87,7 +89,7 @@ def test_a_token_likelier_than_under_the_reference_earns_less() -> None:
     """The sign: a policy that has drifted is paid less for going on."""
     outcome = outcome_of(a_step(kl_coefficient=0.2, kl_placement="reward", kl_estimator="k1"))
     assert outcome.token_rewards()[0] < 0 < outcome.token_rewards()[6]
-    assert outcome_of(a_step(kl_coefficient=0.2)).penalties is None
+    assert outcome_of(a_step(kl_coefficient=0.2)).kl_penalties is None
 
 
 def test_with_a_critic_the_returns_are_not_whitened_and_the_advantages_are() -> None:
@@ -95,8 +97,8 @@ def test_with_a_critic_the_returns_are_not_whitened_and_the_advantages_are() -> 
     values = [0.1, 0.4, -0.2, 0.3, 0.5, 0.2, 0.0, 0.6]
     critic = SimpleNamespace(values=lambda samples: torch.tensor(values))
     step = a_step(critic, advantage_estimator="gae", gamma=0.95, gae_lambda=0.9)
-    outcome = outcome_of(step)
-    experience = as_experience(SAMPLES, outcome, ESTIMATORS["gae"](outcome), OldLogprobs(OLD, None))
+    experience = outcome_of(step)
+    step.add_advantages(experience)
     advantages = []
     for reward, row in zip(REWARDS, rows(values), strict=True):
         following = [*row[1:], 0.0]
@@ -108,6 +110,7 @@ def test_with_a_critic_the_returns_are_not_whitened_and_the_advantages_are() -> 
     returns = [advantage + value for advantage, value in zip(advantages, values, strict=True)]
     mean, deviation = statistics.fmean(advantages), statistics.stdev(advantages)
     assert experience.returns is not None
+    assert experience.advantages is not None
     assert experience.returns.tolist() == pytest.approx(returns, abs=1e-6)
     whitened = [(advantage - mean) / deviation for advantage in advantages]
     assert experience.advantages.tolist() == pytest.approx(whitened, abs=1e-5)
@@ -118,11 +121,12 @@ def test_with_a_critic_a_masked_completion_shifts_no_advantage() -> None:
     critic = SimpleNamespace(values=lambda samples: torch.linspace(-1, 1, 8))
     step = a_step(critic, advantage_estimator="gae")
     masked = [replace(each, score=replace(each.score, masked=place == 2)) for place, each in enumerate(SAMPLES)]
-    outcome = step.outcome(masked, OldLogprobs(OLD, None), NOW)
-    raw = ESTIMATORS["gae"](outcome)
-    experience = as_experience(masked, outcome, raw, OldLogprobs(OLD, None))
+    experience = outcome_of(step, masked)
+    raw = ESTIMATORS["gae"](experience)
+    step.add_advantages(experience)
     kept = [value for row in (0, 1, 3) for value in rows(raw.tolist())[row]]
     mean, deviation = statistics.fmean(kept), statistics.stdev(kept)
+    assert experience.advantages is not None
     found = rows(experience.advantages.tolist())
     assert found[0] + found[1] + found[3] == pytest.approx([(value - mean) / deviation for value in kept], abs=1e-5)
     assert found[2] == [0.0] * 3
@@ -132,23 +136,23 @@ def test_the_coefficient_adapts_to_the_kl_that_was_measured() -> None:
     """In the loss to the update's own, in the reward to the penalty without its coefficient; e·n/horizon of n = 4."""
     settings = {"kl_coefficient": 0.2, "kl_target": 0.1, "kl_horizon": 40}
     step = a_step(**settings)
-    assert step.close_kl(outcome_of(step), {"actor/kl_loss": 0.11}, NOW) == {"actor/kl_coef": 0.2}
-    assert step.carried.kl_coefficient == pytest.approx(0.2 * (1 + 0.1 * 4 / 40))
-    assert step.settings_at(3).kl_coefficient == step.carried.kl_coefficient
+    assert step.adapt_kl(outcome_of(step), {"actor/kl_loss": 0.11}, NOW) == {"actor/kl_coef": 0.2}
+    assert step.state.kl_coefficient == pytest.approx(0.2 * (1 + 0.1 * 4 / 40))
+    assert step.settings_at(3).kl_coefficient == step.state.kl_coefficient
 
     step = a_step(**settings, kl_placement="reward", kl_estimator="k2")
     measured = statistics.fmean((a - b) ** 2 / 2 for a, b in zip(OLD.tolist(), REFERENCE.tolist(), strict=True))
-    metrics = step.close_kl(outcome_of(step), {}, NOW)
+    metrics = step.adapt_kl(outcome_of(step), {}, NOW)
     assert metrics == {"actor/kl_coef": 0.2, "actor/reward_kl_penalty": pytest.approx(measured)}
-    assert step.carried.kl_coefficient == pytest.approx(0.2 * (1 + 0.2 * 4 / 40))  # far off: a fifth at most
+    assert step.state.kl_coefficient == pytest.approx(0.2 * (1 + 0.2 * 4 / 40))  # far off: a fifth at most
 
     step = a_step(kl_coefficient=0.2)
-    step.close_kl(outcome_of(step), {"actor/kl_loss": 0.5}, NOW)
-    assert step.carried.kl_coefficient is None
+    step.adapt_kl(outcome_of(step), {"actor/kl_loss": 0.5}, NOW)
+    assert step.state.kl_coefficient is None
 
 
 def test_while_the_critic_warms_up_the_policy_rests() -> None:
-    critic = SimpleNamespace(update=lambda experience, group_size: {"critic/updated": 1.0})
+    critic = SimpleNamespace(update=lambda batch: {"critic/updated": 1.0})
     step = a_step(critic, advantage_estimator="gae", warmup_steps=2)
     taken = [step.update(None, NOW, number) for number in (1, 2, 3)]  # type: ignore[arg-type]
     assert [sorted(metrics) for metrics in taken] == [["critic/updated"]] * 2 + [["actor/updated", "critic/updated"]]
@@ -159,10 +163,10 @@ def test_a_masked_completion_has_no_say_in_the_kl_that_the_coefficient_adapts_to
     step = a_step(kl_coefficient=0.2, kl_placement="reward", kl_estimator="k2")
     gaps = rows([(a - b) ** 2 / 2 for a, b in zip(OLD.tolist(), REFERENCE.tolist(), strict=True)])
     masked = [replace(each, score=replace(each.score, masked=place == 2)) for place, each in enumerate(SAMPLES)]
-    metrics = step.close_kl(step.outcome(masked, OldLogprobs(OLD, None), NOW), {}, NOW)
+    metrics = step.adapt_kl(outcome_of(step, masked), {}, NOW)
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(statistics.fmean(gaps[0] + gaps[1] + gaps[3]))
     none = [replace(each, score=replace(each.score, masked=True)) for each in SAMPLES]
-    assert step.close_kl(step.outcome(none, OldLogprobs(OLD, None), NOW), {}, NOW) == {"actor/kl_coef": 0.2}
+    assert step.adapt_kl(outcome_of(step, none), {}, NOW) == {"actor/kl_coef": 0.2}
 
 
 def test_remax_compares_with_the_likeliest_completion_at_full_length(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,8 +181,8 @@ def test_remax_compares_with_the_likeliest_completion_at_full_length(monkeypatch
     monkeypatch.setattr(collecting, "score", lambda roles, rollouts, **kw: [sample(0.75, 1), sample(0.25, 1)])
     step = a_step(advantage_estimator="remax")
     roles = SimpleNamespace(tasks={})
-    collector = collecting.RolloutCollector(step.config, roles, {}, WindowState())  # type: ignore[arg-type]
+    collector = collecting.RolloutCollector(step.config, roles, TrainerState(), StopFlag())  # type: ignore[arg-type]
     greedy_rewards = collector.greedy_rewards(SAMPLES, StopFlag())
-    advantages = ESTIMATORS["remax"](step.outcome(SAMPLES, OldLogprobs(OLD, None), NOW, greedy_rewards))
+    advantages = ESTIMATORS["remax"](TrainingBatch.of(SAMPLES, 2, greedy_rewards=torch.tensor(greedy_rewards)))
     assert asked == [(2, 64, 0.0, 1)]
     assert advantages.tolist() == [0.25, 0.25, -0.75, 0.0, 0.0, 0.0, 0.25, 0.25]

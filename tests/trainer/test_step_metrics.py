@@ -22,7 +22,7 @@ def test_each_problem_is_looked_at_once(toy_task: str) -> None:
     difficulty = task.difficulty
     task.difficulty = lambda item: (asked.append(item), difficulty(item))[1]
     samples = [sample(prompts[row % 2], correct=row < 3) for row in range(8)]
-    assert step_metrics._by_difficulty(task, samples) == {"0_acc": 0.5, "3_acc": 0.25}
+    assert step_metrics._by_difficulty(task, samples, "acc") == {"acc/0": 0.5, "acc/3": 0.25}
     assert len(asked) == 2
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tinyzero_sdk import Item, Score
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import (
     AlgorithmConfig,
@@ -23,9 +24,9 @@ from tinyzero_trainer.config import (
     TrainConfig,
 )
 from tinyzero_trainer.controller import collector as collecting
-from tinyzero_trainer.controller.step import TrainerState, TrainingStep
+from tinyzero_trainer.controller.state import TrainerState
+from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 POLICY, ENGINE, REFERENCE = -1.0, -1.5, -1.25
@@ -76,7 +77,7 @@ class FakePolicy:
         self.asked.append(("reference", temperature))
         return torch.full((sum(len(sample.generation.token_ids) for sample in samples),), REFERENCE)
 
-    def update(self, experience: TrainingBatch, *, group_size: int, now: StepSettings) -> dict[str, float]:
+    def update(self, experience: TrainingBatch, now: StepSettings) -> dict[str, float]:
         self.updates.append((experience, now))
         return {}
 
@@ -146,7 +147,8 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
             **groups,
         )
         step = TrainingStep(config, roles, TrainerState(), None, None)  # type: ignore[arg-type]
-        _, metrics, seconds = step.take(2)
+        _, metrics = step.take(2)
+        seconds = {name.removeprefix("timing_s/"): value for name, value in metrics.items()}
         assert engine.loaded == 1
         return policy, engine, metrics, seconds
 
@@ -182,8 +184,8 @@ def test_the_correction_weighs_the_policy_over_the_engine(take) -> None:
     )
     ((experience, _),) = policy.updates
     expected = math.exp(POLICY - ENGINE)
-    assert experience.importance is not None
-    assert experience.importance.tolist() == pytest.approx([expected] * sum(LENGTHS))
+    assert experience.is_weights is not None
+    assert experience.is_weights.tolist() == pytest.approx([expected] * sum(LENGTHS))
     assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(expected)
     assert experience.old_logprobs is not None
     assert experience.engine_logprobs is not None
@@ -195,7 +197,7 @@ def test_the_engines_logprobs_are_the_old_ones_where_nothing_is_corrected(take) 
     policy, _, _, _ = take(rollout={"return_logprobs": "always"}, optimizer=OptimizerConfig(num_mini_batches=2))
     ((experience, _),) = policy.updates
     assert policy.asked == []
-    assert experience.importance is None
+    assert experience.is_weights is None
     assert experience.old_logprobs is not None
     assert experience.old_logprobs.unique().tolist() == [ENGINE]
 

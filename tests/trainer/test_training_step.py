@@ -1,6 +1,8 @@
 """What a step samples and trains on, and what it hands to the next."""
 
+import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +12,7 @@ from tinyzero_trainer.algorithms.adaptive_length import WindowState
 from tinyzero_trainer.config import DataConfig, RolloutConfig, TrainConfig
 from tinyzero_trainer.controller import collector as collecting
 from tinyzero_trainer.controller.collector import RolloutCollector
-from tinyzero_trainer.controller.loop import STATE, RunState
-from tinyzero_trainer.controller.step import TrainerState
+from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.types import Generation, Prompt, Rollout
@@ -47,7 +48,7 @@ def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float | Score]], 
         data=DataConfig(prompts_per_step=prompts, max_refill_rounds=rounds),
         rollout=RolloutConfig(group_size=len(groups[0])),
     )
-    collector = RolloutCollector(config, roles, {}, WindowState())  # type: ignore[arg-type]
+    collector = RolloutCollector(config, roles, TrainerState(), StopFlag())  # type: ignore[arg-type]
     samples, kept = collector.sample(PARAMS, 1, StopFlag())
     drawn = len(groups) - len(list(stream))
     assert len(set(seeds)) == len(seeds)
@@ -102,15 +103,30 @@ def test_a_step_of_masked_completions_alone_says_so(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("pending", [None, {"critic/score/mean": 0.1, "actor/grad_norm": float("inf")}])
-def test_what_is_carried_survives_a_checkpoint(pending: dict[str, float] | None) -> None:
+def test_what_is_carried_survives_a_checkpoint(pending: dict[str, float] | None, tmp_path: Path) -> None:
     progress = {"toy": StreamState(7, 1, 5, (2, 1), (0.25, None)), "other": StreamState()}
-    carried = TrainerState(progress, 0.1 + 0.2, WindowState(tokens=64, success_rate=1 / 3))
-    state = RunState(step=3, pending=pending, elapsed_s=1e-7, carried=carried, cumulative_reward=-7 / 9)
-    assert STATE.validate_json(STATE.dump_json(state)) == state
+    adapted = {"kl_coefficient": 0.1 + 0.2, "window": WindowState(tokens=64, success_rate=1 / 3)}
+    state = TrainerState(3, pending, 1e-7, cumulative_reward=-7 / 9, progress=progress, **adapted)  # type: ignore[arg-type]
+    state.save(tmp_path)
+    assert TrainerState.load(tmp_path) == state
 
 
-def test_a_metric_that_is_no_number_survives_a_checkpoint() -> None:
-    saved = STATE.dump_json(RunState(pending={"actor/pg_loss": float("nan")}))
-    found = STATE.validate_json(saved).pending
+def test_a_metric_that_is_no_number_survives_a_checkpoint(tmp_path: Path) -> None:
+    TrainerState(pending={"actor/pg_loss": float("nan")}).save(tmp_path)
+    found = TrainerState.load(tmp_path).pending
     assert found is not None
     assert math.isnan(found["actor/pg_loss"])
+
+
+def test_the_state_of_version_0_1_is_read(tmp_path: Path) -> None:
+    stream = {"taken": 7, "epoch": 1, "read": 5, "taken_from": [2, 1], "pass_rates": [0.25, None]}
+    window = {"tokens": 64, "success_rate": 0.5, "correct_length": None, "length": 9.0, "truncated": 0.0, "held": 2}
+    carried = {"progress": {"toy": stream}, "kl_coefficient": 0.3, "window": window}
+    saved = {"step": 3, "pending": None, "elapsed_s": 1.5, "carried": carried, "cumulative_reward": 2.0}
+    saved |= {"prompt_tokens": 5, "response_tokens": 6}
+    (tmp_path / "state.json").write_text(json.dumps(saved))
+    state = TrainerState.load(tmp_path)
+    assert (state.step, state.kl_coefficient, state.window.tokens, state.response_tokens) == (3, 0.3, 64, 6)
+    assert state.progress == {"toy": StreamState(7, 1, 5, (2, 1), (0.25, None))}
+    state.save(tmp_path)
+    assert json.loads((tmp_path / "state.json").read_text()) == saved

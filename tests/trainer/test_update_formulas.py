@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from tests.trainer.samples import ragged_samples
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.logprobs import Reference
 from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.training.policy import Policy
@@ -53,12 +53,13 @@ def batch_of(language_model: LanguageModel) -> TrainingBatch:
             ]
             for sample in samples
         ]
-    return TrainingBatch(
+    return TrainingBatch.of(
         samples,
-        lengths,
-        torch.cat(now) + 0.4 * torch.randn(tokens, generator=generator),
-        torch.randn(tokens, generator=generator),
-        importance=0.5 + torch.rand(tokens, generator=generator),
+        group_size=4,
+        old_logprobs=torch.cat(now) + 0.4 * torch.randn(tokens, generator=generator),
+        advantages=torch.randn(tokens, generator=generator),
+        engine_logprobs=None,
+        is_weights=0.5 + torch.rand(tokens, generator=generator),
     )
 
 
@@ -76,14 +77,14 @@ def written_out(
     """The loss of the mini-batch; and what metrics report: its part without KL and entropy, and means over tokens."""
     place, by_completion = 0, []
     sums = {"kl_loss": 0.0, "entropy": 0.0, "pg_clipfrac": 0.0}
-    assert experience.importance is not None
-    for sample in experience.samples:
+    assert experience.is_weights is not None
+    for sample in experience.rollouts:
         ours, theirs, losses = distribution(model, sample), distribution(reference, sample).detach(), []
         surrogates = []
         for position, token in enumerate(sample.generation.token_ids):
             old, advantage, importance = (
                 column[place].item()
-                for column in (experience.old_logprobs, experience.advantages, experience.importance)
+                for column in (experience.old_logprobs, experience.advantages, experience.is_weights)
             )
             place += 1
             if sample.score.masked:
@@ -146,7 +147,7 @@ def test_the_gradient_of_an_update_is_that_of_the_written_out_sum(
         max_tokens=MAX_TOKENS,
         reference=Reference(reference),
     )
-    metrics = policy.update(experience, group_size=4, now=StepSettings(1e-9, TEMPERATURE, KL))
+    metrics = policy.update(experience, StepSettings(1e-9, TEMPERATURE, KL))
     ours, expected = (
         torch.cat([parameter.grad.flatten().double() for parameter in model.parameters()])
         for model in (toy_model.model, twin)
@@ -181,9 +182,9 @@ def test_a_step_on_the_kl_alone_lowers_it(toy_model: LanguageModel, estimator: s
         max_tokens=MAX_TOKENS,
         reference=Reference(reference),
     )
-    before, _ = visited(toy_model.model, reference, experience.samples)
-    policy.update(experience, group_size=4, now=StepSettings(1e-3, TEMPERATURE, KL))
-    assert visited(toy_model.model, reference, experience.samples)[0] < before
+    before, _ = visited(toy_model.model, reference, experience.rollouts)
+    policy.update(experience, StepSettings(1e-3, TEMPERATURE, KL))
+    assert visited(toy_model.model, reference, experience.rollouts)[0] < before
 
 
 def test_the_entropy_bonus_alone_raises_the_entropy(toy_model: LanguageModel) -> None:
@@ -200,9 +201,9 @@ def test_the_entropy_bonus_alone_raises_the_entropy(toy_model: LanguageModel) ->
         reference=None,
     )
     same = copy.deepcopy(toy_model.model)
-    before = visited(toy_model.model, same, experience.samples)[1]
-    policy.update(experience, group_size=4, now=StepSettings(1e-3, TEMPERATURE, 0.0))
-    assert visited(toy_model.model, same, experience.samples)[1] > before
+    before = visited(toy_model.model, same, experience.rollouts)[1]
+    policy.update(experience, StepSettings(1e-3, TEMPERATURE, 0.0))
+    assert visited(toy_model.model, same, experience.rollouts)[1] > before
 
 
 def test_a_mini_batch_does_not_know_of_the_others(toy_model: LanguageModel) -> None:
@@ -218,7 +219,7 @@ def test_a_mini_batch_does_not_know_of_the_others(toy_model: LanguageModel) -> N
             reference=None,
         )
         for part in parts:
-            policy.update(experience.select(part), group_size=4, now=now)
+            policy.update(experience.select(part), now)
         return torch.cat([parameter.detach().flatten() for parameter in language_model.model.parameters()])
 
     twin = replace(toy_model, model=copy.deepcopy(toy_model.model))

@@ -14,18 +14,12 @@ own, from a pass before the update,
   and the loss of each token is weighted with π_old/π_engine.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain
-
-import numpy as np
 import torch
 from torch import Tensor
 
 from tinyzero_trainer.algorithms.kl import bounded_ratio, k1, k3
 from tinyzero_trainer.config import RolloutCorrectionConfig, TrainConfig
-from tinyzero_trainer.types import Rollout
-from tinyzero_trainer.utils import jagged as ragged
+from tinyzero_trainer.utils import jagged
 
 SAMPLE_EVERY = 10
 """With `rollout.return_logprobs=sample` the engine is asked in the first step of so many."""
@@ -35,32 +29,10 @@ ENGINE_DIVERGENCE = "rollout_corr/k3_kl"
 """The metric that estimates KL(π_engine ‖ π) with the least noise, and is never below 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class OldLogprobs:
-    """What is known of the completions' probabilities before the update; all [tokens]."""
-
-    old: Tensor | None
-    """Old log-probabilities of the loss; None = the update's own pass finds them."""
-
-    engine: Tensor | None
-    """The engine's; None if it was not asked."""
-
-    importance: Tensor | None = None
-    """Weights that correct for the engine; None = without."""
-
-
 def asks_engine(config: TrainConfig, step: int) -> bool:
     """Whether the engine shall return log-probabilities in a step, counted from 1."""
     mode = config.rollout.return_logprobs
     return mode == "always" or (mode == "sample" and step % SAMPLE_EVERY == 1)
-
-
-def engine_logprobs(samples: Sequence[Rollout]) -> Tensor | None:
-    """[tokens] of all completions; None if the engine was not asked."""
-    columns = [column for sample in samples if (column := sample.generation.logprobs) is not None]
-    if len(columns) < len(samples):
-        return None
-    return torch.from_numpy(np.fromiter(chain.from_iterable(columns), np.float32, sum(map(len, columns))))
 
 
 def importance_weights(
@@ -83,7 +55,7 @@ def importance_weights(
     """
     log_ratio = old_logprobs - engine
     if settings.is_level == "sequence":
-        log_ratio = ragged.repeat_to_tokens(ragged.sums(log_ratio, lengths), lengths)
+        log_ratio = jagged.repeat_to_tokens(jagged.sums(log_ratio, lengths), lengths)
     ratio = bounded_ratio(log_ratio)
     weights, metrics = torch.ones_like(ratio), {}
     if settings.is_level is not None:

@@ -13,10 +13,10 @@ class StepSettings:
     learning_rate: float
     """Of the policy's optimiser."""
 
-    temperature: float
+    temperature: float = 1.0
     """At which completions are sampled; the policy is the distribution at that temperature."""
 
-    kl_coefficient: float
+    kl_coefficient: float = 0.0
     """Weight of the KL; where it adapts, as adapted so far."""
 
 

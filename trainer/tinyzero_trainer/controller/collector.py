@@ -1,82 +1,105 @@
-"""The first half of a step: problems are drawn, completions generated and scored. What is learnt of them comes after.
+"""The first half of a step: sample problems, generate completions and score them. The update comes after.
 
-Nothing here depends on an update but through the weights that the engine has, so it may run beside the update of the
-batch before (`rollout.max_async_level=1`): curriculum and window go by what was sampled, which is known when a
-batch is collected.
+Nothing here depends on an update except through the engine's weights. With `rollout.max_async_level=1` the next batch
+is therefore prefetched during the update, with the weights from before it; curriculum and length limit depend only on
+what was sampled.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
 
 from tinyzero_sdk.seeds import derive_seed
-from tinyzero_trainer.algorithms.adaptive_length import WindowState, measure, observe, window_at
+from tinyzero_trainer.algorithms.adaptive_length import measure, observe, window_at
 from tinyzero_trainer.algorithms.importance_sampling import asks_engine
 from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.data.prompts import StreamState
+from tinyzero_trainer.controller.pending_batch import RolloutBatch, save_batch
+from tinyzero_trainer.controller.state import TrainerState
+from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.local import generate, score
 from tinyzero_trainer.executors.tasks import training_stream
 from tinyzero_trainer.monitoring.timer import StepTimer
 from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.rollout.vllm.client import VllmError
 from tinyzero_trainer.types import Generation, Prompt, Rollout
+from tinyzero_trainer.utils.background import run_in_background
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 from tinyzero_trainer.utils.signals import Stop
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutBatch:
-    """A batch to train on, and how things stand after it."""
-
-    step: int
-    """That it is for, counted from 1."""
-
-    version: int
-    """Steps that the weights which sampled it had behind them."""
-
-    samples: list[Rollout]
-    """All completions."""
-
-    kept: list[Rollout]
-    """Those that are trained on: whole groups."""
-
-    greedy_rewards: list[float] | None
-    """Of the likeliest completion of each prompt that is trained on; None but for
-    `algorithm.advantage_estimator=remax`."""
-
-    window: int
-    """Tokens that a completion could have."""
-
-    window_after: WindowState
-    """Of the adaptive window."""
-
-    progress: dict[str, StreamState]
-    """How far the training stream of each task has come."""
-
-    chosen: dict[str, float]
-    """Metrics of how the problems were chosen."""
-
-    seconds: dict[str, float]
-    """Of the parts of the work."""
-
-
 class RolloutCollector:
-    """Collects batches, in the order of the steps."""
+    """Collects batches in the order of the steps, one step ahead where `rollout.max_async_level` is 1."""
 
     def __init__(
-        self, config: TrainConfig, roles: Workers, progress: Mapping[str, StreamState], window: WindowState
+        self,
+        config: TrainConfig,
+        workers: Workers,
+        state: TrainerState,
+        stop: Stop,
+        prefetched: RolloutBatch | None = None,
     ) -> None:
         """
         Args:
             config: of the run.
-            roles: whose engine and reward pools do the work.
-            progress: of the training streams, after the last batch that was collected.
-            window: after that batch.
+            workers: engine, tasks and reward pools.
+            state: says where the training streams and the length limit are.
+            stop: polled while generating.
+            prefetched: the next step's batch, if a checkpoint holds it; streams and limit are one batch ahead then.
         """
-        self.config, self.roles = config, roles
-        self.stream = training_stream(config, roles.tasks, progress)
-        self._window = window
+        self.config, self.workers, self.stop = config, workers, stop
+        progress = state.progress if prefetched is None else prefetched.progress
+        self.stream = training_stream(config, workers.tasks, progress)
+        self._window = state.window if prefetched is None else prefetched.window_after
         self._clock = StepTimer()  # of the present batch
+        self._next: Future[RolloutBatch] | None = None
+        if prefetched is not None:
+            self._next = Future()
+            self._next.set_result(prefetched)
+
+    @property
+    def prefetched(self) -> RolloutBatch | None:
+        """The next step's batch; None if it has not been collected."""
+        return None if self._next is None or self._next.exception() else self._next.result()
+
+    @property
+    def failure(self) -> WorkerDiedError | VllmError | None:
+        """The worker failure that interrupted prefetching, if any."""
+        error = None if self._next is None else self._next.exception()
+        return error if isinstance(error, WorkerDiedError | VllmError) else None
+
+    def next_batch(self, step: int) -> RolloutBatch:
+        """The batch of a step (1-based): prefetched during the step before, or collected now.
+
+        Raises:
+            StopRequested: `stop` was requested while generating; the policy has not been touched.
+            TinyZeroError: a worker or a task failed.
+        """
+        batch = self.collect(step, step - 1, self.stop) if self._next is None else self._next.result()
+        assert batch.step == step
+        return batch
+
+    @contextmanager
+    def prefetching(self, step: int) -> Iterator["Future[RolloutBatch] | None"]:
+        """Collect the batch of `step` during the block, where the run has such a step and is asynchronous.
+
+        A signal does not end it: once the checkpoint holds newer weights, its completions cannot be sampled again.
+        """
+        if not self.config.rollout.max_async_level or step > self.config.run.steps:
+            yield None
+            self._next = None
+            return
+        version = step - 2  # the update of the step before is under way, and the engine has not seen it
+        with run_in_background(lambda unwanted: self.collect(step, version, unwanted)) as following:
+            yield following
+        self._next = following
+
+    def save(self, directory: Path) -> None:
+        """Write the prefetched batch, if there is one."""
+        if self.prefetched is not None:
+            save_batch(self.prefetched, directory)
 
     def collect(self, step: int, version: int, stop: Stop) -> RolloutBatch:
         """The batch of a step.
@@ -102,20 +125,20 @@ class RolloutCollector:
             ignore_eos=rollout.ignore_eos,
             logprobs=asks_engine(config, step),
         )
-        samples, kept = self.sample(params, step, stop)
+        rollouts, kept = self.sample(params, step, stop)
         greedy_rewards = self.greedy_rewards(kept, stop) if config.algorithm.advantage_estimator == "remax" else None
         self._window = observe(
-            self._window, measure(samples), config.length_control, full=rollout.max_completion_tokens, step=step
+            self._window, measure(rollouts), config.length_control, full=rollout.max_completion_tokens, step=step
         )
         return RolloutBatch(
             step=step,
             version=version,
-            samples=samples,
+            rollouts=rollouts,
             kept=kept,
             greedy_rewards=greedy_rewards,
             window=window,
             window_after=self._window,
-            chosen=self.stream.close_step(samples),
+            chosen=self.stream.close_step(rollouts),
             progress=self.stream.progress(),
             seconds=self._clock.seconds,
         )
@@ -123,53 +146,53 @@ class RolloutCollector:
     def sample(self, params: SamplingParams, step: int, stop: Stop) -> tuple[list[Rollout], list[Rollout]]:
         """All completions sampled, and those that are trained on.
 
-        With dynamic sampling (arXiv 2503.14476, §3.2) groups whose answers are all equally right are left out, and
-        more problems drawn in their place, for some rounds.
+        With dynamic sampling (arXiv 2503.14476, §3.2) groups whose answers are all equally right are dropped, and more
+        problems sampled in their place, for `data.max_refill_rounds` rounds.
         """
         config, group_size = self.config, self.config.rollout.group_size
         wanted, refills = config.data.prompts_per_step, config.data.max_refill_rounds
-        samples: list[Rollout] = []
+        rollouts: list[Rollout] = []
         kept: list[Rollout] = []
         for attempt in range(1 + refills):
-            batch = [next(self.stream) for _ in range(wanted - len(kept) // group_size)]
+            prompts = [next(self.stream) for _ in range(wanted - len(kept) // group_size)]
             seed = derive_seed("rollout", config.run.seed, step, *([attempt] if attempt else []))
-            rollouts = self._generate(batch, params, samples=group_size, seed=seed, stop=stop)
+            generated = self._generate(prompts, params, samples=group_size, seed=seed, stop=stop)
             self._clock.lap("gen")
-            scored = score(self.roles, rollouts, max_failure_rate=config.reward.max_failure_rate)
+            scored = score(self.workers, generated, max_failure_rate=config.reward.max_failure_rate)
             self._clock.lap("reward")
-            samples += scored
+            rollouts += scored
             kept += _informative(scored, group_size) if refills else scored
             if len(kept) == wanted * group_size:
                 break
         if not kept:
-            # The step is made with what there is. That need not be nothing: rewards may be shaped, and not every
-            # advantage is a comparison within a group.
-            drawn = len(samples) // group_size
-            self.roles.display.note(f"step {step}: in each of {drawn} groups all answers are equally right")
-            kept = samples[: wanted * group_size]
-        if all(sample.score.masked for sample in kept):
-            self.roles.display.note(f"step {step}: all completions are masked, so nothing is learnt from it")
-        return samples, kept
+            # Train on what there is. That need not be without effect: rewards may be shaped, and not every advantage
+            # is a comparison within a group.
+            groups = len(rollouts) // group_size
+            self.workers.display.note(f"step {step}: in each of {groups} groups all answers are equally right")
+            kept = rollouts[: wanted * group_size]
+        if all(rollout.score.masked for rollout in kept):
+            self.workers.display.note(f"step {step}: all completions are masked, so nothing is learnt from it")
+        return rollouts, kept
 
     def greedy_rewards(self, kept: list[Rollout], stop: Stop) -> list[float]:
-        """What the likeliest completion of each prompt earns, at full length, under the weights that sampled."""
+        """The score of each prompt's greedy completion, at full length, under the weights that sampled."""
         config = self.config
         params = SamplingParams(config.rollout.max_completion_tokens, temperature=0.0)
-        prompts = [sample.prompt for sample in kept[:: config.rollout.group_size]]
-        rollouts = self._generate(prompts, params, samples=1, seed=0, stop=stop)
-        greedy = score(self.roles, rollouts, max_failure_rate=config.reward.max_failure_rate)
+        prompts = [rollout.prompt for rollout in kept[:: config.rollout.group_size]]
+        generated = self._generate(prompts, params, samples=1, seed=0, stop=stop)
+        greedy = score(self.workers, generated, max_failure_rate=config.reward.max_failure_rate)
         self._clock.lap("gen_greedy")
-        return [sample.score.value for sample in greedy]
+        return [rollout.score.value for rollout in greedy]
 
     def _generate(
         self, prompts: list[Prompt], params: SamplingParams, *, samples: int, seed: int, stop: Stop
     ) -> list[tuple[Prompt, Generation]]:
         with catch_out_of_memory("completions were generated"):
-            return generate(self.roles, prompts, params, samples=samples, seed=seed, stop=stop)
+            return generate(self.workers, prompts, params, samples=samples, seed=seed, stop=stop)
 
 
-def _informative(samples: list[Rollout], group_size: int) -> list[Rollout]:
-    """The groups in which what counts in the loss was not all scored alike by the task, however it was shaped."""
-    groups = [samples[start : start + group_size] for start in range(0, len(samples), group_size)]
-    scores = [{sample.score.unshaped for sample in group if not sample.score.masked} for group in groups]
-    return [sample for group, found in zip(groups, scores, strict=True) if len(found) > 1 for sample in group]
+def _informative(rollouts: list[Rollout], group_size: int) -> list[Rollout]:
+    """The groups whose unmasked completions differ in the task's own score, before shaping."""
+    groups = [rollouts[start : start + group_size] for start in range(0, len(rollouts), group_size)]
+    scores = [{rollout.score.unshaped for rollout in group if not rollout.score.masked} for group in groups]
+    return [rollout for group, found in zip(groups, scores, strict=True) if len(found) > 1 for rollout in group]

@@ -5,13 +5,11 @@ Line k of `metrics.jsonl` is written before checkpoint k, so a run resumed from 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import ClassVar
 
 import torch
-from pydantic import ConfigDict, TypeAdapter
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.records import Json
@@ -22,10 +20,10 @@ from tinyzero_trainer.checkpoint import store as checkpoints
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import check_fingerprint, fingerprint
-from tinyzero_trainer.controller.collector import RolloutBatch
 from tinyzero_trainer.controller.heldout_eval import evaluate, write_samples
-from tinyzero_trainer.controller.pending_batch import from_json, to_json
-from tinyzero_trainer.controller.step import TrainerState, TrainingStep
+from tinyzero_trainer.controller.pending_batch import RolloutBatch, load_batch
+from tinyzero_trainer.controller.state import TrainerState
+from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.data.mixture import some_of_each
 from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.base import StopRequested, Workers
@@ -36,12 +34,10 @@ from tinyzero_trainer.monitoring.progress import Progress, outcome_line
 from tinyzero_trainer.monitoring.trackers import Trackers
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.vllm.client import VllmError
-from tinyzero_trainer.types import Prompt, Rollout
+from tinyzero_trainer.types import Prompt
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 from tinyzero_trainer.utils.signals import Interrupted, StopFlag, catch_signals
 
-STATE_FILE = "state.json"
-BATCH_FILE = "next_batch.json"
 STATE_DIRECTORY = "training_state"
 
 
@@ -67,38 +63,6 @@ class TrainResult:
     """What training changed, by the task's name."""
 
 
-@dataclass(slots=True)
-class RunState:
-    """What a checkpoint holds beside weights and optimiser."""
-
-    __pydantic_config__: ClassVar = ConfigDict(ser_json_inf_nan="constants")  # or a metric that is NaN became null
-
-    step: int = 0
-    """Steps done."""
-
-    pending: dict[str, float] | None = field(default_factory=dict)
-    """Metrics of this step, while its evaluation is still owed; None once its line is written."""
-
-    elapsed_s: float = 0.0
-    """Wall-clock seconds spent training, over all sittings."""
-
-    carried: TrainerState = field(default_factory=TrainerState)
-    """What one step hands to the next."""
-
-    cumulative_reward: float = 0.0
-    """Sum of all rewards."""
-
-    prompt_tokens: int = 0
-    """Prompt tokens of all completions."""
-
-    response_tokens: int = 0
-    """Generated tokens."""
-
-
-STATE = TypeAdapter(RunState)
-"""To and from the JSON of a checkpoint."""
-
-
 def train(config: TrainConfig, *, resume: bool = False) -> TrainResult:
     """Train a model on a task, or several.
 
@@ -121,11 +85,11 @@ def train(config: TrainConfig, *, resume: bool = False) -> TrainResult:
             for line in found.skipped:
                 display.note(line)
         with (
-            build_workers(config, display=display, training=True, checkpoint=found.path if found else None) as roles,
+            build_workers(config, display=display, training=True, checkpoint=found.path if found else None) as workers,
             MetricsLog(run.metrics) as log,
             _trackers(config, run, display) as trackers,
         ):
-            return _Run(config, run, roles, log, trackers, stop).execute(found)
+            return _Run(config, run, workers, log, trackers, stop).execute(found)
 
 
 class _Run:
@@ -135,17 +99,18 @@ class _Run:
         self,
         config: TrainConfig,
         run: RunDirectory,
-        roles: Workers,
+        workers: Workers,
         log: MetricsLog,
         trackers: Trackers,
         stop: StopFlag,
     ) -> None:
-        assert roles.policy is not None
-        self.config, self.run, self.roles, self.log, self.trackers, self.stop = config, run, roles, log, trackers, stop
-        self.policy, self.display = roles.policy, roles.display
-        self.state = RunState()
+        assert workers.policy is not None
+        self.config, self.run, self.workers = config, run, workers
+        self.log, self.trackers, self.stop = log, trackers, stop
+        self.policy, self.display = workers.policy, workers.display
+        self.state = TrainerState()
         self.training: TrainingStep | None = None  # once it has begun
-        self.ready: RolloutBatch | None = None  # the next step's batch, as a checkpoint has it
+        self.prefetched: RolloutBatch | None = None  # the next step's batch, if the checkpoint holds it
         self.saved_step: int | None = None  # newest checkpoint of this state
         self.saving: dict[str, float] = {}  # seconds of a save that no line tells of yet
         self.held_out: dict[str, list[Prompt]] = {}
@@ -153,32 +118,33 @@ class _Run:
     def execute(self, found: checkpoints.Checkpoint | None) -> TrainResult:
         """Train until `run.steps`, or until a signal."""
         config, state = self.config, self.restore(found)
-        self.display.note(self.roles.language_model.trained)
+        self.display.note(self.workers.language_model.trained)
         for line in mismatch.notes(config):
             self.display.note(line)
         self.display.phase("drawing held-out problems")
         self.held_out = {
-            name: role.prompts.held_out(config.eval.num_problems) for name, role in self.roles.tasks.items()
+            name: role.prompts.held_out(config.eval.num_problems) for name, role in self.workers.tasks.items()
         }
         for name, prompts in self.held_out.items():
             if len(prompts) < config.eval.num_problems:
                 self.display.note(f"{name} has {len(prompts):,} held-out problems only; all of them are taken")
-        training = TrainingStep(config, self.roles, state.carried, self.stop, self.run.rollouts, self.ready)
-        self.training, self.ready = training, None
+        training = TrainingStep(config, self.workers, state, self.stop, self.run.rollouts, self.prefetched)
+        self.training, self.prefetched = training, None
         try:
             if state.pending is not None:
                 self.close_step(state.pending)
             self.display.train(config.run.steps, done=state.step)
             while state.step < config.run.steps:
-                samples, metrics, seconds = training.take(state.step + 1)
-                metrics |= self.totals(samples, seconds) | self.saving
+                rollouts, metrics = training.take(state.step + 1)
+                metrics |= state.add_totals(rollouts, metrics["timing_s/step"]) | self.saving
                 self.saving = {}
                 if config.log.rollouts_every and (state.step + 1) % config.log.rollouts_every == 0:
-                    shown = some_of_each(samples, len(self.roles.tasks), config.log.rollouts_count)
+                    shown = some_of_each(rollouts, len(self.workers.tasks), config.log.rollouts_count)
                     write_samples(self.run.rollouts_file(state.step + 1), shown)
                 state.step += 1
                 state.pending = metrics
-                training.check_workers()
+                if training.collector.failure is not None:
+                    raise training.collector.failure
                 self.close_step(metrics)
                 if self.stop.requested:
                     raise StopRequested
@@ -195,27 +161,10 @@ class _Run:
             newest = checkpoints.latest(self.run.checkpoints)
             raise lost.told(None if newest is None else newest.step, config.run.output) from None
         except VllmError:
-            if training.policy_is_whole:
+            if training.policy_intact:
                 self.save()
             raise
         return self.finish()
-
-    def totals(self, samples: list[Rollout], seconds: dict[str, float]) -> dict[str, float]:
-        """Sums over the run."""
-        state = self.state
-        prompt_tokens = sum(len(sample.prompt.token_ids) for sample in samples)
-        response_tokens = sum(len(sample.generation.token_ids) for sample in samples)
-        state.prompt_tokens += prompt_tokens
-        state.response_tokens += response_tokens
-        state.cumulative_reward += sum(sample.score.value for sample in samples)
-        state.elapsed_s += seconds["step"]
-        return {
-            "tokens/prompt_total": float(state.prompt_tokens),
-            "tokens/response_total": float(state.response_tokens),
-            "tokens/overall_total": float(state.prompt_tokens + state.response_tokens),
-            "train/cumulative_reward": state.cumulative_reward,
-            "time/elapsed_s": state.elapsed_s,
-        }
 
     def close_step(self, metrics: dict[str, float]) -> None:
         """Evaluate if it is due, then write the line of the present step.
@@ -259,15 +208,15 @@ class _Run:
             # The same seed each time: two evaluations differ by the policy, not by the draw.
             seed = derive_seed("evaluation", self.config.run.seed)
             with catch_out_of_memory("completions were generated"):
-                result, _ = evaluate(self.roles, prompts, params, samples=1, seed=seed, stop=self.stop)
+                result, _ = evaluate(self.workers, prompts, params, samples=1, seed=seed, stop=self.stop)
             metrics[key] = result.accuracy
         return metrics
 
-    def restore(self, found: checkpoints.Checkpoint | None) -> RunState:
+    def restore(self, found: checkpoints.Checkpoint | None) -> TrainerState:
         """Take over a checkpoint's state, or begin; cut the metrics that lie past it."""
         self.run.save_config(self.config)  # also when resumed: run.steps may have been raised
         if found is None:
-            model = self.roles.language_model
+            model = self.workers.language_model
             self.state.pending = {
                 "model/parameters": float(model.parameters),
                 "model/trained_parameters": float(model.trained_parameters),
@@ -277,11 +226,9 @@ class _Run:
         directory = found.path / STATE_DIRECTORY
         with catch_out_of_memory("the checkpoint was loaded"):
             self.policy.load(directory)
-            if self.roles.critic is not None:
-                self.roles.critic.load(directory)
-        self.state = STATE.validate_json((directory / STATE_FILE).read_bytes())
-        if (directory / BATCH_FILE).exists():
-            self.ready = from_json((directory / BATCH_FILE).read_bytes())
+            if self.workers.critic is not None:
+                self.workers.critic.load(directory)
+        self.state, self.prefetched = TrainerState.load(directory), load_batch(directory)
         self.saved_step = self.state.step
         # A step whose line is still owed has none to keep.
         self.log.cut_after(self.state.step if self.state.pending is None else self.state.step - 1)
@@ -292,9 +239,9 @@ class _Run:
         """Save a checkpoint of the present step, unless there is one."""
         if self.saved_step == self.state.step:
             return
-        language_model, started = self.roles.language_model, perf_counter()
+        language_model, started = self.workers.language_model, perf_counter()
         assert self.training is not None
-        batch = None if self.training.ready is None else to_json(self.training.ready)
+        collector = self.training.collector
 
         def fill(directory: Path) -> None:
             state_directory = directory / STATE_DIRECTORY
@@ -302,11 +249,10 @@ class _Run:
                 self.policy.export(directory)
                 state_directory.mkdir()
                 self.policy.save(state_directory)
-                if self.roles.critic is not None:
-                    self.roles.critic.save(state_directory)
-            (state_directory / STATE_FILE).write_bytes(STATE.dump_json(self.state))
-            if batch is not None:
-                (state_directory / BATCH_FILE).write_bytes(batch)
+                if self.workers.critic is not None:
+                    self.workers.critic.save(state_directory)
+            self.state.save(state_directory)
+            collector.save(state_directory)
 
         weights, trained = language_model.parameters * 4, language_model.trained_parameters * 4  # float32
         checkpoints.save(
@@ -316,10 +262,7 @@ class _Run:
             meta=self.checkpoint_meta(),
             keep=self.config.checkpoint.keep,
             # And AdamW's two moments; a critic is as large as the model and trained as a whole.
-            expected_bytes=weights
-            + 2 * trained
-            + (0 if self.roles.critic is None else 3 * weights)
-            + len(batch or b""),
+            expected_bytes=weights + 2 * trained + (0 if self.workers.critic is None else 3 * weights),
         )
         self.saved_step = self.state.step
         # The line of this step is written already, since it must be there before its checkpoint is.
@@ -329,7 +272,7 @@ class _Run:
         """What a checkpoint's manifest says of the run."""
         return {
             "config": fingerprint(self.config),
-            "tasks": {name: role.task.version for name, role in self.roles.tasks.items()},
+            "tasks": {name: role.task.version for name, role in self.workers.tasks.items()},
             "torch": torch.__version__,
             "world_size": self.policy.ranks,
         }
@@ -350,7 +293,7 @@ class _Run:
             for name, change in accuracy.items()
         ]
         try:
-            plot_curve(self.run.metrics, self.run.curve, tasks=list(accuracy), model=self.roles.language_model.name)
+            plot_curve(self.run.metrics, self.run.curve, tasks=list(accuracy), model=self.workers.language_model.name)
             picture = f"curve: {self.run.curve}"
         except TinyZeroError as error:  # a picture must not cost the result
             picture = f"no curve: {error}"

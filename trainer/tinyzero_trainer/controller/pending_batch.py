@@ -1,15 +1,52 @@
-"""A collected batch as JSON, for a checkpoint: a run that goes on trains on the very same completions."""
+"""A collected batch, and its JSON in a checkpoint: a resumed run trains on the same completions."""
 
+import dataclasses
 import json
+from pathlib import Path
 
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from tinyzero_sdk import Score
 from tinyzero_trainer.algorithms.adaptive_length import WindowState
-from tinyzero_trainer.controller.collector import RolloutBatch
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.types import Generation, Prompt, Rollout
+
+BATCH_FILE = "next_batch.json"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RolloutBatch:
+    """The completions of a step, and the state of streams and length limit after sampling them."""
+
+    step: int
+    """Training step (1-based)."""
+
+    version: int
+    """Steps completed by the weights that sampled it."""
+
+    rollouts: list[Rollout]
+    """All completions."""
+
+    kept: list[Rollout]
+    """Those trained on: whole groups."""
+
+    greedy_rewards: list[float] | None
+    """Of the greedy completion of each kept prompt; None unless `algorithm.advantage_estimator=remax`."""
+
+    window: int
+    """Length limit in tokens."""
+
+    window_after: WindowState
+
+    progress: dict[str, StreamState]
+    """Position of each task's training stream."""
+
+    chosen: dict[str, float]
+    """Metrics of how the problems were chosen."""
+
+    seconds: dict[str, float]
+    """Wall-clock seconds of each phase."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +74,18 @@ _SAVED = TypeAdapter(_Saved)
 
 def to_json(batch: RolloutBatch) -> bytes:
     """A batch as JSON; floats to the last bit."""
-    prompts = list({id(sample.prompt): sample.prompt for sample in batch.samples}.values())
-    prompt_places = {id(prompt): place for place, prompt in enumerate(prompts)}
-    sample_places = {id(sample): place for place, sample in enumerate(batch.samples)}
+    prompts = list({id(sample.prompt): sample.prompt for sample in batch.rollouts}.values())
+    prompt_indices = {id(prompt): index for index, prompt in enumerate(prompts)}
+    rollout_indices = {id(sample): index for index, sample in enumerate(batch.rollouts)}
     saved = _Saved(
         step=batch.step,
         version=batch.version,
         prompts=prompts,
-        asked=[prompt_places[id(sample.prompt)] for sample in batch.samples],
-        rollouts=[sample.generation for sample in batch.samples],
-        texts=[sample.text for sample in batch.samples],
-        scores=[sample.score for sample in batch.samples],
-        kept=[sample_places[id(sample)] for sample in batch.kept],
+        asked=[prompt_indices[id(sample.prompt)] for sample in batch.rollouts],
+        rollouts=[sample.generation for sample in batch.rollouts],
+        texts=[sample.text for sample in batch.rollouts],
+        scores=[sample.score for sample in batch.rollouts],
+        kept=[rollout_indices[id(sample)] for sample in batch.kept],
         greedy_rewards=batch.greedy_rewards,
         window=batch.window,
         window_after=batch.window_after,
@@ -63,13 +100,13 @@ def to_json(batch: RolloutBatch) -> bytes:
 def from_json(text: bytes) -> RolloutBatch:
     """What `to_json` wrote."""
     saved = _SAVED.validate_python(json.loads(text))
-    asked = [saved.prompts[place] for place in saved.asked]
+    asked = [saved.prompts[index] for index in saved.asked]
     samples = [*map(Rollout, asked, saved.rollouts, saved.texts, saved.scores)]
     return RolloutBatch(
         step=saved.step,
         version=saved.version,
-        samples=samples,
-        kept=[samples[place] for place in saved.kept],
+        rollouts=samples,
+        kept=[samples[index] for index in saved.kept],
         greedy_rewards=saved.greedy_rewards,
         window=saved.window,
         window_after=saved.window_after,
@@ -77,3 +114,14 @@ def from_json(text: bytes) -> RolloutBatch:
         chosen=saved.chosen,
         seconds=saved.seconds,
     )
+
+
+def save_batch(batch: RolloutBatch, directory: Path) -> None:
+    """Write a batch to a checkpoint's state directory."""
+    (directory / BATCH_FILE).write_bytes(to_json(batch))
+
+
+def load_batch(directory: Path) -> RolloutBatch | None:
+    """The batch of a checkpoint's state directory; None if it has none."""
+    file = directory / BATCH_FILE
+    return from_json(file.read_bytes()) if file.exists() else None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tinyzero_sdk import Item, ItemColumns, Task
 from tinyzero_sdk.records import Reason
-from tinyzero_trainer.algorithms.advantages import AdvantageInputs
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.monitoring.metrics_log import ACCURACY, task_accuracy_key, task_key
 from tinyzero_trainer.training.seqlen_balancing import share_metrics
 from tinyzero_trainer.types import Rollout
@@ -18,34 +18,28 @@ FAILURES: tuple[Reason, ...] = ("error", "timeout", "no_answer", "malformed")
 
 
 def batch_metrics(
-    tasks: Mapping[str, Task],
-    samples: Sequence[Rollout],
-    group_size: int,
-    outcome: AdvantageInputs,
-    advantages: Tensor,
-    ranks: int = 1,
+    tasks: Mapping[str, Task], samples: Sequence[Rollout], batch: TrainingBatch, ranks: int = 1
 ) -> dict[str, float]:
-    """What a batch of scored completions looks like.
+    """Metrics of a step's completions.
 
     Args:
-        tasks: by what the run calls them; for the difficulty of the problems, and told apart if there are several.
+        tasks: by name in the run; give the problems' difficulties.
         samples: all that were sampled, group after group.
-        group_size: completions of a prompt.
-        outcome: what those that are trained on earned, penalties included; `critic/rewards` is over these alone, so
-            with dynamic sampling over the groups that were kept.
-        advantages: [tokens] of those that are trained on, as the loss takes them.
-        ranks: that share the sequences out among them.
+        batch: those that are trained on, with advantages; `critic/rewards` is over these alone, KL penalties deducted.
+        ranks: data-parallel ranks.
     """
+    group_size = batch.group_size
     lengths = [len(sample.generation.token_ids) for sample in samples]
     prompts = [len(sample.prompt.token_ids) for sample in samples]
     reasons = [sample.score.reason for sample in samples]
     scores = torch.tensor([sample.score.value for sample in samples]).view(-1, group_size)
     zero_std = scores.amax(dim=1) == scores.amin(dim=1)
-    counted = outcome.counted_tokens()
-    in_loss = advantages if counted is None else advantages[counted]
+    assert batch.advantages is not None
+    mask = batch.token_mask()
+    in_loss = batch.advantages if mask is None else batch.advantages[mask]
     return {
         **_spread("critic/score", [sample.score.value for sample in samples]),
-        **_spread("critic/rewards", outcome.groups().flatten().tolist()),
+        **_spread("critic/rewards", batch.group_rewards().flatten().tolist()),
         **(_spread_of("critic/advantages", in_loss) if len(in_loss) else {}),
         **_spread("response_length", lengths),
         **_spread("prompt_length", prompts),
@@ -53,7 +47,7 @@ def batch_metrics(
         "response_length/clip_ratio": fmean(not sample.generation.finished for sample in samples),
         "group/zero_std_frac": zero_std.float().mean().item(),
         "group/sampled": len(samples) / group_size,
-        "group/kept": len(outcome.lengths) / group_size,
+        "group/kept": len(batch.lengths) / group_size,
         **{f"reward/{reason}_frac": reasons.count(reason) / len(reasons) for reason in FAILURES},
         **_completions(samples),
         **_by_task(tasks, samples, group_size),
@@ -113,7 +107,7 @@ def _by_task(tasks: Mapping[str, Task], samples: Sequence[Rollout], group_size: 
     """What of a batch belongs to one task: tasks that differ in difficulty are not thrown together."""
     if len(tasks) == 1:
         (task,) = tasks.values()
-        return {f"difficulty/{level}": accuracy for level, accuracy in _by_difficulty(task, samples).items()}
+        return _by_difficulty(task, samples, "train/acc_by_difficulty")
     metrics = {}
     for name, task in tasks.items():
         own = [sample for sample in samples if sample.prompt.task == name]
@@ -121,18 +115,18 @@ def _by_task(tasks: Mapping[str, Task], samples: Sequence[Rollout], group_size: 
         if own:
             metrics[task_accuracy_key(name)] = fmean(sample.score.correct for sample in own)
             metrics[task_key(name, "score")] = fmean(sample.score.value for sample in own)
-        metrics |= {f"difficulty/{name}/{level}": accuracy for level, accuracy in _by_difficulty(task, own).items()}
+        metrics |= _by_difficulty(task, own, f"train/acc_by_difficulty/{name}")
     return metrics
 
 
-def _by_difficulty(task: Task, samples: Sequence[Rollout]) -> dict[str, float]:
-    """Accuracy of each level: the problem's difficulty, rounded down."""
+def _by_difficulty(task: Task, samples: Sequence[Rollout], prefix: str) -> dict[str, float]:
+    """Accuracy at each level, the problem's difficulty rounded down."""
     levels: dict[int, list[bool]] = defaultdict(list)
     prompts = {id(sample.prompt): sample.prompt for sample in samples}
     found = dict(zip(prompts, _difficulties(task, [prompt.item for prompt in prompts.values()]), strict=True))
     for sample in samples:
         levels[int(found[id(sample.prompt)])].append(sample.score.correct)
-    return {f"{level}_acc": fmean(levels[level]) for level in sorted(levels)}
+    return {f"{prefix}/{level}": fmean(levels[level]) for level in sorted(levels)}
 
 
 def _difficulties(task: Task, items: Sequence[Item]) -> Sequence[float]:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_copy, cast_weights, shard
@@ -18,7 +19,6 @@ from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_mode
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.models.lora import Adapter, import_peft
 from tinyzero_trainer.monitoring.performance import GpuMemoryUsage
-from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.logprobs import Reference
 from tinyzero_trainer.training.policy import Policy
@@ -42,7 +42,7 @@ class PolicyRole(Protocol):
     def reference_logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
         """[tokens] log π_ref of every sampled token."""
 
-    def update(self, experience: TrainingBatch, *, group_size: int, now: StepSettings) -> dict[str, float]:
+    def update(self, batch: TrainingBatch, now: StepSettings) -> dict[str, float]:
         """Learn from a batch; metrics `actor/*`."""
 
     def export(self, directory: Path) -> None:
@@ -65,7 +65,7 @@ class CriticRole(Protocol):
     def values(self, samples: Sequence[Rollout]) -> Tensor:
         """[tokens] V(s_t) before each token."""
 
-    def update(self, experience: TrainingBatch, *, group_size: int) -> dict[str, float]:
+    def update(self, batch: TrainingBatch) -> dict[str, float]:
         """Learn from a batch; metrics `critic/*`."""
 
     def save(self, directory: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.losses import token_weights, value_loss
 from tinyzero_trainer.checkpoint.sharded_tensors import load_parts, save_parts
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
@@ -17,7 +18,6 @@ from tinyzero_trainer.distributed.dtensor import assign, full_tensor
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, call, device_of, on_device, ranks_of, shard
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training import micro_batches as batching
-from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.logprobs import choose_layout, completion_states
 from tinyzero_trainer.training.micro_batches import MicroBatch, completion_lengths, in_row_order, micro_batches
 from tinyzero_trainer.training.optimizer import Optimizer
@@ -94,7 +94,7 @@ class Critic:
     def _values(self, batch: MicroBatch) -> Tensor:
         return call(self.model, partial(self.model.forward, batch))
 
-    def update(self, experience: TrainingBatch, *, group_size: int) -> dict[str, float]:
+    def update(self, batch: TrainingBatch) -> dict[str, float]:
         """As many passes and mini-batches as the policy's; returns the metrics `critic/*`.
 
         Raises:
@@ -102,22 +102,22 @@ class Critic:
         """
         tally = MetricAccumulator()
         with on_device(self.model, changed=True), self._optimizer.on_device(changed=True):
-            for mini_batch in experience.mini_batches(group_size, self._shared):
+            for mini_batch in batch.mini_batches(self._shared):
                 self._update_mini_batch(mini_batch, tally)
             self._optimizer.end()
         tally.gather(self._ranks)
         return {"critic/lr": self._settings.learning_rate, **_metrics(tally)}
 
-    def _update_mini_batch(self, experience: TrainingBatch, tally: MetricAccumulator) -> None:
+    def _update_mini_batch(self, mini_batch: TrainingBatch, tally: MetricAccumulator) -> None:
         self.model.eval()  # without dropout, as the old values were found
         self._optimizer.begin()
-        of_completions = token_weights(experience.lengths, "token-mean", max_tokens=1)
-        weights = ragged.repeat_to_tokens(of_completions, experience.lengths)  # [tokens]
-        for batch in self._micro_batches(experience.samples):
-            part = experience.select(batch.rows)
+        of_completions = token_weights(mini_batch.lengths, "token-mean", max_tokens=1)
+        weights = ragged.repeat_to_tokens(of_completions, mini_batch.lengths)  # [tokens]
+        for batch in self._micro_batches(mini_batch.rollouts):
+            part = mini_batch.select(batch.rows)
             assert part.values is not None
             assert part.returns is not None
-            given = (part.values, part.returns, ragged.select(weights, experience.lengths, batch.rows))
+            given = (part.values, part.returns, ragged.select(weights, mini_batch.lengths, batch.rows))
             old, returns, weight = (batching.to_device(column, batch.tokens.device) for column in given)
             values = self._values(batch)
             loss, clipped = value_loss(values, old, returns, clip=self._settings.value_clip_range)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, chain, islice, pairwise, takewhile
+from itertools import accumulate, chain, islice, takewhile
 from typing import Self
 
 import numpy as np
@@ -62,17 +62,6 @@ class MicroBatch:
 
     counts: tuple[int, ...] = ()
     """How many tokens `predicts` has on each of those."""
-
-
-def mini_batch_rows(prompts: int, samples: int, mini_batches: int) -> list[range]:
-    """Rows of each mini-batch: whole prompts, as even as can be, in order.
-
-    Example:
-        >>> mini_batch_rows(prompts=3, samples=2, mini_batches=2)
-        [range(0, 4), range(4, 6)]
-    """
-    bounds = [-(-index * prompts // mini_batches) * samples for index in range(mini_batches + 1)]
-    return [range(start, end) for start, end in pairwise(bounds)]
 
 
 def completion_lengths(samples: Sequence[Rollout]) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.importance_sampling import mismatch_metrics
 from tinyzero_trainer.algorithms.losses import LossInputs, find_policy_loss, token_weights
 from tinyzero_trainer.algorithms.schedules import StepSettings
@@ -17,7 +18,6 @@ from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup
 from tinyzero_trainer.models.loading import LanguageModel, save_model
 from tinyzero_trainer.monitoring.performance import GpuMemoryUsage, memory_usage
 from tinyzero_trainer.training import micro_batches as batching
-from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.training.logprobs import Reference, choose_layout, sampled_logprobs, token_statistics
 from tinyzero_trainer.training.micro_batches import (
     MicroBatch,
@@ -116,13 +116,12 @@ class Policy:
             ranks=ranks,
         )
 
-    def update(self, experience: TrainingBatch, *, group_size: int, now: StepSettings) -> dict[str, float]:
+    def update(self, batch: TrainingBatch, now: StepSettings) -> dict[str, float]:
         """`optimizer.update_epochs` passes over a batch, each of `optimizer.num_mini_batches` updates.
 
         Args:
-            experience: whole groups, one after another.
-            group_size: completions of a prompt.
-            now: what holds in this step.
+            batch: whole groups, with advantages.
+            now: learning rate, temperature and KL coefficient of this step.
 
         Returns:
             Metrics `actor/*`.
@@ -132,10 +131,10 @@ class Policy:
             skipped.
         """
         single_update = self._settings.num_mini_batches == self._settings.update_epochs == 1
-        assert experience.old_logprobs is not None or single_update
+        assert batch.old_logprobs is not None or single_update
         tally = MetricAccumulator()
         with self._updating(changed=True):
-            for mini_batch in experience.mini_batches(group_size, self._settings):
+            for mini_batch in batch.mini_batches(self._settings):
                 self._update_mini_batch(mini_batch, now, tally)
             self._optimizer.end()
         tally.gather(self._ranks)
@@ -170,26 +169,26 @@ class Policy:
             for size, longest in ((budget, self._max_tokens), (min(budget, SMALL), few)):
                 samples = fill_budget(size, longest, context=context)
                 lengths = completion_lengths(samples)
-                part = TrainingBatch(samples, lengths, None, torch.zeros(int(lengths.sum())))
+                part = TrainingBatch.of(samples, advantages=torch.zeros(int(lengths.sum())))
                 for batch in self._micro_batches(samples, DataParallelGroup(line=line)):
                     weight = torch.zeros(int(lengths[batch.rows].sum()), device=batch.tokens.device)
                     loss = self._token_losses(batch, part.select(batch.rows), weight, now, MetricAccumulator())
                     (weight * loss).sum().backward()
             self._optimizer.begin()
 
-    def _update_mini_batch(self, experience: TrainingBatch, now: StepSettings, tally: MetricAccumulator) -> None:
+    def _update_mini_batch(self, mini_batch: TrainingBatch, now: StepSettings, tally: MetricAccumulator) -> None:
         # Not train(): dropout would blur the ratios to the old log-probabilities, which were found without.
         self.language_model.model.eval()
         self._optimizer.begin()
         # The weights know the whole mini-batch: however it is split, the gradients add up to the same.
         of_completions = token_weights(
-            experience.lengths, self._algorithm.loss_aggregation, max_tokens=self._max_tokens
+            mini_batch.lengths, self._algorithm.loss_aggregation, max_tokens=self._max_tokens
         )
-        weights = ragged.repeat_to_tokens(of_completions, experience.lengths)  # [tokens]
-        for batch in self._micro_batches(experience.samples, self._ranks):
-            weight = ragged.select(weights, experience.lengths, batch.rows)
+        weights = ragged.repeat_to_tokens(of_completions, mini_batch.lengths)  # [tokens]
+        for batch in self._micro_batches(mini_batch.rollouts, self._ranks):
+            weight = ragged.select(weights, mini_batch.lengths, batch.rows)
             weight = batching.to_device(torch.zeros_like(weight) if batch.filler else weight, batch.tokens.device)
-            part, measured = experience.select(batch.rows), MetricAccumulator() if batch.filler else tally
+            part, measured = mini_batch.select(batch.rows), MetricAccumulator() if batch.filler else tally
             loss = self._token_losses(batch, part, weight, now, measured)
             (weight * loss).sum().backward()
         tally.end_mini_batch(self._optimizer.step(now.learning_rate))
@@ -211,6 +210,7 @@ class Policy:
         )
         statistics = call(model, compute)
         current = statistics.logprobs.detach()
+        assert part.advantages is not None
         given = LossInputs(
             old_logprobs=current if part.old_logprobs is None else there(part.old_logprobs),
             advantages=there(part.advantages),
@@ -220,7 +220,7 @@ class Policy:
             dual_clip=algorithm.dual_clip_c,
         )
         surrogate = self._policy_loss(statistics.logprobs, given)
-        loss = surrogate.loss if part.importance is None else there(part.importance) * surrogate.loss
+        loss = surrogate.loss if part.is_weights is None else there(part.is_weights) * surrogate.loss
         outside = (surrogate.ratio < 1 - algorithm.clip_ratio_low) | (surrogate.ratio > 1 + algorithm.clip_ratio_high)
         tally.add_weighted(pg_loss=weight * loss)  # entropy, KL and shares are means over tokens, whatever the weights
         tally.add(pg_clipfrac=surrogate.clipped.float(), entropy=statistics.entropy)
@@ -258,7 +258,6 @@ def _metrics(tally: MetricAccumulator) -> dict[str, float]:
     return {
         **{f"actor/{name}": value for name, value in found.items()},
         "actor/ppo_kl": -log_ratios.mean().item(),
-        "actor/is_log_ratio/mean": log_ratios.mean().item(),
         "actor/is_log_ratio/std": log_ratios.std(correction=0).item(),
         "actor/ratio/mean": ratios.mean().item(),
         "actor/ratio/std": ratios.std(correction=0).item(),

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from tinyzero_sdk import Completion, Score
 from tinyzero_sdk.records import Json
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.ray.calls import ActorHandle, RestartableActor, gather
 from tinyzero_trainer.executors.ray.cluster import import_ray
 from tinyzero_trainer.monitoring.performance import GpuMemoryUsage
-from tinyzero_trainer.training.batch import TrainingBatch
 from tinyzero_trainer.types import Rollout
 
 CUT_SECONDS = 60.0
@@ -154,9 +154,9 @@ class RemotePolicy:
         found: Tensor = self._group.do("policy", "reference_logprobs", samples, temperature)
         return found
 
-    def update(self, experience: TrainingBatch, *, group_size: int, now: StepSettings) -> dict[str, float]:
+    def update(self, batch: TrainingBatch, now: StepSettings) -> dict[str, float]:
         """See `PolicyRole`."""
-        metrics: dict[str, float] = self._group.do("policy", "update", experience, group_size=group_size, now=now)
+        metrics: dict[str, float] = self._group.do("policy", "update", batch, now)
         return metrics
 
     def export(self, directory: Path) -> None:
@@ -188,9 +188,9 @@ class RemoteCritic:
         found: Tensor = self._group.do("critic", "values", samples)
         return found
 
-    def update(self, experience: TrainingBatch, *, group_size: int) -> dict[str, float]:
+    def update(self, batch: TrainingBatch) -> dict[str, float]:
         """See `CriticRole`."""
-        metrics: dict[str, float] = self._group.do("critic", "update", experience, group_size=group_size)
+        metrics: dict[str, float] = self._group.do("critic", "update", batch)
         return metrics
 
     def save(self, directory: Path) -> None:

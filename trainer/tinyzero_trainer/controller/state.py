@@ -1,0 +1,78 @@
+"""State of a run besides weights and optimizers: counters, streams, what adapts. A checkpoint holds it as JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import ConfigDict, TypeAdapter
+
+from tinyzero_trainer.algorithms.adaptive_length import WindowState
+from tinyzero_trainer.data.prompts import StreamState
+from tinyzero_trainer.types import Rollout
+
+STATE_FILE = "state.json"
+CARRIED = ("progress", "kl_coefficient", "window")
+"""Fields that the file holds in a table of their own, as version 0.1 wrote it."""
+
+
+@dataclass(slots=True)
+class TrainerState:
+    """Everything that one step leaves to the next."""
+
+    __pydantic_config__: ClassVar = ConfigDict(ser_json_inf_nan="constants")  # by default NaN metrics become null
+
+    step: int = 0
+    """Completed steps."""
+
+    pending: dict[str, float] | None = field(default_factory=dict)
+    """Metrics of this step while its evaluation is due; None once its line is written."""
+
+    elapsed_s: float = 0.0
+    """Wall-clock seconds of training, over all sessions."""
+
+    cumulative_reward: float = 0.0
+
+    prompt_tokens: int = 0
+    """Of all completions: a prompt counts once for each."""
+
+    response_tokens: int = 0
+
+    progress: dict[str, StreamState] = field(default_factory=dict)
+    """Position of each task's training stream."""
+
+    kl_coefficient: float | None = None
+    """Adaptive KL coefficient; None before the first adaptation."""
+
+    window: WindowState = field(default_factory=WindowState)
+    """Of the adaptive completion-length limit."""
+
+    def add_totals(self, rollouts: Sequence[Rollout], seconds: float) -> dict[str, float]:
+        """Count the completions and the wall-clock seconds of a step; the sums as metrics."""
+        self.prompt_tokens += sum(len(rollout.prompt.token_ids) for rollout in rollouts)
+        self.response_tokens += sum(len(rollout.generation.token_ids) for rollout in rollouts)
+        self.cumulative_reward += sum(rollout.score.value for rollout in rollouts)
+        self.elapsed_s += seconds
+        return {
+            "tokens/prompt_total": float(self.prompt_tokens),
+            "tokens/response_total": float(self.response_tokens),
+            "tokens/overall_total": float(self.prompt_tokens + self.response_tokens),
+            "train/cumulative_reward": self.cumulative_reward,
+            "time/elapsed_s": self.elapsed_s,
+        }
+
+    def save(self, directory: Path) -> None:
+        """Write `state.json`."""
+        values: dict[str, Any] = _STATE.dump_python(self, mode="json")
+        values["carried"] = {name: values.pop(name) for name in CARRIED}
+        (directory / STATE_FILE).write_text(json.dumps(values), encoding="utf-8")
+
+    @classmethod
+    def load(cls, directory: Path) -> Self:
+        """Read what `save` wrote, or version 0.1."""
+        values = json.loads((directory / STATE_FILE).read_bytes())
+        return _STATE.validate_python({**values, **values.pop("carried")})  # type: ignore[return-value]
+
+
+_STATE = TypeAdapter(TrainerState)
