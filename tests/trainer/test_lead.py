@@ -153,7 +153,7 @@ class World:
             critic=None,
             tasks={"toy": SimpleNamespace(task=SimpleNamespace(difficulties=lambda items: [0.0] * len(items)))},
             language_model=SimpleNamespace(context=999),
-            display=SimpleNamespace(advance=lambda count: None, note=self.notes.append),
+            display=SimpleNamespace(advance=lambda count: None, log=self.notes.append),
         )
         stop = more.pop("stop", None) or StopFlag()
         config = make_config({**values, "rollout_correction": {"is_level": "token"}})

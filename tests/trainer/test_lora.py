@@ -262,7 +262,7 @@ def test_the_export_is_a_plain_model_that_scores_as_the_adapter_does(toy_model: 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's own call of transformers
 def test_peft_loads_the_adapter_by_itself(toy_model: LanguageModel, toy_model_path: Path, tmp_path: Path) -> None:
-    model = adapted(toy_model, rslora=True, targets=("q_proj", "up_proj"))
+    model = adapted(toy_model, rslora=True, target_modules=("q_proj", "up_proj"))
     assert model.adapter is not None
     model.adapter.save(tmp_path / "adapter")
     start = AutoModelForCausalLM.from_pretrained(toy_model_path, dtype=torch.float32)
@@ -292,9 +292,11 @@ def test_an_adapter_is_not_taken_for_a_model(toy_model: LanguageModel, tmp_path:
 
 @pytest.mark.parametrize("name", ["lm_head", "embed_tokens", "query"])
 def test_only_linear_layers_of_the_body_are_adapted(toy_model: LanguageModel, name: str) -> None:
-    with pytest.raises(LoraError, match=rf"lora\.targets names \['{name}'\], expected .* down_proj, gate_proj, k_proj"):
-        adapt(toy_model.model, targets=("q_proj", name))
-    adapter = adapt(toy_model.model, targets=("q_proj",))
+    with pytest.raises(
+        LoraError, match=rf"lora\.target_modules names \['{name}'\], expected .* down_proj, gate_proj, k_proj"
+    ):
+        adapt(toy_model.model, target_modules=("q_proj", name))
+    adapter = adapt(toy_model.model, target_modules=("q_proj",))
     assert {name.split(".")[-3] for name in adapter._tensors()} == {"q_proj"}
 
 
@@ -303,7 +305,10 @@ def test_only_linear_layers_of_the_body_are_adapted(toy_model: LanguageModel, na
     [
         ({"alpha": 16}, r"lora\.alpha=16 has no effect: lora\.rank=0 trains all weights"),
         ({"rslora": True}, r"lora\.rslora=True has no effect: lora\.rank=0 trains all weights"),
-        ({"targets": ["q_proj"]}, r"lora\.targets=.*q_proj.* has no effect: lora\.rank=0 trains all weights"),
+        (
+            {"target_modules": ["q_proj"]},
+            r"lora\.target_modules=.*q_proj.* has no effect: lora\.rank=0 trains all weights",
+        ),
         ({"rank": 1, "rslora": True}, r"lora\.rslora=True has no effect: the square root of lora\.rank=1 is 1"),
     ],
 )
@@ -349,7 +354,9 @@ def configure(
 def test_a_killed_run_resumes_to_the_same_bits(
     configure: Configure, advantage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, cut = (train_to_the_end(configure(name, advantage=advantage), monkeypatch, name) for name in ("all", "cut"))
+    whole, cut = (
+        train_to_the_end(configure(name, advantage_estimator=advantage), monkeypatch, name) for name in ("all", "cut")
+    )
     assert lines(cut) == lines(whole)
     files = sorted(path.relative_to(whole) for path in whole.glob(f"checkpoints/step_{STEPS}/**/*.safetensors"))
     assert {file.parent.name for file in files} == {f"step_{STEPS}", "adapter", "training_state"}
@@ -392,7 +399,7 @@ def test_a_run_says_how_much_it_trains_and_stores_what_it_expects(
 
 
 def test_the_critic_has_weights_of_its_own_and_no_adapter(configure: Configure) -> None:
-    config = configure("run", advantage="gae")
+    config = configure("run", advantage_estimator="gae")
     with roles.build_workers(config, display=Progress(), training=True) as built:
         assert built.critic is not None
         names = {name for name, _ in built.critic.model.named_parameters()}

@@ -138,7 +138,7 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
             critic=None,
             tasks={"toy": SimpleNamespace(task=SimpleNamespace(difficulties=lambda items: [0.0] * len(items)))},
             language_model=SimpleNamespace(context=99),
-            display=SimpleNamespace(advance=lambda finished: None, note=lambda text: None),
+            display=SimpleNamespace(advance=lambda finished: None, log=lambda text: None),
         )
         config = TrainConfig(
             run=RunConfig(steps=3),

@@ -27,7 +27,7 @@ def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float | Score]], 
     """A step's sampling, where the n-th problem drawn gets the n-th group of rewards, or of whole scores."""
     stream = iter([Prompt(Item(index), str(index), [1]) for index in range(len(groups))])
     NOTES.clear()
-    roles = SimpleNamespace(tasks={}, display=SimpleNamespace(note=NOTES.append))
+    roles = SimpleNamespace(tasks={}, display=SimpleNamespace(log=NOTES.append))
     monkeypatch.setattr(collecting, "training_stream", lambda config, tasks, progress: stream)
     seeds = []
 

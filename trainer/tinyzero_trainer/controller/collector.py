@@ -168,10 +168,10 @@ class RolloutCollector:
             # Train on what there is. That need not be without effect: rewards may be shaped, and not every advantage
             # is a comparison within a group.
             groups = len(rollouts) // group_size
-            self.workers.display.note(f"step {step}: in each of {groups} groups all answers are equally right")
+            self.workers.display.log(f"step {step}: in each of {groups} groups all answers are equally right")
             kept = rollouts[: wanted * group_size]
         if all(rollout.score.masked for rollout in kept):
-            self.workers.display.note(f"step {step}: all completions are masked, so nothing is learnt from it")
+            self.workers.display.log(f"step {step}: all completions are masked, so nothing is learnt from it")
         return rollouts, kept
 
     def greedy_rewards(self, kept: list[Rollout], stop: Stop) -> list[float]:

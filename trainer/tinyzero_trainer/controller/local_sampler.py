@@ -88,7 +88,7 @@ def _open(config: TrainConfig, task: Task, request: EvaluationRequest) -> Iterat
         display.phase("loading the model")
         params = SamplingParams(config.rollout.max_completion_tokens, request.temperature, request.top_p)
         with catch_out_of_memory("the model was loaded", "take a smaller model or a card with more memory"):
-            sampler = LocalSampler(config, task, params, samples=request.samples, note=display.note)
+            sampler = LocalSampler(config, task, params, samples=request.samples, note=display.log)
     yield sampler
 
 

@@ -83,7 +83,7 @@ def train(config: TrainConfig, *, resume: bool = False) -> TrainResult:
         if found is not None:
             check_fingerprint(config, str(found.meta["config"]))
             for line in found.skipped:
-                display.note(line)
+                display.log(line)
         with (
             build_workers(config, display=display, training=True, checkpoint=found.path if found else None) as workers,
             MetricsLog(run.metrics) as log,
@@ -118,16 +118,16 @@ class _Run:
     def execute(self, found: checkpoints.Checkpoint | None) -> TrainResult:
         """Train until `run.steps`, or until a signal."""
         config, state = self.config, self.restore(found)
-        self.display.note(self.workers.language_model.trained)
+        self.display.log(self.workers.language_model.trained)
         for line in mismatch.notes(config):
-            self.display.note(line)
+            self.display.log(line)
         self.display.phase("drawing held-out problems")
         self.held_out = {
             name: role.prompts.held_out(config.eval.num_problems) for name, role in self.workers.tasks.items()
         }
         for name, prompts in self.held_out.items():
             if len(prompts) < config.eval.num_problems:
-                self.display.note(f"{name} has {len(prompts):,} held-out problems only; all of them are taken")
+                self.display.log(f"{name} has {len(prompts):,} held-out problems only; all of them are taken")
         training = TrainingStep(config, self.workers, state, self.stop, self.run.rollouts, self.prefetched)
         self.training, self.prefetched = training, None
         try:
@@ -232,7 +232,7 @@ class _Run:
         self.saved_step = self.state.step
         # A step whose line is still owed has none to keep.
         self.log.cut_after(self.state.step if self.state.pending is None else self.state.step - 1)
-        self.display.note(f"going on from step {self.state.step}")
+        self.display.log(f"going on from step {self.state.step}")
         return self.state
 
     def save(self) -> None:
@@ -308,5 +308,5 @@ def _trackers(config: TrainConfig, run: RunDirectory, display: Progress) -> Trac
         project=config.log.project,
         name=run.path.name,
         config=to_mapping(config),
-        note=display.note,
+        report=display.log,
     )

@@ -84,7 +84,7 @@ class TrainingStep:
         with self.collector.prefetching(step + 1) as following:
             batch, metrics = self.learn(collected, now)
             if following is not None and self.stop.requested and not following.done():
-                self.workers.display.note(STOPPING)
+                self.workers.display.log(STOPPING)
         if following is not None:
             self._clock.lap(WAITED)
         if self.collector.failure is None:

@@ -80,7 +80,7 @@ def build_workers(
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
         with catch_out_of_memory("the rollout engine took over the weights"):
-            engine = build_engine(config, language_model, display.note)
+            engine = build_engine(config, language_model, display.log)
         display.end_phase()
         try:
             yield Workers(tasks, language_model, engine, policy, critic, display)
@@ -96,7 +96,7 @@ def _workers_device(config: TrainConfig) -> torch.device:
 def _placement(config: TrainConfig, device: torch.device, display: Progress) -> FsdpOptions:
     note = offload_note(config, device)
     if note is not None:
-        display.note(note)
+        display.log(note)
     return FsdpOptions.of(config, device)
 
 

@@ -1,21 +1,21 @@
 """What a person sees of a run: live bars in a terminal, plain lines in a log file or CI.
 
-It observes and never decides: a number that is missing is left out, and nothing here reaches `metrics.jsonl`.
+It observes and never decides: a missing number is left out, and nothing here reaches `metrics.jsonl`.
 """
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, ProgressColumn, Task
+from rich.progress import Progress as Bars
 from rich.spinner import Spinner
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 from tinyzero_trainer.monitoring.metrics_log import ACCURACY, LENGTH, REWARD, THROUGHPUT, task_accuracy_key
@@ -34,126 +34,90 @@ SPARKLINE_WIDTH = 40
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-@dataclass
-class _Phase:
-    """Something that takes a while."""
-
-    name: str
-    total: int | None
-    unit: str
-    started: float
-    done: int = 0
-
-    def count(self) -> str:
-        return f"{self.done:,}/{self.total:,} {self.unit}".rstrip()
-
-    def __str__(self) -> str:
-        return self.name if self.total is None else f"{self.name}: {self.count()}"
-
-
-@dataclass
-class _Training:
-    """The steps of this sitting."""
-
-    steps: int
-    first: int
-    started: float
-    done: int
-    last_step: float
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    rewards: list[float] = field(default_factory=list)
-
-    def count(self, now: float) -> str:
-        """How far it is, and the time left by the mean of this sitting's steps, evaluations between them included."""
-        text = f"step {self.done:,}/{self.steps:,}"
-        if not self.first < self.done < self.steps:
-            return text
-        mean = (self.last_step - self.started) / (self.done - self.first)
-        return f"{text}  {_duration(max(0.0, mean * (self.steps - self.done) - (now - self.last_step)))} left"
-
-
 class Progress:
-    """Progress of a run. `note` and `advance` may be called from any thread, the rest from one.
+    """Progress of a run. `log` and `advance` may be called from any thread, the rest from one.
 
     Example:
-        >>> with Display() as display:
-        ...     display.phase("evaluating", total=1024, unit="problems")
-        ...     display.advance(512)
-        ...     display.end_phase()
+        >>> with Progress() as progress:
+        ...     progress.phase("evaluating", total=1024, unit="problems")
+        ...     progress.advance(512)
+        ...     progress.end_phase()
     """
 
     def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """
         Args:
-            console: where progress goes; stderr if None, so that stdout holds results only.
+            console: where progress goes; None = stderr, so that stdout has results only.
             clock: seconds, for the time left and for how often plain lines come.
         """
         self._console = console or Console(stderr=True, highlight=False, emoji=False)
         self._results = console or Console(highlight=False, emoji=False)
         self._clock = clock
-        self._phase: _Phase | None = None
-        self._training: _Training | None = None
-        self._spoken = float("-inf")
-        self._spinner = Spinner("dots")
-        self._live: Live | None = None
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=4)
+        self._phase: Task | None = None
+        self._training: Task | None = None
+        self._logged = float("-inf")  # when the last plain line about a step or phase was printed
+        self._live = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._bars = _Bars(self._console, clock, live=self._live)
 
     def phase(self, name: str, total: int | None = None, unit: str = "") -> None:
-        """Begin something that takes a while, in place of what was going on.
+        """Begin something that takes a while; ends the phase before it.
 
         Args:
-            name: what is done, such as "loading the model".
-            total: how many there are to do, or None where that is not known.
-            unit: of what, such as "problems".
+            name: such as "loading the model".
+            total: None where that is not known.
+            unit: of the total, such as "problems".
         """
-        self._phase = _Phase(name, total, unit, self._clock())
+        self.end_phase()
+        self._phase = self._bars.add(name, total, unit=unit)
         if not self._live:
-            self._say(str(self._phase))
+            self._log_now(_phase_line(self._phase))
 
     def advance(self, count: int = 1) -> None:
-        """So many more of the phase are done; nothing happens where there is no phase."""
-        phase = self._phase  # which another thread may end meanwhile
+        """Count more of the phase as done; nothing happens where there is no phase."""
+        phase = self._phase
         if phase is None:
             return
-        phase.done += count
-        if not self._live and self._clock() - self._spoken >= PHASE_SECONDS:
-            self._say(str(phase))
+        with suppress(KeyError):  # another thread has ended it meanwhile
+            self._bars.advance(phase.id, count)
+        if not self._live and self._clock() - self._logged >= PHASE_SECONDS:
+            self._log_now(_phase_line(phase))
 
     def end_phase(self) -> None:
-        """The phase is over."""
-        self._phase = None
+        """End the phase, if there is one."""
+        phase, self._phase = self._phase, None
+        if phase is not None:
+            self._bars.remove_task(phase.id)
 
     def train(self, steps: int, done: int = 0) -> None:
         """Begin training.
 
         Args:
             steps: of the whole run.
-            done: steps that earlier sittings did.
+            done: steps of earlier sessions.
         """
         self.end_phase()
-        now = self._clock()
-        self._training = _Training(steps, done, now, done, now)
+        self._training = self._bars.add("training", steps, first=done, updated=self._clock(), metrics={}, rewards=[])
+        self._bars.update(self._training.id, completed=done)
         if not self._live:
-            self._say(f"training: {steps - done:,} steps")
+            self._log_now(f"training: {steps - done:,} steps")
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """A step is done.
+        """Show the end of a step.
 
         Args:
-            step: its number, from 1.
+            step: 1-based.
             metrics: by the names in metrics_log.py.
         """
         training = self._training
         if training is None:
             return
         now = self._clock()
-        training.done, training.metrics, training.last_step = step, metrics, now
         if (reward := metrics.get(REWARD)) is not None:
-            training.rewards.append(reward)
-        due = now - self._spoken >= STEP_SECONDS or step in (training.first + 1, training.steps)
+            training.fields["rewards"].append(reward)
+        self._bars.update(training.id, completed=step, metrics=metrics, updated=now)
+        due = now - self._logged >= STEP_SECONDS or step in (training.fields["first"] + 1, training.total)
         if not self._live and due:
-            self._say(_step_line(training.count(now), metrics))
+            self._log_now(_step_line(_count(training), metrics))
 
     def held_out(self, step: int, accuracies: Mapping[str, float]) -> None:
         """Held-out accuracy on each task after a step; 0 = before training."""
@@ -161,14 +125,14 @@ class Progress:
         parts = [_percent(accuracy) for accuracy in accuracies.values()]
         if len(accuracies) > 1:
             parts = [f"{name} {part}" for name, part in zip(accuracies, parts, strict=True)]
-        self.note(f"held-out accuracy {when}: {', '.join(parts)}")
+        self.log(f"held-out accuracy {when}: {', '.join(parts)}")
 
-    def note(self, text: str) -> None:
-        """One line that stays."""
+    def log(self, text: str) -> None:
+        """Print a line that stays."""
         self._console.print(text, soft_wrap=True, markup=False)
 
     def done(self, *lines: str) -> None:
-        """End the bars and print the results, to stdout."""
+        """End the bars and print the results to stdout."""
         self.close()
         for line in lines:
             self._results.print(line, soft_wrap=True, markup=False)
@@ -176,12 +140,10 @@ class Progress:
     def close(self) -> None:
         """End the bars."""
         self.end_phase()
-        if self._live:
-            self._live.stop()
+        self._bars.stop()
 
     def __enter__(self) -> Self:
-        if self._live:
-            self._live.start()
+        self._bars.start()
         return self
 
     def __exit__(
@@ -189,28 +151,61 @@ class Progress:
     ) -> None:
         self.close()
 
-    def _say(self, text: str) -> None:
-        self._spoken = self._clock()
-        self.note(text)
+    def _log_now(self, text: str) -> None:
+        self._logged = self._clock()
+        self.log(text)
 
-    def _render(self) -> RenderableType:
-        """The live part: the steps, their numbers, the reward so far, and below them the phase."""
-        parts: list[RenderableType] = []
-        now, training, phase = self._clock(), self._training, self._phase
-        if training is not None:
-            parts.append(_bar(training.done, training.steps, training.count(now)))
-            if training.metrics:
-                parts.append(Text(_summary(training.metrics)))
-                if by_task := _by_task(training.metrics):
-                    parts.append(Text(by_task))
-            if len(training.rewards) > 1:
-                parts.append(Text(f"reward so far  {sparkline(training.rewards)}", style="dim"))
-        if phase is not None:
-            self._spinner.update(text=Text(f"{phase.name}  {_duration(now - phase.started)}"))
-            parts.append(self._spinner)
-            if phase.total is not None:
-                parts.append(_bar(phase.done, phase.total, phase.count()))
-        return Group(*parts)
+
+class _Bars(Bars):
+    """Bars of the steps and of the phase, with the step's metrics and the phase's name on lines of their own."""
+
+    def __init__(self, console: Console, clock: Callable[[], float], *, live: bool) -> None:
+        self._spinner = Spinner("dots")
+        columns = (BarColumn(None, table_column=Column(ratio=1)), _CountColumn())
+        super().__init__(*columns, console=console, get_time=clock, refresh_per_second=4, expand=True, disable=not live)
+
+    def add(self, name: str, total: int | None, **fields: Any) -> Task:
+        """A task, and rich's record of it."""
+        number = self.add_task(name, total=total, **fields)
+        return next(task for task in self.tasks if task.id == number)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The live part: the steps, their metrics, the reward so far, and below them the phase."""
+        for task in self.tasks:
+            if "metrics" not in task.fields:
+                self._spinner.update(text=Text(f"{task.description}  {_duration(task.elapsed or 0.0)}"))
+                yield self._spinner
+            if task.total is not None:
+                yield self.make_tasks_table([task])
+            if metrics := task.fields.get("metrics"):
+                yield from (Text(line) for line in (_summary(metrics), _accuracy_by_task(metrics)) if line)
+            if len(rewards := task.fields.get("rewards", [])) > 1:
+                yield Text(f"reward so far  {sparkline(rewards)}", style="dim")
+
+
+class _CountColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(_count(task))
+
+
+def _count(task: Task) -> str:
+    """How much of a task is done; of training also the time left, by the mean step (and evaluation) of this session.
+
+    Not rich's own estimate, which stands still during a step and knows only the latest steps.
+    """
+    total = int(task.total or 0)
+    if "metrics" not in task.fields:
+        return f"{int(task.completed):,}/{total:,} {task.fields['unit']}".rstrip()
+    done, first, updated = int(task.completed), task.fields["first"], task.fields["updated"]
+    text = f"step {done:,}/{total:,}"
+    if not first < done < total:
+        return text
+    mean = (updated - (task.start_time or 0.0)) / (done - first)
+    return f"{text}  {_duration(max(0.0, mean * (total - done) - (task.get_time() - updated)))} left"
+
+
+def _phase_line(task: Task) -> str:
+    return task.description if task.total is None else f"{task.description}: {_count(task)}"
 
 
 def outcome_line(before: float, after: float, *, problems: int, temperature: float, task: str | None = None) -> str:
@@ -222,14 +217,6 @@ def outcome_line(before: float, after: float, *, problems: int, temperature: flo
     """
     gain = f"{100 * (after - before):+.1f} points; {problems:,} problems at T={temperature:g}"
     return f"{task or 'held-out accuracy'}: {_percent(before)} -> {_percent(after)} ({gain})"
-
-
-def _bar(done: int, total: int, text: str) -> Table:
-    grid = Table.grid(expand=True, padding=(0, 1))
-    grid.add_column(ratio=1)
-    grid.add_column(no_wrap=True)
-    grid.add_row(ProgressBar(total, done), text)
-    return grid
 
 
 def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
@@ -248,7 +235,7 @@ def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
 
 
 def _summary(metrics: Mapping[str, Any]) -> str:
-    """The numbers of a step that a person watches; those that are missing are left out."""
+    """The metrics of a step that a person watches; missing ones are left out."""
     shown = {
         REWARD: lambda value: f"reward {value:.3f}",
         ACCURACY: lambda value: f"accuracy {_percent(value)}",
@@ -259,15 +246,15 @@ def _summary(metrics: Mapping[str, Any]) -> str:
 
 
 def _step_line(count: str, metrics: Mapping[str, Any]) -> str:
-    """One line for a step: with several tasks the accuracy of each in place of the mean, as far as there is room."""
-    by_task = _by_task(metrics)
+    """One line for a step: with several tasks the accuracy of each in place of the mean, where there is room."""
+    by_task = _accuracy_by_task(metrics)
     reward = f"reward {metrics[REWARD]:.3f}  " if metrics.get(REWARD) is not None else ""
     line = f"{count}  {reward}{by_task}"
     return line if by_task and len(line) <= LINE_WIDTH else f"{count}  {_summary(metrics)}".rstrip()
 
 
-def _by_task(metrics: Mapping[str, Any]) -> str:
-    """Accuracy in training on each task; empty where there is one task only."""
+def _accuracy_by_task(metrics: Mapping[str, Any]) -> str:
+    """Training accuracy on each task; empty where there is only one."""
     found = ((ACCURACY_OF_TASK.fullmatch(name), value) for name, value in metrics.items())
     return "  ".join(f"{match[1]} {_percent(value)}" for match, value in found if match and value is not None)
 

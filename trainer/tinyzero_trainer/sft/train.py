@@ -268,7 +268,7 @@ class _Course:
             loss.item()
             self._began = perf_counter()
         if self.step_count % NOTE_EVERY == 0:
-            self._display.note(f"step {self.step_count}: loss {loss.item():.4f}")
+            self._display.log(f"step {self.step_count}: loss {loss.item():.4f}")
         done = self.step_count if self.share is None else int(min(self.seconds, self._training.seconds or 0))
         self._display.advance(done - self._shown)
         self._shown = done

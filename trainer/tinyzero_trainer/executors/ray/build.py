@@ -49,7 +49,7 @@ def build_ray_workers(
     display.phase("starting Ray and its workers")
     with room(config.ray, layout.bundles(len(tasks))) as group, ActorPool(group) as crew, ExitStack() as stack:
         if (idle := _idle_gpus(config)) is not None:
-            display.note(idle)
+            display.log(idle)
         ranks = TrainerActors(_hire_ranks(config, crew, layout), layout.device)
         engines = [
             crew.hire(
@@ -62,7 +62,7 @@ def build_ray_workers(
         display.phase("loading the models")
         language_model, notes = _build(config, layout, ranks, engines, checkpoint)
         for note in dict.fromkeys(notes):
-            display.note(note)
+            display.log(note)
         critic = None
         if config.algorithm.needs_critic:
             first = ranks.members[0]
@@ -238,7 +238,7 @@ def _fleet(
     restarts = config.ray.max_restarts
     if not engines:
         by_all = config.vllm.verify_weights and layout.ranks > 1  # a single rank checks its engine by itself
-        return ColocatedEngines(ranks, layout.places, restarts, display.note, check_sync=by_all)
+        return ColocatedEngines(ranks, layout.places, restarts, display.log, check_sync=by_all)
     replace_engine = partial(_replace_engine, config, crew, ranks, display)
     return DedicatedEngines(ranks, [RestartableActor(engine, replace_engine, restarts) for engine in engines])
 
@@ -246,7 +246,7 @@ def _fleet(
 def _replace_engine(
     config: TrainConfig, crew: "ActorPool", ranks: TrainerActors, display: Progress, dead: ActorHandle, told: str
 ) -> ActorHandle:
-    display.note(f"{told}; it is replaced, and its batch generated anew")
+    display.log(f"{told}; it is replaced, and its batch generated anew")
     engine = crew.replace(dead)
     gather([(engine, engine.actor.build.remote(config.model.path))], whole=True)
     ranks.send_weights([engine])
@@ -268,7 +268,7 @@ def _make_pool(
         return scorer
 
     def start_anew(dead: ActorHandle, told: str) -> ActorHandle:
-        display.note(f"{told}; it is replaced, and its batch scored anew")
+        display.log(f"{told}; it is replaced, and its batch scored anew")
         return start(crew.replace(dead))
 
     return RemotePool(RestartableActor(start(next(scorers)), start_anew, config.ray.max_restarts))

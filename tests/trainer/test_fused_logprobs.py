@@ -1,8 +1,10 @@
 """Log-probability and entropy from hidden states, against the same written out, in values and gradients."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -13,6 +15,15 @@ from tinyzero_trainer.models.fused_logprobs import _gradient, _statistics, token
 def written_out(states: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     logprobs = torch.log_softmax(states @ weight.T / temperature, dim=-1)
     return logprobs.gather(1, targets[:, None]).squeeze(1), -(logprobs.exp() * logprobs).sum(-1)
+
+
+def assert_gradients_close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """To 1e-4 of the largest entry: an entry sums terms of that size, and each carries the rounding of its logit.
+
+    At temperature 0.3 logits reach 60, where float32 resolves 4e-6; a divergence of tens multiplies that.
+    """
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * max(1.0, theirs.abs().max().item()))
 
 
 @settings(max_examples=40)
@@ -36,8 +47,7 @@ def test_values_and_gradients_are_those_written_out_whatever_the_chunk(tokens, v
     inputs = (states, weight)
     gradients = torch.autograd.grad((torch.stack(found) * upstream).sum(), inputs)
     wanted = torch.autograd.grad((torch.stack(expected) * upstream).sum(), inputs)
-    for ours, theirs in zip(gradients, wanted, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert_gradients_close(gradients, wanted)
 
 
 def test_no_more_logits_than_a_chunk_are_held(monkeypatch):
@@ -65,6 +75,7 @@ def test_no_more_logits_than_a_chunk_are_held(monkeypatch):
     chunk=st.integers(1, 60),
     seed=st.integers(0, 999),
 )
+@example(tokens=9, vocabulary=6, temperature=0.3, chunk=1, seed=138)
 def test_divergences_and_gradients_are_those_written_out_whatever_the_chunk(
     tokens, vocabulary, temperature, chunk, seed
 ):
@@ -83,8 +94,7 @@ def test_divergences_and_gradients_are_those_written_out_whatever_the_chunk(
     torch.testing.assert_close(torch.stack(found), torch.stack(expected).float(), rtol=1e-5, atol=1e-5)
     gradients = torch.autograd.grad((torch.stack(found) * upstream).sum(), inputs)
     wanted = torch.autograd.grad((torch.stack(expected) * upstream).sum(), inputs)
-    for ours, theirs in zip(gradients, wanted, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert_gradients_close(gradients, wanted)
 
 
 def test_the_divergence_to_equal_logits_is_exactly_zero_and_pulls_nowhere():

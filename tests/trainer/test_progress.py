@@ -44,7 +44,7 @@ def said(display):
 def live(display):
     """What the live part of the terminal shows now."""
     console = Console(file=io.StringIO(), width=80)
-    console.print(display._render())
+    console.print(display._bars.get_renderable())
     lines = console.file.getvalue().splitlines()
     assert all(len(line) <= 80 for line in lines)
     return lines
@@ -112,7 +112,7 @@ def test_missing_numbers_are_left_out(plain):
 def test_held_out_accuracy_and_notes_stay(plain):
     plain.held_out(0, {"countdown": 0.231})
     plain.held_out(1250, {"countdown": 0.5, "multiply": 0.625})
-    plain.note("[wandb] is not markup")
+    plain.log("[wandb] is not markup")
     assert said(plain) == [
         "held-out accuracy before training: 23.1 %",
         "held-out accuracy after step 1,250: countdown 50.0 %, multiply 62.5 %",
