@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import common, data, host, learn, score_file, small_gpu, startup, watching
+from benchmarks import common, data, host, house, learn, score_file, small_gpu, startup, watching
 from benchmarks import step as step_benchmark
 
 BENCHMARKS = Path(common.__file__).parent
@@ -172,3 +172,7 @@ def test_the_host_benchmark_measures_every_part():
     parts = host.measure(load, workers=1, repeat=1)
     assert len(parts) == 7
     assert all(milliseconds > 0 for milliseconds in parts.values())
+
+
+def test_the_lines_of_a_function_count_its_decorators_and_nested_functions():
+    assert sorted(house.function_lengths("@cached\ndef outer():\n    def inner():\n        pass\n")) == [2, 4]

@@ -1,7 +1,7 @@
-"""Checkpoints that are whole or absent: written aside, sealed by a manifest, renamed into place.
+"""Checkpoints that are whole or absent: written to a temporary directory, sealed by a manifest, renamed into place.
 
-What is in one is the caller's affair (`fill`); this file makes it durable, finds the newest that is sound,
-and deletes old ones. Nothing is remembered between calls: the directory itself is the record. No torch here.
+The caller writes the content (`fill`); this file makes it durable, finds the newest sound checkpoint and deletes old
+ones. There is no state but the directory itself. No torch here.
 
     checkpoints/step_40/                  sealed: manifest.json has the size and a SHA-256 of every file
     checkpoints/step_50.tmp-<uuid>/       being written, or left by a killed run, or on its way out
@@ -35,7 +35,7 @@ FORMAT = 1
 """Raised when the layout changes; other formats are refused."""
 
 MIN_KEEP = 2
-"""One stays whole while another is written or found damaged."""
+"""One remains whole while another is being written, or is found damaged."""
 
 _SEALED = re.compile(r"step_(\d+)")
 _LITTER = re.compile(r"step_\d+\.tmp-[0-9a-f]{32}")
@@ -57,16 +57,14 @@ class Checkpoint:
     """A checkpoint whose every byte is as it was written."""
 
     step: int
-    """The training step after which it was saved."""
+    """Training step after which it was saved."""
 
     path: Path
-    """Its directory."""
-
     meta: Mapping[str, Json]
-    """What the caller of `save` put on record: configuration, versions, world size, …"""
+    """As given to `save`: configuration, versions, world size, …"""
 
     skipped: tuple[str, ...] = ()
-    """For each newer checkpoint that was passed over, one line that says which and why."""
+    """One line for each newer checkpoint that was skipped: which and why."""
 
 
 def save(
@@ -78,7 +76,7 @@ def save(
     keep: int = MIN_KEEP,
     expected_bytes: int = 0,
 ) -> Path:
-    """Write the checkpoint of `step`, then delete what is past `keep`.
+    """Write the checkpoint of `step`, then delete all but the newest `keep`.
 
     Killed at any moment, it leaves the older checkpoints as they were, and the new one whole or unseen.
     A sound checkpoint of this step that exists already is left alone.
@@ -87,8 +85,8 @@ def save(
         root: existing directory of all checkpoints.
         step: training step, >= 0.
         fill: writes the files into the empty directory it is given.
-        meta: plain JSON, put on record in the manifest.
-        keep: how many to keep, at least 2.
+        meta: plain JSON, stored in the manifest.
+        keep: number of checkpoints to keep, at least 2.
         expected_bytes: what `fill` will write, to refuse before a disk runs full; 0 = not known.
 
     Returns:
@@ -100,21 +98,20 @@ def save(
     final = root / f"step_{step}"
     if _is_sound(final):
         return final
-    aside = _name_aside(final)
+    temporary = _temporary_name(final)
     try:
         _check_space(root, expected_bytes)
-        aside.mkdir()
-        fill(aside)
-        _seal(aside, step, meta)
+        temporary.mkdir()
+        fill(temporary)
+        _seal(temporary, step, meta)
         if final.exists():
             _remove(final)  # damaged: a sound one was returned above
-        os.rename(aside, final)
+        os.rename(temporary, final)
         _sync(root)
-        verify(final)
     except _WRITE_ERRORS as error:
         raise CheckpointError(_failure(final, error, expected_bytes)) from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     with suppress(OSError):  # the checkpoint stands; what could not be deleted now is deleted after the next one
         _retain(root, step, max(keep, MIN_KEEP))
     return final
@@ -134,13 +131,13 @@ def latest(root: Path) -> Checkpoint | None:
             skipped.append(str(error))
     if skipped:
         raise CheckpointError(
-            f"no checkpoint in {root} is sound: {'; '.join(skipped)}. Start anew in another directory"
+            f"no checkpoint in {root} is sound: {'; '.join(skipped)}. start a run in another directory"
         )
     return None
 
 
 def verify(path: Path) -> Mapping[str, Json]:
-    """Read every byte of a checkpoint and compare with its manifest; files beside those named there are ignored.
+    """Read every byte of a checkpoint and compare with its manifest; other files are ignored.
 
     Returns:
         The meta that was given to `save`.
@@ -167,7 +164,7 @@ def sealed(root: Path) -> Iterator[tuple[int, Path]]:
 
 
 def sweep(root: Path) -> None:
-    """Delete what killed runs have left half written or half deleted; the caller holds the run's lock."""
+    """Delete what killed runs left half written or half deleted; the caller holds the run's lock."""
     for entry in root.iterdir():
         if _LITTER.fullmatch(entry.name):
             shutil.rmtree(entry, ignore_errors=True)
@@ -182,7 +179,7 @@ def _is_sound(path: Path) -> bool:
 
 
 def _seal(directory: Path, step: int, meta: Mapping[str, Json]) -> None:
-    """Bring every file to the disk, then the manifest, then the directories that name them."""
+    """Sync every file to the disk, then the manifest, then the directories that name them."""
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     for path in files:
         _sync(path)
@@ -228,13 +225,13 @@ def _retain(root: Path, step: int, keep: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Delete a checkpoint so that a kill half-way leaves litter, not a damaged checkpoint."""
-    aside = _name_aside(path)
-    os.rename(path, aside)
-    shutil.rmtree(aside, ignore_errors=True)
+    """Delete a checkpoint such that a kill half-way leaves a temporary directory, not a damaged checkpoint."""
+    temporary = _temporary_name(path)
+    os.rename(path, temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _name_aside(path: Path) -> Path:
+def _temporary_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
 
 

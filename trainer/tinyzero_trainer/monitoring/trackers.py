@@ -137,11 +137,13 @@ class _Wandb:
         import wandb
 
         # At the interpreter's exit, too, it waits for uploads no longer than this; older versions lack the setting.
-        limit = {"finish_timeout": CLOSE_SECONDS} if "finish_timeout" in wandb.Settings.model_fields else {}
+        limit: dict[str, Any] = (
+            {"finish_timeout": CLOSE_SECONDS} if "finish_timeout" in wandb.Settings.model_fields else {}
+        )
         # Silent from the start, so that it does not prompt for a key: without one it raises, and records offline.
         settings = wandb.Settings(init_timeout=WANDB_INIT_SECONDS, silent=True, console="off", **limit)
         wandb.setup(settings)
-        options = {
+        options: dict[str, Any] = {
             "project": run.project,
             "name": run.name,
             "config": dict(run.config),
