@@ -73,16 +73,16 @@ class Tables:
     def each(self) -> Iterator[tuple[str, str]]:
         """Name and text of each."""
         shown: dict[str, tuple[str, Callable[[], Rows]]] = {
-            "weak": ("seconds, as many completions a GPU", lambda: self.scaling(weak=True)),
-            "strong": ("seconds, as many completions in all", lambda: self.scaling(weak=False)),
-            "bytes": ("GB that a GPU sends: NVLink / NIC", self.bytes),
+            "weak": ("seconds, constant completions per GPU", lambda: self.scaling(weak=True)),
+            "strong": ("seconds, constant completions in total", lambda: self.scaling(weak=False)),
+            "bytes": ("GB sent per GPU: NVLink / NIC", self.bytes),
             "sharding": ("sharding, on all nodes", self.sharding),
             "generation": ("seconds of generation", self.generation),
-            "weights": ("new weights for the engines", self.weights),
-            "overlap": ("nodes for engines + nodes for learners", self.overlap),
-            "memory": ("GiB of a GPU at the peak", self.memory),
+            "weights": ("weight sync", self.weights),
+            "overlap": ("nodes for engines + nodes for ranks", self.overlap),
+            "memory": ("peak GiB per GPU", self.memory),
             "checkpoint": ("a checkpoint", self.checkpoint),
-            "failures": ("a checkpoint every", self.failures),
+            "failures": ("checkpoint every", self.failures),
         }
         for name, (title, rows) in shown.items():
             yield name, table(title, rows())
@@ -109,8 +109,8 @@ class Tables:
             for phase in steps[1].phases
         }
         rows["step"] = {f"{nodes} × 8": _seconds(step.seconds) for nodes, step in steps.items()}
-        rows["tokens/s and GPU"] = {f"{nodes} × 8": f"{step.rate:,.0f}" for nodes, step in steps.items()}
-        rows["of one node's"] = {f"{nodes} × 8": _percent(step.rate / steps[1].rate) for nodes, step in steps.items()}
+        rows["tokens/s per GPU"] = {f"{nodes} × 8": f"{step.rate:,.0f}" for nodes, step in steps.items()}
+        rows["relative to one node"] = {f"{nodes} × 8": _percent(step.rate / steps[1].rate) for nodes, step in steps.items()}
         return rows
 
     def bytes(self) -> Rows:
@@ -120,7 +120,7 @@ class Tables:
         rows = {
             name: {f"{nodes} × 8": _links(step, name) for nodes, step in steps.items()} for name in (*sending, "all")
         }
-        rows["through the object store, in all"] = {
+        rows["through the object store, in total"] = {
             f"{nodes} × 8": f"{step.sent('hosts') / GB:.1f}" for nodes, step in steps.items()
         }
         return rows
@@ -129,9 +129,9 @@ class Tables:
         """What full and hybrid sharding send and take, with the NICs of the model and with slower ones."""
         gpus, lengths = self.run.cluster.gpus, self.run.drawn()
         links = {
-            "a NIC each": self.run.cluster.nic,
-            "one 400 Gb/s NIC a node": 0.9 * 50 * GB / gpus,
-            "100 Gb/s a node": 0.9 * 12.5 * GB / gpus,
+            "400 Gb/s per GPU": self.run.cluster.nic,
+            "400 Gb/s per node": 0.9 * 50 * GB / gpus,
+            "100 Gb/s per node": 0.9 * 12.5 * GB / gpus,
         }
         rows = {}
         for sharding in SHARDINGS:
@@ -141,9 +141,9 @@ class Tables:
                 for name, nic in links.items()
             }
             rows[str(sharding)] = {
-                "a GPU's NIC sends": f"{updates['a NIC each'].nic / run.cluster.size / GB:.0f} GB",
+                "sent per NIC": f"{updates['400 Gb/s per GPU'].nic / run.cluster.size / GB:.0f} GB",
                 **{f"update, {name}": f"{_seconds(update.seconds)} s" for name, update in updates.items()},
-                "held in it": f"{peak_bytes(run)['update_actor'] / GIB:.0f} GiB",
+                "peak memory": f"{peak_bytes(run)['update_actor'] / GIB:.0f} GiB",
             }
         return rows
 
@@ -152,16 +152,16 @@ class Tables:
         long, mean = self.run.lengths, fmean(self.run.drawn())
         steps = {nodes: self.step(nodes, weak=False) for nodes in NODES}
         rows = {
-            "in rounds, as the engine `torch` does": {
+            "in rounds, as in the engine `torch`": {
                 nodes: (step.phases["gen"].seconds, step.idle) for nodes, step in steps.items()
             }
         }
         for name, run in {
-            "refilled": replace(self.run, refills=True),
-            "refilled, from one queue": replace(self.run, refills=True, queue=True),
-            "engine `vllm`, which refills": self._vllm(1),
-            "the same, each over 4 GPUs": self._vllm(4),
-            "all completions of the mean length": replace(self.run, lengths=replace(long, spread=0.0, median=mean)),
+            "refilling slots": replace(self.run, refills=True),
+            "refilling slots, from one queue": replace(self.run, refills=True, queue=True),
+            "engine `vllm`, which refills slots": self._vllm(1),
+            "the same, 4 GPUs per engine": self._vllm(4),
+            "all completions of mean length": replace(self.run, lengths=replace(long, spread=0.0, median=mean)),
         }.items():
             on = {nodes: Tables(run).on(nodes, weak=False) for nodes in NODES}
             rows[name] = {nodes: _generated(one) for nodes, one in on.items()}
@@ -170,7 +170,7 @@ class Tables:
             for name, row in rows.items()
         }
         alone = long.most * engines_of(self.run).step(1, self.run.prompt + long.most / 2)
-        return shown | {"one completion of full length, alone": dict.fromkeys(shown["refilled"], f"{alone:.0f}")}
+        return shown | {"one completion of full length, alone": dict.fromkeys(shown["refilling slots"], f"{alone:.0f}")}
 
     def _vllm(self, several: int) -> Run:
         settings = {"rollout.engine": "vllm", "vllm.sleep_mode": True, "vllm.tensor_parallel": several}
@@ -180,9 +180,9 @@ class Tables:
         """Ways of new weights, by the number of nodes."""
         rows: dict[str, dict[str, str]] = {}
         for name, run in {
-            "each rank to the engine beside it": self.run,
+            "each rank to its colocated engine": self.run,
             "the same, sharded within a node": replace(self.run, sharding="hybrid"),
-            "parcels through the object store": replace(self.run, way="object store"),
+            "through the object store": replace(self.run, way="object store"),
         }.items():
             found = {nodes: weights(Tables(run).on(nodes, weak=True)) for nodes in NODES}
             rows[name] = {f"{nodes} × 8": f"{_seconds(one.seconds)} s" for nodes, one in found.items()}
@@ -192,8 +192,8 @@ class Tables:
         """Everything on all GPUs one after another, or engines and learners apart and a step ahead."""
         cluster, together = self.run.cluster, self.step(self.run.cluster.nodes, weak=True)
         learning = _learning(together)
-        rows = {"all together, synchronous": _overlapped("rounds", together, together, learning)}
-        rows["all together, synchronous"] |= _overlapped("one queue", together, together)
+        rows = {"all shared, synchronous": _overlapped("rounds", together, together, learning)}
+        rows["all shared, synchronous"] |= _overlapped("one queue", together, together)
         for engines in (3, 4, 5):
             nodes = [replace(cluster, nodes=number) for number in (engines, cluster.nodes - engines)]
             name = f"{engines} + {cluster.nodes - engines}, one step off"
@@ -233,7 +233,7 @@ class Tables:
         """What is written, and how long each part takes."""
         spec, size = self.run.spec, self.run.cluster.size
         written, seconds = failures.checkpoint_bytes(spec), failures.checkpoint_seconds(spec, size)
-        who = {"weights": "the first rank", "moments": "all ranks", "seal": "the driver, twice"}
+        who = {"weights": "rank 0", "moments": "all ranks", "seal": "the driver, twice"}
         rows = {
             name: {
                 "who": who[name],

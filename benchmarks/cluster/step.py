@@ -97,7 +97,7 @@ class Step:
     """A step."""
 
     phases: Mapping[str, Traffic]
-    """In their order, by their names in `timing_s/*`; `carrying` is the way of completions through the object store."""
+    """In their order, by their names in `timing_s/*`; `object_store` is the transfer of completions."""
 
     seconds: float
     """Of the whole, in which phases may overlap."""
@@ -148,7 +148,7 @@ def synchronous(run: Run) -> Step:
         "gen": gen,
         "reward": Traffic(host_seconds("reward", lengths)),
         "driver": Traffic(host_seconds("driver", lengths)),
-        "carrying": back + there,
+        "object_store": back + there,
         **passes(run, lengths),
         "update_weights": weights(run),
     }
@@ -162,15 +162,15 @@ def one_step_off(run: Run, engines: Cluster, learners: Cluster) -> Step:
     back, there = carrying(run, lengths)
     size = number_bytes(run.config) * run.spec.parameters
     sent = broadcast(engines, engines.nodes, size)
-    made = {"gen": gen, "reward": Traffic(host_seconds("reward", lengths)), "carrying": back}
+    made = {"gen": gen, "reward": Traffic(host_seconds("reward", lengths)), "object_store": back}
     learnt = {
         "driver": Traffic(host_seconds("driver", lengths)),
-        "carrying": there,
+        "object_store": there,
         **passes(run.on(learners), lengths),
     }
     taken = {"update_weights": weights(run.on(learners)) + sent}
     lanes = [sum(phase.seconds for phase in lane.values()) for lane in (made, learnt, taken)]
-    phases = made | learnt | taken | {"carrying": back + there}
+    phases = made | learnt | taken | {"object_store": back + there}
     return Step(phases, max(lanes[:2]) + lanes[2], _tokens(run, lengths), engines.size + learners.size, idle)
 
 

@@ -204,9 +204,9 @@ def test_a_slower_nic_costs_nothing_until_it_is_the_limit() -> None:
     assert seconds[3] == pytest.approx(2 * seconds[2], rel=0.05)
 
 
-def test_carrying_grows_with_nodes_and_weights_through_the_store_with_them() -> None:
+def test_time_in_the_object_store_grows_with_nodes() -> None:
     runs = [run_of(nodes=nodes) for nodes in (1, 2, 8)]
-    carried = [synchronous(run).phases["carrying"] for run in runs]
+    carried = [synchronous(run).phases["object_store"] for run in runs]
     assert 0 < carried[0].seconds < carried[1].seconds < carried[2].seconds
     assert carried[0].hosts == 0 < carried[1].hosts < carried[2].hosts
     for run in runs:
