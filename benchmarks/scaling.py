@@ -110,7 +110,9 @@ class Tables:
         }
         rows["step"] = {f"{nodes} × 8": _seconds(step.seconds) for nodes, step in steps.items()}
         rows["tokens/s per GPU"] = {f"{nodes} × 8": f"{step.rate:,.0f}" for nodes, step in steps.items()}
-        rows["relative to one node"] = {f"{nodes} × 8": _percent(step.rate / steps[1].rate) for nodes, step in steps.items()}
+        rows["relative to one node"] = {
+            f"{nodes} × 8": _percent(step.rate / steps[1].rate) for nodes, step in steps.items()
+        }
         return rows
 
     def bytes(self) -> Rows:
