@@ -23,7 +23,7 @@ from tinyzero_sdk import Item, Score
 from tinyzero_sdk.settings import merge, parse_overrides, to_mapping
 from tinyzero_trainer.algorithms.adaptive_length import WindowState
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.compose import gather, make_config, resolve
+from tinyzero_trainer.config.compose import compose, gather, make_config
 from tinyzero_trainer.config.parallel import layout_of
 from tinyzero_trainer.config.resume import resume_config
 from tinyzero_trainer.controller.collector import RolloutBatch
@@ -213,7 +213,7 @@ def test_every_run_is_one_that_the_trainer_accepts_on_so_many_gpus(tmp_path, gpu
             continue
         said = said_of(asked(job, tmp_path))
         own = merge(SETTINGS, {"data": {"prompt_template": "compact"}}) if "path" not in said.get("model", {}) else None
-        config = resolve(said, own)[0]
+        config = compose(said, own).config
         if config.run.executor == "local":
             assert job.gpus == 1, job.name
             continue

@@ -124,7 +124,7 @@ def make_warm_model(toy_task: str, output: Path) -> None:
 def built_in_preset(monkeypatch: pytest.MonkeyPatch) -> dict:
     """Settings that suit the tiny model; none unless a test puts some in."""
     settings: dict = {}
-    monkeypatch.setattr(presets, "preset", lambda task, model=None: settings if model is None else {})
+    monkeypatch.setattr(presets, "model_defaults_for", lambda task, model=None: settings if model is None else {})
     return settings
 
 

@@ -11,6 +11,7 @@ import types
 import pytest
 
 from tests.trainer.configurations import call
+from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.utils.signals import Interrupted
 
 pytestmark = pytest.mark.usefixtures("built_in_preset")
@@ -57,13 +58,23 @@ def test_train_passes_the_configuration_on_and_says_at_once_what_it_does(capsys,
     output = str(tmp_path / "run")
     code, shown, told = call(capsys, "train", "--task", "countdown", "--output", output, "run.steps=3")
     ((function, config, options, policy),) = stand_ins
-    assert (code, shown, function, options, policy) == (0, "", "train", {"resume": False}, "PASSIVE")
+    assert (code, shown, function, policy) == (0, "", "train", "PASSIVE")
+    assert (options["resume"], list(options["tasks"])) == (False, ["countdown"])
     assert (config.run.task, config.run.output, config.run.steps) == ("countdown", output, 3)
     assert told.splitlines() == [
         f"training the tiny model that comes with the trainer on countdown in {output}",
-        "with settings that suit it: rollout.max_completion_tokens=64",
+        "defaults of the model: rollout.max_completion_tokens=64",
         "loading PyTorch",
     ]
+
+
+def test_the_configuration_is_built_once(capsys, stand_ins, tmp_path, monkeypatch):
+    built, check = [], TrainConfig.__post_init__
+    monkeypatch.setattr(TrainConfig, "__post_init__", lambda self: (built.append(self), check(self))[1])
+    words = ["--task", "countdown", "--recipe", "dapo", "--output", str(tmp_path / "run"), "run.steps=3"]
+    code, _, told = call(capsys, "train", *words)
+    assert (code, len(built)) == (0, 1), told
+    assert built[0] is stand_ins[0][1]
 
 
 def test_train_says_what_is_of_the_recipe_and_what_suits_the_model_no_more(
@@ -77,10 +88,9 @@ def test_train_says_what_is_of_the_recipe_and_what_suits_the_model_no_more(
     ((_, config, _, _),) = stand_ins
     assert (code, config.run.recipe, config.algorithm.kl_coefficient) == (0, "dr_grpo", 0.0)
     assert told.splitlines()[1:] == [
-        "by recipe dr_grpo: algorithm.advantage_estimator=dr_grpo algorithm.loss_aggregation=seq-mean-token-sum-norm "
+        "recipe dr_grpo: algorithm.advantage_estimator=dr_grpo algorithm.loss_aggregation=seq-mean-token-sum-norm "
         "algorithm.kl_coefficient=0.0",
-        "with settings that suit it: rollout.max_completion_tokens=64",
-        "left out of those: algorithm.kl_estimator (algorithm.kl_coefficient=0 leaves the KL out)",
+        "defaults of the model: rollout.max_completion_tokens=64",
         "loading PyTorch",
     ]
 
@@ -95,8 +105,8 @@ def test_without_output_a_directory_is_named_after_task_and_time(capsys, stand_i
 def test_train_resumes_by_the_saved_configuration(capsys, stand_ins, saved_run):
     code, _, told = call(capsys, "train", "--output", str(saved_run), "--resume", "run.steps=60")
     ((_, config, options, _),) = stand_ins
-    assert (code, options, config.run.steps, config.task) == (0, {"resume": True}, 60, {"numbers": [3]})
-    assert told.startswith("going on with the training of")
+    assert (code, options["resume"], config.run.steps, config.task) == (0, True, 60, {"numbers": [3]})
+    assert told.startswith("resuming the training of")
 
 
 def test_a_number_of_gpus_or_an_address_means_ray(capsys, stand_ins, tmp_path):
@@ -126,7 +136,7 @@ def test_a_run_with_checkpoints_is_refused_before_anything_is_loaded(capsys, sta
 
 def test_resume_without_output_is_one_line(capsys, stand_ins):
     code, _, told = call(capsys, "train", "--resume")
-    assert (code, told) == (2, "error: --resume needs --output, the directory of the run to go on with\n")
+    assert (code, told) == (2, "error: --resume needs --output, the directory of the run to resume\n")
     assert stand_ins == []
 
 
@@ -138,7 +148,7 @@ def test_a_mistake_stops_before_anything_is_loaded(capsys, stand_ins):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_exits_by_its_signal_and_says_how_to_go_on(capsys, stand_ins, monkeypatch, number, code):
-    def train(config, *, resume):
+    def train(config, *, resume, tasks):
         raise Interrupted(number, 40, config.run.output)
 
     monkeypatch.setattr(sys.modules["tinyzero_trainer.controller.loop"], "train", train)
@@ -195,6 +205,6 @@ def test_the_stand_ins_take_what_the_real_ones_take():
     from tinyzero_trainer.controller.loop import train
     from tinyzero_trainer.sft.train import warm_start
 
-    assert list(inspect.signature(train).parameters) == ["config", "resume"]
+    assert list(inspect.signature(train).parameters) == ["config", "resume", "tasks"]
     assert list(inspect.signature(evaluate).parameters) == ["plan", "output", "observer"]
     assert list(inspect.signature(warm_start).parameters) == ["config", "display", "stop"]

@@ -8,8 +8,7 @@ from tests.trainer.configurations import said
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import TABLE, build, describe, format_value
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.config.layers import put_together
+from tinyzero_trainer.config.compose import compose, make_config
 
 pytestmark = pytest.mark.usefixtures("built_in_preset")
 
@@ -27,7 +26,7 @@ def test_later_wins_of_defaults_preset_file_and_words(tmp_path, built_in_preset)
     config = make_config(said("rollout.top_k=3", file=file))
     assert (config.rollout.temperature, config.rollout.max_completion_tokens, config.rollout.top_k) == (0.7, 128, 3)
     assert config.task == {"numbers": [3]}
-    assert put_together(said("rollout.top_k=3")).suited == {
+    assert compose(said("rollout.top_k=3", task="countdown")).model_defaults == {
         "rollout.max_completion_tokens": 64, "rollout.temperature": 0.7, "task.numbers": [3],
     }  # fmt: skip
 

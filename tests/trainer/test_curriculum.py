@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.trainer.toy_problems import problems, take
 from tinyzero_sdk import Item, Score
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import build
-from tinyzero_trainer.config import CurriculumConfig, TrainConfig
+from tinyzero_trainer.config import CurriculumConfig
+from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.data.curriculum import bucket_edges, bucket_of, bucket_weights, choose_bucket, updated_rates
 from tinyzero_trainer.data.prompts import PromptStream
 from tinyzero_trainer.types import Generation, Prompt, Rollout
@@ -131,7 +131,7 @@ def test_the_chance_decides_in_proportion() -> None:
 )
 def test_settings_that_cannot_work_are_refused(values: dict, message: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        build(TrainConfig, {"curriculum": values})
+        make_config({"run": {"task": "x"}, "curriculum": values})
     assert message in str(caught.value)
 
 

@@ -16,8 +16,8 @@ from tests.trainer.configurations import call, said
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, read_toml
 from tinyzero_trainer.config import DefaultModelConfig, TrainConfig
-from tinyzero_trainer.config.compose import resolve
-from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, PRESET_FILE, preset_content
+from tinyzero_trainer.config.compose import compose
+from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, PRESET_FILE, recorded_content
 from tinyzero_trainer.config.sft import SftConfig, TinyShape
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.estimate.fit import setting
@@ -72,9 +72,9 @@ def test_on_ray_one_is_made_where_the_run_has_gpus(toy_task: str) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_the_tiny_model_can_be_had_by_name(toy_task: str) -> None:
-    tiny, layers = resolve(said("model.path=tiny", task="countdown"))
-    assert tiny.model.path == "tiny"
-    assert layers.suited == resolve(said(task="countdown"))[1].suited != {}
+    tiny = compose(said("model.path=tiny", task="countdown"))
+    assert tiny.config.model.path == "tiny"
+    assert tiny.model_defaults == compose(said(task="countdown")).model_defaults != {}
 
 
 def test_settings_of_a_model_that_is_not_made_are_refused(monkeypatch: pytest.MonkeyPatch, toy_task: str) -> None:
@@ -277,13 +277,11 @@ def test_what_suits_it_yields_where_the_users_settings_contradict_it(
     planned = own(toy_task, *words)
     keep(BUILT_IN_MODEL, planned)
     file = planned.directory / PRESET_FILE
-    file.write_text(tomli_w.dumps(preset_content({toy_task: {}}, default_model.SETTINGS)))
-    config, layers = resolve(planned.settle())
-    for one in (planned.config, config):
+    file.write_text(tomli_w.dumps(recorded_content({toy_task: {}}, default_model.SETTINGS)))
+    for one in (planned.config, compose(planned.settle()).config):
         assert setting(one, key) == left
         assert one.data.prompts_per_step < default_model.SETTINGS["optimizer"]["num_mini_batches"]
         assert one.optimizer.beta2 == 0.99  # the rest holds
-    assert layers.left_out[key].startswith("optimizer.num_mini_batches=4 is more than data.prompts_per_step=")
 
 
 @pytest.mark.usefixtures("gpu", "cache")

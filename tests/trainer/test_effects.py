@@ -1,4 +1,4 @@
-"""A setting without effect is refused with the reason; where it only suits the model, it is left out."""
+"""A setting without effect is refused with the reason; a default without effect is dropped."""
 
 from typing import get_args
 
@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, describe, flatten, merge, parse_overrides, unflatten
 from tinyzero_trainer.config import Advantage, Estimator, TrainConfig
-from tinyzero_trainer.config.layers import idle_settings, with_defaults, without_idle
-from tinyzero_trainer.config.unused import COMPARES_SAMPLES, DISCOUNTS
+from tinyzero_trainer.config.algorithm import COMPARES_SAMPLES
+from tinyzero_trainer.config.compose import compose, drop_unused
+from tinyzero_trainer.config.unused import DISCOUNTS, default_settings, unused_settings
 from tinyzero_trainer.utils import import_object as named_losses
 
-IDLE = [
+UNUSED = [
     ("algorithm.policy_loss=reinforce algorithm.clip_ratio_low=0.1", "algorithm.clip_ratio_low", "clips nothing"),
     ("algorithm.policy_loss=reinforce algorithm.clip_ratio_high=0.3", "algorithm.clip_ratio_high", "clips nothing"),
     ("algorithm.policy_loss=reinforce algorithm.dual_clip_c=3", "algorithm.dual_clip_c", "clips nothing"),
@@ -58,16 +59,16 @@ IDLE = [
         "model.path='gpt2' names a model, so none is made",
     ),
     ("rollout.temperature_end=1.0", "rollout.temperature_end", "it is rollout.temperature itself"),
-    ("length_control.every=3", "length_control.every", "it means nothing with length_control.mode='full'"),
+    ("length_control.every=3", "length_control.every", "it is not used with length_control.mode='full'"),
     (
         "length_control.mode=fixed length_control.max_tokens=64 length_control.min_tokens=8",
         "length_control.min_tokens",
-        "means nothing with length_control.mode='fixed'",
+        "is not used with length_control.mode='fixed'",
     ),
     (
         "length_control.mode=adaptive length_control.max_tokens=64",
         "length_control.max_tokens",
-        "it means nothing with length_control.mode='adaptive'",
+        "it is not used with length_control.mode='adaptive'",
     ),
     (
         "length_control.mode=fixed",
@@ -124,12 +125,12 @@ IDLE = [
 
 
 @pytest.mark.parametrize(
-    ("line", "key", "reason"), IDLE, ids=[f"{key}-{number}" for number, (_, key, _) in enumerate(IDLE)]
+    ("line", "key", "reason"), UNUSED, ids=[f"{key}-{number}" for number, (_, key, _) in enumerate(UNUSED)]
 )
 def test_a_setting_without_effect_is_refused_with_the_reason(line: str, key: str, reason: str) -> None:
     words = parse_overrides(line.split())
     with pytest.raises(SettingsError) as caught:
-        build(TrainConfig, words)
+        compose(words, {}, needs_task=False)
     assert str(caught.value).startswith(f"{key}=")
     assert " has no effect: " in str(caught.value)
     assert reason in str(caught.value)
@@ -137,19 +138,14 @@ def test_a_setting_without_effect_is_refused_with_the_reason(line: str, key: str
 
 
 @pytest.mark.parametrize(
-    ("line", "key", "reason"), IDLE, ids=[f"{key}-{number}" for number, (_, key, _) in enumerate(IDLE)]
+    ("line", "key", "reason"), UNUSED, ids=[f"{key}-{number}" for number, (_, key, _) in enumerate(UNUSED)]
 )
-def test_where_it_only_suits_the_model_it_is_left_out(line: str, key: str, reason: str) -> None:
-    words = parse_overrides(line.split())
-    said = {name: value for name, value in flatten(words) if name != key}
-    upper: dict = {}
-    for name, value in said.items():
-        upper = merge(upper, unflatten({name: value}))
-    lower = unflatten({key: dict(flatten(words))[key]})
-    kept, dropped = without_idle(lower, upper)
-    assert list(dropped) == [key]
-    assert reason in dropped[key]
-    build(TrainConfig, merge(kept, upper))
+def test_where_it_is_a_default_of_the_model_it_is_dropped(line: str, key: str, reason: str) -> None:
+    settings = dict(flatten(parse_overrides(line.split())))
+    default = unflatten({key: settings.pop(key)})
+    composition = compose(unflatten(settings), default, needs_task=False)
+    assert composition.model_defaults == {}
+    assert composition.config == build(TrainConfig, unflatten(settings))
 
 
 @pytest.mark.parametrize(
@@ -169,33 +165,28 @@ def test_what_cannot_be_is_refused(line: str, message: str) -> None:
 
 
 def test_the_defaults_and_whatever_equals_them_are_never_refused() -> None:
-    assert build(TrainConfig, with_defaults({})) == TrainConfig()
-
-
-def test_what_is_said_is_never_left_out() -> None:
-    said = {"algorithm": {"kl_coefficient": 0.0, "kl_estimator": "k1"}}
-    assert without_idle({}, said) == ({}, {})
-    with pytest.raises(SettingsError, match=r"algorithm\.kl_estimator='k1' has no effect"):
-        build(TrainConfig, said)
+    assert compose(default_settings(), {}, needs_task=False).config == TrainConfig()
 
 
 def test_one_setting_less_may_leave_another_without_effect() -> None:
-    lower = {"algorithm": {"kl_coefficient": 0.1, "kl_target": 0.1, "kl_horizon": 50}}
-    kept, dropped = without_idle(lower, {"algorithm": {"kl_coefficient": 0.0}})
-    assert kept == {"algorithm": {"kl_coefficient": 0.1}}  # what is said stands above it
-    assert set(dropped) == {"algorithm.kl_target", "algorithm.kl_horizon"}
+    lower = {"optimizer": {"lr_schedule": "cosine", "min_lr_ratio": 0.1, "warmup_steps": 9}}
+    assert drop_unused(lower, {"run": {"steps": 9}}) == {"optimizer": {"warmup_steps": 9}}
+
+
+def test_a_default_of_more_mini_batches_than_prompts_yields() -> None:
+    lower = {"optimizer": {"num_mini_batches": 4, "beta2": 0.99}}
+    assert drop_unused(lower, {"data": {"prompts_per_step": 2}}) == {"optimizer": {"beta2": 0.99}}
 
 
 @pytest.mark.parametrize("values", [{"run": {"steps": "many"}}, {"algorithm": 3}, {"eval": {"nonesuch": 1}}])
 def test_values_of_a_wrong_type_are_left_to_the_check_of_types(values: dict) -> None:
-    without_idle({"eval": {"num_problems_during": 3}}, values)
     with pytest.raises(SettingsError):
-        build(TrainConfig, values)
+        compose(values, {"eval": {"num_problems_during": 3}}, needs_task=False)
 
 
 def stands(said: dict) -> bool:
     try:
-        build(TrainConfig, said)
+        compose(said, {}, needs_task=False)
     except SettingsError:
         return False  # one switch leaves another without effect: the user's own mistake
     return True
@@ -203,7 +194,7 @@ def stands(said: dict) -> bool:
 
 @settings(max_examples=30, deadline=None)
 @given(st.data())
-def test_whatever_suits_a_model_builds_once_what_has_no_effect_is_left_out(data: st.DataObject) -> None:
+def test_whatever_suits_a_model_composes_without_what_has_no_effect(data: st.DataObject) -> None:
     """For any part of a preset, and any switches that go together, the configuration stands."""
     preset = {
         "algorithm": {"kl_coefficient": 0.1, "kl_estimator": "exact", "kl_target": 0.1, "kl_horizon": 99},
@@ -227,15 +218,13 @@ def test_whatever_suits_a_model_builds_once_what_has_no_effect_is_left_out(data:
     for switch in data.draw(st.lists(st.sampled_from(switches), max_size=3)):
         upper = merge(upper, switch)
     assume(stands(upper))
-    kept, dropped = without_idle(lower, upper)
-    build(TrainConfig, merge(kept, upper))
-    assert dict(flatten(kept)).keys() | dropped.keys() == chosen
-    assert not idle_settings(merge(kept, upper)).keys() & dict(flatten(kept)).keys() - dict(flatten(upper)).keys()
+    config = compose(upper, lower, needs_task=False).config
+    assert list(unused_settings(config)) == []
 
 
 def test_rules_speak_of_settings_that_exist() -> None:
     keys = {field.key for field in describe(TrainConfig)}
-    for line, key, _ in IDLE:
+    for line, key, _ in UNUSED:
         assert {key, *(word.partition("=")[0] for word in line.split())} <= keys
 
 

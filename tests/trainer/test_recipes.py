@@ -14,10 +14,10 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, describe, flatten, merge
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config import model_defaults as presets
-from tinyzero_trainer.config.compose import gather, make_config
-from tinyzero_trainer.config.layers import put_together, with_defaults
+from tinyzero_trainer.config.compose import compose, gather, make_config
 from tinyzero_trainer.config.recipes import find_recipe, recipe_names
 from tinyzero_trainer.config.resume import resume_config
+from tinyzero_trainer.config.unused import default_settings
 
 ROOT = Path(__file__).parents[2]
 NAMES = recipe_names()
@@ -58,7 +58,7 @@ def test_a_recipe_stands_alone_with_the_tiny_model_and_with_one_that_nothing_sui
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_sets_no_more_than_it_means(name: str) -> None:
-    recipe, defaults = find_recipe(name), dict(flatten(with_defaults({})))
+    recipe, defaults = find_recipe(name), dict(flatten(default_settings()))
     settings = dict(flatten(recipe.settings))
     assert settings
     assert {key for key, value in settings.items() if value == defaults.get(key)} <= SAID_THOUGH_DEFAULT
@@ -121,21 +121,20 @@ def test_tinyzeros_configurations_are_its_scripts(name: str, prompts: int, sampl
 
 def test_what_suits_the_model_yields_to_the_recipe_and_both_to_the_user(monkeypatch) -> None:
     preset = {"algorithm": {"kl_coefficient": 0.1, "kl_estimator": "exact"}, "optimizer": {"num_mini_batches": 2}}
-    monkeypatch.setattr(presets, "preset", lambda task, model=None: preset)
-    layers = put_together({"run": {"task": "x", "recipe": "gspo"}, "algorithm": {"clip_ratio_high": 0.1}})
-    assert layers.values["algorithm"] == {
-        "policy_loss": "gspo", "loss_aggregation": "seq-mean-token-mean",
-        "clip_ratio_low": 3e-4, "clip_ratio_high": 0.1, "kl_coefficient": 0.0,
-    }  # fmt: skip
-    assert layers.values["optimizer"] == {"num_mini_batches": 2}  # against 4 for full size
-    assert layers.suited == {"optimizer.num_mini_batches": 2}
-    assert layers.left_out == {"algorithm.kl_estimator": "algorithm.kl_coefficient=0 leaves the KL out"}
+    monkeypatch.setattr(presets, "model_defaults_for", lambda task, model=None: preset)
+    composition = compose({"run": {"task": "x", "recipe": "gspo"}, "algorithm": {"clip_ratio_high": 0.1}})
+    algorithm = composition.config.algorithm
+    assert (algorithm.policy_loss, algorithm.loss_aggregation) == ("gspo", "seq-mean-token-mean")
+    assert (algorithm.clip_ratio_low, algorithm.clip_ratio_high) == (3e-4, 0.1)
+    assert (algorithm.kl_coefficient, algorithm.kl_estimator) == (0.0, "k3")
+    assert composition.config.optimizer.num_mini_batches == 2  # against 4 for full size
+    assert composition.model_defaults == {"optimizer.num_mini_batches": 2}
 
 
-def test_what_a_preset_holds_for_other_algorithms_is_left_out_without_a_word() -> None:
-    plain, ppo = put_together(TINY), put_together(with_recipe(TINY, "ppo"))
-    assert "critic.learning_rate" not in plain.suited | plain.left_out
-    assert "critic.learning_rate" in ppo.suited
+def test_what_is_recorded_for_other_algorithms_is_dropped() -> None:
+    plain, ppo = compose(TINY), compose(with_recipe(TINY, "ppo"))
+    assert "critic.learning_rate" not in plain.model_defaults
+    assert "critic.learning_rate" in ppo.model_defaults
 
 
 def test_a_setting_against_the_recipe_says_whose_it_is() -> None:

@@ -10,7 +10,7 @@ from tinyzero_sdk.cli import main
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.checkpoint import store as checkpoint
-from tinyzero_trainer.cli import train as commands
+from tinyzero_trainer.cli.train import _announce, _with_output
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config import model_defaults as presets
 from tinyzero_trainer.config.compose import gather, make_config
@@ -109,11 +109,12 @@ def test_a_mistaken_weight_is_shown_as_it_was_typed(capsys: pytest.CaptureFixtur
 
 def test_it_says_at_once_what_is_trained_on(capsys: pytest.CaptureFixture) -> None:
     resolved = config("tasks.easy.task=countdown", "tasks.multiply.weight=2", "run.output=runs/x", task=[])
-    commands._announce(resolved, None)
+    _announce(resolved, None)
     assert "tiny model that comes with the trainer on easy (weight 1) and multiply (weight 2) in runs/x\n" in (
         capsys.readouterr().err
     )
-    assert commands._new_directory(resolved).startswith("runs/easy+multiply-20")
+    named = _with_output({"tasks": resolved.tasks})
+    assert named["run"]["output"].startswith("runs/easy+multiply-20")
 
 
 def test_a_name_with_a_dot_is_refused() -> None:

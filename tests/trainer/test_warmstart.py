@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import build
-from tinyzero_trainer.config.model_defaults import PRESET_FILE, other_task, preset
+from tinyzero_trainer.config.model_defaults import PRESET_FILE, model_defaults_for, other_task
 from tinyzero_trainer.config.sft import SftConfig, SftTrainingConfig
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.monitoring.progress import Progress
@@ -29,10 +29,10 @@ def test_it_leaves_a_model_that_attempts_the_task(warm_model: Path) -> None:
 def test_the_preset_is_for_its_own_task_only(warm_model: Path, toy_task: str) -> None:
     content = tomllib.loads((warm_model / PRESET_FILE).read_text())
     assert content["task"] == toy_task
-    own = preset(toy_task, warm_model)
+    own = model_defaults_for(toy_task, warm_model)
     assert own["task"] == {"limit": 5}
     assert own["optimizer"] == {"learning_rate": 0.001}
-    other = preset("toy_task", warm_model)  # an installed task of that name is another
+    other = model_defaults_for("toy_task", warm_model)  # an installed task of that name is another
     assert "task" not in other
     assert other["optimizer"] == own["optimizer"]
 
@@ -78,12 +78,12 @@ def test_several_tasks_share_a_model_a_preset_and_a_card(tmp_path: Path, toy_tas
         made = warm_start(build(SftConfig, values), display=display, stop=StopFlag())
     assert [(name, result.problems) for name, result in made.evaluations.items()] == [("plus", 5), ("more", 5)]
     assert "on 5 problems of plus, " in made.summary
-    assert (preset(toy_task, made.output)["task"], preset(str(other), made.output)["task"]) == (
+    assert (model_defaults_for(toy_task, made.output)["task"], model_defaults_for(str(other), made.output)["task"]) == (
         {"limit": 5},
         {"limit": 9},
     )
-    assert preset("countdown", made.output)["run"] == {"steps": 9}
-    assert "task" not in preset("countdown", made.output)
+    assert model_defaults_for("countdown", made.output)["run"] == {"steps": 9}
+    assert "task" not in model_defaults_for("countdown", made.output)
     assert other_task("countdown", made.output) == f"{toy_task} and {other}"
     card = (made.output / "README.md").read_text()
     assert "of 8 demonstrations, 3 : 1" in card

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
+from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.algorithms.adaptive_length import Measured, WindowState, measure, observe, window_at
-from tinyzero_trainer.config import LengthControlConfig, TrainConfig
+from tinyzero_trainer.config import LengthControlConfig
+from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 CONFIG = LengthControlConfig(mode="adaptive", warmup_steps=3, every=1, patience=4, ema_decay=0.0)
@@ -204,5 +206,5 @@ def test_a_fixed_window_is_never_longer_than_the_full_one() -> None:
     "settings", [{"min_tokens": 8}, {"mode": "fixed", "every": 2}, {"mode": "adaptive", "max_tokens": 9}]
 )
 def test_a_setting_without_effect_is_refused(settings) -> None:
-    with pytest.raises(ValueError, match=r"has no effect: it means nothing with length_control\.mode"):
-        TrainConfig(length_control=LengthControlConfig(**settings))
+    with pytest.raises(SettingsError, match=r"has no effect: it is not used with length_control\.mode"):
+        make_config({"run": {"task": "x"}, "length_control": settings})

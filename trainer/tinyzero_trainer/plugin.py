@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 @hookimpl
 def register_commands(app: "typer.Typer") -> None:
     """Add `train`, `warmstart`, `recipes`, `plan` and `doctor`."""
-    from tinyzero_trainer.cli import train as commands
+    from tinyzero_trainer.cli import app as trainer_app
 
-    commands.register(app)
+    trainer_app.register(app)
 
 
 @hookimpl

@@ -132,17 +132,14 @@ def _look(
 ) -> "tuple[Wanted, Facts]":
     """What the settings ask for, and what the machine has."""
     from tinyzero_trainer.config import TrainConfig
-    from tinyzero_trainer.config.compose import build_layers, gather, refuse_missing_directory
-    from tinyzero_trainer.config.layers import put_together
+    from tinyzero_trainer.config.compose import compose, gather
     from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, directory_of
     from tinyzero_trainer.doctor.cluster_probe import with_ray
     from tinyzero_trainer.doctor.probe import look
     from tinyzero_trainer.estimate.memory import host_bytes
 
-    said = gather(TrainConfig, flags, words, file)
-    config = build_layers(put_together(said), said)
+    config = compose(gather(TrainConfig, flags, words, file), needs_task=False).config
     wanted = wanted_by(config, wandb=wandb)
-    refuse_missing_directory(config.model.path)
     path = directory_of(config.model.path)
     name = str(path) if path else "the tiny model"
     with stderr.status("looking at the machine"):

@@ -67,8 +67,7 @@ def plan(
     from tinyzero_sdk.settings import get
     from tinyzero_trainer.cli.plan_report import plan_for, show
     from tinyzero_trainer.config import TrainConfig
-    from tinyzero_trainer.config.compose import build_layers, gather, refuse_missing_directory
-    from tinyzero_trainer.config.layers import put_together
+    from tinyzero_trainer.config.compose import compose, gather
     from tinyzero_trainer.config.parallel import flag_settings as ray_settings
     from tinyzero_trainer.config.tasks import flag_settings
     from tinyzero_trainer.models.hub import find_spec, shape_of_own
@@ -80,8 +79,7 @@ def plan(
     flags |= ray_settings(gpus, address)
     overrides = gather(TrainConfig, flags, words or (), config)
     owned = get(overrides, "model.path") is None
-    resolved = build_layers(put_together(overrides, SUIT_OWN_MODEL if owned else None), overrides)
-    refuse_missing_directory(resolved.model.path)
+    resolved = compose(overrides, SUIT_OWN_MODEL if owned else None, needs_task=False).config
     refuse_cpu(resolved)
     target = choose_target(gpu, gpu_memory, resolved.run.device)
     spec = shape_of_own(resolved.default_model) if owned else find_spec(resolved.model.path)

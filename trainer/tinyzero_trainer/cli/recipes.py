@@ -1,6 +1,5 @@
 """`tinyzero recipes`: the recipes that `tinyzero train --recipe` takes, what each sets, and how two of them differ."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -95,9 +94,9 @@ def _diff(left: str, right: str, as_json: bool) -> None:
 def _resolved(recipe: Any) -> dict[str, Any]:
     """All settings under a recipe and the defaults, by full names; lists as such, as TOML has them."""
     from tinyzero_sdk.settings import flatten, merge
-    from tinyzero_trainer.config.layers import with_defaults
+    from tinyzero_trainer.config.unused import default_settings
 
-    values: Mapping[str, Any] = with_defaults(merge(recipe.full_size, recipe.settings))
+    values = merge(default_settings(), merge(recipe.full_size, recipe.settings))
     return {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(values)}
 
 

@@ -20,6 +20,9 @@ from tinyzero_trainer.config.types import (
 )
 from tinyzero_trainer.utils.import_object import check_name
 
+COMPARES_SAMPLES = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
+"""Advantages that compare the completions of a prompt with each other."""
+
 
 @dataclass(frozen=True)
 class LoraConfig:

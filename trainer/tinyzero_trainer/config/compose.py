@@ -1,10 +1,13 @@
-"""From flags, `key=value` words and TOML files to the configuration of a new run.
+"""One configuration from all that has a say: defaults <- recipe <- model defaults <- file <- overrides.
 
-What the keys mean is in config/, and what stands below the user's own settings in compose.py. The configuration of a
-run that goes on is in resume.py, that of an evaluation in controller/eval_config.py.
+`gather` reads what the user typed, `compose` puts everything together and builds the configuration, once. What the
+user or the recipe sets without effect is refused; a default that has no effect is dropped. What the keys mean is in the
+groups' own files. The configuration of a resumed run is in resume.py, that of an evaluation in
+controller/eval_config.py.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,6 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import (
     TABLE,
     build,
-    check_keys,
     describe,
     flatten,
     format_value,
@@ -22,106 +24,147 @@ from tinyzero_sdk.settings import (
     read_toml,
     unflatten,
 )
-from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.layers import Layers, idle_settings, put_together, text, with_defaults
+from tinyzero_trainer.config.model_defaults import recorded_defaults
+from tinyzero_trainer.config.recipes import find_recipe
+from tinyzero_trainer.config.renamed_keys import check_keys
+from tinyzero_trainer.config.train_config import TrainConfig
+from tinyzero_trainer.config.unused import default_settings, unused_settings, unused_values
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """A configuration and where its settings come from."""
+
+    config: TrainConfig
+    recipe: Mapping[str, Any]
+    """Settings of the recipe that hold, by full names."""
+
+    model_defaults: Mapping[str, Any]
+    """Settings recorded with the model that hold and differ from the trainer's defaults, by full names."""
 
 
 def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path | None = None) -> dict[str, Any]:
-    """What the user said, as a nested mapping: the file, and on top of it the words and flags.
+    """What the user typed, as a nested mapping: the file, and on top of it the overrides and flags.
 
     Args:
         cls: the configuration's dataclass.
         flags: by the key they stand for, e.g. `{"run.task": "countdown"}`; None = not given.
-        words: `key=value` words.
+        words: `key=value` overrides.
         file: a TOML file, or None.
 
     Raises:
-        SettingsError: a key is unknown, or given twice, or a file cannot be read.
+        SettingsError: a key is unknown, renamed or given twice, or a file cannot be read.
     """
-    said = parse_overrides(words)
-    given, flagged = dict(flatten(said)), dict[str, Any]()
+    typed = parse_overrides(words)
+    given, flagged = dict(flatten(typed)), dict[str, Any]()
     for key, value in flags.items():
         if value is None:
             continue
         if key in given:
             raise SettingsError(f"{key} is given twice, as a flag and as {key}={given[key]}; give it once")
         flagged = merge(flagged, unflatten({key: value}))
-    said = merge(flagged, said)  # the order of --task is that of the tasks
-    check_keys(cls, said, in_help=True)
-    _refuse_none(cls, said)
-    if file is None:
-        return said
-    content = read_toml(file)
-    if (made_with := get(content, "run.recipe")) and get(said, "run.recipe") not in (None, made_with):
-        raise SettingsError(
-            f"{file} is of the recipe {made_with}, and a file's settings stand above a recipe's; take the recipe "
-            f"{get(said, 'run.recipe')} without it, or leave that out"
-        )
-    try:
-        check_keys(cls, content, in_help=True)
-    except SettingsError as error:
-        raise SettingsError(f"{file}: {error}") from error
-    return merge(content, said)
-
-
-def _refuse_none(cls: type, said: Mapping[str, Any]) -> None:
-    """TOML has no null, so that none cannot be kept in a table of its own."""
+    typed = merge(flagged, typed)  # the order of --task is that of the tasks
+    check_keys(cls, typed)
     tables = {field.key for field in describe(cls) if field.type == TABLE}
-    for key, value in flatten(said):
-        if value is None and key not in tables and key.partition(".")[0] in tables:
+    for key, value in flatten(typed):
+        if value is None and key not in tables and key.partition(".")[0] in tables:  # TOML has no null
             raise SettingsError(f"{key}=none cannot be kept in config.toml; leave it out for the task's own default")
+    if file is None:
+        return typed
+    content = read_toml(file)
+    if (made_with := get(content, "run.recipe")) and get(typed, "run.recipe") not in (None, made_with):
+        raise SettingsError(
+            f"{file} is of the recipe {made_with}, and a file's settings override a recipe's; take the recipe "
+            f"{get(typed, 'run.recipe')} without it, or leave that out"
+        )
+    check_keys(cls, content, file)
+    return merge(content, typed)
 
 
-def make_config(values: Mapping[str, Any]) -> TrainConfig:
-    """A configuration from a nested mapping, on top of its recipe and what suits the model.
+def make_config(overrides: Mapping[str, Any]) -> TrainConfig:
+    """The configuration of a new run, as `compose` builds it.
 
     Raises:
-        SettingsError: an unknown key, a wrong type, an impossible combination, no task, or a model that is not there.
+        SettingsError: as `compose`.
 
     Example:
         >>> make_config({"run": {"task": "countdown"}, "model": {"path": "gpt2"}}).model.path
         'gpt2'
     """
-    return resolve(values)[0]
+    return compose(overrides).config
 
 
-def resolve(values: Mapping[str, Any], preset: Mapping[str, Any] | None = None) -> tuple[TrainConfig, Layers]:
-    """As `make_config`, and the layers that the configuration is of.
+def compose(
+    overrides: Mapping[str, Any], model_defaults: Mapping[str, Any] | None = None, *, needs_task: bool = True
+) -> Composition:
+    """The configuration of a new run.
 
     Args:
-        values: a nested mapping.
-        preset: what suits a model that is yet to be made; None = what was recorded with the model.
+        overrides: what the user set, as a nested mapping.
+        model_defaults: settings that suit a model yet to be made; None = those recorded with the model.
+        needs_task: refuse overrides that name no task.
 
     Raises:
-        SettingsError: as `make_config`.
+        SettingsError: an unknown key, a wrong type, an impossible combination, a setting of the user's or the recipe's
+            without effect, no task, or a model that is not there.
     """
-    if not get(values, "run.task") and not values.get("tasks"):
+    if needs_task and not get(overrides, "run.task") and not overrides.get("tasks"):
         raise SettingsError("no task is named; give --task, or run.task in the file")
-    refuse_missing_directory(text(values, "model.path"))
-    layers = put_together(values, preset)
-    return build_layers(layers, values), layers
+    refuse_missing_directory(text(overrides, "model.path"))
+    name = text(overrides, "run.recipe")
+    recipe = None if name is None else find_recipe(name)
+    requested = overrides if recipe is None else merge(recipe.settings, overrides)
+    suited = model_defaults
+    if suited is None:
+        suited = recorded_defaults(text(requested, "model.path"), text(requested, "run.task"), requested.get("tasks"))
+    # A recipe's figures for models of full size yield to what suits this model.
+    defaults = drop_unused(suited if recipe is None else merge(recipe.full_size, suited), requested)
+    values = merge(merge(requested, defaults), requested)  # in the order requested
+    config = build(TrainConfig, values)
+
+    typed, held, by_default = (dict(flatten(layer)) for layer in (overrides, values, default_settings()))
+    meant = {} if recipe is None else dict(flatten(recipe.settings))
+    for key, value, reason in unused_settings(config):
+        if key in typed:
+            raise SettingsError(f"{key}={value!r} has no effect: {reason}")
+        if key in meant:
+            raise SettingsError(
+                f"{key}={format_value(value)} of the recipe {name} has no effect: {reason}; "
+                f"give {key}={format_value(by_default[key])} too, or do without the recipe"
+            )
+    of_model = dict(flatten(suited))
+    figures = {} if recipe is None else dict(flatten(recipe.full_size))
+    return Composition(
+        config,
+        recipe={key: value for key, value in {**figures, **meant}.items() if held.get(key) == value},
+        model_defaults={
+            key: value
+            for key, value in flatten(defaults)
+            if key in of_model and key not in typed and key not in meant and not _equal(value, by_default.get(key))
+        },
+    )
 
 
-def build_layers(layers: Layers, said: Mapping[str, Any]) -> TrainConfig:
-    """The configuration of some layers.
+def drop_unused(defaults: Mapping[str, Any], requested: Mapping[str, Any]) -> dict[str, Any]:
+    """`defaults` without the settings that have no effect, or cannot stand, under what is requested.
 
-    Raises:
-        SettingsError: as `build`; if a setting of the recipe has no effect under what was said, that is told.
+    Example:
+        >>> drop_unused({"eval": {"num_problems_during": 64}}, {"eval": {"every": 0}})
+        {}
     """
-    if layers.recipe is not None:
-        said_keys, idle = dict(flatten(said)).keys(), idle_settings(layers.values)
-        defaults = dict(flatten(with_defaults({})))
-        for key, value in flatten(layers.recipe.settings):
-            if key in idle and key not in said_keys and value != defaults.get(key):
-                raise SettingsError(
-                    f"{key}={format_value(value)} of the recipe {layers.recipe.name} has no effect: {idle[key]}; "
-                    f"give {key}={format_value(defaults.get(key))} too, or do without the recipe"
-                )
-    return build(TrainConfig, layers.values)
+    kept = dict(flatten(defaults))
+    fixed, by_default = dict(flatten(requested)).keys(), dict(flatten(default_settings()))
+    while True:
+        unused = unused_values(merge(unflatten(kept), requested))
+        dropped = [key for key in kept if key in unused and key not in fixed and kept[key] != by_default.get(key)]
+        if not dropped:
+            return unflatten(kept)
+        for key in dropped:  # without it another one may have no effect
+            del kept[key]
 
 
 def refuse_missing_directory(model: str | None) -> None:
-    """A name on the Hub has at most one slash, inside; what is written otherwise must be a directory here.
+    """A name on the Hugging Face Hub has at most one slash, inside; any other must be a directory here.
 
     Raises:
         SettingsError: it is not.
@@ -130,3 +173,13 @@ def refuse_missing_directory(model: str | None) -> None:
         return
     if not Path(model).is_dir():
         raise SettingsError(f"there is no directory {model}; give a model's directory, or its name on the Hub")
+
+
+def text(values: Mapping[str, Any], key: str) -> str | None:
+    """The text that a full name stands for; None for anything else, which `build` refuses."""
+    value = get(values, key)
+    return value if isinstance(value, str) else None
+
+
+def _equal(value: Any, default: Any) -> bool:
+    return bool(value == (list(default) if isinstance(default, tuple) else default))  # TOML has lists, no tuples

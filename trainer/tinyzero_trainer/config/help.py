@@ -6,8 +6,8 @@ from dataclasses import is_dataclass
 from typing import TYPE_CHECKING
 
 from tinyzero_sdk.settings import TABLE, Field, describe, format_value
-from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import RESUMABLE
+from tinyzero_trainer.config.train_config import TrainConfig
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tinyzero_sdk.settings import read_toml
+from tinyzero_sdk.settings import merge, read_toml
+from tinyzero_trainer.config.renamed_keys import with_new_names
 from tinyzero_trainer.config.tasks import identity
 
 BUILT_IN_MODEL = Path(__file__).parent.parent / "tiny_model"
@@ -22,7 +23,7 @@ TINY_NAME = "tiny"
 PRESET_FILE = "tinyzero.toml"
 
 
-def preset(task: str, model: Path | None = None) -> Mapping[str, Any]:
+def model_defaults_for(task: str, model: Path | None = None) -> Mapping[str, Any]:
     """Settings for training a model on a task, the task's own only if it was warm-started on that.
 
     Args:
@@ -33,6 +34,26 @@ def preset(task: str, model: Path | None = None) -> Mapping[str, Any]:
     settings = {key: value for key, value in content["settings"].items() if key != "task"}
     options = _warmed_on(content).get(identity(task))
     return settings if options is None else {"task": options, **settings}
+
+
+def recorded_defaults(model: str | None, task: str | None, tasks: Any) -> dict[str, Any]:
+    """Settings recorded with a model for the tasks of a run, in whose entries their options are put.
+
+    Args:
+        model: `model.path`.
+        task: `run.task`.
+        tasks: the table `tasks`, not yet checked.
+    """
+    directory = directory_of(model)
+    if not isinstance(tasks, Mapping) or not tasks:
+        return dict(model_defaults_for(task or "", directory))
+    recorded: dict[str, Any] = {}
+    for name, entry in tasks.items():
+        named = entry.get("task", name) if isinstance(entry, Mapping) else name
+        settings = dict(model_defaults_for(named if isinstance(named, str) else name, directory))
+        options = settings.pop("task", {})
+        recorded = merge(recorded, settings | {"tasks": {name: {"options": options}}})
+    return recorded
 
 
 def other_task(task: str, model: Path | None = None) -> str | None:
@@ -46,7 +67,7 @@ def directory_of(path: str | None) -> Path | None:
     return None if path in (None, TINY_NAME) else Path(path)
 
 
-def preset_content(options: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any]:
+def recorded_content(options: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a warm start writes.
 
     Args:
@@ -68,4 +89,5 @@ def _warmed_on(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def _read(model: Path | None) -> dict[str, Any]:
     path = (model or BUILT_IN_MODEL) / PRESET_FILE
-    return read_toml(path) if path.exists() else {"settings": {}}
+    content = read_toml(path) if path.exists() else {"settings": {}}
+    return {**content, "settings": with_new_names(content["settings"])}

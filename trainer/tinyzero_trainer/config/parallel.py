@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.train_config import TrainConfig
 
 Resources = dict[str, float]
 

@@ -1,5 +1,13 @@
 """Configuration keys of release 0.1 and what they are called now: for error messages, and to read what 0.1 saved."""
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tinyzero_sdk import settings
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.settings import flatten, unflatten
+
 RENAMED_KEYS = {
     "run.wrappers": "reward.wrappers",
     "run.allow_unsafe_scorers": "reward.allow_unsafe",
@@ -76,3 +84,46 @@ RENAMED_KEYS = {
     "own_model.directory": "default_model.directory",
 }
 """The new name of each old key."""
+
+
+def check_keys(cls: type, values: Mapping[str, Any], file: Path | None = None) -> None:
+    """Refuse keys that a configuration does not have; an old name is answered with the new one.
+
+    Args:
+        cls: the configuration's dataclass.
+        values: a nested mapping.
+        file: where they were read, named in the message.
+
+    Raises:
+        SettingsError: names the key, and what to write instead.
+
+    Example:
+        >>> from tinyzero_trainer.config import TrainConfig
+        >>> check_keys(TrainConfig, {"ray": {"engines": 2}})
+        Traceback (most recent call last):
+        ...
+        tinyzero_sdk.errors.SettingsError: ray.engines is now rollout.num_engines; write rollout.num_engines=2
+    """
+    recorded = values.get("settings")  # what a warm start records with its model
+    typed = [*flatten(values), *(flatten(recorded) if isinstance(recorded, Mapping) else ())]
+    try:
+        for key, value in typed:
+            if new := RENAMED_KEYS.get(key):
+                raise SettingsError(f"{key} is now {new}; write {new}={settings.format_value(value)}")
+        settings.check_keys(cls, values, in_help=True)
+    except SettingsError as error:
+        if file is None:
+            raise
+        raise SettingsError(f"{file}: {error}") from error
+
+
+def with_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration that was saved, by today's keys; what has them already stays as it is.
+
+    Example:
+        >>> with_new_names({"ray": {"engines": 2, "gpus": 4}, "task": {"numbers": [3]}})
+        {'task': {'numbers': [3]}, 'rollout': {'num_engines': 2}, 'ray': {'gpus': 4}}
+    """
+    kept = {name: values[name] for name in ("task", "tasks") if name in values}  # the tasks' own options
+    rest = {name: value for name, value in values.items() if name not in kept}
+    return kept | unflatten({RENAMED_KEYS.get(key, key): value for key, value in flatten(rest)})

@@ -8,8 +8,10 @@ from typing import Any
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, flatten, format_value, merge, read_toml, to_mapping, unflatten
-from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.layers import without_idle
+from tinyzero_trainer.config.compose import drop_unused
+from tinyzero_trainer.config.renamed_keys import RENAMED_KEYS, with_new_names
+from tinyzero_trainer.config.train_config import TrainConfig
+from tinyzero_trainer.config.unused import unused_settings
 
 RESUMABLE = (
     "run.output",
@@ -52,30 +54,35 @@ RESUMABLE = (
 """Keys that --resume may change: they bear on speed, memory and what is recorded, not on what is learnt."""
 
 
-def resume_config(directory: Path, values: Mapping[str, Any]) -> TrainConfig:
+def resume_config(directory: Path, overrides: Mapping[str, Any]) -> TrainConfig:
     """The configuration that a run was started with, with what may be changed changed.
 
     Args:
         directory: of the run, which may have been moved.
-        values: what the user said beside --resume; repeating what is saved is fine.
+        overrides: what the user typed with --resume; repeating what is saved is fine.
 
     Raises:
-        SettingsError: there is no run, or `values` would change what is learnt.
+        SettingsError: there is no run, or `overrides` would change what is learnt.
     """
     file = directory / "config.toml"
     if not file.exists():
         raise SettingsError(f"{directory} holds no run to resume; leave out --resume to start one")
-    saved = build(TrainConfig, read_toml(file))
-    # What was saved yields where a change leaves it without effect, if it may be changed at all.
-    kept, dropped = without_idle(to_mapping(saved), values)
-    if not dropped.keys() <= set(RESUMABLE):
-        kept = to_mapping(saved)
+    saved = build(TrainConfig, with_new_names(read_toml(file)))
+    before = to_mapping(saved)
     try:
-        config = build(TrainConfig, merge(merge(kept, values), unflatten({"run.output": str(directory)})))
+        # A setting that a change leaves without effect goes back to its default, if it may be changed at all.
+        resumable = {key: value for key, value in flatten(before) if key in RESUMABLE}
+        kept = {key: value for key, value in flatten(before) if key not in RESUMABLE}
+        values = merge(drop_unused(unflatten(resumable), merge(unflatten(kept), overrides)), overrides)
+        config = build(TrainConfig, merge(merge(unflatten(kept), values), {"run": {"output": str(directory)}}))
     except SettingsError:
-        _refuse_changes(saved, _flat(saved) | dict(flatten(values)))  # then that is the reason
+        _refuse_changes(saved, _flat(saved) | dict(flatten(overrides)))  # then that is the reason
         raise
     _refuse_changes(saved, _flat(config))
+    typed = dict(flatten(overrides))
+    for key, value, reason in unused_settings(config):
+        if key in typed:
+            raise SettingsError(f"{key}={value!r} has no effect: {reason}")
     if config.run.steps < saved.run.steps:
         raise SettingsError(f"--resume can raise run.steps={saved.run.steps}, but not lower it; leave it out")
     if config.run.steps > saved.run.steps and (schedules := ending_schedules(saved)):
@@ -97,20 +104,25 @@ def _refuse_changes(saved: TrainConfig, after: Mapping[str, Any]) -> None:
 
 def fingerprint(config: TrainConfig) -> str:
     """A hash of everything that bears on what is learnt, i.e. all but `RESUMABLE`."""
-    kept = {key: value for key, value in _flat(config).items() if key not in RESUMABLE}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
+    return _hash({key: value for key, value in _flat(config).items() if key not in RESUMABLE})
 
 
 def check_fingerprint(config: TrainConfig, saved: str) -> None:
-    """Refuse to go on from a checkpoint of another configuration.
+    """Refuse to resume from a checkpoint of another configuration; release 0.1 took the hash of the old keys.
 
     Raises:
         SettingsError: `saved` is not the fingerprint of `config`.
     """
-    if fingerprint(config) != saved:
+    old = {new: key for key, new in RENAMED_KEYS.items()}
+    by_old_keys = {old.get(key, key): value for key, value in _flat(config).items() if key not in RESUMABLE}
+    if saved not in (fingerprint(config), _hash(by_old_keys)):
         raise SettingsError(
             "config.toml has changed since the checkpoint was saved; restore it, or start a run in another --output"
         )
+
+
+def _hash(settings: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _flat(config: TrainConfig) -> dict[str, Any]:

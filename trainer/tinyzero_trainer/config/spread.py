@@ -6,8 +6,8 @@ Who is where is decided in parallel.py; a run in one process is on one card.
 from dataclasses import dataclass
 from typing import Literal
 
-from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.parallel import ParallelError, layout_of
+from tinyzero_trainer.config.train_config import TrainConfig
 
 CardKind = Literal["rank", "engine"]
 """`rank` = a card on which weights are trained, with an engine beside them where engines have no cards of their own;

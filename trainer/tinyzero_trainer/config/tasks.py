@@ -39,7 +39,12 @@ class TaskSpec:
     @property
     def title(self) -> str:
         """What to call it where it has not been loaded."""
-        return self.name or Path(self.task).stem
+        return self.name or title_of(self.task)
+
+
+def title_of(task: str) -> str:
+    """What a task that has not been loaded is called: the last part of its name or path."""
+    return Path(task).stem
 
 
 def read_task_specs(task: str, options: Mapping[str, Any], tasks: Mapping[str, Any]) -> tuple[TaskSpec, ...]:

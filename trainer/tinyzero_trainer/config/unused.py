@@ -1,34 +1,69 @@
-"""Which settings have no effect under the others, each with the reason. Pure functions of the settings' values.
+"""Which settings have no effect under the others, each with the reason.
 
-config/ refuses such a setting where a user gives it; compose.py leaves it out where it only suits the model. A new
-case is a line here. What is impossible, rather than without effect, is refused in config/ itself.
+compose.py asks once for each run: it refuses such a setting where the user or the recipe gives it, and drops it where
+it is a default. A new case is a line here. What is impossible, rather than without effect, is refused where the
+configuration is built.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
-Group = Mapping[str, Any]
-Idle = Iterator[tuple[str, str]]
-"""Full names of settings without effect, each with the reason."""
+from tinyzero_trainer.config.train_config import TrainConfig
 
-COMPARES_SAMPLES = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
-"""Advantages that compare the completions of a prompt with each other."""
+Group = Mapping[str, Any]
+Unused = Iterator[tuple[str, str]]
+"""Names of settings without effect, each with the reason."""
 
 DISCOUNTS = ("reinforce_pp", "remax", "gae")
 """Advantages that give each token the return from it on."""
 
 
-def idle(groups: Mapping[str, Group]) -> Idle:
-    """What has no effect; `groups` holds all settings of all groups, by their own names."""
+def unused_settings(config: TrainConfig) -> Iterator[tuple[str, Any, str]]:
+    """(full name, value, reason) of each setting that has no effect and yet differs from its default."""
+    groups = {name: vars(group) for name, group in vars(config).items() if is_dataclass(group)}
+    defaults = default_settings()
+    for key, reason in _unused(groups):
+        group, _, name = key.partition(".")
+        if groups[group][name] != defaults[group][name]:
+            yield key, groups[group][name], reason
+
+
+def unused_values(values: Mapping[str, Any]) -> dict[str, str]:
+    """The settings that have no effect, or cannot stand, going by `values` on top of the defaults, with the reasons."""
+    groups = {
+        name: {**group, **given} if isinstance(given := values.get(name, {}), Mapping) else group
+        for name, group in default_settings().items()
+    }
+    try:
+        unused = dict(_unused(groups))
+        if groups["optimizer"]["num_mini_batches"] > groups["data"]["prompts_per_step"]:
+            unused["optimizer.num_mini_batches"] = "it is more than data.prompts_per_step"
+    except (TypeError, AttributeError, KeyError):
+        return {}  # a value is of a wrong type, which `build` refuses
+    return unused
+
+
+def default_settings() -> dict[str, dict[str, Any]]:
+    """The trainer's defaults, by group; what holds a table of its own is left out."""
+    groups = {field.name: field.default_factory for field in fields(TrainConfig)}
+    return {
+        name: {field.name: field.default for field in fields(group)}  # type: ignore[arg-type]  # mypy does not narrow
+        for name, group in groups.items()
+        if isinstance(group, type) and is_dataclass(group)
+    }
+
+
+def _unused(groups: Mapping[str, Group]) -> Unused:
     for group, rule in _RULES.items():
         for name, reason in rule(groups[group]):
             yield f"{group}.{name}", reason
     yield from _across(groups)
 
 
-def _across(groups: Mapping[str, Group]) -> Idle:
+def _across(groups: Mapping[str, Group]) -> Unused:
     """What has no effect because of a setting in another group."""
-    run, algorithm, rollout, window, optimizer = (
+    run, algorithm, rollout, control, optimizer = (
         groups[name] for name in ("run", "algorithm", "rollout", "length_control", "optimizer")
     )
     if algorithm["advantage_estimator"] != "gae":
@@ -65,20 +100,20 @@ def _across(groups: Mapping[str, Group]) -> Idle:
     if run["device"] == "cpu":
         yield "memory.cpu_offload", "run.device='cpu' has no GPU whose memory it would save"
     most = rollout["max_completion_tokens"]
-    if window["mode"] == "fixed" and window["max_tokens"] >= most:
+    if control["mode"] == "fixed" and control["max_tokens"] >= most:
         yield (
             "length_control.mode",
-            f"length_control.max_tokens={window['max_tokens']} is no less than rollout.max_completion_tokens={most}",
+            f"length_control.max_tokens={control['max_tokens']} is no less than rollout.max_completion_tokens={most}",
         )
-    if window["mode"] == "adaptive" and window["warmup_steps"] >= run["steps"]:
+    if control["mode"] == "adaptive" and control["warmup_steps"] >= run["steps"]:
         because = (
-            f"length_control.warmup_steps={window['warmup_steps']} takes all of run.steps={run['steps']}; lower it"
+            f"length_control.warmup_steps={control['warmup_steps']} takes all of run.steps={run['steps']}; lower it"
         )
         yield "length_control.mode", because
-    if window["mode"] == "adaptive" and window["min_tokens"] >= most:
+    if control["mode"] == "adaptive" and control["min_tokens"] >= most:
         yield (
             "length_control.mode",
-            f"length_control.min_tokens={window['min_tokens']} is no less than rollout.max_completion_tokens={most}",
+            f"length_control.min_tokens={control['min_tokens']} is no less than rollout.max_completion_tokens={most}",
         )
     if optimizer["num_mini_batches"] == optimizer["update_epochs"] == 1:
         yield from _one_update(groups)
@@ -87,19 +122,19 @@ def _across(groups: Mapping[str, Group]) -> Idle:
         yield "optimizer.lr_schedule", because
 
 
-def _one_update(groups: Mapping[str, Group]) -> Idle:
+def _one_update(groups: Mapping[str, Group]) -> Unused:
     """With one update a batch nothing has moved from what is old, unless that is the engine's."""
     because = "with one update a batch nothing has moved yet; set optimizer.num_mini_batches or update_epochs above 1"
     yield "critic.value_clip_range", because
-    mismatch = groups["rollout_correction"]
-    corrected = mismatch["is_level"] is not None or mismatch["rejection_bounds"] is not None
+    correction = groups["rollout_correction"]
+    corrected = correction["is_level"] is not None or correction["rejection_bounds"] is not None
     if groups["rollout"]["return_logprobs"] != "always" or corrected:
         clips = {"reinforce": (), "cispo": ("clip_ratio_low", "clip_ratio_high")}
         names = clips.get(groups["algorithm"]["policy_loss"], ("clip_ratio_low", "clip_ratio_high", "dual_clip_c"))
         yield from ((f"algorithm.{name}", because) for name in names)
 
 
-def _algorithm(values: Group) -> Idle:
+def _algorithm(values: Group) -> Unused:
     loss, advantage = values["policy_loss"], values["advantage_estimator"]
     if loss == "reinforce":
         yield from _each(
@@ -130,14 +165,14 @@ def _algorithm(values: Group) -> Idle:
         )
 
 
-def _lora(values: Group) -> Idle:
+def _lora(values: Group) -> Unused:
     if not values["rank"]:
         yield from _each("alpha", "rslora", "target_modules", because="lora.rank=0 trains all weights")
     if values["rank"] == 1:
         yield "rslora", "the square root of lora.rank=1 is 1"
 
 
-def _mismatch(values: Group) -> Idle:
+def _rollout_correction(values: Group) -> Unused:
     mask, cap = values["rejection_bounds"], values["is_threshold"]
     if values["is_level"] is None:
         yield "is_threshold", "rollout_correction.is_level=none weights nothing"
@@ -145,44 +180,44 @@ def _mismatch(values: Group) -> Idle:
         yield "is_threshold", f"rollout_correction.rejection_bounds={list(mask)} leaves out all that it would cut"
 
 
-def _window(values: Group) -> Idle:
+def _length_control(values: Group) -> Unused:
     mode = values["mode"]
     kept = {"full": ("mode",), "fixed": ("mode", "max_tokens")}.get(mode)
     names = (name for name in values if (name not in kept if kept else name == "max_tokens"))
-    yield from _each(*names, because=f"it means nothing with length_control.mode={mode!r}")
+    yield from _each(*names, because=f"it is not used with length_control.mode={mode!r}")
 
 
-def _optimizer(values: Group) -> Idle:
+def _optimizer(values: Group) -> Unused:
     if values["lr_schedule"] == "constant":
         yield "min_lr_ratio", "optimizer.lr_schedule='constant' stays at the peak"
     elif values["min_lr_ratio"] == 1:
         yield "min_lr_ratio", "with 1 the rate stays at the peak, whatever optimizer.lr_schedule"
 
 
-def _eval(values: Group) -> Idle:
+def _eval(values: Group) -> Unused:
     if not values["every"]:
         yield "num_problems_during", "eval.every=0 evaluates before and after training only"
 
 
-def _log(values: Group) -> Idle:
+def _log(values: Group) -> Unused:
     if "wandb" not in values["trackers"]:
         yield "project", "only the tracker wandb, which is not in log.trackers, has projects"
     if not values["rollouts_every"]:
         yield "rollouts_count", "log.rollouts_every=0 writes none"
 
 
-def _rollout(values: Group) -> Idle:
+def _rollout(values: Group) -> Unused:
     if values["temperature_end"] == values["temperature"]:
         yield "temperature_end", "it is rollout.temperature itself"
 
 
-def _vllm(values: Group) -> Idle:
+def _vllm(values: Group) -> Unused:
     if not values["separate_process"]:
         because = "vllm.separate_process=false leaves the trainer no way to end an engine that hangs or has died"
         yield from _each("max_restarts", "timeout", because=because)
 
 
-def _curriculum(values: Group) -> Idle:
+def _curriculum(values: Group) -> Unused:
     if values["buckets"] == 1:
         yield "buckets", "there is nothing to choose between; set at least 2, or 0 for none"
     if not values["buckets"]:
@@ -191,7 +226,7 @@ def _curriculum(values: Group) -> Idle:
         )
 
 
-def _each(*names: str, because: str) -> Idle:
+def _each(*names: str, because: str) -> Unused:
     return ((name, because) for name in names)
 
 
@@ -200,27 +235,10 @@ _RULES = {
     "rollout": _rollout,
     "vllm": _vllm,
     "lora": _lora,
-    "rollout_correction": _mismatch,
-    "length_control": _window,
+    "rollout_correction": _rollout_correction,
+    "length_control": _length_control,
     "algorithm": _algorithm,
     "optimizer": _optimizer,
     "eval": _eval,
     "log": _log,
 }
-
-
-def refuse(found: Iterable[tuple[str, str]], groups: Mapping[str, Any]) -> None:
-    """Refuse what has no effect and yet differs from its default.
-
-    Args:
-        found: from `idle`.
-        groups: the settings objects by the names of their groups.
-
-    Raises:
-        ValueError: names the setting and the reason.
-    """
-    for key, reason in found:
-        group, _, name = key.partition(".")
-        value = getattr(groups[group], name)
-        if value != type(groups[group]).__dataclass_fields__[name].default:
-            raise ValueError(f"{key}={value!r} has no effect: {reason}")

@@ -7,9 +7,9 @@ from typing import Any
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import flatten, merge, read_toml, unflatten
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.config.layers import text
+from tinyzero_trainer.config.compose import make_config, text
 from tinyzero_trainer.config.model_defaults import TINY_NAME
+from tinyzero_trainer.config.renamed_keys import with_new_names
 from tinyzero_trainer.config.tasks import read_task_specs, same_task
 
 EVALUATION_KEYS = (
@@ -71,7 +71,7 @@ def _newest_checkpoint(run: Path) -> Path:
 
 def _inherited(run: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     """What an evaluation takes from the run's configuration; nothing of its task if another one is asked for."""
-    saved = read_toml(run / "config.toml")
+    saved = with_new_names(read_toml(run / "config.toml"))
     inherited: dict[str, Any] = {}
     for key, value in flatten(saved):
         if key.startswith(("data.", "rollout.max_completion_tokens", "eval.num_problems")):

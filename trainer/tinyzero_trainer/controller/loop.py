@@ -11,6 +11,7 @@ from time import perf_counter
 
 import torch
 
+from tinyzero_sdk import Task
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.seeds import derive_seed
@@ -63,12 +64,13 @@ class TrainResult:
     """What training changed, by the task's name."""
 
 
-def train(config: TrainConfig, *, resume: bool = False) -> TrainResult:
+def train(config: TrainConfig, *, resume: bool = False, tasks: Mapping[str, Task] | None = None) -> TrainResult:
     """Train a model on a task, or several.
 
     Args:
         config: the whole configuration; `run.task` or `tasks`, and `run.output`, are required.
         resume: go on from the newest sound checkpoint in `run.output`.
+        tasks: of the run, if they are loaded already.
 
     Raises:
         Interrupted: a signal ended the run; a checkpoint was saved.
@@ -85,7 +87,9 @@ def train(config: TrainConfig, *, resume: bool = False) -> TrainResult:
             for line in found.skipped:
                 display.log(line)
         with (
-            build_workers(config, display=display, training=True, checkpoint=found.path if found else None) as workers,
+            build_workers(
+                config, display=display, training=True, checkpoint=found.path if found else None, tasks=tasks
+            ) as workers,
             MetricsLog(run.metrics) as log,
             _trackers(config, run, display) as trackers,
         ):

@@ -7,6 +7,7 @@ from typing import Any
 
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.spread import CardKind, spread_of
+from tinyzero_trainer.config.unused import unused_settings
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.engine_buffers import FEW_SEQUENCES
 from tinyzero_trainer.estimate.engine_memory import GB, needed_by_vllm
@@ -109,7 +110,11 @@ def with_settings(config: TrainConfig, settings: Settings) -> TrainConfig:
     """
     by_group = groupby(sorted(settings.items()), key=lambda item: item[0].partition(".")[0])
     groups = {name: {key.partition(".")[2]: value for key, value in items} for name, items in by_group}
-    return replace(config, **{name: replace(getattr(config, name), **values) for name, values in groups.items()})
+    changed = replace(config, **{name: replace(getattr(config, name), **values) for name, values in groups.items()})
+    for key, value, reason in unused_settings(changed):
+        if key in settings:
+            raise ValueError(f"{key}={value!r} has no effect: {reason}")
+    return changed
 
 
 def setting(config: TrainConfig, key: str) -> Any:

@@ -1,13 +1,13 @@
 """The roles of a run, built from its configuration: task, prompts, policy, rollout engine and reward pool."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from tinyzero_sdk import Completion, Score
+from tinyzero_sdk import Completion, Score, Task
 from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.records import Reason
 from tinyzero_trainer.algorithms.losses import find_policy_loss
@@ -36,7 +36,12 @@ SCORER_FAILURES: tuple[Reason, ...] = ("error", "timeout")
 
 @contextmanager
 def build_workers(
-    config: TrainConfig, *, display: Progress, training: bool, checkpoint: Path | None = None
+    config: TrainConfig,
+    *,
+    display: Progress,
+    training: bool,
+    checkpoint: Path | None = None,
+    tasks: Mapping[str, Task] | None = None,
 ) -> Iterator[Workers]:
     """Build the roles; leaving the context ends the scoring processes.
 
@@ -45,15 +50,20 @@ def build_workers(
         display: is told of the phases.
         training: whether a policy with its optimiser (and a reference model, if the loss needs one) is built.
         checkpoint: directory whose weights are taken instead of the starting model's.
+        tasks: of the run, if they are loaded already.
     """
     display.phase("loading the task and the model")
     elsewhere = training and config.run.executor == "ray"
     device = _workers_device(config) if elsewhere else choose_device(config.run.device)
     require_engine(config, device, here=config.ray.address is None)
-    loaded = load_tasks(
-        config.task_shares(),
-        wrappers=config.wrappers_with_limit() if training else (),
-        allow_unsafe_scorers=config.reward.allow_unsafe,
+    loaded = (
+        dict(tasks)
+        if tasks
+        else load_tasks(
+            config.task_shares(),
+            wrappers=config.wrappers_with_limit() if training else (),
+            allow_unsafe_scorers=config.reward.allow_unsafe,
+        )
     )
     if training:
         find_policy_loss(config.algorithm.policy_loss)  # a user's own may be at fault, which is soon seen
@@ -73,7 +83,7 @@ def build_workers(
                 language_model, policy, critic = learners.language_model, learners.policy, learners.critic
             else:
                 language_model = load_model(str(checkpoint) if checkpoint else config.model.path, device)
-            tasks = stack.enter_context(run_tasks(config, loaded, language_model.tokenizer))
+            roles_of_tasks = stack.enter_context(run_tasks(config, loaded, language_model.tokenizer))
         if policy is not None and device.type == "cuda":
             with catch_out_of_memory("the largest micro-batch was tried out"):
                 policy.warm_up(settings_at(config, 1), workload_of(config, config.data.max_prompt_tokens).micro_batch)
@@ -83,7 +93,7 @@ def build_workers(
             engine = build_engine(config, language_model, display.log)
         display.end_phase()
         try:
-            yield Workers(tasks, language_model, engine, policy, critic, display)
+            yield Workers(roles_of_tasks, language_model, engine, policy, critic, display)
         finally:
             engine.close()
 

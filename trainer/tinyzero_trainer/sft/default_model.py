@@ -19,7 +19,7 @@ from tinyzero_sdk.console import stderr
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import build, get, merge, read_toml, to_mapping
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.compose import resolve
+from tinyzero_trainer.config.compose import compose
 from tinyzero_trainer.config.model_defaults import TINY_NAME
 from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.config.tasks import load_tasks
@@ -149,7 +149,7 @@ def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
                 "is trained; leave it out"
             )
         return None
-    config, _ = resolve(overrides, preset=merge(SETTINGS, {"data": {"prompt_template": TEMPLATES[0]}}))
+    config = compose(overrides, merge(SETTINGS, {"data": {"prompt_template": TEMPLATES[0]}})).config
     tasks = load_tasks(config.task_shares(), allow_unsafe_scorers=config.reward.allow_unsafe)
     given = get(overrides, "data.prompt_template")
     templates = {_prompt_template(name, task, given) for name, task in tasks.items()}

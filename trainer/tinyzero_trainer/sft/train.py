@@ -21,12 +21,12 @@ from torch import Tensor
 from tinyzero_sdk import Task
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
-from tinyzero_sdk.settings import build, merge, to_mapping
+from tinyzero_sdk.settings import merge, to_mapping
 from tinyzero_sdk.workers.process import count_cores
 from tinyzero_trainer.algorithms.schedules import decayed, warmed_up
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.layers import without_idle
-from tinyzero_trainer.config.model_defaults import PRESET_FILE, preset_content
+from tinyzero_trainer.config.compose import compose
+from tinyzero_trainer.config.model_defaults import PRESET_FILE, recorded_content
 from tinyzero_trainer.config.sft import SftConfig, SftTrainingConfig
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.controller.heldout_eval import EvaluationResult, evaluate_model
@@ -82,9 +82,7 @@ def warm_start(config: SftConfig, *, display: Progress, stop: StopFlag) -> SftRe
     output, started = Path(config.run.output), perf_counter()
     if output.exists():
         raise TinyZeroError(f"{output} exists already; give a new directory with --output")
-    build(
-        TrainConfig, without_idle(config.settings, {})[0]
-    )  # an impossible preset stops here, not in the run that uses it
+    compose({}, config.settings, needs_task=False)  # impossible settings stop here, not in the run that uses them
     shares = config.task_shares()
     tasks = load_tasks(shares)
     tokenizer = build_tokenizer()
@@ -115,7 +113,7 @@ def _finish(
     """Save what was learnt, see what it can do, and say so on the card."""
     output = Path(config.run.output)
     save_model(output, language_model)
-    preset = preset_content({share.task: share.options for share in config.task_shares()}, _settings(config))
+    preset = recorded_content({share.task: share.options for share in config.task_shares()}, _settings(config))
     (output / PRESET_FILE).write_text(tomli_w.dumps(preset), encoding="utf-8")
     (output / SETTINGS_FILE).write_text(tomli_w.dumps(_to_make_it_again(config)), encoding="utf-8")
     train_config = _train_config(config)
@@ -151,7 +149,7 @@ def _train_config(config: SftConfig) -> TrainConfig:
     """Of a run that trains on from this model."""
     named = {"run": {"task": config.run.task}, "task": config.task, "tasks": config.tasks}
     said = merge(named, {"model": {"path": config.run.output}})
-    return build(TrainConfig, merge(without_idle(_settings(config), said)[0], said))
+    return compose(said, _settings(config), needs_task=False).config
 
 
 def _to_make_it_again(config: SftConfig) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tinyzero_sdk.errors import SettingsError, did_you_mean
-from tinyzero_sdk.settings import check_keys, read_toml
-from tinyzero_trainer.config import TrainConfig
+from tinyzero_sdk.settings import read_toml
+from tinyzero_trainer.config.renamed_keys import check_keys
+from tinyzero_trainer.config.train_config import TrainConfig
 
 FOLDER = Path(__file__).parent
 
@@ -61,10 +62,7 @@ def _read(name: str, path: Path) -> Recipe:
     if not (isinstance(about, str) and isinstance(source, str) and isinstance(full_size, dict)):
         raise SettingsError(f"{path}: expected about and source to be text and full_size to be a table of settings")
     for values in (settings, full_size):
-        try:
-            check_keys(TrainConfig, values, in_help=True)
-        except SettingsError as error:
-            raise SettingsError(f"{path}: {error}") from error
+        check_keys(TrainConfig, values, path)
         if "recipe" in values.get("run", {}):
             raise SettingsError(f"{path}: a recipe cannot name another in run.recipe; copy what you need of it")
     return Recipe(name, about, source, settings, full_size)

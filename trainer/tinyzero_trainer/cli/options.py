@@ -1,0 +1,48 @@
+"""What several commands share: options, help that ends with the configuration's keys, and exit codes of signals."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from tinyzero_sdk.console import stderr, stdout
+
+Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, by the keys below.")]
+TaskOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--task", metavar="TASK[:WEIGHT]", help="Name of a task, or a task file; repeat it for several tasks in a run."
+    ),
+]
+ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings from a TOML file.")]
+
+
+class CommandWithKeys(TyperCommand):
+    """A command whose help ends with the keys of a configuration."""
+
+    def config_class(self) -> type:
+        """The configuration's dataclass."""
+        raise NotImplementedError
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # click's types or typer's own, by typer's version
+        """Typer's help, which prints itself, and a panel for each group of keys."""
+        from tinyzero_trainer.config.help import key_help
+
+        super().format_help(ctx, formatter)
+        for panel in key_help(self.config_class()):
+            stdout.print(panel)
+
+
+@contextmanager
+def exit_by_signal() -> Iterator[None]:
+    """Within, a signal that ends the work prints one line and sets the exit code."""
+    from tinyzero_trainer.utils.signals import Stopped
+
+    try:
+        yield
+    except Stopped as stopped:
+        stderr.print(str(stopped), soft_wrap=True, markup=False)
+        raise typer.Exit(stopped.exit_code) from None

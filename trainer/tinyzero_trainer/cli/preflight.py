@@ -1,0 +1,57 @@
+"""What is checked before a run starts, in the second before PyTorch is loaded; what was loaded for it is returned."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tinyzero_sdk.console import warn
+
+if TYPE_CHECKING:
+    from tinyzero_sdk import Task
+    from tinyzero_trainer.config import TrainConfig
+    from tinyzero_trainer.models.spec import ModelSpec
+
+
+def check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
+    """Check whatever needs no model: tasks, scorers, the loss's file, engine, GPUs and run directory.
+
+    Returns:
+        The tasks, by the names that the run gives them.
+
+    Raises:
+        TinyZeroError: says what to change.
+    """
+    from tinyzero_trainer.checkpoint.run_directory import RunDirectory
+    from tinyzero_trainer.config.tasks import load_tasks
+    from tinyzero_trainer.plan.limits import refuse_no_prompt
+    from tinyzero_trainer.rollout.vllm.version import require_vllm
+    from tinyzero_trainer.utils.import_object import check_place
+
+    tasks = load_tasks(
+        config.task_shares(),
+        wrappers=config.wrappers_with_limit(),
+        allow_unsafe_scorers=config.reward.allow_unsafe,
+    )
+    for task in tasks.values():
+        task.check_scoring_allowed()
+    check_place(config.algorithm.policy_loss)
+    if config.run.executor == "ray":
+        from tinyzero_trainer.config.parallel import layout_of
+        from tinyzero_trainer.executors.ray.cluster import check_address
+
+        layout_of(config)
+        check_address(config.ray.address)
+    if config.rollout.engine == "vllm" and config.ray.address is None:  # elsewhere the workers' machines need it
+        require_vllm()
+    refuse_no_prompt(config)
+    if config.run.output:
+        RunDirectory(Path(config.run.output)).check(resume=resume)
+    return tasks
+
+
+def warn_of_memory(config: "TrainConfig", spec: "ModelSpec | None" = None) -> None:
+    """Warn of a run that will not fit into the GPU's memory; `spec` is of a model that has yet to be made."""
+    from tinyzero_trainer.plan import advice
+
+    if (warning := advice.warning(config, spec)) is not None:
+        warn(warning)

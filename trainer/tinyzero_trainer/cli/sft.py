@@ -1,0 +1,51 @@
+"""`tinyzero warmstart`: supervised fine-tuning of a small new model on a task's demonstrations."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_trainer.cli.options import CommandWithKeys, ConfigOption, TaskOptions, Words, exit_by_signal
+from tinyzero_trainer.utils.startup import without_collector
+from tinyzero_trainer.utils.threads import calm_threads
+
+
+class WarmStartCommand(CommandWithKeys):
+    """`warmstart`, whose help lists its keys."""
+
+    def config_class(self) -> type:
+        """The configuration of a warm start."""
+        from tinyzero_trainer.config.sft import SftConfig
+
+        return SftConfig
+
+
+def warm_start(
+    words: Words = None,
+    task: TaskOptions = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="DIR", help="Directory for the model; must not exist yet.")
+    ] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Train a small new model on a task's own demonstrations, so that reinforcement learning has a start."""
+    from tinyzero_sdk.settings import build
+    from tinyzero_trainer.config.compose import gather
+    from tinyzero_trainer.config.sft import SftConfig
+    from tinyzero_trainer.config.tasks import flag_settings
+    from tinyzero_trainer.monitoring.progress import Progress
+    from tinyzero_trainer.utils.signals import StopFlag, left_at_once
+
+    flags = {**flag_settings(task or ()), "run.output": output and str(output)}
+    resolved = build(SftConfig, gather(SftConfig, flags, words or (), config))
+    for flag, value in (("--task", resolved.task_shares()), ("--output", resolved.run.output)):
+        if not value:
+            raise SettingsError(f"a warm start needs {flag}")
+    calm_threads()
+    stopped = "before the model was made; nothing is left of it"
+    with exit_by_signal(), left_at_once(stopped), Progress() as display:
+        display.phase("loading PyTorch")
+        with without_collector():
+            from tinyzero_trainer.sft.train import warm_start as make_model
+        display.done(make_model(resolved, display=display, stop=StopFlag()).summary)

@@ -1,0 +1,164 @@
+"""The configuration of a run: one typed tree, in the order in which help and `config.toml` show it.
+
+Checks across groups are in `__post_init__`, so that an impossible configuration stops before anything is loaded;
+settings without effect are in unused.py.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tinyzero_trainer.config.algorithm import (
+    COMPARES_SAMPLES,
+    AlgorithmConfig,
+    CriticConfig,
+    LoraConfig,
+    OptimizerConfig,
+)
+from tinyzero_trainer.config.rollout import (
+    CurriculumConfig,
+    DataConfig,
+    LengthControlConfig,
+    RolloutConfig,
+    RolloutCorrectionConfig,
+)
+from tinyzero_trainer.config.run import (
+    CheckpointConfig,
+    DefaultModelConfig,
+    EvalConfig,
+    LogConfig,
+    MemoryConfig,
+    ModelConfig,
+    ParallelConfig,
+    RayConfig,
+    RewardConfig,
+    RunConfig,
+    VllmConfig,
+)
+from tinyzero_trainer.config.tasks import TaskSpec, read_task_specs, whole_entries
+
+WITHOUT_RATIO = {"reinforce": "has no ratio", "gspo": "has bounds narrower than a step of staleness"}
+"""Losses, of those built in, whose ratio to the engine's probabilities does not correct for old samples, and why."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything a run depends on."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+    task: dict[str, Any] = field(default_factory=dict)
+    """The task's own options (`tinyzero tasks NAME` lists them), e.g. task.numbers=[3,4]."""
+
+    tasks: dict[str, Any] = field(default_factory=dict)
+    """Several tasks: tasks.NAME.weight=2, tasks.NAME.options.KEY=…, and tasks.NAME.task=… if not called NAME."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    default_model: DefaultModelConfig = field(default_factory=DefaultModelConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    vllm: VllmConfig = field(default_factory=VllmConfig)
+    rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
+    length_control: LengthControlConfig = field(default_factory=LengthControlConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def task_shares(self) -> tuple[TaskSpec, ...]:
+        """The tasks of the run, whichever way they are named; nothing else looks at `run.task`, `task` and `tasks`."""
+        return read_task_specs(self.run.task, self.task, self.tasks)
+
+    @property
+    def old_logprobs_source(self) -> Literal["engine", "policy", "update"]:
+        """Where the loss has its old log-probabilities from: the engine, a pass of the policy's, or the update's own
+        pass; see algorithms/importance_sampling.py."""
+        if self.rollout.return_logprobs == "always" and not self.rollout_correction.corrects:
+            return "engine"
+        single_update = self.optimizer.num_mini_batches == self.optimizer.update_epochs == 1
+        needed_before = self.algorithm.kl_in_reward or self.rollout_correction.corrects
+        return "update" if single_update and not needed_before else "policy"
+
+    @property
+    def engines_apart(self) -> bool:
+        """Whether the rollout engines have processes of their own, and so can generate during an update."""
+        return self.run.executor == "ray" and self.rollout.num_engines > 0
+
+    def wrappers_with_limit(self) -> tuple[str, ...]:
+        """`reward.wrappers` as `load_task` takes them: where a limit is needed and none is given, the longest
+        completion.
+
+        Raises:
+            SettingsError: one of them is unknown.
+        """
+        from tinyzero_sdk.rewards.wrappers import with_limit
+
+        fixed = self.length_control.mode == "fixed"
+        return with_limit(
+            self.reward.wrappers, self.length_control.max_tokens if fixed else self.rollout.max_completion_tokens
+        )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tasks", whole_entries(self.task_shares()))
+        if self.optimizer.num_mini_batches > self.data.prompts_per_step:
+            raise ValueError(
+                f"optimizer.num_mini_batches={self.optimizer.num_mini_batches} is more than "
+                f"data.prompts_per_step={self.data.prompts_per_step}; lower it or raise the batch"
+            )
+        if self.rollout.max_async_level:
+            self._check_lead()
+        if self.parallel.sequence_parallel > 1 and self.optimizer.packing == "padded":
+            raise ValueError(
+                f"parallel.sequence_parallel={self.parallel.sequence_parallel} cuts lines of packed sequences; leave "
+                "out optimizer.packing='padded'"
+            )
+        if self.critic.warmup_steps >= self.run.steps:
+            raise ValueError(
+                f"critic.warmup_steps={self.critic.warmup_steps} leaves none of run.steps={self.run.steps} to the "
+                "policy; lower it or raise run.steps"
+            )
+        if self.rollout.top_k == 1:
+            raise ValueError(
+                "rollout.top_k=1 draws the same completion each time, so nothing can be learnt; set 0 or at least 2"
+            )
+        if self.rollout.group_size == 1 and self.algorithm.advantage_estimator in COMPARES_SAMPLES:
+            raise ValueError(
+                f"rollout.group_size=1 leaves algorithm.advantage_estimator={self.algorithm.advantage_estimator!r} "
+                f"nothing to "
+                "compare; set at least 2"
+            )
+
+    def _check_lead(self) -> None:
+        """Refuse to sample ahead where nobody can, or where the update would take old samples for new ones."""
+        if not self.engines_apart:
+            where = "the trainer's process" if self.run.executor == "local" else "the processes that learn"
+            missing = (
+                "run.executor=ray and rollout.num_engines=1"
+                if self.run.executor == "local"
+                else "rollout.num_engines=1"
+            )
+            raise ValueError(
+                f"rollout.max_async_level=1 generates during the update, and {where} cannot do both at once; set "
+                f"{missing} (or "
+                "more), or leave out rollout.max_async_level"
+            )
+        if self.rollout_correction.is_level is not None:
+            return
+        loss = self.algorithm.policy_loss
+        if self.old_logprobs_source != "engine":
+            lacking = "which nothing here weighs"
+        elif loss in WITHOUT_RATIO:
+            lacking = f"which algorithm.policy_loss={loss!r} does not weigh: it {WITHOUT_RATIO[loss]}"
+        else:
+            return
+        raise ValueError(
+            f"rollout.max_async_level=1 trains on samples of older weights, {lacking}; set "
+            f"rollout.return_logprobs=always and "
+            "rollout_correction.is_level=token"
+        )
