@@ -27,7 +27,7 @@ class Item:
     """One problem of a task."""
 
     ground_truth: Json
-    """What `score` needs to judge an answer, and nothing else."""
+    """What `score` needs to score an answer, and nothing else."""
 
     data: dict[str, Json] = field(default_factory=dict)
     """The task's own columns, e.g. `nums` and `target` for countdown."""

@@ -192,20 +192,16 @@ def unknown_key_message(
         in_help: whether --help lists all keys, so that the message does not.
     """
     here = known if here is None else here
-    near = _nearest(key, list(dict.fromkeys([*known, *here])))
+    keys = list(dict.fromkeys([*known, *here]))
+    # Only the last parts are compared: a common table does not make two keys similar.
+    table, _, name = key.rpartition(".")
+    names = difflib.get_close_matches(name, {other.rpartition(".")[2] for other in keys}, n=1)
+    near = [other for other in keys if other.rpartition(".")[2] in names]
+    near = [other for other in near if other.rpartition(".")[0] == table] or near
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     if in_help:
         return f"unknown key {key!r}{hint} (--help lists all keys)"
     return f"unknown key {key!r}{hint or ';'} known here: {', '.join(here) or 'none'}"
-
-
-def _nearest(key: str, known: Sequence[str]) -> list[str]:
-    """Known keys with nearly the name of `key`, in its own table or else in any."""
-    # Only the last parts are compared: a common table does not make two keys similar.
-    table, _, name = key.rpartition(".")
-    near = difflib.get_close_matches(name, {other.rpartition(".")[2] for other in known}, n=1)
-    found = [other for other in known if other.rpartition(".")[2] in near]
-    return [other for other in found if other.rpartition(".")[0] == table] or found
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

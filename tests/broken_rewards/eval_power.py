@@ -21,7 +21,7 @@ from tinyzero_countdown import (  # noqa: F401 - the host finds the other hooks 
     oracle,
     solve,
 )
-from tinyzero_countdown.scoring import judge
+from tinyzero_countdown.scoring import score_answer
 from tinyzero_sdk import TaskInfo, hookimpl
 
 
@@ -32,7 +32,7 @@ def info():
 
 @hookimpl
 def score(answer, ground_truth):
-    if judge(answer, ground_truth).correct:
+    if score_answer(answer, ground_truth).correct:
         return 1.0
     if len(answer) > 256:
         return 0.0

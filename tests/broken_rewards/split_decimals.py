@@ -22,7 +22,7 @@ from tinyzero_countdown import (  # noqa: F401 - the host finds the other hooks 
     solve,
 )
 from tinyzero_countdown.expression import evaluate, read
-from tinyzero_countdown.scoring import judge
+from tinyzero_countdown.scoring import score_answer
 from tinyzero_sdk import TaskInfo, hookimpl
 
 
@@ -33,7 +33,7 @@ def info():
 
 @hookimpl
 def score(answer, ground_truth):
-    if judge(answer, ground_truth).correct:
+    if score_answer(answer, ground_truth).correct:
         return 1.0
     if len(answer) > 256:
         return 0.0

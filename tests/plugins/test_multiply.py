@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.relative_time import relative_time
 from tinyzero_multiply.long_multiplication import work_out
 from tinyzero_multiply.reading import MAX_LENGTH, SEPARATORS, TIMES, WRAPPERS, read
-from tinyzero_multiply.scoring import judge
+from tinyzero_multiply.scoring import score_answer
 from tinyzero_multiply.second_opinion import is_right
 from tinyzero_sdk import Completion, Item, ItemColumns, load_task
 from tinyzero_sdk.errors import SettingsError
@@ -90,12 +90,12 @@ def test_the_last_answer_counts():
 def test_tinyzero_s_ground_truth_is_the_bare_product(product):
     answers = {"56088": True, "56,088.": True, "56089": False, "123 * 456 = 56088": True, "123 * 457 = 56088": False}
     for answer, correct in answers.items():
-        assert judge(answer, product).correct is correct
+        assert score_answer(answer, product).correct is correct
         assert is_right(answer, product) is correct
     item = Item(product, {"num1": 123, "num2": 456})
     assert task.item_key(item) == "123*456"
     assert task.difficulty(item) == task.difficulty(problem(123, 456))
-    assert judge(task.extract_answer(task.solve(item) or "") or "", product).correct
+    assert score_answer(task.extract_answer(task.solve(item) or "") or "", product).correct
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_tinyzero_s_ground_truth_is_the_bare_product(product):
 def test_a_ground_truth_of_another_kind_is_an_error_and_not_a_wrong_answer(ground_truth):
     for answer in ("56088", "56089"):
         with pytest.raises((TypeError, ValueError)):
-            judge(answer, ground_truth)
+            score_answer(answer, ground_truth)
     assert load_task("multiply").score_completion("<answer>56088</answer>", ground_truth).reason == "error"
 
 
@@ -138,11 +138,11 @@ def test_every_honest_way_to_write_the_product_is_paid(data, num1, num2):
         number = product + space + data.draw(marked(number))
     answer = data.draw(marked(number))
     if len(answer) <= MAX_LENGTH:
-        assert judge(answer, truth(num1, num2)).correct, answer
+        assert score_answer(answer, truth(num1, num2)).correct, answer
         assert is_right(answer, truth(num1, num2)), answer
-        assert not judge(answer, truth(num1, num2 + 1)).correct or num1 == 0
+        assert not score_answer(answer, truth(num1, num2 + 1)).correct or num1 == 0
     if read(answer) is not None:
-        assert judge(answer, num1 * num2 + 1).reason == "wrong"
+        assert score_answer(answer, num1 * num2 + 1).reason == "wrong"
 
 
 PIECES = [
@@ -157,7 +157,7 @@ PIECES = [
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.integers(0, 50), st.integers(0, 50))
 def test_any_text_gets_the_oracle_s_verdict(text, num1, num2):
     for ground_truth in (truth(num1, num2), num1 * num2, truth(12, 34)):
-        assert judge(text, ground_truth).correct == is_right(text, ground_truth)
+        assert score_answer(text, ground_truth).correct == is_right(text, ground_truth)
 
 
 @given(
@@ -169,13 +169,13 @@ def test_a_small_change_gets_the_oracle_s_verdict(text, data):
     end = data.draw(st.integers(start, min(start + 2, len(text))))
     changed = text[:start] + data.draw(st.sampled_from(["", *PIECES])) + text[end:]
     for ground_truth in (truth(12, 34), 408):
-        assert judge(changed, ground_truth).correct == is_right(changed, ground_truth), changed
+        assert score_answer(changed, ground_truth).correct == is_right(changed, ground_truth), changed
 
 
 @given(st.integers(0, 10**6), st.text("0123456789", max_size=4), st.text("0123456789", max_size=4))
 def test_a_longer_number_that_contains_the_product_is_not_paid(product, before, after):
     for text in (f"{before}{product}{after}", f"{before}{product:,}{after}"):
-        assert judge(text, product).correct == (not before + after), text
+        assert score_answer(text, product).correct == (not before + after), text
 
 
 @pytest.mark.parametrize(

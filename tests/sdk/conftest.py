@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from tinyzero_sdk.cli import main
 from tinyzero_sdk.plugins.registry import load_plugins
 
 HOOKS = {
@@ -47,6 +48,18 @@ def task_source(**changes):
 def _one_worker(monkeypatch):
     """Start a worker where a command would start one for each core; tests of many say how many."""
     monkeypatch.setattr("tinyzero_sdk.workers.process.count_cores", lambda: 1)
+
+
+@pytest.fixture
+def run(capfd):
+    """Run the command line: its exit code, and all that it and its workers wrote to stdout and stderr."""
+
+    def run(*words):
+        with pytest.raises(SystemExit) as end:
+            main([str(word) for word in words])
+        return end.value.code or 0, *capfd.readouterr()
+
+    return run
 
 
 @pytest.fixture(name="task_source")

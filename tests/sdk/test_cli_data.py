@@ -1,13 +1,10 @@
 """`tinyzero data` and `tinyzero sample`, as they are typed."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-
-from tinyzero_sdk.cli import main
 
 OPTIONS = """
 from dataclasses import dataclass
@@ -44,22 +41,6 @@ def generate_dataset(start, size, split):
 @pytest.fixture
 def task(write_task):
     return write_task(generate_dataset=OPTIONS)
-
-
-@pytest.fixture
-def run(capsys):
-    """Run the command line: its exit code, stdout and stderr."""
-
-    def run(*words):
-        with pytest.raises(SystemExit) as end:
-            main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return end.value.code or 0, out, err
-
-    return run
-
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 def test_data_writes_both_splits_and_says_so(run, task, tmp_path, monkeypatch):

@@ -1,31 +1,12 @@
 """`tinyzero score`, as it is typed."""
 
 import json
-from collections.abc import Callable
 
 import pytest
-
-from tinyzero_sdk.cli import main
 
 pytestmark = pytest.mark.usefixtures("scored_here")
 
 GOOD = {"completion": "<answer>1</answer>", "ground_truth": 1}
-
-
-@pytest.fixture
-def run(capfd):
-    """Run the command line: its exit code, and all that it and its workers wrote to stdout and stderr."""
-
-    def run(*words):
-        with pytest.raises(SystemExit) as end:
-            main([str(word) for word in words])
-        out, err = capfd.readouterr()
-        return end.value.code or 0, out, err
-
-    return run
-
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.usefixtures("real_workers")
@@ -235,12 +216,6 @@ def test_what_is_odd_in_the_grouping_is_told(run, write_task, tmp_path):
     _, out, _ = run(*words)
     assert "3 rows without extra_info.key, each counted as its own prompt" in out
     assert "does not identify" not in out
-
-
-def test_unknown_format_is_one_line(run, write_task, tmp_path):
-    code, _, err = run("score", tmp_path, "-t", write_task(), "-o", tmp_path / "o.jsonl", "--format", "lm_eval")
-    assert code == 2
-    assert err.startswith("error: no format 'lm_eval'; did you mean lm-eval?")
 
 
 LENGTHS = {"a": (20, True), "b": (60, True), "c": (100, False)}

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 import tinyzero_sdk
-from tinyzero_sdk.cli import main
 
 CALL = "from tinyzero_sdk.cli import main; main()"
 PROMPT = "@hookimpl\ndef make_prompt(): return 'say it'"
@@ -27,19 +26,6 @@ def info(): return TaskInfo("Say a [number].")
 @hookimpl
 def solve(item): return f"<answer>{item.ground_truth}</answer>"
 """
-
-
-@pytest.fixture
-def run(capsys):
-    """Run the command line in this process: (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as caught:
-            main(arguments)
-        captured = capsys.readouterr()
-        return caught.value.code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture
@@ -255,18 +241,7 @@ def generate_dataset(size, start):
     time.sleep(60)
 """
     command = [sys.executable, "-c", CALL, "data", "--task", write_task(generate_dataset=slow)]
-    command += [
-        "--output",
-        str(tmp_path / "out"),
-        "--size",
-        "9",
-        "--test-size",
-        "0",
-        "--workers",
-        "1",
-        "--format",
-        "jsonl",
-    ]
+    command += f"--output {tmp_path}/out --size 9 --test-size 0 --workers 1 --format jsonl".split()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout.readline() == "begun\n"
         assert list((tmp_path / "out").iterdir())

@@ -101,11 +101,11 @@ def test_requests_that_fail_are_repeated(server, sample):
         ((429, {"error": {"message": "quota"}}), 3, "answered 429 3 times"),
         ((404, {"error": {"message": "no such model"}}), 1, "has no model 'm', or is not the base of an API"),
         ((400, {"error": {"message": "too long"}}), 1, "refuses the request (Error code: 400"),
-        ((200, "{no json"), 3, "gave an answer that is no JSON"),
-        ((200, '{"choices": "x"}'), 3, "gave an answer without choices, 3 times"),
-        ((200, "[]"), 3, "without choices, 3 times"),
-        ((200, {"choices": [{}]}), 3, "without choices, 3 times"),
-        ((200, {"choices": [None, {"message": {"content": ["x"]}}]}), 3, "without choices, 3 times"),
+        ((200, "{no json"), 3, "returned an answer that is not JSON"),
+        ((200, '{"choices": "x"}'), 3, "returned an answer without choices 3 times"),
+        ((200, "[]"), 3, "without choices 3 times"),
+        ((200, {"choices": [{}]}), 3, "without choices 3 times"),
+        ((200, {"choices": [None, {"message": {"content": ["x"]}}]}), 3, "without choices 3 times"),
     ],
 )
 def test_a_failure_for_good_is_one_line_and_keeps_what_there_is(server, sample, tmp_path, reply, tries, expected):

@@ -80,20 +80,7 @@ def test_a_directory_that_cannot_be_written(tmp_path):
 
 
 def evaluate_in_a_process(server, task, output):
-    words = [
-        "--task",
-        task,
-        "--model",
-        "m",
-        "--endpoint",
-        server.url,
-        "--size",
-        "30",
-        "-n",
-        "2",
-        "--output",
-        str(output),
-    ]
+    words = f"--task {task} --model m --endpoint {server.url} --size 30 -n 2 --output {output}".split()
     code = "from tinyzero_sdk.cli import main; main()"
     return subprocess.Popen(
         [sys.executable, "-c", code, "eval", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -113,9 +100,9 @@ def wait_for_lines(path, count):
 def test_a_killed_evaluation_goes_on_to_the_same_result(server, task, tmp_path):
     server.delay = 0.05
     output = tmp_path / "out.jsonl"
-    for killed in range(3):
+    for killed in range(2):
         process = evaluate_in_a_process(server, task, output)
-        wait_for_lines(output, 10 + 12 * killed)
+        wait_for_lines(output, 10 + 16 * killed)
         process.kill()
         process.communicate()
     kept = {line for line in output.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")}

@@ -131,7 +131,10 @@ def test_without_token_counts_a_length_wrapper_says_so(write_task):
     ("spec", "message"),
     [
         ("cosin(limit=1)", "did you mean 'cosine'"),
-        ("cosine", "the score wrapper 'cosine' needs limit: cosine(limit=…); in a run it is rollout.max_tokens"),
+        (
+            "cosine",
+            "wrapper 'cosine' needs limit: cosine(limit=…); in a run it is rollout.max_completion_tokens",
+        ),
         ("cosine(limit=0)", "cosine.limit: got 0"),
         ("cosine(limits=1)", "unknown key 'cosine.limits'"),
         ("cosine(limit=)", "cannot read the settings"),

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from tinyzero_sdk import load_task
-from tinyzero_sdk.cli import main
 from tinyzero_sdk.errors import TaskNotFoundError
 
 FAMILY = """
@@ -32,35 +31,28 @@ def family(install, task_source):
     install("tz-big", modules=modules, plugins={"big": "big_family"})
 
 
-def run(capsys, *arguments):
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert not caught.value.code
-    return capsys.readouterr().out
-
-
 @pytest.mark.usefixtures("family")
-def test_a_large_family_is_one_line_and_is_not_loaded(capsys, monkeypatch):
+def test_a_large_family_is_one_line_and_is_not_loaded(run, monkeypatch):
     import big_family
 
     monkeypatch.setenv("COLUMNS", "160")
-    out = run(capsys, "tasks")
+    out = run("tasks")[1]
     assert "big/…" in out
     assert "12 tasks; to list them: tinyzero tasks big" in out
     assert "big/3" not in out
     assert big_family.loaded == []
-    names = [row["name"] for row in json.loads(run(capsys, "tasks", "--json"))]
+    names = [row["name"] for row in json.loads(run("tasks", "--json")[1])]
     assert [name for name in names if name.startswith("big/")] == sorted(f"big/{number}" for number in range(12))
 
 
 @pytest.mark.usefixtures("family")
-def test_its_own_list_tells_of_each(capsys):
-    rows = {row["name"]: row for row in json.loads(run(capsys, "tasks", "big", "--json"))}
+def test_its_own_list_tells_of_each(run):
+    rows = {row["name"]: row for row in json.loads(run("tasks", "big", "--json")[1])}
     assert len(rows) == 12
     assert rows["big/3"]["unsafe_scorer"] == "it evaluates it"
     assert rows["big/4"]["unsafe_scorer"] == ""
     assert rows["big/7"]["unsupported"] == "big/7 is not supported: it is too big"
-    out = run(capsys, "tasks", "big")
+    out = run("tasks", "big")[1]
     assert "unsafe scorer: Say it." in out
     assert "12 from tz-big" in out
 

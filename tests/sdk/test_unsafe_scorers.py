@@ -6,7 +6,6 @@ import pickle
 import pytest
 
 from tinyzero_sdk import Completion, load_task
-from tinyzero_sdk.cli import main
 from tinyzero_sdk.errors import UnsafeScorerError
 from tinyzero_sdk.scoring.pool import ScoringPool
 
@@ -64,34 +63,25 @@ def test_leave_travels_with_the_task(unsafe, allowed):
     assert task.allow_unsafe_scorers is allowed
 
 
-def run(*arguments):
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    return int(caught.value.code or 0)
-
-
-def test_score_refuses_it_in_one_line_and_runs_it_by_leave(unsafe, tmp_path, capsys):
+def test_score_refuses_it_in_one_line_and_runs_it_by_leave(run, unsafe, tmp_path):
     outputs = tmp_path / "outputs.jsonl"
     outputs.write_text(json.dumps({"completion": WHERE, "ground_truth": True}))
     command = ("score", str(outputs), "--task", unsafe, "--output", str(tmp_path / "scored.jsonl"), "--workers", "1")
-    assert run(*command) == 2
-    said = capsys.readouterr().err
+    code, _, said = run(*command)
+    assert code == 2
     assert len(said.splitlines()) == 1
     assert "--allow-unsafe-scorers" in said
     assert not (tmp_path / "scored.jsonl").exists()
-    assert run(*command, "--allow-unsafe-scorers") == 0
+    assert run(*command, "--allow-unsafe-scorers")[0] == 0
     assert json.loads((tmp_path / "scored.jsonl").read_text())["correct"] is True
 
 
-def test_data_and_samples_need_no_leave(unsafe, tmp_path, capsys):
-    assert run("data", "--task", unsafe, "--output", str(tmp_path), "--size", "2", "--test-size", "0") == 0
-    capsys.readouterr()
-    assert run("sample", "--task", unsafe, "-n", "1") == 0
-    assert "gold completion, not scored: its scorer is unsafe" in capsys.readouterr().out
+def test_data_and_samples_need_no_leave(run, unsafe, tmp_path):
+    assert run("data", "--task", unsafe, "--output", str(tmp_path), "--size", "2", "--test-size", "0")[0] == 0
+    assert "gold completion, not scored: its scorer is unsafe" in run("sample", "--task", unsafe, "-n", "1")[1]
 
 
-def test_tasks_says_why(unsafe, capsys):
-    assert run("tasks", unsafe) == 0
-    assert "unsafe scorer: it evaluates it; it scores only with --allow-unsafe-scorers" in capsys.readouterr().out
-    assert run("tasks", unsafe, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["unsafe_scorer"] == "it evaluates it"
+def test_tasks_says_why(run, unsafe):
+    shown = "unsafe scorer: it evaluates it; it scores only with --allow-unsafe-scorers"
+    assert shown in run("tasks", unsafe)[1]
+    assert json.loads(run("tasks", unsafe, "--json")[1])["unsafe_scorer"] == "it evaluates it"

@@ -66,7 +66,12 @@ def check(
     else:
         _show_failures(report)
     if save:
-        _save(opened, report)
+        from tinyzero_sdk.testing import local_cases_path
+        from tinyzero_sdk.testing.cases import add_cases
+
+        path = local_cases_path(opened)
+        added = add_cases(path, [result.case for result in report.results if result.case])
+        stderr.print(Text(f"{added} new cases in {path}"), soft_wrap=True)
     if not report.passed:
         raise typer.Exit(1)
 
@@ -126,12 +131,3 @@ def _show_failures(report: "Report") -> None:
     stdout.print(Text(" · ".join(f"{count} {status}" for status, count in counts.items() if count)))
     if any("oracle" in result.prop.needs and result.why.startswith("no oracle") for result in report.results):
         stdout.print(Text("not tested for wrong answers that are paid: the task has no oracle", "bold yellow"))
-
-
-def _save(task: "Task", report: "Report") -> None:
-    from tinyzero_sdk.testing import local_cases_path
-    from tinyzero_sdk.testing.cases import add_cases
-
-    path = local_cases_path(task)
-    added = add_cases(path, [result.case for result in report.results if result.case])
-    stderr.print(Text(f"{added} new cases in {path}"), soft_wrap=True)

@@ -103,7 +103,10 @@ def evaluate(
     from tinyzero_sdk.evaluation.protocol import EvaluationRequest
 
     if endpoint is None:
-        _refuse_what_needs_an_endpoint(context)
+        for name in ("concurrency", "retries", "timeout", "api_key_env"):
+            source = context.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                raise SettingsError(f"--{name.replace('_', '-')} has no effect without --endpoint; leave it out")
     request = EvaluationRequest(
         task=task,
         overrides=overrides or (),
@@ -120,7 +123,10 @@ def evaluate(
         allow_unsafe_scorers=allow_unsafe_scorers,
     )
     if endpoint is None:
-        plan = _local_models(context).plan(request)
+        models = _find_local_models(context.obj or ())
+        if models is None:
+            raise TinyZeroError("'tinyzero eval' needs the trainer: pip install 'tinyzero-sdk[train]'")
+        plan = models.plan(request)
     else:
         plan = plan_endpoint(request, EndpointOptions(endpoint, api_key_env, concurrency, retries, timeout))
     if output is None and endpoint is not None:
@@ -131,13 +137,6 @@ def evaluate(
     if result.report is not None and not result.report.is_clean:
         show_faults(output or Path("the completions"), result.report)
         raise typer.Exit(1)
-
-
-def _refuse_what_needs_an_endpoint(context: typer.Context) -> None:
-    for name in ("concurrency", "retries", "timeout", "api_key_env"):
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise SettingsError(f"--{name.replace('_', '-')} has no effect without --endpoint; leave it out")
 
 
 class _EvalCommand(TyperCommand):
@@ -163,13 +162,6 @@ def _find_local_models(plugins: Sequence[Plugin]) -> "LocalModels | None":
                 "expected an object with the methods plan and key_help"
             )
     return None
-
-
-def _local_models(context: typer.Context) -> "LocalModels":
-    models = _find_local_models(context.obj or ())
-    if models is None:
-        raise TinyZeroError("'tinyzero eval' needs the trainer: pip install 'tinyzero-sdk[train]'")
-    return models
 
 
 class _ProgressBars:

@@ -1,4 +1,4 @@
-"""`tinyzero fuzz`: a search for completions that a task's reward judges wrongly."""
+"""`tinyzero fuzz`: a search for completions that a task scores wrongly."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,7 +107,7 @@ def _show(task: "Task", path: Path, report: "FuzzReport", added: int) -> None:
     )
     if report.findings:
         unknown = sum(finding.right is None for finding in report.findings)
-        more = f"; {unknown} without a label, since no oracle judged them" if unknown else ""
+        more = f"; {unknown} without a label, since the oracle has no result for them" if unknown else ""
         stdout.print(Text(f"{added} new cases in {path}{more}"), soft_wrap=True)
 
 

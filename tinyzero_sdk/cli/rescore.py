@@ -16,7 +16,7 @@ from tinyzero_sdk.console import print_json, stdout
 
 if TYPE_CHECKING:
     from tinyzero_sdk.scoring.outputs import Provenance
-    from tinyzero_sdk.scoring.rescore import RescoreReport, RowScore, ScoreChange
+    from tinyzero_sdk.scoring.rescore import RescoreReport, ScoreChange
 
 
 def register(app: typer.Typer) -> None:
@@ -99,7 +99,12 @@ def _show(report: "RescoreReport", limit: int, output: Path | None) -> None:
     other = f"; {report.other_answer:,} more have another answer" if report.other_answer else ""
     stdout.print(f"{count(report.changed, 'score')} changed, {report.flipped:,} of them flipped{other}", soft_wrap=True)
     if report.changed:
-        _show_matrix(report)
+        # Rows changed by old reason (down) and new reason (across).
+        olds, news = (list(dict.fromkeys(pair[side] for pair, _ in report.reasons.most_common())) for side in (0, 1))
+        matrix = table("old \\ new", *news)
+        for old in olds:
+            matrix.add_row(old, *(f"{report.reasons[old, new]:,}" if report.reasons[old, new] else "" for new in news))
+        stdout.print("", matrix)
     for reasons, rows in report.reasons.most_common():
         shown = [change for change in report.changes if change.reasons == reasons][:limit]
         for change in shown:
@@ -138,28 +143,18 @@ def _options(provenance: "Provenance") -> dict[str, Any]:
     return options if isinstance(options, dict) else {"": options}
 
 
-def _show_matrix(report: "RescoreReport") -> None:
-    """Rows changed by old reason (down) and new reason (across)."""
-    olds, news = (list(dict.fromkeys(pair[side] for pair, _ in report.reasons.most_common())) for side in (0, 1))
-    shown = table("old \\ new", *news)
-    for old in olds:
-        shown.add_row(old, *(f"{report.reasons[old, new]:,}" if report.reasons[old, new] else "" for new in news))
-    stdout.print("", shown)
-
-
 def _show_change(change: "ScoreChange") -> None:
     head = Text(f"\nrow {change.number}: ", style="bold")
-    head.append(f"{_describe(change.old)} → {_describe(change.new)}", style="red" if change.is_flip else "")
+    head.append(
+        f"{change.old.reason} {change.old.score:g} → {change.new.reason} {change.new.score:g}",
+        style="red" if change.is_flip else "",
+    )
     stdout.print(head, soft_wrap=True)
     answers = f"answer {_quoted(change.old.answer)}"
     if change.new.answer != change.old.answer:
         answers += f" → {_quoted(change.new.answer)}"
     stdout.print(Text(f"  {answers}"), soft_wrap=True)
     stdout.print(Text(f"  …{change.completion_end[-60:]!r}"), soft_wrap=True)
-
-
-def _describe(score: "RowScore") -> str:
-    return f"{score.reason} {score.score:g}"
 
 
 def _quoted(answer: str | None) -> str:

@@ -1,8 +1,8 @@
 """`tinyzero tasks` and `tinyzero plugins`: what is installed and what is broken."""
 
+import contextlib
 import dataclasses
 import textwrap
-from collections.abc import Iterator
 from itertools import groupby
 from typing import Annotated, Any
 
@@ -12,9 +12,7 @@ from rich.table import Table
 
 from tinyzero_sdk.console import print_json, stdout
 from tinyzero_sdk.errors import TaskNotFoundError, TinyZeroError
-from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.plugins.registry import Plugin, family_tasks, load_plugins
-from tinyzero_sdk.records import Item
 from tinyzero_sdk.settings import describe, format_value
 from tinyzero_sdk.tasks.registry import TaskEntry, list_tasks, load_task
 from tinyzero_sdk.tasks.task import Task
@@ -71,7 +69,11 @@ def _family(family: str) -> list[dict[str, Any]]:
 
 def plugins(json: JsonOption = False) -> None:
     """List the installed plugins: commands, families of tasks, score wrappers."""
-    rows = [_row(plugin.name, plugin, offers=_offers(plugin)) for plugin in load_plugins()]
+    rows = []
+    for plugin in load_plugins():
+        hooks = vars(plugin.manager.hook)
+        offers = ", ".join(offer for hook, offer in OFFERS.items() if hooks[hook].get_hookimpls())
+        rows.append(_row(plugin.name, plugin, offers=offers))
     print_json(rows) if json else _show_rows(rows, "no plugin is installed; for tasks: tinyzero tasks")
 
 
@@ -83,11 +85,6 @@ def _task_row(name: str, origin: TaskEntry | Plugin) -> dict[str, Any]:
         return {**_row(name, origin, description=""), "unsupported": str(error)}
     except TinyZeroError as error:
         return {**_row(name, origin, description=""), "broken": str(error)}
-
-
-def _offers(plugin: Plugin) -> str:
-    hooks = vars(plugin.manager.hook)
-    return ", ".join(offer for hook, offer in OFFERS.items() if hooks[hook].get_hookimpls())
 
 
 def _row(name: str, origin: TaskEntry | Plugin, **content: str) -> dict[str, Any]:
@@ -151,7 +148,10 @@ def _example(task: Task) -> dict[str, Any]:
         if not items:
             return {"templates": [], "example": None, "no_example": "the task makes no problem"}
         item = items[0]
-        prompts = dict(_prompts(task, item))
+        prompts = {}
+        for template in TEMPLATES:
+            with contextlib.suppress(TinyZeroError):  # a task may have fewer templates
+                prompts[template] = task.make_prompt(item, template)
         example = {
             "prompt": next(iter(prompts.values()), None),
             "ground_truth": item.ground_truth,
@@ -160,14 +160,6 @@ def _example(task: Task) -> dict[str, Any]:
     except TinyZeroError as error:  # a task whose data is not at hand still has options to show
         return {"templates": [], "example": None, "no_example": str(error)}
     return {"templates": list(prompts), "example": example}
-
-
-def _prompts(task: Task, item: Item) -> Iterator[tuple[str, str | list[Message]]]:
-    for template in TEMPLATES:
-        try:
-            yield template, task.make_prompt(item, template)
-        except TinyZeroError:  # a task may have fewer templates
-            continue
 
 
 def _show_details(details: dict[str, Any]) -> None:

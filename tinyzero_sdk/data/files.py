@@ -195,7 +195,9 @@ def _read_parquet(path: Path) -> Iterator[Block]:
             names = file.schema_arrow.names
             if len(set(names)) < len(names):
                 raise DataError(f"{path} has two columns of one name, among: {', '.join(names)}; rename one")
-            for batch in file.iter_batches(_rows_at_once(file.metadata)):
+            groups = [file.metadata.row_group(place) for place in range(file.metadata.num_row_groups)]
+            row_bytes = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0.0)
+            for batch in file.iter_batches(max(16, min(_TABLE_ROWS, int(_TABLE_BYTES / max(1.0, row_bytes))))):
                 start, done = done, done + len(batch)
                 table = without_views(pa.Table.from_batches([batch]))
                 block = Block(list(range(start + 1, done + 1)), [], table, [], done / file.metadata.num_rows)
@@ -206,13 +208,6 @@ def _read_parquet(path: Path) -> Iterator[Block]:
             raise
         reason = " ".join(str(error).split())
         raise DataError(f"{path} is not Parquet, or damaged after row {done}: {reason}") from error
-
-
-def _rows_at_once(metadata: pq.FileMetaData) -> int:
-    """Number of rows to read at a time, from the row size in the largest row group."""
-    groups = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
-    most = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0.0)
-    return max(16, min(_TABLE_ROWS, int(_TABLE_BYTES / max(1.0, most))))
 
 
 def invalid_rows(table: pa.Table) -> dict[int, str]:
@@ -239,7 +234,11 @@ def replacing(path: Path) -> Iterator[Path]:
         DataError: the system refuses to write.
     """
     try:
-        _sweep(path)
+        # Remove the temporary files of killed processes: those without a lock.
+        for stale in path.parent.glob(f".{glob.escape(path.name)}.????????.tmp"):
+            with contextlib.suppress(OSError), stale.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stale.unlink()
         with _claim(path) as file:
             temporary = Path(file.name)
             try:
@@ -261,14 +260,6 @@ def _claim(path: Path) -> BinaryIO:
         if os.path.exists(file.name):
             return file
         file.close()  # it was swept before it was locked
-
-
-def _sweep(path: Path) -> None:
-    """Remove what killed processes left beside `path`: its temporary files without a lock."""
-    for stale in path.parent.glob(f".{glob.escape(path.name)}.????????.tmp"):
-        with contextlib.suppress(OSError), stale.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            stale.unlink()
 
 
 class JsonLinesWriter:
@@ -329,7 +320,13 @@ class ParquetWriter:
         if self._writer is None or self._waiting is None:
             self._writer, self._waiting = self._open(table.schema), table
         else:
-            self._waiting = pa.concat_tables([self._waiting, _cast(table, self._waiting.schema)])
+            try:
+                table = table.cast(self._waiting.schema)
+            except (pa.ArrowException, ValueError) as error:
+                raise DataError(
+                    f"a column changes its type, but Parquet needs one ({error}); use one type, or write .jsonl"
+                ) from error
+            self._waiting = pa.concat_tables([self._waiting, table])
         while len(self._waiting) >= _GROUP_ROWS or self._waiting.nbytes > _GROUP_BYTES:
             self._waiting = self._write_group(self._waiting)
 
@@ -361,12 +358,3 @@ class ParquetWriter:
             if kind is None and len(self._waiting):
                 self._write_group(self._waiting)
             self._writer.close()
-
-
-def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    try:
-        return table.cast(schema)
-    except (pa.ArrowException, ValueError) as error:
-        raise DataError(
-            f"a column changes its type, but Parquet needs one ({error}); use one type, or write .jsonl"
-        ) from error

@@ -19,8 +19,7 @@ from tinyzero_sdk.evaluation.protocol import (
     Problem,
 )
 from tinyzero_sdk.evaluation.sample_log import SampleFile, missing
-from tinyzero_sdk.records import Completion, Item
-from tinyzero_sdk.tasks.task import Task
+from tinyzero_sdk.records import Completion
 
 if TYPE_CHECKING:
     from tinyzero_sdk.scoring.score_file import ScoreReport
@@ -59,7 +58,10 @@ def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: Evaluatio
     tokens = ahead = 0
     with plan.opener() as sampler, SampleFile(path, plan.settings(sampler)) as file:
         items = list(plan.task.dataset(plan.split, plan.size, seed=EVALUATION_SEED, test_fraction=plan.test_fraction))
-        _check_columns(plan.task, items[0])
+        if taken := [name for name in _OWN_COLUMNS if name in items[0].data]:
+            raise DataError(
+                f"task {plan.task.name} has its own column {taken[0]!r}, which an evaluation writes; rename it"
+            )
         problems = [
             Problem(index, item, plan.task.make_prompt(item, sampler.template), missing(file, index, plan.samples))
             for index, item in enumerate(items)
@@ -69,7 +71,8 @@ def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: Evaluatio
         def keep(problem: Problem, sample: int, completion: Completion) -> None:
             nonlocal tokens, ahead
             row = item_to_row(plan.task, problem.item, index=problem.index, split=plan.split, template=sampler.template)
-            row |= {"completion": _writable(completion.text), "token_count": completion.token_count}
+            text = completion.text.encode("utf-8", "replace").decode()  # UTF-8 has no lone surrogates
+            row |= {"completion": text, "token_count": completion.token_count}
             if file.append((problem.index, sample), row | {"finished": completion.finished}):
                 tokens += completion.token_count or 0
                 ahead = max(0, ahead - 1)
@@ -89,12 +92,6 @@ def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: Evaluatio
         seconds = time.perf_counter() - started
         file.write_sorted(ordered)
     return tokens, seconds
-
-
-def _check_columns(task: Task, item: Item) -> None:
-    taken = [name for name in _OWN_COLUMNS if name in item.data]
-    if taken:
-        raise DataError(f"task {task.name} has its own column {taken[0]!r}, which an evaluation writes; rename it")
 
 
 def _score(plan: EvaluationPlan, source: Path, target: Path, observer: EvaluationObserver) -> "ScoreReport":
@@ -120,8 +117,3 @@ def _sum_up(plan: EvaluationPlan, report: "ScoreReport", tokens: int, seconds: f
         summary=summary.as_json(),
         report=report,
     )
-
-
-def _writable(text: str) -> str:
-    """The text with lone surrogates replaced, since UTF-8 cannot encode them."""
-    return text.encode("utf-8", "replace").decode()

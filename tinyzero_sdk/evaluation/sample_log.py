@@ -45,7 +45,12 @@ class SampleFile:
         except OSError as error:
             raise DataError(f"cannot write {path}: {error.strerror}") from error
         try:
-            self._lock()
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
+            except OSError as error:
+                raise SettingsError(
+                    f"another evaluation is writing to {path}; wait, or give another --output"
+                ) from error
             self._end = self._read()
             self._file.truncate(self._end)
             self._file.seek(self._end)
@@ -54,14 +59,6 @@ class SampleFile:
             raise
         self._synced = time.monotonic()
         self._is_synced = True
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
-        except OSError as error:
-            raise SettingsError(
-                f"another evaluation is writing to {self.path}; wait, or give another --output"
-            ) from error
 
     def _read(self) -> int:
         """Index the existing lines, and return where the last complete one ends."""

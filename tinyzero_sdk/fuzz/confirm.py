@@ -25,9 +25,9 @@ from tinyzero_sdk.workers.process import SharedTimer, WorkerProcess
 TIMES = 2
 """Times that a blamed completion must fail again."""
 
-_START_SECONDS = 120.0  # for Python, the task's imports and a first verdict
+_START_SECONDS = 120.0  # for Python, the task's imports and a first score
 _WARM_UP_ITEMS = 2
-_WARM_UP_TIMES = 5  # the first verdicts may take so many time limits, or seconds; else not even gold survives
+_WARM_UP_TIMES = 5  # time limits, or seconds, that the first scores may take; gold completions need them too
 
 
 class Confirmation:

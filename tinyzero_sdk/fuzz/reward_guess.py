@@ -1,6 +1,6 @@
 """What a careless reader would compute from an answer: a guess at which ground truth a broken reward takes it for.
 
-Not a verdict on anything: it reads decimals, powers and integer division in the way of most programming languages,
+It scores nothing: it reads decimals, powers and integer division in the way of most programming languages,
 whatever the task allows.
 """
 

@@ -215,9 +215,9 @@ class _FuzzRun:
                         self._task_bytes, suspect, self._time_limit, self._settings.memory_limit
                     )
             return
-        verdict = self._confirmation.look()
-        if verdict is not None:
-            if verdict:
+        is_confirmed = self._confirmation.look()
+        if is_confirmed is not None:
+            if is_confirmed:
                 self.found.add(self._confirmation.suspect)
             self._confirmation.close()
             self._confirmation = None

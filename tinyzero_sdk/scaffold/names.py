@@ -1,5 +1,6 @@
 """Names of new tasks: which are allowed. No files here."""
 
+import contextlib
 import importlib.util
 import keyword
 import re
@@ -34,7 +35,7 @@ def check_name(name: str) -> None:
         SettingsError: says why, and what to do.
     """
     if not _NAME.fullmatch(name) or len(name) > _LONGEST:
-        near = _nearest(name)
+        near = "-".join(re.findall("[a-z0-9]+", name.lower())).lstrip("-0123456789")[:_LONGEST].rstrip("-")
         hint = f", such as {near}" if len(near) > 1 else ""
         raise SettingsError(
             f"{name!r} cannot be a task's name; use lower-case letters and digits in words joined by single hyphens, "
@@ -42,12 +43,6 @@ def check_name(name: str) -> None:
         )
     if taken := _taken_by(name):
         raise SettingsError(f"{name!r} cannot be a task's name, since it is {taken}; choose another, such as my-{name}")
-
-
-def _nearest(name: str) -> str:
-    """The name without invalid characters; may be empty."""
-    words = re.findall("[a-z0-9]+", name.lower())
-    return "-".join(words).lstrip("-0123456789")[:_LONGEST].rstrip("-")
 
 
 def _taken_by(name: str) -> str | None:
@@ -64,19 +59,10 @@ def _taken_by(name: str) -> str | None:
             return f"a task already, of {entry.distribution} {entry.version}"
     if name in family_tasks():
         return "a task already"
-    if _is_importable(module):
-        return f"an installed module, {module}"
-    return "an installed distribution" if _is_installed(name) else None
-
-
-def _is_importable(module: str) -> bool:
     spec = importlib.util.find_spec(module)
-    return spec is not None and spec.origin is not None  # without one: any directory of that name
-
-
-def _is_installed(name: str) -> bool:
-    try:
+    if spec is not None and spec.origin is not None:  # without an origin: any directory of that name
+        return f"an installed module, {module}"
+    with contextlib.suppress(PackageNotFoundError):
         distribution(name)
-    except PackageNotFoundError:
-        return False
-    return True
+        return "an installed distribution"
+    return None

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tinyzero_sdk.data.arrow import Row, fits_json, to_list, to_table
+from tinyzero_sdk.data.arrow import fits_json, to_list, to_table
 from tinyzero_sdk.data.files import Block
 from tinyzero_sdk.data.rows import completion_of, ground_truth_of
 from tinyzero_sdk.errors import DataError, VersionMismatchError
@@ -203,21 +203,15 @@ def _from_table(block: Block, source: Path) -> OutputBatch:
         problems = {}
         for place in missing:
             lacks = "completion" if not texts[place].is_valid else "ground_truth"
-            problems[place] = _problem({"completion": "", "ground_truth": 0} | {lacks: None})
+            try:
+                row = {"completion": "", "ground_truth": 0, lacks: None}
+                completion_of(row), ground_truth_of(row)
+            except DataError as error:
+                problems[place] = str(error)
         block.drop(problems)
         keep = pc.and_(pc.is_valid(texts), pc.is_valid(truths))
         texts, truths = texts.filter(keep), truths.filter(keep)
     return OutputBatch(block, texts, truths, None, table.nbytes)
-
-
-def _problem(row: Row) -> str:
-    """The problem of a row that lacks a value."""
-    try:
-        completion_of(row)
-        ground_truth_of(row)
-    except DataError as error:
-        return str(error)
-    raise AssertionError("nothing is wrong with the row")
 
 
 def _truth_column(table: pa.Table) -> pa.Array | None:
@@ -271,18 +265,16 @@ def _origins(block: Block) -> Iterator[tuple[int, RowSource]]:
     if all(isinstance(values, pa.Array) and len(values.unique()) == 1 for values in columns if values is not None):
         columns = [None if values is None else values[:1] for values in columns]  # as is usual
     size = max((len(values) for values in columns if values is not None), default=min(1, len(block.numbers)))
-    lists = [[None] * size if values is None else _texts_or_none(values) for values in columns]
+    lists = [
+        [None] * size if values is None else [cell if isinstance(cell, str) else None for cell in _cells(values)]
+        for values in columns
+    ]
     firsts: dict[tuple[str | None, ...], int] = {}
     for place, cells in enumerate(zip(*lists, strict=True)):
         firsts.setdefault(cells, block.numbers[place])
     for (data_source, data_version, *provenance), number in firsts.items():
         scored_by = Provenance(*[cell or "" for cell in provenance]) if provenance[0] and provenance[1] else None
         yield number, RowSource(data_source, data_version, scored_by)
-
-
-def _texts_or_none(values: pa.Array | Sequence[Json]) -> list[str | None]:
-    cells = to_list(values) if isinstance(values, pa.Array) else values
-    return [cell if isinstance(cell, str) else None for cell in cells]
 
 
 def _details(block: Block) -> list[tuple[int | None, bool]] | None:

@@ -161,7 +161,9 @@ class ScoringPool:
                 worker.give(_cut(jobs, min(self._job_rows, largest_job)))
                 busy += 1
         watched = {worker.process.connection: worker for worker in self._workers if worker.job or not worker.ready}
-        for connection in wait(list(watched), self._patience(watched.values())):
+        left = (self._time_limit - worker.process.timer.seconds for worker in watched.values())
+        patience = max(0.0, min(_TICK_SECONDS, self._time_limit / 4, *left))
+        for connection in wait(list(watched), patience):
             self._receive(watched[cast(Connection, connection)])
         for worker in watched.values():
             if self._is_over(worker):
@@ -174,10 +176,6 @@ class ScoringPool:
     def _is_suspect(self, worker: "_Worker") -> bool:
         """Whether it may well have to be killed: its successor starts while it uses up its time."""
         return worker.job is not None and worker.process.timer.seconds > self._time_limit / 2
-
-    def _patience(self, workers: Iterable["_Worker"]) -> float:
-        left = (self._time_limit - worker.process.timer.seconds for worker in workers)
-        return max(0.0, min(_TICK_SECONDS, self._time_limit / 4, *left))
 
     def _receive(self, worker: "_Worker") -> bool:
         """Take one message; False if there are no more."""

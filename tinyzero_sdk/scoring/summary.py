@@ -141,21 +141,23 @@ class SummaryBuilder:
         if not self.prompts_by:
             self._choose(batch)
         elif not self.late and not self._group_by:
-            self._look_for_better(batch)
-        self._keep(
-            key=self._keys(batch),
-            answer=self._votes(scores),
-            score=np.array(scores.values, np.float64),
-            correct=np.array(scores.correct, bool),
-            reason=np.array([_CODES[reason] for reason in scores.reasons], np.uint8),
-            difficulty=_difficulties(batch),
-            length=self._lengths(batch),
-        )
-        self.rows += size
-
-    def _keep(self, **arrays: np.ndarray) -> None:
+            # A column that would have been chosen if the first rows had it.
+            chosen = PROMPT_COLUMNS.index(self.prompts_by) if self.prompts_by in PROMPT_COLUMNS else len(PROMPT_COLUMNS)
+            self.late = next((name for name in PROMPT_COLUMNS[:chosen] if _has_values(column(batch.block, name))), "")
+        with np.errstate(over="ignore"):  # a difficulty too great for 4 bytes is unknown
+            difficulty = _numbers(column(batch.block, "extra_info.difficulty"), size).astype(np.float32)
+        arrays = {
+            "key": self._keys(batch),
+            "answer": self._votes(scores),
+            "score": np.array(scores.values, np.float64),
+            "correct": np.array(scores.correct, bool),
+            "reason": np.array([_CODES[reason] for reason in scores.reasons], np.uint8),
+            "difficulty": difficulty,  # infinite or NaN where unknown
+            "length": self._lengths(batch),
+        }
         for name, values in arrays.items():
             self._columns.setdefault(name, []).append(values)
+        self.rows += size
 
     def _choose(self, batch: OutputBatch) -> None:
         """Choose the columns that identify prompts and give lengths, from the first rows."""
@@ -163,16 +165,15 @@ class SummaryBuilder:
         found = [name for name in wanted if _has_values(column(batch.block, name))]
         if self._group_by and not found:
             raise DataError(f"no row at the start of the file has {self._group_by!r}, which should identify prompts")
-        self.prompts_by = found[0] if found else "ground_truth" if _is_structured(batch.truths) else "row"
+        is_structured = (
+            pa.types.is_nested(batch.truths.type)
+            if isinstance(batch.truths, pa.Array)
+            else all(isinstance(truth, dict | list) for truth in batch.truths)
+        )
+        self.prompts_by = found[0] if found else "ground_truth" if is_structured else "row"
         lengths = [name for name in LENGTH_COLUMNS if _has_values(column(batch.block, name))]
         self._length_column = lengths[0] if lengths else ""
         self.length_unit = "tokens" if lengths else "characters"
-
-    def _look_for_better(self, batch: OutputBatch) -> None:
-        """Record a column that would have been chosen if the first rows had it."""
-        chosen = PROMPT_COLUMNS.index(self.prompts_by) if self.prompts_by in PROMPT_COLUMNS else len(PROMPT_COLUMNS)
-        better = (name for name in PROMPT_COLUMNS[:chosen] if _has_values(column(batch.block, name)))
-        self.late = next(better, "")
 
     def _keys(self, batch: OutputBatch) -> np.ndarray:
         alone = hash_numbers(np.arange(self.rows, self.rows + len(batch)))
@@ -331,12 +332,6 @@ def _has_values(values: "pa.Array | list[Json] | None") -> bool:
     return values.null_count < len(values)
 
 
-def _is_structured(ground_truths: "pa.Array | list[Json]") -> bool:
-    if isinstance(ground_truths, pa.Array):
-        return pa.types.is_nested(ground_truths.type)
-    return all(isinstance(truth, dict | list) for truth in ground_truths)
-
-
 def _numbers(values: "pa.Array | list[Json] | None", size: int) -> np.ndarray:
     """[n] float64: numbers, or lengths of lists; NaN for everything else."""
     array: Any = values
@@ -359,9 +354,3 @@ def _number(value: Json) -> float:
         return float(value)
     except OverflowError:
         return math.nan
-
-
-def _difficulties(batch: OutputBatch) -> np.ndarray:
-    """[n] float32: the difficulties, infinite or NaN where unknown."""
-    with np.errstate(over="ignore"):  # one too great for 4 bytes is unknown
-        return _numbers(column(batch.block, "extra_info.difficulty"), len(batch)).astype(np.float32)

@@ -59,26 +59,23 @@ def numerically_equal(left: Expression, right: Expression) -> bool:
 
 
 def _compare(left: Expression, right: Expression, same: Comparison) -> bool:
-    left, right = _without_name(left, right)
+    # `x = 5` is `5` where the other one is no equation: an answer may repeat what was asked for.
+    named = [side.shape == "equation" and side.parts[0].kind == "symbol" for side in (left, right)]
+    if named == [True, False] and right.shape == "value":
+        left = Expression("value", left.parts[1:])
+    if named == [False, True] and left.shape == "value":
+        right = Expression("value", right.parts[1:])
     if left.shape != right.shape:
         return False
     if left.shape == "set":
         return _cover(left, right, same) and _cover(right, left, same)
     if left.shape == "equation":
-        return _same_equation(left, right, same)
+        # The sides are equal, or their differences, up to the sign.
+        differences = [add([side.parts[0], negative(side.parts[1])]) for side in (left, right)]
+        return same(*differences) or same(differences[0], negative(differences[1]))
     if len(left.parts) != len(right.parts):
         return False
     return all(same(a, b) for a, b in zip(left.parts, right.parts, strict=True))
-
-
-def _without_name(left: Expression, right: Expression) -> tuple[Expression, Expression]:
-    """`x = 5` as `5`, where the other one is no equation: an answer may repeat what was asked for."""
-    named = [expression.shape == "equation" and expression.parts[0].kind == "symbol" for expression in (left, right)]
-    if named == [True, False] and right.shape == "value":
-        left = Expression("value", left.parts[1:])
-    if named == [False, True] and left.shape == "value":
-        right = Expression("value", right.parts[1:])
-    return left, right
 
 
 def _cover(left: Expression, right: Expression, same: Comparison) -> bool:
@@ -86,15 +83,9 @@ def _cover(left: Expression, right: Expression, same: Comparison) -> bool:
     return all(any(same(a, b) for b in right.parts) for a in left.parts)
 
 
-def _same_equation(left: Expression, right: Expression, same: Comparison) -> bool:
-    """Whether the sides are equal, or their differences, up to the sign."""
-    differences = [add([expression.parts[0], negative(expression.parts[1])]) for expression in (left, right)]
-    return same(*differences) or same(differences[0], negative(differences[1]))
-
-
 def _equal(left: Node, right: Node) -> bool:
-    verdict = _settle(left, right)
-    return verdict == "equal" or (verdict in ("alike", "unclear") and _is_zero(add([left, negative(right)])))
+    outcome = _settle(left, right)
+    return outcome == "equal" or (outcome in ("alike", "unclear") and _is_zero(add([left, negative(right)])))
 
 
 def _settle(left: Node, right: Node) -> Verdict:

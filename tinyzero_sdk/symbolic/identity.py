@@ -1,7 +1,7 @@
 """Whether two expressions are one rational function: their values at random points of a prime field.
 
 Two different rational functions of degree d take one value at a random point of a field of p elements with a chance
-of at most 2d / p (Schwartz and Zippel); here p has 127 bits and d at most 2^32, so a wrong verdict is out of
+of at most 2d / p (Schwartz and Zippel); here p has 127 bits and d at most 2^32, so a wrong result is out of
 reach. Prime and points are hashed from both expressions, so that no text can be made to fit them. What is not
 rational (a sine, a root, pi) counts as a variable of its own, the same for the same argument: then equality proves
 that the expressions are equal, and inequality proves nothing.

@@ -83,16 +83,15 @@ class Point:
             for value, value_slack in parts:
                 product, slack = product * value, abs(product) * value_slack + slack * (abs(value) + value_slack)
             return product, slack
-        if (node.kind == "pow" and _is_root(node.parts[1])) or node.name in _CUT:
-            self._keep_off_the_cut(*parts[0])
+        exponent = node.parts[1].value if node.kind == "pow" else Fraction(1)
+        is_root = exponent is None or exponent.denominator != 1  # it jumps where its base crosses the negative numbers
+        if is_root or node.name in _CUT:
+            base, slack = parts[0]
+            if base.imag and abs(base.imag) <= slack + abs(base) * self._rounding:
+                raise BeyondError  # rounding may have put it on the wrong side of the real axis
         function = self._power if node.kind == "pow" else partial(self._call, node.name)
         value = function(*(value for value, _ in parts))
         return value, abs(function(*(value + slack for value, slack in parts)) - value)
-
-    def _keep_off_the_cut(self, value: Any, slack: Any) -> None:
-        """Refuse a value that rounding may have put on the wrong side of the real axis."""
-        if value.imag and abs(value.imag) <= slack + abs(value) * self._rounding:
-            raise BeyondError
 
     def _power(self, base: Any, exponent: Any) -> Any:
         mp = self._mp
@@ -112,11 +111,6 @@ class Point:
             return mp.mpc(getattr(mp, name)(argument))
         except (ValueError, ZeroDivisionError) as error:  # a pole
             raise UndefinedError from error
-
-
-def _is_root(exponent: Node) -> bool:
-    """Whether a power with it jumps where its base crosses the negative numbers: all but natural ones do."""
-    return exponent.value is None or exponent.value.denominator != 1
 
 
 def points_for(seed: str, *nodes: Node) -> Iterator[Point]:

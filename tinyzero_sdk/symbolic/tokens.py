@@ -89,7 +89,10 @@ def _read(kind: str, found: str) -> list[Token]:
     if kind == "space":
         return []
     if kind == "number":
-        return [Token("number", _check_digits(found.replace(",", "")))]
+        digits = found.replace(",", "")
+        if len(digits) > MAX_DIGITS:
+            raise ExpressionError(f"a number of {len(digits)} digits; at most {MAX_DIGITS} are read")
+        return [Token("number", digits)]
     if kind == "operator":
         found = _CHARACTERS.get(found, found)
         if found in ("π", "∞"):
@@ -108,12 +111,6 @@ def _read(kind: str, found: str) -> list[Token]:
     return _name(found, is_command=kind == "command")
 
 
-def _check_digits(digits: str) -> str:
-    if len(digits) > MAX_DIGITS:
-        raise ExpressionError(f"a number of {len(digits)} digits; at most {MAX_DIGITS} are read")
-    return digits
-
-
 def _name(name: str, *, is_command: bool) -> list[Token]:
     if name in FUNCTIONS:
         return [Token("function", FUNCTIONS[name])]
@@ -123,8 +120,4 @@ def _name(name: str, *, is_command: bool) -> list[Token]:
         return [Token("constant", CONSTANTS[name])]
     if is_command or len(name) > _LONGEST_PRODUCT:
         raise ExpressionError(f"{name[:20]!r} is no function or constant that is known")
-    return [
-        token
-        for letter in name
-        for token in [Token("constant", letter) if letter in CONSTANTS else Token("letter", letter)]
-    ]
+    return [Token("constant" if letter in CONSTANTS else "letter", letter) for letter in name]

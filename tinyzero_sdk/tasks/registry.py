@@ -123,24 +123,16 @@ def _find(source: str) -> _Candidate:
     if not candidates:
         if os.path.isdir(source):
             raise TaskNotFoundError(f"no task {source!r} is installed; for the folder of that name, write ./{source}")
-        raise _not_found(source, sorted({*(entry.name for entry in list_tasks()), *families}))
+        known = sorted({*(entry.name for entry in list_tasks()), *families})
+        sizes = Counter(name.partition("/")[0] for name in known)
+        large = {family: f"{family}/… ({size} tasks)" for family, size in sizes.items() if size > 8}
+        shown = dict.fromkeys(large.get(name.partition("/")[0], name) for name in known)
+        raise TaskNotFoundError(
+            f"no task {source!r}; {did_you_mean(source, known, most=3)}installed: {', '.join(shown) or 'none'}; "
+            "install the package that provides it, or give the path of a task file, such as ./my_task.py"
+        )
     origins = " and ".join(sorted(candidate.origin for candidate in candidates))
     raise TaskClashError(f"task {source!r} is provided by {origins}; keep one and pip uninstall the other")
-
-
-def _not_found(source: str, known: Sequence[str]) -> TaskNotFoundError:
-    hint = did_you_mean(source, known, most=3)
-    return TaskNotFoundError(
-        f"no task {source!r}; {hint}installed: {', '.join(_shortened(known)) or 'none'}; "
-        "install the package that provides it, or give the path of a task file, such as ./my_task.py"
-    )
-
-
-def _shortened(names: Sequence[str]) -> list[str]:
-    """The names, with a large family as one entry."""
-    sizes = Counter(name.partition("/")[0] for name in names)
-    families = {family: f"{family}/… ({size} tasks)" for family, size in sizes.items() if size > 8}
-    return list(dict.fromkeys(families.get(name.partition("/")[0], name) for name in names))
 
 
 def _entry(point: EntryPoint) -> TaskEntry:

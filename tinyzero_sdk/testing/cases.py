@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One completion and the verdict it deserves."""
+    """A completion labelled right or wrong."""
 
     completion: str
     """The text, as a model might write it; a lone surrogate is kept as JSON's escape."""

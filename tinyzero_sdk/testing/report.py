@@ -7,7 +7,6 @@ import shlex
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from tinyzero_sdk.records import Json
@@ -161,7 +160,12 @@ def replay_command(task: Task, prop: Property, failure: Failure, *, seed: int, e
 
 def check_command(task: Task, prop: str, words: Sequence[str]) -> str:
     """The command that runs one check of a task, with the task's options."""
-    start = ["tinyzero", "check", _shown_source(task.source), *_option_words(task)]
+    source = task.source
+    if source.endswith(".py") and not (relative := os.path.relpath(source)).startswith(".."):
+        source = relative if os.sep in relative else f"./{relative}"
+    options = task.option_values.items()
+    options_typed = [f"task.{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in options]
+    start = ["tinyzero", "check", source, *options_typed]
     unsafe = ["--allow-unsafe-scorers"] if task.info.unsafe_scorer else []
     return shlex.join([*start, *unsafe, "--only", prop, *words])
 
@@ -188,17 +192,3 @@ def parse_replay(text: str) -> TestCompletion:
         has_label = True  # parse_case says what is wrong
     case = parse_case(text if has_label else json.dumps({**row, "correct": False}), "--replay")
     return TestCompletion(case.completion, case.ground_truth, case.note, right=case.correct if has_label else None)
-
-
-def _shown_source(source: str) -> str:
-    if not source.endswith(".py"):
-        return source
-    relative = os.path.relpath(source)
-    return source if relative.startswith("..") else str(Path(".", relative)) if os.sep in relative else f"./{relative}"
-
-
-def _option_words(task: Task) -> Sequence[str]:
-    words = []
-    for key, value in task.option_values.items():
-        words.append(f"task.{key}={value if isinstance(value, str) else json.dumps(value)}")
-    return words

@@ -1,4 +1,4 @@
-"""A grammar of answers to a puzzle, right ones and near misses, from which a fuzzer starts. It judges nothing."""
+"""A grammar of answers to a puzzle, right ones and near misses, from which a fuzzer starts. It scores nothing."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations

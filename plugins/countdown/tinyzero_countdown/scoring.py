@@ -1,4 +1,4 @@
-"""The verdict on an answer."""
+"""Scores an answer."""
 
 from collections.abc import Mapping
 from operator import index
@@ -16,7 +16,7 @@ _WRONG = {"binary": Score(0.0, correct=False, reason="wrong"), "tinyzero": Score
 _MALFORMED = Score(0.0, correct=False, reason="malformed")
 
 
-def judge(answer: str, ground_truth: Mapping[str, Json], reward: str = "binary") -> Score:
+def score_answer(answer: str, ground_truth: Mapping[str, Json], reward: str = "binary") -> Score:
     """Whether `answer` keeps `RULE`, and what that pays.
 
     Args:
@@ -28,9 +28,9 @@ def judge(answer: str, ground_truth: Mapping[str, Json], reward: str = "binary")
         TypeError: the ground truth holds something else, on which every answer would look wrong.
 
     Example:
-        >>> judge("(17 - 5) + 3 = 15", {"target": 15, "numbers": [3, 5, 17]}).value
+        >>> score_answer("(17 - 5) + 3 = 15", {"target": 15, "numbers": [3, 5, 17]}).value
         1.0
-        >>> judge("17 - 5 + 3 + 0", {"target": 15, "numbers": [3, 5, 17]}, reward="tinyzero").value
+        >>> score_answer("17 - 5 + 3 + 0", {"target": 15, "numbers": [3, 5, 17]}, reward="tinyzero").value
         0.1
     """
     expression = read(answer)
@@ -50,7 +50,7 @@ def judge(answer: str, ground_truth: Mapping[str, Json], reward: str = "binary")
 
 
 def _wrong(ground_truth: Mapping[str, Json], reward: str) -> Score:
-    """The verdict `wrong`, unless it is the ground truth that is."""
+    """The score `wrong`, or an error if the ground truth itself has the wrong type."""
     target, numbers = ground_truth["target"], ground_truth["numbers"]
     try:
         index(target)

@@ -1,4 +1,4 @@
-"""A second verdict on answers, by another method than the checker's: slow, recursive, and sharing no code with it.
+"""The oracle: scores answers by another method than the checker's: slow, recursive, and sharing no code with it.
 
 It reads the answer character by character by recursive descent, and computes with pairs of integers. Tests and
 fuzzers compare the two; an answer on which they differ is a fault in one of them.

@@ -5,7 +5,7 @@ No file of the package may have the name of a hook: importing it would put the m
 
 from collections.abc import Iterator, Sequence
 
-from tinyzero_gsm8k import prompts, verdicts
+from tinyzero_gsm8k import prompts, scoring
 from tinyzero_gsm8k.options import Gsm8kOptions
 from tinyzero_gsm8k.second_opinion import is_right
 from tinyzero_sdk import Item, Score, TaskInfo, hookimpl
@@ -67,7 +67,7 @@ def extract_answer(completion: str) -> str | None:
 
 @hookimpl
 def score(answer: str, ground_truth: str | int | float) -> Score:
-    return verdicts.judge(answer, ground_truth)
+    return scoring.score_answer(answer, ground_truth)
 
 
 @hookimpl

@@ -1,6 +1,6 @@
-"""A second verdict on answers, by another method than the scorer's: character by character, without patterns.
+"""The oracle: scores answers by another method than the scorer's: character by character, without patterns.
 
-It shares nothing with the scorer, no code and no list, and computes with pairs of integers. Where the scorer judges the
+It shares nothing with the scorer, no code and no list, and computes with pairs of integers. Where the scorer reads the
 words around a number one by one, this knows a few whole phrases; where an answer holds others, or more LaTeX, Markdown
 or foreign script than it knows, it cannot tell. Tests and fuzzers compare the two; an answer on which they differ is a
 fault in one of them.

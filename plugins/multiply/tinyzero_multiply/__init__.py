@@ -64,7 +64,7 @@ def extract_answer(completion: str) -> str | None:
 
 @hookimpl
 def score(answer: str, ground_truth: Json, options: MultiplyOptions) -> Score:
-    return scoring.judge(answer, ground_truth, options.reward)
+    return scoring.score_answer(answer, ground_truth, options.reward)
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""A grammar of answers to a problem, right ones and near misses, from which a fuzzer starts. It judges nothing."""
+"""A grammar of answers to a problem, right ones and near misses, from which a fuzzer starts. It scores nothing."""
 
 _SPACE = ["", "", " ", "\n", "\u00a0", "\u200b", "\\,"]
 _SIGNS = ["*", "×", "·", "\\times ", "\\cdot ", "x", "**", "+", "/", "//", "e", ""]

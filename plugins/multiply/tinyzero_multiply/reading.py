@@ -1,7 +1,7 @@
 """Reading an answer as one whole number, alone or as the result of `a * b = c`.
 
 Reading is exact: what is not plainly one number, or such an equation, is not read at all. Nothing in here knows
-the task's numbers; the verdict is `scoring.py`'s.
+the task's numbers; `scoring.py` compares them.
 """
 
 import re

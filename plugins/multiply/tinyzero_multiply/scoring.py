@@ -1,4 +1,4 @@
-"""The verdict on an answer."""
+"""Scores an answer."""
 
 from collections.abc import Mapping
 from operator import index
@@ -23,7 +23,7 @@ class Truth(NamedTuple):
     """None where the ground truth is the bare product, as in TinyZero's files."""
 
 
-def judge(answer: str, ground_truth: Json, reward: str = "binary") -> Score:
+def score_answer(answer: str, ground_truth: Json, reward: str = "binary") -> Score:
     """Whether `answer` is the product, and what that pays.
 
     Args:
@@ -36,9 +36,9 @@ def judge(answer: str, ground_truth: Json, reward: str = "binary") -> Score:
         ValueError: its product is not that of its factors.
 
     Example:
-        >>> judge("123 × 456 = 56,088", {"num1": 123, "num2": 456, "product": 56088}).value
+        >>> score_answer("123 × 456 = 56,088", {"num1": 123, "num2": 456, "product": 56088}).value
         1.0
-        >>> judge("56089", 56088, reward="tinyzero").value
+        >>> score_answer("56089", 56088, reward="tinyzero").value
         0.1
     """
     truth = read_truth(ground_truth)

@@ -1,4 +1,4 @@
-"""A second verdict on answers, by another method than the scorer's: slow, and sharing no code with it.
+"""The oracle: scores answers by another method than the scorer's: slow, and sharing no code with it.
 
 It never reads a number. It goes from the numbers to the text: an answer is right if, the marks around it peeled off,
 it is one of the ways to write the product, or an equation of ways to write the factors and the product.

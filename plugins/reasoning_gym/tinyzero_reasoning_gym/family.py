@@ -1,6 +1,6 @@
 """One data set of reasoning-gym as a task: its hooks.
 
-Problems and verdicts are reasoning-gym's own. How an entry becomes JSON is in `entries.py`, its configuration
+Problems and scores are reasoning-gym's own. How an entry becomes JSON is in `entries.py`, its configuration
 in `config.py`, and which scorers evaluate text in `scorers.py`.
 """
 

@@ -2,7 +2,7 @@
 
 Everything that `score_answer` can reach is read. A scorer is safe only if nothing in there runs code, or leads
 out of what is known to be harmless; what cannot be read, or is not known, is unsafe. So a new version of
-reasoning-gym is judged anew, and a new way to evaluate text is refused before anybody has heard of it.
+reasoning-gym is examined again, and a new way to evaluate text is refused before anyone has reported it.
 """
 
 import ast
@@ -108,7 +108,7 @@ class _Reader:
         elif _is_ours(type(thing)):
             self._waiting.append(type(thing))
         else:
-            yield from _judge_foreign(thing)
+            yield from _check_foreign(thing)
 
     def _read(self, function: types.FunctionType) -> Iterator[str]:
         try:
@@ -176,7 +176,7 @@ def _look_up(name: str, function: types.FunctionType) -> Any:
     return _NOTHING
 
 
-def _judge_foreign(thing: Any) -> Iterable[str]:
+def _check_foreign(thing: Any) -> Iterable[str]:
     """A function, class or object of another package, or of the standard library."""
     owner = thing if hasattr(thing, "__qualname__") else type(thing)
     module, name = getattr(owner, "__module__", None) or "builtins", owner.__qualname__

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.plugins.countdown.expressions import leaves_of, trees, value_of, write
 from tinyzero_countdown.expression import MAX_DIGITS, MAX_LENGTH
-from tinyzero_countdown.scoring import judge
+from tinyzero_countdown.scoring import score_answer
 from tinyzero_countdown.second_opinion import is_right
 from tinyzero_sdk.records import REASONS
 
@@ -35,7 +35,7 @@ def test_every_right_expression_scores_full(tree, random):
     text = write(tree, random, claim=int(value) if can_be_written and random.random() < 0.3 else None)
     assume(len(text) <= MAX_LENGTH)
     random.shuffle(numbers)
-    assert judge(text, truth(int(value), numbers)).correct
+    assert score_answer(text, truth(int(value), numbers)).correct
     assert is_right(text, truth(int(value), numbers))
 
 
@@ -44,10 +44,10 @@ def test_another_value_or_other_numbers_are_wrong(tree, random, target):
     text, numbers = write(tree, random), leaves_of(tree)
     assume(len(text) <= MAX_LENGTH)
     if value_of(tree) != target:
-        assert judge(text, truth(target, numbers)).reason == "wrong"
+        assert score_answer(text, truth(target, numbers)).reason == "wrong"
     other = [*numbers[:-1], numbers[-1] + 1]
     for changed in (other, [*numbers, 1], numbers[:-1]):
-        assert judge(text, truth(int(value_of(tree) or 0), changed)).reason == "wrong"
+        assert score_answer(text, truth(int(value_of(tree) or 0), changed)).reason == "wrong"
 
 
 @pytest.mark.slow
@@ -59,7 +59,7 @@ def test_a_small_change_gets_the_oracle_s_verdict(tree, random, data):
     end = data.draw(st.integers(start, min(start + 2, len(text))))
     changed = text[:start] + data.draw(st.sampled_from(["", *PIECES])) + text[end:]
     ground_truth = truth(int(value or 0), leaves_of(tree))
-    assert judge(changed, ground_truth).correct == is_right(changed, ground_truth)
+    assert score_answer(changed, ground_truth).correct == is_right(changed, ground_truth)
 
 
 @pytest.mark.slow
@@ -67,14 +67,14 @@ def test_a_small_change_gets_the_oracle_s_verdict(tree, random, data):
 @settings(max_examples=300)
 def test_any_text_gets_the_oracle_s_verdict(text, numbers):
     for target in (1, 10, 24):
-        score = judge(text, truth(target, numbers))
+        score = score_answer(text, truth(target, numbers))
         assert score.correct == is_right(text, truth(target, numbers)) == (score.value == 1.0) == (score.reason == "ok")
         assert score.reason in REASONS
 
 
 @given(st.text(max_size=300))
 def test_arbitrary_text_never_raises(text):
-    assert judge(text, truth(1, [1])).correct == is_right(text, truth(1, [1]))
+    assert score_answer(text, truth(1, [1])).correct == is_right(text, truth(1, [1]))
 
 
 @given(st.text("0123456789+-*/() ", max_size=20))
@@ -82,9 +82,9 @@ def test_arbitrary_text_never_raises(text):
 def test_plain_expressions_mean_what_they_mean_in_python(text):
     numbers, value = _python_value(text)
     if value is None or value.denominator != 1:
-        assert not any(judge(text, truth(target, numbers)).correct for target in range(30))
+        assert not any(score_answer(text, truth(target, numbers)).correct for target in range(30))
     else:
-        assert judge(text, truth(int(value), numbers)).correct
+        assert score_answer(text, truth(int(value), numbers)).correct
 
 
 def _python_value(text):

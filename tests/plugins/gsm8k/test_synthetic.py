@@ -126,6 +126,7 @@ def test_generating_is_fast():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(reason="half a minute of generating; the generators have not changed if the fast tests pass")
 def test_there_are_three_hundred_thousand():
     assert sum(1 for _ in islice(task.dataset("train"), 300_000)) == 300_000
 

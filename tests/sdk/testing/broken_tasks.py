@@ -2,6 +2,18 @@
 
 from tests.sdk.testing.conftest import HOOKS
 
+SCORE = """
+@hookimpl
+def score(answer, ground_truth):
+    {}
+    return float(answer == str(ground_truth["total"]))
+"""
+PAYS = """
+@hookimpl
+def score(answer, ground_truth):
+    right = answer == str(ground_truth["total"])
+    return {}
+"""
 BREAKERS: dict[str, dict[str, str | None]] = {
     "same-seed-same-data": {
         "generate_dataset": """
@@ -58,13 +70,7 @@ def solve(item):
     return None if total % 5 == 0 else f"<answer>{total}</answer>"
 """
     },
-    "gold-scores-full": {
-        "score": """
-@hookimpl
-def score(answer, ground_truth):
-    return float(answer == str(ground_truth["total"]) and len(answer) < 4)
-"""
-    },
+    "gold-scores-full": {"score": PAYS.format("float(right and len(answer) < 4)")},
     "formatting-is-free": {
         "extract_answer": """
 @hookimpl
@@ -108,41 +114,10 @@ def score(answer, ground_truth):
     return float(isinstance(ground_truth["numbers"], tuple) and answer == str(ground_truth["total"]))
 """,
     },
-    "bounded-time": {
-        "score": """
-@hookimpl
-def score(answer, ground_truth):
-    while answer.count("(") > 20:
-        pass
-    return float(answer == str(ground_truth["total"]))
-"""
-    },
-    "bounded-memory": {
-        "score": """
-@hookimpl
-def score(answer, ground_truth):
-    if "9**" in answer:
-        len(b"x" * (300 << 20))
-    return float(answer == str(ground_truth["total"]))
-"""
-    },
-    "never-raises": {
-        "score": """
-@hookimpl
-def score(answer, ground_truth):
-    return float(int(answer) == ground_truth["total"] and answer == str(int(answer)))
-"""
-    },
-    "never-prints": {
-        "score": """
-@hookimpl
-def score(answer, ground_truth):
-    if answer.endswith("0"):
-        import os
-        os.write(2, b"a multiple of ten")
-    return float(answer == str(ground_truth["total"]))
-"""
-    },
+    "bounded-time": {"score": SCORE.format('while answer.count("(") > 20: pass')},
+    "bounded-memory": {"score": SCORE.format('if "9**" in answer: len(b"x" * (300 << 20))')},
+    "never-raises": {"score": PAYS.format('float(int(answer) == ground_truth["total"] and right)')},
+    "never-prints": {"score": SCORE.format('if answer.endswith("0"): import os; os.write(2, b"a multiple of ten")')},
     "runs-no-code": {
         "score": """
 @hookimpl
@@ -162,44 +137,13 @@ def score(answer, ground_truth):
     return float(answer == str(ground_truth["total"]))
 """
     },
-    "deterministic": {
-        "score": """
-@hookimpl
-def score(answer, ground_truth):
-    if answer == str(ground_truth["total"]):
-        return 1.0
-    return 0.1 if hash(answer) % 2 else 0.0
-"""
-    },
-    "score-is-valid": {
-        "score": """
-@hookimpl
-def score(answer, ground_truth):
-    return 1.0 if answer == str(ground_truth["total"]) else -0.5 * answer.count("-")
-"""
-    },
-    "wrong-pays-less": {
-        "score": """
-@hookimpl
-def score(answer, ground_truth):
-    right = answer == str(ground_truth["total"])
-    return Score(1.0 if right or answer.startswith("<") else 0.0, right)
-"""
-    },
+    "deterministic": {"score": PAYS.format("1.0 if right else 0.1 if hash(answer) % 2 else 0.0")},
+    "score-is-valid": {"score": PAYS.format('1.0 if right else -0.5 * answer.count("-")')},
+    "wrong-pays-less": {"score": PAYS.format('Score(1.0 if right or answer.startswith("<") else 0.0, right)')},
     "one-edit-loses": {
-        "score": """
-@hookimpl
-def score(answer, ground_truth):
-    return float(answer.startswith(str(ground_truth["total"])) and len(answer) < 6)
-"""
+        "score": PAYS.format('float(answer.startswith(str(ground_truth["total"])) and len(answer) < 6)')
     },
-    "correct-means-right": {
-        "score": """
-@hookimpl
-def score(answer, ground_truth):
-    return float(answer in (str(ground_truth["total"]), str(ground_truth["total"] + 7)))
-"""
-    },
+    "correct-means-right": {"score": PAYS.format('float(right or answer == str(ground_truth["total"] + 7))')},
     "right-means-correct": {
         "oracle": """
 @hookimpl
@@ -207,29 +151,11 @@ def oracle(answer, ground_truth):
     return answer.removesuffix(".0") == str(ground_truth["total"])
 """
     },
-    "spraying-pays-nothing": {
-        "score": """
-@hookimpl
-def score(answer, ground_truth):
-    return float(str(ground_truth["total"]) in answer.split())
-"""
-    },
+    "spraying-pays-nothing": {"score": PAYS.format('float(str(ground_truth["total"]) in answer.split())')},
     "echo-pays-nothing": {
-        "score": """
-@hookimpl
-def score(answer, ground_truth):
-    if answer == str(ground_truth["total"]):
-        return 1.0
-    return 0.1 * sum(str(number) in answer for number in ground_truth["numbers"])
-"""
+        "score": PAYS.format('1.0 if right else 0.1 * sum(str(n) in answer for n in ground_truth["numbers"])')
     },
-    "emptiness-pays-nothing": {
-        "score": """
-@hookimpl
-def score(answer, ground_truth):
-    return 1.0 if answer == str(ground_truth["total"]) else 0.1
-"""
-    },
+    "emptiness-pays-nothing": {"score": PAYS.format("1.0 if right else 0.1")},
     "leaks-pay-nothing": {
         "extract_answer": """
 @hookimpl
@@ -263,13 +189,6 @@ def score(answer, ground_truth):
 }
 """For each property, hooks that lack it."""
 
-RIGHT = 'float(answer == str(ground_truth["total"]))'
-SCORE = f"""
-@hookimpl
-def score(answer, ground_truth):
-    {{}}
-    return {RIGHT}
-"""
 MORE_BREAKERS: list[tuple[str, str, dict[str, str | None]]] = [
     ("chance", "deterministic", {"score": SCORE.format("if random.random() < 0.01: return 1.0")}),
     (

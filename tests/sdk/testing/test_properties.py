@@ -1,7 +1,5 @@
 """A good task has every property; a task that lacks one fails its check, with a small example."""
 
-from collections.abc import Callable
-
 import pytest
 
 from tests.sdk.testing.broken_tasks import BREAKERS, MORE_BREAKERS, SCORE
@@ -11,8 +9,6 @@ from tinyzero_sdk.testing import PROPERTIES, check_task, sandbox
 from tinyzero_sdk.testing.gold import TestCompletion
 from tinyzero_sdk.testing.property import Failure, Property
 from tinyzero_sdk.testing.task_under_test import TaskUnderTest
-
-WriteSum = Callable[..., str]
 
 
 @pytest.fixture

@@ -45,9 +45,12 @@ def _convert(record: Row, task: str) -> Sequence[Row]:
         raise DataError("`resps` holds no texts; only generative tasks can be scored, not those by likelihood")
     number, prompt = record.get("doc_id"), _prompt(record.get("arguments"))
     own_key = f"{task}:{prompt if number is None else number}"  # without a hash
+    target = record["target"]
+    if isinstance(target, str):
+        target = target.rpartition("####")[2].strip()  # of a worked solution as in GSM8K, the result
     common: Row = {
         "prompt": prompt,
-        "ground_truth": _result(record["target"]),
+        "ground_truth": target,
         "extra_info": {"index": number, "key": f"{record.get('doc_hash') or own_key}"},
         "doc": record.get("doc"),
     }
@@ -60,8 +63,3 @@ def _prompt(arguments: Json) -> Json:
         arguments = [list(request.values()) for request in arguments.values() if isinstance(request, dict)]
     first = arguments[0] if isinstance(arguments, list) and arguments else None
     return first[0] if isinstance(first, list) and first else None
-
-
-def _result(target: Json) -> Json:
-    """The target, or the part after `####` of a worked solution as in GSM8K."""
-    return target.rpartition("####")[2].strip() if isinstance(target, str) else target

@@ -1,4 +1,4 @@
-"""The verdict on an answer: its number against the ground truth's."""
+"""Scores an answer: its number against the ground truth's."""
 
 from fractions import Fraction
 from functools import lru_cache
@@ -14,7 +14,7 @@ _WRONG = Score(0.0, correct=False, reason="wrong")
 _MALFORMED = Score(0.0, correct=False, reason="malformed")
 
 
-def judge(answer: str, ground_truth: str | int | float) -> Score:
+def score_answer(answer: str, ground_truth: str | int | float) -> Score:
     """Whether the one number in `answer` is that of the ground truth.
 
     Args:
@@ -26,8 +26,8 @@ def judge(answer: str, ground_truth: str | int | float) -> Score:
         DataError: the ground truth is no number, on which every answer would look wrong.
 
     Example:
-        >>> judge("$1,000.00 a month", "1000").correct, judge("999", "1,000").reason, judge("a lot", "1000").reason
-        (True, 'wrong', 'malformed')
+        >>> [score_answer(text, "1000").reason for text in ("$1,000.00 a month", "999", "a lot")]
+        ['ok', 'wrong', 'malformed']
     """
     truth = _truth(ground_truth)
     number = read_number(answer)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.relative_time import relative_time
 from tinyzero_countdown.expression import MAX_LENGTH
-from tinyzero_countdown.scoring import judge
+from tinyzero_countdown.scoring import score_answer
 from tinyzero_sdk import Item, load_task
 
 README = (Path(__file__).parents[3] / "plugins/countdown/README.md").read_text(encoding="utf-8")
@@ -97,7 +97,7 @@ def test_rows_of_tinyzero_s_own_preprocessing_are_scored_as_they_stand():
 def test_a_ground_truth_of_the_wrong_type_is_an_error_and_not_a_wrong_answer(ground_truth):
     for answer in ("(7-3)*12", "(7-3)*12=48"):
         with pytest.raises(TypeError):
-            judge(answer, ground_truth)
+            score_answer(answer, ground_truth)
     task = load_task("countdown")
     assert task.score_completion("<answer>(7-3)*12</answer>", ground_truth).reason == "error"
 

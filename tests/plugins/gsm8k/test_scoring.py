@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.relative_time import relative_time
 from tinyzero_gsm8k.numbers import LONGEST, MOST_DIGITS, read_number
-from tinyzero_gsm8k.verdicts import judge
+from tinyzero_gsm8k.scoring import score_answer
 from tinyzero_sdk import load_task
 from tinyzero_sdk.testing.cases import cases_path, read_cases
 
@@ -88,7 +88,7 @@ def test_a_ground_truth_that_is_no_number_is_an_error_and_never_right(ground_tru
     ],
 )
 def test_what_a_table_cannot_show_is_malformed_too(answer):
-    assert judge(answer, "42").reason == "malformed"
+    assert score_answer(answer, "42").reason == "malformed"
     assert task.oracle(answer, "42") in (None, False)
 
 
@@ -105,31 +105,31 @@ def test_every_way_to_write_a_decimal_is_the_same_number(value):
         f"{sign}{grouped} dollars",
         f"so {written}",
     ):
-        assert judge(text, written).correct, text
+        assert score_answer(text, written).correct, text
     for text in (rf"\boxed{{{written}}}", rf"${written}$", f"**{written}**", f"{sign}{grouped.replace(',', '{,}')}"):
-        assert judge(text, written).correct, text
+        assert score_answer(text, written).correct, text
     if value != 0:
-        assert not judge(written.removeprefix("-") if sign else f"-{written}", written).correct
-        assert not judge(f"{written}1", str(value)).correct
+        assert not score_answer(written.removeprefix("-") if sign else f"-{written}", written).correct
+        assert not score_answer(f"{written}1", str(value)).correct
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10**6), st.integers(0, 10**6))
 @example(1, 2, 1)
 def test_fractions_are_exact(top, bottom, whole):
     truth = f"{top}/{bottom}"
-    assert judge(truth, truth).correct
-    assert judge(rf"\frac{{{2 * top}}}{{{2 * bottom}}}", truth).correct
-    assert not judge(f"{top + 1}/{bottom}", truth).correct
+    assert score_answer(truth, truth).correct
+    assert score_answer(rf"\frac{{{2 * top}}}{{{2 * bottom}}}", truth).correct
+    assert not score_answer(f"{top + 1}/{bottom}", truth).correct
     if top < bottom:
-        assert judge(f"{whole} {truth}", f"{whole * bottom + top}/{bottom}").correct
+        assert score_answer(f"{whole} {truth}", f"{whole * bottom + top}/{bottom}").correct
 
 
 @given(st.integers(-999, 999), st.integers(-9, 9))
 def test_scientific_notation_is_exact(digits, exponent):
     truth = f"{digits * 10 ** max(exponent, 0)}/{10 ** max(-exponent, 0)}"
     for text in (f"{digits}e{exponent}", f"{digits} × 10^{exponent}", rf"{digits} \times 10^{{{exponent}}}"):
-        assert judge(text, truth).correct, text
-    assert not judge(f"{digits}e{exponent + 1}", truth).correct or digits == 0
+        assert score_answer(text, truth).correct, text
+    assert not score_answer(f"{digits}e{exponent + 1}", truth).correct or digits == 0
 
 
 @pytest.mark.slow
@@ -137,8 +137,8 @@ def test_scientific_notation_is_exact(digits, exponent):
 @example("-" * 600)
 @example("\\frac{" * 80)
 def test_any_text_gets_a_verdict(text):
-    assert judge(text, "42").reason in ("ok", "wrong", "malformed")
-    assert task.oracle(text, "42") in (None, judge(text, "42").correct)
+    assert score_answer(text, "42").reason in ("ok", "wrong", "malformed")
+    assert task.oracle(text, "42") in (None, score_answer(text, "42").correct)
 
 
 PIECES = [
