@@ -154,7 +154,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(
 def test_the_gpu_is_looked_for_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     version = tmp_path / "version.py"
     monkeypatch.setattr(gpu_seen, "find_spec", lambda name: types.SimpleNamespace(origin=str(tmp_path / "__init__.py")))
-    monkeypatch.setattr(gpu_seen, "count_cards", lambda: 1)
+    monkeypatch.setattr(gpu_seen, "count_gpus", lambda: 1)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     version.write_text("__version__ = '2.9'\ncuda: Optional[str] = None\n")
     assert not sees_gpu("auto")
@@ -168,8 +168,8 @@ def test_the_gpu_is_looked_for_without_torch(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_without_a_driver_there_are_no_cards() -> None:
-    assert gpu_seen.count_cards("libthere-is-none.so") == 0
-    assert gpu_seen.count_cards("libc.so.6") == 0  # some other library
+    assert gpu_seen.count_gpus("libthere-is-none.so") == 0
+    assert gpu_seen.count_gpus("libc.so.6") == 0  # some other library
 
 
 def own(toy_task: str, *words: str) -> DefaultModel:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
@@ -21,6 +22,7 @@ from transformers import (
 )
 
 from tests.trainer.planned import COMMON, HALF_B, PUBLISHED, SPECS
+from tests.trainer.test_model_files import empty_snapshot
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.well_known import well_known
@@ -71,9 +73,8 @@ def test_the_tiny_model_and_a_directory(toy_model: Any, toy_model_path: Path) ->
 
 
 def test_the_hubs_cache_is_read_before_anything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    folder = tmp_path / "models--org--name" / "snapshots" / "abc"
-    ARCHITECTURES["qwen2"].save_pretrained(folder)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    ARCHITECTURES["qwen2"].save_pretrained(empty_snapshot(tmp_path))
     assert find_spec("org/name", download=False).hidden == 64
     with pytest.raises(SettingsError, match="org/other is not in the Hub's cache"):
         find_spec("org/other", download=False)
@@ -149,9 +150,7 @@ def test_what_is_left_out_is_what_transformers_takes(kind: Any, left_out: str, t
 
 
 def test_a_name_that_is_nowhere_is_refused_quickly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "127.0.0.1")

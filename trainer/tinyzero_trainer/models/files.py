@@ -1,17 +1,17 @@
-"""A model's files: where they are, how large the model is, and what is wrong with them. Reads headers, no weights.
+"""A model's files: where they are, how large the model is, and what is wrong with them. Reads headers, not weights.
 
-Without torch and transformers, so that `tinyzero doctor` can tell of a model where these are broken; `loading.py` asks
-where a model could not be loaded, and `sft/default_model.py` whether one that was kept is whole.
+Without torch and transformers, so that `tinyzero doctor` can report on a model where these are broken.
 """
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import Any, TypeAlias
+
+from safetensors import SafetensorError, safe_open
 
 from tinyzero_trainer.models.spec import COUNTED, ModelSpec, spec_from_config
 from tinyzero_trainer.models.well_known import CONFIG_FILE, well_known
@@ -23,8 +23,6 @@ Sizes: TypeAlias = dict[str, tuple[int, ...]]
 """Of tensors, by their names."""
 
 _POINTER = b"version https://git-lfs"
-_LONGEST_HEADER = 100 * 2**20
-"""As the library safetensors has it."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +30,12 @@ class Fault:
     """What is wrong with a model's files."""
 
     what: str
-    """The file, and what is wrong with it."""
-
     do: str
-    """What to do about it."""
-
     command: str = ""
-    """What to type for that; empty = nothing."""
 
     @property
     def line(self) -> str:
-        """All of it in one line."""
+        """All in one line."""
         return f"{self.what}; {self.do}{f': {self.command}' if self.command else ''}"
 
 
@@ -75,14 +68,8 @@ class _Broken(Exception):
     """A file is not what it should be."""
 
     def __init__(self, file: Path, what: str, command: str = "") -> None:
-        command = command or _download(file.parent)
-        super().__init__(Fault(f"{file} {what}", "copy or download it again", command))
-
-    @property
-    def fault(self) -> Fault:
-        """For the user."""
-        found: Fault = self.args[0]
-        return found
+        super().__init__(what)
+        self.fault = Fault(f"{file} {what}", "copy or download it again", command or _download(file.parent))
 
 
 # ---- where a model is ------------------------------------------------------------------------------------------------
@@ -90,15 +77,21 @@ class _Broken(Exception):
 
 def hub_cache() -> Path:
     """Where huggingface_hub keeps models."""
-    if named := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
-        return Path(named)
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return Path(os.environ.get("HF_HOME") or caches / "huggingface") / "hub"
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
 
 
-def snapshots(model: str, cache: Path) -> list[Path]:
-    """Directories of the Hub's cache that hold a model, or parts of it."""
-    return sorted((cache.expanduser() / f"models--{model.replace('/', '--')}" / "snapshots").glob("*"))
+def cached_snapshot(model: str, cache: Path) -> Path | None:
+    """The directory of the Hugging Face Hub's cache that holds a model's current version, or part of it."""
+    from huggingface_hub import try_to_load_from_cache  # late: it takes a quarter of a second
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(model, CONFIG_FILE, cache_dir=cache)
+    except HFValidationError:  # no name that the Hub allows
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def find_model(name: str, path: Path, cache: Path) -> Model:
@@ -112,20 +105,19 @@ def find_model(name: str, path: Path, cache: Path) -> Model:
     local = path.expanduser()
     if local.is_dir():
         return _in_directory(name, local, local=True)
-    # What of a snapshot is missing will be downloaded.
-    for folder in snapshots(str(path), cache):
-        if _is_whole(folder):
-            found = _in_directory(name, folder, local=False)
-            command = f"hf download {path} --force-download"
-            return replace(found, fault=found.fault and replace(found.fault, command=command))
-    return Model(name, False, None, shape=well_known(str(path)))
+    snapshot = cached_snapshot(str(path), cache)
+    if snapshot is None or not _has_weights(snapshot):  # what is missing will be downloaded
+        return Model(name, False, None, shape=well_known(str(path)))
+    found = _in_directory(name, snapshot, local=False)
+    command = f"hf download {path} --force-download"
+    return replace(found, fault=found.fault and replace(found.fault, command=command))
 
 
-def _is_whole(snapshot: Path) -> bool:
+def _has_weights(snapshot: Path) -> bool:
     try:
         return bool(weight_files(snapshot)) and not missing_files(snapshot)
     except _Broken:
-        return True  # which is to be told, and will not be downloaded
+        return True  # to be reported, since it is not downloaded again
 
 
 def _in_directory(name: str, directory: Path, *, local: bool) -> Model:
@@ -211,36 +203,28 @@ def read_sizes(directory: Path) -> Sizes:
 
 
 def _sizes_in(file: Path) -> Sizes:
-    """Of one file: eight bytes with the length of a header, the header as JSON, the numbers."""
     _refuse_pointer(file)
     try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if size < 8 or 8 + length > size:
-                cut = size < 8 or length < _LONGEST_HEADER
-                raise _Broken(file, f"is cut off after {size:,} bytes" if cut else "is no safetensors file")
-            header = json.loads(stream.read(length))
-        tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
-        whole = 8 + length + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
-        sizes = {name: tuple(map(int, tensor["shape"])) for name, tensor in tensors.items()}
+        with safe_open(file, framework="numpy") as tensors:
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        reason = str(error).rpartition(": ")[2] if "JSON" not in str(error) else "its header is invalid"
+        raise _Broken(file, f"is cut off, or is no safetensors file ({reason})") from error
     except OSError as error:
-        raise _Broken(file, f"cannot be read ({error.strerror})", f"ls -l {quote(str(file))}") from error
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise _Broken(file, "is no safetensors file") from error
-    if size != whole:
-        state = "is cut off" if size < whole else "is damaged"
-        raise _Broken(file, f"{state}: it has {size:,} bytes, and its header tells of {whole:,}")
-    return sizes
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: OSError) -> _Broken:
+    return _Broken(file, f"cannot be read ({error.strerror or error})", f"ls -l {quote(str(file))}")
 
 
 def _refuse_pointer(file: Path) -> None:
-    """Git leaves a text of three lines in place of a large file where Git LFS was not there to fetch it."""
+    """Git leaves a text of three lines in place of a large file that Git LFS has not fetched."""
     try:
         with file.open("rb") as stream:
             is_pointer = stream.read(len(_POINTER)) == _POINTER
     except OSError as error:
-        raise _Broken(file, f"cannot be read ({error.strerror})", f"ls -l {quote(str(file))}") from error
+        raise _unreadable(file, error) from error
     if is_pointer:
         raise _Broken(file, "is a pointer of Git LFS, not the file", f"git -C {quote(str(file.parent))} lfs pull")
 
@@ -252,7 +236,7 @@ def _read_object(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise _Broken(file, f"cannot be read ({error.strerror})", f"ls -l {quote(str(file))}") from error
+        raise _unreadable(file, error) from error
     except (ValueError, RecursionError) as error:
         raise _Broken(file, "is not valid JSON") from error
     if not isinstance(content, dict):

@@ -159,10 +159,6 @@ def _directory(model: str | None) -> Path | None:
     named = directory_of(model)
     if named is None or model is None:
         return BUILT_IN_MODEL
-    return named.expanduser() if named.expanduser().is_dir() else _in_cache(model)
+    from tinyzero_trainer.models.files import cached_snapshot, hub_cache
 
-
-def _in_cache(model: str) -> Path | None:
-    from tinyzero_trainer.models.files import hub_cache, snapshots
-
-    return next((folder for folder in snapshots(model, hub_cache()) if (folder / CONFIG_FILE).is_file()), None)
+    return named.expanduser() if named.expanduser().is_dir() else cached_snapshot(model, hub_cache())
