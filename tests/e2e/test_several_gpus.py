@@ -24,7 +24,7 @@ from tinyzero_sdk.settings import merge, parse_overrides, to_mapping
 from tinyzero_trainer.algorithms.adaptive_length import WindowState
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import compose, gather, make_config
-from tinyzero_trainer.config.parallel import layout_of
+from tinyzero_trainer.config.parallel import parallel_dims
 from tinyzero_trainer.config.resume import resume_config
 from tinyzero_trainer.controller.collector import RolloutBatch
 from tinyzero_trainer.sft.default_model import SETTINGS
@@ -217,10 +217,10 @@ def test_every_run_is_one_that_the_trainer_accepts_on_so_many_gpus(tmp_path, gpu
         if config.run.executor == "local":
             assert job.gpus == 1, job.name
             continue
-        layout = layout_of(config)
-        taken = layout.ranks + layout.engines * layout.spread
+        dims = parallel_dims(config)
+        taken = dims.world_size + dims.dedicated_engines * dims.engine_tp
         assert taken == job.gpus, job.name
-        assert (layout.device == "cpu") is cpu
+        assert (dims.device == "cpu") is cpu
         assert config.rollout.max_async_level == int("one step off" in job.name)
 
 

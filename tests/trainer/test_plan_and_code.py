@@ -17,7 +17,7 @@ from tests.trainer.planned import GRPO, HALF_B, SPECS, config_of
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import OptimizerConfig, TrainConfig
-from tinyzero_trainer.config.compiling import COMPILED_FROM, compiles
+from tinyzero_trainer.config.run import COMPILED_FROM, compiles
 from tinyzero_trainer.distributed import fsdp as sharding
 from tinyzero_trainer.distributed.fsdp import FsdpOptions
 from tinyzero_trainer.distributed.groups import ALONE

@@ -19,7 +19,7 @@ from tests.trainer.planned import COMMON, GRPO, HALF_B, MODELS, SETTINGS, SPECS,
 from tinyzero_trainer.cli import plan_report as view
 from tinyzero_trainer.cli.plan_report import plan_for
 from tinyzero_trainer.config import OptimizerConfig, TrainConfig
-from tinyzero_trainer.config.spread import spread_of
+from tinyzero_trainer.config.parallel import planned_dims
 from tinyzero_trainer.distributed import fsdp as sharding
 from tinyzero_trainer.distributed.dtensor import local_shard
 from tinyzero_trainer.estimate import constants
@@ -232,8 +232,8 @@ def test_an_engine_on_several_gpus_has_a_share_of_weights_and_heads_on_each() ->
     config = config_of(*GRPO, "rollout.engine=vllm", "rollout.max_completion_tokens=1024")
     sizes = []
     for gpus in (1, 2, 4):
-        spread = with_settings(config, {"vllm.tensor_parallel": gpus})
-        sizes.append([needed_by_vllm(spec, spread, workload_of(spread), count) for count in (0, 64)])
+        dims = with_settings(config, {"vllm.tensor_parallel": gpus})
+        sizes.append([needed_by_vllm(spec, dims, workload_of(dims), count) for count in (0, 64)])
     weights, caches = [one[0] for one in sizes], [one[1] - one[0] for one in sizes]
     assert [weights[0] - one for one in weights] == [0, spec.parameters, 3 * spec.parameters // 2]
     assert [caches[0] // one for one in caches] == [1, 2, 2]  # the fewest heads that a GPU can have are one
@@ -272,7 +272,7 @@ def test_what_is_proposed_fits_on_every_gpu(
     changed = with_settings(config, {change.key: change.value for change in found.changes})
     assert changed == found.config
     assert all(change.trade_off for change in found.changes)
-    assert spread_of(changed).cards == gpus
+    assert planned_dims(changed).gpus == gpus
     if found.requested.peak <= found.limit:
         assert not any(change.key.startswith("ray.") for change in found.changes)
 
@@ -295,7 +295,7 @@ def test_gpus_are_divided_as_was_asked_where_that_can_fit() -> None:
     found = make_plan(SPECS[SEVEN_B], config, int(140.4 * GIB), gpu=H200)
     assert found.fits
     assert found.requested.peak > found.limit
-    assert spread_of(found.config) == spread_of(config)
+    assert planned_dims(found.config) == planned_dims(config)
 
 
 def test_the_next_smaller_micro_batch_is_the_next_power_of_two() -> None:
@@ -317,7 +317,7 @@ def smaller(config: TrainConfig) -> list[int]:
 def test_ranks_that_were_counted_stay_as_many() -> None:
     config = on(config_of(*GRPO, "rollout.max_completion_tokens=8192", model=SEVEN_B), 4, ranks=4)
     found = make_plan(SPECS[SEVEN_B], config, 30 * GIB)
-    assert spread_of(found.config).ranks == 4
+    assert planned_dims(found.config).world_size == 4
 
 
 def target(name: str) -> TargetGpu:

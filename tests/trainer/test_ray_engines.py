@@ -23,7 +23,7 @@ from tinyzero_sdk.settings import merge
 from tinyzero_trainer.checkpoint.run_directory import OWNER
 from tinyzero_trainer.config import RayConfig, TrainConfig, VllmConfig
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.config.parallel import Layout, ParallelError, layout_of
+from tinyzero_trainer.config.parallel import ParallelDims, ParallelError, parallel_dims
 from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.ray import actors, build, worker
 from tinyzero_trainer.executors.ray import remote_engine as engines
@@ -315,7 +315,7 @@ def test_a_rank_goes_through_the_weights_once_whatever_fails(fails: str, monkeyp
 
 
 def test_each_actor_has_a_seat_and_those_that_share_an_engine_sit_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    bundles = layout(2, ray__gpus=4).bundles(scorers=1)
+    bundles = dims(2, ray__gpus=4).bundles(scorers=1)
     table = {"bundles_to_node_id": {0: "a", 1: "b", 2: "a"}}
     ray = SimpleNamespace(util=SimpleNamespace(placement_group_table=lambda group: table))
     monkeypatch.setattr(build, "import_ray", lambda: ray)
@@ -383,29 +383,29 @@ def test_a_rank_that_does_not_see_the_run_directory_is_named(
 # ---- who is where ----------------------------------------------------------------------------------------------------
 
 
-def layout(tensor_parallel: int = 1, **settings: Any) -> Layout:
+def dims(tensor_parallel: int = 1, **settings: Any) -> ParallelDims:
     """Of a run with these settings, written as `group__name`."""
     vllm = {"rollout__engine": "vllm", "vllm__tensor_parallel": tensor_parallel} if tensor_parallel > 1 else {}
-    return layout_of(changed({"run": {"task": "countdown", "executor": "ray"}}, vllm | settings))
+    return parallel_dims(changed({"run": {"task": "countdown", "executor": "ray"}}, vllm | settings))
 
 
 def test_each_gpu_has_a_rank_or_belongs_to_an_engine() -> None:
-    assert layout(ray__gpus=4) == Layout(4, 0, 1, "cuda")
-    assert list(layout(ray__gpus=4).places) == [0, 1, 2, 3]
-    assert list(layout(2, ray__gpus=4).places) == [0, 2]
-    apart = layout(2, ray__gpus=4, rollout__num_engines=1)
-    assert (apart.ranks, apart.engines, list(apart.places)) == (2, 1, [])
+    assert dims(ray__gpus=4) == ParallelDims(4, num_engines=4)
+    assert list(dims(ray__gpus=4).engine_ranks) == [0, 1, 2, 3]
+    assert list(dims(2, ray__gpus=4).engine_ranks) == [0, 2]
+    apart = dims(2, ray__gpus=4, rollout__num_engines=1)
+    assert (apart.world_size, apart.dedicated_engines, list(apart.engine_ranks)) == (2, 1, [])
     assert sum(bundle.get("GPU", 0) for bundle in apart.bundles(scorers=3)) == 4
     assert len(apart.bundles(scorers=3)) == 2 + 1 + 3
-    together = layout(2, ray__gpus=4).bundles(scorers=3)
+    together = dims(2, ray__gpus=4).bundles(scorers=3)
     assert together == [{"CPU": 2.0, "GPU": 2.0}] * 2 + [{"CPU": 1.0}] * 3, "those that share an engine are on one node"
-    cpu = layout(parallel__world_size=2)
-    assert (cpu.ranks, cpu.device, list(cpu.places)) == (2, "cpu", [0, 1])
+    cpu = dims(parallel__world_size=2)
+    assert (cpu.world_size, cpu.device, list(cpu.engine_ranks)) == (2, "cpu", [0, 1])
     assert not any("GPU" in bundle for bundle in cpu.bundles(1))
-    shared = layout(2, parallel__world_size=2)
-    assert list(shared.places) == [0], "on the CPU ranks share an engine as on GPUs"
+    shared = dims(2, parallel__world_size=2)
+    assert list(shared.engine_ranks) == [0], "on the CPU ranks share an engine as on GPUs"
     assert shared.bundles(scorers=1) == [{"CPU": 2.0}, {"CPU": 1.0}]
-    assert layout_of(TrainConfig(ray=RayConfig(), vllm=VllmConfig())).ranks == 1
+    assert parallel_dims(TrainConfig(ray=RayConfig(), vllm=VllmConfig())).world_size == 1
 
 
 @pytest.mark.parametrize(
@@ -428,23 +428,23 @@ def test_each_gpu_has_a_rank_or_belongs_to_an_engine() -> None:
 )
 def test_what_does_not_fit_is_refused(tensor_parallel: int, settings: dict[str, int], told: str) -> None:
     with pytest.raises(ParallelError, match=told):
-        layout(tensor_parallel, **settings)
+        dims(tensor_parallel, **settings)
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda", "cpu", "cuda:0", "cuda:1"])
 def test_which_gpu_is_rays_to_say(device: str) -> None:
     settings = {"run": {"task": "countdown", "executor": "ray", "device": device}}
     if device in ("auto", "cpu"):
-        assert layout_of(make_config(settings)).device == "cpu", "there is nothing to choose"
+        assert parallel_dims(make_config(settings)).device == "cpu", "there is nothing to choose"
     else:
         with pytest.raises(ParallelError, match=rf"run\.device={device}, but ray\.gpus=0 is .* CPU; give --gpus N"):
-            layout_of(make_config(settings))
+            parallel_dims(make_config(settings))
     config = make_config(settings | {"ray": {"gpus": 2}})
     if device in ("auto", "cuda"):
-        assert layout_of(config) == Layout(2, 0, 1, "cuda")
+        assert parallel_dims(config) == ParallelDims(2, num_engines=2)
         return
     with pytest.raises(ParallelError, match=rf"run\.device={device}, but .* one of ray\.gpus=2 .*; leave it out"):
-        layout_of(config)
+        parallel_dims(config)
 
 
 @pytest.mark.parametrize(

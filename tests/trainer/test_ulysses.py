@@ -18,7 +18,7 @@ from tests.trainer.sharded import CPU, PLAIN
 from tests.trainer.test_attention import samples, sliding_model
 from tests.trainer.test_batching import make_sample
 from tinyzero_trainer.config import OptimizerConfig, ParallelConfig, RayConfig, RolloutConfig, RunConfig, TrainConfig
-from tinyzero_trainer.config.parallel import ParallelError, layout_of
+from tinyzero_trainer.config.parallel import ParallelError, parallel_dims
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup, SequenceParallelGroup
 from tinyzero_trainer.models.loading import ModelError
@@ -200,7 +200,7 @@ def test_ranks_that_cannot_be_divided_are_refused(
         rollout=RolloutConfig(**rollout),
     )
     with pytest.raises(ParallelError, match=message):
-        layout_of(config)
+        parallel_dims(config)
 
 
 def test_padded_lines_cannot_be_shared() -> None:

@@ -116,15 +116,15 @@ def wanted_by(config: "TrainConfig", *, wandb: bool) -> "Wanted":
 
 def _places(config: "TrainConfig") -> "Places | None":
     """What the run takes of Ray, if anything says how large it is; what does not go together is refused."""
-    from tinyzero_trainer.config.parallel import layout_of
+    from tinyzero_trainer.config.parallel import parallel_dims
     from tinyzero_trainer.doctor.ray_facts import Places
 
     sized = config.ray.gpus or config.rollout.num_engines or config.parallel.world_size
     if config.run.executor != "ray" or not (sized or config.run.device == "cpu"):
         return None
-    layout = layout_of(config)
-    spread = layout.spread if layout.device == "cuda" else 0
-    return Places(layout.ranks, layout.engines, spread, len(config.task_shares()) or 1)
+    dims = parallel_dims(config)
+    spread = dims.engine_tp if dims.device == "cuda" else 0
+    return Places(dims.world_size, dims.dedicated_engines, spread, len(config.task_shares()) or 1)
 
 
 def _look(

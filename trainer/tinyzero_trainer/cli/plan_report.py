@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tinyzero_sdk.console import stdout
 from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.spread import CardKind, described, spread_of
+from tinyzero_trainer.config.parallel import GpuRole, described, planned_dims
 from tinyzero_trainer.estimate.communication import Interconnect
 from tinyzero_trainer.estimate.constants import GPUS_OF_A_NODE
 from tinyzero_trainer.estimate.fit import predict_within
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class GpuKind:
     """Those of several GPUs that hold the same: a rank's, or an engine's."""
 
-    kind: CardKind
+    kind: GpuRole
     count: int
     memory: Memory
     """Of each."""
@@ -60,13 +60,13 @@ def plan_for(spec: ModelSpec, config: TrainConfig, target: TargetGpu, prompt_tok
     """Plan a configuration for a GPU, or as many as it names; see `make_plan`."""
     config = on_gpu(config, target)
     plan = make_plan(spec, config, target.free, prompt_tokens, gpu=target.spec, host=target.host)
-    spread, speed, interconnect = spread_of(plan.config), None, None
-    if target.spec is not None and spread.cards <= GPUS_OF_A_NODE:
+    dims, speed, interconnect = planned_dims(plan.config), None, None
+    if target.spec is not None and dims.gpus <= GPUS_OF_A_NODE:
         speed = predict_speed(spec, plan.config, target.spec, prompt_tokens)
-        interconnect = Interconnect.of(target.spec) if spread.cards > 1 else None
+        interconnect = Interconnect.of(target.spec) if dims.gpus > 1 else None
     kinds = tuple(
-        GpuKind(kind, spread.count(kind), predict_within(spec, plan.config, plan.limit, prompt_tokens, gpu=kind))
-        for kind in spread.kinds
+        GpuKind(kind, dims.count(kind), predict_within(spec, plan.config, plan.limit, prompt_tokens, gpu=kind))
+        for kind in dims.gpu_roles
     )
     work, held = workload_on(plan.config, prompt_tokens), host_bytes(spec, plan.config)
     return PlanReport(spec, target, plan, work, speed, held, kinds, interconnect, shortfall_message(config, plan))

@@ -36,10 +36,10 @@ def check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
         task.check_scoring_allowed()
     check_place(config.algorithm.policy_loss)
     if config.run.executor == "ray":
-        from tinyzero_trainer.config.parallel import layout_of
+        from tinyzero_trainer.config.parallel import parallel_dims
         from tinyzero_trainer.executors.ray.cluster import check_address
 
-        layout_of(config)
+        parallel_dims(config)
         check_address(config.ray.address)
     if config.rollout.engine == "vllm" and config.ray.address is None:  # elsewhere the workers' machines need it
         require_vllm()

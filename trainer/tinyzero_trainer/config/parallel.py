@@ -1,12 +1,18 @@
-"""Who is where: how many ranks and engines a run has, and what each takes of the machines. Ray is not needed for it."""
+"""How many processes and engines a run has, what each takes of the machines, and how they divide model and batch.
+
+Arithmetic of the configuration alone: neither Ray nor torch is needed for it. The process groups that a rank joins are
+in distributed/mesh.py.
+"""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config.train_config import TrainConfig
 
 Resources = dict[str, float]
+GpuRole = Literal["rank", "engine"]
+"""`rank` = a GPU that trains, and generates where engines are colocated; `engine` = a GPU of a dedicated engine."""
 
 
 class ParallelError(TinyZeroError):
@@ -14,42 +20,102 @@ class ParallelError(TinyZeroError):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Of a run's actors."""
+class ParallelDims:
+    """Sizes of a run's groups of processes; by default one process."""
 
-    ranks: int
-    """Processes that learn."""
+    world_size: int = 1
+    """Ranks: processes that train."""
 
-    engines: int
-    """Rollout engines in processes of their own; 0 = ranks have them."""
+    dp_replicate: int = 1
+    """Groups of ranks that each hold a whole model."""
 
-    spread: int
+    sequence_parallel: int = 1
+    """Ranks that share each sequence."""
+
+    num_engines: int = 1
+
+    engine_tp: int = 1
     """GPUs of an engine; on the CPU, processes."""
 
-    device: str
-    """Of all: `cpu` or `cuda`."""
+    colocated: bool = True
+    """Whether engines use the ranks' GPUs."""
+
+    chunks_per_engine: int = 1
+    """Chunks of a batch for each engine."""
+
+    device: str = "cuda"
+    """Of all processes: `cpu` or `cuda`."""
 
     @property
-    def places(self) -> range:
-        """Ranks with an engine beside them: the first of each so many that share one."""
-        return range(0, 0 if self.engines else self.ranks, self.spread)
+    def dp_shard(self) -> int:
+        """Ranks that a model is sharded over."""
+        return self.world_size // self.dp_replicate
+
+    @property
+    def data_parallel(self) -> int:
+        """Shards of a mini-batch that are trained on at the same time."""
+        return self.world_size // self.sequence_parallel
+
+    @property
+    def dedicated_engines(self) -> int:
+        """Engines with processes of their own."""
+        return 0 if self.colocated else self.num_engines
+
+    @property
+    def engine_ranks(self) -> range:
+        """Ranks with a colocated engine: the first of each group that shares one."""
+        return range(0, self.world_size if self.colocated else 0, self.engine_tp)
+
+    @property
+    def gpu_roles(self) -> tuple[GpuRole, ...]:
+        """Roles of the run's GPUs."""
+        return ("rank",) if self.colocated else ("rank", "engine")
+
+    @property
+    def generating(self) -> GpuRole:
+        """Role of the GPUs that engines use."""
+        return self.gpu_roles[-1]
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs of the run."""
+        return sum(map(self.count, self.gpu_roles))
+
+    def count(self, role: GpuRole) -> int:
+        """GPUs of a role."""
+        return self.world_size if role == "rank" else self.num_engines * self.engine_tp
+
+    def shard(self, parameters: int) -> int:
+        """The most of these parameters that a rank holds."""
+        return -(-parameters // self.dp_shard)
+
+    def largest_chunk(self, prompts: int) -> int:
+        """The most of these prompts that an engine is given at a time."""
+        return -(-prompts // min(prompts, self.num_engines * self.chunks_per_engine))
+
+    def prompts_per_engine(self, prompts: int) -> int:
+        """The most of these prompts that an engine completes in all."""
+        return -(-prompts // self.num_engines)
 
     def bundles(self, scorers: int) -> list[Resources]:
-        """What is taken of a node at a time, with a CPU for each actor: by ranks, engines, scorers.
+        """What is reserved on a node at a time, with a CPU for each actor: for ranks, engines, scorers.
 
-        Ranks that share an engine are taken together, so that they are on one node.
+        Ranks that share an engine are reserved together, so that they are on one node.
 
         Example:
-            >>> Layout(ranks=4, engines=0, spread=2, device="cuda").bundles(scorers=1)
+            >>> ParallelDims(world_size=4, num_engines=2, engine_tp=2).bundles(scorers=1)
             [{'CPU': 2.0, 'GPU': 2.0}, {'CPU': 2.0, 'GPU': 2.0}, {'CPU': 1.0}]
         """
-        together = 1 if self.engines else self.spread
+        together = self.engine_tp if self.colocated else 1
 
-        def taken(actors: int, gpus: int) -> Resources:
+        def reserved(actors: int, gpus: int) -> Resources:
             return {"CPU": float(actors)} | ({"GPU": float(gpus)} if self.device == "cuda" and gpus else {})
 
-        ranks = [taken(together, together)] * (self.ranks // together)
-        return ranks + [taken(1, self.spread)] * self.engines + [taken(1, 0)] * scorers
+        ranks = [reserved(together, together)] * (self.world_size // together)
+        return ranks + [reserved(1, self.engine_tp)] * self.dedicated_engines + [reserved(1, 0)] * scorers
+
+
+SINGLE_PROCESS = ParallelDims()
 
 
 def flag_settings(gpus: int | None, address: str | None) -> dict[str, Any]:
@@ -64,12 +130,12 @@ def flag_settings(gpus: int | None, address: str | None) -> dict[str, Any]:
         "ray.gpus": gpus,
         "ray.address": address,
         "run.executor": executor,
-        "run.device": None if gpus is None else "auto" if gpus else "cpu",  # a run that goes on may have had another
+        "run.device": None if gpus is None else "auto" if gpus else "cpu",  # a resumed run may have had another
     }
 
 
-def layout_of(config: TrainConfig) -> Layout:
-    """What a configuration says.
+def parallel_dims(config: TrainConfig) -> ParallelDims:
+    """The processes of a run through Ray.
 
     Raises:
         ParallelError: see there; says what to change.
@@ -77,16 +143,16 @@ def layout_of(config: TrainConfig) -> Layout:
     Example:
         >>> from tinyzero_sdk.settings import build
         >>> words = {"run": {"task": "countdown", "executor": "ray"}, "ray": {"gpus": 4}, "rollout": {"num_engines": 1}}
-        >>> layout = layout_of(build(TrainConfig, words))
-        >>> layout.ranks, layout.engines, list(layout.places)
-        (3, 1, [])
+        >>> dims = parallel_dims(build(TrainConfig, words))
+        >>> dims.world_size, dims.num_engines, dims.colocated
+        (3, 1, False)
     """
     ray, parallel, rollout, spread = config.ray, config.parallel, config.rollout, config.vllm.tensor_parallel
     engines = rollout.num_engines
     if not ray.gpus:
         if config.run.device not in ("auto", "cpu"):
             raise ParallelError(f"run.device={config.run.device}, but ray.gpus=0 is a run on the CPU; give --gpus N")
-        return _divided(Layout(parallel.world_size or 1, engines, spread, "cpu"), config)
+        return _divided(parallel.world_size or 1, config, "cpu")
     if config.run.device not in ("auto", "cuda"):
         raise ParallelError(
             f"run.device={config.run.device}, but each process has one of ray.gpus={ray.gpus} that Ray chooses; leave "
@@ -105,27 +171,94 @@ def layout_of(config: TrainConfig) -> Layout:
             f"leave parallel.world_size out, or with "
             f"--resume give parallel.world_size={ranks}"
         )
-    return _divided(Layout(ranks, engines, spread, "cuda"), config)
+    return _divided(ranks, config, "cuda")
 
 
-def _divided(layout: Layout, config: TrainConfig) -> Layout:
-    """The same, if its ranks can be divided as they are to be; see distributed/mesh.py."""
-    ray, parallel = config.ray, config.parallel
-    if not layout.engines and layout.ranks % layout.spread:
-        what = f"ray.gpus={ray.gpus}" if ray.gpus else f"the {layout.ranks} ranks"
+def _divided(world_size: int, config: TrainConfig, device: str) -> ParallelDims:
+    """The dimensions, if the ranks can be divided as the configuration says; see distributed/mesh.py."""
+    ray, parallel, engines = config.ray, config.parallel, config.rollout.num_engines
+    engine_tp = config.vllm.tensor_parallel
+    if not engines and world_size % engine_tp:
+        what = f"ray.gpus={ray.gpus}" if ray.gpus else f"the {world_size} ranks"
         raise ParallelError(
-            f"vllm.tensor_parallel={layout.spread} does not divide {what}, each of which is to generate; change one of "
-            "them, or give engines places of their own with rollout.num_engines"
+            f"vllm.tensor_parallel={engine_tp} does not divide {what}, each of which generates; change one of "
+            "them, or dedicate GPUs to engines with rollout.num_engines"
         )
-    if layout.ranks % parallel.dp_replicate:
+    if world_size % parallel.dp_replicate:
         raise ParallelError(
-            f"parallel.dp_replicate={parallel.dp_replicate} does not divide the {layout.ranks} ranks; change one of "
-            "them"
+            f"parallel.dp_replicate={parallel.dp_replicate} does not divide the {world_size} ranks; change one of them"
         )
-    each = layout.ranks // parallel.dp_replicate
+    each = world_size // parallel.dp_replicate
     if each % parallel.sequence_parallel:
         raise ParallelError(
             f"parallel.sequence_parallel={parallel.sequence_parallel} does not divide the {each} ranks of a replica; "
             "change one of them"
         )
-    return layout
+    return ParallelDims(
+        world_size,
+        parallel.dp_replicate,
+        parallel.sequence_parallel,
+        engines or world_size // engine_tp,
+        engine_tp,
+        colocated=not engines,
+        chunks_per_engine=config.rollout.chunks_per_engine,
+        device=device,
+    )
+
+
+def planned_dims(config: TrainConfig) -> ParallelDims:
+    """The processes to plan for; a run without GPUs is planned as one process.
+
+    Raises:
+        ParallelError: ranks and engines do not fit on the GPUs; says what to change.
+    """
+    if config.run.executor != "ray" or not config.ray.gpus:
+        return SINGLE_PROCESS
+    return parallel_dims(config)
+
+
+def refuse_uneven(config: TrainConfig, heads: int) -> None:
+    """Refuse what the ranks, or vLLM, would refuse once they have the model.
+
+    Args:
+        config: of the run.
+        heads: attention heads of the model.
+
+    Raises:
+        ParallelError: something does not divide them.
+    """
+    for name, count in (
+        ("parallel.sequence_parallel", config.parallel.sequence_parallel),
+        ("vllm.tensor_parallel", config.vllm.tensor_parallel),
+    ):
+        if heads % count:
+            possible = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
+            raise ParallelError(
+                f"{name}={count} does not divide the model's {heads} attention heads; give one of {possible}"
+            )
+
+
+def device_of(config: TrainConfig) -> str:
+    """`run.device`; of actors of Ray the CPU, unless they have GPUs."""
+    return "cpu" if config.run.executor == "ray" and not config.ray.gpus else config.run.device
+
+
+def described(config: TrainConfig) -> str:
+    """Who is on how many cards, in words; empty if there is one."""
+    dims, takes = planned_dims(config), config.vllm.tensor_parallel
+    if dims.gpus == 1:
+        alone = config.run.executor != "ray" and takes > 1
+        return f"vLLM is on {takes} GPUs; planned is the first, which trains too" if alone else ""
+    engines = f"{dims.num_engines} engine{'s' * (dims.num_engines > 1)}"
+    if dims.engine_tp > 1:
+        engines += f" on {dims.engine_tp} GPUs" + " each" * (dims.num_engines > 1)
+    if not dims.colocated:
+        who = f"{dims.world_size} rank{'s' * (dims.world_size > 1)}, and {engines}"
+    else:
+        beside = f"{engines} beside them" if dims.engine_tp > 1 else "an engine beside each"
+        who = f"{dims.world_size} ranks, with {beside}"
+    if dims.dp_replicate > 1:
+        who += f"; {dims.dp_replicate} replicas of the model"
+    if dims.sequence_parallel > 1:
+        who += f"; {dims.sequence_parallel} ranks to a sequence"
+    return f"{dims.gpus} GPUs: {who}"

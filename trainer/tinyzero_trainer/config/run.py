@@ -45,6 +45,21 @@ class RunConfig:
             raise ValueError(f"run.device={self.device!r} is no device to train on; give {DEVICES}")
 
 
+COMPILED_FROM = 100_000_000
+"""Parameters from which compiling pays, where the configuration leaves it open."""
+
+
+def compiles(requested: bool | None, parameters: int, *, gpu: bool = True) -> bool:
+    """Whether a network's layers are compiled.
+
+    Args:
+        requested: `model.compile`.
+        parameters: of the network.
+        gpu: whether it is on one.
+    """
+    return gpu and parameters >= COMPILED_FROM if requested is None else requested
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The language model to train."""

@@ -59,7 +59,7 @@ def read_task_specs(task: str, options: Mapping[str, Any], tasks: Mapping[str, A
         ValueError: both are given, or an entry is not what it must be.
 
     Example:
-        >>> read_shares("", {}, {"countdown": {"weight": 2}, "multiply": {}})[0].weight
+        >>> read_task_specs("", {}, {"countdown": {"weight": 2}, "multiply": {}})[0].weight
         2.0
     """
     if not tasks:

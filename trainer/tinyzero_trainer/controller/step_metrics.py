@@ -40,7 +40,7 @@ def batch_metrics(
     return {
         **_spread("critic/score", [sample.score.value for sample in samples]),
         **_spread("critic/rewards", batch.group_rewards().flatten().tolist()),
-        **(_spread_of("critic/advantages", in_loss) if len(in_loss) else {}),
+        **(_planned_dims("critic/advantages", in_loss) if len(in_loss) else {}),
         **_spread("response_length", lengths),
         **_spread("prompt_length", prompts),
         **share_metrics([_length(sample) for sample in samples], ranks),
@@ -134,7 +134,7 @@ def _difficulties(task: Task, items: Sequence[Item]) -> Sequence[float]:
     return [*map(float, task.difficulties(ItemColumns.of(items) or items))]
 
 
-def _spread_of(name: str, values: Tensor) -> dict[str, float]:
+def _planned_dims(name: str, values: Tensor) -> dict[str, float]:
     numbers = values.double()
     return {
         f"{name}/mean": numbers.mean().item(),

@@ -27,7 +27,7 @@ from torch.distributed.fsdp import (
 from torch.utils.checkpoint import checkpoint
 
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.compiling import compiles
+from tinyzero_trainer.config.run import compiles
 from tinyzero_trainer.distributed.dtensor import local_shard
 from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup
 from tinyzero_trainer.distributed.mesh import build_mesh
@@ -51,7 +51,7 @@ class FsdpOptions:
     """Keep only each layer's input for the backward pass."""
 
     compile: bool | None = None
-    """Compile each layer; None = see `compiling.compiles`."""
+    """Compile each layer; None = see `config.run.compiles`."""
 
     offload: Literal["idle", "always"] | None = None
     """See `memory.cpu_offload`."""

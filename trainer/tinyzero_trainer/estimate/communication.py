@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.spread import Spread
+from tinyzero_trainer.config.parallel import ParallelDims
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.workload import Workload, number_bytes
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec
@@ -81,7 +81,7 @@ class Traffic:
     spec: ModelSpec
     config: TrainConfig
     work: Workload
-    spread: Spread
+    dims: ParallelDims
     interconnect: Interconnect
 
     def with_forward(self, compute: float) -> float:
@@ -89,7 +89,7 @@ class Traffic:
 
         While a layer computes, the next is gathered; embedding, head and the first layer are waited for.
         """
-        if self.spread.ranks == 1:
+        if self.dims.world_size == 1:
             return compute
         count, spec = self.work.micro_batches, self.spec
         layer, root = self._gathered(spec.layer), self._gathered(spec.embeddings)
@@ -99,7 +99,7 @@ class Traffic:
     def with_backward(self, compute: float) -> float:
         """The same of a backward pass: layers are gathered again, and gradients reduced in float32; the last are waited
         for."""
-        if self.spread.ranks == 1:
+        if self.dims.world_size == 1:
             return compute
         count, spec, rank = self.work.micro_batches, self.spec, self.config.lora.rank
         adapter = spec.adapter(rank, self.config.lora.target_modules)
@@ -118,19 +118,19 @@ class Traffic:
         """Seconds to gather every tensor in float32, and to send them to engines that are on other GPUs."""
         tensors = constants.TENSORS_OF_A_LAYER * self.spec.layers + 3
         size = self.spec.parameters
-        seconds = tensors * self.interconnect.gather(constants.MASTER_BYTES * size / tensors, self.spread.shards)
-        if self.spread.apart:
-            seconds += self.interconnect.broadcast(number_bytes(self.config) * size, self.spread.engines)
+        seconds = tensors * self.interconnect.gather(constants.MASTER_BYTES * size / tensors, self.dims.dp_shard)
+        if not self.dims.colocated:
+            seconds += self.interconnect.broadcast(number_bytes(self.config) * size, self.dims.num_engines)
         return seconds
 
     def _gathered(self, parameters: int) -> float:
         """Weights that a replica's ranks gather."""
-        return self.interconnect.gather(number_bytes(self.config) * parameters, self.spread.shards)
+        return self.interconnect.gather(number_bytes(self.config) * parameters, self.dims.dp_shard)
 
     def _reduced(self, parameters: int) -> float:
         """Gradients that all ranks reduce: within each replica, then between replicas, shard by shard."""
-        size, shards = constants.MASTER_BYTES * parameters, self.spread.shards
-        between = self.interconnect.all_reduce(size / shards, self.spread.replicas)
+        size, shards = constants.MASTER_BYTES * parameters, self.dims.dp_shard
+        between = self.interconnect.all_reduce(size / shards, self.dims.dp_replicate)
         return self.interconnect.gather(size, shards) + between
 
     def _exchanged(self) -> float:

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.spread import CardKind, spread_of
+from tinyzero_trainer.config.parallel import GpuRole, planned_dims
 from tinyzero_trainer.config.unused import unused_settings
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.engine_buffers import FEW_SEQUENCES
@@ -57,13 +57,13 @@ def settle(spec: ModelSpec, config: TrainConfig, limit: int, prompt_tokens: int 
 
 
 def _settle_vllm(spec: ModelSpec, config: TrainConfig, limit: int, prompt_tokens: int | None) -> TrainConfig:
-    vllm, work, spread = config.vllm, workload_on(config, prompt_tokens), spread_of(config)
+    vllm, work, dims = config.vllm, workload_on(config, prompt_tokens), planned_dims(config)
     most = needed_by_vllm(spec, config, work)
     least = needed_by_vllm(spec, config, work, sequences=LEAST_SEQUENCES)
-    for sleep in (False, True) if vllm.sleep_mode is None and not spread.apart else (vllm.sleep_mode,):
+    for sleep in (False, True) if vllm.sleep_mode is None and dims.colocated else (vllm.sleep_mode,):
         given = _gigabytes(least) if vllm.gpu_memory_gb is None else vllm.gpu_memory_gb
         tight = replace(config, vllm=replace(vllm, gpu_memory_gb=given, sleep_mode=sleep))
-        memory = predict_memory(spec, tight, prompt_tokens, gpu=spread.generating)
+        memory = predict_memory(spec, tight, prompt_tokens, gpu=dims.generating)
         awake = while_awake(memory) if sleep else memory.peak
         room = given * GB + (limit - awake) / (1 if vllm.separate_process else 1 + constants.SLACK)
         if vllm.gpu_memory_gb is not None:
@@ -83,7 +83,7 @@ def while_awake(memory: Memory) -> int:
 
 def awake_bytes(spec: ModelSpec, config: TrainConfig, prompt_tokens: int | None = None) -> int:
     """The same of a configuration, on the GPU that a rollout engine is on."""
-    return while_awake(predict_memory(spec, config, prompt_tokens, gpu=spread_of(config).generating))
+    return while_awake(predict_memory(spec, config, prompt_tokens, gpu=planned_dims(config).generating))
 
 
 def predict_within(
@@ -92,7 +92,7 @@ def predict_within(
     limit: int,
     prompt_tokens: int | None = None,
     *,
-    gpu: CardKind | None = None,
+    gpu: GpuRole | None = None,
 ) -> Memory:
     """Memory of every phase, where the engine `torch` keeps what it has during the update if that fits.
 

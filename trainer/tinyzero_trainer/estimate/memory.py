@@ -9,8 +9,8 @@ from math import gcd
 from typing import Literal
 
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.compiling import compiles
-from tinyzero_trainer.config.spread import ALONE, CardKind, Spread, spread_of
+from tinyzero_trainer.config.parallel import SINGLE_PROCESS, GpuRole, ParallelDims, planned_dims
+from tinyzero_trainer.config.run import compiles
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.engine_memory import Engine, engine_of
 from tinyzero_trainer.estimate.workload import Workload, number_bytes, workload_of
@@ -44,7 +44,7 @@ class Phase:
     parts: tuple[Part, ...]
     """What is held at its worst moment."""
 
-    gpu: CardKind = "rank"
+    gpu: GpuRole = "rank"
     """The kind of GPU that is meant."""
 
     @property
@@ -81,7 +81,7 @@ def predict_memory(
     prompt_tokens: int | None = None,
     *,
     keeps: bool = False,
-    gpu: CardKind | None = None,
+    gpu: GpuRole | None = None,
 ) -> Memory:
     """Memory of every phase, with all completions at full length.
 
@@ -92,13 +92,13 @@ def predict_memory(
         keeps: see `rollout.engine_of`.
         gpu: which kind is meant; None = in each phase the one that holds most.
     """
-    spread = spread_of(config)
-    work = workload_of(config, prompt_tokens, spread)
+    dims = planned_dims(config)
+    work = workload_of(config, prompt_tokens, dims)
     found = list[Phase]()
     if gpu != "engine":
-        engine = None if spread.apart else engine_of(spec, config, work, keeps=keeps)
-        found += _Step(spec, config, work, engine, spread).phases()
-    if gpu == "engine" or (gpu is None and spread.apart):
+        engine = engine_of(spec, config, work, keeps=keeps) if dims.colocated else None
+        found += _Step(spec, config, work, engine, dims).phases()
+    if gpu == "engine" or (gpu is None and not dims.colocated):
         found += _engine_phases(spec, config, engine_of(spec, config, work, keeps=True))
     names = dict.fromkeys(phase.name for phase in found)
     return Memory(tuple(max((one for one in found if one.name == name), key=lambda one: one.total) for name in names))
@@ -124,9 +124,9 @@ def host_bytes(spec: ModelSpec, config: TrainConfig) -> int:
         held += each * (spec.parameters - head) + constants.FROZEN_BYTES * head
     if algorithm.kl_coefficient > 0 and not adapter:
         held += number_bytes(config) * spec.parameters
-    spread = spread_of(config)
-    nodes = -(-spread.cards // constants.GPUS_OF_A_NODE)
-    return -(-held * spread.replicas // nodes)
+    dims = planned_dims(config)
+    nodes = -(-dims.gpus // constants.GPUS_OF_A_NODE)
+    return -(-held * dims.dp_replicate // nodes)
 
 
 def _engine_phases(spec: ModelSpec, config: TrainConfig, engine: Engine) -> Iterator[Phase]:
@@ -163,9 +163,14 @@ class _Step:
     """The parts of each phase of a step."""
 
     def __init__(
-        self, spec: ModelSpec, config: TrainConfig, work: Workload, engine: Engine | None, spread: Spread = ALONE
+        self,
+        spec: ModelSpec,
+        config: TrainConfig,
+        work: Workload,
+        engine: Engine | None,
+        dims: ParallelDims = SINGLE_PROCESS,
     ) -> None:
-        self.spec, self.config, self.work, self.spread, self.engine = spec, config, work, spread, engine
+        self.spec, self.config, self.work, self.dims, self.engine = spec, config, work, dims, engine
         self.number = number_bytes(config)
         self.adapter = spec.adapter(config.lora.rank, config.lora.target_modules)
         self.frozen: Role = "policy" if self.adapter else "reference"  # whose weights the KL is measured to
@@ -197,19 +202,19 @@ class _Step:
             engine = self.engine.awake if awake else self.engine.asleep
             of_engine = [Part("rollout", what, size) for what, size in engine.items()]
         here = parts if self.engine is None or self.engine.own_process else [*parts, *of_engine]
-        process = _process(here, several=self.spread.cards > 1)
+        process = _process(here, several=self.dims.gpus > 1)
         return Phase(name, tuple(part for part in (*parts, *of_engine, *process) if part.size))
 
     def _sent(self) -> Part:
         """A tensor that the engine is to have: put together in float32 if it is in shards, then as engines take it."""
-        size = (self.number + (constants.MASTER_BYTES if self.spread.shards > 1 else 0)) * self.spec.embedding
-        if self.spread.apart:  # side by side with others
+        size = (self.number + (constants.MASTER_BYTES if self.dims.dp_shard > 1 else 0)) * self.spec.embedding
+        if not self.dims.colocated:  # side by side with others
             size += self.number * self.spec.embedding + 2 * constants.WEIGHT_PARCEL
         return Part("policy", "a tensor on its way", size)
 
     def shard(self, parameters: int) -> int:
         """Of so many those that are here."""
-        return self.spread.shard(parameters)
+        return self.dims.shard(parameters)
 
     def _worst(self, name: str, moments: list[list[Part]], *active: Role) -> Phase:
         return max((self._phase(name, moment, *active) for moment in moments), key=lambda phase: phase.total)
@@ -241,7 +246,7 @@ class _Step:
 
     def _gathered(self, role: Role) -> Part:
         """Weights in the type they are used in: of embedding, head, and the layers at work; see sharding.shard."""
-        several, memory = self.spread.shards > 1, self.config.memory
+        several, memory = self.dims.dp_shard > 1, self.config.memory
         again = several or role == "reference" or memory.activation_checkpointing or memory.cpu_offload
         layers = (
             constants.LAYERS_GATHERED + (constants.LAYERS_ARRIVING if several else 0) if again else self.spec.layers
@@ -273,7 +278,7 @@ class _Step:
         kept, layer = self._activations()
         held = [self._gathered(role), Part(role, "activations", kept), gradients]
         of_head = 0 if role == "critic" or self.adapter else spec.embedding
-        reducing = self._reducing(bool(self.adapter) and role == "policy") if self.spread.shards > 1 else 0
+        reducing = self._reducing(bool(self.adapter) and role == "policy") if self.dims.dp_shard > 1 else 0
         backward = Part(role, "gradients on their way", layer + self.number * of_head + reducing)
         embedding = 0 if self.adapter and role == "policy" else spec.embedding
         root = (self.number + 4) * embedding + 4 * self.shard(embedding)
@@ -303,7 +308,7 @@ class _Step:
         """Bytes kept for the backward pass of all layers, and bytes that exist within the one that is at work."""
         spec, tokens = self.spec, self.work.micro_batch
         hidden, mlp = constants.HIDDEN_EAGER, constants.MLP_EAGER
-        slices = self.spread.slices
+        slices = self.dims.sequence_parallel
         if slices == 1 and compiles(self.config.model.compile, spec.parameters):
             hidden, mlp = constants.HIDDEN_COMPILED, constants.MLP_COMPILED
         attention = 2 * (2 * spec.attention + 2 * spec.kv) + 4 * spec.heads

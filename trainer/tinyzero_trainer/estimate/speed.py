@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.spread import spread_of
+from tinyzero_trainer.config.parallel import planned_dims
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.communication import Interconnect, Traffic
 from tinyzero_trainer.estimate.engine_memory import sequences_in_vllm
@@ -68,11 +68,11 @@ def predict_speed(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, prompt_tok
         gpu: a kind of GPU.
         prompt_tokens: see `workload_of`.
     """
-    spread, algorithm = spread_of(config), config.algorithm
-    work = workload_of(config, prompt_tokens, spread)
-    traffic = Traffic(spec, config, work, spread, Interconnect.of(gpu))
+    dims, algorithm = planned_dims(config), config.algorithm
+    work = workload_of(config, prompt_tokens, dims)
+    traffic = Traffic(spec, config, work, dims, Interconnect.of(gpu))
     forward, whole = _passes(spec, config, gpu, work, traffic)
-    prompts = spread.of_an_engine(config.data.prompts_per_step)
+    prompts = dims.prompts_per_engine(config.data.prompts_per_step)
     completions = prompts * config.rollout.group_size
     seconds = {"gen": _generation(spec, config, gpu, work, traffic, completions, prompts)}
     seconds["reward"] = work.completions / constants.SCORING_RATE
@@ -90,7 +90,7 @@ def predict_speed(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, prompt_tok
     copied = 10 * spec.parameters / (gpu.bandwidth * 1e9)
     seconds["update_weights"] = sleeps + copied + traffic.new_weights()
     return Speed(
-        seconds, work.tokens, work.completions * work.completion, spread.cards, config.rollout.max_async_level > 0
+        seconds, work.tokens, work.completions * work.completion, dims.gpus, config.rollout.max_async_level > 0
     )
 
 
@@ -98,7 +98,7 @@ def _passes(
     spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, work: Workload, traffic: Traffic
 ) -> tuple[float, float]:
     """Seconds of a pass over the batch without gradient, and of a critic's or the policy's whole update."""
-    size, spread = spec.parameters, traffic.spread
+    size, dims = spec.parameters, traffic.dims
     share = constants.UPDATE_SHARE * size / (size + constants.HALF_SHARE_AT)
     unit = size * work.tokens_of_a_gpu / (gpu.flops_in(number_bytes(config)) * share)
     of_update = (8 if config.memory.activation_checkpointing else 6) * unit
@@ -107,13 +107,13 @@ def _passes(
     forward = max(traffic.with_forward(2 * unit), launching)
     update = traffic.with_forward(2 * unit) + traffic.with_backward(of_update - 2 * unit)
     update = max(update, of_update / (2 * unit) * launching) * work.epochs
-    shard, trained = size / spread.shards, 0 if config.lora.rank else size / spread.shards
+    shard, trained = size / dims.dp_shard, 0 if config.lora.rank else size / dims.dp_shard
     if config.memory.cpu_offload == "idle":  # weights and moments there and back
         update += 2 * 12 * trained / constants.PCIE
         forward += 4 * shard / constants.PCIE
     if config.memory.cpu_offload == "always":
         travels = 12 * shard * work.micro_batches / constants.PCIE  # weights in both passes, and gradients
-        stepped = 28 * trained * spread.ranks  # the ranks share the machine's cores
+        stepped = 28 * trained * dims.world_size  # the ranks share the machine's cores
         update += work.epochs * travels + stepped * work.epochs * work.mini_batches / constants.HOST_STEP
         forward += work.micro_batches * 4 * shard / constants.PCIE
     return forward, update

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.spread import ALONE, Spread, spread_of
+from tinyzero_trainer.config.parallel import SINGLE_PROCESS, ParallelDims, planned_dims
 from tinyzero_trainer.estimate.constants import PROMPT_TOKENS, VLLM_SEQUENCES
 
 
@@ -90,13 +90,13 @@ class Workload:
         return fullest * self.sequence / self.slices
 
 
-def workload_of(config: TrainConfig, prompt_tokens: int | None = None, spread: Spread = ALONE) -> Workload:
+def workload_of(config: TrainConfig, prompt_tokens: int | None = None, dims: ParallelDims = SINGLE_PROCESS) -> Workload:
     """What a step of a configuration has to do.
 
     Args:
         config: of the run.
         prompt_tokens: of a prompt; none = `PROMPT_TOKENS`, or data.max_prompt_tokens if that is less.
-        spread: over GPUs, of which each has its share; by itself it is one.
+        dims: over GPUs, of which each has its share; by itself it is one.
     """
     data, rollout, optimizer = config.data, config.rollout, config.optimizer
     prompt = prompt_tokens or min(PROMPT_TOKENS, data.max_prompt_tokens)
@@ -105,9 +105,9 @@ def workload_of(config: TrainConfig, prompt_tokens: int | None = None, spread: S
     if rollout.engine == "vllm" and rollout.max_num_seqs is None:
         most = min(most, VLLM_SEQUENCES)
     sequence, per_mini_batch = prompt + rollout.max_completion_tokens, -(-completions // optimizer.num_mini_batches)
-    share, budget = -(-per_mini_batch // spread.shares), optimizer.micro_batch_tokens * spread.slices
+    share, budget = -(-per_mini_batch // dims.data_parallel), optimizer.micro_batch_tokens * dims.sequence_parallel
     line = max(sequence, min(budget, share * sequence))  # a sequence longer than the budget goes alone
-    part, evaluated = spread.largest_part(data.prompts_per_step), spread.largest_part(config.eval.num_problems)
+    part, evaluated = dims.largest_chunk(data.prompts_per_step), dims.largest_chunk(config.eval.num_problems)
     return Workload(
         prompt=prompt,
         completion=rollout.max_completion_tokens,
@@ -116,17 +116,17 @@ def workload_of(config: TrainConfig, prompt_tokens: int | None = None, spread: S
         evaluated_at_a_time=min(most, evaluated),
         mini_batches=optimizer.num_mini_batches,
         epochs=optimizer.update_epochs,
-        micro_batch=-(-line // spread.slices),
+        micro_batch=-(-line // dims.sequence_parallel),
         seats=min(most, max(completions, config.eval.num_problems)),
         groups=data.prompts_per_step,
-        shares=spread.shares,
-        slices=spread.slices,
+        shares=dims.data_parallel,
+        slices=dims.sequence_parallel,
     )
 
 
 def workload_on(config: TrainConfig, prompt_tokens: int | None = None) -> Workload:
     """The same on the GPUs that the configuration names."""
-    return workload_of(config, prompt_tokens, spread_of(config))
+    return workload_of(config, prompt_tokens, planned_dims(config))
 
 
 def number_bytes(config: TrainConfig) -> int:

@@ -6,8 +6,8 @@ from contextlib import suppress
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.parallel import device_of, planned_dims
 from tinyzero_trainer.config.resume import RESUMABLE
-from tinyzero_trainer.config.spread import device_of, spread_of
 from tinyzero_trainer.estimate.engine_memory import GB, needed_by_vllm
 from tinyzero_trainer.estimate.fit import LEAST_SEQUENCES, Settings, setting, settle, with_settings
 from tinyzero_trainer.estimate.memory import Phase, host_bytes, predict_memory
@@ -155,10 +155,10 @@ def in_use_message(target: TargetGpu) -> str:
 
 def on_which_gpu(config: TrainConfig, phase: Phase) -> str:
     """Which of several GPUs a phase's memory is on; empty if there is one."""
-    spread = spread_of(config)
-    if spread.cards == 1:
+    dims = planned_dims(config)
+    if dims.gpus == 1:
         return ""
-    if not spread.apart:
+    if dims.colocated:
         return " on each GPU"
     return f" on {'a rank' if phase.gpu == 'rank' else 'an engine'}'s GPU"
 
@@ -196,7 +196,7 @@ def _held(spec: ModelSpec, config: TrainConfig, phases: Collection[str]) -> int:
         config = with_settings(config, {"rollout.max_num_seqs": LEAST_SEQUENCES})
     memory = predict_memory(spec, config)
     by_name = {phase.name: phase for phase in memory.phases}
-    generating = predict_memory(spec, config, gpu=spread_of(config).generating)
+    generating = predict_memory(spec, config, gpu=planned_dims(config).generating)
     by_name |= {phase.name: phase for phase in generating.phases if phase.name in ("gen", "gen_greedy")}
     if LOADING in phases:
         return sum(part.size for part in by_name["gen"].parts if part.role not in ("rollout", "process"))

@@ -6,7 +6,7 @@ What divides unevenly over several GPUs is refused in config/parallel.py.
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.model_defaults import TINY_MODEL, directory_of
-from tinyzero_trainer.config.spread import device_of, refuse_uneven, spread_of
+from tinyzero_trainer.config.parallel import device_of, planned_dims, refuse_uneven
 from tinyzero_trainer.estimate.workload import workload_on
 from tinyzero_trainer.models.hub import context_of
 from tinyzero_trainer.models.spec import ModelSpec, context_error
@@ -40,7 +40,7 @@ def refuse_cpu(config: TrainConfig) -> None:
     Raises:
         ParallelError, SettingsError: says what to change.
     """
-    spread_of(config)
+    planned_dims(config)
     if device_of(config) == "cpu":
         what, instead = "run.device=cpu", "leave it out"
         if config.run.executor == "ray":

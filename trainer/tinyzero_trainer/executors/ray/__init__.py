@@ -1,6 +1,5 @@
 """The executor `ray`: the roles of a run as actors in a placement group. The loop is the same as ever.
 
-- layout.py: how many of whom, on what.
 - paths.py: what is named by a path, for everyone.
 - cluster.py: Ray itself, and room for the actors.
 - actors.py, actors.py, scorer.py: what runs in them.

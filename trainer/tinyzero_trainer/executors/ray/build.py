@@ -11,7 +11,7 @@ from typing import Any
 from tinyzero_sdk import Task
 from tinyzero_trainer.checkpoint.run_directory import OWNER
 from tinyzero_trainer.config import RewardConfig, TrainConfig
-from tinyzero_trainer.config.parallel import Layout, layout_of
+from tinyzero_trainer.config.parallel import ParallelDims, parallel_dims
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.ray import actors
 from tinyzero_trainer.executors.ray.calls import ActorHandle, NoCapacityError, RestartableActor, gather
@@ -45,22 +45,26 @@ def build_ray_workers(
         WorkerLost: an actor died while it started.
     """
     config = with_whole_paths(config)
-    layout = layout_of(config)
+    dims = parallel_dims(config)
     display.phase("starting Ray and its workers")
-    with room(config.ray, layout.bundles(len(tasks))) as group, ActorPool(group) as crew, ExitStack() as stack:
+    with room(config.ray, dims.bundles(len(tasks))) as group, ActorPool(group) as crew, ExitStack() as stack:
         if (idle := _idle_gpus(config)) is not None:
             display.log(idle)
-        ranks = TrainerActors(_hire_ranks(config, crew, layout), layout.device)
+        ranks = TrainerActors(_hire_ranks(config, crew, dims), dims.device)
         engines = [
             crew.hire(
-                _one_of("rollout engine", index, layout.engines), actors.RolloutActor, config, index, layout.device
+                _one_of("rollout engine", index, dims.dedicated_engines),
+                actors.RolloutActor,
+                config,
+                index,
+                dims.device,
             )
-            for index in range(layout.engines)
+            for index in range(dims.dedicated_engines)
         ]
         scorers = [crew.hire(f"the scorer of {name}", RewardActor) for name in tasks]
         _check_run_directory(config, ranks)
         display.phase("loading the models")
-        language_model, notes = _build(config, layout, ranks, engines, checkpoint)
+        language_model, notes = _build(config, dims, ranks, engines, checkpoint)
         for note in dict.fromkeys(notes):
             display.log(note)
         critic = None
@@ -69,7 +73,7 @@ def build_ray_workers(
             critic = RemoteCritic(ranks, gather([(first, first.actor.count_of_critic.remote())])[0])
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
-        engine = RemoteEngine(_fleet(config, crew, layout, ranks, engines, display), config.rollout.chunks_per_engine)
+        engine = RemoteEngine(_fleet(config, crew, dims, ranks, engines, display), config.rollout.chunks_per_engine)
         make_pool = partial(_make_pool, config, crew, display, iter(scorers))
         roles = stack.enter_context(run_tasks(config, tasks, language_model.tokenizer, make_pool))
         display.end_phase()
@@ -93,16 +97,21 @@ def _one_of(what: str, index: int, count: int) -> str:
     return f"the {what}" if count == 1 else f"{what} {index} of {count}"
 
 
-def _hire_ranks(config: TrainConfig, crew: "ActorPool", layout: Layout) -> list[ActorHandle]:
+def _hire_ranks(config: TrainConfig, crew: "ActorPool", dims: ParallelDims) -> list[ActorHandle]:
     """All ranks; those that share an engine see each other's GPUs."""
     found = [
         crew.hire(
-            f"policy rank {index} of {layout.ranks}", actors.TrainerActor, config, index, layout.ranks, layout.device
+            f"policy rank {index} of {dims.world_size}",
+            actors.TrainerActor,
+            config,
+            index,
+            dims.world_size,
+            dims.device,
         )
-        for index in range(layout.ranks)
+        for index in range(dims.world_size)
     ]
-    spread = layout.spread
-    if layout.engines or spread < 2 or layout.device == "cpu":
+    spread = dims.engine_tp
+    if dims.dedicated_engines or spread < 2 or dims.device == "cpu":
         return found
     where = gather([(member, member.actor.place.remote()) for member in found])
     for start in range(0, len(found), spread):
@@ -138,7 +147,7 @@ class ActorPool:
     def __init__(self, group: Any) -> None:
         """
         Args:
-            group: Ray's placement group, with the bundles of `Layout`: a seat for each of its CPUs.
+            group: Ray's placement group, with the bundles of `ParallelDims`: a seat for each of its CPUs.
         """
         self._group, self._members, self._starts = group, list[ActorHandle](), list[Callable[[], Any]]()
         order = by_node(import_ray().util.placement_group_table(group)["bundles_to_node_id"], group.bundle_specs)
@@ -213,7 +222,11 @@ def by_node(nodes: Mapping[int, str], bundles: Sequence[Mapping[str, float]]) ->
 
 
 def _build(
-    config: TrainConfig, layout: Layout, ranks: TrainerActors, engines: Sequence[ActorHandle], checkpoint: Path | None
+    config: TrainConfig,
+    dims: ParallelDims,
+    ranks: TrainerActors,
+    engines: Sequence[ActorHandle],
+    checkpoint: Path | None,
 ) -> tuple[LanguageModel, list[str]]:
     """Everyone loads what he needs, at the same time; the policy's model in outline, and what the user should know."""
     path = None if checkpoint is None else checkpoint.absolute()
@@ -224,21 +237,21 @@ def _build(
     gather([(member, member.actor.join.remote(host, port)) for member in ranks.members])
     building = [(member, member.actor.build.remote(path)) for member in ranks.members]
     found = gather([*building, *loading])
-    return found[0], [note for notes in found[layout.ranks :] for note in notes]
+    return found[0], [note for notes in found[dims.world_size :] for note in notes]
 
 
 def _fleet(
     config: TrainConfig,
     crew: "ActorPool",
-    layout: Layout,
+    dims: ParallelDims,
     ranks: TrainerActors,
     engines: Sequence[ActorHandle],
     display: Progress,
 ) -> EngineGroup:
     restarts = config.ray.max_restarts
     if not engines:
-        by_all = config.vllm.verify_weights and layout.ranks > 1  # a single rank checks its engine by itself
-        return ColocatedEngines(ranks, layout.places, restarts, display.log, check_sync=by_all)
+        by_all = config.vllm.verify_weights and dims.world_size > 1  # a single rank checks its engine by itself
+        return ColocatedEngines(ranks, dims.engine_ranks, restarts, display.log, check_sync=by_all)
     replace_engine = partial(_replace_engine, config, crew, ranks, display)
     return DedicatedEngines(ranks, [RestartableActor(engine, replace_engine, restarts) for engine in engines])
 
