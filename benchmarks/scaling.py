@@ -235,11 +235,11 @@ class Tables:
         """What is written, and how long each part takes."""
         spec, size = self.run.spec, self.run.cluster.size
         written, seconds = failures.checkpoint_bytes(spec), failures.checkpoint_seconds(spec, size)
-        who = {"weights": "rank 0", "moments": "all ranks", "seal": "the driver, twice"}
+        who = {"weights": "rank 0", "moments": "all ranks", "seal": "the driver"}
         rows = {
             name: {
                 "who": who[name],
-                "GB": f"{written.get(name, 2 * sum(written.values())) / GB:.0f}",
+                "GB": f"{written.get(name, sum(written.values())) / GB:.0f}",
                 "seconds": f"{of:.0f}",
             }
             for name, of in seconds.items()

@@ -1,4 +1,4 @@
-"""Checkpoints, and the time that failures cost with one every so often."""
+"""Checkpoints, and the time lost to failures as a function of the checkpoint interval."""
 
 import math
 
@@ -7,17 +7,17 @@ from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.models.spec import ModelSpec
 
 GPU_MTBF = 54 * 24 * 3600 * 16_384 / 419
-"""Seconds of a GPU for each interruption: 419 that nobody had planned in 54 days of 16,384 H100, whatever their reason
+"""GPU seconds per interruption: 419 unplanned ones in 54 days on 16,384 H100s, whatever their cause
 (The Llama 3 Herd of Models, table 5: https://arxiv.org/abs/2407.21783)."""
 
 DISK, FILE_SYSTEM = 2e9, 20e9
-"""Bytes a second that one process writes to the shared file system, and all together. Assumed."""
+"""Bytes per second that one process, and all together, write to the shared file system. Assumed."""
 
 HASHING_THREADS = 16
-"""On a driver's machine; the most that `tinyzero_trainer.checkpoint.store` takes."""
+"""Of the driver; the maximum that `tinyzero_trainer.checkpoint.store` uses."""
 
 RESTART = 300.0
-"""Seconds from a failure to the first step after it, for a run that is started again at once. Assumed."""
+"""Seconds from a failure to the first step after it, for a run that is restarted at once. Assumed."""
 
 
 def checkpoint_bytes(spec: ModelSpec) -> dict[str, int]:
@@ -26,21 +26,20 @@ def checkpoint_bytes(spec: ModelSpec) -> dict[str, int]:
 
 
 def checkpoint_seconds(spec: ModelSpec, gpus: int) -> dict[str, float]:
-    """Of each part: the first rank writes the weights, then each its share of the moments, then the driver seals it.
+    """Of each part: rank 0 writes the weights, then each rank its shard of the moments, then the driver seals it.
 
-    To seal is to take the SHA-256 of every file, and to read all back and take it once more: by all cores, so that the
-    file system is what limits it.
+    Sealing computes the SHA-256 of every file on all cores, so the file system is the limit.
     """
     size = checkpoint_bytes(spec)
     return {
         "weights": size["weights"] / constants.PCIE + size["weights"] / DISK,
         "moments": size["moments"] / min(FILE_SYSTEM, gpus * DISK),
-        "seal": 2 * sum(size.values()) / min(SHA256 * HASHING_THREADS, FILE_SYSTEM),
+        "seal": sum(size.values()) / min(SHA256 * HASHING_THREADS, FILE_SYSTEM),
     }
 
 
 def mtbf(gpus: int) -> float:
-    """Seconds between two interruptions of a run on so many GPUs, in the mean."""
+    """Mean seconds between two interruptions of a run on `gpus` GPUs."""
     return GPU_MTBF / gpus
 
 
@@ -56,5 +55,5 @@ def best_interval(cost: float, mean: float) -> float:
 
 
 def lost(interval: float, cost: float, mean: float, restart: float = RESTART) -> float:
-    """Share of the time that is lost, to first order: to checkpoints, to work done again, and to restarts."""
+    """Fraction of time lost, to first order: to checkpoints, repeated work and restarts."""
     return cost / interval + (interval / 2 + restart) / mean
