@@ -32,8 +32,8 @@ from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.controller.heldout_eval import write_samples
 from tinyzero_trainer.controller.step_metrics import batch_metrics, timing_metrics
 from tinyzero_trainer.executors.base import Workers
-from tinyzero_trainer.executors.local import score
 from tinyzero_trainer.executors.tasks import RunTask, run_tasks, training_stream
+from tinyzero_trainer.rewards.score import score
 from tinyzero_trainer.sft.tiny_model import build_tokenizer
 from tinyzero_trainer.training.micro_batches import micro_batches
 from tinyzero_trainer.types import Generation, Prompt
@@ -109,7 +109,7 @@ def one_step(
         prompts = [next(stream) for _ in range(load.prompts)]
     drawn = rollouts(prompts, load, 1000, tokenizer.eos_token_id, seed)
     with watch.part("decoding and scoring"):
-        samples = score(roles, drawn, max_failure_rate=1.0)
+        samples = score(drawn, tokenizer, {name: role.pool for name, role in roles.tasks.items()})
     with watch.part("advantages and experience"):
         experience = TrainingBatch.of(samples, group_size)
         experience.old_logprobs = experience.engine_logprobs

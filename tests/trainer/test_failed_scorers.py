@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.executors.local import score
+from tinyzero_trainer.rewards.score import score
 from tinyzero_trainer.types import Generation, Prompt
 
 SCORES = [
@@ -22,11 +22,8 @@ def test_a_completion_whose_scorer_failed_is_masked_and_keeps_its_score() -> Non
     """Where shaping makes wrong answers negative its 0 would pay."""
     pool = SimpleNamespace(score=lambda completions, truths: SCORES, first_error=None)
     tokenizer = SimpleNamespace(batch_decode=lambda ids, skip_special_tokens: [""] * len(ids))
-    roles = SimpleNamespace(
-        language_model=SimpleNamespace(tokenizer=tokenizer), tasks={"toy": SimpleNamespace(pool=pool)}
-    )
     rollouts = [(Prompt(Item(None), "", [1], "toy"), Generation([2], None, True)) for _ in SCORES]
-    samples = score(roles, rollouts, max_failure_rate=1.0)  # type: ignore[arg-type]
+    samples = score(rollouts, tokenizer, {"toy": pool})  # type: ignore[arg-type]
     assert [sample.score.masked for sample in samples] == [True, True, False, False, False, True]
     assert [sample.score.value for sample in samples] == pytest.approx([found.value for found in SCORES])
     assert [sample.score.reason for sample in samples] == [found.reason for found in SCORES]

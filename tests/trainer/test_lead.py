@@ -27,14 +27,13 @@ from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step import STOPPING, TrainingStep
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.errors import WorkerDiedError
-from tinyzero_trainer.executors.base import StopRequested
 from tinyzero_trainer.executors.ray import remote_workers as stand_ins
 from tinyzero_trainer.executors.ray.calls import ActorHandle
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.vllm.client import VllmError
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils.background import run_in_background
-from tinyzero_trainer.utils.signals import StopFlag
+from tinyzero_trainer.utils.signals import StopFlag, StopRequested
 
 APART = {"run": {"executor": "ray", "task": "toy", "output": "run"}, "rollout": {"num_engines": 1}}
 CORRECTED: dict[str, dict[str, Any]] = {
@@ -152,7 +151,8 @@ class World:
             engine=self,
             critic=None,
             tasks={"toy": SimpleNamespace(task=SimpleNamespace(difficulties=lambda items: [0.0] * len(items)))},
-            language_model=SimpleNamespace(context=999),
+            language_model=SimpleNamespace(context=999, tokenizer=None),
+            pools={},
             display=SimpleNamespace(advance=lambda count: None, log=self.notes.append),
         )
         stop = more.pop("stop", None) or StopFlag()
@@ -162,7 +162,7 @@ class World:
 
 @pytest.fixture(autouse=True)
 def _fakes(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def score(roles: Any, rollouts: Sequence[tuple[Prompt, Generation]], **_: Any) -> list[Rollout]:
+    def score(rollouts: Sequence[tuple[Prompt, Generation]], *_: Any, **__: Any) -> list[Rollout]:
         return [Rollout(*each, "", Score(float(place % 2), place % 2 == 1)) for place, each in enumerate(rollouts)]
 
     monkeypatch.setattr(collecting, "training_stream", lambda config, tasks, progress: FakeStream(progress))

@@ -9,10 +9,10 @@ import pytest
 
 from tests.trainer.configurations import call
 from tests.trainer.planned import HALF_B
-from tinyzero_trainer.executors.local import check_context
 from tinyzero_trainer.models.hub import context_of, find_spec
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.plan import target_gpu as target
+from tinyzero_trainer.rollout.generate import check_context
 
 TINY = ("plan", "--gpu-memory", "24GB", "--model", "tiny")
 HALF = ("plan", "--gpu", "RTX 4090", "--model", HALF_B, "rollout.engine=vllm")

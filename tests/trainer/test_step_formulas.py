@@ -172,15 +172,17 @@ def test_a_masked_completion_has_no_say_in_the_kl_that_the_coefficient_adapts_to
 def test_remax_compares_with_the_likeliest_completion_at_full_length(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def generate(roles, prompts, params, *, samples, seed, stop):
+    def generate(engine, prompts, samples, params, *, seed, on_progress, stop):
         asked.append((len(prompts), params.max_tokens, params.temperature, samples))
         return prompts
 
     monkeypatch.setattr(collecting, "training_stream", lambda config, tasks, progress: None)
     monkeypatch.setattr(collecting, "generate", generate)
-    monkeypatch.setattr(collecting, "score", lambda roles, rollouts, **kw: [sample(0.75, 1), sample(0.25, 1)])
+    monkeypatch.setattr(collecting, "score", lambda *_, **kw: [sample(0.75, 1), sample(0.25, 1)])
     step = a_step(advantage_estimator="remax")
-    roles = SimpleNamespace(tasks={})
+    model = SimpleNamespace(context=99, tokenizer=None)
+    display = SimpleNamespace(advance=None)
+    roles = SimpleNamespace(tasks={}, pools={}, language_model=model, engine=None, display=display)
     collector = collecting.RolloutCollector(step.config, roles, TrainerState(), StopFlag())  # type: ignore[arg-type]
     greedy_rewards = collector.greedy_rewards(SAMPLES, StopFlag())
     advantages = ESTIMATORS["remax"](TrainingBatch.of(SAMPLES, 2, greedy_rewards=torch.tensor(greedy_rewards)))

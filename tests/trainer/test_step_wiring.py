@@ -127,7 +127,7 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
         monkeypatch.setattr(
             collecting,
             "score",
-            lambda roles, rollouts, max_failure_rate: [
+            lambda rollouts, tokenizer, pools, max_failure_rate: [
                 Rollout(*each, "", score) for each, score in zip(rollouts, scores, strict=True)
             ],
         )
@@ -137,7 +137,8 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
             engine=engine,
             critic=None,
             tasks={"toy": SimpleNamespace(task=SimpleNamespace(difficulties=lambda items: [0.0] * len(items)))},
-            language_model=SimpleNamespace(context=99),
+            language_model=SimpleNamespace(context=99, tokenizer=None),
+            pools={},
             display=SimpleNamespace(advance=lambda finished: None, log=lambda text: None),
         )
         config = TrainConfig(

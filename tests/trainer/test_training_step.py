@@ -27,15 +27,17 @@ def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float | Score]], 
     """A step's sampling, where the n-th problem drawn gets the n-th group of rewards, or of whole scores."""
     stream = iter([Prompt(Item(index), str(index), [1]) for index in range(len(groups))])
     NOTES.clear()
-    roles = SimpleNamespace(tasks={}, display=SimpleNamespace(log=NOTES.append))
+    model = SimpleNamespace(context=99, tokenizer=None)
+    display = SimpleNamespace(log=NOTES.append, advance=None)
+    roles = SimpleNamespace(tasks={}, pools={}, display=display, language_model=model, engine=None)
     monkeypatch.setattr(collecting, "training_stream", lambda config, tasks, progress: stream)
     seeds = []
 
-    def generate(roles, batch, params, *, samples, seed, stop):
+    def generate(engine, batch, samples, params, *, seed, on_progress, stop):
         seeds.append(seed)
         return [(prompt, Generation([2], [-1.0], True)) for prompt in batch for _ in range(samples)]
 
-    def score(roles, rollouts, *, max_failure_rate):
+    def score(rollouts, tokenizer, pools, *, max_failure_rate):
         values = [value for prompt in rollouts[:: len(groups[0])] for value in groups[prompt[0].item.ground_truth]]
         return [
             Rollout(prompt, rollout, "", value if isinstance(value, Score) else Score(value, value == 1.0))

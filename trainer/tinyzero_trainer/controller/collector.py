@@ -19,10 +19,11 @@ from tinyzero_trainer.controller.pending_batch import RolloutBatch, save_batch
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
-from tinyzero_trainer.executors.local import generate, score
 from tinyzero_trainer.executors.tasks import training_stream
 from tinyzero_trainer.monitoring.timer import StepTimer
+from tinyzero_trainer.rewards.score import score
 from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.rollout.generate import check_context, generate
 from tinyzero_trainer.rollout.vllm.client import VllmError
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils.background import run_in_background
@@ -158,7 +159,7 @@ class RolloutCollector:
             seed = derive_seed("rollout", config.run.seed, step, *([attempt] if attempt else []))
             generated = self._generate(prompts, params, samples=group_size, seed=seed, stop=stop)
             self._clock.lap("gen")
-            scored = score(self.workers, generated, max_failure_rate=config.reward.max_failure_rate)
+            scored = self._score(generated)
             self._clock.lap("reward")
             rollouts += scored
             kept += _informative(scored, group_size) if refills else scored
@@ -180,15 +181,23 @@ class RolloutCollector:
         params = SamplingParams(config.rollout.max_completion_tokens, temperature=0.0)
         prompts = [rollout.prompt for rollout in kept[:: config.rollout.group_size]]
         generated = self._generate(prompts, params, samples=1, seed=0, stop=stop)
-        greedy = score(self.workers, generated, max_failure_rate=config.reward.max_failure_rate)
+        greedy = self._score(generated)
         self._clock.lap("gen_greedy")
         return [rollout.score.value for rollout in greedy]
 
     def _generate(
         self, prompts: list[Prompt], params: SamplingParams, *, samples: int, seed: int, stop: Stop
     ) -> list[tuple[Prompt, Generation]]:
+        workers = self.workers
+        check_context(workers.language_model, prompts, params.max_tokens)
         with catch_out_of_memory("completions were generated"):
-            return generate(self.workers, prompts, params, samples=samples, seed=seed, stop=stop)
+            return generate(
+                workers.engine, prompts, samples, params, seed=seed, on_progress=workers.display.advance, stop=stop
+            )
+
+    def _score(self, generated: list[tuple[Prompt, Generation]]) -> list[Rollout]:
+        workers, limit = self.workers, self.config.reward.max_failure_rate
+        return score(generated, workers.language_model.tokenizer, workers.pools, max_failure_rate=limit)
 
 
 def _informative(rollouts: list[Rollout], group_size: int) -> list[Rollout]:

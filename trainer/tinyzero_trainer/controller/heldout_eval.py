@@ -13,27 +13,88 @@ import numpy as np
 from tinyzero_sdk import Score
 from tinyzero_sdk.evaluation.protocol import EvaluationResult
 from tinyzero_sdk.scoring.statistics import standard_error
+from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.executors.base import Workers
-from tinyzero_trainer.executors.local import build_workers, generate, score
-from tinyzero_trainer.monitoring.progress import Progress
+from tinyzero_trainer.monitoring.metrics_log import greedy_key, held_out_key, size_key
+from tinyzero_trainer.rewards.score import score
 from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.rollout.generate import check_context, generate
 from tinyzero_trainer.types import Prompt, Rollout
+from tinyzero_trainer.utils.oom import catch_out_of_memory
 from tinyzero_trainer.utils.signals import StopFlag
 
 
+class HeldOutEvaluation:
+    """Accuracy of the present policy on the same held-out problems each time."""
+
+    def __init__(self, config: TrainConfig, workers: Workers, stop: StopFlag) -> None:
+        """
+        Args:
+            config: of the run; see `eval`.
+            workers: engine, tasks and reward pools.
+            stop: polled while generating.
+        """
+        self.config, self.workers, self.stop = config, workers, stop
+        display, wanted = workers.display, config.eval.num_problems
+        display.phase("sampling held-out problems")
+        self.prompts = {name: task.prompts.held_out(wanted) for name, task in workers.tasks.items()}
+        for name, prompts in self.prompts.items():
+            if len(prompts) < wanted:
+                display.log(f"{name} has {len(prompts):,} held-out problems only; all of them are taken")
+
+    def is_due(self, step: int) -> bool:
+        """Whether `step` is the first, the last or an `eval.every`-th one."""
+        every = self.config.eval.every
+        return step in (0, self.config.run.steps) or bool(every and step % every == 0)
+
+    def run(self, step: int) -> dict[str, float]:
+        """Metrics of all tasks; before the first step and after the last on all problems, and greedily too.
+
+        Raises:
+            StopRequested: a signal asked for the end meanwhile.
+        """
+        started, metrics = perf_counter(), dict[str, float]()
+        for name in self.prompts:
+            metrics |= self._evaluate_task(name, thorough=step in (0, self.config.run.steps))
+        self.workers.display.end_phase()
+        self.workers.display.held_out(step, {name: metrics[held_out_key(name)] for name in self.prompts})
+        return {**metrics, "timing_s/testing": perf_counter() - started}
+
+    def _evaluate_task(self, name: str, *, thorough: bool) -> dict[str, float]:
+        config = self.config.eval
+        prompts = self.prompts[name] if thorough else self.prompts[name][: config.num_problems_during]
+        which = "held-out problems" if len(self.prompts) == 1 else f"held-out problems of {name}"
+        modes = {held_out_key(name): config.temperature}
+        if thorough and config.greedy:
+            modes[greedy_key(name)] = 0.0
+        metrics = {size_key(name): float(len(prompts))}
+        for key, temperature in modes.items():
+            how = "greedily" if temperature == 0 else f"sampled at temperature {temperature:g}"
+            self.workers.display.phase(f"evaluating on {which}, {how}", len(prompts), "problems")
+            params = SamplingParams(self.config.rollout.max_completion_tokens, temperature)
+            # The same seed each time: two evaluations differ by the policy, and not by the sampling.
+            seed = derive_seed("evaluation", self.config.run.seed)
+            with catch_out_of_memory("completions were generated"):
+                result, _ = evaluate(self.workers, prompts, params, samples=1, seed=seed, stop=self.stop)
+            metrics[key] = result.accuracy
+        return metrics
+
+
 def evaluate(
-    roles: Workers, prompts: Sequence[Prompt], params: SamplingParams, *, samples: int, seed: int, stop: StopFlag
+    workers: Workers, prompts: Sequence[Prompt], params: SamplingParams, *, samples: int, seed: int, stop: StopFlag
 ) -> tuple[EvaluationResult, list[Rollout]]:
-    """Sample and score completions of `prompts`.
+    """Sample and score `samples` completions of each prompt.
 
     Raises:
         StopRequested: a signal asked for the end meanwhile.
     """
     started = perf_counter()
-    rollouts = generate(roles, prompts, params, samples=samples, seed=seed, stop=stop)
-    completed = score(roles, rollouts, max_failure_rate=1.0)
-    return _summary(completed, samples, perf_counter() - started), completed
+    check_context(workers.language_model, prompts, params.max_tokens)
+    advance = workers.display.advance
+    generated = generate(workers.engine, prompts, samples, params, seed=seed, on_progress=advance, stop=stop)
+    rollouts = score(generated, workers.language_model.tokenizer, workers.pools)
+    return _summary(rollouts, samples, perf_counter() - started), rollouts
 
 
 def _summary(completed: Sequence[Rollout], samples: int, seconds: float) -> EvaluationResult:
@@ -49,28 +110,6 @@ def _summary(completed: Sequence[Rollout], samples: int, seconds: float) -> Eval
         mean_length=fmean(lengths),
         tokens_per_second=sum(lengths) / seconds,
     )
-
-
-def evaluate_model(
-    config: TrainConfig, *, samples: int, temperature: float, display: Progress, stop: StopFlag
-) -> dict[str, EvaluationResult]:
-    """Evaluate `config.model` on `config.eval.num_problems` held-out problems of each of its tasks, by the task's name.
-
-    Args:
-        config: as for training; what concerns training alone is not used.
-        samples: completions of each problem.
-        temperature: 0 = the likeliest token each time.
-        display: is told of the phases.
-        stop: polled while generating.
-    """
-    with build_workers(config, display=display, training=False) as roles:
-        params, results = SamplingParams(config.rollout.max_completion_tokens, temperature), {}
-        for name, role in roles.tasks.items():
-            prompts = role.prompts.held_out(config.eval.num_problems)
-            display.phase(f"evaluating on {name}", len(prompts) * samples, "completions")
-            results[name], _ = evaluate(roles, prompts, params, samples=samples, seed=config.run.seed, stop=stop)
-        display.end_phase()
-    return results
 
 
 def write_samples(path: Path, completed: Sequence[Rollout]) -> None:

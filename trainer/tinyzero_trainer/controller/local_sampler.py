@@ -142,19 +142,17 @@ class LocalSampler:
                 self._sample_group(group, derive_seed("evaluation", self._seed, start), keep, advance)
 
     def _sample_group(self, group: Sequence[Problem], seed: int, keep: Keep, advance: Callable[[int], None]) -> None:
-        from tinyzero_trainer.executors.local import check_context
+        from tinyzero_trainer.data.tokenization import decode_texts
+        from tinyzero_trainer.rollout.generate import check_context, generate
         from tinyzero_trainer.utils.oom import catch_out_of_memory
 
         prompts = [self._prompts.word(problem.item) for problem in group]
         check_context(self._model, prompts, self._params.max_tokens)
-        token_ids = [prompt.token_ids for prompt in prompts]
         fewer = f"give rollout.max_num_seqs={self._at_a_time * self._samples // 2} and another --output"
         advice = fewer if self._at_a_time > 1 else "ask for fewer samples, or take a smaller model"
         with catch_out_of_memory("completions were generated", advice):
-            rollouts = self._engine.generate(token_ids, self._samples, self._params, seed=seed, on_progress=advance)
-        for problem, drawn in zip(group, rollouts, strict=True):
-            texts = self._model.tokenizer.batch_decode(
-                [rollout.token_ids for rollout in drawn], skip_special_tokens=True
-            )
-            for sample, (text, rollout) in enumerate(zip(texts, drawn, strict=True)):
-                keep(problem, sample, Completion(text, len(rollout.token_ids), rollout.finished))
+            generated = generate(self._engine, prompts, self._samples, self._params, seed=seed, on_progress=advance)
+        texts = decode_texts(self._model.tokenizer, [generation.token_ids for _, generation in generated])
+        for index, (text, (_, generation)) in enumerate(zip(texts, generated, strict=True)):
+            completion = Completion(text, len(generation.token_ids), generation.finished)
+            keep(group[index // self._samples], index % self._samples, completion)

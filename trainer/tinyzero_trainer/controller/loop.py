@@ -1,10 +1,11 @@
-"""The controller: one readable loop from problems to a better policy.
+"""The training loop: the order of a run's phases, and what is saved when.
 
-Everything that computes is elsewhere; what is here is the order of things, and what survives an interruption.
+Steps are in step.py, batches in collector.py, evaluations in heldout_eval.py.
 Line k of `metrics.jsonl` is written before checkpoint k, so a run resumed from it cuts exactly what lies past it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -14,30 +15,28 @@ import torch
 from tinyzero_sdk import Task
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.records import Json
-from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.algorithms import importance_sampling as mismatch
 from tinyzero_trainer.checkpoint import store as checkpoints
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import check_fingerprint, fingerprint
-from tinyzero_trainer.controller.heldout_eval import evaluate, write_samples
+from tinyzero_trainer.controller.heldout_eval import HeldOutEvaluation, write_samples
 from tinyzero_trainer.controller.pending_batch import RolloutBatch, load_batch
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.data.mixture import some_of_each
 from tinyzero_trainer.errors import WorkerDiedError
-from tinyzero_trainer.executors.base import StopRequested, Workers
+from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.local import build_workers
-from tinyzero_trainer.monitoring.metrics_log import MetricsLog, greedy_key, held_out_key, read_metrics, size_key
+from tinyzero_trainer.monitoring.metrics_log import MetricsLog, held_out_key, read_metrics
 from tinyzero_trainer.monitoring.plot import plot_curve
 from tinyzero_trainer.monitoring.progress import Progress, outcome_line
 from tinyzero_trainer.monitoring.trackers import Trackers
-from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.vllm.client import VllmError
-from tinyzero_trainer.types import Prompt
+from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils.oom import catch_out_of_memory
-from tinyzero_trainer.utils.signals import Interrupted, StopFlag, catch_signals
+from tinyzero_trainer.utils.signals import Interrupted, StopFlag, StopRequested, catch_signals
 
 STATE_DIRECTORY = "training_state"
 
@@ -97,7 +96,7 @@ def train(config: TrainConfig, *, resume: bool = False, tasks: Mapping[str, Task
 
 
 class _Run:
-    """One sitting of a run."""
+    """A run, from its start or a checkpoint to its end or an interruption."""
 
     def __init__(
         self,
@@ -115,9 +114,8 @@ class _Run:
         self.state = TrainerState()
         self.training: TrainingStep | None = None  # once it has begun
         self.prefetched: RolloutBatch | None = None  # the next step's batch, if the checkpoint holds it
-        self.saved_step: int | None = None  # newest checkpoint of this state
-        self.saving: dict[str, float] = {}  # seconds of a save that no line tells of yet
-        self.held_out: dict[str, list[Prompt]] = {}
+        self.saved_step: int | None = None  # step of the newest checkpoint
+        self.saving: dict[str, float] = {}  # seconds of a save that is not yet in a metrics line
 
     def execute(self, found: checkpoints.Checkpoint | None) -> TrainResult:
         """Train until `run.steps`, or until a signal."""
@@ -125,96 +123,68 @@ class _Run:
         self.display.log(self.workers.language_model.trained)
         for line in mismatch.notes(config):
             self.display.log(line)
-        self.display.phase("drawing held-out problems")
-        self.held_out = {
-            name: role.prompts.held_out(config.eval.num_problems) for name, role in self.workers.tasks.items()
-        }
-        for name, prompts in self.held_out.items():
-            if len(prompts) < config.eval.num_problems:
-                self.display.log(f"{name} has {len(prompts):,} held-out problems only; all of them are taken")
-        training = TrainingStep(config, self.workers, state, self.stop, self.run.rollouts, self.prefetched)
-        self.training, self.prefetched = training, None
-        try:
+        self.evaluation = HeldOutEvaluation(config, self.workers, self.stop)
+        step = TrainingStep(config, self.workers, state, self.stop, self.run.rollouts, self.prefetched)
+        with self.saving_at_the_end(step):
             if state.pending is not None:
                 self.close_step(state.pending)
             self.display.train(config.run.steps, done=state.step)
             while state.step < config.run.steps:
-                rollouts, metrics = training.take(state.step + 1)
+                rollouts, metrics = step.take(state.step + 1)
                 metrics |= state.add_totals(rollouts, metrics["timing_s/step"]) | self.saving
                 self.saving = {}
-                if config.log.rollouts_every and (state.step + 1) % config.log.rollouts_every == 0:
-                    shown = some_of_each(rollouts, len(self.workers.tasks), config.log.rollouts_count)
-                    write_samples(self.run.rollouts_file(state.step + 1), shown)
-                state.step += 1
-                state.pending = metrics
-                if training.collector.failure is not None:
-                    raise training.collector.failure
+                self.log_rollouts(rollouts, state.step + 1)
+                state.step, state.pending = state.step + 1, metrics
+                if step.collector.failure is not None:
+                    raise step.collector.failure
                 self.close_step(metrics)
                 if self.stop.requested:
                     raise StopRequested
                 if config.checkpoint.every and state.step % config.checkpoint.every == 0:
                     self.save()
+        return self.finish()
+
+    @contextmanager
+    def saving_at_the_end(self, step: TrainingStep) -> Iterator[None]:
+        """Save a checkpoint when the block ends, also where a signal or a dead worker ends it with an intact policy."""
+        self.training, self.prefetched = step, None
+        try:
+            yield
             self.save()
         except StopRequested:
             self.save()
             assert self.stop.signal is not None
-            raise Interrupted(self.stop.signal, state.step, config.run.output) from None
-        except WorkerDiedError as lost:
-            if lost.policy_is_whole:
+            raise Interrupted(self.stop.signal, self.state.step, self.config.run.output) from None
+        except WorkerDiedError as died:
+            if died.policy_is_whole:
                 self.save()
             newest = checkpoints.latest(self.run.checkpoints)
-            raise lost.told(None if newest is None else newest.step, config.run.output) from None
+            raise died.told(None if newest is None else newest.step, self.config.run.output) from None
         except VllmError:
-            if training.policy_intact:
+            if step.policy_intact:
                 self.save()
             raise
-        return self.finish()
 
     def close_step(self, metrics: dict[str, float]) -> None:
         """Evaluate if it is due, then write the line of the present step.
 
         A stop during the evaluation leaves `state.pending` for the checkpoint; the resumed run comes back here.
         """
-        config, step = self.config.eval, self.state.step
-        at_an_end = step in (0, self.config.run.steps)
-        if at_an_end or (config.every and step % config.every == 0):
-            started = perf_counter()
-            evaluated = self.evaluate(thorough=at_an_end)
-            metrics = {**metrics, **evaluated, "timing_s/testing": perf_counter() - started}
+        step = self.state.step
+        if self.evaluation.is_due(step):
+            metrics = metrics | self.evaluation.run(step)
         self.log.append(step, metrics)
         self.trackers.log(step, metrics)
         if step:
             self.display.step(step, metrics)
         self.state.pending = None
 
-    def evaluate(self, *, thorough: bool) -> dict[str, float]:
-        """Held-out accuracy on each task; thorough = on all held-out problems, and greedily too."""
-        metrics: dict[str, float] = {}
-        for name in self.held_out:
-            metrics |= self.evaluate_task(name, thorough=thorough)
-        self.display.end_phase()
-        self.display.held_out(self.state.step, {name: metrics[held_out_key(name)] for name in self.held_out})
-        return metrics
-
-    def evaluate_task(self, name: str, *, thorough: bool) -> dict[str, float]:
-        """Held-out accuracy on one task."""
-        config = self.config.eval
-        prompts = self.held_out[name] if thorough else self.held_out[name][: config.num_problems_during]
-        which = "held-out problems" if len(self.held_out) == 1 else f"held-out problems of {name}"
-        modes = {held_out_key(name): config.temperature}
-        if thorough and config.greedy:
-            modes[greedy_key(name)] = 0.0
-        metrics = {size_key(name): float(len(prompts))}
-        for key, temperature in modes.items():
-            how = "greedily" if temperature == 0 else f"sampled at temperature {temperature:g}"
-            self.display.phase(f"evaluating on {which}, {how}", len(prompts), "problems")
-            params = SamplingParams(self.config.rollout.max_completion_tokens, temperature)
-            # The same seed each time: two evaluations differ by the policy, not by the draw.
-            seed = derive_seed("evaluation", self.config.run.seed)
-            with catch_out_of_memory("completions were generated"):
-                result, _ = evaluate(self.workers, prompts, params, samples=1, seed=seed, stop=self.stop)
-            metrics[key] = result.accuracy
-        return metrics
+    def log_rollouts(self, rollouts: list[Rollout], step: int) -> None:
+        """Write some completions of every `log.rollouts_every`-th step."""
+        config = self.config.log
+        if config.rollouts_every and step % config.rollouts_every == 0:
+            shown = some_of_each(rollouts, len(self.workers.tasks), config.rollouts_count)
+            write_samples(self.run.rollouts_file(step), shown)
 
     def restore(self, found: checkpoints.Checkpoint | None) -> TrainerState:
         """Take over a checkpoint's state, or begin; cut the metrics that lie past it."""
@@ -285,12 +255,14 @@ class _Run:
         """Draw the curve and say what was reached."""
         lines = {int(line["step"]): line for line in read_metrics(self.run.metrics)}
         first, last = lines[0], lines[self.config.run.steps]
-        accuracy = {name: Change(first[held_out_key(name)], last[held_out_key(name)]) for name in self.held_out}
+        accuracy = {
+            name: Change(first[held_out_key(name)], last[held_out_key(name)]) for name in self.evaluation.prompts
+        }
         outcomes = [
             outcome_line(
                 change.before,
                 change.after,
-                problems=len(self.held_out[name]),
+                problems=len(self.evaluation.prompts[name]),
                 temperature=self.config.eval.temperature,
                 task=name if len(accuracy) > 1 else None,
             )

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from tinyzero_trainer.executors.tasks import RunTask
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.monitoring.progress import Progress
+from tinyzero_trainer.rewards.pool import RewardPool
 from tinyzero_trainer.rollout import RolloutEngine
 from tinyzero_trainer.training.build import CriticRole, PolicyRole
-
-
-class StopRequested(Exception):
-    """Raised inside a phase that was asked to end; the policy is as it was before the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +32,8 @@ class Workers:
 
     display: Progress
     """Is told of progress."""
+
+    @property
+    def pools(self) -> dict[str, RewardPool]:
+        """The reward pool of each task, by its name in the run."""
+        return {name: task.pool for name, task in self.tasks.items()}

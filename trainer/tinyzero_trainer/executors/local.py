@@ -1,37 +1,26 @@
 """The roles of a run, built from its configuration: task, prompts, policy, rollout engine and reward pool."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from tinyzero_sdk import Completion, Score, Task
-from tinyzero_sdk.errors import BrokenTaskError
-from tinyzero_sdk.records import Reason
+from tinyzero_sdk import Task
 from tinyzero_trainer.algorithms.losses import find_policy_loss
 from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.tasks import load_tasks
-from tinyzero_trainer.data.tokenization import decode_texts
 from tinyzero_trainer.distributed.cuda_allocator import expand_segments
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, offload_note, process_group
 from tinyzero_trainer.estimate.workload import workload_of
-from tinyzero_trainer.executors.base import StopRequested, Workers
-from tinyzero_trainer.executors.tasks import RunTask, run_tasks
-from tinyzero_trainer.models.loading import LanguageModel, ModelError, choose_device, load_model
-from tinyzero_trainer.models.spec import context_error
+from tinyzero_trainer.executors.base import Workers
+from tinyzero_trainer.executors.tasks import run_tasks
+from tinyzero_trainer.models.loading import choose_device, load_model
 from tinyzero_trainer.monitoring.progress import Progress
-from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.build import build_engine, require_engine
 from tinyzero_trainer.training.build import build_learners
-from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils.oom import catch_out_of_memory
-from tinyzero_trainer.utils.signals import Stop
-
-SCORER_FAILURES: tuple[Reason, ...] = ("error", "timeout")
-"""The scorer's, not the model's."""
 
 
 @contextmanager
@@ -108,71 +97,3 @@ def _placement(config: TrainConfig, device: torch.device, display: Progress) -> 
     if note is not None:
         display.log(note)
     return FsdpOptions.of(config, device)
-
-
-def generate(
-    roles: Workers, prompts: Sequence[Prompt], params: SamplingParams, *, samples: int, seed: int, stop: Stop
-) -> list[tuple[Prompt, Generation]]:
-    """Generate `samples` completions of each prompt; the result is flat, prompt after prompt.
-
-    Raises:
-        ModelError: a prompt and the longest completion do not fit into the model's context.
-        StopRequested: the end was asked for meanwhile.
-    """
-    check_context(roles.language_model, prompts, params.max_tokens)
-
-    def on_progress(finished: int) -> None:
-        roles.display.advance(finished)
-        if stop.requested:
-            raise StopRequested
-
-    token_ids = [prompt.token_ids for prompt in prompts]
-    groups = roles.engine.generate(token_ids, samples, params, seed=seed, on_progress=on_progress)
-    return [(prompt, rollout) for prompt, group in zip(prompts, groups, strict=True) for rollout in group]
-
-
-def check_context(language_model: LanguageModel, prompts: Sequence[Prompt], max_tokens: int) -> None:
-    """Refuse completions that the model has no room for.
-
-    Raises:
-        ModelError: a prompt and the longest completion do not fit into the model's context.
-    """
-    longest, context = max(len(prompt.token_ids) for prompt in prompts), language_model.context
-    if longest + max_tokens > context:
-        raise ModelError(context_error(language_model.name, context, longest, max_tokens))
-
-
-def score(roles: Workers, rollouts: Sequence[tuple[Prompt, Generation]], *, max_failure_rate: float) -> list[Rollout]:
-    """Score completions, each in the reward pool of its task.
-
-    Where the scorer failed nothing is known of the completion, so it is masked: 0 may be more than a wrong answer gets.
-
-    Raises:
-        BrokenTaskError: more than `max_failure_rate` of a task's ended in an error or a time-out of the scorer,
-            so the rewards say more about the scorer than about the model.
-    """
-    texts = decode_texts(roles.language_model.tokenizer, [rollout.token_ids for _, rollout in rollouts])
-    samples: dict[int, Rollout] = {}
-    for name, role in roles.tasks.items():
-        places = [place for place, (prompt, _) in enumerate(rollouts) if prompt.task == name]
-        completions = [
-            Completion(texts[place], len(rollouts[place][1].token_ids), rollouts[place][1].finished) for place in places
-        ]
-        truths = [rollouts[place][0].item.ground_truth for place in places]
-        verdicts = role.pool.score(completions, truths)
-        _refuse_failures(name, role, verdicts, max_failure_rate)
-        for place, verdict in zip(places, verdicts, strict=True):
-            masked = verdict.masked or verdict.reason in SCORER_FAILURES
-            final = verdict if verdict.masked == masked else replace(verdict, masked=masked)
-            samples[place] = Rollout(*rollouts[place], texts[place], final)
-    return [samples[place] for place in range(len(rollouts))]
-
-
-def _refuse_failures(name: str, role: RunTask, verdicts: Sequence[Score], max_failure_rate: float) -> None:
-    failed = sum(verdict.reason in SCORER_FAILURES for verdict in verdicts)
-    if failed > max_failure_rate * len(verdicts):
-        cause = f" ({role.pool.first_error.splitlines()[-1]})" if role.pool.first_error else ""
-        raise BrokenTaskError(
-            f"the scorer of task {name!r} failed on {failed} of {len(verdicts)} completions{cause}; expected "
-            f"at most reward.max_failure_rate={max_failure_rate:g}: mend the task, or raise reward.timeout"
-        )

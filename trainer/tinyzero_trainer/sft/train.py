@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tinyzero_sdk import Task
 from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.evaluation.protocol import EvaluationResult
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.settings import merge, to_mapping
 from tinyzero_sdk.workers.process import count_cores
@@ -29,9 +30,11 @@ from tinyzero_trainer.config.compose import compose
 from tinyzero_trainer.config.model_defaults import PRESET_FILE, recorded_content
 from tinyzero_trainer.config.sft import SftConfig, SftTrainingConfig
 from tinyzero_trainer.config.tasks import load_tasks
-from tinyzero_trainer.controller.heldout_eval import EvaluationResult, evaluate_model
+from tinyzero_trainer.controller.heldout_eval import evaluate
+from tinyzero_trainer.executors.local import build_workers
 from tinyzero_trainer.models.loading import LanguageModel, choose_device, from_parts, save_model
 from tinyzero_trainer.monitoring.progress import Progress
+from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.sft.dataset import BatchSource, PackedBatch, batch_stream
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.utils.oom import catch_out_of_memory
@@ -119,10 +122,22 @@ def _finish(
     train_config = _train_config(config)
     advice = f"the model is made all the same: tinyzero train --model {shlex.quote(str(output))}"
     with catch_out_of_memory("held-out problems were tried", advice):
-        results = evaluate_model(train_config, samples=1, temperature=1.0, display=display, stop=stop)
+        results = _evaluate(train_config, display=display, stop=stop)
     card = _model_card(config, language_model, tasks, learnt, seconds, results)
     (output / CARD_FILE).write_text(card, encoding="utf-8")
     return SftResult(output, results, f"{output}: {_found(results)}, {seconds:.0f} s")
+
+
+def _evaluate(config: TrainConfig, *, display: Progress, stop: StopFlag) -> dict[str, EvaluationResult]:
+    """Accuracy on the held-out problems of each task, sampled at temperature 1."""
+    params, results = SamplingParams(config.rollout.max_completion_tokens), dict[str, EvaluationResult]()
+    with build_workers(config, display=display, training=False) as workers:
+        for name, task in workers.tasks.items():
+            prompts = task.prompts.held_out(config.eval.num_problems)
+            display.phase(f"evaluating on {name}", len(prompts), "completions")
+            results[name], _ = evaluate(workers, prompts, params, samples=1, seed=config.run.seed, stop=stop)
+        display.end_phase()
+    return results
 
 
 def _smaller(config: SftConfig) -> str:

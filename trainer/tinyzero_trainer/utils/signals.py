@@ -21,6 +21,10 @@ _ECHO_SECONDS = 0.5
 """A repeat within this time is the same request: `timeout` and service managers signal a process and then its group."""
 
 
+class StopRequested(Exception):
+    """Raised inside a phase that was asked to end; the policy is as it was before the step."""
+
+
 class Stopped(TinyZeroError):
     """A signal ended the work."""
 

@@ -1,0 +1,59 @@
+"""Scores of completions, each from the reward pool of its task."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from transformers import PreTrainedTokenizerBase
+
+from tinyzero_sdk import Completion
+from tinyzero_sdk.errors import BrokenTaskError
+from tinyzero_sdk.records import Reason
+from tinyzero_trainer.data.tokenization import decode_texts
+from tinyzero_trainer.rewards.pool import RewardPool
+from tinyzero_trainer.types import Generation, Prompt, Rollout
+
+SCORER_FAILURES: tuple[Reason, ...] = ("error", "timeout")
+"""Reasons for which the scorer is to blame, and not the model."""
+
+
+def score(
+    generated: Sequence[tuple[Prompt, Generation]],
+    tokenizer: PreTrainedTokenizerBase,
+    pools: Mapping[str, RewardPool],
+    *,
+    max_failure_rate: float = 1.0,
+) -> list[Rollout]:
+    """Score completions, in the order given.
+
+    Where the scorer failed nothing is known of the completion, so it is masked: 0 may be more than a wrong answer gets.
+
+    Args:
+        generated: prompts and what was generated for them.
+        tokenizer: turns the tokens into the text that is scored.
+        pools: by the prompts' task.
+        max_failure_rate: largest fraction of a task's completions whose scorer may fail.
+
+    Raises:
+        BrokenTaskError: it was exceeded, so the rewards say more about the scorer than about the model.
+    """
+    texts = decode_texts(tokenizer, [generation.token_ids for _, generation in generated])
+    rollouts: dict[int, Rollout] = {}
+    for name, pool in pools.items():
+        indices = [index for index, (prompt, _) in enumerate(generated) if prompt.task == name]
+        completions = [
+            Completion(texts[index], len(generated[index][1].token_ids), generated[index][1].finished)
+            for index in indices
+        ]
+        scores = pool.score(completions, [generated[index][0].item.ground_truth for index in indices])
+        failed = sum(score.reason in SCORER_FAILURES for score in scores)
+        if failed > max_failure_rate * len(scores):
+            cause = f" ({pool.first_error.splitlines()[-1]})" if pool.first_error else ""
+            raise BrokenTaskError(
+                f"the scorer of task {name!r} failed on {failed} of {len(scores)} completions{cause}; expected "
+                f"at most reward.max_failure_rate={max_failure_rate:g}: fix the task, or raise reward.timeout"
+            )
+        for index, found in zip(indices, scores, strict=True):
+            masked = found.masked or found.reason in SCORER_FAILURES
+            final = found if found.masked == masked else replace(found, masked=masked)
+            rollouts[index] = Rollout(*generated[index], texts[index], final)
+    return [rollouts[index] for index in range(len(generated))]

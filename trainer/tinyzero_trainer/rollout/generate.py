@@ -1,0 +1,56 @@
+"""Completions of prompts from any rollout engine. Scoring them is in rewards/score.py."""
+
+from collections.abc import Callable, Sequence
+
+from tinyzero_trainer.models.loading import LanguageModel, ModelError
+from tinyzero_trainer.models.spec import context_error
+from tinyzero_trainer.rollout.engine import RolloutEngine, SamplingParams
+from tinyzero_trainer.types import Generation, Prompt
+from tinyzero_trainer.utils.signals import Stop, StopRequested
+
+
+def generate(
+    engine: RolloutEngine,
+    prompts: Sequence[Prompt],
+    group_size: int,
+    params: SamplingParams,
+    *,
+    seed: int,
+    on_progress: Callable[[int], None] | None = None,
+    stop: Stop | None = None,
+) -> list[tuple[Prompt, Generation]]:
+    """`group_size` completions of each prompt, each with its prompt, in the order of the prompts.
+
+    Args:
+        engine: any.
+        prompts: see `check_context` for their length.
+        group_size: completions of each.
+        params: how to sample.
+        seed: equal seeds, weights and prompts give equal completions.
+        on_progress: called with the number of newly finished completions.
+        stop: polled while generating.
+
+    Raises:
+        StopRequested: `stop` was requested.
+    """
+
+    def report(finished: int) -> None:
+        if on_progress is not None:
+            on_progress(finished)
+        if stop is not None and stop.requested:
+            raise StopRequested
+
+    token_ids = [prompt.token_ids for prompt in prompts]
+    groups = engine.generate(token_ids, group_size, params, seed=seed, on_progress=report)
+    return [(prompt, generation) for prompt, group in zip(prompts, groups, strict=True) for generation in group]
+
+
+def check_context(language_model: LanguageModel, prompts: Sequence[Prompt], max_tokens: int) -> None:
+    """Check that prompts and completions fit the model.
+
+    Raises:
+        ModelError: the longest prompt and `max_tokens` exceed the model's context.
+    """
+    longest, context = max(len(prompt.token_ids) for prompt in prompts), language_model.context
+    if longest + max_tokens > context:
+        raise ModelError(context_error(language_model.name, context, longest, max_tokens))
