@@ -3,7 +3,7 @@
     python benchmarks/ablations.py [--seeds 0] [--steps 60] [--device cpu] [--jobs 1] [--output DIR]
 
 They say: GRPO beats PPO and is faster; 8 samples a prompt beat 5 and 3; temperature 1.0 beats 0.6, and 1.2 collapses
-late; a KL coefficient of 0.001 beats 0.01 and none; an adaptive window reaches as much with fewer tokens. One thing is
+late; a KL coefficient of 0.001 beats 0.01 and none; an adaptive length reaches the same with fewer tokens. One thing is
 changed at a time, from the recipe tinyzero-grpo (KL 0.001, temperature 1) with 8 samples. Runs are compared seed by
 seed; a difference counts where its 95 % interval, by Student's t, leaves out zero, so several seeds are needed. Of
 eight comparisons one may do so by chance.
@@ -43,7 +43,7 @@ SETTINGS: Mapping[str, Sequence[str]] = {
     "no KL": (*EIGHT, "algorithm.kl_coefficient=0"),
     "KL 0.01": (*EIGHT, "algorithm.kl_coefficient=0.01"),
     "PPO": (*EIGHT, "algorithm.advantage_estimator=gae"),
-    "adaptive window": (*EIGHT, "length_control.mode=adaptive"),
+    "adaptive length": (*EIGHT, "length_control.mode=adaptive"),
 }
 CLAIMS = {
     "8 samples beat 5": (BASE, "5 samples"),
@@ -53,7 +53,7 @@ CLAIMS = {
     "KL 0.001 beats 0.01": (BASE, "KL 0.01"),
     "KL 0.001 beats none": (BASE, "no KL"),
     "GRPO beats PPO": (BASE, "PPO"),
-    "an adaptive window does no worse than full length": ("adaptive window", BASE),
+    "adaptive length does no worse than full length": ("adaptive length", BASE),
 }
 """What was reported, as a pair: the first is said to reach a higher accuracy than the second."""
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
@@ -68,11 +68,11 @@ def verdict(better: Sequence[Run], worse: Sequence[Run]) -> dict[str, str]:
         "time": f"{fmean(run.seconds for run in better) / fmean(run.seconds for run in worse):.2f}×",
     }
     if len(gaps) == 1:
-        return {"difference": f"{gaps[0]:+.1f} points", **cells, "says": "nothing: one seed"}
+        return {"difference": f"{gaps[0]:+.1f} points", **cells, "result": "none: one seed"}
     gap, error = mean_and_error(gaps)
     half = T_95[min(len(gaps), max(T_95))] * error
-    says = "agrees" if gap > half else "contradicts" if gap < -half else "no difference seen"
-    return {"difference": f"{gap:+.1f} points, 95 % interval ± {half:.1f}", **cells, "says": says}
+    result = "agrees" if gap > half else "contradicts" if gap < -half else "no difference seen"
+    return {"difference": f"{gap:+.1f} points, 95 % interval ± {half:.1f}", **cells, "result": result}
 
 
 def main(

@@ -93,13 +93,13 @@ def check(train: Sequence[Puzzle], test: Sequence[Puzzle]) -> dict[str, dict[str
     return {what: {"puzzles": f"{count:,}", "fail": f"{failing:,}"} for what, (count, failing) in failures.items()}
 
 
-def main(runs: Annotated[int, typer.Option(min=1, help="runs with a worker for each core")] = 3) -> None:
+def main(runs: Annotated[int, typer.Option(min=1, help="runs with one worker per core")] = 3) -> None:
     """Measure how fast puzzles are written, and check them."""
     print_machine("tinyzero-countdown", "numpy", "pyarrow")
     with TemporaryDirectory() as folder:
         outputs = (Path(folder) / str(number) for number in itertools.count())
         median = statistics.median(write(next(outputs)) for _ in range(runs))
-        seconds = {"a worker for each core": f"{median:.1f} s (median of {runs})"}
+        seconds = {"one worker per core": f"{median:.1f} s (median of {runs})"}
         seconds |= {f"--workers {count}": f"{write(next(outputs), '--workers', str(count)):.1f} s" for count in WORKERS}
         directories = list(Path(folder).iterdir())
         different = len(set(map(digest, directories)))
@@ -107,7 +107,7 @@ def main(runs: Annotated[int, typer.Option(min=1, help="runs with a worker for e
     title = f"writing {SIZES['train']:,} + {SIZES['test']:,} puzzles (target {TARGET_SECONDS} s on 2 cores)"
     print_table(title, {how: {"wall clock": took} for how, took in seconds.items()})
     print(f"{len(directories)} runs wrote {'the same bytes' if different == 1 else f'{different} different outputs'}\n")
-    print_table("every puzzle is", checks)
+    print_table("property", checks)
 
 
 if __name__ == "__main__":

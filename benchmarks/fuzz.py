@@ -80,13 +80,13 @@ def main(
 
 def _row(hole: dict[str, Any]) -> dict[str, str]:
     if hole["seconds"] is None:
-        return dict.fromkeys(("after", "slowest", "tried", "smallest", "it is"), "") | {"after": "not by every seed"}
+        return dict.fromkeys(("after", "slowest", "tried", "smallest", "problem"), "") | {"after": "not by every seed"}
     return {
         "after": f"{hole['seconds']:.1f} s",
         "slowest": f"{hole['slowest']:.1f} s",
         "tried": f"{hole['tried']:,.0f}",
         "smallest": f"`{hole['smallest']!r}`",
-        "it is": hole["says"],
+        "problem": hole["says"],
     }
 
 

@@ -110,7 +110,7 @@ def one_step(
     drawn = rollouts(prompts, load, 1000, tokenizer.eos_token_id, seed)
     with watch.part("decoding and scoring"):
         samples = score(drawn, tokenizer, {name: role.pool for name, role in roles.tasks.items()})
-    with watch.part("advantages and experience"):
+    with watch.part("advantages and batch"):
         experience = TrainingBatch.of(samples, group_size)
         experience.old_logprobs = experience.engine_logprobs
         experience.advantages = ESTIMATORS["grpo"](experience)

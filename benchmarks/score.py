@@ -107,7 +107,7 @@ def judge(contestants: dict[str, Reward | None], name: str) -> dict[str, Verdict
 def pays(reward: Reward, completion: str, ground_truth: Any) -> str:
     """What a reward pays for one completion."""
     (paid,) = payments(reward, [(completion, ground_truth)])
-    return f"no verdict in {LIMIT:g} s" if paid is None else f"{paid:g}"
+    return f"no score in {LIMIT:g} s" if paid is None else f"{paid:g}"
 
 
 def what_is_paid(contestants: dict[str, Reward | None]) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
@@ -153,10 +153,10 @@ def main(
         return
     title = f"scores of {LENGTH / 1000:g} kB completions (ours is … times as fast)"
     print_table(title, {f"{name}, {kind}": _compare(row) for name in tasks for kind, row in rates[name].items()})
-    print_table("verdicts on labelled cases", {key: row for name in tasks for key, row in _count(name, verdicts[name])})
+    print_table("scores of labelled cases", {key: row for name in tasks for key, row in _count(name, verdicts[name])})
     if exploits:
-        print_table("an answer that deserves 0 is paid", exploits)
-        print_table("a right answer is paid", honest)
+        print_table("score of an answer that deserves 0", exploits)
+        print_table("score of a right answer", honest)
 
 
 def _compare(rates: dict[str, float | None]) -> dict[str, str]:
@@ -174,7 +174,7 @@ def _count(name: str, verdicts: dict[str, Verdicts | None]) -> list[tuple[str, d
         f"{name}: wrong of {found.cases}": "wrong",
         f"{name}: wrong answers accepted": "false_accepts",
         f"{name}: right answers rejected": "false_rejects",
-        f"{name}: no verdict (hangs, raises)": "failures",
+        f"{name}: no score (hangs, raises)": "failures",
     }
     return [
         (label, {who: str(getattr(row, field)) if row else ABSENT for who, row in verdicts.items()})

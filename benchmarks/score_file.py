@@ -180,9 +180,9 @@ def compare(plain: Path, hanging: Path) -> dict[str, int]:
     timeouts = np.asarray(pc.equal(theirs["reason"], "timeout"))
     return {
         "rows": len(theirs),
-        "hang": int(np.asarray(hangs).sum()),
-        "of them timeouts": int((timeouts & np.asarray(hangs)).sum()),
-        "others with another verdict": int((~same & ~np.asarray(hangs)).sum()),
+        "hanging rows": int(np.asarray(hangs).sum()),
+        "of these, scored as timeout": int((timeouts & np.asarray(hangs)).sum()),
+        "other rows with a different score": int((~same & ~np.asarray(hangs)).sum()),
     }
 
 
@@ -217,8 +217,8 @@ def print_plain(source: Path, rows: int, workers: int, measured: list[Run]) -> N
     cells = {
         "rate": (f"{rows / seconds:,.0f} rows/s", f"{TARGET_RATE:,} rows/s"),
         "wall clock": (f"{seconds:.1f} s", ""),
-        "CPU time a row": (f"{statistics.median(run.cpu_seconds for run in measured) / rows * 1e6:.1f} µs", ""),
-        "memory, shared pages once (PSS)": (f"{max(run.pss for run in measured) / 1e6:,.0f} MB", ""),
+        "CPU time per row": (f"{statistics.median(run.cpu_seconds for run in measured) / rows * 1e6:.1f} µs", ""),
+        "memory, shared pages counted once (PSS)": (f"{max(run.pss for run in measured) / 1e6:,.0f} MB", ""),
         "memory, summed (RSS)": (f"{max(run.rss for run in measured) / 1e6:,.0f} MB", f"{TARGET_MEGABYTES:,} MB"),
     }
     title = f"{rows:,} completions of {pc.mean(lengths).as_py():.0f} characters, {workers} workers, "
@@ -229,11 +229,11 @@ def print_plain(source: Path, rows: int, workers: int, measured: list[Run]) -> N
 
 def print_hanging(found: dict[str, int], run: Run, base: float, time_limit: float, workers: int) -> None:
     """The table of the task that hangs."""
-    expected = base + found["hang"] * time_limit / workers
+    expected = base + found["hanging rows"] * time_limit / workers
     result = {name: f"{count:,}" for name, count in found.items()}
     result |= {
-        f"expected: {base:.1f} s + {found['hang']} × {time_limit:g} s / {workers}": f"{expected:.1f} s",
-        "took": f"{run.seconds:.1f} s",
+        f"expected time: {base:.1f} s + {found['hanging rows']} × {time_limit:g} s / {workers}": f"{expected:.1f} s",
+        "measured time": f"{run.seconds:.1f} s",
         "memory, summed (RSS)": f"{run.rss / 1e6:,.0f} MB",
     }
     print_table(f"one row in {HANG_EVERY:,} hangs", {name: {"result": cell} for name, cell in result.items()})

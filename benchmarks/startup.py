@@ -56,7 +56,7 @@ def main(runs: Annotated[int, typer.Option(min=1, help="interleaved runs; the me
         }
         for (name, (command, target)), median in zip(STARTS.items(), medians, strict=True)
     }
-    print_table(f"starting, medians of {runs} runs", rows)
+    print_table(f"start-up, medians of {runs} runs", rows)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def task_row(runs: list[Run], task: str) -> dict[str, str]:
         "problems": f"{rows[-1][size_key(task)]:.0f}",
         "before": ", ".join(f"{before:.1f}" for before, _ in pairs) + " %",
         "after": ", ".join(f"{after:.1f}" for _, after in pairs) + " %",
-        "problems of a step, mean": f"{sum(runs[0].series(f'task/{task}/prompts')) / (len(rows) - 1):.1f}",
+        "mean problems per step": f"{sum(runs[0].series(f'task/{task}/prompts')) / (len(rows) - 1):.1f}",
     }
 
 

@@ -1,7 +1,7 @@
 """Seconds and bytes of each phase of a GRPO step on a cluster.
 
 On one GPU there are no links, and what is left is the plan's prediction with the driver's own work beside it, which was
-measured: see `benchmarks/README.md`, "One GPU" and "The host's part of a step".
+measured: see `benchmarks/README.md`, "One GPU" and "Host work per step".
 """
 
 import math

@@ -151,7 +151,7 @@ def variants(setup: Setup, words: Sequence[str]) -> dict[str, tuple[int, list[st
     micro_batch = next(int(word.partition("=")[2]) for word in words if word.startswith("optimizer.micro_batch_tokens"))
     found = {tables.RECORDED: (1, setup.alone())}
     # The yardstick: what differs here is rounding alone.
-    found["1, micro-batches half as large"] = (1, [*setup.alone(), f"optimizer.micro_batch_tokens={micro_batch // 2}"])
+    found["1, micro-batches halved"] = (1, [*setup.alone(), f"optimizer.micro_batch_tokens={micro_batch // 2}"])
     for count in setup.counts[1:]:
         found[f"{count}, sharded"] = (count, setup.on(count))
     if setup.gpus < 2:
@@ -320,7 +320,7 @@ def go_on(setup: Setup, begun: str, words: Sequence[str], place: Place) -> dict[
 
 
 def one_step_off(setup: Setup) -> list[Job]:
-    """The small model, learning in turns with its engines, or beside an engine that is a step behind."""
+    """The small model, with engines and update alternating, or with an engine one step behind."""
     if setup.gpus < 2:
         return []
     jobs = [] if setup.cpu else [Job(tables.OWN_MODEL, 1, partial(warm_start, setup), limit=250)]
@@ -329,7 +329,7 @@ def one_step_off(setup: Setup) -> list[Job]:
     runs = {
         "synchronous": setup.on(2),
         "one step off": [*apart, "rollout_correction.is_level=token"],
-        "one step off, loss' ratio alone": apart,
+        "one step off, loss ratio alone": apart,
     }
     for name, words in runs.items():
         work = partial(learn, setup, words)

@@ -119,7 +119,7 @@ def tensor_parallel(found: Found) -> Iterator[str]:
                 rows[f"{name.partition(' ')[2]}, step {row['step']}"] = {
                     **{key: f"{row[f'timing_s/{key}']:.2f} s" for key in ("step", "gen", "update_actor")},
                     "update_weights": f"{row['timing_s/update_weights']:.2f} s",
-                    "engine to policy, log-prob of a token": _shown(row.get(RESUMED["engine to policy"])),
+                    "log-prob difference engine to policy": _shown(row.get(RESUMED["engine to policy"])),
                 }
     if rows:
         yield table("GPUs, engine spread over two", rows)

@@ -77,7 +77,12 @@ def test_a_verdict_changed_by_a_hang_elsewhere_is_seen(tmp_path):
     for last, differ in (({}, 0), ({"reason": "timeout"}, 1), ({"answer": "1"}, 1), ({"completion": "a"}, 1)):
         pq.write_table(pa.Table.from_pylist([*hung[:2], rows[2] | last]), tmp_path / "hung.parquet")
         found = score_file.compare(tmp_path / "plain.parquet", tmp_path / "hung.parquet")
-        assert found == {"rows": 3, "hang": 1, "of them timeouts": 1, "others with another verdict": differ}
+        assert found == {
+            "rows": 3,
+            "hanging rows": 1,
+            "of these, scored as timeout": 1,
+            "other rows with a different score": differ,
+        }
 
 
 def test_the_file_to_score_is_what_it_claims(tmp_path):
