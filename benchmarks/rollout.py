@@ -127,7 +127,8 @@ def start_torch(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dic
 
     from tinyzero_sdk.settings import build
     from tinyzero_trainer.config import TrainConfig
-    from tinyzero_trainer.models.loading import choose_device, load_model
+    from tinyzero_trainer.models.device import choose_device
+    from tinyzero_trainer.models.loading import load_model
     from tinyzero_trainer.rollout import SamplingParams
     from tinyzero_trainer.rollout.build import build_engine
 

@@ -12,7 +12,8 @@ from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, DataConfig, OptimizerConfig, RewardConfig
 from tinyzero_trainer.data.prompts import PromptSource
-from tinyzero_trainer.models.loading import choose_device, load_model
+from tinyzero_trainer.models.device import choose_device
+from tinyzero_trainer.models.loading import load_model
 from tinyzero_trainer.rewards.pool import scoring_pool
 from tinyzero_trainer.rewards.score import score
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine

@@ -15,7 +15,7 @@ from tinyzero_trainer.doctor.checks import examine
 from tinyzero_trainer.doctor.facts import Torch, Wanted
 from tinyzero_trainer.hardware.compute_capability import build_for, has_kernels
 from tinyzero_trainer.hardware.gpu import Driver, GpuInfo, Process
-from tinyzero_trainer.models.loading import ModelError, choose_device
+from tinyzero_trainer.models.device import DeviceError, choose_device
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class FakeCuda:
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 def test_train_refuses_a_gpu_without_kernels_in_the_doctors_words(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FakeCuda(monkeypatch, GTX_1080, CU130, "13.0")
-    with pytest.raises(ModelError) as refused:
+    with pytest.raises(DeviceError) as refused:
         choose_device(device)
     assert str(refused.value) == seen(facts_of(GTX_1080), "gpu 0").line
 
@@ -259,7 +259,7 @@ def test_a_device_that_torch_does_not_see() -> None:
             "cuda",
             0,
             "1",
-            "CUDA_VISIBLE_DEVICES='1' may hide the cards: unset CUDA_VISIBLE_DEVICES, or give cpu or auto",
+            "CUDA_VISIBLE_DEVICES='1' may hide the GPUs: unset CUDA_VISIBLE_DEVICES, or give cpu or auto",
         ),
         ("cuda", 0, None, "give cpu or auto (tinyzero doctor says more)"),
     ],
@@ -276,7 +276,7 @@ def test_train_says_why_a_device_cannot_be_used(
         raise RuntimeError("CUDA error: invalid device ordinal\n" + "a line of advice\n" * 20)
 
     monkeypatch.setattr(torch, "empty", fail)
-    with pytest.raises(ModelError) as refused:
+    with pytest.raises(DeviceError) as refused:
         choose_device(name)
     assert said in str(refused.value)
     assert len(str(refused.value)) < 250
@@ -284,7 +284,7 @@ def test_train_says_why_a_device_cannot_be_used(
 
 @pytest.mark.parametrize("name", ["mps", "gpu", "meta", "", "cuda:x"])
 def test_train_knows_the_devices_that_it_can_use(name: str) -> None:
-    with pytest.raises(ModelError) as refused:
+    with pytest.raises(DeviceError) as refused:
         choose_device(name)
     assert str(refused.value) == f"run.device={name!r} cannot be used; give auto, cpu, cuda or cuda:N"
 

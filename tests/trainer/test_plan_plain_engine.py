@@ -97,7 +97,7 @@ def test_a_measured_step_takes_about_what_is_planned(sequences: int, length: int
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from tinyzero_trainer.models.loading import choose_device
+    from tinyzero_trainer.models.device import choose_device
     from tinyzero_trainer.models.spec import spec_from_config
     from tinyzero_trainer.rollout.decoder import TransformersDecoder
 

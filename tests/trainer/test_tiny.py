@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tinyzero_trainer.config.sft import TinyShape
-from tinyzero_trainer.models.loading import LanguageModel, encode_prompt
+from tinyzero_trainer.data.tokenization import encode_prompt
+from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.sft.tiny_model import build_tokenizer
 
 TOKENIZER = build_tokenizer()

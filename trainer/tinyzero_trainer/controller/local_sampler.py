@@ -117,7 +117,8 @@ class LocalSampler:
             note: is told of what the user should know.
         """
         from tinyzero_trainer.data.prompts import PromptSource
-        from tinyzero_trainer.models.loading import choose_device, load_model
+        from tinyzero_trainer.models.device import choose_device
+        from tinyzero_trainer.models.loading import load_model
         from tinyzero_trainer.rollout.build import FEW_SEQUENCES, build_engine
 
         self._model = load_model(config.model.path, choose_device(config.run.device))

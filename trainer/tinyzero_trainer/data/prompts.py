@@ -23,7 +23,7 @@ from tinyzero_trainer.data.curriculum import (
     choose_bucket,
     updated_rates,
 )
-from tinyzero_trainer.models.loading import encode_prompt
+from tinyzero_trainer.data.tokenization import encode_prompt
 from tinyzero_trainer.types import Prompt, Rollout
 
 EVALUATION_SEED = 0

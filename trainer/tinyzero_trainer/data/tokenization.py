@@ -1,8 +1,14 @@
-"""Completions from tokens to text, all of a batch in one call: a call a completion costs as much as scoring it."""
+"""Prompts from text to tokens, and completions from tokens to text.
+
+A batch of completions is decoded in one call: a call for each would cost as much as scoring it.
+"""
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from tinyzero_trainer.models.loading import ModelError
 
 
 def decode_texts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[list[int]]) -> list[str]:
@@ -16,3 +22,20 @@ def decode_texts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[list[int]]) 
     if plain:
         return tokenizer.backend_tokenizer.decode_batch(list(rows), skip_special_tokens=True)
     return tokenizer.batch_decode(list(rows), skip_special_tokens=True)
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]]) -> tuple[str, list[int]]:
+    """A prompt as text and as tokens; chat messages go through the tokenizer's own chat template.
+
+    Raises:
+        ModelError: messages, but the tokenizer has no chat template.
+    """
+    if isinstance(prompt, str):
+        return prompt, cast(list[int], tokenizer(prompt)["input_ids"])
+    if not tokenizer.chat_template:
+        raise ModelError(
+            "the template gives chat messages, but the model has no chat template; set data.prompt_template=base"
+        )
+    text = cast(str, tokenizer.apply_chat_template(cast(Any, prompt), tokenize=False, add_generation_prompt=True))
+    # The template writes the special tokens itself.
+    return text, cast(list[int], tokenizer(text, add_special_tokens=False)["input_ids"])

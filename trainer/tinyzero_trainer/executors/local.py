@@ -16,7 +16,8 @@ from tinyzero_trainer.distributed.fsdp import FsdpOptions, offload_note, process
 from tinyzero_trainer.estimate.workload import workload_of
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.tasks import run_tasks
-from tinyzero_trainer.models.loading import choose_device, load_model
+from tinyzero_trainer.models.device import choose_device
+from tinyzero_trainer.models.loading import load_model
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout.build import build_engine, require_engine
 from tinyzero_trainer.training.build import build_learners

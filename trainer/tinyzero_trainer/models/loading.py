@@ -1,9 +1,7 @@
 """Loading a language model, its tokenizer and its end tokens, and saving them so that others can load them."""
 
 import contextlib
-import os
 import textwrap
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from logging import CRITICAL, getLogger
@@ -16,9 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, TINY_MODEL, directory_of
-from tinyzero_trainer.config.types import DEVICES, is_device
 from tinyzero_trainer.distributed.fsdp import on_device, ranks_of
-from tinyzero_trainer.hardware.compute_capability import has_kernels, missing_kernels, named_outside
 from tinyzero_trainer.models.files import find_model, hub_cache
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.models.lora import Adapter, merged_state, merged_weights
@@ -70,61 +66,6 @@ class LanguageModel:
         """What is trained, in words."""
         part = f"{self.trained_parameters:,} of {self.parameters:,}" if self.adapter else f"all {self.parameters:,}"
         return f"training {part} parameters"
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` = a GPU where there is one.
-
-    Raises:
-        ModelError: a device that torch does not know or cannot see, or a card that it has no kernels for.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if not is_device(name):
-        raise ModelError(f"run.device={name!r} cannot be used; give {DEVICES}")
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"torch\.cuda")  # of a card without kernels: an error below
-            device = torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        advice = f"{_device_advice(name)} (tinyzero doctor says more)"
-        raise ModelError(f"run.device={name!r} cannot be used ({_first_line(error)}); {advice}") from error
-    if device.type == "cuda":
-        _refuse_card_without_kernels(device)
-        # It plans anew for each length that it has not seen, which takes 70 ms: in generation that is every step.
-        torch.backends.cuda.enable_cudnn_sdp(False)
-    return device
-
-
-def _device_advice(name: str) -> str:
-    """What to give in place of a device of CUDA's that torch cannot use."""
-    count, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    index = name.removeprefix("cuda").removeprefix(":")
-    if count and index and int(index) >= count:
-        return f"torch sees cuda:0{f' to cuda:{count - 1}' if count > 1 else ' only'}; give one it sees, or cuda"
-    if not count and visible is not None and torch.version.cuda is not None:
-        return f"CUDA_VISIBLE_DEVICES={visible!r} may hide the cards: unset CUDA_VISIBLE_DEVICES, or give cpu or auto"
-    return "give cpu or auto"
-
-
-def _refuse_card_without_kernels(device: torch.device) -> None:
-    """Say it before a model is loaded, in the words of `tinyzero doctor`; torch fails at the first kernel, in its own.
-
-    Raises:
-        ModelError: torch has no kernels for the card.
-    """
-    capability, archs = torch.cuda.get_device_capability, torch.cuda.get_arch_list()
-    fine = [index for index in range(torch.cuda.device_count()) if has_kernels(capability(index), archs)]
-    missing = missing_kernels(
-        torch.cuda.get_device_name(device),
-        capability(device),
-        torch=torch.__version__,
-        cuda=torch.version.cuda,
-        archs=archs,
-        others=[named_outside(index, os.environ.get("CUDA_VISIBLE_DEVICES")) for index in fine],
-    )
-    if missing is not None:
-        raise ModelError(missing.line)
 
 
 def load_model(path: str | None, device: torch.device) -> LanguageModel:
@@ -234,23 +175,6 @@ def _gathered(model: PreTrainedModel, *, keep: bool) -> dict[str, torch.Tensor]:
         if keep:
             state[name] = once.setdefault(tied.get(name, name), tensor.cpu())
     return state
-
-
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]]) -> tuple[str, list[int]]:
-    """A prompt as text and as tokens; chat messages go through the tokenizer's own chat template.
-
-    Raises:
-        ModelError: messages, but the tokenizer has no chat template.
-    """
-    if isinstance(prompt, str):
-        return prompt, cast(list[int], tokenizer(prompt)["input_ids"])
-    if not tokenizer.chat_template:
-        raise ModelError(
-            "the template gives chat messages, but the model has no chat template; set data.prompt_template=base"
-        )
-    text = cast(str, tokenizer.apply_chat_template(cast(Any, prompt), tokenize=False, add_generation_prompt=True))
-    # The template writes the special tokens itself.
-    return text, cast(list[int], tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 @contextlib.contextmanager

@@ -184,7 +184,7 @@ def on_gpu(device: str, progress: "Progress") -> bool:
     """Whether torch, too, would take a GPU."""
     progress.phase("loading PyTorch")
     with without_collector():
-        from tinyzero_trainer.models.loading import choose_device
+        from tinyzero_trainer.models.device import choose_device
 
     return choose_device(device).type == "cuda"
 

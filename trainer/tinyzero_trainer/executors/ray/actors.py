@@ -27,7 +27,8 @@ with without_collector():
     from tinyzero_trainer.estimate.workload import workload_on
     from tinyzero_trainer.executors.ray.weight_broadcast import Shapes, WeightGroup
     from tinyzero_trainer.executors.ray.worker import Worker
-    from tinyzero_trainer.models.loading import LanguageModel, choose_device, load_model
+    from tinyzero_trainer.models.device import choose_device
+    from tinyzero_trainer.models.loading import LanguageModel, load_model
     from tinyzero_trainer.monitoring.performance import GpuMemoryUsage, memory_usage
     from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
     from tinyzero_trainer.rollout.build import build_engine
