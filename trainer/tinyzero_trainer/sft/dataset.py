@@ -1,26 +1,25 @@
-"""A task's demonstrations as batches to learn from: drawn, tokenised and packed here or in worker processes.
+"""A task's demonstrations as training batches: sampled, tokenised and packed in this process or in worker processes.
 
-Batch k depends on the settings alone, so any number of workers gives the same batches in the same order. What is
-learnt from them is train.py's business.
+Batch k depends on the settings alone, so any number of workers gives the same batches in the same order.
 """
 
-import pickle
+import os
+import signal
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate, cycle
-from multiprocessing.connection import Connection
+from itertools import accumulate
 from random import Random
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tinyzero_sdk import Task
 from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
-from tinyzero_sdk.workers.process import SharedTimer, WorkerProcess, to_picklable_error
+from tinyzero_sdk.workers.process import to_picklable_error
 from tinyzero_trainer.config import DataConfig
 from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.data.mixture import next_share
@@ -32,13 +31,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MOST_PROBLEMS = 20_000
-"""Different problems that demonstrations are made for; a demonstration is hardly ever seen twice anyway."""
+"""Different problems that demonstrations are made for; few demonstrations are seen twice anyway."""
 
 _ENOUGH = 64
-"""Demonstrations of which one has to be short enough, or the settings are at fault and not chance."""
+"""If none of this many demonstrations is short enough, the settings are at fault and not chance."""
 
-_LENGTH_STEP = 64  # lines are a multiple of it long, which attention kernels like
-_ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false"}  # one process a core is the plan
+_LENGTH_STEP = 64  # rows are a multiple of it long, for attention kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +44,10 @@ class Example:
     """A prompt and a demonstration that follows it."""
 
     prompt: list[int]
-    """Tokens that are given."""
+    """Token IDs, not trained on."""
 
     demonstration: list[int]
-    """Tokens that are learnt, the end token included."""
+    """Token IDs that are trained on, the end token included."""
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.demonstration)
@@ -57,29 +55,29 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """Examples in lines of equal length, several in a line; all arrays but the last are [lines, length]."""
+    """Examples packed into rows of equal length, several in a row; all arrays but the last are [rows, length]."""
 
     tokens: np.ndarray
-    """int32; what is left at the end of a line is filled with padding."""
+    """int32; the end of a row is filled with padding."""
 
     owners: np.ndarray
-    """int16: which example of its line a token belongs to, counted from 1; 0 = padding."""
+    """int16: which example of its row a token belongs to, 1-based; 0 = padding."""
 
     positions: np.ndarray
-    """int16: place of each token in its own example."""
+    """int16: position of each token in its own example."""
 
     predicts: np.ndarray
-    """[learnt] int64: flat places of the tokens whose next token is learnt."""
+    """[trained] int64: flat indices of the tokens whose next token is a target."""
 
 
 def pack(examples: Sequence[Example], *, length: int, pad_id: int, multiple: int = 1) -> PackedBatch:
-    """Lay out examples in lines, the longest first, each in the line where the least is left over.
+    """Pack examples into rows, the longest first, each into the row where the least is left over (best fit).
 
     Args:
         examples: none longer than `length`.
-        length: of a line.
-        pad_id: token that fills up.
-        multiple: lines of padding are added until their number is a multiple of it.
+        length: tokens of a row.
+        pad_id: padding token.
+        multiple: rows of padding are added until their number is a multiple of it.
     """
     lines: list[list[Example]] = []
     free: list[tuple[int, int]] = []  # tokens left and the line, rising
@@ -93,7 +91,7 @@ def pack(examples: Sequence[Example], *, length: int, pad_id: int, multiple: int
     count = -(-max(1, len(lines)) // multiple) * multiple
     tokens = np.full((count, length), pad_id, np.int32)
     owners, positions = np.zeros((2, count, length), np.int16)
-    learnt = np.zeros((count, length), bool)
+    trained = np.zeros((count, length), bool)
     places = np.arange(length, dtype=np.int16)
     for row, line_examples in enumerate(lines):
         ends = accumulate(map(len, line_examples))
@@ -102,8 +100,8 @@ def pack(examples: Sequence[Example], *, length: int, pad_id: int, multiple: int
             tokens[row, here] = example.prompt + example.demonstration
             owners[row, here] = owner
             positions[row, here] = places[: len(example)]
-            learnt[row, end - 1 - len(example.demonstration) : end - 1] = True
-    return PackedBatch(tokens, owners, positions, np.flatnonzero(learnt))
+            trained[row, end - 1 - len(example.demonstration) : end - 1] = True
+    return PackedBatch(tokens, owners, positions, np.flatnonzero(trained))
 
 
 class Demonstrations:
@@ -115,26 +113,26 @@ class Demonstrations:
         data = DataConfig(prompt_template=training.template, test_fraction=training.test_fraction)
         self._prompts = PromptSource(task, tokenizer, data).some(MOST_PROBLEMS, seed)
         self._random = Random(derive_seed("order", seed))
-        self._drawn = 0
+        self._sampled = 0
         self.longest = max(len(prompt.token_ids) for prompt in self._prompts) + training.max_tokens
         """Tokens of the longest example there can be."""
 
     def skip(self, count: int) -> None:
-        """Go on as if so many had been drawn."""
+        """Continue as if this many had been sampled."""
         self._random.choices(self._prompts, k=count)
-        self._drawn += count
+        self._sampled += count
 
-    def draw(self, count: int) -> list[Example]:
-        """So many more, without those that are too long; one at least.
+    def sample(self, count: int) -> list[Example]:
+        """Sample this many more and leave out those that are too long; at least one is left.
 
         Raises:
             TinyZeroError: the task has none, or all are too long.
         """
-        first, seed = self._drawn, self._config.run.seed
-        self._drawn += count
-        seeds = [derive_seed("demonstration", seed, number) for number in range(first, self._drawn)]
+        first, seed = self._sampled, self._config.run.seed
+        self._sampled += count
+        seeds = [derive_seed("demonstration", seed, number) for number in range(first, self._sampled)]
         examples = self._examples(self._random.choices(self._prompts, k=count), seeds)
-        # In their place others are tried, drawn apart, so that those to come are the same whoever draws them.
+        # In their place others are tried, sampled apart, so that those to come are the same whoever draws them.
         others = Random(derive_seed("others", seed, first))
         for tried in range(count, _ENOUGH):
             if examples:
@@ -168,37 +166,36 @@ class Demonstrations:
 
 @dataclass(frozen=True)
 class BatchSource:
-    """What batches are made from; crosses to worker processes."""
+    """What batches are made from; sent to worker processes."""
 
     config: SftConfig
-    """Of the warm start."""
 
     tasks: tuple[Task, ...]
     """In the order of its shares."""
 
     multiple: int = 1
-    """Of which the number of lines of each batch is a multiple."""
+    """The number of rows of each batch is a multiple of it."""
 
     def batches(self, place: int = 0, workers: int = 1) -> Iterator[PackedBatch]:
-        """Batches for ever, in which each task has its share: those numbered `place`, `place` + `workers`, …"""
+        """Batches without end, in which tasks have their weights: those numbered `place`, `place` + `workers`, …"""
         tokenizer = build_tokenizer()
         weights = [share.weight for share in self.config.task_shares()]
         sources = [Demonstrations(self.config, task, tokenizer) for task in self.tasks]
         length = -(-max(source.longest for source in sources) // _LENGTH_STEP) * _LENGTH_STEP
         pad_id = cast(int, tokenizer.pad_token_id)
-        drawn, number = [0] * len(sources), 0
+        sampled, number = [0] * len(sources), 0
         while True:
-            before = list(drawn)
+            before = list(sampled)
             for _ in range(self.config.training.batch_size if len(sources) > 1 else 0):
-                drawn[next_share(weights, drawn)] += 1
-            counts = [after - earlier for after, earlier in zip(drawn, before, strict=True)]
+                sampled[next_share(weights, sampled)] += 1
+            counts = [after - earlier for after, earlier in zip(sampled, before, strict=True)]
             counts = counts if len(sources) > 1 else [self.config.training.batch_size]
             if number % workers == place:
                 examples = [
                     example
                     for source, count in zip(sources, counts, strict=True)
                     if count
-                    for example in source.draw(count)
+                    for example in source.sample(count)
                 ]
                 yield pack(examples, length=length, pad_id=pad_id, multiple=self.multiple)
             else:
@@ -207,56 +204,48 @@ class BatchSource:
             number += 1
 
 
-@contextmanager
-def batch_stream(source: BatchSource, workers: int) -> Iterator[Iterator[PackedBatch]]:
-    """Batches for ever, made in this process or ahead of time in others, which leaving the context ends.
+class _Batches(IterableDataset[PackedBatch | TinyZeroError]):
+    """The batches that a worker of a DataLoader makes, which takes them from its workers in turn."""
+
+    def __init__(self, source: BatchSource) -> None:
+        self._source = source
+
+    def __iter__(self) -> Iterator[PackedBatch | TinyZeroError]:
+        worker = get_worker_info()
+        if worker is None:
+            yield from self._source.batches()
+            return
+        try:
+            yield from self._source.batches(worker.id, worker.num_workers)
+        except Exception as error:  # a task may raise anything; a DataLoader would bury it in a traceback
+            yield to_picklable_error(error)
+
+
+def _start_worker(worker: int) -> None:
+    del worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a worker for each core
+
+
+def batch_stream(source: BatchSource, workers: int) -> Generator[PackedBatch]:
+    """Batches without end, made in this process or ahead of time in others, which end when the generator is closed.
 
     Args:
         source: of the batches.
         workers: processes; 0 = this one.
-    """
-    if not workers:
-        yield source.batches()
-        return
-    with ExitStack() as stack:
-        processes = []
-        for place in range(workers):
-            service = partial(_serve, source=source, place=place, workers=workers)
-            process = WorkerProcess(pickle.dumps(source.tasks[0]), service, _ONE_THREAD)
-            stack.callback(process.close)
-            processes.append(process)
-        yield _received([process.connection for process in processes])
-
-
-def _received(connections: Sequence[Connection]) -> Iterator[PackedBatch]:
-    """What workers send, each in its turn.
 
     Raises:
         TinyZeroError: what stopped a worker.
     """
-    for connection in cycle(connections):
-        try:
-            message = connection.recv()
-            if message is None:  # it has loaded the task
-                message = connection.recv()
-        except (EOFError, OSError):
-            raise BrokenTaskError(
-                "a process that makes demonstrations has ended; messages above may tell why"
-            ) from None
-        if isinstance(message, TinyZeroError):
-            raise message
-        yield message
-
-
-def _serve(
-    task: Task, connection: Connection, timer: SharedTimer, *, source: BatchSource, place: int, workers: int
-) -> None:
-    """What a worker does (see `worker.Service`): send batches as fast as they are taken."""
-    del task, timer
+    options: dict[str, Any] = {"multiprocessing_context": "spawn", "worker_init_fn": _start_worker} if workers else {}
+    # A generator of its own: a DataLoader draws a seed.
+    loader = DataLoader(_Batches(source), batch_size=None, num_workers=workers, generator=torch.Generator(), **options)
     try:
-        for batch in source.batches(place, workers):
-            connection.send(batch)
-    except BrokenPipeError:
-        pass  # the parent has enough
-    except Exception as error:  # a task may raise anything; the parent says it
-        connection.send(to_picklable_error(error))
+        for batch in loader:
+            if isinstance(batch, TinyZeroError):
+                raise batch
+            yield batch
+    except RuntimeError as error:
+        if not workers:
+            raise
+        raise BrokenTaskError("a process that makes demonstrations has died; messages above may say why") from error

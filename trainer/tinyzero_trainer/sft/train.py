@@ -7,6 +7,7 @@ written and searched for, not how to be right: what it gets wrong is left for re
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -197,7 +198,7 @@ def _train(
     course = _Course(training, display, f"warm start on demonstrations of {' and '.join(tasks)}")
     model.train()
     trained_tokens = 0
-    with batch_stream(source, _workers(training, on_gpu=on_gpu)) as batches:
+    with closing(batch_stream(source, _workers(training, on_gpu=on_gpu))) as batches:
         while course.goes_on():
             if stop.requested:
                 raise KeyboardInterrupt

@@ -1,5 +1,6 @@
 """Demonstrations as packed batches: nothing is lost or mixed, whoever makes them."""
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +93,7 @@ def test_any_number_of_workers_makes_the_same_batches(toy_task: str) -> None:
     made = source({"one": {"task": toy_task, "weight": 2}, "two": {"task": toy_task, "options": {"limit": 9}}})
     streams = []
     for workers in (0, 2):
-        with batch_stream(made, workers) as batches:
+        with closing(batch_stream(made, workers)) as batches:
             streams.append([next(batches) for _ in range(5)])
     for batch, of_workers in zip(*streams, strict=True):
         for name in ("tokens", "owners", "positions", "predicts"):
@@ -105,7 +106,7 @@ def test_what_stops_a_worker_is_said(toy_task: str, tmp_path: Path) -> None:
     text = Path(toy_task).read_text()
     mute.write_text(text[: text.index("@hookimpl\ndef demonstrate")])
     with (
-        batch_stream(source({"one": {"task": str(mute)}}), 1) as batches,
+        closing(batch_stream(source({"one": {"task": str(mute)}}), 1)) as batches,
         pytest.raises(TinyZeroError, match="gives no demonstrations"),
     ):
         next(batches)
