@@ -55,7 +55,7 @@ class TaskCollector(pytest.Collector):
             yield PropertyItem.from_parent(self, name=prop.name, prop=prop)
 
     def _open(self) -> "Checker":
-        from tinyzero_sdk.tasks.spec import load_task_from_line
+        from tinyzero_sdk.tasks.registry import load_task_from_line
         from tinyzero_sdk.testing import Checker
 
         unsafe = self.config.getoption("--tinyzero-allow-unsafe-scorers")

@@ -48,8 +48,7 @@ def test_text_that_looks_like_json_stays_text_where_the_task_takes_text(write_ta
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("truth", "workers"),
-    [(None, 0), (None, 1), ("7", 0), (7, 0), ([], 0), ("{", 0), ("[7]", 0), ({"target": 7}, 0)],
+    ("truth", "workers"), [(None, 0), (None, 1), ("7", 0), (7, 0), ([], 0), ("{", 0), ("[7]", 0), ({"target": 7}, 0)]
 )
 def test_a_ground_truth_that_the_scorer_fails_on_is_told_once_and_ends_the_run(truth, workers):
     with ComputeScore("countdown", workers=workers) as compute:

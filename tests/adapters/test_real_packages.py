@@ -75,11 +75,7 @@ def test_verl_loads_and_calls_a_task(tmp_path):
     wrong = {"score": 0.1, "acc": 0.0, "reason": "wrong"}
     assert (
         said["managed"]
-        == [
-            {"reward_score": 1.0, "reward_extra_info": right},
-            {"reward_score": 0.1, "reward_extra_info": wrong},
-        ]
-        * 3
+        == [{"reward_score": 1.0, "reward_extra_info": right}, {"reward_score": 0.1, "reward_extra_info": wrong}] * 3
     )
 
 

@@ -91,13 +91,7 @@ def test_summary_tells_of_prompts_difficulty_and_tokens(run, write_task, tmp_pat
     _, out, _ = run(*words, "--json")
     summary = json.loads(out)["summary"]
     assert summary["prompts"] == 2
-    assert summary["at_k"][-1] == {
-        "k": 4,
-        "prompts": 2,
-        "pass_at_k": 1.0,
-        "majority_at_k": 0.25,
-        "best_at_k": 1.0,
-    }
+    assert summary["at_k"][-1] == {"k": 4, "prompts": 2, "pass_at_k": 1.0, "majority_at_k": 0.25, "best_at_k": 1.0}
     assert summary["by_reason"][0]["mean_length"] == 20
     _, out, _ = run(*words, "--json", "--by", "tokens")
     assert json.loads(out)["summary"]["prompts_by"] == "tokens"
@@ -232,15 +226,7 @@ def with_lengths(path, **columns):
 
 
 @pytest.mark.parametrize(
-    ("column", "kind", "ending"),
-    [
-        ("token_count", "count", "jsonl"),
-        ("tokens", "list", "parquet"),
-        pytest.param("token_count", "count", "parquet", marks=pytest.mark.slow),
-        pytest.param("tokens", "count", "jsonl", marks=pytest.mark.slow),
-        pytest.param("tokens", "count", "parquet", marks=pytest.mark.slow),
-        pytest.param("tokens", "list", "jsonl", marks=pytest.mark.slow),
-    ],
+    ("column", "kind", "ending"), [("token_count", "count", "jsonl"), ("tokens", "list", "parquet")]
 )
 def test_wrappers_shape_by_the_files_lengths_and_are_kept_with_the_verdicts(
     run, write_task, tmp_path, column, kind, ending

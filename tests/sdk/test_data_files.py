@@ -206,10 +206,7 @@ def test_rows_that_fit_no_common_type_are_singled_out():
     assert table["a"].to_pylist() == [1.0, 2.5]
     table, problems = to_table(second, schema)
     assert list(problems) == [1, 3]
-    assert table.to_pylist() == [
-        {"a": None, "b": {"x": None, "y": "z"}, "c": None},
-        {"a": None, "b": None, "c": [1]},
-    ]
+    assert table.to_pylist() == [{"a": None, "b": {"x": None, "y": "z"}, "c": None}, {"a": None, "b": None, "c": [1]}]
 
 
 @pytest.mark.parametrize("kind", [pa.timestamp("ns"), pa.binary(), pa.list_(pa.struct({"x": pa.decimal128(5)}))])

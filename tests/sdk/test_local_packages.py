@@ -8,12 +8,7 @@ import pytest
 
 from tinyzero_sdk import Completion, load_task
 from tinyzero_sdk.adapters.verl import compute_score
-from tinyzero_sdk.errors import (
-    BrokenTaskError,
-    SettingsError,
-    TaskNotFoundError,
-    VersionMismatchError,
-)
+from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TaskNotFoundError, VersionMismatchError
 from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.tasks.local_packages import is_path
 from tinyzero_sdk.testing.cases import cases_path

@@ -5,12 +5,7 @@ import json
 import pytest
 
 from tinyzero_sdk import load_task
-from tinyzero_sdk.errors import (
-    BrokenTaskError,
-    SettingsError,
-    TaskClashError,
-    TaskNotFoundError,
-)
+from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TaskClashError, TaskNotFoundError
 from tinyzero_sdk.plugins.registry import load_plugins
 
 FAMILY = """

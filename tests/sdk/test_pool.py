@@ -185,11 +185,10 @@ def test_answers_done_before_a_kill_are_not_done_again(hostile, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_answers_that_fork_or_close_the_socket_cost_themselves_only(hostile, workers):
+def test_answers_that_fork_or_close_the_socket_cost_themselves_only(hostile):
     completions, truths = right_and(["fork", "close", "fork close"], 60)
     completions[-1] = tagged("close")
-    with ScoringPool(hostile, workers=workers) as pool:
+    with ScoringPool(hostile, workers=2) as pool:
         for _ in range(2):
             scores = pool.score(completions, truths)
             fates = {done.text: score.reason for done, score in zip(completions, scores, strict=True)}

@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from tinyzero_sdk import TaskInfo, list_tasks, load_task
-from tinyzero_sdk.errors import (
-    BrokenTaskError,
-    SettingsError,
-    TaskClashError,
-    TaskNotFoundError,
-    VersionMismatchError,
-)
+from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TaskClashError, TaskNotFoundError, VersionMismatchError
 from tinyzero_sdk.tasks.registry import TaskEntry
 
 RAISES = "raise RuntimeError('imported')"

@@ -1,7 +1,5 @@
 """Scoring again: what counts as a change, and which files can be compared."""
 
-import json
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -100,15 +98,6 @@ def test_rows_without_a_verdict_are_told(task, tmp_path):
     report = rescore_file(task, tmp_path / "old.parquet", options=ScoringOptions(allow_version_mismatch=True))
     assert [row.number for row in report.scored.bad] == [1]
     assert (report.changed, report.compared, report.old_accuracy, report.new_accuracy) == (0, 0, None, None)
-
-
-def test_both_accuracies_are_of_the_compared_rows(task, write_task, tmp_path):
-    rows = list(read_rows(scored(task, tmp_path / "old.parquet")))
-    rows = [*rows, *({name: cell for name, cell in row.items() if name != "correct"} for row in rows)]
-    (tmp_path / "half.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    report = rescore_file(load_task(write_task(extract_answer=LENIENT)), tmp_path / "half.jsonl")
-    assert (report.scored.rows, report.compared, report.scored.bad_rows) == (10, 5, 5)
-    assert (report.old_accuracy, report.new_accuracy) == (0.2, 0.4)
 
 
 def test_rare_changes_are_listed_among_very_many(task, write_task, tmp_path, monkeypatch):

@@ -52,10 +52,7 @@ def test_a_signal_amid_an_append_loses_nothing(tmp_path, monkeypatch):
 
 
 def test_one_writer_at_a_time(tmp_path):
-    with (
-        SampleFile(tmp_path / "out.jsonl", {}),
-        pytest.raises(SettingsError, match="another evaluation is writing to"),
-    ):
+    with SampleFile(tmp_path / "out.jsonl", {}), pytest.raises(SettingsError, match="another evaluation is writing to"):
         SampleFile(tmp_path / "out.jsonl", {})
 
 

@@ -56,9 +56,7 @@ class Outer:
 
 
 TREES = st.recursive(
-    st.integers() | st.text(),
-    lambda below: st.dictionaries(st.sampled_from("abc"), below, max_size=3),
-    max_leaves=6,
+    st.integers() | st.text(), lambda below: st.dictionaries(st.sampled_from("abc"), below, max_size=3), max_leaves=6
 ).filter(lambda tree: isinstance(tree, dict))
 
 

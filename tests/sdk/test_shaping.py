@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_sdk import Completion, load_task
+from tinyzero_sdk import Completion, Score, load_task
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.rewards.shaping import repeated_fraction
+from tinyzero_sdk.rewards.shaping import SoftOverlong, repeated_fraction
+from tinyzero_sdk.rewards.wrappers import make_wrapper
 
 RIGHT, WRONG, NONE = "<answer>7</answer>", "<answer>8</answer>", "no answer"
 
@@ -62,28 +63,17 @@ def test_cosine_punishes_what_exceeds_the_limit(score, tokens, finished):
 
 @given(st.integers(0, 200))
 def test_overlong_is_the_papers_formula(length):
-    from tinyzero_sdk.records import Score
-    from tinyzero_sdk.rewards.shaping import SoftOverlong
-
-    shaping = SoftOverlong(limit=100, buffer=20).score_completion(Completion("", length))
-    next(shaping)
-    with pytest.raises(StopIteration) as end:
-        shaping.send(Score(1.0, True))
     expected = 0 if length <= 80 else Fraction(80 - length, 20) if length <= 100 else -1
-    assert end.value.value.value == pytest.approx(1 + float(expected))
+    assert _shaped(SoftOverlong(limit=100, buffer=20), length) == pytest.approx(1 + float(expected))
 
 
 @given(st.integers(1, 200))
 def test_overlongs_buffer_is_a_fifth_of_the_limit(limit):
-    from tinyzero_sdk.rewards.wrappers import make_wrapper
-
     assert _shaped(make_wrapper(f"overlong(limit={limit})"), limit - max(1, limit // 5)) == 1.0
     assert _shaped(make_wrapper(f"overlong(limit={limit})"), limit) == 0.0
 
 
 def _shaped(wrapper, length):
-    from tinyzero_sdk.records import Score
-
     shaping = wrapper.score_completion(Completion("", length))
     next(shaping)
     with pytest.raises(StopIteration) as end:
@@ -131,10 +121,7 @@ def test_without_token_counts_a_length_wrapper_says_so(write_task):
     ("spec", "message"),
     [
         ("cosin(limit=1)", "did you mean 'cosine'"),
-        (
-            "cosine",
-            "wrapper 'cosine' needs limit: cosine(limit=…); in a run it is rollout.max_completion_tokens",
-        ),
+        ("cosine", "wrapper 'cosine' needs limit: cosine(limit=…); in a run it is rollout.max_completion_tokens"),
         ("cosine(limit=0)", "cosine.limit: got 0"),
         ("cosine(limits=1)", "unknown key 'cosine.limits'"),
         ("cosine(limit=)", "cannot read the settings"),

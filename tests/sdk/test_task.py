@@ -7,7 +7,7 @@ import pytest
 
 from tinyzero_sdk import Completion, Item, ItemColumns, Score, TaskInfo, load_task
 from tinyzero_sdk.errors import BrokenTaskError, DataError, VersionMismatchError
-from tinyzero_sdk.tasks.hook_binding import bind
+from tinyzero_sdk.tasks.task import bind
 
 OPTIONS = """
 import dataclasses

@@ -8,7 +8,7 @@ import json
 import threading
 import warnings
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 from tinyzero_sdk.errors import BrokenTaskError, DataError
 from tinyzero_sdk.records import Completion, Json, Score
@@ -16,12 +16,13 @@ from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.tasks.registry import load_task
 from tinyzero_sdk.tasks.score_guard import describe_value
 from tinyzero_sdk.tasks.task import Task
+from tinyzero_sdk.workers.process import ClosesOnExit
 
 MOST_FAILURES = 32
 """Number of errors, without any right or wrong answer, after which the task or ground truths count as broken."""
 
 
-class Scorer:
+class Scorer(ClosesOnExit):
     """Scores the completions of one task; pickles as the task and the number of workers.
 
     Example:
@@ -53,12 +54,6 @@ class Scorer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.task, self._workers, self._time_limit)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Stop the workers; the next call starts new ones."""

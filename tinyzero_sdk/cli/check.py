@@ -35,8 +35,7 @@ def check(
     examples: Annotated[int, typer.Option("--examples", min=1, help="Completions drawn for a check.")] = 200,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the items and of all choices.")] = 0,
     cases: Annotated[
-        Path | None,
-        typer.Option("--cases", help="Labelled completions besides the task's own and ./TASK.cases.jsonl."),
+        Path | None, typer.Option("--cases", help="Labelled completions besides the task's own and ./TASK.cases.jsonl.")
     ] = None,
     replay: Annotated[
         str | None, typer.Option("--replay", help="Test one completion only: a labelled case as JSON.")

@@ -41,12 +41,10 @@ Size = Annotated[int | None, typer.Option("--size", min=1, help="Number of probl
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 = greedy decoding.")]
 TopP = Annotated[float, typer.Option("--top-p", min=0.01, max=1.0, help="Nucleus sampling; 1 = off.")]
 MaxTokens = Annotated[
-    int | None,
-    typer.Option("--max-tokens", min=1, help="Longest completion.", show_default="1024, or as in training"),
+    int | None, typer.Option("--max-tokens", min=1, help="Longest completion.", show_default="1024, or as in training")
 ]
 Template = Annotated[
-    str | None,
-    typer.Option("--template", metavar="NAME", help="Prompt template.", show_default="by model"),
+    str | None, typer.Option("--template", metavar="NAME", help="Prompt template.", show_default="by model")
 ]
 TestFraction = Annotated[
     float | None,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tinyzero_sdk.console import stderr
-from tinyzero_sdk.tasks.spec import load_task_with_overrides
+from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -18,9 +18,7 @@ TaskName = Annotated[
 TaskOverrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="task.KEY=VALUE",
-        help="Options of the task; `tinyzero tasks NAME` lists them.",
-        show_default=False,
+        metavar="task.KEY=VALUE", help="Options of the task; `tinyzero tasks NAME` lists them.", show_default=False
     ),
 ]
 AllowUnsafe = Annotated[

@@ -32,8 +32,7 @@ def register(app: typer.Typer) -> None:
 
 def tasks(
     name: Annotated[
-        str | None,
-        typer.Argument(help="A task (name or path) to describe, or a family whose tasks to list."),
+        str | None, typer.Argument(help="A task (name or path) to describe, or a family whose tasks to list.")
     ] = None,
     json: JsonOption = False,
 ) -> None:

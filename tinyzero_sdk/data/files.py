@@ -334,12 +334,7 @@ class ParquetWriter:
         others: bool | list[str] = [name for name in schema.names if name not in self._plain] if self._plain else True
         try:
             return pq.ParquetWriter(
-                self._path,
-                schema,
-                version="2.6",
-                compression="zstd",
-                use_dictionary=others,
-                write_page_checksum=True,
+                self._path, schema, version="2.6", compression="zstd", use_dictionary=others, write_page_checksum=True
             )
         except pa.ArrowNotImplementedError as error:
             raise DataError(f"Parquet cannot hold this: {error}; write .jsonl instead") from error

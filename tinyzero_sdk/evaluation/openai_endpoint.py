@@ -13,14 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
-from tinyzero_sdk.evaluation.protocol import (
-    DEFAULT_SIZE,
-    EvaluationPlan,
-    EvaluationRequest,
-    Keep,
-    Problem,
-    Sampler,
-)
+from tinyzero_sdk.evaluation.protocol import DEFAULT_SIZE, EvaluationPlan, EvaluationRequest, Keep, Problem, Sampler
 from tinyzero_sdk.records import Completion, Json
 from tinyzero_sdk.seeds import derive_seed
 
@@ -58,7 +51,7 @@ def plan_endpoint(request: EvaluationRequest, options: EndpointOptions) -> Evalu
     Raises:
         SettingsError: the model or task is missing, or the URL or an option of the task is invalid.
     """
-    from tinyzero_sdk.tasks.spec import load_task_with_overrides
+    from tinyzero_sdk.tasks.registry import load_task_with_overrides
     from tinyzero_sdk.workers.process import count_cores
 
     if not request.task or not request.model:

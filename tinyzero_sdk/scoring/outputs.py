@@ -57,10 +57,7 @@ def provenance_of(task: Task) -> Provenance:
     """The provenance of a loaded task."""
     options = {} if task.options is None else asdict(task.options)
     return Provenance(
-        task.name,
-        task.version,
-        json.dumps(options, sort_keys=True, default=str),
-        json.dumps(list(task.wrappers)),
+        task.name, task.version, json.dumps(options, sort_keys=True, default=str), json.dumps(list(task.wrappers))
     )
 
 

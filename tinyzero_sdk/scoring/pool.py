@@ -17,13 +17,13 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import Generic, Self, cast
+from typing import Generic, cast
 
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.records import Completion, Json, Reason, Score
 from tinyzero_sdk.scoring.batches import AnyBatch, Batch, CompletionBatch, ScoreBatch, ScoreColumns, unpacked
 from tinyzero_sdk.tasks.task import Task
-from tinyzero_sdk.workers.process import SharedTimer, WorkerProcess
+from tinyzero_sdk.workers.process import ClosesOnExit, SharedTimer, WorkerProcess
 
 _FIRST_JOB = 64  # answers sent to a worker at a time, until it is known how long they take
 _LARGEST_JOB = 4096
@@ -35,7 +35,7 @@ _MAX_USELESS = 3  # workers in a row that ended before they answered anything, a
 _MOST_WAITING = 192 << 20  # bytes of answers held while one that hangs keeps those behind it from being passed on
 
 
-class ScoringPool:
+class ScoringPool(ClosesOnExit):
     """Worker processes that score completions.
 
     Works from any thread (calls from several take turns) and in any script, and is a context manager.
@@ -80,12 +80,6 @@ class ScoringPool:
         self._job_rows = _FIRST_JOB
         self._lock = threading.Lock()
         self._fill(workers)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the workers."""

@@ -123,10 +123,7 @@ class RescoreReport:
 
 
 def rescore_file(
-    task: Task,
-    source: Path,
-    output: Path | None = None,
-    options: ScoringOptions | None = None,
+    task: Task, source: Path, output: Path | None = None, options: ScoringOptions | None = None
 ) -> RescoreReport:
     """Score a scored file again and compare.
 

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
 
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError
 from tinyzero_sdk.tasks.task import Task
@@ -14,6 +13,7 @@ from tinyzero_sdk.testing.properties import check_names, find_properties
 from tinyzero_sdk.testing.property import Failure, NotChecked, Property
 from tinyzero_sdk.testing.report import Report, Result, Status, replay_command
 from tinyzero_sdk.testing.task_under_test import TaskUnderTest
+from tinyzero_sdk.workers.process import ClosesOnExit
 
 DEFAULT_EXAMPLES = 200
 
@@ -55,7 +55,7 @@ def check_task(
     return Report(task.name, task.version, seed, tuple(results))
 
 
-class Checker:
+class Checker(ClosesOnExit):
     """Checks one task; as a context manager it ends its processes with the block."""
 
     def __init__(
@@ -69,12 +69,6 @@ class Checker:
         self.task = task
         cases = known_cases(task) if cases is None else cases
         self._subject = TaskUnderTest(task, seed=seed, examples=examples, cases=cases)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End its processes."""

@@ -5,14 +5,14 @@ dies.
 import pickle
 import time
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
 from tinyzero_sdk.records import Item, Split
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing.gold import Gold, TestCompletion
 from tinyzero_sdk.testing.sandbox_child import ENOUGH, ExitStatus, Outcome, serve
-from tinyzero_sdk.workers.process import WorkerProcess
+from tinyzero_sdk.workers.process import ClosesOnExit, WorkerProcess
 
 TIME_LIMIT = 1.0
 """Seconds that a scorer may take for a completion of up to a megabyte."""
@@ -33,7 +33,7 @@ class _Lost(Exception):
         self.index = index
 
 
-class Sandbox:
+class Sandbox(ClosesOnExit):
     """A child process that scores completions; as a context manager it ends with the block."""
 
     def __init__(self, task: Task, *, hash_seed: int, warm_up: Sequence[TestCompletion] = ()) -> None:
@@ -51,12 +51,6 @@ class Sandbox:
         self._environment = {"PYTHONHASHSEED": str(hash_seed)}
         self._warm_up = list(warm_up)
         self._worker: WorkerProcess | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the child; the next request starts another."""

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from random import Random
-from typing import Any, Self
+from typing import Any
 
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import Item, Json
@@ -26,6 +26,7 @@ from tinyzero_sdk.testing.sandbox import Sandbox
 from tinyzero_sdk.testing.sandbox_child import Outcome
 from tinyzero_sdk.testing.shrinking import minimize
 from tinyzero_sdk.testing.strategies import find_completion
+from tinyzero_sdk.workers.process import ClosesOnExit
 
 ITEM_COUNT = 64
 
@@ -52,7 +53,7 @@ _CHUNK_CHARACTERS = 2**23
 _LOST = Outcome(exit_status="died")
 
 
-class TaskUnderTest:
+class TaskUnderTest(ClosesOnExit):
     """A task and what is known of it; as a context manager it ends its processes with the block."""
 
     def __init__(self, task: Task, *, seed: int = 0, examples: int = 200, cases: Sequence[Case] = ()) -> None:
@@ -75,12 +76,6 @@ class TaskUnderTest:
         self._repeats: dict[object, list[Outcome]] = {}
         self._lost: dict[object, Outcome] = {}  # what cost a process is not tried twice
         self._drawn: dict[object, list[TestCompletion]] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End its processes; the next request starts others."""

@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, describe_error
 from tinyzero_sdk.tasks.unsafe_scorers import enter_worker
@@ -31,6 +31,20 @@ Service = Callable[["Task", Connection, "SharedTimer"], None]
 
 # There is one process per core, so libraries must not start a thread per core.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class ClosesOnExit:
+    """A context manager that closes with its block."""
+
+    def close(self) -> None:
+        """End its processes."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class SharedTimer:

@@ -235,10 +235,7 @@ def score(answer, ground_truth):
     (
         "a leak",
         "bounded-memory",
-        {
-            "header": HOOKS["header"] + "kept = []\n",
-            "score": SCORE.format("kept.append(bytearray(100_000))"),
-        },
+        {"header": HOOKS["header"] + "kept = []\n", "score": SCORE.format("kept.append(bytearray(100_000))")},
     ),
     (
         "a thread",

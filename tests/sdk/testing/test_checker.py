@@ -12,7 +12,7 @@ import pytest
 from tests.sdk.testing.broken_tasks import BREAKERS
 from tinyzero_sdk import load_task
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.tasks.spec import load_task_from_line
+from tinyzero_sdk.tasks.registry import load_task_from_line
 from tinyzero_sdk.testing import PROPERTIES, Checker, check_task, find_properties, known_cases, task_under_test
 from tinyzero_sdk.testing.cases import Case, read_cases, write_cases
 from tinyzero_sdk.testing.report import show_text

@@ -4,6 +4,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -51,6 +52,9 @@ def _runs(subject: TaskUnderTest) -> Iterator[TestCompletion]:
         if unit:
             yield gold.sample(gold.with_answer(text))
             yield gold.sample(text)
+
+
+_of_any_text = partial(Property, completions=_pieces, strategy=_any_text, any_text=True)
 
 
 def _takes_too_long(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
@@ -125,15 +129,12 @@ def _raises(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) ->
     return None
 
 
-NEVER_RAISES = Property(
+NEVER_RAISES = _of_any_text(
     name="never-raises",
     text="No text makes `extract_answer` or `score` raise, or ends their process.",
     reason="A completion that raises scores 0 and is counted as an error, so a fault of the scorer looks like one of"
     " the model; recursion and numbers of 5,000 digits are the usual causes.",
     test=_raises,
-    completions=_pieces,
-    strategy=_any_text,
-    any_text=True,
 )
 
 
@@ -155,15 +156,13 @@ def _prints(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) ->
     return Failure(f"it printed {short(printed)}", "nothing on stdout or stderr") if printed else None
 
 
-NEVER_PRINTS = Property(
+NEVER_PRINTS = _of_any_text(
     name="never-prints",
     text="Scoring writes nothing to stdout or stderr.",
     reason="A line for every 64th completion fills the log of a run, and a lone surrogate in it raises an error where"
     " the completion is fine.",
     test=_prints,
     completions=lambda subject: _noticed_first(subject, lambda outcome: outcome.printed),
-    strategy=_any_text,
-    any_text=True,
 )
 
 
@@ -174,15 +173,13 @@ def _acts(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> F
     return Failure(f"it did: {', '.join(actions)}", "nothing run, imported, opened, started or connected to")
 
 
-RUNS_NO_CODE = Property(
+RUNS_NO_CODE = _of_any_text(
     name="runs-no-code",
     text="Scoring compiles, runs, imports, opens, starts and connects to nothing (after a first call to warm up).",
     reason="A model's text that is evaluated can do anything: one completion can forge every later reward of its"
     " process.",
     test=_acts,
     completions=lambda subject: _noticed_first(subject, lambda outcome: outcome.actions),
-    strategy=_any_text,
-    any_text=True,
 )
 
 
@@ -190,14 +187,11 @@ def _changes_truth(subject: TaskUnderTest, sample: TestCompletion, outcome: Outc
     return Failure("the ground truth was changed", "the ground truth as it was") if outcome.changed_truth else None
 
 
-KEEPS_GROUND_TRUTH = Property(
+KEEPS_GROUND_TRUTH = _of_any_text(
     name="keeps-ground-truth",
     text="Scoring does not change the ground truth.",
     reason="The SDK does not copy it: the next completion of the same prompt would be scored against what is left.",
     test=_changes_truth,
-    completions=_pieces,
-    strategy=_any_text,
-    any_text=True,
 )
 
 
@@ -259,17 +253,14 @@ def _call_often(subject: TaskUnderTest, samples: Sequence[TestCompletion]) -> No
             break
 
 
-DETERMINISTIC: Property = Property(
+DETERMINISTIC: Property = _of_any_text(
     name="deterministic",
     text="A completion gets the same score each time, also in another process with another PYTHONHASHSEED, in another"
     " order, and after thousands of others.",
     reason="A random reward cannot be reproduced, and a lucky wrong answer is learned like a right one.",
     test=_scores_differ,
-    completions=_pieces,
-    strategy=_any_text,
     examine=lambda subject: subject.search(DETERMINISTIC) or _remembers(subject),
     with_repeats=True,
-    any_text=True,
 )
 
 
@@ -278,14 +269,11 @@ def _is_invalid(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome
     return Failure(outcome.refused, f"a finite score from {low:g} to {high:g}") if outcome.refused else None
 
 
-SCORE_IS_VALID = Property(
+SCORE_IS_VALID = _of_any_text(
     name="score-is-valid",
     text="Every text gets a finite score within the range that `info` states, and an answer that is text.",
     reason="One NaN or infinity in a group of completions makes the advantages of all of them NaN.",
     test=_is_invalid,
-    completions=_pieces,
-    strategy=_any_text,
-    any_text=True,
 )
 
 
@@ -300,13 +288,10 @@ def _pays_too_well(subject: TaskUnderTest, sample: TestCompletion, outcome: Outc
     return None
 
 
-WRONG_PAYS_LESS = Property(
+WRONG_PAYS_LESS = _of_any_text(
     name="wrong-pays-less",
     text="What is not correct pays less than the greatest reward, and what is correct pays more than no answer.",
     reason="Accuracy counts `correct` and training uses the value: if they disagree, the curve that rises is not what"
     " is being learned.",
     test=_pays_too_well,
-    completions=_pieces,
-    strategy=_any_text,
-    any_text=True,
 )
