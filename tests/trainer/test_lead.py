@@ -451,7 +451,7 @@ def test_where_it_works_and_old_samples_are_weighed() -> None:
         ({"run": {"steps": 1}}, "rollout.max_async_level=1 has no effect: run.steps=1 has no next batch"),
         (
             {"rollout": {"engine": "vllm"}, "vllm": {"sleep_mode": True}},
-            "vllm.sleep_mode=True has no effect: with rollout.max_async_level=1 engines have no time to sleep",
+            "vllm.sleep_mode=True has no effect: with rollout.max_async_level=1 engines never sleep",
         ),
     ],
 )

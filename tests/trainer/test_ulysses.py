@@ -204,7 +204,7 @@ def test_ranks_that_cannot_be_divided_are_refused(
 
 
 def test_padded_lines_cannot_be_shared() -> None:
-    with pytest.raises(ValueError, match=r"parallel\.sequence_parallel=2 cuts lines of packed sequences"):
+    with pytest.raises(ValueError, match=r"parallel\.sequence_parallel=2 divides packed rows"):
         TrainConfig(
             run=RunConfig(executor="ray"),
             parallel=ParallelConfig(world_size=2, sequence_parallel=2),

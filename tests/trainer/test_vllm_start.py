@@ -77,7 +77,7 @@ def test_what_a_cpu_cannot_do_is_refused_before_a_model_is_loaded(
     [
         ({"vllm__separate_process": False, "vllm__max_restarts": 3}, "vllm.max_restarts=3 has no effect"),
         ({"vllm__separate_process": False, "vllm__timeout": 9.0}, "vllm.timeout=9.0 has no effect"),
-        ({"vllm__separate_process": False, "vllm__tensor_parallel": 2}, "needs processes of vLLM's own"),
+        ({"vllm__separate_process": False, "vllm__tensor_parallel": 2}, "needs separate processes"),
         ({"rollout__temperature": 2.5}, "temperatures up to 2, not 2.5"),
         ({"rollout__temperature_end": 2.5}, "temperatures up to 2, not 2.5"),
         ({"rollout__top_p": 0.9, "rollout__temperature": 0.7}, "at temperature 1 only"),

@@ -3,17 +3,27 @@
 It says what to run, not how: no torch, no model and no plan in here.
 """
 
-from tinyzero_trainer.config.algorithm import AlgorithmConfig, CriticConfig, LoraConfig, OptimizerConfig
+from tinyzero_trainer.config.algorithm import (
+    Advantage,
+    Aggregation,
+    AlgorithmConfig,
+    CriticConfig,
+    Decay,
+    Estimator,
+    Layout,
+    LoraConfig,
+    OptimizerConfig,
+)
 from tinyzero_trainer.config.rollout import (
     CurriculumConfig,
     DataConfig,
     LengthControlConfig,
     RolloutConfig,
     RolloutCorrectionConfig,
+    VllmConfig,
 )
 from tinyzero_trainer.config.run import (
     CheckpointConfig,
-    DefaultModelConfig,
     EvalConfig,
     LogConfig,
     MemoryConfig,
@@ -22,10 +32,9 @@ from tinyzero_trainer.config.run import (
     RayConfig,
     RewardConfig,
     RunConfig,
-    VllmConfig,
 )
+from tinyzero_trainer.config.sft import DefaultModelConfig
 from tinyzero_trainer.config.train_config import TrainConfig
-from tinyzero_trainer.config.types import Advantage, Aggregation, Decay, Estimator, Layout
 
 __all__ = [
     "Advantage",

@@ -1,11 +1,11 @@
-"""Groups of the configuration that say which problems are asked, and how completions of them are sampled."""
+"""Groups of the configuration: which problems are asked, and how completions of them are sampled."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from tinyzero_trainer.config.types import (
+from tinyzero_trainer.utils.bounds import (
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
@@ -26,11 +26,11 @@ class DataConfig:
     """Problems in a batch."""
 
     max_refill_rounds: NonNegativeInt = 0
-    """Dynamic sampling: groups that the task scored alike are left out, and replaced in at most so many more
-    rounds; 0 = they are trained on."""
+    """Dynamic sampling: groups whose completions all score the same are replaced, in at most this many extra rounds; 0
+    = they are trained on."""
 
     test_fraction: TestShare = 1 / 16
-    """Share of all problems, by the hash of their key, that is held out."""
+    """Fraction of all problems, by the hash of their key, that is held out."""
 
     max_prompt_tokens: PositiveInt = 1024
     """Longer prompts stop the run before it starts."""
@@ -38,19 +38,19 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class CurriculumConfig:
-    """Problems drawn by difficulty and measured pass rate, in each task apart."""
+    """Problems sampled by difficulty and measured pass rate, for each task separately."""
 
     buckets: NonNegativeInt = 0
-    """Quantiles of the problems' difficulty, told apart by their pass rate; 0 = problems come as they are."""
+    """Quantiles of the problems' difficulty, each with a pass rate of its own; 0 = problems are sampled uniformly."""
 
     target_pass_rate: Annotated[float, Gt(0), Lt(1)] = 0.5
-    """Pass rate of the bucket that is drawn most."""
+    """Pass rate of the bucket that is sampled most."""
 
     ema_decay: Annotated[float, Ge(0), Lt(1)] = 0.8
-    """Of the pass rates' exponential averages, per step."""
+    """Decay of the pass rates' exponential moving averages, per step."""
 
     min_probability: Annotated[float, Gt(0), Lt(1)] = 0.1
-    """Least chance of any bucket to be drawn."""
+    """Lowest probability with which any bucket is sampled."""
 
     def __post_init__(self) -> None:
         if self.buckets * self.min_probability >= 1:
@@ -67,10 +67,10 @@ class RolloutConfig:
     engine: Literal["torch", "vllm"] = "torch"
     """`torch` = in this process, for Llama-like models (Llama, Mistral, Qwen2, Qwen3) on a GPU with CUDA graphs: the
     fastest at the sizes measured on one GPU. `vllm` = vLLM on the same GPU: for other architectures, tensor
-    parallelism, very long contexts, and prompts that share long beginnings."""
+    parallelism, very long contexts, and prompts that share long prefixes."""
 
     group_size: PositiveInt = 8
-    """Completions of one prompt: the group that advantages compare."""
+    """Completions of each prompt: the group that advantages compare."""
 
     max_completion_tokens: PositiveInt = 256
     """Longest completion, in tokens."""
@@ -79,38 +79,38 @@ class RolloutConfig:
     """Sampling temperature in training."""
 
     temperature_end: PositiveFloat | None = None
-    """Temperature at the last step, approached linearly; none = it stays the same."""
+    """Temperature at the last step, approached linearly; none = constant."""
 
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     """Nucleus sampling; below 1 the sampled distribution is no longer the policy's."""
 
     top_k: NonNegativeInt = 0
-    """Sample among the k likeliest tokens; 0 = all."""
+    """Sample from the k most probable tokens; 0 = all."""
 
     max_num_seqs: PositiveInt | None = None
-    """Sequences generated at a time, which bounds the memory of the KV cache; none = on a GPU as many as fit, elsewhere
-    and for models without CUDA graphs 512. The random numbers do not depend on it."""
+    """Sequences generated at a time, which bounds the memory of the KV cache; none = as many as fit on a GPU, and 512
+    elsewhere and for models without CUDA graphs. Random numbers do not depend on it."""
 
     ignore_eos: bool = False
-    """Go on to rollout.max_completion_tokens past every end token, to measure speed and memory; nothing useful is
-    learnt so."""
+    """Generate up to rollout.max_completion_tokens past any end token: for measuring speed and memory, not for
+    training."""
 
     return_logprobs: Literal["never", "sample", "always"] = "sample"
-    """Whether the engine returns log-probabilities, which cost throughput: `sample` = in one step of ten, for the
-    metrics alone; `always` = in every step, where they are the old log-probabilities of the loss."""
+    """Whether the engine returns log-probabilities, which costs throughput: `sample` = in one step of ten, for metrics
+    only; `always` = in every step, as the old log-probabilities of the loss."""
 
     max_async_level: Literal[0, 1] = 0
-    """Batches that rollouts are ahead of the update. 1 = while one batch is trained on the next is sampled, by weights
-    one step older: needs engines apart (rollout.num_engines) and a correction (rollout.return_logprobs=always,
+    """Batches that rollouts are ahead of the update. 1 = the next batch is sampled during the update, with weights one
+    step older: needs dedicated engines (rollout.num_engines) and a correction (rollout.return_logprobs=always,
     rollout_correction.is_level)."""
 
     num_engines: NonNegativeInt = 0
-    """Rollout engines in processes of their own, each on vllm.tensor_parallel GPUs of its own; 0 = the ranks have them,
-    and generate and learn in turns."""
+    """Dedicated rollout engines, each on vllm.tensor_parallel GPUs; 0 = engines are colocated with the ranks and
+    time-share their GPUs."""
 
     chunks_per_engine: PositiveInt = 1
-    """Parts of a batch for each engine. With more an engine that is done early helps the others; with fewer each
-    generates more completions at a time."""
+    """Chunks of a batch for each engine. With more, an engine that finishes early takes over chunks of the others; with
+    fewer, each generates more completions at a time."""
 
     def __post_init__(self) -> None:
         if self.engine != "vllm":
@@ -126,18 +126,53 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True)
+class VllmConfig:
+    """The rollout engine `vllm`."""
+
+    gpu_memory_gb: PositiveFloat | None = None
+    """GB of GPU memory for weights, KV cache and workspace; none = what the update leaves, at most 60 % of the GPU."""
+
+    sleep_mode: bool | None = None
+    """Free its memory during the update and reload the weights afterwards; none = where memory requires it."""
+
+    tensor_parallel: PositiveInt = 1
+    """GPUs that the engine's model is split over; on the CPU, processes."""
+
+    separate_process: bool = True
+    """Run the engine in a separate process, which can be replaced if it dies; otherwise in the trainer's."""
+
+    cuda_graphs: bool = True
+    """Capture CUDA graphs, which takes half a minute at the start and makes decoding faster."""
+
+    max_restarts: NonNegativeInt = 2
+    """Times that an engine that died or hangs is restarted, and its batch regenerated, before the run stops."""
+
+    timeout: PositiveFloat = 1800.0
+    """Seconds for a batch, after which the engine counts as hanging."""
+
+    verify_weights: bool = False
+    """After each sync compare the engine's log-probabilities of a few tokens with the policy's; stop if they differ."""
+
+    def __post_init__(self) -> None:
+        if self.tensor_parallel > 1 and not self.separate_process:
+            raise ValueError(
+                f"vllm.tensor_parallel={self.tensor_parallel} needs separate processes; leave out "
+                "vllm.separate_process=false"
+            )
+
+
+@dataclass(frozen=True)
 class RolloutCorrectionConfig:
-    """Corrects for an engine that samples from other probabilities than the policy's; needs
-    rollout.return_logprobs=always."""
+    """Corrects for engines whose probabilities differ from the policy's; needs rollout.return_logprobs=always."""
 
     is_level: Literal["token", "sequence"] | None = None
-    """Each token's loss is weighted with π_old/π_engine, of the token, or of the whole completion; none = it is not."""
+    """Weight each token's loss by π_old/π_engine of the token, or of the whole completion; none = no weights."""
 
     is_threshold: Annotated[float, Ge(1), Le(1e6)] = 2.0
-    """Weights above it are cut down to it."""
+    """Weights are truncated to this value."""
 
     rejection_bounds: tuple[NonNegativeFloat, Annotated[float, Gt(1), Le(1e6)]] | None = None
-    """Tokens whose π_old/π_engine lies outside are left out of the policy loss; with weights=sequence, completions."""
+    """Tokens (with is_level=sequence, completions) whose π_old/π_engine lies outside are masked in the policy loss."""
 
     def __post_init__(self) -> None:
         if self.rejection_bounds is not None and self.rejection_bounds[0] >= 1:
@@ -155,44 +190,44 @@ class RolloutCorrectionConfig:
 
 @dataclass(frozen=True)
 class LengthControlConfig:
-    """How many tokens completions may have in training; evaluation always uses rollout.max_completion_tokens."""
+    """Limit on the length of completions in training; evaluation always uses rollout.max_completion_tokens."""
 
     mode: Literal["full", "fixed", "adaptive"] = "full"
     """`full` = rollout.max_completion_tokens; `fixed` = length_control.max_tokens; `adaptive` = shorter while the
     model succeeds."""
 
     max_tokens: PositiveInt = 256
-    """The fixed window."""
+    """The limit with mode=fixed."""
 
     min_tokens: PositiveInt = 32
-    """The adaptive window is never shorter."""
+    """Lowest adaptive limit."""
 
     warmup_steps: PositiveInt = 10
-    """Steps at full length, after which it starts from the mean length of correct completions."""
+    """Steps at full length, after which the limit starts from the mean length of correct completions."""
 
     every: PositiveInt = 5
     """Steps between two decisions."""
 
     step_tokens: PositiveInt = 64
-    """Tokens by which a decision changes the window."""
+    """Tokens by which a decision changes the limit."""
 
     slack_tokens: PositiveInt = 32
-    """Tokens of the window that may stay unused before it shrinks."""
+    """Unused tokens below the limit before it shrinks."""
 
     target_success_rate: Fraction = 0.7
-    """Share of correct completions to keep to."""
+    """Fraction of correct completions to maintain."""
 
     tolerance: Fraction = 0.05
-    """Above target + tolerance the window shrinks, below target - tolerance it grows."""
+    """Above target + tolerance the limit shrinks, below target - tolerance it grows."""
 
     max_truncated_fraction: Fraction = 0.1
-    """It never shrinks while more than this share is cut off."""
+    """The limit never shrinks while more than this fraction is truncated."""
 
     patience: PositiveInt = 20
-    """Steps of success without change after which it grows, to see whether longer is better."""
+    """Successful steps without a change after which the limit grows, to test whether longer is better."""
 
     ema_decay: Annotated[float, Ge(0), Lt(1)] = 0.9
-    """Of the exponential averages."""
+    """Decay of the exponential moving averages."""
 
     full_length_prob: Fraction = 0.0
-    """Chance of a single step at full length."""
+    """Probability of a single step at full length."""

@@ -1,18 +1,25 @@
-"""Groups of the configuration that say what is run, what scores and evaluates it, and what is kept of it."""
+"""Groups of the configuration: what is run and where, how it is scored and evaluated, and what is recorded."""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Ge
 
-from tinyzero_trainer.config.types import (
-    DEVICES,
-    Fraction,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    is_device,
-)
+from tinyzero_trainer.utils.bounds import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
+
+DEVICES = "auto, cpu, cuda or cuda:N"
+"""What `run.device` may be."""
+
+
+def is_device(name: str) -> bool:
+    """Whether a device is one of `DEVICES`.
+
+    Example:
+        >>> is_device("cuda:1"), is_device("gpu")
+        (True, False)
+    """
+    return re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name, re.ASCII) is not None
 
 
 @dataclass(frozen=True)
@@ -26,19 +33,19 @@ class RunConfig:
     """Run directory; created if missing."""
 
     seed: int = 0
-    """Every random choice of the run derives from it."""
+    """Seed of every random choice of the run."""
 
     steps: PositiveInt = 100
     """Training steps; each takes one batch of prompts."""
 
     executor: Literal["local", "ray"] = "local"
-    """Where the roles run: `local` = in this process, `ray` = in processes of their own, as actors of Ray."""
+    """Where policy, engines and scorers run: `local` = in this process, `ray` = in processes of Ray."""
 
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:N` = one of several GPUs, or `auto` = a GPU where there is one."""
 
     recipe: str | None = None
-    """Recipe whose settings stand below the user's own: its name (`tinyzero recipes` lists them), or a TOML file."""
+    """Recipe whose settings yours override: its name (`tinyzero recipes` lists them), or a TOML file."""
 
     def __post_init__(self) -> None:
         if not is_device(self.device):
@@ -65,130 +72,58 @@ class ModelConfig:
     """The language model to train."""
 
     path: str | None = None
-    """Directory or Hub name of a transformers causal LM; `tiny` = the tiny model that comes with the trainer. None = on
-    the CPU that one, and on a GPU a small one that `tinyzero train` makes for the task (default_model)."""
+    """Directory or Hub name of a transformers causal LM; `tiny` = the tiny model that comes with the trainer. None =
+    that one on the CPU, and on a GPU a small one that `tinyzero train` makes for the task (default_model)."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type that the network computes in; `auto` = bfloat16 on a GPU that has it, else float32. The weights that the
-    optimiser steps are kept in float32 whatever this is."""
+    """Data type of the network's computation; `auto` = bfloat16 on a GPU that supports it, else float32. The
+    optimizer's weights are always float32."""
 
     compile: bool | None = None
     """Compile the network's layers with torch.compile for the update; none = on a GPU, from about 0.1B parameters."""
 
 
 @dataclass(frozen=True)
-class DefaultModelConfig:
-    """The model that `tinyzero train` warm-starts on a GPU where none is named; made once, then found again."""
-
-    hidden_size: PositiveInt = 384
-    """Width of the residual stream; a multiple of head_size. The default shape has 9.9 million parameters."""
-
-    layers: PositiveInt = 6
-    """Number of decoder layers."""
-
-    head_size: PositiveInt = 64
-    """Width of an attention head; vLLM has kernels for 32 and 64, among others."""
-
-    kv_heads: PositiveInt = 2
-    """Heads of keys and values, each for as many of the others: reading them is what long completions take."""
-
-    mlp_size: PositiveInt = 1024
-    """Width inside the gated MLP."""
-
-    seconds: PositiveFloat = 90.0
-    """Seconds to learn from the task's demonstrations for."""
-
-    directory: str | None = None
-    """Where such models are kept; none = tinyzero/models in the user's cache."""
-
-    def __post_init__(self) -> None:
-        if self.hidden_size % self.head_size:
-            raise ValueError(
-                f"default_model.hidden_size={self.hidden_size} is not a multiple of "
-                f"default_model.head_size={self.head_size}"
-            )
-        heads = self.hidden_size // self.head_size
-        if heads % self.kv_heads:
-            raise ValueError(f"default_model.kv_heads={self.kv_heads} does not divide the {heads} heads; 1 always does")
-
-
-@dataclass(frozen=True)
 class MemoryConfig:
-    """What is given up in speed to fit into a GPU's memory; none of it changes the loss."""
+    """Speed traded for GPU memory; none of it changes the loss."""
 
     activation_checkpointing: bool = False
-    """Keep only each layer's input, and compute the rest again in the backward pass: about a third more work."""
+    """Keep only each layer's input and recompute the rest in the backward pass: about a third more computation."""
 
     cpu_offload: Literal["idle", "always"] | None = None
-    """Weights and optimiser state in the host's memory: `idle` = while their role does nothing, `always` = throughout,
-    copied to the GPU layer by layer as it is needed, and stepped on the CPU; none = they stay on the GPU."""
-
-
-@dataclass(frozen=True)
-class VllmConfig:
-    """The rollout engine `vllm`."""
-
-    gpu_memory_gb: PositiveFloat | None = None
-    """GB of the GPU for its weights, KV cache and workspace; none = what the update leaves, at most 60 % of the GPU."""
-
-    sleep_mode: bool | None = None
-    """Give its memory back during the update and load the weights anew after it; none = where memory needs it."""
-
-    tensor_parallel: PositiveInt = 1
-    """GPUs that the engine's model is split over; on the CPU, processes."""
-
-    separate_process: bool = True
-    """Run the engine in a process of its own, which can be replaced if it dies; otherwise in the trainer's."""
-
-    cuda_graphs: bool = True
-    """Capture CUDA graphs, which costs half a minute at the start and makes decoding faster."""
-
-    max_restarts: NonNegativeInt = 2
-    """Times that an engine that died or hangs is replaced, its batch generated anew, before the run stops."""
-
-    timeout: PositiveFloat = 1800.0
-    """Seconds for a batch; then the engine counts as hanging."""
-
-    verify_weights: bool = False
-    """After each sync compare the engine's log-probabilities of a few tokens with the policy's; stop if they differ."""
-
-    def __post_init__(self) -> None:
-        if self.tensor_parallel > 1 and not self.separate_process:
-            raise ValueError(
-                f"vllm.tensor_parallel={self.tensor_parallel} needs processes of vLLM's own; leave out "
-                "vllm.separate_process=false"
-            )
+    """Keep weights and optimizer state in host memory: `idle` = while their model is not in use, `always` = throughout,
+    copied to the GPU layer by layer and updated on the CPU; none = they stay on the GPU."""
 
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How the processes that learn divide the model and the batch among them."""
+    """How the training processes divide the model and the batch."""
 
     world_size: PositiveInt | None = None
-    """Processes that policy, reference and critic are sharded over; the batch is shared out among them by tokens.
-    none = one for each GPU that no engine has to itself; 1 without GPUs."""
+    """Processes that policy, reference and critic are sharded over, and among which a batch is divided by tokens. none
+    = one for each GPU without a dedicated engine; 1 without GPUs."""
 
     dp_replicate: PositiveInt = 1
     """Groups of ranks that each hold the whole model, sharded over the group's ranks: one for each node where the
-    network between nodes is slow. It divides the ranks; 1 = the model is sharded over all of them."""
+    network between nodes is slow. Divides the number of ranks; 1 = the model is sharded over all of them."""
 
     sequence_parallel: PositiveInt = 1
-    """Ranks that share each sequence, for completions too long for one. It divides the ranks of a replica and the
-    model's attention heads; each of those ranks takes optimizer.micro_batch_tokens at a time."""
+    """Ranks that share each sequence, for completions too long for one. Divides the ranks of a replica and the model's
+    attention heads; each of these ranks takes optimizer.micro_batch_tokens at a time."""
 
 
 @dataclass(frozen=True)
 class RayConfig:
-    """The executor `ray`."""
+    """Settings of run.executor=ray."""
 
     address: str | None = None
-    """Of a Ray that is there: `auto`, or HOST:PORT; none = one is started on this machine, for the run."""
+    """Address of a running Ray: `auto`, or HOST:PORT; none = one is started on this machine for the run."""
 
     gpus: NonNegativeInt = 0
-    """GPUs of the run; 0 = none, everything is on the CPU."""
+    """GPUs of the run; 0 = everything is on the CPU."""
 
     max_restarts: NonNegativeInt = 2
-    """Times that a rollout engine or a scorer that died is replaced, its batch done anew, before the run stops."""
+    """Times that a dead rollout engine or scorer is restarted, and its batch repeated, before the run stops."""
 
 
 @dataclass(frozen=True)
@@ -199,20 +134,20 @@ class RewardConfig:
     """Scoring processes."""
 
     timeout: PositiveFloat = 5.0
-    """Seconds for one completion; then its worker is killed and replaced, and the completion scores 0."""
+    """Seconds for one completion, after which its worker is killed and replaced, and the completion scores 0."""
 
     memory_limit_gb: PositiveFloat = 4.0
     """Address space of a worker, in GiB."""
 
     max_failure_rate: Fraction = 0.5
-    """The run stops if more than this share of a batch ends in an error or a time-out of the scorer."""
+    """The run stops if the scorer fails or times out on more than this fraction of a batch."""
 
     wrappers: tuple[str, ...] = ()
-    """Score wrappers put around the task's reward in training, innermost first; one that needs a limit and is given
-    none, such as `overlong`, takes rollout.max_completion_tokens. Evaluation reports the unshaped score."""
+    """Score wrappers around the task's reward in training, innermost first; one that needs a limit, such as `overlong`,
+    takes rollout.max_completion_tokens by default. Evaluation reports the unshaped score."""
 
     allow_unsafe: bool = False
-    """Run a scorer that its task says must not be trusted with a model's text, in the worker processes."""
+    """Run a scorer that its task declares unsafe for text of a model, in the worker processes."""
 
 
 @dataclass(frozen=True)
@@ -232,26 +167,26 @@ class EvalConfig:
     """Temperature of the sampled evaluation."""
 
     greedy: bool = True
-    """Also evaluate with the likeliest token each time, before and after training."""
+    """Also evaluate with greedy decoding, before and after training."""
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What a run can go on from."""
+    """What a run resumes from."""
 
     every: NonNegativeInt = 25
     """Steps between checkpoints; 0 = only at the end and when interrupted."""
 
     keep: Annotated[int, Ge(2)] = 2
-    """Checkpoints kept; at least 2, so that one is whole while another is written."""
+    """Checkpoints kept; at least 2, so that one is complete while another is written."""
 
 
 @dataclass(frozen=True)
 class LogConfig:
-    """Who is told."""
+    """What is recorded, and where."""
 
     trackers: tuple[Literal["wandb", "tensorboard"], ...] = ()
-    """Observers beside `metrics.jsonl`; none of them can stop a run."""
+    """Trackers in addition to `metrics.jsonl`; none of them can stop a run."""
 
     project: str = "tinyzero"
     """Project name for W&B."""

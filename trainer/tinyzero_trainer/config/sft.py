@@ -1,4 +1,4 @@
-"""Settings of a warm start: a small decoder from nothing, trained on a task's own demonstrations. No torch in here."""
+"""Configuration of a warm start: supervised fine-tuning of a small new model on a task's demonstrations."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from annotated_types import Gt
 
 from tinyzero_trainer.config.tasks import TaskSpec, read_task_specs, whole_entries
-from tinyzero_trainer.config.types import NonNegativeInt, PositiveFloat, PositiveInt, TestShare
+from tinyzero_trainer.utils.bounds import NonNegativeInt, PositiveFloat, PositiveInt, TestShare
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class TinyShape:
     """Width of an attention head; vLLM has kernels for 32 and 64, among others."""
 
     kv_heads: Annotated[int, Gt(0)] | None = None
-    """Heads of keys and values, each for as many of the others; none = one for each. Fewer make long texts cheaper."""
+    """Heads of keys and values; none = as many as attention heads. Fewer make long completions cheaper."""
 
     mlp_size: Annotated[int, Gt(0)] = 256
-    """Width inside the gated MLP."""
+    """Hidden width of the gated MLP."""
 
     context: Annotated[int, Gt(0)] = 2048
     """Longest sequence, prompt and completion together."""
@@ -45,7 +45,7 @@ class TinyShape:
 
 @dataclass(frozen=True)
 class SftRunConfig:
-    """What is made, and where."""
+    """What is trained on, and where the model goes."""
 
     task: str = ""
     """Name of an installed task that has `demonstrate`, or the path of a task file; several stand in `tasks`."""
@@ -54,7 +54,7 @@ class SftRunConfig:
     """Directory for the model; must not exist yet."""
 
     seed: int = 0
-    """Weights, problems and demonstrations derive from it."""
+    """Seed of weights, problems and demonstrations."""
 
     device: str = "auto"
     """`cpu`, `cuda`, or `auto` = a GPU where there is one."""
@@ -62,17 +62,17 @@ class SftRunConfig:
 
 @dataclass(frozen=True)
 class SftTrainingConfig:
-    """How it is trained."""
+    """How the model is trained."""
 
     steps: PositiveInt = 3000
     """Optimiser steps."""
 
     seconds: PositiveFloat | None = None
-    """Train for so long, from the end of the first step on, instead of a number of steps; the learning rate follows the
-    share of the time, so that no two such models are equal bit for bit."""
+    """Train for this long, counted from the end of the first step, instead of a number of steps; the learning rate
+    follows the elapsed time, so no two such models are equal bit for bit."""
 
     batch_size: PositiveInt = 256
-    """Demonstrations a step; every one is new."""
+    """Demonstrations per step, each of them new."""
 
     learning_rate: PositiveFloat = 2e-3
     """Peak; reached after the warm-up, then a cosine down to a tenth."""
@@ -90,11 +90,11 @@ class SftTrainingConfig:
     """Longest completion in that evaluation; longer demonstrations are left out."""
 
     test_fraction: TestShare = 1 / 16
-    """Share of problems held out, as in training with reinforcement learning."""
+    """Fraction of problems held out, as in reinforcement learning."""
 
     workers: NonNegativeInt | None = None
-    """Processes that make demonstrations, the same ones for any number; 0 = the one that trains. None = that one on the
-    CPU, and on a GPU one for each other core, at most 12."""
+    """Processes that make demonstrations, which do not depend on their number; 0 = in the training process. None = 0 on
+    the CPU, and on a GPU one for each other core, at most 12."""
 
     compile: bool = False
     """Compile the layers with torch.compile, which takes a while before the first step."""
@@ -127,3 +127,39 @@ class SftConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", whole_entries(self.task_shares()))
+
+
+@dataclass(frozen=True)
+class DefaultModelConfig:
+    """The model that `tinyzero train` warm-starts on a GPU where none is named; made once, then taken from a cache."""
+
+    hidden_size: PositiveInt = 384
+    """Width of the residual stream; a multiple of head_size. The default shape has 9.9 million parameters."""
+
+    layers: PositiveInt = 6
+    """Number of decoder layers."""
+
+    head_size: PositiveInt = 64
+    """Width of an attention head; vLLM has kernels for 32 and 64, among others."""
+
+    kv_heads: PositiveInt = 2
+    """Heads of keys and values; reading them dominates the cost of long completions."""
+
+    mlp_size: PositiveInt = 1024
+    """Hidden width of the gated MLP."""
+
+    seconds: PositiveFloat = 90.0
+    """Seconds of training on the task's demonstrations."""
+
+    directory: str | None = None
+    """Directory of such models; none = tinyzero/models in the user's cache."""
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.head_size:
+            raise ValueError(
+                f"default_model.hidden_size={self.hidden_size} is not a multiple of "
+                f"default_model.head_size={self.head_size}"
+            )
+        heads = self.hidden_size // self.head_size
+        if heads % self.kv_heads:
+            raise ValueError(f"default_model.kv_heads={self.kv_heads} does not divide the {heads} heads; 1 always does")

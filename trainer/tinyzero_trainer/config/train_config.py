@@ -20,10 +20,10 @@ from tinyzero_trainer.config.rollout import (
     LengthControlConfig,
     RolloutConfig,
     RolloutCorrectionConfig,
+    VllmConfig,
 )
 from tinyzero_trainer.config.run import (
     CheckpointConfig,
-    DefaultModelConfig,
     EvalConfig,
     LogConfig,
     MemoryConfig,
@@ -32,8 +32,8 @@ from tinyzero_trainer.config.run import (
     RayConfig,
     RewardConfig,
     RunConfig,
-    VllmConfig,
 )
+from tinyzero_trainer.config.sft import DefaultModelConfig
 from tinyzero_trainer.config.tasks import TaskSpec, read_task_specs, whole_entries
 
 WITHOUT_RATIO = {"reinforce": "has no ratio", "gspo": "has bounds narrower than a step of staleness"}
@@ -72,7 +72,7 @@ class TrainConfig:
     log: LogConfig = field(default_factory=LogConfig)
 
     def task_shares(self) -> tuple[TaskSpec, ...]:
-        """The tasks of the run, whichever way they are named; nothing else looks at `run.task`, `task` and `tasks`."""
+        """The tasks of the run; nothing else reads `run.task`, `task` and `tasks`."""
         return read_task_specs(self.run.task, self.task, self.tasks)
 
     @property
@@ -115,7 +115,7 @@ class TrainConfig:
             self._check_lead()
         if self.parallel.sequence_parallel > 1 and self.optimizer.packing == "padded":
             raise ValueError(
-                f"parallel.sequence_parallel={self.parallel.sequence_parallel} cuts lines of packed sequences; leave "
+                f"parallel.sequence_parallel={self.parallel.sequence_parallel} divides packed rows; leave "
                 "out optimizer.packing='padded'"
             )
         if self.critic.warmup_steps >= self.run.steps:
@@ -125,7 +125,7 @@ class TrainConfig:
             )
         if self.rollout.top_k == 1:
             raise ValueError(
-                "rollout.top_k=1 draws the same completion each time, so nothing can be learnt; set 0 or at least 2"
+                "rollout.top_k=1 samples the same completion each time, so nothing is learned; set 0 or at least 2"
             )
         if self.rollout.group_size == 1 and self.algorithm.advantage_estimator in COMPARES_SAMPLES:
             raise ValueError(
@@ -135,7 +135,7 @@ class TrainConfig:
             )
 
     def _check_lead(self) -> None:
-        """Refuse to sample ahead where nobody can, or where the update would take old samples for new ones."""
+        """Refuse to sample ahead where no engine can, or where the update would take old samples for new ones."""
         if not self.engines_apart:
             where = "the trainer's process" if self.run.executor == "local" else "the processes that learn"
             missing = (

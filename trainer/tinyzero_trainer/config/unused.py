@@ -92,7 +92,7 @@ def _across(groups: Mapping[str, Group]) -> Unused:
             yield "rollout.max_async_level", "run.steps=1 has no next batch"
         yield (
             "vllm.sleep_mode",
-            f"with rollout.max_async_level={rollout['max_async_level']} engines have no time to sleep",
+            f"with rollout.max_async_level={rollout['max_async_level']} engines never sleep",
         )
     if groups["parallel"]["sequence_parallel"] > 1:
         shared = groups["parallel"]["sequence_parallel"]

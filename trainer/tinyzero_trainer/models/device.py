@@ -6,7 +6,7 @@ import warnings
 import torch
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.config.types import DEVICES, is_device
+from tinyzero_trainer.config.run import DEVICES, is_device
 from tinyzero_trainer.hardware.compute_capability import has_kernels, missing_kernels, named_outside
 
 
