@@ -10,8 +10,9 @@ from transformers import GptOssConfig, GptOssForCausalLM, Qwen2Config, Qwen2ForC
 from tests.trainer.conftest import random_model
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.training import varlen_attention as attention
-from tinyzero_trainer.training.logprobs import choose_layout, completion_states, keeps_packed_apart
+from tinyzero_trainer.training.logprobs import completion_states
 from tinyzero_trainer.training.micro_batches import completion_lengths, in_row_order, micro_batches
+from tinyzero_trainer.training.packing_checks import choose_layout, keeps_packed_apart
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 
@@ -112,7 +113,7 @@ def test_what_the_kernel_does_not_compute_is_left_alone(config, kernel, monkeypa
 
 
 def test_without_a_kernel_a_gpu_pads(any_model, monkeypatch):
-    monkeypatch.setattr("tinyzero_trainer.training.logprobs.device_of", lambda model: torch.device("cuda"))
+    monkeypatch.setattr("tinyzero_trainer.training.packing_checks.device_of", lambda model: torch.device("cuda"))
     assert choose_layout(any_model, "auto", name="any") == "padded"
 
 

@@ -13,14 +13,9 @@ from tinyzero_trainer.models import fused_logprobs as head
 from tinyzero_trainer.models.loading import LanguageModel, ModelError
 from tinyzero_trainer.sft.tiny_model import build_model
 from tinyzero_trainer.training import logprobs as forward
-from tinyzero_trainer.training.logprobs import (
-    Reference,
-    head_of,
-    keeps_packed_apart,
-    sampled_logprobs,
-    token_statistics,
-)
+from tinyzero_trainer.training.logprobs import Reference, head_of, sampled_logprobs, token_statistics
 from tinyzero_trainer.training.micro_batches import micro_batches
+from tinyzero_trainer.training.packing_checks import keeps_packed_apart
 from tinyzero_trainer.training.policy import Policy
 
 CPU = torch.device("cpu")

@@ -23,8 +23,9 @@ from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup, SequenceParallelGroup
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.training.build import _load
-from tinyzero_trainer.training.logprobs import Reference, computes_the_same_in_slices, token_statistics
+from tinyzero_trainer.training.logprobs import Reference, token_statistics
 from tinyzero_trainer.training.micro_batches import completion_lengths, micro_batches
+from tinyzero_trainer.training.packing_checks import computes_the_same_in_slices
 from tinyzero_trainer.training.varlen_attention import use_kernel
 from tinyzero_trainer.utils import jagged as ragged
 

@@ -1,0 +1,1 @@
+"""Models over several ranks: process groups, FSDP, sequence parallelism, offload. No algorithm is in here."""

@@ -18,9 +18,10 @@ from tinyzero_trainer.distributed.dtensor import assign, full_tensor
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, call, device_of, on_device, ranks_of, shard
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training import micro_batches as batching
-from tinyzero_trainer.training.logprobs import choose_layout, completion_states
+from tinyzero_trainer.training.logprobs import completion_states
 from tinyzero_trainer.training.micro_batches import MicroBatch, completion_lengths, in_row_order, micro_batches
 from tinyzero_trainer.training.optimizer import Optimizer
+from tinyzero_trainer.training.packing_checks import choose_layout
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged as ragged

@@ -18,7 +18,8 @@ from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup
 from tinyzero_trainer.models.loading import LanguageModel, save_model
 from tinyzero_trainer.monitoring.performance import GpuMemoryUsage, memory_usage
 from tinyzero_trainer.training import micro_batches as batching
-from tinyzero_trainer.training.logprobs import Reference, choose_layout, sampled_logprobs, token_statistics
+from tinyzero_trainer.training.logprobs import Reference, sampled_logprobs, token_statistics
+from tinyzero_trainer.training.loss import policy_objective
 from tinyzero_trainer.training.micro_batches import (
     MicroBatch,
     completion_lengths,
@@ -27,6 +28,7 @@ from tinyzero_trainer.training.micro_batches import (
     micro_batches,
 )
 from tinyzero_trainer.training.optimizer import Optimizer
+from tinyzero_trainer.training.packing_checks import choose_layout
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged as ragged
@@ -211,7 +213,7 @@ class Policy:
         statistics = call(model, compute)
         current = statistics.logprobs.detach()
         assert part.advantages is not None
-        given = LossInputs(
+        inputs = LossInputs(
             old_logprobs=current if part.old_logprobs is None else there(part.old_logprobs),
             advantages=there(part.advantages),
             lengths=batch.lengths,
@@ -219,21 +221,20 @@ class Policy:
             clip_high=algorithm.clip_ratio_high,
             dual_clip=algorithm.dual_clip_c,
         )
-        surrogate = self._policy_loss(statistics.logprobs, given)
-        loss = surrogate.loss if part.is_weights is None else there(part.is_weights) * surrogate.loss
-        outside = (surrogate.ratio < 1 - algorithm.clip_ratio_low) | (surrogate.ratio > 1 + algorithm.clip_ratio_high)
-        tally.add_weighted(pg_loss=weight * loss)  # entropy, KL and shares are means over tokens, whatever the weights
-        tally.add(pg_clipfrac=surrogate.clipped.float(), entropy=statistics.entropy)
-        tally.add(**{"ratio/outside_clip_frac": outside.float()})
-        tally.keep(log_ratio=current - given.old_logprobs, ratio=surrogate.ratio)
+        loss, metrics = policy_objective(
+            statistics,
+            inputs,
+            policy_loss=self._policy_loss,
+            algorithm=algorithm,
+            kl_coefficient=now.kl_coefficient,
+            is_weights=None if part.is_weights is None else there(part.is_weights),
+        )
+        # Entropy, KL and fractions are means over tokens, whatever the weights.
+        tally.add_weighted(pg_loss=weight * metrics.pop("pg_loss"))
+        tally.keep(log_ratio=metrics.pop("log_ratio"), ratio=metrics.pop("ratio"))
+        tally.add(**metrics)
         if part.engine_logprobs is not None and not tally.began:  # later the policy has moved
             tally.keep(before=current, engine=part.engine_logprobs)
-        if statistics.divergence is not None:
-            tally.add(kl_loss=statistics.divergence)
-            # Plus: minimising the loss must draw the policy towards the reference.
-            loss = loss + now.kl_coefficient * statistics.divergence
-        if algorithm.entropy_coefficient:
-            loss = loss - algorithm.entropy_coefficient * statistics.entropy
         return loss
 
     def export(self, directory: Path) -> None:

@@ -1,0 +1,49 @@
+"""The policy's objective: surrogate, importance weights, KL and entropy bonus. Pure; the models run in policy.py."""
+
+from torch import Tensor
+
+from tinyzero_trainer.algorithms.losses import LossFunction, LossInputs
+from tinyzero_trainer.config import AlgorithmConfig
+from tinyzero_trainer.training.logprobs import TokenStatistics
+
+
+def policy_objective(
+    statistics: TokenStatistics,
+    inputs: LossInputs,
+    *,
+    policy_loss: LossFunction,
+    algorithm: AlgorithmConfig,
+    kl_coefficient: float,
+    is_weights: Tensor | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of each completion token, to be weighted and summed.
+
+    Args:
+        statistics: of the present policy.
+        inputs: old log-probabilities, advantages and clip range.
+        policy_loss: the surrogate.
+        algorithm: the entropy bonus and the clip range that is reported.
+        kl_coefficient: β of the KL in the loss.
+        is_weights: [tokens] importance-sampling weights; None = 1.
+
+    Returns:
+        [tokens] loss with gradient, and metrics, [tokens] each, the surrogate as `pg_loss`.
+    """
+    surrogate = policy_loss(statistics.logprobs, inputs)
+    loss = surrogate.loss if is_weights is None else is_weights * surrogate.loss
+    outside = (surrogate.ratio < 1 - algorithm.clip_ratio_low) | (surrogate.ratio > 1 + algorithm.clip_ratio_high)
+    metrics = {
+        "pg_loss": loss,
+        "pg_clipfrac": surrogate.clipped.float(),
+        "entropy": statistics.entropy,
+        "ratio/outside_clip_frac": outside.float(),
+        "log_ratio": statistics.logprobs.detach() - inputs.old_logprobs,
+        "ratio": surrogate.ratio,
+    }
+    if statistics.divergence is not None:
+        metrics["kl_loss"] = statistics.divergence
+        # Plus: minimising the loss must draw the policy towards the reference.
+        loss = loss + kl_coefficient * statistics.divergence
+    if algorithm.entropy_coefficient:
+        loss = loss - algorithm.entropy_coefficient * statistics.entropy
+    return loss, metrics
