@@ -26,7 +26,7 @@ from tinyzero_trainer.config.compose import make_config  # noqa: E402
 from tinyzero_trainer.controller.collector import RolloutBatch  # noqa: E402
 from tinyzero_trainer.controller.pending_batch import from_json, to_json  # noqa: E402
 from tinyzero_trainer.controller.step import TrainerState, TrainingStep  # noqa: E402
-from tinyzero_trainer.executors.local import build_workers  # noqa: E402
+from tinyzero_trainer.executors.build import build_workers  # noqa: E402
 from tinyzero_trainer.monitoring.progress import Progress  # noqa: E402
 from tinyzero_trainer.types import Rollout  # noqa: E402
 from tinyzero_trainer.utils.signals import StopFlag  # noqa: E402

@@ -10,7 +10,7 @@ import torch
 
 from tinyzero_trainer.config import RayConfig, TrainConfig
 from tinyzero_trainer.executors.base import Workers
-from tinyzero_trainer.executors.local import build_workers
+from tinyzero_trainer.executors.build import build_workers
 from tinyzero_trainer.models.loading import LanguageModel, load_model
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
 from tinyzero_trainer.rollout.build import build_engine

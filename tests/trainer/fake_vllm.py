@@ -1,4 +1,4 @@
-"""An engine behind the seam to vLLM that does as it is told: answers, dies, hangs, or gives too little."""
+"""A fake client of vLLM that does as it is told: answers, dies, hangs, or gives too little."""
 
 import threading
 import time
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import Tensor
 
-from tinyzero_trainer.rollout.vllm.client import Answer, Request
+from tinyzero_trainer.rollout.vllm.client import Request, RequestOutput
 
 
 class FakeVllm:
@@ -52,7 +52,7 @@ class FakeVllm:
     def busy(self) -> bool:
         return bool(self.requests)
 
-    def step(self) -> list[Answer]:
+    def step(self) -> list[RequestOutput]:
         kind = self._enter("step")
         time.sleep(0.001)
         done = []
@@ -66,30 +66,30 @@ class FakeVllm:
             return []
         return done
 
-    def _answer(self, request: Request, kind: str | None) -> Answer:
+    def _answer(self, request: Request, kind: str | None) -> RequestOutput:
         count = request.samples - (kind == "fewer")
         tokens = [[(request.seed + sample) % 1000] * request.params.max_tokens for sample in range(count)]
         if request.params.max_tokens > 1 and not request.params.ignore_eos:
-            tokens[0] = [*tokens[0][:-2], request.ends[-1]]
+            tokens[0] = [*tokens[0][:-2], request.eos_ids[-1]]
         if kind == "empty":
             tokens[-1] = []
         wanted = request.params.logprobs and kind != "no logprobs"
-        return Answer(request.name, tokens, [[-1.0] * len(each) for each in tokens] if wanted else None)
+        return RequestOutput(request.name, tokens, [[-1.0] * len(each) for each in tokens] if wanted else None)
 
     def abort(self, names: list[str]) -> None:
         self.log.append(f"abort {len(names)}")
         for name in names:
             self.requests.pop(name, None)
 
-    def parcels(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def buckets(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         yield from weights
 
-    def send(self, parcel: tuple[str, Tensor]) -> None:
+    def send(self, bucket: tuple[str, Tensor]) -> None:
         self._enter("send")
-        self.weights[parcel[0]] = parcel[1].clone()
+        self.weights[bucket[0]] = bucket[1].clone()
 
-    def forget_prompts(self) -> None:
-        self.log.append("forget")
+    def reset_prefix_cache(self) -> None:
+        self.log.append("reset")
 
     def sleep(self) -> None:
         self._enter("sleep")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.trainer.planned import config_of
 from tinyzero_trainer.distributed import cuda_allocator as allocator
-from tinyzero_trainer.rollout.vllm.weight_transfer import wrapped
+from tinyzero_trainer.rollout.vllm.weight_transfer import packed
 
 EXPANDING = "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2],expandable_segments:True"
 
@@ -33,7 +33,7 @@ def test_a_parcel_lies_in_no_expandable_segment(settings: Callable[[], str], mon
         return empty(*args, **kwargs)
 
     monkeypatch.setattr(torch, "empty", spy)
-    with wrapped([("a", torch.ones(2)), ("b", torch.ones(3))]):
+    with packed([("a", torch.ones(2)), ("b", torch.ones(3))]):
         assert settings() == EXPANDING
     assert seen == [EXPANDING.replace("True", "False")]
 

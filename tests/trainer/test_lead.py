@@ -26,11 +26,10 @@ from tinyzero_trainer.controller.pending_batch import RolloutBatch, from_json, t
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step import STOPPING, TrainingStep
 from tinyzero_trainer.data.prompts import StreamState
-from tinyzero_trainer.errors import WorkerDiedError
+from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.executors.ray import remote_workers as stand_ins
 from tinyzero_trainer.executors.ray.calls import ActorHandle
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.vllm.client import VllmError
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils.background import run_in_background
 from tinyzero_trainer.utils.signals import StopFlag, StopRequested
@@ -315,7 +314,7 @@ def test_a_signal_before_anything_was_sampled_ends_the_step_at_once() -> None:
 @pytest.mark.parametrize(
     "failure",
     [
-        WorkerDiedError("the rollout engine", "has died", policy_is_whole=True),
+        WorkerDiedError("the rollout engine", "has died", policy_intact=True),
         VllmError("the rollout engine has failed"),
     ],
 )
@@ -397,9 +396,9 @@ def test_ranks_are_asked_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch
     actor = SimpleNamespace(do=remote, help_with_weights=remote, weights=Sending(), load_weights=remote)
     monkeypatch.setattr(stand_ins, "import_ray", lambda: SimpleNamespace(put=lambda given: given))
     monkeypatch.setattr(stand_ins, "gather", answers)
-    members = [ActorHandle(name, actor, learns=True) for name in ("first", "second")]
+    members = [ActorHandle(name, actor, trains=True) for name in ("first", "second")]
     ranks = stand_ins.TrainerActors(members, "cpu")
-    for other in (lambda stop: ranks.send_weights(members), lambda stop: ranks.go_through_weights("load_weights", [0])):
+    for other in (lambda stop: ranks.send_weights(members), lambda stop: ranks.pass_weights("load_weights", [0])):
         with run_in_background(other) as sent:
             for _ in range(3):
                 ranks.do("policy", "update")

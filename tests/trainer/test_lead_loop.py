@@ -186,7 +186,7 @@ def test_an_engine_lost_beside_an_update_costs_no_step(
     run = configure(tmp_path / "run", run__steps=3)
 
     def lose() -> None:
-        raise WorkerDiedError("the rollout engine", "has died", policy_is_whole=True)
+        raise WorkerDiedError("the rollout engine", "has died", policy_intact=True)
 
     with monkeypatch.context() as patch:
         on_call(patch, collecting, "generate", 3, lose)  # batch 3, beside the update of step 2, which is evaluated too

@@ -24,9 +24,9 @@ from tinyzero_trainer.controller import collector as collecting
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller import step as training_step
 from tinyzero_trainer.controller.loop import train
+from tinyzero_trainer.errors import VllmError
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.rollout.build import TorchEngine
-from tinyzero_trainer.rollout.vllm.client import VllmError
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.utils.signals import Interrupted
 

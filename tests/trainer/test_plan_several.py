@@ -29,7 +29,7 @@ from tinyzero_trainer.estimate.fit import settle, usable, with_settings
 from tinyzero_trainer.estimate.memory import Memory, host_bytes, predict_memory
 from tinyzero_trainer.estimate.speed import COLLECTING, predict_speed
 from tinyzero_trainer.estimate.workload import workload_of, workload_on
-from tinyzero_trainer.executors.ray.weight_broadcast import PARCEL_BYTES
+from tinyzero_trainer.executors.ray.weight_broadcast import BUCKET_BYTES
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec
 from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
@@ -195,7 +195,7 @@ def test_a_rank_holds_what_is_planned(count: int, replicas: int) -> None:
 
 
 def test_constants_are_those_of_the_executor() -> None:
-    assert constants.WEIGHT_PARCEL == PARCEL_BYTES
+    assert constants.WEIGHT_PARCEL == BUCKET_BYTES
 
 
 # ---- shares ----------------------------------------------------------------------------------------------------------

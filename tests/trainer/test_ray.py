@@ -33,7 +33,7 @@ from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.loop import STATE_DIRECTORY, train
 from tinyzero_trainer.controller.pending_batch import BATCH_FILE
 from tinyzero_trainer.doctor.cluster_probe import look_at_ray
-from tinyzero_trainer.executors.local import build_workers
+from tinyzero_trainer.executors.build import build_workers
 from tinyzero_trainer.executors.ray import cluster as room
 from tinyzero_trainer.executors.ray.cluster import RayError
 from tinyzero_trainer.models.loading import from_parts, load_model, save_model

@@ -1,11 +1,10 @@
-"""Several engines share a batch: with engines that are made up, and no Ray; the real ones are in test_ray.py."""
+"""Several engines share a batch: with fake engines, and no Ray; the real ones are in test_ray.py."""
 
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,17 +23,16 @@ from tinyzero_trainer.checkpoint.run_directory import OWNER
 from tinyzero_trainer.config import RayConfig, TrainConfig, VllmConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.config.parallel import ParallelDims, ParallelError, parallel_dims
-from tinyzero_trainer.errors import WorkerDiedError
-from tinyzero_trainer.executors.ray import actors, build, worker
+from tinyzero_trainer.errors import EngineDiedError, WorkerDiedError
+from tinyzero_trainer.executors.ray import actors, build, remote_workers, reward_actor
 from tinyzero_trainer.executors.ray import remote_engine as engines
-from tinyzero_trainer.executors.ray import remote_workers as stand_ins
-from tinyzero_trainer.executors.ray.calls import ActorHandle, RestartableActor
+from tinyzero_trainer.executors.ray.calls import ActorHandle
 from tinyzero_trainer.executors.ray.cluster import RayError
-from tinyzero_trainer.executors.ray.remote_engine import ColocatedEngines, RemoteEngine, parts
+from tinyzero_trainer.executors.ray.remote_engine import ColocatedEngines, RemoteEngine, chunks
 from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
 from tinyzero_trainer.executors.ray.reward_actor import RewardActor
+from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.vllm.client import VllmError
 from tinyzero_trainer.types import Generation
 
 PARAMS = SamplingParams(4)
@@ -97,19 +95,21 @@ def all_answers(calls: Sequence[Any], *, meanwhile: Callable[[], None] | None = 
 
 @pytest.fixture(autouse=True)
 def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (engines, stand_ins):
+    for module in (engines, remote_workers):
         monkeypatch.setattr(module, "gather", all_answers)
     monkeypatch.setattr(engines, "TICK_SECONDS", 0.005)
 
 
 def fleet(*actors: Actor, restarts: int = 0) -> Any:
-    def again(dead: ActorHandle, told: str) -> ActorHandle:
-        return dead
+    members = [ActorHandle(f"engine {place}", actor, trains=False) for place, actor in enumerate(actors)]
+    return SimpleNamespace(engines=[restartable(member, restarts) for member in members])
 
-    members = [ActorHandle(f"engine {place}", actor, learns=False) for place, actor in enumerate(actors)]
-    return SimpleNamespace(
-        engines=[RestartableActor(member, again, restarts, (WorkerDiedError, VllmError)) for member in members]
-    )
+
+def restartable(
+    actor: ActorHandle, restarts: int, start: Callable[[ActorHandle], ActorHandle] = lambda died: died
+) -> Restartable[ActorHandle]:
+    limits = {WorkerDiedError: restarts, EngineDiedError: restarts}
+    return Restartable(actor.name, actor, start, limits, lambda _: None)
 
 
 def draw(engine: RemoteEngine, count: int, **given: Any) -> list[list[list[int]]]:
@@ -118,19 +118,19 @@ def draw(engine: RemoteEngine, count: int, **given: Any) -> list[list[list[int]]
 
 
 @given(st.integers(0, 20), st.integers(1, 4), st.integers(1, 3))
-def test_every_prompt_is_drawn_once_in_order_whoever_draws_it(count: int, workers: int, rounds: int) -> None:
+def test_every_prompt_is_drawn_once_in_order_whoever_draws_it(count: int, workers: int, chunks_per_engine: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engines, "gather", lambda calls, **_: [call() for _, call in calls])
         patch.setattr(engines, "TICK_SECONDS", 0.001)
         actors = [Actor() for _ in range(workers)]
-        found = draw(RemoteEngine(fleet(*actors), rounds), count)
+        found = draw(RemoteEngine(fleet(*actors), chunks_per_engine), count)
     assert found == [[[prompt, prompt, sample, 7] for sample in range(2)] for prompt in range(count)]
     assert sum(actor.drawn for actor in actors) == count
 
 
 @given(st.integers(0, 50), st.integers(1, 60))
-def test_parts_are_of_one_size_and_leave_nothing_out(count: int, wanted: int) -> None:
-    found = parts(count, wanted)
+def test_chunks_are_of_one_size_and_leave_nothing_out(count: int, wanted: int) -> None:
+    found = chunks(count, wanted)
     sizes = [part.stop - part.start for part in found]
     assert len(found) == min(count, wanted)
     assert [place for part in found for place in range(count)[part]] == list(range(count))
@@ -139,33 +139,43 @@ def test_parts_are_of_one_size_and_leave_nothing_out(count: int, wanted: int) ->
 
 def test_an_engine_that_is_done_early_takes_over() -> None:
     slow, quick = Actor(0.05), Actor()
-    draw(RemoteEngine(fleet(slow, quick), rounds=5), 10)
+    draw(RemoteEngine(fleet(slow, quick), chunks_per_engine=5), 10)
     assert slow.drawn <= 2
     assert quick.drawn >= 8
 
 
 def test_the_part_of_one_that_dies_is_done_again_and_no_other() -> None:
-    dies, lives = Actor(0.02, [WorkerDiedError("engine 0", "has died", policy_is_whole=True)]), Actor(0.02)
+    dies, lives = Actor(0.02, [WorkerDiedError("engine 0", "has died", policy_intact=True)]), Actor(0.02)
     assert len(draw(RemoteEngine(fleet(dies, lives, restarts=1), 1), 4)) == 4
     assert (dies.drawn, lives.drawn) == (2, 2)
 
 
 def test_one_that_is_replaced_while_the_batch_is_given_up_generates_nothing() -> None:
-    batch = engines._Batch([[0]], 1, PARAMS, 7, deque([slice(0, 1)]))
-    actor = Actor(fails=[WorkerDiedError("engine 0", "has died", policy_is_whole=True)])
+    dies, fails = Actor(fails=[WorkerDiedError("engine 0", "has died", policy_intact=True)]), Actor()
+    restarted, stopped = threading.Event(), threading.Event()
 
-    def again(dead: ActorHandle, told: str) -> ActorHandle:
-        batch.stopped.set()
-        return dead
+    def fail() -> None:
+        assert restarted.wait(5)
+        raise EngineDiedError("out of memory")
 
-    engines._serve(RestartableActor(ActorHandle("engine 0", actor, learns=False), again, restarts=1), batch)
-    assert actor.drawn == 0
+    def restart(died: ActorHandle) -> ActorHandle:
+        restarted.set()
+        assert stopped.wait(5)
+        return died
+
+    fails.generate = SimpleNamespace(remote=lambda *_: fail)
+    dies.stop = SimpleNamespace(remote=stopped.set)
+    actors = [ActorHandle(f"engine {place}", actor, trains=False) for place, actor in enumerate((dies, fails))]
+    group: Any = SimpleNamespace(engines=[restartable(actors[0], 1, restart), restartable(actors[1], 0)])
+    with pytest.raises(EngineDiedError, match="out of memory"):
+        draw(RemoteEngine(group, 1), 2)
+    assert dies.drawn == 0
 
 
 def test_a_failure_stops_the_others_and_is_what_is_told() -> None:
-    slow, fails = Actor(5.0), Actor(fails=[VllmError("out of memory")])
+    slow, fails = Actor(5.0), Actor(fails=[EngineDiedError("out of memory")])
     started = time.monotonic()
-    with pytest.raises(VllmError, match="out of memory"):
+    with pytest.raises(EngineDiedError, match="out of memory"):
         draw(RemoteEngine(fleet(slow, fails), 1), 4)
     assert time.monotonic() - started < 2
 
@@ -176,7 +186,7 @@ def test_one_that_does_not_say_how_far_it_is_keeps_nobody_from_a_failure() -> No
 
     def fail() -> None:
         assert asked.wait(5)
-        raise VllmError("out of memory")
+        raise EngineDiedError("out of memory")
 
     fails.generate = SimpleNamespace(remote=lambda *_: fail)
     engine = RemoteEngine(fleet(silent, fails), 1)
@@ -185,7 +195,7 @@ def test_one_that_does_not_say_how_far_it_is_keeps_nobody_from_a_failure() -> No
     def generate() -> None:
         try:
             draw(engine, 4, on_progress=lambda _: None)
-        except VllmError as error:
+        except EngineDiedError as error:
             told.put(str(error))
 
     threading.Thread(target=generate, daemon=True).start()  # which might wait for ever
@@ -214,7 +224,7 @@ def test_progress_adds_up_to_all_completions() -> None:
 def test_ranks_without_an_engine_help_with_the_weights_and_give_up_their_memory() -> None:
     notes: list[str] = []
     workers = [Actor(0.02) for _ in range(4)]
-    members = [ActorHandle(f"policy rank {place} of 4", actor, learns=True) for place, actor in enumerate(workers)]
+    members = [ActorHandle(f"policy rank {place} of 4", actor, trains=True) for place, actor in enumerate(workers)]
     beside = ColocatedEngines(TrainerActors(members, "cuda"), range(0, 4, 2), 1, notes.append)
     assert [actor.told for actor in workers] == [
         ["free_memory", "build_engine"],
@@ -224,24 +234,24 @@ def test_ranks_without_an_engine_help_with_the_weights_and_give_up_their_memory(
     assert workers[2].told[-1] == "load_weights"
     assert workers[3].told[-1] == "help_with_weights"
     # One of two engines fails: it is started anew, and the other three ranks help it with the weights.
-    workers[2].fails = [VllmError("it hangs")]
+    workers[2].fails = [EngineDiedError("it hangs")]
     for actor in workers:
         actor.told.clear()
     draw(RemoteEngine(beside, 1), 4)
     assert [actor.told[-1] for actor in workers] == [*["help_with_weights"] * 2, "build_engine", "help_with_weights"]
-    assert notes == ["policy rank 2 of 4: it hangs; its engine is started anew and repeats what it was doing"]
+    assert notes == ["policy rank 2 of 4: it hangs; it is restarted, and its work repeated (at most 0 more times)"]
 
 
 def test_each_engine_is_compared_with_the_policy_by_all_ranks_at_once() -> None:
     workers = [Actor(0.02) for _ in range(4)]
-    members = [ActorHandle(f"policy rank {place} of 4", actor, learns=True) for place, actor in enumerate(workers)]
+    members = [ActorHandle(f"policy rank {place} of 4", actor, trains=True) for place, actor in enumerate(workers)]
     beside = ColocatedEngines(TrainerActors(members, "cuda"), range(0, 4, 2), 1, lambda _: None, check_sync=True)
     beside.load_weights()
     expected = [f"check of {id(workers[place])}" for place in (0, 2)]  # in the same order everywhere
     for actor in workers:
         assert [told for told in actor.told if told.startswith("check")] == expected * 2
     # One that is replaced is checked with what it took then, and no other.
-    workers[2].fails = [VllmError("it hangs")]
+    workers[2].fails = [EngineDiedError("it hangs")]
     draw(RemoteEngine(beside, 1), 4)
     for actor in workers:
         assert actor.told[-2:] in ([task, expected[1]] for task in ("build_engine", "help_with_weights"))
@@ -252,11 +262,11 @@ def test_each_engine_is_compared_with_the_policy_by_all_ranks_at_once() -> None:
 def test_an_engine_that_cannot_sleep_or_take_weights_is_replaced(method: str, restarts: int) -> None:
     notes: list[str] = []
     workers = [Actor() for _ in range(4)]
-    members = [ActorHandle(f"policy rank {place} of 4", actor, learns=True) for place, actor in enumerate(workers)]
+    members = [ActorHandle(f"policy rank {place} of 4", actor, trains=True) for place, actor in enumerate(workers)]
     beside = ColocatedEngines(TrainerActors(members, "cuda"), range(0, 4, 2), restarts, notes.append)
-    failing, faults = workers[2], [VllmError("it hangs")]
+    failing, faults = workers[2], [EngineDiedError("it hangs")]
 
-    def answer() -> VllmError | None:
+    def answer() -> EngineDiedError | None:
         failing.told.append(method)
         fault = faults.pop() if faults else None
         if fault is not None and method == "sleep":
@@ -267,7 +277,7 @@ def test_an_engine_that_cannot_sleep_or_take_weights_is_replaced(method: str, re
     for actor in workers:
         actor.told.clear()
     engine = RemoteEngine(beside, 1)
-    with nullcontext() if restarts else pytest.raises(VllmError, match="it hangs"):
+    with nullcontext() if restarts else pytest.raises(EngineDiedError, match="it hangs"):
         getattr(engine, method)()
     if not restarts:
         assert not notes
@@ -275,16 +285,16 @@ def test_an_engine_that_cannot_sleep_or_take_weights_is_replaced(method: str, re
     asked = [name for name in failing.told if name != "free_memory"]
     assert asked == ["sleep", "build_engine", "sleep"] if method == "sleep" else ["load_weights", "build_engine"]
     assert workers[0].told[-1] == "help_with_weights"
-    assert notes == ["policy rank 2 of 4: it hangs; its engine is started anew and repeats what it was doing"]
+    assert notes == ["policy rank 2 of 4: it hangs; it is restarted, and its work repeated (at most 0 more times)"]
 
 
 def test_who_is_lost_after_an_update_leaves_no_step_to_save() -> None:
     def load_weights() -> None:
-        raise WorkerDiedError("engine 0", "has died", policy_is_whole=True)
+        raise WorkerDiedError("engine 0", "has died", policy_intact=True)
 
     with pytest.raises(WorkerDiedError) as lost:
         RemoteEngine(SimpleNamespace(engines=[], load_weights=load_weights), 1).load_weights()
-    assert not lost.value.policy_is_whole
+    assert not lost.value.policy_intact
 
 
 @pytest.mark.parametrize("fails", ["before", "amid", "never"])
@@ -299,10 +309,10 @@ def test_a_rank_goes_through_the_weights_once_whatever_fails(fails: str, monkeyp
 
     def load_weights() -> None:
         if fails == "before":
-            raise VllmError("it does not wake up")
-        for name, _ in rank._begin_pass():
+            raise EngineDiedError("it does not wake up")
+        for name, _ in rank._full_weights():
             if fails == "amid" and name == "1":
-                raise VllmError("it dies")
+                raise EngineDiedError("it dies")
 
     monkeypatch.setattr(actors, "named_weights", named_weights)
     rank = actors.TrainerActor(make_config({"run": {"task": "countdown"}}), 0, 2, "cpu")
@@ -321,10 +331,10 @@ def test_each_actor_has_a_seat_and_those_that_share_an_engine_sit_together(monke
     monkeypatch.setattr(build, "import_ray", lambda: ray)
     started: list[tuple[int, type]] = []
     monkeypatch.setattr(build.ActorPool, "_start", lambda self, bundle, kind, args: started.append((bundle, kind)))
-    crew = build.ActorPool(SimpleNamespace(bundle_specs=bundles))
+    pool = build.ActorPool(SimpleNamespace(bundle_specs=bundles))
     for _ in range(4):
-        crew.hire("a rank", actors.TrainerActor)
-    crew.hire("a scorer", RewardActor)
+        pool.start("a rank", actors.TrainerActor)
+    pool.start("a scorer", RewardActor)
     assert started == [*[(bundle, actors.TrainerActor) for bundle in (0, 0, 1, 1)], (2, RewardActor)]
 
 
@@ -359,7 +369,7 @@ def test_gpus_that_a_run_leaves_idle_are_told_of(
 def test_a_rank_that_does_not_see_the_run_directory_is_named(
     there: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "SEE_SECONDS", 0.3)
+    monkeypatch.setattr(reward_actor, "VISIBLE_SECONDS", 0.3)
     monkeypatch.setattr(build, "gather", lambda calls, **_: [call() for _, call in calls])
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     for directory, content in ((run, "the same"), (elsewhere, there)):
@@ -368,10 +378,10 @@ def test_a_rank_that_does_not_see_the_run_directory_is_named(
             (directory / OWNER).write_text(content)
 
     def member(place: int, directory: Path) -> ActorHandle:
-        own = worker.Worker()
+        own = reward_actor.BaseActor()
         sees = SimpleNamespace(remote=lambda file, content: lambda: own.sees(directory / file.name, content))
         actor = SimpleNamespace(sees=sees, host=SimpleNamespace(remote=lambda: lambda: f"10.0.0.{place}"))
-        return ActorHandle(f"policy rank {place} of 2", actor, learns=True)
+        return ActorHandle(f"policy rank {place} of 2", actor, trains=True)
 
     config = make_config({"run": {"task": "countdown", "output": str(run)}})
     ranks = TrainerActors([member(0, run), member(1, elsewhere)], "cpu")
@@ -454,7 +464,7 @@ def test_which_gpu_is_rays_to_say(device: str) -> None:
         (("ray.address=127.0.0.1:1",), "there is no Ray at ray.address='127.0.0.1:1' (Connection refused)"),
         (
             ("ray.address=head",),
-            "ray.address='head' is no address of a Ray; give auto, or HOST:PORT as `ray start --head` told it",
+            "ray.address='head' is no address of a Ray; give auto, or HOST:PORT as `ray start --head` prints it",
         ),
         (
             ("ray.address=ray://head:10001",),

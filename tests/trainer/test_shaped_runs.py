@@ -12,7 +12,7 @@ from tinyzero_trainer.config import RewardConfig, RolloutConfig, RunConfig, Trai
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.controller.heldout_eval import evaluate
 from tinyzero_trainer.controller.local_sampler import LocalModels
-from tinyzero_trainer.executors.local import build_workers
+from tinyzero_trainer.executors.build import build_workers
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.utils.signals import StopFlag

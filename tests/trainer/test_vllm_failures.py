@@ -1,12 +1,12 @@
-"""What the engine `vllm` does with an engine that dies, hangs, gives too little or has to stop; vLLM is a fake."""
+"""An engine `vllm` that dies, hangs, returns too little or has to stop is restarted; vLLM is a fake."""
 
 import pytest
 import torch
 
 from tests.trainer.vllm_setup import PROMPTS, Setup, expected
 from tests.trainer.vllm_setup import _quick as _quick
+from tinyzero_trainer.errors import EngineDiedError
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.vllm.client import VllmError
 
 
 @pytest.mark.slow
@@ -24,8 +24,8 @@ from tinyzero_trainer.rollout.vllm.client import VllmError
 )
 def test_an_engine_that_fails_is_replaced_and_its_batch_repeated(kind: str, reason: str) -> None:
     params = SamplingParams(3, logprobs=True)
-    fake = Setup(("step", 3, kind), time_limit=0.4)
-    engine = fake.engine()
+    fake = Setup(("step", 3, kind), timeout=0.4)
+    engine = fake.restarting()
     fake.weights = {"head": torch.ones(2)}  # the new engine has the present ones
     progress: list[int] = []
     assert engine.generate(PROMPTS, 2, params, seed=5, on_progress=progress.append) == expected(2, params, seed=5)
@@ -40,8 +40,8 @@ def test_an_engine_that_fails_is_replaced_and_its_batch_repeated(kind: str, reas
 @pytest.mark.parametrize("method", ["add", "send", "sleep", "wake"])
 @pytest.mark.parametrize("kind", ["dies", "raises"])
 def test_it_may_fail_in_whatever_it_does(method: str, kind: str) -> None:
-    fake = Setup((method, 2 if method == "send" else 1, kind), sleep=True)
-    engine = fake.engine()
+    fake = Setup((method, 2 if method == "send" else 1, kind), sleep_mode=True)
+    engine = fake.restarting()
     for _ in range(2):
         groups = engine.generate(PROMPTS, 2, SamplingParams(3), seed=5)
         engine.sleep()
@@ -52,10 +52,10 @@ def test_it_may_fail_in_whatever_it_does(method: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("restarts", [0, 1, 2])
-def test_it_is_replaced_so_often_and_then_the_run_stops(restarts: int) -> None:
-    fake = Setup(*[("step", 1, "dies")] * 9, restarts=restarts)
-    engine = fake.engine(reason=lambda: "torch.OutOfMemoryError: CUDA out of memory")
-    with pytest.raises(VllmError, match=r"its process ended \(torch.OutOfMemoryError.*lower vllm.gpu_memory_gb"):
+def test_it_is_restarted_up_to_a_limit(restarts: int) -> None:
+    fake = Setup(*[("step", 1, "dies")] * 9, max_restarts=restarts)
+    engine = fake.restarting(log_reason=lambda: "torch.OutOfMemoryError: CUDA out of memory")
+    with pytest.raises(EngineDiedError, match=r"its process ended \(torch.OutOfMemoryError.*lower vllm.gpu_memory_gb"):
         engine.generate(PROMPTS, 1, SamplingParams(3), seed=0)
     assert fake.log.count("start") == 1 + restarts
     assert len(fake.notes) == restarts
@@ -63,8 +63,8 @@ def test_it_is_replaced_so_often_and_then_the_run_stops(restarts: int) -> None:
 
 def test_an_engine_that_does_not_start_is_not_tried_again() -> None:
     fake = Setup(("start", 1, "raises"))
-    with pytest.raises(VllmError, match=r"did not start: RuntimeError: .* failure \(ValueError: no memory\)"):
-        fake.engine(reason=lambda: "ValueError: no memory")
+    with pytest.raises(EngineDiedError, match=r"did not start: RuntimeError: .* failure \(ValueError: no memory\)"):
+        fake.restarting(log_reason=lambda: "ValueError: no memory")
     assert fake.log == ["start", "kill"]
 
 
@@ -73,12 +73,9 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize("separate_process", [True, False])
-def test_a_stop_aborts_what_is_under_way_and_the_engine_goes_on(
-    separate_process: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tinyzero_trainer.rollout.vllm.progress.POLL", 0.01)
-    fake = Setup(separate_process=separate_process)
-    engine = fake.engine()
+def test_a_stop_aborts_what_is_under_way_and_the_engine_stays(separate_process: bool) -> None:
+    fake = Setup(timeout=20.0 if separate_process else None)
+    engine = fake.restarting()
 
     def stop(_: int) -> None:
         raise Stop
@@ -91,9 +88,9 @@ def test_a_stop_aborts_what_is_under_way_and_the_engine_goes_on(
 
 
 @pytest.mark.slow
-def test_a_stop_while_it_hangs_ends_the_engine_and_not_the_wish() -> None:
-    fake = Setup(("step", 2, "hangs"))
-    engine = fake.engine()
+def test_a_stop_while_it_hangs_is_raised_and_ends_the_engine() -> None:
+    fake = Setup(("step", 1, "hangs"))
+    engine = fake.restarting()
 
     def stop(_: int) -> None:
         raise Stop
@@ -102,7 +99,7 @@ def test_a_stop_while_it_hangs_ends_the_engine_and_not_the_wish() -> None:
         engine.generate(PROMPTS, 2, SamplingParams(100_000), seed=0, on_progress=stop)
     assert not fake.engines[0].alive()
     assert fake.notes == []
-    engine.generate(PROMPTS, 2, SamplingParams(3), seed=5)  # with a new one
+    engine.generate(PROMPTS, 2, SamplingParams(3), seed=5)
     assert fake.log.count("start") == 2
 
 

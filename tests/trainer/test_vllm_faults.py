@@ -18,12 +18,14 @@ from torch import Tensor
 
 from tests.trainer.vllm_setup import PROMPTS, Setup, expected
 from tests.trainer.vllm_setup import _quick as _quick
+from tinyzero_trainer.errors import EngineDiedError
+from tinyzero_trainer.executors.restart import RestartingEngine
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.vllm import client as connection
 from tinyzero_trainer.rollout.vllm import engine
-from tinyzero_trainer.rollout.vllm.call_timeout import Caller
-from tinyzero_trainer.rollout.vllm.client import VllmClient, VllmError
-from tinyzero_trainer.rollout.vllm.engine import Limits, VllmEngine
+from tinyzero_trainer.rollout.vllm.call_timeout import CallThread
+from tinyzero_trainer.rollout.vllm.client import VllmClient
+from tinyzero_trainer.rollout.vllm.engine import VllmEngine
 from tinyzero_trainer.rollout.vllm.log import EngineLog
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
@@ -40,7 +42,7 @@ def no_collection() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.parametrize("separate_process", [True, False])
 def test_a_failed_call_keeps_nothing_that_it_was_given(separate_process: bool, no_collection: None) -> None:
-    fake = Setup(("send", 2, "raises"), separate_process=separate_process)
+    fake = Setup(("send", 2, "raises"))
     sent: list[weakref.ref[Tensor]] = []
 
     def weights() -> Iterator[tuple[str, Tensor]]:
@@ -50,17 +52,12 @@ def test_a_failed_call_keeps_nothing_that_it_was_given(separate_process: bool, n
 
     left = []
 
-    def connect() -> Any:
+    def build() -> VllmEngine:
         left.append([ref for ref in sent if ref() is not None])
-        return fake.start()
+        return VllmEngine(fake.client(), weights, eos_ids={1}, timeout=20.0 if separate_process else None)
 
-    made = VllmEngine(connect, weights, eos_ids={1}, limits=fake.limits)
-    if separate_process:
-        made.load_weights()
-        assert left == [[], []]  # also when another engine takes the memory
-    else:
-        with pytest.raises(VllmError):
-            made.load_weights()
+    RestartingEngine(build, 2, fake.notes.append).load_weights()
+    assert left == [[], []]  # when another engine allocates memory
     assert not [ref for ref in sent if ref() is not None]
 
 
@@ -71,13 +68,13 @@ def test_an_error_that_has_been_handled_is_gone(no_collection: None) -> None:
     def fail() -> None:
         raise Fault
 
-    caller, raised = Caller(lambda: True), []
+    thread, raised = CallThread(lambda: True), []
     try:
-        caller.call(fail, limit=9.0)
+        thread.call(fail, timeout=9.0)
     except Fault as error:
         raised.append(weakref.ref(error))
-    caller.call(lambda: None, limit=9.0)  # its thread has let go of it as well
-    caller.end()
+    thread.call(lambda: None, timeout=9.0)  # which has released it as well
+    thread.end()
     assert raised[0]() is None
 
 
@@ -85,9 +82,9 @@ def test_an_error_that_has_been_handled_is_gone(no_collection: None) -> None:
 
 
 def test_an_engine_whose_start_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "START_LIMIT", 0.1)
+    monkeypatch.setattr(engine, "START_SECONDS", 0.1)
     fake = Setup(("start", 1, "hangs"))
-    with pytest.raises(VllmError, match=r"did not start: it did not answer within 0\.1 s"):
+    with pytest.raises(EngineDiedError, match=r"did not start: it did not answer within 0\.1 s"):
         fake.engine()
     assert fake.log == ["start", "kill"]
 
@@ -96,15 +93,16 @@ def test_an_engine_that_hangs_at_its_restart_is_ended_before_another_is_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake = Setup(("step", 1, "dies"), ("start", 1, "hangs"))
-    made = fake.engine()
-    monkeypatch.setattr(engine, "START_LIMIT", 0.1)
+    made = fake.restarting()
+    monkeypatch.setattr(engine, "START_SECONDS", 0.1)
     assert made.generate(PROMPTS, 2, SamplingParams(3), seed=5) == expected(2, SamplingParams(3), seed=5)
     assert [entry for entry in fake.log if entry in ("start", "kill")] == ["start", "kill", "start", "kill", "start"]
 
 
 @pytest.mark.parametrize("separate_process", [True, False])
 def test_an_interrupted_start_leaves_no_engine(separate_process: bool) -> None:
-    fake = Setup(separate_process=separate_process)
+    fake = Setup()
+    client = fake.client()
 
     class Interrupted(BaseException):
         pass
@@ -112,13 +110,9 @@ def test_an_interrupted_start_leaves_no_engine(separate_process: bool) -> None:
     def interrupt() -> None:
         raise Interrupted
 
-    def connect() -> Any:
-        made = fake.start()
-        made.start = interrupt  # type: ignore[method-assign]
-        return made
-
+    client.start = interrupt  # type: ignore[method-assign]
     with pytest.raises(Interrupted):
-        VllmEngine(connect, lambda: iter(()), eos_ids={1}, limits=fake.limits)
+        VllmEngine(client, lambda: iter(()), eos_ids={1}, timeout=20.0 if separate_process else None)
     assert fake.log == ["start", "kill"]
 
 
@@ -176,9 +170,9 @@ def test_the_process_of_an_engine_that_still_starts_is_ended_and_no_other(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bystander: Any
 ) -> None:
     started = Started(hang)
-    monkeypatch.setattr(engine, "START_LIMIT", 0.2)
-    with pytest.raises(VllmError, match="did not start"):
-        VllmEngine(lambda: connected(monkeypatch, tmp_path, started), lambda: iter(()), eos_ids={1}, limits=Limits())
+    monkeypatch.setattr(engine, "START_SECONDS", 0.2)
+    with pytest.raises(EngineDiedError, match="did not start"):
+        VllmEngine(connected(monkeypatch, tmp_path, started), lambda: iter(()), eos_ids={1}, timeout=20.0)
     assert end_of(started.process) == -signal.SIGKILL, "it lived until then"
     assert bystander.is_alive()
 
@@ -192,7 +186,7 @@ def test_the_process_of_an_interrupted_start_is_ended(monkeypatch: pytest.Monkey
 
     started = Started(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        VllmEngine(lambda: connected(monkeypatch, tmp_path, started), lambda: iter(()), eos_ids={1}, limits=Limits())
+        VllmEngine(connected(monkeypatch, tmp_path, started), lambda: iter(()), eos_ids={1}, timeout=20.0)
     assert end_of(started.process) == -signal.SIGKILL, "it lived until then"
     assert spawn.get_executable() == sys.executable.encode()  # the start is over, and what it had changed is back
 
@@ -207,7 +201,7 @@ def test_an_engine_ended_before_its_start_does_not_start(monkeypatch: pytest.Mon
 
 
 def test_an_engine_that_has_started_after_its_end_is_shut_down(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(connection, "END_LIMIT", 0.3)
+    monkeypatch.setattr(connection, "END_SECONDS", 0.3)
     go_on = threading.Event()
     started = Started(lambda process: (process.join(), go_on.wait())[0])
     made = connected(monkeypatch, tmp_path, started)
@@ -244,7 +238,7 @@ def test_an_engine_in_this_process_ends_none_of_its_children(monkeypatch: pytest
 
 def test_output_of_a_start_within_another_goes_to_the_file_too(tmp_path: Path) -> None:
     log = EngineLog(tmp_path / "vllm.log")
-    with log.taken_by_children(), log.taken_by_children():  # a start that was left behind, and the next
+    with log.captured(), log.captured():  # a start that was left behind, and the next
         wrapper = spawn.get_executable()
         assert sys.executable in Path(wrapper.decode()).read_text()
     assert spawn.get_executable() == sys.executable.encode()
@@ -263,7 +257,7 @@ def test_a_cache_still_in_use_is_asked_for_again_but_not_all_the_time(monkeypatc
         if len(asked) < 4:
             raise RuntimeError("vLLM did not drop its prefix cache, which requests still use")
 
-    monkeypatch.setattr(fake.engines[0], "forget_prompts", refuse)
+    monkeypatch.setattr(fake.engines[0], "reset_prefix_cache", refuse)
     made.load_weights()
     assert len(asked) == 4
     assert asked[-1] - asked[0] >= 3 * engine.CACHE_PAUSE

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from tinyzero_trainer.rollout.vllm import parent_watchdog as lifeline
+from tinyzero_trainer.rollout.vllm import parent_watchdog
 
 ENGINE = """
 import runpy, sys, time
 {}
-runpy.run_path(sys.argv[1])["end_with_the_trainer"]()
+runpy.run_path(sys.argv[1])["exit_with_trainer"]()
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -28,7 +28,7 @@ time.sleep(60)
 
 @pytest.mark.parametrize("before", ["", pytest.param(WITHOUT_PIDFD, marks=pytest.mark.slow)], ids=["pidfd", "polling"])
 def test_an_engine_ends_when_the_trainer_is_killed(before: str) -> None:
-    command = [sys.executable, "-c", TRAINER % lifeline.TRAINER, ENGINE.format(before), lifeline.__file__]
+    command = [sys.executable, "-c", TRAINER % parent_watchdog.TRAINER, ENGINE.format(before), parent_watchdog.__file__]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None
         engine = int(trainer.stdout.readline())
@@ -45,18 +45,18 @@ def test_an_engine_ends_when_the_trainer_is_killed(before: str) -> None:
 def test_a_trainer_that_was_gone_before_ends_it_at_once() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    environment = {**os.environ, lifeline.TRAINER: str(gone.pid)}
-    command = [sys.executable, "-c", ENGINE.format(""), lifeline.__file__]
+    environment = {**os.environ, parent_watchdog.TRAINER: str(gone.pid)}
+    command = [sys.executable, "-c", ENGINE.format(""), parent_watchdog.__file__]
     engine = subprocess.run(command, env=environment, timeout=30, check=False)
     assert engine.returncode == 1
 
 
 def test_in_the_trainers_own_process_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(lifeline.TRAINER, str(os.getpid()))
-    monkeypatch.setattr(lifeline.threading, "Thread", None)
-    lifeline.end_with_the_trainer()
-    monkeypatch.delenv(lifeline.TRAINER)
-    lifeline.end_with_the_trainer()
+    monkeypatch.setenv(parent_watchdog.TRAINER, str(os.getpid()))
+    monkeypatch.setattr(parent_watchdog.threading, "Thread", None)
+    parent_watchdog.exit_with_trainer()
+    monkeypatch.delenv(parent_watchdog.TRAINER)
+    parent_watchdog.exit_with_trainer()
 
 
 def is_running(pid: int) -> bool:

@@ -12,13 +12,13 @@ import torch
 
 from tests.trainer.configurations import changed
 from tests.trainer.vllm_setup import CPU, PROMPTS, Setup
+from tinyzero_trainer.errors import VllmError
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.build import require_engine
 from tinyzero_trainer.rollout.vllm import client as connection
 from tinyzero_trainer.rollout.vllm import engine_args as settings
 from tinyzero_trainer.rollout.vllm import version as vllm_installed
-from tinyzero_trainer.rollout.vllm.client import VllmError
 from tinyzero_trainer.rollout.vllm.engine_args import engine_arguments, environment, settled
 from tinyzero_trainer.rollout.vllm.log import EngineLog
 from tinyzero_trainer.rollout.vllm.version import VllmMissingError
@@ -160,12 +160,12 @@ def test_what_its_process_writes_goes_to_a_file_in_which_the_reason_is_found(tmp
         "(EngineCore pid=1) ERROR 11-21 [core.py:9] ValueError: Free memory is less than desired",
         "RuntimeError: Engine core initialization failed. See root cause above.",
     ):
-        with log.taken_by_children():
+        with log.captured():
             python = executable()
             assert python != sys.executable
             subprocess.run([python, "-c", code, text], check=True)
     assert log.reason() == "ValueError: an old one"  # which says more than that there was one
-    with log.taken_by_children():
+    with log.captured():
         pass
     assert log.reason() is None  # of an engine before
     assert not list(log.path.parent.glob("*.sh"))
@@ -177,13 +177,13 @@ def executable() -> str:
 
 
 def test_vllm_says_nothing_in_this_process_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tinyzero_trainer.rollout.vllm.log import LEVEL, hush
+    from tinyzero_trainer.rollout.vllm.log import LEVEL, quiet_logger
 
     logger = logging.getLogger("vllm")
     monkeypatch.setattr(logger, "level", logging.INFO)
     monkeypatch.setenv(LEVEL, "INFO")
-    hush()
+    quiet_logger()
     assert logger.level == logging.INFO
     monkeypatch.delenv(LEVEL)
-    hush()
+    quiet_logger()
     assert logger.level == logging.ERROR

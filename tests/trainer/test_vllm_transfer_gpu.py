@@ -12,12 +12,12 @@ SCRIPT = """
 import subprocess, sys, torch
 from tinyzero_trainer.distributed.cuda_allocator import expand_segments, expands, _settings
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.rollout.vllm.weight_transfer import wrapped
+from tinyzero_trainer.rollout.vllm.weight_transfer import packed
 
 RECEIVE = '''
 import sys, torch
-from tinyzero_trainer.rollout.vllm.weight_transfer import opened
-with opened(sys.stdin.buffer.read()) as weights:
+from tinyzero_trainer.rollout.vllm.weight_transfer import unpacked
+with unpacked(sys.stdin.buffer.read()) as weights:
     print([(name, tensor.dtype == torch.bfloat16, float(tensor.double().sum())) for name, tensor in weights])
 '''
 
@@ -31,16 +31,16 @@ expand_segments(make_config({"run": {"task": "countdown"}}))  # leaves alone wha
 print("settings", _settings(), flush=True)
 kept = torch.ones(2**24, device="cuda")
 free = torch.ones(2**26, device="cuda")
-del free  # a free block of an expandable segment, large enough for the parcel
+del free  # a free block of an expandable segment, large enough for the bucket
 assert kinds(2**24) == {True}, kinds(2**24)
 for size in (2**24, 2**4):  # of large blocks, and of small ones
     ones, twos = torch.ones(size), torch.full((8,), 2.0)
     weights = [(name, tensor.to("cuda", torch.bfloat16)) for name, tensor in (("a", ones), ("b", twos))]
-    with wrapped(weights) as parcel:
+    with packed(weights) as bucket:
         assert expands(_settings())
         if size == 2**24:
             assert kinds(2**24) == {False, True}, kinds(2**24)
-        done = subprocess.run([sys.executable, "-c", RECEIVE], input=parcel, capture_output=True)
+        done = subprocess.run([sys.executable, "-c", RECEIVE], input=bucket, capture_output=True)
     print(size, done.stdout.decode(), done.stderr.decode()[-2000:], flush=True)
     assert eval(done.stdout) == [("a", True, float(size)), ("b", True, 16.0)]
 assert expands(_settings())

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tinyzero_trainer.executors.ray import weight_broadcast as weight_group
+from tinyzero_trainer.executors.ray import weight_broadcast
 from tinyzero_trainer.executors.ray.weight_broadcast import WeightGroup
 
 CPU = torch.device("cpu")
@@ -26,17 +26,17 @@ def together(count: int, work: Any) -> list[Any]:
         return [found.result(60) for found in [pool.submit(end, index) for index in range(count)]]
 
 
-@pytest.mark.parametrize("parcel", [1, 700, 2**28], ids=["a tensor each", "some", "all at once"])
-def test_every_receiver_has_all_weights_as_they_are_sent(parcel: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_group, "PARCEL_BYTES", parcel)
-    weights = {name: torch.randn(size) for name, size in SIZES.items()}
+@pytest.mark.parametrize("size", [1, 700, 2**28], ids=["a tensor each", "some", "all at once"])
+def test_every_receiver_has_all_weights_as_they_are_sent(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_broadcast, "BUCKET_BYTES", size)
+    weights = {name: torch.randn(shape) for name, shape in SIZES.items()}
 
     def work(group: WeightGroup, index: int) -> dict[str, torch.Tensor]:
         if index == 0:
             group.send(weights.items())
             return {}
         received = group.receive(list(SIZES.items()))
-        return {name: tensor.clone() for parcel in received for name, tensor in parcel}
+        return {name: tensor.clone() for bucket in received for name, tensor in bucket}
 
     _, *found = together(3, work)
     for taken in found:
@@ -47,15 +47,15 @@ def test_every_receiver_has_all_weights_as_they_are_sent(parcel: int, monkeypatc
 
 
 @pytest.mark.slow
-def test_who_waits_for_one_that_has_died_is_freed_by_a_cut() -> None:
+def test_who_waits_for_one_that_has_died_is_freed_by_an_abort() -> None:
     def work(group: WeightGroup, index: int) -> str:
         if index == 0:
             return "died"
-        cutting = Timer(0.3, group.cut)
-        cutting.start()
+        abort = Timer(0.3, group.abort)
+        abort.start()
         with pytest.raises(RuntimeError):
             list(group.receive(list(SIZES.items())))
-        cutting.join()
+        abort.join()
         return "freed"
 
     assert together(2, work) == ["died", "freed"]

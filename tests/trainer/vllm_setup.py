@@ -1,12 +1,16 @@
-"""The engine `vllm` around engines that are fakes, each with a fault of its own."""
+"""The engine `vllm` around fake clients, each with a fault of its own."""
+
+from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.trainer.fake_vllm import FakeVllm
+from tinyzero_trainer.executors.restart import RestartingEngine
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.vllm import call_timeout as calls
-from tinyzero_trainer.rollout.vllm.engine import Limits, VllmEngine
+from tinyzero_trainer.rollout.vllm import call_timeout
+from tinyzero_trainer.rollout.vllm.engine import VllmEngine
 from tinyzero_trainer.types import Generation
 
 CPU = torch.device("cpu")
@@ -17,32 +21,39 @@ END = 7
 class Setup:
     """Engines started one after another, each with a fault of its own."""
 
-    def __init__(self, *faults: tuple[str, int, str] | None, **limits: object) -> None:
+    def __init__(
+        self,
+        *faults: tuple[str, int, str] | None,
+        max_restarts: int = 2,
+        timeout: float | None = 20.0,
+        **settings: object,
+    ) -> None:
         self.faults, self.log, self.notes, self.engines = list(faults), [], [], []
         self.weights = {"head": torch.zeros(2)}
-        self.limits = Limits(**({"time_limit": 20.0} | limits))  # type: ignore[arg-type]
+        self.max_restarts, self.settings = max_restarts, {"timeout": timeout} | settings
 
-    def start(self) -> FakeVllm:
+    def client(self) -> FakeVllm:
         self.log.append("start")
         self.engines.append(FakeVllm(self.log, self.faults.pop(0) if self.faults else None))
         return self.engines[-1]
 
+    def yield_weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.weights.items()
+
     def engine(self, **more: object) -> VllmEngine:
-        return VllmEngine(
-            self.start,
-            lambda: iter(self.weights.items()),
-            eos_ids={3, END},
-            limits=self.limits,
-            note=self.notes.append,
-            **more,  # type: ignore[arg-type]
-        )
+        """One that is not restarted."""
+        return VllmEngine(self.client(), self.yield_weights, eos_ids={3, END}, **self.settings | more)  # type: ignore[arg-type]
+
+    def restarting(self, **more: object) -> RestartingEngine:
+        """One that is restarted, as in a run."""
+        return RestartingEngine(lambda: self.engine(**more), self.max_restarts, self.notes.append)
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "POLL", 0.01)
-    monkeypatch.setattr(calls, "GRACE", 0.05)
-    monkeypatch.setattr(calls, "CANCEL_LIMIT", 0.3)
+    monkeypatch.setattr(call_timeout, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(call_timeout, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(call_timeout, "CANCEL_SECONDS", 0.3)
 
 
 def expected(samples: int, params: SamplingParams, seed: int) -> list[list[Generation]]:

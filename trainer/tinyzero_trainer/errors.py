@@ -1,4 +1,7 @@
-"""A worker that died under a run: which, and what can still be saved. Noticed in ray/, told by the loop."""
+"""Errors that more than one package raises or handles. Those of one package are defined there.
+
+Running out of memory: utils/oom.py.
+"""
 
 import shlex
 
@@ -6,26 +9,47 @@ from tinyzero_sdk.errors import TinyZeroError
 
 
 class WorkerDiedError(TinyZeroError):
-    """A process that the run needs has died."""
+    """A worker's process has died."""
 
-    def __init__(self, which: str, end: str, *, policy_is_whole: bool) -> None:
+    def __init__(self, worker: str, end: str, *, policy_intact: bool) -> None:
         """
         Args:
-            which: the worker's name.
+            worker: its name.
             end: how it ended: "has died".
-            policy_is_whole: whether those that learn are there, and as they were before the step.
+            policy_intact: whether all training ranks are alive, with the weights from before the step.
         """
-        super().__init__(f"{which} {end}")
-        self.which, self.policy_is_whole = which, policy_is_whole
+        super().__init__(f"{worker} {end}")
+        self.worker, self.policy_intact = worker, policy_intact
 
-    def told(self, saved: int | None, output: str) -> TinyZeroError:
-        """The same for the user.
+    def with_resume_hint(self, saved_step: int | None, output: str) -> TinyZeroError:
+        """The error for the user, with what to do next.
 
         Args:
-            saved: step of the newest checkpoint; None = there is none.
+            saved_step: of the newest checkpoint; None if there is none.
             output: the run directory.
         """
-        if saved is None:
+        if saved_step is None:
             return TinyZeroError(f"{self}; nothing has been saved yet: start again, with a smaller checkpoint.every")
-        how_to_go_on = f"go on with: tinyzero train --output {shlex.quote(output)} --resume"
-        return TinyZeroError(f"{self}; step {saved} is saved; {how_to_go_on}")
+        resume = f"resume with: tinyzero train --output {shlex.quote(output)} --resume"
+        return TinyZeroError(f"{self}; step {saved_step} is saved; {resume}")
+
+
+class NoCapacityError(WorkerDiedError):
+    """Nothing can be started in place of a worker that died, for example because its machine is gone."""
+
+
+class VllmError(TinyZeroError):
+    """vLLM does not start, has other weights than the policy, or cannot do what it is asked to."""
+
+
+class EngineDiedError(VllmError):
+    """A rollout engine died, hangs, or returned less than it was asked for: one in its place may do better."""
+
+    def __init__(self, reason: str, advice: str = "") -> None:
+        super().__init__(reason, advice)
+        self.reason = reason
+        self.worker: str | None = None
+        """The actor that has the engine; None if it is in this process."""
+
+    def __str__(self) -> str:
+        return "; ".join(filter(None, self.args))

@@ -17,14 +17,13 @@ from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.pending_batch import RolloutBatch, save_batch
 from tinyzero_trainer.controller.state import TrainerState
-from tinyzero_trainer.errors import WorkerDiedError
+from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.tasks import training_stream
 from tinyzero_trainer.monitoring.timer import StepTimer
 from tinyzero_trainer.rewards.score import score
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.generate import check_context, generate
-from tinyzero_trainer.rollout.vllm.client import VllmError
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils.background import run_in_background
 from tinyzero_trainer.utils.oom import catch_out_of_memory

@@ -117,12 +117,13 @@ class LocalSampler:
             note: is told of what the user should know.
         """
         from tinyzero_trainer.data.prompts import PromptSource
+        from tinyzero_trainer.executors.local import build_local_engine
         from tinyzero_trainer.models.device import choose_device
         from tinyzero_trainer.models.loading import load_model
-        from tinyzero_trainer.rollout.build import FEW_SEQUENCES, build_engine
+        from tinyzero_trainer.rollout.build import FEW_SEQUENCES
 
         self._model = load_model(config.model.path, choose_device(config.run.device))
-        self._config, self._engine = config, build_engine(config, self._model, note)
+        self._config, self._engine = config, build_local_engine(config, self._model, note)
         self._prompts = PromptSource(task, self._model.tokenizer, config.data)
         self._params, self._samples, self._seed = params, samples, config.run.seed
         most = config.rollout.max_num_seqs or FEW_SEQUENCES

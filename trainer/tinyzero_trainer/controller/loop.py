@@ -26,14 +26,13 @@ from tinyzero_trainer.controller.pending_batch import RolloutBatch, load_batch
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.data.mixture import some_of_each
-from tinyzero_trainer.errors import WorkerDiedError
+from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
-from tinyzero_trainer.executors.local import build_workers
+from tinyzero_trainer.executors.build import build_workers
 from tinyzero_trainer.monitoring.metrics_log import MetricsLog, held_out_key, read_metrics
 from tinyzero_trainer.monitoring.plot import plot_curve
 from tinyzero_trainer.monitoring.progress import Progress, outcome_line
 from tinyzero_trainer.monitoring.trackers import Trackers
-from tinyzero_trainer.rollout.vllm.client import VllmError
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 from tinyzero_trainer.utils.signals import Interrupted, StopFlag, StopRequested, catch_signals
@@ -156,10 +155,10 @@ class _Run:
             assert self.stop.signal is not None
             raise Interrupted(self.stop.signal, self.state.step, self.config.run.output) from None
         except WorkerDiedError as died:
-            if died.policy_is_whole:
+            if died.policy_intact:
                 self.save()
             newest = checkpoints.latest(self.run.checkpoints)
-            raise died.told(None if newest is None else newest.step, self.config.run.output) from None
+            raise died.with_resume_hint(None if newest is None else newest.step, self.config.run.output) from None
         except VllmError:
             if step.policy_intact:
                 self.save()

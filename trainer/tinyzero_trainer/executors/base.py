@@ -1,39 +1,93 @@
-"""What the training loop works with: the workers of a run, wherever they are."""
+"""What the training loop works with: the workers of a run, in this process or behind Ray's proxies."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
+from torch import Tensor
+
+from tinyzero_trainer.algorithms.batch import TrainingBatch
+from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.executors.tasks import RunTask
 from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.monitoring.performance import GpuMemoryUsage
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rewards.pool import RewardPool
 from tinyzero_trainer.rollout import RolloutEngine
-from tinyzero_trainer.training.build import CriticRole, PolicyRole
+from tinyzero_trainer.types import Rollout
+
+
+class PolicyWorker(Protocol):
+    """The policy, on one rank or several."""
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks that share the work."""
+
+    def cards(self) -> list[GpuMemoryUsage]:
+        """Their GPUs; none on the CPU."""
+
+    def logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
+        """[tokens] log π of every sampled token under the present weights."""
+
+    def reference_logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
+        """[tokens] log π_ref of every sampled token."""
+
+    def update(self, batch: TrainingBatch, now: StepSettings) -> dict[str, float]:
+        """Train on a batch; metrics `actor/*`."""
+
+    def export(self, directory: Path) -> None:
+        """Write the model in transformers' format."""
+
+    def save(self, directory: Path) -> None:
+        """Write the rest of the state that resuming needs."""
+
+    def load(self, directory: Path) -> None:
+        """Read what `save` wrote; the weights are loaded already."""
+
+
+class CriticWorker(Protocol):
+    """The critic, on one rank or several."""
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+
+    def values(self, samples: Sequence[Rollout]) -> Tensor:
+        """[tokens] V(s_t) before each token."""
+
+    def update(self, batch: TrainingBatch) -> dict[str, float]:
+        """Train on a batch; metrics `critic/*`."""
+
+    def save(self, directory: Path) -> None:
+        """Write all state that resuming needs."""
+
+    def load(self, directory: Path) -> None:
+        """Read what `save` wrote."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Everyone a run needs, in this process or with a stand-in here."""
+    """The workers of a run: local objects or Ray proxies."""
 
     tasks: Mapping[str, RunTask]
-    """The tasks with their problems and scorers, by what the run calls them."""
+    """The tasks with their problems and scorers, by name."""
 
     language_model: LanguageModel
-    """The model that is trained or evaluated."""
+    """The policy's; without weights if the policy is elsewhere."""
 
     engine: RolloutEngine
-    """Generates completions."""
 
-    policy: PolicyRole | None
-    """Updates the model; None where nothing is trained."""
+    policy: PolicyWorker | None
+    """None where nothing is trained."""
 
-    critic: CriticRole | None
-    """Estimates what a completion is worth; None but for `algorithm.advantage_estimator=gae`."""
+    critic: CriticWorker | None
+    """None unless `algorithm.advantage_estimator=gae`."""
 
     display: Progress
-    """Is told of progress."""
 
     @property
     def pools(self) -> dict[str, RewardPool]:
-        """The reward pool of each task, by its name in the run."""
+        """The reward pool of each task, by name."""
         return {name: task.pool for name, task in self.tasks.items()}

@@ -1,4 +1,4 @@
-"""The tasks of a run at work: each with its problems and the processes that score its answers."""
+"""The tasks of a run, each with its prompts and the processes that score its completions."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -18,16 +18,13 @@ class RunTask:
     """One task of a run."""
 
     task: Task
-    """The task, with its options and wrappers."""
+    """With its options and wrappers."""
 
     weight: float
-    """Its share of the problems, beside the other tasks' weights."""
+    """Its share of the problems, relative to the other tasks' weights."""
 
     prompts: PromptSource
-    """Its problems."""
-
     pool: RewardPool
-    """Scores completions of them."""
 
 
 PoolMaker = Callable[[RewardConfig, Task], AbstractContextManager[RewardPool]]
@@ -40,21 +37,21 @@ def run_tasks(
     tokenizer: PreTrainedTokenizerBase,
     make_pool: PoolMaker = scoring_pool,
 ) -> Iterator[dict[str, RunTask]]:
-    """The tasks by what the run calls them; leaving the context ends the scoring processes.
+    """The tasks by name; leaving the context ends the scoring processes.
 
     Args:
         config: the run's; `reward.num_workers` is for each task.
-        tasks: from `load_shares`, in the order of `config.task_shares()`.
+        tasks: from `load_tasks`, in the order of `config.task_shares()`.
         tokenizer: the model's.
-        make_pool: where they are scored.
+        make_pool: starts a task's scorers.
     """
     with ExitStack() as stack:
-        roles = {}
+        running = {}
         for share, (name, task) in zip(config.task_shares(), tasks.items(), strict=True):
             pool = stack.enter_context(make_pool(config.reward, task))
             prompts = PromptSource(task, tokenizer, config.data, name)
-            roles[name] = RunTask(task, share.weight, prompts, pool)
-        yield roles
+            running[name] = RunTask(task, share.weight, prompts, pool)
+        yield running
 
 
 def training_stream(config: TrainConfig, tasks: Mapping[str, RunTask], progress: Mapping[str, StreamState]) -> Mixture:
@@ -62,11 +59,11 @@ def training_stream(config: TrainConfig, tasks: Mapping[str, RunTask], progress:
 
     Args:
         config: the run's.
-        tasks: from `task_roles`.
-        progress: of each task so far; none = it begins.
+        tasks: from `run_tasks`.
+        progress: of each task so far; a task without any starts at its first problem.
     """
     streams = {
-        name: role.prompts.training(config.run.seed, progress.get(name), config.curriculum)
-        for name, role in tasks.items()
+        name: task.prompts.training(config.run.seed, progress.get(name), config.curriculum)
+        for name, task in tasks.items()
     }
-    return Mixture(streams, [role.weight for role in tasks.values()])
+    return Mixture(streams, [task.weight for task in tasks.values()])

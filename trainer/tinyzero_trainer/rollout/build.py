@@ -64,7 +64,7 @@ def build_engine(
     if config.rollout.engine == "vllm":
         from tinyzero_trainer.rollout.vllm.build import build_vllm
 
-        return build_vllm(config, language_model, source, note, number)
+        return build_vllm(config, language_model, source, number)
     if device.type == "cuda":
         if FusedDecoder.fits(language_model.model):
             return _build_graph_engine(config, language_model, source, device, note)

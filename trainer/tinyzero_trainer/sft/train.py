@@ -32,7 +32,7 @@ from tinyzero_trainer.config.model_defaults import PRESET_FILE, recorded_content
 from tinyzero_trainer.config.sft import SftConfig, SftTrainingConfig
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.controller.heldout_eval import evaluate
-from tinyzero_trainer.executors.local import build_workers
+from tinyzero_trainer.executors.build import build_workers
 from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.models.loading import LanguageModel, from_parts, save_model
 from tinyzero_trainer.monitoring.progress import Progress

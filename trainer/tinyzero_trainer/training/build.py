@@ -1,78 +1,17 @@
-"""Who learns: the policy and its critic, and what a KL is measured to. Built here for this process.
+"""Builds policy, reference and critic in this process, which may be one of several ranks."""
 
-The protocols are what a step and the loop ask of them, wherever they are: in this process, which is the executor
-`local`, or on ranks of their own, for which ray/ has stand-ins.
-"""
-
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
-from torch import Tensor
-
-from tinyzero_trainer.algorithms.batch import TrainingBatch
-from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_copy, cast_weights, shard
 from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.models.lora import Adapter, import_peft
-from tinyzero_trainer.monitoring.performance import GpuMemoryUsage
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.logprobs import Reference
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.training.varlen_attention import use_kernel
-from tinyzero_trainer.types import Rollout
-
-
-class PolicyRole(Protocol):
-    """What is asked of the policy."""
-
-    @property
-    def ranks(self) -> int:
-        """How many share the work."""
-
-    def cards(self) -> list[GpuMemoryUsage]:
-        """Their GPUs; none on the CPU."""
-
-    def logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
-        """[tokens] log π of every sampled token under the present weights."""
-
-    def reference_logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
-        """[tokens] log π_ref of every sampled token."""
-
-    def update(self, batch: TrainingBatch, now: StepSettings) -> dict[str, float]:
-        """Learn from a batch; metrics `actor/*`."""
-
-    def export(self, directory: Path) -> None:
-        """Write the model as others load it."""
-
-    def save(self, directory: Path) -> None:
-        """Write what else it takes to go on."""
-
-    def load(self, directory: Path) -> None:
-        """Read what `save` wrote; the weights are there already."""
-
-
-class CriticRole(Protocol):
-    """What is asked of the critic."""
-
-    @property
-    def parameters(self) -> int:
-        """How many it has."""
-
-    def values(self, samples: Sequence[Rollout]) -> Tensor:
-        """[tokens] V(s_t) before each token."""
-
-    def update(self, batch: TrainingBatch) -> dict[str, float]:
-        """Learn from a batch; metrics `critic/*`."""
-
-    def save(self, directory: Path) -> None:
-        """Write all that it takes to go on."""
-
-    def load(self, directory: Path) -> None:
-        """Read what `save` wrote."""
 
 
 @dataclass(frozen=True, slots=True)

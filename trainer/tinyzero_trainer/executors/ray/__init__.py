@@ -1,12 +1,9 @@
-"""The executor `ray`: the roles of a run as actors in a placement group. The loop is the same as ever.
+"""The executor `ray`: the workers of a run as actors in a placement group, and the proxies that the loop has of them.
 
-- paths.py: what is named by a path, for everyone.
-- cluster.py: Ray itself, and room for the actors.
-- actors.py, actors.py, scorer.py: what runs in them.
-- weight_group.py: weights from GPU to GPU.
-- asking.py: calls to them, and what is told when one has died.
-- remote_workers.py, engines.py: what the loop has in their place.
-- build.py: all of it, from the configuration.
+- build.py: all of it, from the configuration; cluster.py: Ray itself, and the placement group.
+- actors.py, reward_actor.py: what runs in the actors. remote_workers.py, remote_engine.py: their proxies.
+- calls.py: calls of actors, and the errors when one has died. Restarting them: executors/restart.py.
+- weight_broadcast.py: weights from GPU to GPU. paths.py: paths that hold on every machine.
 
 Design: docs/ray.md.
 """

@@ -1,4 +1,4 @@
-"""The roles of a run as actors: who they are, what each may take of the machines, and how they come together."""
+"""The workers of a run as Ray actors: which there are, where each is placed, and how they are brought up."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,14 +12,16 @@ from tinyzero_sdk import Task
 from tinyzero_trainer.checkpoint.run_directory import OWNER
 from tinyzero_trainer.config import RewardConfig, TrainConfig
 from tinyzero_trainer.config.parallel import ParallelDims, parallel_dims
+from tinyzero_trainer.errors import EngineDiedError, NoCapacityError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.ray import actors
-from tinyzero_trainer.executors.ray.calls import ActorHandle, NoCapacityError, RestartableActor, gather
-from tinyzero_trainer.executors.ray.cluster import ROOM_SECONDS, RayError, import_ray, room
-from tinyzero_trainer.executors.ray.paths import with_whole_paths
-from tinyzero_trainer.executors.ray.remote_engine import ColocatedEngines, DedicatedEngines, EngineGroup, RemoteEngine
+from tinyzero_trainer.executors.ray.calls import ActorHandle, gather
+from tinyzero_trainer.executors.ray.cluster import RESOURCES_SECONDS, RayError, import_ray, placement_group
+from tinyzero_trainer.executors.ray.paths import with_absolute_paths
+from tinyzero_trainer.executors.ray.remote_engine import ColocatedEngines, DedicatedEngines, RemoteEngine
 from tinyzero_trainer.executors.ray.remote_workers import RemoteCritic, RemotePolicy, RemotePool, TrainerActors
 from tinyzero_trainer.executors.ray.reward_actor import RewardActor
+from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.executors.tasks import run_tasks
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.monitoring.progress import Progress
@@ -30,77 +32,103 @@ ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 @contextmanager
 def build_ray_workers(
-    config: TrainConfig, tasks: dict[str, Task], *, display: Progress, checkpoint: Path | None
+    config: TrainConfig, tasks: Mapping[str, Task], *, display: Progress, checkpoint: Path | None
 ) -> Iterator[Workers]:
     """Start Ray and all actors; leaving the context ends them.
 
     Args:
         config: the run's.
-        tasks: from `load_shares`.
-        display: is told of the phases.
-        checkpoint: directory whose weights are taken instead of the starting model's.
+        tasks: from `load_tasks`.
+        display: shows the phases.
+        checkpoint: directory whose weights are loaded instead of the starting model's.
 
     Raises:
-        RayError: Ray is missing, or has no room.
-        WorkerLost: an actor died while it started.
+        RayError: Ray is not installed, or has too few free resources.
+        WorkerDiedError: an actor died while it started.
     """
-    config = with_whole_paths(config)
+    config = with_absolute_paths(config)
     dims = parallel_dims(config)
     display.phase("starting Ray and its workers")
-    with room(config.ray, dims.bundles(len(tasks))) as group, ActorPool(group) as crew, ExitStack() as stack:
+    bundles = dims.bundles(len(tasks))
+    with placement_group(config.ray, bundles) as group, ActorPool(group) as pool, ExitStack() as stack:
         if (idle := _idle_gpus(config)) is not None:
             display.log(idle)
-        ranks = TrainerActors(_hire_ranks(config, crew, dims), dims.device)
+        ranks = TrainerActors(_start_ranks(config, pool, dims), dims.device)
+        number = dims.dedicated_engines
         engines = [
-            crew.hire(
-                _one_of("rollout engine", index, dims.dedicated_engines),
+            pool.start(
+                "the rollout engine" if number == 1 else f"the rollout engine {index} of {number}",
                 actors.RolloutActor,
                 config,
                 index,
                 dims.device,
             )
-            for index in range(dims.dedicated_engines)
+            for index in range(number)
         ]
-        scorers = [crew.hire(f"the scorer of {name}", RewardActor) for name in tasks]
+        scorers = iter([pool.start(f"the scorer of {name}", RewardActor) for name in tasks])
         _check_run_directory(config, ranks)
         display.phase("loading the models")
-        language_model, notes = _build(config, dims, ranks, engines, checkpoint)
+        language_model, notes = _load_models(config, ranks, engines, checkpoint)
         for note in dict.fromkeys(notes):
             display.log(note)
         critic = None
         if config.algorithm.needs_critic:
-            first = ranks.members[0]
-            critic = RemoteCritic(ranks, gather([(first, first.actor.count_of_critic.remote())])[0])
+            first = ranks.actors[0]
+            critic = RemoteCritic(ranks, gather([(first, first.handle.critic_parameters.remote())])[0])
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
-        engine = RemoteEngine(_fleet(config, crew, dims, ranks, engines, display), config.rollout.chunks_per_engine)
-        make_pool = partial(_make_pool, config, crew, display, iter(scorers))
-        roles = stack.enter_context(run_tasks(config, tasks, language_model.tokenizer, make_pool))
+        restarts = config.vllm.max_restarts if config.vllm.separate_process else 0
+        if engines:
+            limits = {WorkerDiedError: config.ray.max_restarts, EngineDiedError: restarts}
+
+            def restart_engine(died: ActorHandle) -> ActorHandle:
+                engine = pool.replace(died)
+                gather([(engine, engine.handle.build.remote(config.model.path))], policy_intact=True)
+                ranks.send_weights([engine])
+                return engine
+
+            dedicated = [Restartable(each.name, each, restart_engine, limits, display.log) for each in engines]
+            remote = RemoteEngine(DedicatedEngines(ranks, dedicated), config.rollout.chunks_per_engine)
+        else:
+            by_all = config.vllm.verify_weights and dims.world_size > 1  # a single rank checks its engine by itself
+            colocated = ColocatedEngines(ranks, dims.engine_ranks, restarts, display.log, check_sync=by_all)
+            remote = RemoteEngine(colocated, config.rollout.chunks_per_engine)
+
+        def make_pool(reward: RewardConfig, task: Task) -> RemotePool:
+            """Of the next scorer: tasks come in the same order."""
+
+            def start(scorer: ActorHandle) -> ActorHandle:
+                gather([(scorer, scorer.handle.start.remote(reward, task))], policy_intact=True)
+                return scorer
+
+            scorer = start(next(scorers))
+            limits = {WorkerDiedError: config.ray.max_restarts}
+            return RemotePool(
+                Restartable(scorer.name, scorer, lambda died: start(pool.replace(died)), limits, display.log)
+            )
+
+        run = stack.enter_context(run_tasks(config, tasks, language_model.tokenizer, make_pool))
         display.end_phase()
         try:
-            yield Workers(roles, language_model, engine, RemotePolicy(ranks), critic, display)
+            yield Workers(run, language_model, remote, RemotePolicy(ranks), critic, display)
         finally:
-            engine.close()
+            remote.close()
 
 
 def _idle_gpus(config: TrainConfig) -> str | None:
-    """What to say of a cluster with GPUs to whoever has not said how many of them to use; None = nothing."""
+    """A note for a run that uses none of its cluster's GPUs without having said so; None otherwise."""
     if config.ray.gpus or config.run.device != "auto":
         return None
-    there = import_ray().cluster_resources().get("GPU", 0)
-    if not there:
+    gpus = import_ray().cluster_resources().get("GPU", 0)
+    if not gpus:
         return None
-    return f"the Ray at {config.ray.address} has {there:g} GPUs, and this run uses none; give --gpus N for N of them"
+    return f"the Ray at {config.ray.address} has {gpus:g} GPUs, and this run uses none; give --gpus N for N of them"
 
 
-def _one_of(what: str, index: int, count: int) -> str:
-    return f"the {what}" if count == 1 else f"{what} {index} of {count}"
-
-
-def _hire_ranks(config: TrainConfig, crew: "ActorPool", dims: ParallelDims) -> list[ActorHandle]:
+def _start_ranks(config: TrainConfig, pool: "ActorPool", dims: ParallelDims) -> list[ActorHandle]:
     """All ranks; those that share an engine see each other's GPUs."""
-    found = [
-        crew.hire(
+    ranks = [
+        pool.start(
             f"policy rank {index} of {dims.world_size}",
             actors.TrainerActor,
             config,
@@ -112,17 +140,17 @@ def _hire_ranks(config: TrainConfig, crew: "ActorPool", dims: ParallelDims) -> l
     ]
     spread = dims.engine_tp
     if dims.dedicated_engines or spread < 2 or dims.device == "cpu":
-        return found
-    where = gather([(member, member.actor.place.remote()) for member in found])
-    for start in range(0, len(found), spread):
-        gpus = [gpu for _, gpu in where[start : start + spread]]
-        for place, member in enumerate(found[start : start + spread]):
-            gather([(member, member.actor.see.remote([*gpus[place:], *gpus[:place]]))])
-    return found
+        return ranks
+    gpus = gather([(rank, rank.handle.gpu.remote()) for rank in ranks])
+    for start in range(0, len(ranks), spread):
+        shared = gpus[start : start + spread]
+        for place, rank in enumerate(ranks[start : start + spread]):
+            gather([(rank, rank.handle.set_visible_gpus.remote([*shared[place:], *shared[:place]]))])
+    return ranks
 
 
 def _check_run_directory(config: TrainConfig, ranks: TrainerActors) -> None:
-    """Refuse a run some of whose ranks would save their parts of each checkpoint where nobody finds them.
+    """Refuse a run if a rank would save its shard of each checkpoint on another file system.
 
     Raises:
         RayError: names the first such rank and its machine.
@@ -131,85 +159,100 @@ def _check_run_directory(config: TrainConfig, ranks: TrainerActors) -> None:
     if not owner.exists():  # no run holds it
         return
     content = owner.read_bytes()
-    found = gather([(member, member.actor.sees.remote(owner, content)) for member in ranks.members])
-    blind = next((member for member, sees in zip(ranks.members, found, strict=True) if not sees), None)
+    visible = gather([(rank, rank.handle.sees.remote(owner, content)) for rank in ranks.actors])
+    blind = next((rank for rank, sees in zip(ranks.actors, visible, strict=True) if not sees), None)
     if blind is not None:
-        (host,) = gather([(blind, blind.actor.host.remote())])
+        (host,) = gather([(blind, blind.handle.host.remote())])
         raise RayError(
             f"{blind.name} on {host} does not see {config.run.output}, where it is to save its part of each "
             "checkpoint; give --output a directory that all machines share"
         )
 
 
+def _load_models(
+    config: TrainConfig, ranks: TrainerActors, engines: Sequence[ActorHandle], checkpoint: Path | None
+) -> tuple[LanguageModel, list[str]]:
+    """Ranks and engines load theirs at the same time; the policy's without weights, and messages for the user."""
+    path = None if checkpoint is None else checkpoint.absolute()
+    loading = [(engine, engine.handle.build.remote(config.model.path)) for engine in engines]
+    first = ranks.actors[0]
+    (host,) = gather([(first, first.handle.host.remote())])
+    (port,) = gather([(first, first.handle.open_store.remote(host))])
+    gather([(rank, rank.handle.join.remote(host, port)) for rank in ranks.actors])
+    building = [(rank, rank.handle.build.remote(path)) for rank in ranks.actors]
+    results = gather([*building, *loading])
+    return results[0], [note for notes in results[len(building) :] for note in notes]
+
+
 class ActorPool:
-    """All actors of a run, each in a seat of its own; at the end none is left."""
+    """All actors of a run, each in a bundle of the placement group; at the end none is left."""
 
     def __init__(self, group: Any) -> None:
         """
         Args:
-            group: Ray's placement group, with the bundles of `ParallelDims`: a seat for each of its CPUs.
+            group: Ray's placement group, with the bundles of `ParallelDims`: an actor for each of their CPUs.
         """
-        self._group, self._members, self._starts = group, list[ActorHandle](), list[Callable[[], Any]]()
+        self._group, self._actors, self._starts = group, list[ActorHandle](), list[Callable[[], Any]]()
         order = by_node(import_ray().util.placement_group_table(group)["bundles_to_node_id"], group.bundle_specs)
-        self._seats = [bundle for bundle in order for _ in range(int(group.bundle_specs[bundle]["CPU"]))]
+        self._bundles = [bundle for bundle in order for _ in range(int(group.bundle_specs[bundle]["CPU"]))]
 
     def __enter__(self) -> "ActorPool":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for member in self._members:
-            with suppress(Exception):  # Ray itself may be what has ended
-                import_ray().kill(member.actor)
+        for actor in self._actors:
+            with suppress(Exception):  # Ray itself may have ended
+                import_ray().kill(actor.handle)
 
-    def hire(self, name: str, kind: type, *args: Any) -> ActorHandle:
-        """Start an actor in the next seat.
+    def start(self, name: str, kind: type, *args: Any) -> ActorHandle:
+        """Start an actor in the next bundle.
 
         Args:
             name: for messages.
             kind: its class.
             args: of the class.
         """
-        start = partial(self._start, self._seats[len(self._members)], kind, args)
-        self._members.append(ActorHandle(name, start(), learns=kind is actors.TrainerActor))
+        start = partial(self._start, self._bundles[len(self._actors)], kind, args)
+        self._actors.append(ActorHandle(name, start(), trains=kind is actors.TrainerActor))
         self._starts.append(start)
-        return self._members[-1]
+        return self._actors[-1]
 
-    def replace(self, dead: ActorHandle) -> ActorHandle:
-        """Start the same again, in the room that one had which has died, or one that took its place since.
+    def replace(self, died: ActorHandle) -> ActorHandle:
+        """Start the same actor again, in the bundle of the one that died.
 
         Raises:
-            NoRoom: that room is gone, as where its machine is.
+            NoCapacityError: that bundle's resources are gone, for example with its machine.
         """
-        ray, place = import_ray(), [member.name for member in self._members].index(dead.name)
-        with suppress(Exception):  # it may be what has died
-            ray.kill(self._members[place].actor)
-        self._members[place] = replace(dead, actor=self._starts[place]())
-        there, _ = ray.wait([self._members[place].actor.host.remote()], timeout=ROOM_SECONDS)
-        if not there:
-            end = f"has died, and in {ROOM_SECONDS:g} s no other could be started on its machine"
-            raise NoCapacityError(dead.name, end, policy_is_whole=not dead.learns)
-        return self._members[place]
+        ray, index = import_ray(), [actor.name for actor in self._actors].index(died.name)
+        with suppress(Exception):  # it may have ended
+            ray.kill(self._actors[index].handle)
+        self._actors[index] = replace(died, handle=self._starts[index]())
+        started, _ = ray.wait([self._actors[index].handle.host.remote()], timeout=RESOURCES_SECONDS)
+        if not started:
+            end = f"has died, and in {RESOURCES_SECONDS:g} s no other could be started on its machine"
+            raise NoCapacityError(died.name, end, policy_intact=not died.trains)
+        return self._actors[index]
 
     def _start(self, bundle: int, kind: type, args: tuple[Any, ...]) -> Any:
         ray = import_ray()
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         spec = self._group.bundle_specs[bundle]
-        made = ray.remote(kind).options(
+        actor = ray.remote(kind).options(
             num_cpus=1,
             num_gpus=spec.get("GPU", 0) / spec["CPU"],
-            max_concurrency=2 if issubclass(kind, actors.Generating) else 1,  # how far a batch is, asked meanwhile
-            max_restarts=0,  # one that came back would have forgotten everything, and not say so
+            max_concurrency=2 if issubclass(kind, actors.EngineActor) else 1,  # for `finished` and `stop`
+            max_restarts=0,  # Ray would restart it without its state, and not say so
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
             runtime_env={"env_vars": ENVIRONMENT},
         )
-        return made.remote(*args)
+        return actor.remote(*args)
 
 
 def by_node(nodes: Mapping[int, str], bundles: Sequence[Mapping[str, float]]) -> list[int]:
-    """An order of the bundles in which alike ones that are neighbours are on one node, as far as can be.
+    """An order of the bundles in which neighbours with equal resources are on one node, as far as possible.
 
-    Those that exchange most are neighbours: ranks that share an engine, a line, a replica.
+    The ranks that communicate most are neighbours: those that share an engine, sequences, or a replica.
 
     Example:
         >>> by_node({0: "a", 1: "b", 2: "a", 3: "b"}, [{"GPU": 1}, {"GPU": 1}, {"GPU": 1}, {"CPU": 1}])
@@ -219,69 +262,3 @@ def by_node(nodes: Mapping[int, str], bundles: Sequence[Mapping[str, float]]) ->
     for _, alike in groupby(range(len(bundles)), key=lambda bundle: bundles[bundle]):
         order += sorted(alike, key=lambda bundle: known.index(nodes[bundle]))
     return order
-
-
-def _build(
-    config: TrainConfig,
-    dims: ParallelDims,
-    ranks: TrainerActors,
-    engines: Sequence[ActorHandle],
-    checkpoint: Path | None,
-) -> tuple[LanguageModel, list[str]]:
-    """Everyone loads what he needs, at the same time; the policy's model in outline, and what the user should know."""
-    path = None if checkpoint is None else checkpoint.absolute()
-    loading = [(engine, engine.actor.build.remote(config.model.path)) for engine in engines]
-    first = ranks.members[0]
-    (host,) = gather([(first, first.actor.host.remote())])
-    (port,) = gather([(first, first.actor.open_store.remote(host))])
-    gather([(member, member.actor.join.remote(host, port)) for member in ranks.members])
-    building = [(member, member.actor.build.remote(path)) for member in ranks.members]
-    found = gather([*building, *loading])
-    return found[0], [note for notes in found[dims.world_size :] for note in notes]
-
-
-def _fleet(
-    config: TrainConfig,
-    crew: "ActorPool",
-    dims: ParallelDims,
-    ranks: TrainerActors,
-    engines: Sequence[ActorHandle],
-    display: Progress,
-) -> EngineGroup:
-    restarts = config.ray.max_restarts
-    if not engines:
-        by_all = config.vllm.verify_weights and dims.world_size > 1  # a single rank checks its engine by itself
-        return ColocatedEngines(ranks, dims.engine_ranks, restarts, display.log, check_sync=by_all)
-    replace_engine = partial(_replace_engine, config, crew, ranks, display)
-    return DedicatedEngines(ranks, [RestartableActor(engine, replace_engine, restarts) for engine in engines])
-
-
-def _replace_engine(
-    config: TrainConfig, crew: "ActorPool", ranks: TrainerActors, display: Progress, dead: ActorHandle, told: str
-) -> ActorHandle:
-    display.log(f"{told}; it is replaced, and its batch generated anew")
-    engine = crew.replace(dead)
-    gather([(engine, engine.actor.build.remote(config.model.path))], whole=True)
-    ranks.send_weights([engine])
-    return engine
-
-
-def _make_pool(
-    config: TrainConfig,
-    crew: ActorPool,
-    display: Progress,
-    scorers: Iterator[ActorHandle],
-    reward: RewardConfig,
-    task: Task,
-) -> RemotePool:
-    """A task's; the scorers are in the order in which they are asked for."""
-
-    def start(scorer: ActorHandle) -> ActorHandle:
-        gather([(scorer, scorer.actor.start.remote(reward, task))], whole=True)
-        return scorer
-
-    def start_anew(dead: ActorHandle, told: str) -> ActorHandle:
-        display.log(f"{told}; it is replaced, and its batch scored anew")
-        return start(crew.replace(dead))
-
-    return RemotePool(RestartableActor(start(next(scorers)), start_anew, config.ray.max_restarts))

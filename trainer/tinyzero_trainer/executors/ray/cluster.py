@@ -1,4 +1,4 @@
-"""Ray itself: one that is started for the run, or one that is there; and room in it for the run's actors."""
+"""Ray itself: started for the run or already running; and a placement group in it for the run's actors."""
 
 import logging
 import os
@@ -6,35 +6,36 @@ import re
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+
+import torch
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import RayConfig
 from tinyzero_trainer.config.parallel import Resources
 
 OBJECT_STORE_BYTES = 2**30
-"""Of a Ray that is started for the run: batches and parcels of weights, never a whole model."""
+"""Of a Ray that is started for the run: it holds batches and buckets of weights, never a whole model."""
 
-ROOM_SECONDS = 60.0
+RESOURCES_SECONDS = 60.0
 """To wait for the resources of a cluster that others use too."""
 
-
-LISTEN_SECONDS = 5.0
-"""For anybody to take a call at an address."""
+CONNECT_SECONDS = 5.0
+"""To connect to an address."""
 
 
 class RayError(TinyZeroError):
-    """Ray is missing, or cannot be reached, or has no room for the run."""
+    """Ray is not installed, cannot be reached, or has too few free resources."""
 
 
 def import_ray() -> Any:
-    """The library.
+    """Import the library `ray`.
 
     Raises:
-        RayError: it cannot be imported; says what to install.
+        RayError: it cannot be imported.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or it would report to its makers
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it sends statistics otherwise
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
@@ -47,12 +48,12 @@ def import_ray() -> Any:
 
 
 @contextmanager
-def room(config: RayConfig, bundles: Sequence[Resources]) -> Iterator[Any]:
-    """A placement group with these bundles; at the end it is given back, and Ray ended if it was started here.
+def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator[Any]:
+    """A placement group with these bundles; at the end it is removed, and Ray shut down if it was started here.
 
     Args:
         config: where Ray is.
-        bundles: resources of each actor, each on one node.
+        bundles: resources, each on one node.
 
     Raises:
         RayError: see there.
@@ -62,13 +63,15 @@ def room(config: RayConfig, bundles: Sequence[Resources]) -> Iterator[Any]:
     try:
         _start(ray, config, bundles)
     finally:
-        _put_back(handlers)  # Ray has put its own in their place, which would end the run without a checkpoint
+        for number, handler in handlers.items():  # Ray has installed its own, which end the run without a checkpoint
+            with suppress(ValueError):  # not in the main thread, where Ray has set none either
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
     try:
         group = ray.util.placement_group(list(bundles), strategy="PACK")
-        if not group.wait(ROOM_SECONDS):
-            wanted, there = _total(bundles), ray.available_resources()
-            what = f"Ray has no room: the run needs {_show(wanted)}, and {_show(there, wanted)} are free"
-            more = f"; `tinyzero doctor --address {config.address}` says what is free where" if config.address else ""
+        if not group.wait(RESOURCES_SECONDS):
+            needed, free = _total(bundles), ray.available_resources()
+            what = f"Ray has too few free resources: the run needs {_show(needed)}, and {_show(free, needed)} are free"
+            more = f"; `tinyzero doctor --address {config.address}` shows what is free where" if config.address else ""
             raise RayError(what + more)
         yield group
         ray.util.remove_placement_group(group)
@@ -79,10 +82,11 @@ def room(config: RayConfig, bundles: Sequence[Resources]) -> Iterator[Any]:
 def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
     logging.getLogger("ray").setLevel(logging.ERROR)
-    # For each worker that dies Ray prints a paragraph on standard output, and has no setting for that; what is to be
-    # said of it is in calls.py.
+    # For each worker that dies Ray prints a paragraph on standard output, which no setting prevents; calls.py makes one
+    # line of it.
     ray._private.worker.print_to_stdstream = lambda *args, **kwargs: None
-    if config.address is None and config.gpus > (here := _gpus_here()):
+    # Counted without initializing CUDA.
+    if config.address is None and config.gpus > (here := torch.cuda.device_count()):
         raise RayError(
             f"ray.gpus={config.gpus}, but there are {here} GPUs on this machine; lower it, or name a Ray with more by "
             "--address"
@@ -92,9 +96,9 @@ def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
         if config.address is not None:
             ray.init(config.address, **quiet)
             return
-        # Helpers of Ray's look for their dead cluster so long before they end, where the trainer was killed.
+        # If the trainer is killed, Ray's helper processes look for their dead cluster this long before they exit.
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
-        os.environ.setdefault("RAY_worker_niceness", "0")  # by itself it puts the run behind all else on the machine
+        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default is the lowest priority
         ray.init(
             "local",
             num_cpus=int(_total(bundles).get("CPU", 0)),  # a count of actors, and not of cores
@@ -109,13 +113,13 @@ def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
             raise RayError(f"a Ray of its own cannot be started: {reason}") from error
         raise RayError(
             f"ray.address={config.address!r}: {reason}; `tinyzero doctor --address {config.address}` looks for the "
-            "reason; `ray start` tells the address, and where it has RAY_AUTH_MODE=token, set that here too, with the "
-            "same RAY_AUTH_TOKEN"
+            "reason; `ray start` prints the address, and if it runs with RAY_AUTH_MODE=token, set that here too, with "
+            "the same RAY_AUTH_TOKEN"
         ) from error
 
 
 def check_address(address: str | None) -> None:
-    """Refuse one at which nobody is.
+    """Refuse an address at which no Ray listens.
 
     Raises:
         RayError: see there.
@@ -124,14 +128,14 @@ def check_address(address: str | None) -> None:
         return
     if "://" in address or not is_host_and_port(address):
         raise RayError(
-            f"ray.address={address!r} is no address of a Ray; give auto, or HOST:PORT as `ray start --head` told it"
+            f"ray.address={address!r} is no address of a Ray; give auto, or HOST:PORT as `ray start --head` prints it"
         )
     if reason := not_listening(address):
-        raise RayError(f"there is no Ray at ray.address={address!r} ({reason}); `ray start` tells the address")
+        raise RayError(f"there is no Ray at ray.address={address!r} ({reason}); `ray start` prints the address")
 
 
 def is_host_and_port(address: str) -> bool:
-    """Whether it has the form of one.
+    """Whether it has the form HOST:PORT.
 
     Example:
         >>> [is_host_and_port(address) for address in ("10.0.0.1:6379", "10.0.0.1", "head:70000")]
@@ -142,17 +146,17 @@ def is_host_and_port(address: str) -> bool:
 
 
 def not_listening(address: str) -> str | None:
-    """Why nobody takes a call at HOST:PORT, before Ray is asked, which would try for minutes; None = somebody does."""
+    """Why nothing listens at HOST:PORT, without Ray, which would try for minutes; None if something does."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), LISTEN_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except (OSError, UnicodeError, OverflowError) as error:
         return getattr(error, "strerror", None) or str(error)
     return None
 
 
 def in_one_line(text: str) -> str:
-    """The first words of what Ray says; of versions that do not fit, which are further down, those.
+    """The first words of Ray's message; if versions do not match, these, which stand further down.
 
     Example:
         >>> in_one_line("Failed to connect\\nand more")
@@ -160,25 +164,10 @@ def in_one_line(text: str) -> str:
     """
     if "Version mismatch" in text:
         there, _, here = text.partition("Version mismatch")[2].partition("This process")
-        said = [", ".join(re.findall(r"(?:Ray|Python): [^\s,]+", part)).replace(":", "") for part in (there, here)]
-        return f"{said[0]} there, {said[1]} here"
+        versions = [", ".join(re.findall(r"(?:Ray|Python): [^\s,]+", part)).replace(":", "") for part in (there, here)]
+        return f"{versions[0]} there, {versions[1]} here"
     line = next((line.strip() for line in text.splitlines() if line.strip()), "no reason is given")
     return line.partition(". Ensure ")[0]  # what follows is a paragraph on tokens
-
-
-def _gpus_here() -> int:
-    """Those that a process sees; asked without making one the driver's."""
-    import torch
-
-    return torch.cuda.device_count()
-
-
-def _put_back(handlers: dict[signal.Signals, Any]) -> None:
-    for number, handler in handlers.items():
-        try:
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        except ValueError:  # not in the main thread, where Ray has set none either
-            return
 
 
 def _total(bundles: Sequence[Resources]) -> Resources:

@@ -1,22 +1,22 @@
-"""What the loop has in the place of a rollout engine: several, which share each batch.
+"""The Ray proxy of the rollout engine: several engines in actors, which share each batch.
 
-They are either beside the ranks, in their processes, and take turns with them; or apart, in processes of their own, to
-which the weights are sent.
+They are either colocated with the training ranks, in whose processes they time-share the GPUs with the update; or
+dedicated, in processes of their own, to which the weights are sent.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import pairwise
 from threading import Event
-from typing import Protocol
+from typing import Any, Protocol
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.errors import WorkerDiedError
-from tinyzero_trainer.executors.ray.calls import TICK_SECONDS, ActorHandle, Call, RestartableActor, gather
+from tinyzero_trainer.errors import EngineDiedError, WorkerDiedError
+from tinyzero_trainer.executors.ray.calls import TICK_SECONDS, ActorHandle, gather
 from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
+from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.types import Generation
 
@@ -27,22 +27,22 @@ class EngineGroup(Protocol):
     """The engines of a run."""
 
     @property
-    def engines(self) -> Sequence[RestartableActor]:
-        """`Generating` actors."""
+    def engines(self) -> Sequence[Restartable[ActorHandle]]:
+        """Actors of the class `EngineActor`."""
 
     def load_weights(self) -> None:
         """Give all of them the policy's weights."""
 
 
 class ColocatedEngines:
-    """Engines in the processes of ranks: with tensor parallelism each has the GPUs of the ranks behind it too."""
+    """Engines in the processes of ranks; with tensor parallelism each also uses the GPUs of the ranks that follow."""
 
     def __init__(
         self,
         ranks: TrainerActors,
-        places: Sequence[int],
-        restarts: int,
-        note: Callable[[str], None],
+        engine_ranks: Sequence[int],
+        max_restarts: int,
+        report: Callable[[str], None],
         *,
         check_sync: bool = False,
     ) -> None:
@@ -50,129 +50,120 @@ class ColocatedEngines:
 
         Args:
             ranks: all of them.
-            places: those that have an engine.
-            restarts: times that each is replaced if vLLM fails.
-            note: is told of what the user should know.
-            check_sync: after each sync compare each engine's log-probabilities with the policy's.
+            engine_ranks: those that have an engine.
+            max_restarts: times that each engine is restarted if it fails.
+            report: receives messages for the user.
+            check_sync: after each weight sync compare each engine's log-probabilities with the policy's.
 
         Raises:
             VllmError: one does not start, or has other weights than the policy.
         """
-        from tinyzero_trainer.rollout.vllm.client import VllmError
+        self._ranks, self._engine_ranks, self._report, self._checks = ranks, engine_ranks, report, check_sync
+        self._build(engine_ranks)
 
-        self._ranks, self._places, self._note, self._checks = ranks, places, note, check_sync
-        self._build(places)
+        def restart(actor: ActorHandle) -> ActorHandle:
+            self._build([ranks.actors.index(actor)])
+            return actor
+
+        limits = {EngineDiedError: max_restarts}
         self.engines = [
-            RestartableActor(ranks.members[place], self._replace, restarts, (VllmError,)) for place in places
+            Restartable(actor.name, actor, restart, limits, report)
+            for actor in (ranks.actors[rank] for rank in engine_ranks)
         ]
 
     def load_weights(self) -> None:
-        """See `EngineGroup`; one that cannot take them is replaced."""
+        """See `EngineGroup`; an engine that cannot load them is restarted."""
         self._free_memory()
-        faults = self._ranks.go_through_weights("load_weights", self._places)
-        whole = [place for place in self._places if faults[place] is None]
-        for engine, place in zip(self.engines, self._places, strict=True):
-            if faults[place] is not None and not engine.mend(faults[place]):
-                raise faults[place]
-        self._check(whole)
+        failures = self._ranks.pass_weights("load_weights", self._engine_ranks)
+        loaded = [rank for rank in self._engine_ranks if failures[rank] is None]
+        for engine, rank in zip(self.engines, self._engine_ranks, strict=True):
+            if failures[rank] is not None:
+                engine.restart(failures[rank])
+        self._check(loaded)
 
-    def _build(self, places: Sequence[int]) -> None:
+    def _build(self, engine_ranks: Sequence[int]) -> None:
         self._free_memory()
-        for notes in self._ranks.go_through_weights("build_engine", places):
+        for notes in self._ranks.pass_weights("build_engine", engine_ranks):
             for note in notes or ():
-                self._note(note)
-        self._check(places)
+                self._report(note)
+        self._check(engine_ranks)
 
-    def _check(self, places: Sequence[int]) -> None:
+    def _check(self, engine_ranks: Sequence[int]) -> None:
         if self._checks:
-            for place in places:
-                self._ranks.check_engine(place)
-
-    def _replace(self, failed: ActorHandle, told: str) -> ActorHandle:
-        self._note(f"{failed.name}: {told}; its engine is started anew and repeats what it was doing")
-        self._build([self._ranks.members.index(failed)])
-        return failed
+            for rank in engine_ranks:
+                self._ranks.check_engine(rank)
 
     def _free_memory(self) -> None:
-        if len(self._places) < len(self._ranks.members):
-            gather([(member, member.actor.free_memory.remote()) for member in self._ranks.members], whole=True)
+        if len(self._engine_ranks) < len(self._ranks.actors):
+            gather([(actor, actor.handle.free_memory.remote()) for actor in self._ranks.actors], policy_intact=True)
 
 
 class DedicatedEngines:
     """Engines in processes of their own."""
 
-    def __init__(self, ranks: TrainerActors, engines: Sequence[RestartableActor]) -> None:
+    def __init__(self, ranks: TrainerActors, engines: Sequence[Restartable[ActorHandle]]) -> None:
         """Send them the present weights.
 
         Args:
-            ranks: who have the weights.
-            engines: `EngineWorker`s that are built.
+            ranks: the training ranks.
+            engines: `RolloutActor`s that are built.
         """
         self._ranks, self.engines = ranks, engines
         self.load_weights()
 
     def load_weights(self) -> None:
-        """See `EngineGroup`; one that dies meanwhile is replaced."""
+        """See `EngineGroup`; an engine that dies meanwhile is restarted."""
         while True:
             try:
-                return self._ranks.send_weights([engine.member for engine in self.engines])
-            except WorkerDiedError as lost:
-                if not any(engine.mend(lost) for engine in self.engines):
-                    raise
-
-
-@dataclass
-class _Batch:
-    """A batch that engines share."""
-
-    prompts: Sequence[list[int]]
-    samples: int
-    params: SamplingParams
-    seed: int
-    parts: "deque[slice]"
-    """Those that nobody has taken."""
-
-    found: dict[int, Groups] = field(default_factory=dict)
-    """By the number of a part's first prompt."""
-
-    stopped: Event = field(default_factory=Event)
-    """Nobody wants it any more."""
+                return self._ranks.send_weights([engine.worker for engine in self.engines])
+            except (WorkerDiedError, EngineDiedError) as error:
+                failure = error
+            engine = next((engine for engine in self.engines if engine.name == failure.worker), None)
+            if engine is None:
+                raise failure
+            engine.restart(failure)
 
 
 class RemoteEngine:
     """See `RolloutEngine`."""
 
-    def __init__(self, fleet: EngineGroup, rounds: int) -> None:
+    def __init__(self, group: EngineGroup, chunks_per_engine: int) -> None:
         """
         Args:
-            fleet: with the present weights.
-            rounds: parts of a batch for each engine.
+            group: with the present weights.
+            chunks_per_engine: chunks of a batch for each engine.
         """
-        self._fleet, self._rounds = fleet, rounds
+        self._group, self._chunks_per_engine = group, chunks_per_engine
 
     def load_weights(self) -> None:
-        """See `RolloutEngine`; whoever is lost meanwhile, the policy has been updated since its last checkpoint."""
+        """See `RolloutEngine`; if a worker dies meanwhile, the policy has been updated since its last checkpoint."""
         try:
-            self._fleet.load_weights()
-        except WorkerDiedError as lost:
-            lost.policy_is_whole = False
+            self._group.load_weights()
+        except WorkerDiedError as error:
+            error.policy_intact = False
             raise
 
     def sleep(self) -> None:
-        """See `RolloutEngine`; one that fails is replaced."""
-        calls = [(member, member.actor.sleep.remote()) for member in self._members()]
-        faults = [_fault_of(call) for call in calls]  # of all, before the ranks are asked for anything else
-        for engine, fault in zip(self._fleet.engines, faults, strict=True):
-            if fault is not None:
-                if not engine.mend(fault):
-                    raise fault
-                engine.do(lambda member: gather([(member, member.actor.sleep.remote())], whole=True))
+        """See `RolloutEngine`; an engine that fails is restarted."""
+        engines = self._group.engines
+        calls = [(engine.worker, engine.worker.handle.sleep.remote()) for engine in engines]
+        failures: list[TinyZeroError | None] = []
+        for call in calls:  # all of them, before the ranks get another call
+            try:
+                gather([call], policy_intact=True)
+                failures.append(None)
+            except TinyZeroError as error:
+                failures.append(error)
+        for engine, failure in zip(engines, failures, strict=True):
+            if failure is not None:
+                engine.restart(failure)
+                engine.do(lambda actor: gather([(actor, actor.handle.sleep.remote())], policy_intact=True))
 
     def close(self) -> None:
         """See `RolloutEngine`."""
-        for member in self._members():
-            with suppress(Exception):  # it may be what has died
-                gather([(member, member.actor.close.remote())])
+        for engine in self._group.engines:
+            with suppress(Exception):  # it may have died
+                gather([(engine.worker, engine.worker.handle.close.remote())])
 
     def generate(
         self,
@@ -184,90 +175,79 @@ class RemoteEngine:
         first: int = 0,
         on_progress: Callable[[int], None] | None = None,
     ) -> Groups:
-        """See `RolloutEngine`."""
+        """See `RolloutEngine`; each engine takes one chunk after another, until there is none left."""
         assert first == 0, "a whole batch"
-        engines = self._fleet.engines
-        batch = _Batch(prompts, samples, params, seed, deque(parts(len(prompts), len(engines) * self._rounds)))
-        told = 0
+        engines = self._group.engines
+        pending = deque(chunks(len(prompts), len(engines) * self._chunks_per_engine))
+        results: dict[int, Groups] = {}  # by the index of a chunk's first prompt
+        stopped = Event()
+        reported = 0
 
-        def show() -> None:
-            nonlocal told
+        def serve(engine: Restartable[ActorHandle]) -> None:
+            while not stopped.is_set():
+                try:
+                    chunk = pending.popleft()
+                except IndexError:
+                    return
+
+                def work(actor: ActorHandle, chunk: slice = chunk) -> Groups:
+                    if stopped.is_set():  # while the engine was restarted
+                        return []
+                    call = actor.handle.generate.remote(prompts[chunk], samples, params, seed, chunk.start)
+                    groups: Groups = gather([(actor, call)], policy_intact=True)[0]
+                    return groups
+
+                results[chunk.start] = engine.do(work)
+
+        def report(serving: Sequence[Future[None]]) -> None:
+            nonlocal reported
             if on_progress is not None:
-                finished = samples * sum(map(len, batch.found.values())) + self._under_way(serving)
-                on_progress(finished - told)  # below 0 where a part is done again
-                told = finished
+                finished = samples * sum(map(len, results.values())) + self._unfinished_progress(serving)
+                on_progress(finished - reported)  # negative when a chunk begins again
+                reported = finished
 
         with ThreadPoolExecutor(len(engines)) as pool:
-            serving = [pool.submit(_serve, engine, batch) for engine in engines]
+            serving = [pool.submit(serve, engine) for engine in engines]
             try:
                 while wait(serving, TICK_SECONDS, FIRST_EXCEPTION).not_done and not _failure(serving):
-                    show()
+                    report(serving)
             finally:
-                failed = _failure(serving)  # before the others fail, since they are stopped
-                batch.stopped.set()
-                for each, member in zip(serving, self._members(), strict=True):
-                    if not each.done():
-                        member.actor.stop.remote()
+                failed = _failure(serving)  # before the others fail because they are stopped
+                stopped.set()
+                for future, engine in zip(serving, engines, strict=True):
+                    if not future.done():
+                        engine.worker.handle.stop.remote()
         if failed:
             raise failed
-        show()
-        return [group for start in sorted(batch.found) for group in batch.found[start]]
+        report(serving)
+        return [group for start in sorted(results) for group in results[start]]
 
-    def _under_way(self, serving: Sequence[Future[None]]) -> int:
-        """Completions that are finished, of parts that are not; whoever does not say so keeps nobody from a failure."""
+    def _unfinished_progress(self, serving: Sequence[Future[None]]) -> int:
+        """Completions that are finished, of chunks that are not; gives up as soon as one of `serving` fails."""
 
-        def look() -> None:
+        def raise_failure() -> None:
             if failed := _failure(serving):
                 raise failed
 
-        with suppress(Exception):  # of whoever has died its own thread is told
-            asked = [(member, member.actor.finished.remote()) for member in self._members()]
-            return sum(gather(asked, meanwhile=look))
+        with suppress(Exception):  # the thread that serves an engine raises its death
+            actors = [engine.worker for engine in self._group.engines]
+            calls: Any = [(actor, actor.handle.finished.remote()) for actor in actors]
+            return sum(gather(calls, meanwhile=raise_failure))
         return 0
-
-    def _members(self) -> list[ActorHandle]:
-        return [engine.member for engine in self._fleet.engines]
-
-
-def _fault_of(call: Call) -> TinyZeroError | None:
-    try:
-        gather([call], whole=True)
-    except TinyZeroError as fault:
-        return fault
-    return None
 
 
 def _failure(serving: Sequence[Future[None]]) -> BaseException | None:
-    return next((error for each in serving if each.done() and (error := each.exception())), None)
+    return next((error for future in serving if future.done() and (error := future.exception())), None)
 
 
-def _serve(engine: RestartableActor, batch: _Batch) -> None:
-    """Have an engine do one part after another, until there is none left."""
-    while not batch.stopped.is_set():
-        try:
-            part = batch.parts.popleft()
-        except IndexError:
-            return
-        batch.found[part.start] = engine.do(lambda member: _ask(member, batch, part))  # noqa: B023  # called at once
-
-
-def _ask(member: ActorHandle, batch: _Batch, part: slice) -> Groups:
-    if batch.stopped.is_set():  # while a member was replaced
-        return []
-    call = member.actor.generate.remote(batch.prompts[part], batch.samples, batch.params, batch.seed, part.start)
-    (groups,) = gather([(member, call)], whole=True)
-    found: Groups = groups
-    return found
-
-
-def parts(count: int, wanted: int) -> list[slice]:
-    """So many parts of about the same size, none of them empty.
+def chunks(count: int, requested: int) -> list[slice]:
+    """`count` items in `requested` chunks of about the same size, none of them empty.
 
     Example:
-        >>> parts(7, 3)
+        >>> chunks(7, 3)
         [slice(0, 3, None), slice(3, 5, None), slice(5, 7, None)]
     """
-    wanted = min(count, wanted)
-    size, more = divmod(count, max(wanted, 1))
-    ends = [part * size + min(part, more) for part in range(wanted + 1)]
+    number = min(count, requested)
+    size, more = divmod(count, max(number, 1))
+    ends = [index * size + min(index, more) for index in range(number + 1)]
     return [slice(start, end) for start, end in pairwise(ends)]

@@ -1,4 +1,4 @@
-"""What the loop has in the actors' place: policy, critic and reward pool; remote_engine.py has the rollout engine."""
+"""Ray proxies of policy, critic and reward pool; that of the rollout engine is in remote_engine.py."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,65 +13,66 @@ from tinyzero_sdk.records import Json
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.errors import WorkerDiedError
-from tinyzero_trainer.executors.ray.calls import ActorHandle, RestartableActor, gather
+from tinyzero_trainer.executors.ray.calls import ActorHandle, gather
 from tinyzero_trainer.executors.ray.cluster import import_ray
+from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.monitoring.performance import GpuMemoryUsage
 from tinyzero_trainer.types import Rollout
 
-CUT_SECONDS = 60.0
-"""For ranks to come back from a group that was cut."""
+ABORT_SECONDS = 60.0
+"""For actors to return from a weight group that was aborted."""
 
 
 class TrainerActors:
-    """Those that learn: each is called with the whole batch, and the first says what all have found."""
+    """The training ranks: each is called with the whole batch, and the first returns the result."""
 
-    def __init__(self, members: Sequence[ActorHandle], device: str) -> None:
+    def __init__(self, actors: Sequence[ActorHandle], device: str) -> None:
         """
         Args:
-            members: all ranks.
+            actors: `TrainerActor`s, one for each rank.
             device: that they are on: `cpu` or `cuda`.
         """
-        self.members, self._device = members, device
-        self._group_of: list[ActorHandle] = []
-        self._asked = Lock()  # asked by two threads, ranks that wait for each other would be at different things
+        self.actors, self._device = actors, device
+        self._receivers: list[ActorHandle] = []  # engines in the present weight group
+        self._lock = Lock()  # with calls of two threads at once, ranks would wait for each other in different ones
 
     def do(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of every rank's policy or critic."""
-        given = import_ray().put((args, kwargs))  # once for each machine
-        with self._asked:
-            return gather([(member, member.actor.do.remote(role, method, given)) for member in self.members])[0]
+        arguments = import_ray().put((args, kwargs))  # once for each machine
+        with self._lock:
+            return gather([(actor, actor.handle.do.remote(role, method, arguments)) for actor in self.actors])[0]
 
-    def go_through_weights(self, method: str, places: Sequence[int]) -> list[Any]:
-        """Call a method that goes through the weights, on ranks at some places, while the others help."""
-        with self._asked:
+    def pass_weights(self, method: str, ranks: Sequence[int]) -> list[Any]:
+        """Call a method that iterates over the full weights on some ranks, while the others help to gather them."""
+        with self._lock:
             return gather(
                 [
-                    (member, getattr(member.actor, method if place in places else "help_with_weights").remote())
-                    for place, member in enumerate(self.members)
+                    (actor, getattr(actor.handle, method if rank in ranks else "help_with_weights").remote())
+                    for rank, actor in enumerate(self.actors)
                 ],
-                whole=True,
+                policy_intact=True,
             )
 
-    def check_engine(self, place: int) -> None:
-        """Refuse the engine of a rank if it has other weights than the policy, which all ranks are asked about.
+    def check_engine(self, rank: int) -> None:
+        """Compare the engine of a rank with the policy, whose log-probabilities all ranks compute together.
 
         Raises:
-            VllmError: it has.
+            VllmError: the engine has other weights.
         """
-        with self._asked:
-            member = self.members[place]
-            (found,) = gather([(member, member.actor.probe_engine.remote())], whole=True)
-            gather([(other, other.actor.check_engine.remote(found)) for other in self.members], whole=True)
+        with self._lock:
+            actor = self.actors[rank]
+            (probes,) = gather([(actor, actor.handle.probe_engine.remote())], policy_intact=True)
+            gather([(actor, actor.handle.check_engine.remote(probes)) for actor in self.actors], policy_intact=True)
 
     def cards(self) -> list[GpuMemoryUsage]:
         """GPUs of all ranks."""
-        with self._asked:
-            found = gather([(member, member.actor.card_use.remote()) for member in self.members])
-        return [card for card in found if card is not None]
+        with self._lock:
+            gpus = gather([(actor, actor.handle.gpu_memory.remote()) for actor in self.actors])
+        return [gpu for gpu in gpus if gpu is not None]
 
     def send_weights(self, engines: Sequence[ActorHandle]) -> None:
-        """Bring the policy's weights to engines, a parcel at a time; after whatever the ranks are at."""
-        with self._asked:
+        """Send the policy's weights to engines, a bucket at a time, once the ranks' present call has returned."""
+        with self._lock:
             if self._device == "cuda":
                 self._broadcast(engines)
             else:
@@ -79,136 +80,133 @@ class TrainerActors:
 
     def _broadcast(self, engines: Sequence[ActorHandle]) -> None:
         """From GPU to GPU."""
-        if self._group_of != list(engines):
-            self._make_group(engines)
-        first, *others = self.members
-        sending = [(first, first.actor.broadcast.remote())]
-        sending += [(member, member.actor.help_with_weights.remote()) for member in others]
+        first, *others = self.actors
+        if self._receivers != list(engines):
+            count = 1 + len(engines)
+            (host,) = gather([(first, first.handle.host.remote())])
+            (port,) = gather([(first, first.handle.open_group.remote(host, count))])
+            ends = enumerate((first, *engines))
+            gather([(actor, actor.handle.join_group.remote(host, port, index, count)) for index, actor in ends])
+            self._receivers = list(engines)
+        sending = [(first, first.handle.broadcast.remote())]
+        sending += [(actor, actor.handle.help_with_weights.remote()) for actor in others]
         try:
-            sent, *_ = gather([*sending, *((engine, engine.actor.receive.remote()) for engine in engines)])
-            taken = gather([(engine, engine.actor.shapes.remote()) for engine in engines])
-            assert all(sent == shapes for shapes in taken), "engines take the policy's weights, in its order"
+            sent, *_ = gather([*sending, *((engine, engine.handle.receive.remote()) for engine in engines)])
+            received = gather([(engine, engine.handle.shapes.remote()) for engine in engines])
+            assert all(sent == shapes for shapes in received), "engines take the policy's weights, in its order"
         except BaseException as error:
-            self._group_of = []
-            leaving = [member.actor.leave_group.remote() for member in (first, *engines)]
-            rank_lost = isinstance(error, WorkerDiedError) and error.which in [member.name for member in self.members]
-            if not rank_lost:  # the others would wait for it in a group of theirs that nobody cuts, and the run is over
+            self._receivers = []
+            leaving = [actor.handle.leave_group.remote() for actor in (first, *engines)]
+            rank_died = isinstance(error, WorkerDiedError) and error.worker in [actor.name for actor in self.actors]
+            if not rank_died:  # else the run is over, and the other ranks wait for it in a group of their own
                 waited = [*leaving, *(call for _, call in sending)]
-                import_ray().wait(waited, num_returns=len(waited), timeout=CUT_SECONDS)
+                import_ray().wait(waited, num_returns=len(waited), timeout=ABORT_SECONDS)
             raise
 
-    def _make_group(self, engines: Sequence[ActorHandle]) -> None:
-        first, count = self.members[0], 1 + len(engines)
-        (host,) = gather([(first, first.actor.host.remote())])
-        (port,) = gather([(first, first.actor.open_group.remote(host, count))])
-        ends = enumerate((first, *engines))
-        gather([(member, member.actor.join_group.remote(host, port, index, count)) for index, member in ends])
-        self._group_of = list(engines)
-
     def _through_object_store(self, engines: Sequence[ActorHandle]) -> None:
-        """In the memory of the machines."""
-        first, *others = self.members
-        helping = [(member, member.actor.help_with_weights.remote()) for member in others]
-        sending = first.actor.weights.options(num_returns="streaming", _generator_backpressure_num_objects=2).remote()
+        """Through the machines' shared memory."""
+        first, *others = self.actors
+        helping = [(actor, actor.handle.help_with_weights.remote()) for actor in others]
+        sending = first.handle.weights.options(num_returns="streaming", _generator_backpressure_num_objects=2).remote()
         failed: Exception | None = None
-        parcels = iter(sending)
+        buckets = iter(sending)
         while failed is None:
             try:
-                parcel = next(parcels, None)
-                if parcel is None:
+                bucket = next(buckets, None)
+                if bucket is None:
                     break
-                gather([(engine, engine.actor.take.remote(parcel)) for engine in engines])
-            except Exception as error:  # whatever it is, the ranks must not wait for someone to take the rest
+                gather([(engine, engine.handle.load_bucket.remote(bucket)) for engine in engines])
+            except Exception as error:  # of any type: the ranks would wait until the rest is taken
                 failed = error
         with suppress(Exception):
-            for _ in parcels:
+            for _ in buckets:
                 pass
         gather([(first, sending.completed()), *helping])  # if a rank has died, that is the reason
         if failed is not None:
             raise failed
-        gather([(engine, engine.actor.load_weights.remote()) for engine in engines])
+        gather([(engine, engine.handle.load_weights.remote()) for engine in engines])
 
 
 class RemotePolicy:
-    """See `PolicyRole`."""
+    """See `PolicyWorker`."""
 
     def __init__(self, group: TrainerActors) -> None:
         self._group = group
 
     @property
     def ranks(self) -> int:
-        """See `PolicyRole`."""
-        return len(self._group.members)
+        """See `PolicyWorker`."""
+        return len(self._group.actors)
 
     def cards(self) -> list[GpuMemoryUsage]:
-        """See `PolicyRole`."""
+        """See `PolicyWorker`."""
         return self._group.cards()
 
     def logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
-        """See `PolicyRole`."""
-        found: Tensor = self._group.do("policy", "logprobs", samples, temperature)
-        return found
+        """See `PolicyWorker`."""
+        result: Tensor = self._group.do("policy", "logprobs", samples, temperature)
+        return result
 
     def reference_logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
-        """See `PolicyRole`."""
-        found: Tensor = self._group.do("policy", "reference_logprobs", samples, temperature)
-        return found
+        """See `PolicyWorker`."""
+        result: Tensor = self._group.do("policy", "reference_logprobs", samples, temperature)
+        return result
 
     def update(self, batch: TrainingBatch, now: StepSettings) -> dict[str, float]:
-        """See `PolicyRole`."""
+        """See `PolicyWorker`."""
         metrics: dict[str, float] = self._group.do("policy", "update", batch, now)
         return metrics
 
     def export(self, directory: Path) -> None:
-        """See `PolicyRole`."""
+        """See `PolicyWorker`."""
         self._group.do("policy", "export", directory.absolute())
 
     def save(self, directory: Path) -> None:
-        """See `PolicyRole`."""
+        """See `PolicyWorker`."""
         self._group.do("policy", "save", directory.absolute())
 
     def load(self, directory: Path) -> None:
-        """See `PolicyRole`."""
+        """See `PolicyWorker`."""
         self._group.do("policy", "load", directory.absolute())
 
 
 class RemoteCritic:
-    """See `CriticRole`."""
+    """See `CriticWorker`."""
 
     def __init__(self, group: TrainerActors, parameters: int) -> None:
         self._group, self._parameters = group, parameters
 
     @property
     def parameters(self) -> int:
-        """See `CriticRole`."""
+        """See `CriticWorker`."""
         return self._parameters
 
     def values(self, samples: Sequence[Rollout]) -> Tensor:
-        """See `CriticRole`."""
-        found: Tensor = self._group.do("critic", "values", samples)
-        return found
+        """See `CriticWorker`."""
+        result: Tensor = self._group.do("critic", "values", samples)
+        return result
 
     def update(self, batch: TrainingBatch) -> dict[str, float]:
-        """See `CriticRole`."""
+        """See `CriticWorker`."""
         metrics: dict[str, float] = self._group.do("critic", "update", batch)
         return metrics
 
     def save(self, directory: Path) -> None:
-        """See `CriticRole`."""
+        """See `CriticWorker`."""
         self._group.do("critic", "save", directory.absolute())
 
     def load(self, directory: Path) -> None:
-        """See `CriticRole`."""
+        """See `CriticWorker`."""
         self._group.do("critic", "load", directory.absolute())
 
 
 class RemotePool:
     """See `RewardPool`; a context manager as `ScoringPool` is."""
 
-    def __init__(self, scorer: RestartableActor) -> None:
+    def __init__(self, scorer: Restartable[ActorHandle]) -> None:
         """
         Args:
-            scorer: a `Scorer`.
+            scorer: a `RewardActor` that is started.
         """
         self._scorer = scorer
         self.first_error: str | None = None
@@ -217,17 +215,17 @@ class RemotePool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(Exception):  # it may be what has died
-            gather([(self._scorer.member, self._scorer.member.actor.close.remote())])
+        with suppress(Exception):  # it may have died
+            gather([(self._scorer.worker, self._scorer.worker.handle.close.remote())])
 
     def score(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
         """See `RewardPool`."""
 
-        def work(member: ActorHandle) -> tuple[list[Score], str | None]:
-            call = (member, member.actor.score.remote(list(completions), list(ground_truths)))
-            found: tuple[list[Score], str | None]
-            (found,) = gather([call], whole=True)
-            return found
+        def work(actor: ActorHandle) -> tuple[list[Score], str | None]:
+            call = (actor, actor.handle.score.remote(list(completions), list(ground_truths)))
+            result: tuple[list[Score], str | None]
+            (result,) = gather([call], policy_intact=True)
+            return result
 
-        verdicts, self.first_error = self._scorer.do(work)
-        return verdicts
+        scores, self.first_error = self._scorer.do(work)
+        return scores

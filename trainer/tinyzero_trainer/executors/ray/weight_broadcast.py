@@ -1,7 +1,6 @@
-"""Weights from the first rank to engines on GPUs of their own: a group of these processes alone, and broadcasts in it.
+"""Weights from the first rank to dedicated engines on GPUs: broadcasts in a process group of these alone.
 
-The ranks' own group is not for it, since the engines are not in that. One that dies leaves the others waiting: `cut`
-frees them, from another thread.
+If a member dies, the others wait in the group until `abort` is called from another thread.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,54 +12,54 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tinyzero_trainer.rollout.vllm.weight_transfer import Weights, parcels
+from tinyzero_trainer.rollout.vllm.weight_transfer import Weights, buckets
 
-JOIN_LIMIT = timedelta(seconds=300)
-"""For all to come."""
+JOIN_TIMEOUT = timedelta(seconds=300)
+"""For all members to join."""
 
-PARCEL_BYTES = 2**28
-"""Of a GPU's memory at a time, in each process."""
+BUCKET_BYTES = 2**28
+"""Of GPU memory for one broadcast, in each process: large enough for NCCL's full bandwidth."""
 
 Shapes = list[tuple[str, tuple[int, ...]]]
-"""Names and shapes of all weights, in the order in which they are sent."""
+"""Names and shapes of all weights, in the order of sending."""
 
 
 class WeightGroup:
-    """One end of it: of the sender, whose index is 0, or of a receiver."""
+    """The group as seen from one member: the sender has index 0, the others receive."""
 
     def __init__(self, store: dist.Store, index: int, count: int, device: torch.device, dtype: torch.dtype) -> None:
-        """Wait for all.
+        """Join, and wait for all members.
 
         Args:
-            store: that all share.
-            index: of this process.
-            count: of processes.
-            device: that the weights are on.
-            dtype: that they are sent in.
+            store: shared by all members.
+            index: of this member.
+            count: of members.
+            device: of the weights.
+            dtype: in which they are sent.
         """
         self._device, self._dtype = device, dtype
         group: Any  # PyTorch's types know neither as a process group
         if device.type == "cuda":
             group = dist.ProcessGroupNCCL(store, index, count, dist.ProcessGroupNCCL.Options())
         else:
-            group = dist.ProcessGroupGloo(store, index, count, JOIN_LIMIT)
+            group = dist.ProcessGroupGloo(store, index, count, JOIN_TIMEOUT)
         self._group = group
 
     def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """To all receivers."""
-        for parcel in parcels(weights, self._dtype, PARCEL_BYTES):
-            self._broadcast(torch.cat([tensor.to(self._device).flatten() for _, tensor in parcel]))
+        """Send to all receivers."""
+        for bucket in buckets(weights, self._dtype, BUCKET_BYTES):
+            self._broadcast(torch.cat([tensor.to(self._device).flatten() for _, tensor in bucket]))
 
     def receive(self, shapes: Shapes) -> Iterator[Weights]:
-        """What the sender sends, a parcel at a time."""
-        for part in split(shapes, self._dtype):
-            sizes = [prod(shape) for _, shape in part]
+        """What the sender sends, a bucket at a time."""
+        for bucket in split(shapes, self._dtype):
+            sizes = [prod(shape) for _, shape in bucket]
             flat = torch.empty(sum(sizes), dtype=self._dtype, device=self._device)
             self._broadcast(flat)
-            yield [(name, piece.view(shape)) for (name, shape), piece in zip(part, flat.split(sizes), strict=True)]
+            yield [(name, piece.view(shape)) for (name, shape), piece in zip(bucket, flat.split(sizes), strict=True)]
 
-    def cut(self) -> None:
-        """Whoever waits for the others is told of an error instead; the group is not used again."""
+    def abort(self) -> None:
+        """Raise an error in all members that wait; the group cannot be used again."""
         self._group.abort()
 
     def _broadcast(self, tensor: Tensor) -> None:
@@ -68,12 +67,12 @@ class WeightGroup:
 
 
 def split(shapes: Shapes, dtype: torch.dtype) -> Iterator[Shapes]:
-    """The parcels in which weights of these shapes are sent.
+    """The buckets in which weights of these shapes are sent.
 
     Example:
         >>> list(split([("a", (2**27,)), ("b", (3,)), ("c", ())], torch.bfloat16))
         [[('a', (134217728,))], [('b', (3,)), ('c', ())]]
     """
-    whole = ((name, torch.empty(shape, device="meta")) for name, shape in shapes)
-    for parcel in parcels(whole, dtype, PARCEL_BYTES):
-        yield [(name, tuple(tensor.shape)) for name, tensor in parcel]
+    weights = ((name, torch.empty(shape, device="meta")) for name, shape in shapes)
+    for bucket in buckets(weights, dtype, BUCKET_BYTES):
+        yield [(name, tuple(tensor.shape)) for name, tensor in bucket]

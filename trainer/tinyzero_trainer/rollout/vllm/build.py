@@ -1,10 +1,9 @@
-"""Builds the rollout engine `vllm` from a run's configuration and its model."""
+"""Builds the rollout engine `vllm` from the configuration and the policy's model."""
 
 import atexit
 import copy
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -13,7 +12,7 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import compute_dtype, device_of
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.vllm.client import VllmClient
-from tinyzero_trainer.rollout.vllm.engine import Limits, VllmEngine
+from tinyzero_trainer.rollout.vllm.engine import VllmEngine
 from tinyzero_trainer.rollout.vllm.engine_args import engine_arguments, environment, settled
 from tinyzero_trainer.rollout.vllm.log import EngineLog
 from tinyzero_trainer.rollout.vllm.sync_check import make_check
@@ -24,20 +23,18 @@ def build_vllm(
     config: TrainConfig,
     language_model: LanguageModel,
     source: WeightSource,
-    note: Callable[[str], None],
     number: int = 0,
 ) -> VllmEngine:
     """Start vLLM with the weights that the model has now.
 
     Args:
-        config: the run's; what vLLM's process writes goes to a file in its directory, if that exists.
-        language_model: the policy's; how its weights come to vLLM does not depend on where they were read from.
-        source: gives its weights.
-        note: is told when the engine had to be replaced.
+        config: the output of vLLM's process goes to a file in the run directory, if that exists.
+        language_model: the policy's.
+        source: yields its weights.
         number: which of the run's engines it is; each has a log of its own.
 
     Raises:
-        VllmError: it does not start.
+        EngineDiedError: it does not start.
     """
     device = device_of(language_model.model)
     vllm = settled(config, language_model, device)
@@ -59,12 +56,12 @@ def build_vllm(
     )
     variables = environment(config, vllm, language_model, device)
     return VllmEngine(
-        lambda: VllmClient(arguments, variables, separate_process=vllm.separate_process, log=log),
+        VllmClient(arguments, variables, separate_process=vllm.separate_process, log=log),
         source,
         eos_ids=language_model.eos_ids,
-        limits=Limits(vllm.separate_process, bool(vllm.sleep_mode), vllm.max_restarts, vllm.timeout),
-        note=note,
-        reason=log.reason,
+        timeout=vllm.timeout if vllm.separate_process else None,
+        sleep_mode=bool(vllm.sleep_mode),
+        log_reason=log.reason,
         check=make_check(language_model, dtype) if vllm.verify_weights else None,
     )
 

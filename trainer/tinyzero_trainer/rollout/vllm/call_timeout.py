@@ -1,6 +1,6 @@
-"""Calls of an engine that may die or hang meanwhile: each has a time limit, and can be left behind.
+"""Calls with a timeout, to an engine whose process may die or hang meanwhile. Nothing of vLLM in here.
 
-Nothing of vLLM in here. Its own client waits for ever for an answer that a killed process still owed.
+vLLM's own client waits forever for an answer that a killed process still owes.
 """
 
 import queue
@@ -10,28 +10,22 @@ from concurrent.futures import Future, wait
 from time import monotonic
 from typing import Any, TypeVar
 
+from tinyzero_trainer.errors import EngineDiedError
+
 Result = TypeVar("Result")
 
-POLL = 0.1
-"""Seconds between looks at the engine's process, and calls of `meanwhile`."""
+POLL_SECONDS = 0.1
+"""Between looks at the engine's process, and calls of `meanwhile`."""
 
-GRACE = 2.0
-"""Seconds in which a call may still say itself that the process has ended: its reason is better than ours."""
+GRACE_SECONDS = 2.0
+"""For a call to report by itself that the process has ended: its reason is better than ours."""
 
-CANCEL_LIMIT = 30.0
-"""Seconds in which a call has to end that was asked to."""
-
-
-class EngineFault(Exception):
-    """The engine died, hangs, or gave less than it was asked for; another one may do better."""
+CANCEL_SECONDS = 30.0
+"""For the present call to return once nobody wants its result."""
 
 
-class Cancelled(Exception):
-    """Raised within a call that is to end before it is done."""
-
-
-class Caller:
-    """Makes calls one after another in a thread of its own."""
+class CallThread:
+    """Makes calls one after another, in a thread of its own."""
 
     def __init__(self, alive: Callable[[], bool]) -> None:
         """
@@ -40,7 +34,7 @@ class Caller:
         """
         self._alive = alive
         self.stuck = False
-        """Whether a call was left behind that still goes on."""
+        """Whether an abandoned call has not returned."""
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=_work, args=(self._jobs,), name="vllm-calls", daemon=True)
         self._thread.start()
@@ -49,40 +43,38 @@ class Caller:
         self,
         function: Callable[[], Result],
         *,
-        limit: float,
+        timeout: float,
+        since: float | None = None,
         meanwhile: Callable[[], None] | None = None,
-        cancel: Callable[[], None] | None = None,
     ) -> Result:
         """What `function` returns or raises.
 
         Args:
             function: called in the thread.
-            limit: seconds; then the engine counts as hanging.
-            meanwhile: called now and then in this thread; if it raises, the call is cancelled and its end awaited.
-            cancel: makes `function` end soon.
+            timeout: seconds, after which the engine counts as hanging.
+            since: the `monotonic` time from which these count; None = now.
+            meanwhile: called now and then in this thread; if it raises, the call is awaited briefly and abandoned.
 
         Raises:
-            EngineFault: the process ended, or the time is over; the call is left behind, and the caller of no more use.
+            EngineDiedError: the process ended, or the time is up. The call is abandoned and the thread of no more use.
         """
         future: Future[Result] = Future()
         self._jobs.put((future, function))
-        end = monotonic() + limit
+        end = (monotonic() if since is None else since) + timeout
         try:
-            while not _done(future, POLL):
+            while not _done(future, POLL_SECONDS):
                 if meanwhile is not None:
                     meanwhile()
                 if not self._alive():
-                    if _done(future, GRACE):
+                    if _done(future, GRACE_SECONDS):
                         break
-                    raise EngineFault("its process ended")
+                    raise EngineDiedError("its process ended")
                 if monotonic() > end:
-                    raise EngineFault(f"it did not answer within {limit:g} s")
-        except EngineFault:
+                    raise EngineDiedError(f"it did not answer within {timeout:g} s")
+        except EngineDiedError:
             raise
         except BaseException:
-            if cancel is not None:
-                cancel()
-            self.stuck = not _done(future, CANCEL_LIMIT if cancel is not None else 0)
+            self.stuck = not _done(future, 0 if meanwhile is None else CANCEL_SECONDS)
             raise
         try:
             return future.result()
@@ -105,4 +97,4 @@ def _work(jobs: "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
             future.set_result(function())
         except BaseException as error:
             future.set_exception(error)
-        del job, future, function  # or the thread would keep an engine alive that nobody has any more
+        del job, future, function  # or the thread would keep an abandoned engine alive

@@ -1,6 +1,6 @@
-"""The seam to vLLM: what the engine asks of it, and the only module that imports it.
+"""The client of vLLM: the protocol that engine.py uses, and its implementation, the only module that imports vLLM.
 
-Speaks to vLLM's LLMEngine, one step at a time; what is done when it fails is in engine.py.
+It drives vLLM's LLMEngine, one step at a time.
 """
 
 import contextlib
@@ -18,44 +18,42 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.rollout.engine import SamplingParams
-from tinyzero_trainer.rollout.vllm.log import EngineLog, hush
-from tinyzero_trainer.rollout.vllm.weight_transfer import PARCEL_BYTES, Weights, parcels, wrapped
+from tinyzero_trainer.rollout.vllm.log import EngineLog, quiet_logger
+from tinyzero_trainer.rollout.vllm.weight_transfer import Weights, buckets, packed
 
-END_LIMIT = 10.0
-"""Seconds for a start to end whose processes were killed, and for a process that was."""
+BUCKET_BYTES = 2**29
+"""Of weights that are sent at a time, which take this much of the GPU's memory once more: few round trips matter more
+than memory, which vLLM's cache does not use yet."""
 
-
-class VllmError(TinyZeroError):
-    """vLLM does not start, is given what it cannot do, or does not get on with its work."""
+END_SECONDS = 10.0
+"""For a start to end whose processes were killed, and for a killed process to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Completions of one prompt that are asked for."""
+    """A request for completions of one prompt."""
 
     name: str
-    """By which the answer tells what it answers."""
+    """Its output has the same."""
 
     prompt: list[int]
     """Token ids."""
 
     samples: int
-    """How many completions."""
+    """Number of completions."""
 
     params: SamplingParams
-    """How to draw."""
 
     seed: int
-    """Of the first completion; the others' follow it."""
+    """Of the first completion; the others' are the numbers that follow."""
 
-    ends: tuple[int, ...]
+    eos_ids: tuple[int, ...]
     """Every token that ends a completion."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RequestOutput:
     """All completions of a request, in order."""
 
     name: str
@@ -65,50 +63,50 @@ class Answer:
     """Of each completion, an end token included."""
 
     logprobs: list[list[float]] | None
-    """Of each token of each completion, where they were asked for."""
+    """Of each token of each completion, if requested."""
 
 
 class Client(Protocol):
-    """An engine. Every method may fail, or never return, if the engine does; but `alive` and `kill`."""
+    """An engine. Every method but `alive` and `kill` may fail, or never return, if the engine does."""
 
     def start(self) -> None:
-        """Start it, before anything else is asked; its weights may be anything."""
+        """Start it, before any other call; its weights may be anything."""
 
     def add(self, request: Request) -> None:
-        """Ask for completions."""
+        """Queue a request."""
 
     def busy(self) -> bool:
-        """Whether something that was asked for has not been answered."""
+        """Whether a request is unfinished."""
 
-    def step(self) -> list[Answer]:
-        """Wait for the next tokens; returns the requests that they complete."""
+    def step(self) -> list[RequestOutput]:
+        """Wait for the next tokens; returns the requests that they finish."""
 
     def abort(self, names: list[str]) -> None:
-        """Forget requests."""
+        """Drop requests."""
 
-    def parcels(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Any]:
-        """Weights in portions for `send`, which take effect when all of them are sent."""
+    def buckets(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Any]:
+        """Weights in buckets for `send`, which take effect when all of them are sent."""
 
-    def send(self, parcel: Any) -> None:
+    def send(self, bucket: Any) -> None:
         """Replace some weights."""
 
-    def forget_prompts(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """Drop the cache of prompts, which other weights have computed."""
 
     def sleep(self) -> None:
-        """Give back all memory; the weights are lost."""
+        """Free all memory; the weights are lost."""
 
     def wake(self, what: str) -> None:
-        """Take memory again: `weights`, then, when these are sent, `kv_cache`."""
+        """Allocate memory again: `weights`, then, when these are sent, `kv_cache`."""
 
     def alive(self) -> bool:
         """Whether its process runs; before it is started, True."""
 
     def kill(self) -> None:
-        """End it at once, whatever it does, even if that is to start; from any thread."""
+        """End it at once, whatever it does, even while it starts; from any thread."""
 
     def close(self) -> None:
-        """End it in good order."""
+        """Shut it down."""
 
 
 class VllmClient:
@@ -125,45 +123,46 @@ class VllmClient:
         """
         Args:
             arguments: of vLLM's EngineArgs.
-            environment: variables to be set, or unset, while it starts.
-            separate_process: whether it gets one.
-            log: takes what its process writes.
+            environment: variables to set, or (None) unset, while it starts.
+            separate_process: whether it runs in a process of its own, or in this one.
+            log: receives the output of its process.
         """
         self._arguments, self._environment = arguments, environment
         self._separate_process, self._log = separate_process, log
-        self._group_was_there = torch.distributed.is_initialized()
+        self._had_process_group = torch.distributed.is_initialized()
         self._engine: Any = None
         self._processes: list[Any] = []
-        self._others = set[Any]()
+        self._other_children = set[Any]()
         self._killed = False
-        self._not_starting = threading.Event()
-        self._not_starting.set()
+        self._started = threading.Event()
+        """Unset only while `start` runs."""
+        self._started.set()
 
     def start(self) -> None:
         """See `Client`; takes up to minutes."""
-        self._others = set(multiprocessing.active_children())
-        self._not_starting.clear()
+        self._other_children = set(multiprocessing.active_children())
+        self._started.clear()
         try:
             if not self._killed:
                 self._engine = self._start()
         finally:
             self._processes = self._new_children()
-            self._not_starting.set()
+            self._started.set()
         if self._killed:  # too late for `kill` to see all that was started
             if self._engine is not None:
                 self._engine.engine_core.shutdown()
             raise RuntimeError("it was ended while it started")
 
     def _start(self) -> Any:
-        hush()
-        output = self._log.taken_by_children() if self._separate_process else contextlib.nullcontext()
+        quiet_logger()
+        output = self._log.captured() if self._separate_process else contextlib.nullcontext()
         with output, _environment(self._environment), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice to vLLM's authors
             return start_engine(self._arguments, separate_process=self._separate_process)
 
     def _new_children(self) -> list[Any]:
         children = multiprocessing.active_children() if self._separate_process else []
-        return [child for child in children if child not in self._others]
+        return [child for child in children if child not in self._other_children]
 
     def add(self, request: Request) -> None:
         """See `Client`."""
@@ -174,32 +173,31 @@ class VllmClient:
         """See `Client`."""
         return bool(self._engine.has_unfinished_requests())
 
-    def step(self) -> list[Answer]:
+    def step(self) -> list[RequestOutput]:
         """See `Client`."""
-        return [_answer(output) for output in self._engine.step() if output.finished]
+        return [_request_output(output) for output in self._engine.step() if output.finished]
 
     def abort(self, names: list[str]) -> None:
         """See `Client`."""
         self._engine.abort_request(names)
 
-    def parcels(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Weights]:
+    def buckets(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Weights]:
         """See `Client`."""
-        # Only a GPU's worker can take a part of them at a time.
+        # Only a GPU's worker can load a part of them at a time.
         from vllm.platforms import current_platform
 
-        return parcels(
-            weights, self._engine.model_config.dtype, sys.maxsize if current_platform.is_cpu() else PARCEL_BYTES
-        )
+        limit = sys.maxsize if current_platform.is_cpu() else BUCKET_BYTES
+        return buckets(weights, self._engine.model_config.dtype, limit)
 
-    def send(self, parcel: Weights) -> None:
+    def send(self, bucket: Weights) -> None:
         """See `Client`."""
         if self._separate_process:
-            with wrapped(parcel) as packed:
-                self._engine.collective_rpc("tinyzero_receive", args=(packed,))
+            with packed(bucket) as message:
+                self._engine.collective_rpc("tinyzero_receive", args=(message,))
         else:
-            self._engine.collective_rpc("tinyzero_load", args=(parcel,))
+            self._engine.collective_rpc("tinyzero_load", args=(bucket,))
 
-    def forget_prompts(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """See `Client`."""
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM did not drop its prefix cache, which requests still use")
@@ -219,21 +217,21 @@ class VllmClient:
     def kill(self) -> None:
         """See `Client`."""
         self._killed = True
-        end, starting = monotonic() + END_LIMIT, True
+        end, starting = monotonic() + END_SECONDS, True
         while starting and monotonic() < end:  # until then there may be more of them each time
-            starting = not self._not_starting.wait(0.1)
+            starting = not self._started.wait(0.1)
             processes = self._new_children() if starting else self._processes
             for process in processes:
                 process.kill()
             for process in processes:
-                process.join(END_LIMIT)
+                process.join(END_SECONDS)
 
     def close(self) -> None:
         """See `Client`."""
         self._engine.engine_core.shutdown()
         self._engine = None
         if not self._separate_process:
-            _leave_process(destroy_group=not self._group_was_there)
+            _leave_process(destroy_group=not self._had_process_group)
 
 
 def start_engine(arguments: Mapping[str, Any], *, separate_process: bool) -> Any:
@@ -256,7 +254,7 @@ def start_engine(arguments: Mapping[str, Any], *, separate_process: bool) -> Any
 
 
 def _leave_process(*, destroy_group: bool) -> None:
-    """Undo what an engine in this process leaves, so that another can follow."""
+    """Undo what an engine leaves in this process, so that another can be started."""
     from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
 
     destroy_model_parallel()
@@ -279,40 +277,40 @@ def _sampling_params(request: Request) -> Any:
         top_p=params.top_p,
         top_k=params.top_k,
         seed=request.seed,
-        stop_token_ids=[] if params.ignore_eos else list(request.ends),
+        stop_token_ids=[] if params.ignore_eos else list(request.eos_ids),
         ignore_eos=params.ignore_eos,
-        logprobs=0 if params.logprobs else None,  # of the token drawn, and no others
+        logprobs=0 if params.logprobs else None,  # of the sampled token, and no others
         flat_logprobs=params.logprobs,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
 
-def _answer(output: Any) -> Answer:
+def _request_output(output: Any) -> RequestOutput:
     completions = sorted(output.outputs, key=lambda completion: int(completion.index))
     tokens = [list(completion.token_ids) for completion in completions]
     logprobs = None
     if completions and completions[0].logprobs is not None:
-        # Flat lists, in which the token that was drawn comes first of those at its place.
+        # Flat lists, in which the sampled token comes first of those at its position.
         flat = [completion.logprobs for completion in completions]
-        logprobs = [[found.logprobs[start] for start in found.start_indices] for found in flat]
-    return Answer(output.request_id, tokens, logprobs)
+        logprobs = [[each.logprobs[start] for start in each.start_indices] for each in flat]
+    return RequestOutput(output.request_id, tokens, logprobs)
 
 
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
     """Variables set, or (None) unset, within."""
+
+    def set_all(variables: Mapping[str, str | None]) -> None:
+        for name, value in variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
     before = {name: os.environ.get(name) for name in changes}
     try:
-        _set(changes)
+        set_all(changes)
         yield
     finally:
-        _set(before)
-
-
-def _set(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+        set_all(before)

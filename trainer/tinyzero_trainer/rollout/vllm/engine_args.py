@@ -13,12 +13,12 @@ from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.config import TrainConfig, VllmConfig
 from tinyzero_trainer.distributed import cuda_allocator as allocator
 from tinyzero_trainer.distributed.fsdp import compute_dtype
+from tinyzero_trainer.errors import VllmError
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.engine_memory import GB
 from tinyzero_trainer.estimate.fit import settle, usable, with_settings
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.spec import spec_from_config
-from tinyzero_trainer.rollout.vllm.client import VllmError
 from tinyzero_trainer.rollout.vllm.log import LEVEL
 from tinyzero_trainer.rollout.vllm.parent_watchdog import TRAINER
 

@@ -1,4 +1,4 @@
-"""What vLLM says: in this process only errors, in its own everything, into a file, where the reason of its end is."""
+"""vLLM's output: errors only in this process; in its own everything goes to a file, which has the reason of its end."""
 
 import contextlib
 import logging
@@ -12,30 +12,30 @@ from multiprocessing import spawn
 from pathlib import Path
 
 LINES = 400
-"""Of the end of the file, in which the reason is looked for."""
+"""Of the end of the file, which are searched for the reason."""
 
 LEVEL = "VLLM_LOGGING_LEVEL"
-"""Variable of vLLM's; where the user has set it, that holds in all processes."""
+"""vLLM's environment variable; if the user has set it, it applies to all processes."""
 
 _ERROR = re.compile(r"(?:^|\s)((?:[\w.]+\.)?\w*(?:Error|Exception): .*)$")
-_SAYS_NOTHING = ("EngineDeadError", "Engine core initialization failed", "WorkerProc initialization failed")
+_UNINFORMATIVE = ("EngineDeadError", "Engine core initialization failed", "WorkerProc initialization failed")
 
 
 class EngineLog:
-    """The file of one engine after another."""
+    """The log file of one engine after another."""
 
     def __init__(self, path: Path) -> None:
         """
         Args:
-            path: made, or written to at its end.
+            path: created, or appended to.
         """
         self.path = path
         self._python = spawn.get_executable()
         self._begin = 0
 
     @contextlib.contextmanager
-    def taken_by_children(self) -> Iterator[None]:
-        """Within, processes that multiprocessing spawns write to the file."""
+    def captured(self) -> Iterator[None]:
+        """Within the context, processes that multiprocessing spawns write to the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._begin = self.path.stat().st_size if self.path.exists() else 0
         python, wrapper = self._python, self.path.with_suffix(".sh")
@@ -44,7 +44,7 @@ class EngineLog:
         wrapper.write_text(f"#!/bin/sh\n{level}{command}\n", encoding="utf-8")
         wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
         try:
-            if _runs(wrapper):  # else, where nothing of the folder may be run, it is the terminal
+            if _runs(wrapper):  # a folder may forbid it; then the output goes to the terminal
                 spawn.set_executable(str(wrapper))
             yield
         finally:
@@ -52,19 +52,19 @@ class EngineLog:
             wrapper.unlink(missing_ok=True)
 
     def reason(self) -> str | None:
-        """The last error that the present engine's process has told of, in one line; None where there is none."""
+        """The last error that the present engine's process has logged, in one line; None if there is none."""
         if not self.path.exists():
             return None
         with self.path.open("rb") as file:
             file.seek(self._begin)
             lines = file.read().decode("utf-8", errors="replace").splitlines()[-LINES:]
-        found = [match[1] for line in lines if (match := _ERROR.search(line))]
-        telling = [line for line in found if not any(empty in line for empty in _SAYS_NOTHING)]
-        return (telling or found or [None])[-1]
+        errors = [match[1] for line in lines if (match := _ERROR.search(line))]
+        informative = [line for line in errors if not any(name in line for name in _UNINFORMATIVE)]
+        return (informative or errors or [None])[-1]
 
 
-def hush() -> None:
-    """Let vLLM say nothing but errors in this process, also before it has set up its log."""
+def quiet_logger() -> None:
+    """Let vLLM log nothing but errors in this process, also before it has set up its logger."""
     if LEVEL not in os.environ:
         logging.getLogger("vllm").setLevel(logging.ERROR)
 

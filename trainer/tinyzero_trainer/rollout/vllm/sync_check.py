@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.distributed.fsdp import device_of, on_device
+from tinyzero_trainer.errors import VllmError
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.engine import SamplingParams
-from tinyzero_trainer.rollout.vllm.client import VllmError
 from tinyzero_trainer.rollout.weight_sync import plain_class
 from tinyzero_trainer.training.logprobs import evaluating, sampled_logprobs
 from tinyzero_trainer.training.micro_batches import completion_lengths, in_row_order, micro_batches

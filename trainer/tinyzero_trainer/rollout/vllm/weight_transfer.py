@@ -1,6 +1,6 @@
 """Weights from the trainer's process to the engine's: through CUDA IPC, or shared memory on a CPU; never the disk.
 
-Both ends are here. A parcel is one flat tensor, of which the other process is told where it lies, and what is in it.
+Both ends are here. A bucket of weights is sent as one flat tensor: the message says where it lies and what is in it.
 """
 
 import pickle
@@ -19,43 +19,40 @@ from torch import Tensor
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.distributed.cuda_allocator import fixed_segments
 
-PARCEL_BYTES = 2**29
-"""Of a GPU's memory at a time."""
-
 SHARED_MEMORY = Path("/dev/shm")
 
 Weights = list[tuple[str, Tensor]]
 
 
-def parcels(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, limit: int) -> Iterator[Weights]:
-    """Weights in the engine's type, so many at a time that they hold about `limit` bytes, in order.
+def buckets(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, limit: int) -> Iterator[Weights]:
+    """Weights in the engine's type, in order, in buckets of about `limit` bytes.
 
     Example:
         >>> weights = [("a", torch.ones(2, 3)), ("b", torch.ones(4)), ("c", torch.ones(1))]
-        >>> [[name for name, _ in parcel] for parcel in parcels(weights, torch.bfloat16, limit=12)]
+        >>> [[name for name, _ in bucket] for bucket in buckets(weights, torch.bfloat16, limit=12)]
         [['a'], ['b', 'c']]
     """
-    held: Weights = []
+    bucket: Weights = []
     size = 0
     for name, tensor in weights:
         size += tensor.numel() * dtype.itemsize
-        held.append((name, tensor.detach().to(dtype)))
+        bucket.append((name, tensor.detach().to(dtype)))
         if size >= limit:
-            yield held
-            held, size = [], 0
-    if held:
-        yield held
+            yield bucket
+            bucket, size = [], 0
+    if bucket:
+        yield bucket
 
 
 @contextmanager
-def wrapped(weights: Weights) -> Iterator[bytes]:
-    """A parcel for `opened` in another process; what it tells of is there within the context only.
+def packed(weights: Weights) -> Iterator[bytes]:
+    """A message from which `unpacked` reads the weights in another process, within the context only.
 
     Args:
         weights: all of one type and on one device.
 
     Raises:
-        TinyZeroError: the machine's shared memory has no room for them.
+        TinyZeroError: the machine's shared memory is too small for them.
     """
     names, tensors = [name for name, _ in weights], [tensor for _, tensor in weights]
     content = (names, [tuple(tensor.shape) for tensor in tensors], tensors[0].dtype)
@@ -74,7 +71,11 @@ def wrapped(weights: Weights) -> Iterator[bytes]:
             torch.cuda.ipc_collect()
         return
     size = flat.numel() * flat.element_size()
-    _check_room(size)
+    if SHARED_MEMORY.is_dir() and (free := shutil.disk_usage(SHARED_MEMORY).free) < size:
+        raise TinyZeroError(
+            f"{SHARED_MEMORY} has {free / 1e6:,.0f} MB left, and the weights for vLLM need {size / 1e6:,.0f} MB; give "
+            "the container more (docker run --shm-size), or set vllm.separate_process=false"
+        )
     memory = SharedMemory(create=True, size=size)
     try:
         _view(memory, flat.dtype, flat.numel()).copy_(flat)
@@ -85,15 +86,15 @@ def wrapped(weights: Weights) -> Iterator[bytes]:
 
 
 @contextmanager
-def opened(parcel: bytes) -> Iterator[Weights]:
-    """The weights of a parcel, in the sender's memory: not to be used after the context."""
-    (names, shapes, dtype), kind, place = pickle.loads(parcel)  # from the process that started this one
+def unpacked(message: bytes) -> Iterator[Weights]:
+    """The weights of a message, in the sender's memory: not to be used after the context."""
+    (names, shapes, dtype), kind, place = pickle.loads(message)  # from the process that started this one
     if kind == "cuda":
         yield _split(_rebuild(*place), names, shapes)
         return
     memory = SharedMemory(place)
     try:
-        # A copy, so that nothing refers to the memory when it is closed, whatever is kept of the weights.
+        # A copy, so that nothing refers to the memory when it is closed, whatever references to the weights remain.
         flat = _view(memory, dtype, sum(map(prod, shapes))).clone()
     finally:
         memory.close()
@@ -108,14 +109,6 @@ def _split(flat: Tensor, names: list[str], shapes: list[tuple[int, ...]]) -> Wei
 
 def _view(memory: SharedMemory, dtype: torch.dtype, count: int) -> Tensor:
     return torch.frombuffer(memory.buf, dtype=dtype, count=count)
-
-
-def _check_room(size: int) -> None:
-    if SHARED_MEMORY.is_dir() and (free := shutil.disk_usage(SHARED_MEMORY).free) < size:
-        raise TinyZeroError(
-            f"{SHARED_MEMORY} has {free / 1e6:,.0f} MB left, and the weights for vLLM need {size / 1e6:,.0f} MB; give "
-            "the container more (docker run --shm-size), or set vllm.separate_process=false"
-        )
 
 
 def _rebuild(uuid: str, place: tuple[Any, ...]) -> Tensor:

@@ -1,6 +1,6 @@
-"""Within vLLM's worker: takes new weights. Imported by the engine's process, and by no other module here.
+"""An extension of vLLM's worker, which loads new weights. Imported by the engine's process alone.
 
-What sends them is weight_transfer.py. vLLM mixes the class into its own worker, so its methods' names begin with ours.
+What sends them is weight_transfer.py. vLLM mixes the class into its own worker, hence the prefix of its methods' names.
 """
 
 from typing import Any
@@ -8,22 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinyzero_trainer.rollout.vllm.parent_watchdog import end_with_the_trainer
-from tinyzero_trainer.rollout.vllm.weight_transfer import opened
+from tinyzero_trainer.rollout.vllm.parent_watchdog import exit_with_trainer
+from tinyzero_trainer.rollout.vllm.weight_transfer import unpacked
 
-end_with_the_trainer()  # the import is the first of ours that the process comes to, long before it has anything to do
+exit_with_trainer()  # this module is the first of ours that the process imports, before it allocates anything
 
 
 class WeightReceiver:
-    """What `collective_rpc` may call beside vLLM's own methods."""
+    """Methods for `collective_rpc`."""
 
-    def tinyzero_receive(self, parcel: bytes) -> None:
-        """Load the weights of a parcel that `transfer.wrapped` made in another process of this machine."""
-        with opened(parcel) as weights:
+    def tinyzero_receive(self, message: bytes) -> None:
+        """Load the weights of a message that `weight_transfer.packed` made in another process of this machine."""
+        with unpacked(message) as weights:
             self.tinyzero_load(weights)
 
     def tinyzero_load(self, weights: list[tuple[str, Tensor]]) -> None:
-        """Load weights by the names of the plain transformers model; all of it at once, unless on a GPU."""
+        """Load weights by the names of the plain transformers model; on a CPU all of them at once."""
         worker: Any = self
         with torch.no_grad():
             if worker.device.type == "cpu":

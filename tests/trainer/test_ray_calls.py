@@ -1,4 +1,4 @@
-"""What is made of actors' answers and ends, with a Ray that is made up; the real one is in test_ray.py."""
+"""Results and deaths of actors, with a fake Ray; the real one is in test_ray.py."""
 
 import pickle
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.errors import WorkerDiedError
-from tinyzero_trainer.executors.ray import calls as asking
-from tinyzero_trainer.executors.ray import remote_workers as stand_ins
-from tinyzero_trainer.executors.ray.actors import outline
-from tinyzero_trainer.executors.ray.calls import ActorHandle, NoCapacityError, RestartableActor, gather
+from tinyzero_trainer.executors.ray import calls as calls_module
+from tinyzero_trainer.executors.ray import remote_workers
+from tinyzero_trainer.executors.ray.actors import without_weights
+from tinyzero_trainer.executors.ray.calls import ActorHandle, gather
 from tinyzero_trainer.models.loading import LanguageModel
 
 DIED = (
@@ -25,11 +25,11 @@ DIED = (
 )
 
 
-class MadeUpError(Exception):
+class FakeRayError(Exception):
     """Ray's base class."""
 
 
-class TaskError(MadeUpError):
+class TaskError(FakeRayError):
     """A method raised."""
 
     def __init__(self, cause: Exception) -> None:
@@ -37,10 +37,10 @@ class TaskError(MadeUpError):
         self.cause = cause
 
 
-class MadeUpRay:
+class FakeRay:
     """Answers are what they are by a time that `wait` counts in calls; exceptions among them are raised."""
 
-    exceptions = SimpleNamespace(RayError=MadeUpError, RayTaskError=TaskError)
+    exceptions = SimpleNamespace(RayError=FakeRayError, RayTaskError=TaskError)
 
     def __init__(self, after: dict[Any, int]) -> None:
         self.after, self.waited = after, 0
@@ -60,13 +60,13 @@ class MadeUpRay:
 def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     """Ask as many members as there are answers, the last of which comes first."""
 
-    def ask_members(*found: Any, learns: bool = True, **given: Any) -> list[Any]:
-        after = {answer: len(found) - place for place, answer in enumerate(found)}
-        monkeypatch.setattr(asking, "import_ray", lambda: MadeUpRay(after))
-        members = [ActorHandle(f"rank {place}", None, learns) for place in range(len(found))]
-        return gather(list(zip(members, found, strict=True)), **given)
+    def ask_actors(*results: Any, trains: bool = True, **given: Any) -> list[Any]:
+        after = {result: len(results) - place for place, result in enumerate(results)}
+        monkeypatch.setattr(calls_module, "import_ray", lambda: FakeRay(after))
+        actors = [ActorHandle(f"rank {place}", None, trains) for place in range(len(results))]
+        return gather(list(zip(actors, results, strict=True)), **given)
 
-    return ask_members
+    return ask_actors
 
 
 def test_answers_come_in_order(ask: Callable[..., list[Any]]) -> None:
@@ -79,7 +79,7 @@ def test_what_a_worker_refuses_is_told_as_it_is(ask: Callable[..., list[Any]]) -
 
 
 def test_the_death_behind_a_broken_line_is_what_is_told(ask: Callable[..., list[Any]]) -> None:
-    broken, dead = TaskError(RuntimeError("Connection closed by peer")), MadeUpError(DIED.format(kind="SYSTEM_ERROR"))
+    broken, dead = TaskError(RuntimeError("Connection closed by peer")), FakeRayError(DIED.format(kind="SYSTEM_ERROR"))
     with pytest.raises(WorkerDiedError) as told:
         ask(dead, "fine", broken)
     assert str(told.value) == "rank 0 (process 2869 on 10.0.0.2) has died"
@@ -88,7 +88,7 @@ def test_the_death_behind_a_broken_line_is_what_is_told(ask: Callable[..., list[
 def test_an_error_without_a_death_behind_it_is_raised_as_it_is(
     ask: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(calls_module, "GRACE_SECONDS", 0.0)
     with pytest.raises(TaskError):
         ask("never comes", TaskError(RuntimeError("a fault of ours")))
 
@@ -97,19 +97,19 @@ def test_memory_that_ran_out_is_told(ask: Callable[..., list[Any]]) -> None:
     with pytest.raises(
         WorkerDiedError, match=r"2869 on 10\.0\.0\.2\) was ended, since its machine's memory had run out$"
     ):
-        ask(MadeUpError(DIED.format(kind="NODE_OUT_OF_MEMORY")))
+        ask(FakeRayError(DIED.format(kind="NODE_OUT_OF_MEMORY")))
 
 
 @pytest.mark.parametrize(
-    ("learns", "whole", "expected"), [(True, True, False), (False, True, True), (False, False, False)]
+    ("trains", "policy_intact", "expected"), [(True, True, False), (False, True, True), (False, False, False)]
 )
-def test_the_policy_is_whole_if_none_that_learns_has_died_and_none_was_at_it(
-    learns: bool, whole: bool, expected: bool, ask: Callable[..., list[Any]]
+def test_the_policy_is_intact_if_no_training_rank_has_died_and_none_was_updating(
+    trains: bool, policy_intact: bool, expected: bool, ask: Callable[..., list[Any]]
 ) -> None:
     with pytest.raises(WorkerDiedError) as told:
-        ask(MadeUpError("it is gone"), learns=learns, whole=whole)
+        ask(FakeRayError("it is gone"), trains=trains, policy_intact=policy_intact)
     assert str(told.value) == "rank 0 has died"
-    assert told.value.policy_is_whole == expected
+    assert told.value.policy_intact == expected
 
 
 def test_waiting_can_be_stopped(ask: Callable[..., list[Any]]) -> None:
@@ -124,74 +124,19 @@ def test_waiting_can_be_stopped(ask: Callable[..., list[Any]]) -> None:
 
 
 def test_the_user_is_told_how_to_go_on() -> None:
-    lost = WorkerDiedError("rank 1", "has died", policy_is_whole=False)
-    assert str(lost.told(4, "my runs/a")) == (
-        "rank 1 has died; step 4 is saved; go on with: tinyzero train --output 'my runs/a' --resume"
+    lost = WorkerDiedError("rank 1", "has died", policy_intact=False)
+    assert str(lost.with_resume_hint(4, "my runs/a")) == (
+        "rank 1 has died; step 4 is saved; resume with: tinyzero train --output 'my runs/a' --resume"
     )
-    assert str(lost.told(None, "a")).endswith("start again, with a smaller checkpoint.every")
-    assert isinstance(lost.told(None, "a"), TinyZeroError)
-
-
-def test_who_died_is_replaced_so_often_and_nobody_else_is() -> None:
-    replaced, names = [], ["engine", "engine", "rank 0"]
-
-    def replace(dead: ActorHandle, told: str) -> ActorHandle:
-        replaced.append((dead.actor, told))
-        return ActorHandle(dead.name, dead.actor + 1, learns=False)
-
-    def work(member: ActorHandle) -> int:
-        if names:
-            raise WorkerDiedError(names.pop(0), "has died", policy_is_whole=True)
-        return 7
-
-    engine = RestartableActor(ActorHandle("engine", 0, learns=False), replace, restarts=2)
-    with pytest.raises(WorkerDiedError, match="rank 0 has died"):
-        engine.do(work)
-    assert replaced == [(0, "engine has died"), (1, "engine has died")]
-    assert engine.do(work) == 7
-    names += ["engine"]
-    with pytest.raises(WorkerDiedError, match="engine has died"):  # for the third time
-        engine.do(work)
-    assert len(replaced) == 2
-
-
-def test_one_that_does_not_get_ready_in_its_place_is_replaced_too() -> None:
-    ends: list[WorkerDiedError] = []
-    tried: list[str] = []
-
-    def replace(dead: ActorHandle, told: str) -> ActorHandle:
-        tried.append(told)
-        if ends:
-            raise ends.pop(0)
-        return ActorHandle("engine", "new", learns=False)
-
-    def lost(which: str, end: str, kind: type[WorkerDiedError] = WorkerDiedError) -> WorkerDiedError:
-        return kind(which, end, policy_is_whole=True)
-
-    def engine() -> RestartableActor:
-        tried.clear()
-        return RestartableActor(ActorHandle("engine", "old", learns=False), replace, restarts=2)
-
-    ends[:] = [lost("engine", "could not start")]
-    found = engine()
-    assert found.mend(lost("engine", "has died"))
-    assert (found.member.actor, tried) == ("new", ["engine has died", "engine could not start"])
-    ends[:] = [lost("engine", "could not start"), lost("engine", "could not start again")]
-    with pytest.raises(WorkerDiedError, match="could not start again"):
-        engine().mend(lost("engine", "has died"))
-    assert len(tried) == 2
-    for other in (lost("rank 0", "has died"), lost("engine", "has no room", NoCapacityError)):
-        ends[:] = [other]
-        with pytest.raises(WorkerDiedError, match=str(other)):
-            engine().mend(lost("engine", "has died"))
-        assert len(tried) == 1
+    assert str(lost.with_resume_hint(None, "a")).endswith("start again, with a smaller checkpoint.every")
+    assert isinstance(lost.with_resume_hint(None, "a"), TinyZeroError)
 
 
 class Stream:
-    """What a rank sends: parcels, of which it waits for each to be taken."""
+    """A rank's stream of buckets, of which it waits for each to be taken."""
 
-    def __init__(self, parcels: list[Any]) -> None:
-        self.left = parcels
+    def __init__(self, buckets: list[Any]) -> None:
+        self.left = buckets
 
     def __iter__(self) -> "Stream":
         return self
@@ -215,53 +160,53 @@ def test_an_engine_that_dies_while_it_takes_weights_leaves_no_rank_waiting(
     def answer(calls: Any, **_: Any) -> list[Any]:
         asked.append([member.name for member, _ in calls])
         if asked[-1] == ["engine"]:
-            raise WorkerDiedError("engine", "has died", policy_is_whole=False)
+            raise WorkerDiedError("engine", "has died", policy_intact=False)
         if rank_died:
-            raise WorkerDiedError("rank 1", "has died", policy_is_whole=False)
+            raise WorkerDiedError("rank 1", "has died", policy_intact=False)
         return [found for _, found in calls]
 
-    monkeypatch.setattr(stand_ins, "gather", answer)
+    monkeypatch.setattr(remote_workers, "gather", answer)
     remote = SimpleNamespace(remote=lambda *_: "asked")
     stream = Stream(["a", "b", "c"])
     sending = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: stream))
     ranks = [
         ActorHandle(f"rank {n}", SimpleNamespace(help_with_weights=remote, weights=sending), True) for n in range(2)
     ]
-    engine = ActorHandle("engine", SimpleNamespace(take=remote, load_weights=remote), False)
+    engine = ActorHandle("engine", SimpleNamespace(load_bucket=remote, load_weights=remote), False)
     with pytest.raises(WorkerDiedError, match="rank 1" if rank_died else "engine"):
-        stand_ins.TrainerActors(ranks, "cpu").send_weights([engine])
+        remote_workers.TrainerActors(ranks, "cpu").send_weights([engine])
     assert asked == [["engine"], ["rank 0", "rank 1"]]
 
 
-@pytest.mark.parametrize("lost", ["rank 1", "engine"])
+@pytest.mark.parametrize("dead", ["rank 1", "engine"])
 def test_a_group_is_left_and_ranks_are_waited_for_only_where_they_can_come_back(
-    lost: str, monkeypatch: pytest.MonkeyPatch
+    dead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[list[str]] = []
 
     def answer(calls: Any, **_: Any) -> list[Any]:
-        raise WorkerDiedError(lost, "has died", policy_is_whole=False)
+        raise WorkerDiedError(dead, "has died", policy_intact=False)
 
     ray = SimpleNamespace(wait=lambda calls, **_: waited.append(calls))
-    monkeypatch.setattr(stand_ins, "gather", answer)
-    monkeypatch.setattr(stand_ins, "import_ray", lambda: ray)
+    monkeypatch.setattr(remote_workers, "gather", answer)
+    monkeypatch.setattr(remote_workers, "import_ray", lambda: ray)
     names = ("broadcast", "help_with_weights", "receive", "leave_group")
     actor = SimpleNamespace(**{name: SimpleNamespace(remote=lambda name=name: name) for name in names})
-    ranks = stand_ins.TrainerActors([ActorHandle(f"rank {n}", actor, True) for n in range(2)], "cuda")
+    ranks = remote_workers.TrainerActors([ActorHandle(f"rank {n}", actor, True) for n in range(2)], "cuda")
     engine = ActorHandle("engine", actor, False)
-    ranks._group_of = [engine]
-    with pytest.raises(WorkerDiedError, match=lost):
+    ranks._receivers = [engine]
+    with pytest.raises(WorkerDiedError, match=dead):
         ranks.send_weights([engine])
-    assert waited == ([["leave_group", "leave_group", "broadcast", "help_with_weights"]] if lost == "engine" else [])
+    assert waited == ([["leave_group", "leave_group", "broadcast", "help_with_weights"]] if dead == "engine" else [])
 
 
 def test_a_model_without_its_weights_can_be_sent(toy_model: LanguageModel) -> None:
-    found: LanguageModel = pickle.loads(pickle.dumps(outline(toy_model)))
+    found: LanguageModel = pickle.loads(pickle.dumps(without_weights(toy_model)))
     for name in ("parameters", "trained_parameters", "context", "trained", "eos_ids", "pad_id", "name"):
         assert getattr(found, name) == getattr(toy_model, name), name
     text = toy_model.tokenizer.decode(make_sample(3, 2).prompt.token_ids)
     assert found.tokenizer.decode(make_sample(3, 2).prompt.token_ids) == text
-    assert len(pickle.dumps(outline(toy_model))) < 4 * toy_model.parameters
+    assert len(pickle.dumps(without_weights(toy_model))) < 4 * toy_model.parameters
 
 
 def test_settings_of_ray_are_refused_without_it() -> None:

@@ -1,0 +1,59 @@
+"""Which executor a run gets: its workers in this process (local.py) or in Ray's actors (ray/)."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from tinyzero_sdk import Task
+from tinyzero_trainer.algorithms.losses import find_policy_loss
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.tasks import load_tasks
+from tinyzero_trainer.executors.base import Workers
+from tinyzero_trainer.executors.local import build_local_workers
+from tinyzero_trainer.models.device import choose_device
+from tinyzero_trainer.monitoring.progress import Progress
+from tinyzero_trainer.rollout.build import require_engine
+
+
+@contextmanager
+def build_workers(
+    config: TrainConfig,
+    *,
+    display: Progress,
+    training: bool,
+    checkpoint: Path | None = None,
+    tasks: Mapping[str, Task] | None = None,
+) -> Iterator[Workers]:
+    """Build the workers that `run.executor` names; leaving the context ends their processes.
+
+    Args:
+        config: the run's.
+        display: shows the phases.
+        training: whether a policy with its optimizer (and a reference model, if the loss needs one) is built.
+        checkpoint: directory whose weights are loaded instead of the starting model's.
+        tasks: of the run, if they are loaded already.
+    """
+    display.phase("loading the task and the model")
+    on_ray = training and config.run.executor == "ray"
+    # Ray's workers choose their own devices: this machine may have none, and is not to initialize CUDA.
+    device = torch.device("cuda" if config.ray.gpus else "cpu") if on_ray else choose_device(config.run.device)
+    require_engine(config, device, here=config.ray.address is None)
+    tasks = tasks or load_tasks(
+        config.task_shares(),
+        wrappers=config.wrappers_with_limit() if training else (),
+        allow_unsafe_scorers=config.reward.allow_unsafe,
+    )
+    if training:
+        find_policy_loss(config.algorithm.policy_loss)  # an error in a user's own loss is reported before models load
+    if on_ray:
+        from tinyzero_trainer.executors.ray.build import build_ray_workers
+
+        with build_ray_workers(config, tasks, display=display, checkpoint=checkpoint) as workers:
+            yield workers
+    else:
+        with build_local_workers(
+            config, tasks, device, display=display, training=training, checkpoint=checkpoint
+        ) as workers:
+            yield workers
