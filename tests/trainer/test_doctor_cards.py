@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.trainer.machines import CU124, CU130, GIB, GTX_1080, H200, RTX_5090, T4, facts_of, machine, seen
 from tinyzero_sdk.cli import main
 from tinyzero_trainer.doctor.checks import examine
-from tinyzero_trainer.doctor.facts import Torch, Wanted
+from tinyzero_trainer.doctor.facts import Requirements, Torch
 from tinyzero_trainer.hardware.compute_capability import build_for, has_kernels
 from tinyzero_trainer.hardware.gpu import Driver, GpuInfo, Process
 from tinyzero_trainer.models.device import DeviceError, choose_device
@@ -93,11 +93,12 @@ def test_a_gpu_that_no_torch_knows_is_left_to_the_cpu() -> None:
 def test_a_gpu_that_is_not_used_stops_nobody() -> None:
     facts = facts_of(RTX_5090, dataclasses.replace(H200, index=1, uuid="e"), archs=CU124)
     levels = {
-        device: seen(facts, "gpu 0", Wanted(device=device)).level for device in ("cpu", "cuda", "cuda:0", "cuda:1")
+        device: seen(facts, "gpu 0", Requirements(device=device)).level
+        for device in ("cpu", "cuda", "cuda:0", "cuda:1")
     }
     assert levels == {"cpu": "note", "cuda": "error", "cuda:0": "error", "cuda:1": "note"}
     old = dataclasses.replace(facts, driver=Driver("535.104", (12, 2)))
-    assert seen(old, "driver", Wanted(device="cpu")).level == "note"
+    assert seen(old, "driver", Requirements(device="cpu")).level == "note"
 
 
 def test_another_gpu_is_named_as_the_environment_names_it() -> None:
@@ -162,7 +163,7 @@ def test_the_refusal_comes_before_a_model_is_loaded(
 
 def test_no_gpu_is_worth_a_note_and_an_error_where_one_is_asked_for() -> None:
     assert seen(facts_of(), "driver").level == "note"
-    finding = seen(facts_of(), "driver", Wanted(device="cuda"))
+    finding = seen(facts_of(), "driver", Requirements(device="cuda"))
     assert (finding.level, finding.commands) == ("error", ("docker run --gpus all …",))
 
 
@@ -172,7 +173,7 @@ def test_a_driver_too_old_for_torch() -> None:
     assert finding.level == "error"
     assert "580 or newer" in finding.do
     assert finding.commands == ("pip install --force-reinstall torch -i https://download.pytorch.org/whl/cu126",)
-    assert seen(facts, "driver", Wanted(device="cpu")).level == "note"
+    assert seen(facts, "driver", Requirements(device="cpu")).level == "note"
     ancient = seen(dataclasses.replace(facts, driver=Driver("470.1", (11, 4), (H200,))), "driver")
     assert (ancient.level, ancient.commands) == ("error", ())
 
@@ -190,7 +191,7 @@ def test_a_driver_that_cannot_be_asked(container: bool, typed: str) -> None:
     facts = facts_of(driver=driver, machine=machine(container=container))
     assert seen(facts, "driver").level == "error"
     assert seen(facts, "driver").commands == (typed,)
-    assert seen(facts, "driver", Wanted(device="cpu")).level == "note"
+    assert seen(facts, "driver", Requirements(device="cpu")).level == "note"
 
 
 def test_a_torch_for_the_cpu_beside_a_gpu() -> None:
@@ -198,7 +199,7 @@ def test_a_torch_for_the_cpu_beside_a_gpu() -> None:
     finding = seen(facts, "gpu")
     assert finding.level == "error"
     assert finding.commands == ("pip install --force-reinstall torch -i https://download.pytorch.org/whl/cu130",)
-    assert seen(facts, "gpu", Wanted(device="cpu")).level == "note"
+    assert seen(facts, "gpu", Requirements(device="cpu")).level == "note"
     two = seen(dataclasses.replace(facts, driver=Driver("580.1", (13, 0), (H200, H200))), "gpu")
     assert "any of the 2 GPUs" in two.what
     old = dataclasses.replace(H200, capability=(3, 5))
@@ -238,7 +239,7 @@ def test_a_device_that_torch_does_not_see() -> None:
     second = dataclasses.replace(H200, index=1, uuid="e")
 
     def findings(device: str, *gpus: GpuInfo, visible: str | None = None) -> list[str]:
-        found = examine(facts_of(*gpus, visible=visible), Wanted(device=device))
+        found = examine(facts_of(*gpus, visible=visible), Requirements(device=device))
         return [finding.what for finding in found if finding.check == "gpu"]
 
     assert findings("cuda:1", H200) == ["run.device=cuda:1, but torch sees cuda:0 only"]
@@ -246,8 +247,8 @@ def test_a_device_that_torch_does_not_see() -> None:
     assert not findings("cuda:1", H200, second)
     assert not findings("cuda", H200)
     unknown = facts_of(driver=Driver(cuda=(13, 0)))  # libcuda alone, and a torch for the CPU
-    assert seen(unknown, "gpu", Wanted(device="cuda")).level == "error"
-    assert not [finding for finding in examine(unknown, Wanted()) if finding.check == "gpu"]
+    assert seen(unknown, "gpu", Requirements(device="cuda")).level == "error"
+    assert not [finding for finding in examine(unknown, Requirements()) if finding.check == "gpu"]
 
 
 @pytest.mark.parametrize(
@@ -308,4 +309,6 @@ def test_an_old_gpu_and_one_of_which_little_is_known() -> None:
 def test_a_torch_for_other_gpus_is_not_judged() -> None:
     amd = Torch("2.13.0+rocm7", hip=True, archs=("gfx942",), gpus=(dataclasses.replace(H200, name="MI300X"),))
     assert seen(facts_of(torch=amd, driver=None), "gpu").level == "note"
-    assert not [finding for finding in examine(facts_of(torch=amd, driver=None), Wanted()) if finding.check == "driver"]
+    assert not [
+        finding for finding in examine(facts_of(torch=amd, driver=None), Requirements()) if finding.check == "driver"
+    ]

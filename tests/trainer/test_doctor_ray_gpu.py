@@ -10,8 +10,8 @@ from tests.trainer.machines import facts_of
 from tests.trainer.processes import apart
 from tinyzero_trainer.doctor.checks import examine
 from tinyzero_trainer.doctor.cluster_probe import look_at_ray
-from tinyzero_trainer.doctor.facts import Wanted
-from tinyzero_trainer.doctor.ray_facts import Places, Ray
+from tinyzero_trainer.doctor.facts import Requirements
+from tinyzero_trainer.doctor.ray_facts import Placement, Ray
 
 pytestmark = pytest.mark.gpu
 
@@ -41,6 +41,6 @@ def test_the_gpus_of_a_node(tmp_path: Path) -> None:
     assert {torch.cuda.get_device_name(place) for place in range(count)} <= set(node.inside.gpus)
     assert node.inside.packages["torch"] == metadata.version("torch")
     for gpus, level in ((count, "ok"), (count + 1, "error")):
-        wanted = Wanted(address=ray.address, places=Places(gpus, 0, 1, 1))
-        [layout] = [finding for finding in examine(facts_of(ray=ray), wanted) if finding.check == "layout"]
+        requirements = Requirements(address=ray.address, placement=Placement(gpus, 0, 1, 1))
+        [layout] = [finding for finding in examine(facts_of(ray=ray), requirements) if finding.check == "layout"]
         assert layout.level == level, layout

@@ -17,7 +17,7 @@ from tinyzero_trainer.plan import target_gpu as target
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target, "nvidia_driver", lambda _: None)
+    monkeypatch.setattr(target, "nvidia_driver", lambda: None)
     monkeypatch.setattr(target, "visible_gpus", lambda: None)
 
 
@@ -83,7 +83,7 @@ def test_what_others_hold_of_the_gpu_that_is_here_is_planned_around(
 
     def planned(taken: int, *more: str) -> tuple[int, str]:
         gpu = GpuInfo(0, "NVIDIA GeForce RTX 4090", (8, 9), 24 * GIB, used=taken, uuid="a")
-        monkeypatch.setattr(target, "nvidia_driver", lambda _: Driver(gpus=(gpu,)))
+        monkeypatch.setattr(target, "nvidia_driver", lambda: Driver(gpus=(gpu,)))
         monkeypatch.setattr(target, "visible_gpus", lambda: (gpu,))
         return call(capsys, "plan", "--task", "countdown", "--model", HALF_B, *more)[:2]
 

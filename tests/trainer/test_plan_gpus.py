@@ -62,7 +62,7 @@ L4 = GpuInfo(1, "NVIDIA L4", (8, 9), 22 * GIB, 15 * GIB, 7 * GIB, uuid="bb-2")
 
 def gpus_here(monkeypatch: pytest.MonkeyPatch, known: Sequence[GpuInfo], seen: Sequence[GpuInfo] | None) -> None:
     """What nvidia-smi tells of, and what CUDA shows."""
-    monkeypatch.setattr(target, "nvidia_driver", lambda _: Driver(gpus=tuple(known)) if known else None)
+    monkeypatch.setattr(target, "nvidia_driver", lambda: Driver(gpus=tuple(known)) if known else None)
     monkeypatch.setattr(target, "visible_gpus", lambda: seen)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tinyzero_trainer.config import TrainConfig
-    from tinyzero_trainer.doctor.facts import Facts, Wanted
+    from tinyzero_trainer.doctor.facts import Facts, Requirements
     from tinyzero_trainer.doctor.finding import Finding
-    from tinyzero_trainer.doctor.ray_facts import Places
+    from tinyzero_trainer.doctor.ray_facts import Placement
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
 CHECK_WIDTH = 14
@@ -50,10 +50,9 @@ def doctor(
     address: Annotated[
         str | None, typer.Option("--address", metavar="HOST:PORT", help="Look at a Ray and all its nodes; or `auto`.")
     ] = None,
-    wandb: Annotated[bool, typer.Option("--wandb", help="Look for the way to W&B, even if no setting asks.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print findings and facts as JSON.")] = False,
 ) -> None:
-    """Find what stands in the way of training on this machine, or on those of a Ray: GPUs, versions, memory, network.
+    """Find what stands in the way of training on this machine, or on a Ray cluster: GPUs, versions, memory, disk.
 
     Each finding says what to type. Exit code 1 if one of them is an error.
     """
@@ -62,8 +61,8 @@ def doctor(
     from tinyzero_trainer.doctor.finding import failed
 
     flags = {"model.path": model, **flag_settings(gpus, address)}
-    wanted, facts = _look(flags, words or (), output, config, wandb)
-    findings = examine(facts, wanted)
+    requirements, facts = _look(flags, words or (), output, config)
+    findings = examine(facts, requirements)
     if json:
         print_json(as_json(findings, facts))
     else:
@@ -95,11 +94,11 @@ def show(findings: "tuple[Finding, ...]") -> None:
     stdout.print(", ".join(bad) or "nothing stands in the way")
 
 
-def wanted_by(config: "TrainConfig", *, wandb: bool) -> "Wanted":
+def requirements_of(config: "TrainConfig") -> "Requirements":
     """What a configuration means to do to a machine."""
-    from tinyzero_trainer.doctor.facts import Wanted
+    from tinyzero_trainer.doctor.facts import Requirements
 
-    return Wanted(
+    return Requirements(
         device=config.run.device,
         engine=config.rollout.engine,
         model_copies=2 if config.algorithm.advantage_estimator == "gae" else 1,
@@ -107,29 +106,28 @@ def wanted_by(config: "TrainConfig", *, wandb: bool) -> "Wanted":
         keep=config.checkpoint.keep,
         workers=config.reward.num_workers,
         offload=config.memory.cpu_offload,
-        wandb=wandb or "wandb" in config.log.trackers,
         names_model=config.model.path is not None,
         address=config.ray.address,
-        places=_places(config),
+        placement=_placement(config),
     )
 
 
-def _places(config: "TrainConfig") -> "Places | None":
+def _placement(config: "TrainConfig") -> "Placement | None":
     """What the run takes of Ray, if anything says how large it is; what does not go together is refused."""
     from tinyzero_trainer.config.parallel import parallel_dims
-    from tinyzero_trainer.doctor.ray_facts import Places
+    from tinyzero_trainer.doctor.ray_facts import Placement
 
     sized = config.ray.gpus or config.rollout.num_engines or config.parallel.world_size
     if config.run.executor != "ray" or not (sized or config.run.device == "cpu"):
         return None
     dims = parallel_dims(config)
     spread = dims.engine_tp if dims.device == "cuda" else 0
-    return Places(dims.world_size, dims.dedicated_engines, spread, len(config.task_shares()) or 1)
+    return Placement(dims.world_size, dims.dedicated_engines, spread, len(config.task_shares()) or 1)
 
 
 def _look(
-    flags: Mapping[str, object], words: "list[str] | tuple[str, ...]", output: Path, file: Path | None, wandb: bool
-) -> "tuple[Wanted, Facts]":
+    flags: Mapping[str, object], words: "list[str] | tuple[str, ...]", output: Path, file: Path | None
+) -> "tuple[Requirements, Facts]":
     """What the settings ask for, and what the machine has."""
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.config.compose import compose, gather
@@ -139,17 +137,17 @@ def _look(
     from tinyzero_trainer.estimate.memory import host_bytes
 
     config = compose(gather(TrainConfig, flags, words, file), needs_task=False).config
-    wanted = wanted_by(config, wandb=wandb)
+    requirements = requirements_of(config)
     path = directory_of(config.model.path)
     name = str(path) if path else "the tiny model"
     with stderr.status("looking at the machine"):
         directory = Path(config.run.output) if config.run.output else output
-        facts = look(wanted, output=directory, model=name, model_path=path or BUILT_IN_MODEL)
+        facts = look(output=directory, model=name, model_path=path or BUILT_IN_MODEL)
     there = str(path.expanduser().absolute()) if path and facts.model.local else ""
-    with stderr.status("asking Ray and its nodes") if wanted.address else nullcontext():
-        facts = with_ray(facts, wanted.address, directory=directory, model=there)
+    with stderr.status("asking Ray and its nodes") if requirements.address else nullcontext():
+        facts = with_ray(facts, requirements.address, directory=directory, model=there)
     spec = facts.model.shape
-    return dataclasses.replace(wanted, host_bytes=host_bytes(spec, config) if spec else 0), facts
+    return dataclasses.replace(requirements, host_bytes=host_bytes(spec, config) if spec else 0), facts
 
 
 def _row(level: str, check: str, text: str, style: str) -> "RenderableType":

@@ -1,20 +1,18 @@
-"""Findings on the machine: memory, disk, limits and the network. And `examine`, which makes them all."""
+"""Findings on the machine: memory, disk, limits and the model. And `examine`, which makes them all."""
 
 from collections.abc import Callable, Iterator
 
 from tinyzero_trainer.doctor.cluster_checks import check_nodes, check_ray
 from tinyzero_trainer.doctor.consistency_checks import (
     check_alike,
-    check_network,
     check_shared_directory,
-    check_unlike_gpus,
 )
-from tinyzero_trainer.doctor.facts import Facts, Wanted
+from tinyzero_trainer.doctor.facts import Facts, Requirements
 from tinyzero_trainer.doctor.finding import Finding, Level, as_size
 from tinyzero_trainer.doctor.gpu_checks import check_driver, check_gpus, check_visibility
 from tinyzero_trainer.doctor.interconnect_checks import check_links
 from tinyzero_trainer.doctor.package_checks import check_imports, check_python, check_versions
-from tinyzero_trainer.doctor.placement_checks import check_places
+from tinyzero_trainer.doctor.placement_checks import check_placement
 from tinyzero_trainer.hardware.gpu import GIB
 
 WEIGHT_BYTES = 4
@@ -40,9 +38,9 @@ FEW_FILES, ENOUGH_FILES = 1024, 4096
 MANY_CORES = 8
 
 
-def check_cores(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def check_cores(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """Cores against scoring processes."""
-    cores, workers = facts.machine.cores, wanted.workers
+    cores, workers = facts.machine.cores, requirements.workers
     what = f"{cores} CPU {'core' if cores == 1 else 'cores'}, {workers} for scoring (reward.num_workers)"
     if workers > cores:
         yield Finding("cores", "warning", what, "lower it", (f"reward.num_workers={max(1, cores - 1)}",))
@@ -52,14 +50,14 @@ def check_cores(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         yield Finding("cores", "ok", what)
 
 
-def check_memory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def check_memory(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """Main memory against what the model needs there."""
     machine, size = facts.machine, facts.model.size
     what = f"{as_size(machine.memory_free)} of {as_size(machine.memory)} memory free"
-    if size is None or _makes_own(facts, wanted):
+    if size is None or _makes_own(facts, requirements):
         yield Finding("memory", "ok", what)
         return
-    need, doing = _main_memory(facts, wanted, size)
+    need, doing = _main_memory(facts, requirements, size)
     if machine.memory_free >= need:
         yield Finding("memory", "ok", what)
         return
@@ -73,24 +71,24 @@ def check_memory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         yield Finding("memory", "warning", what, f"{others}take a smaller --model")
 
 
-def _main_memory(facts: Facts, wanted: Wanted, size: int) -> tuple[int, str]:
+def _main_memory(facts: Facts, requirements: Requirements, size: int) -> tuple[int, str]:
     """Bytes that a model needs in main memory, and what for."""
     loading = WEIGHT_BYTES * size
-    if wanted.address is not None:
+    if requirements.address is not None:
         return loading, "loading"  # all else is where Ray puts it
-    if wanted.device == "cpu" or not facts.torch.gpus:
-        return loading * (TRAINED_COPIES * wanted.model_copies + wanted.frozen_copies), "training"
-    if wanted.host_bytes > loading:
-        return wanted.host_bytes, f"memory.cpu_offload={wanted.offload} for"
+    if requirements.device == "cpu" or not facts.torch.gpus:
+        return loading * (TRAINED_COPIES * requirements.model_copies + requirements.frozen_copies), "training"
+    if requirements.host_bytes > loading:
+        return requirements.host_bytes, f"memory.cpu_offload={requirements.offload} for"
     return loading, "loading"  # for a GPU the weights are only read here
 
 
-def _makes_own(facts: Facts, wanted: Wanted) -> bool:
+def _makes_own(facts: Facts, requirements: Requirements) -> bool:
     """Whether `train` makes a model for the task, a small one, in place of the tiny one."""
-    return not wanted.names_model and wanted.device != "cpu" and bool(facts.torch.gpus)
+    return not requirements.names_model and requirements.device != "cpu" and bool(facts.torch.gpus)
 
 
-def check_disk(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def check_disk(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """The run directory against the checkpoints that will be in it: those kept, and the one being written."""
     output, parameters = facts.output, facts.model.size
     if not output.writable:
@@ -103,18 +101,18 @@ def check_disk(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         do = "give --output a directory on a larger disk" if low else ""
         yield Finding("disk", "warning" if low else "ok", what, do)
         return
-    each = WEIGHT_BYTES * parameters * SAVED_COPIES * wanted.model_copies
-    need = each * (wanted.keep + 1)
-    what += f"; {wanted.keep} checkpoints and the next take {as_size(need)}"
+    each = WEIGHT_BYTES * parameters * SAVED_COPIES * requirements.model_copies
+    need = each * (requirements.keep + 1)
+    what += f"; {requirements.keep} checkpoints and the next take {as_size(need)}"
     if output.free < need:
         do = f"give --output a directory on a disk with {as_size(need)} free"
-        fewer = ("checkpoint.keep=2",) if wanted.keep > 2 and output.free >= 3 * each else ()
+        fewer = ("checkpoint.keep=2",) if requirements.keep > 2 and output.free >= 3 * each else ()
         yield Finding("disk", "error", what, do + (", or keep fewer" if fewer else ""), fewer)
     else:
         yield Finding("disk", "ok", what)
 
 
-def check_shared_memory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def check_shared_memory(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """/dev/shm, through which processes of several GPUs and Ray pass tensors."""
     size = facts.machine.shared_memory
     if size is None:
@@ -141,7 +139,7 @@ def check_shared_memory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         )
 
 
-def check_open_files(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def check_open_files(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """The limit on open files."""
     soft, hard = facts.machine.open_files
     enough = ENOUGH_FILES if any(package.name == "ray" for package in facts.packages) else FEW_FILES
@@ -157,10 +155,10 @@ def check_open_files(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         yield Finding("open files", "warning", what, do, ("docker run --ulimit nofile=65536 …",))
 
 
-def check_model(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def check_model(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """Whether the model is here, or can come."""
     model, cache = facts.model, facts.hub_cache
-    if _makes_own(facts, wanted):
+    if _makes_own(facts, requirements):
         what = "no --model: train makes a small one for the task first, in about two minutes"
         yield Finding("model", "note", what, "give --model to train another; --model tiny is the one that comes along")
     elif model.fault is not None:
@@ -185,28 +183,7 @@ def check_model(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         )
 
 
-def check_wandb(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    """The way to W&B, where it is wanted."""
-    wandb = facts.wandb
-    if not wanted.wandb:
-        return
-    if not wandb.installed:
-        commands = ("pip install 'tinyzero-trainer[trackers]'",)
-        yield Finding("wandb", "error", "wandb is not installed", "install it", commands)
-    elif wandb.mode in ("offline", "disabled", "dryrun"):
-        yield Finding("wandb", "ok", f"WANDB_MODE={wandb.mode}: nothing is sent")
-    elif wandb.error:
-        what = f"{wandb.server} cannot be reached ({wandb.error})"
-        do = "record offline, and upload later with wandb sync"
-        yield Finding("wandb", "warning", what, do, ("export WANDB_MODE=offline",))
-    elif not wandb.has_key:
-        do = "log in, or record offline"
-        yield Finding("wandb", "warning", "there is no key for W&B", do, ("wandb login", "export WANDB_MODE=offline"))
-    else:
-        yield Finding("wandb", "ok", f"{wandb.server} answers" if wandb.error == "" else "there is a key for W&B")
-
-
-CHECKS: tuple[Callable[[Facts, Wanted], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[Facts, Requirements], Iterator[Finding]], ...] = (
     check_python,
     check_imports,
     check_versions,
@@ -220,21 +197,18 @@ CHECKS: tuple[Callable[[Facts, Wanted], Iterator[Finding]], ...] = (
     check_open_files,
     check_disk,
     check_model,
-    check_wandb,
     check_ray,
     check_nodes,
     check_alike,
-    check_unlike_gpus,
-    check_network,
     check_shared_directory,
-    check_places,
+    check_placement,
 )
 """In the order in which they are shown."""
 
 
-def examine(facts: Facts, wanted: Wanted) -> tuple[Finding, ...]:
+def examine(facts: Facts, requirements: Requirements) -> tuple[Finding, ...]:
     """Everything that there is to say about a machine, in the order of `CHECKS`."""
-    return tuple(finding for check in CHECKS for finding in check(facts, wanted))
+    return tuple(finding for check in CHECKS for finding in check(facts, requirements))
 
 
 def _millions(count: int) -> str:

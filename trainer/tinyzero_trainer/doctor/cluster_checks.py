@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from tinyzero_trainer.doctor.facts import Facts, Wanted
+from tinyzero_trainer.doctor.facts import Facts, Requirements
 from tinyzero_trainer.doctor.finding import Finding, as_size
 from tinyzero_trainer.doctor.ray_facts import Node, Ray, Token
 from tinyzero_trainer.hardware.gpu import GIB
@@ -20,11 +20,11 @@ NAMED = 3
 """Nodes that are named one by one."""
 
 
-def check_ray(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def check_ray(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """Whether there is a Ray, and whether a run could use it."""
     ray = facts.ray
     if ray is None:
-        yield from _without_ray(facts, wanted)
+        yield from _without_ray(facts, requirements)
         return
     if ray.trouble:
         yield _unreachable(ray, facts)
@@ -32,7 +32,7 @@ def check_ray(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     version = ray.here.packages.get("ray", "") if ray.here else ""
     what = f"Ray {version} at {ray.address}: {counted(len(ray.alive), 'node')}"
     # With `auto`, and with it alone, Ray sends a token that is there though nobody has asked it to.
-    sent = facts.token.mode.lower() == "token" or (wanted.address == "auto" and facts.token.source)
+    sent = facts.token.mode.lower() == "token" or (requirements.address == "auto" and facts.token.source)
     if len(ray.alive) > 1 and not sent:
         what += "; it asks for no token, so whoever reaches it can run code on all of them"
         do = "unless the network is your own, start it anew with one, the same everywhere"
@@ -41,7 +41,7 @@ def check_ray(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         yield Finding("ray", "ok", what)
 
 
-def check_nodes(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def check_nodes(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """What each node has, and those that have gone or give no answer."""
     ray = facts.ray
     if ray is None or ray.trouble:
@@ -66,9 +66,9 @@ def check_nodes(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
 # ---- Ray -------------------------------------------------------------------------------------------------------------
 
 
-def _without_ray(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def _without_ray(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     installed = any(package.name == "ray" for package in facts.packages)
-    if wanted.places is not None and not installed:
+    if requirements.placement is not None and not installed:
         yield Finding("ray", "error", "several processes need Ray, which is not installed", "install it", (INSTALL,))
     if facts.ray_address and installed:
         what, do = f"RAY_ADDRESS={facts.ray_address}, which a run without --address leaves alone", "to look at that Ray"

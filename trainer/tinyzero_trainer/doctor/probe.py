@@ -4,60 +4,43 @@ Each function looks at one thing, waits for at most a few seconds, and turns wha
 """
 
 import json
-import netrc
 import os
 import re
 import resource
 import shutil
 import subprocess
 import sys
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterable
-from dataclasses import replace
-from http.client import HTTPException
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from packaging.utils import canonicalize_name
 
-from tinyzero_trainer.doctor.facts import Facts, Folder, Machine, Package, Torch, Wandb, Wanted
+from tinyzero_trainer.doctor.facts import Facts, Folder, Machine, Package, Torch
 from tinyzero_trainer.doctor.package_checks import WATCHED
 from tinyzero_trainer.hardware.gpu import Driver, GpuInfo
 from tinyzero_trainer.hardware.host import cores, host_memory
-from tinyzero_trainer.hardware.nvml import ask_links, nvidia_driver
+from tinyzero_trainer.hardware.nvml import nvidia_driver
 from tinyzero_trainer.models.files import find_model, hub_cache
 
 TORCH_SECONDS = 120.0
 """Importing torch and transformers from a cold disk may take most of it."""
 
-WANDB_SECONDS = 3.0
-WANDB_SERVER = "https://api.wandb.ai"
 
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 """Either forbids downloads from the Hub."""
 
-MIB = 2**20
 
-
-def look(wanted: Wanted, *, output: Path, model: str, model_path: Path) -> Facts:
+def look(*, output: Path, model: str, model_path: Path) -> Facts:
     """Everything about this machine that the checks ask for.
 
     Args:
-        wanted: what the user means to do.
         output: run directory, which need not exist.
         model: its name for the user.
         model_path: its directory, or its name on the Hub.
     """
-    torch, driver_cuda = torch_and_driver_cuda(torch_probe())
-    driver = nvidia_driver(driver_cuda)
-    if driver is not None and len(driver.gpus) > 1:
-        driver = replace(driver, links=ask_links())
-    cache = hub_cache()
+    torch, driver, cache = torch_of(torch_probe()), nvidia_driver(), hub_cache()
     return Facts(
         machine=machine(),
         torch=with_use(torch, driver),
@@ -68,7 +51,6 @@ def look(wanted: Wanted, *, output: Path, model: str, model_path: Path) -> Facts
         hub_cache=folder(cache),
         offline=any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in OFFLINE),
         model=find_model(model, model_path, cache),
-        wandb=wandb(ask=wanted.wandb),
     )
 
 
@@ -110,10 +92,10 @@ def ask_apart(command: Iterable[str], timeout: float, first: str) -> dict[str, A
     return seen
 
 
-def torch_and_driver_cuda(seen: dict[str, Any]) -> tuple[Torch, tuple[int, int] | None]:
-    """Records from what torch_probe.py said."""
+def torch_of(seen: dict[str, Any]) -> Torch:
+    """A record of torch_probe.py's output."""
     gpus = tuple(GpuInfo(**gpu | {"capability": tuple(gpu["capability"])}) for gpu in seen.get("gpus", ()))
-    torch = Torch(
+    return Torch(
         version=seen.get("version", ""),
         cuda=seen.get("cuda"),
         hip=seen.get("hip", False),
@@ -124,8 +106,6 @@ def torch_and_driver_cuda(seen: dict[str, Any]) -> tuple[Torch, tuple[int, int] 
         transformers_error=seen.get("transformers_error", ""),
         nccl=seen.get("nccl", ""),
     )
-    supported = seen.get("driver_cuda")
-    return torch, (supported[0], supported[1]) if supported else None
 
 
 def with_use(torch: Torch, driver: Driver | None) -> Torch:
@@ -185,19 +165,6 @@ def folder(path: Path) -> Folder:
     return Folder(shown, shutil.disk_usage(there).free, there.is_dir() and os.access(there, os.W_OK | os.X_OK))
 
 
-# ---- W&B -------------------------------------------------------------------------------------------------------------
-
-
-def wandb(*, ask: bool, timeout: float = WANDB_SECONDS) -> Wandb:
-    """The way to W&B; its server is asked only if `ask`, and nobody is asked for a key."""
-    server = without_user(os.environ.get("WANDB_BASE_URL") or WANDB_SERVER)
-    mode = os.environ.get("WANDB_MODE", "")
-    silent = mode in ("offline", "disabled", "dryrun")
-    has_key = "WANDB_API_KEY" in os.environ or _has_login(server)
-    error = reach(server, timeout) if ask and not silent else None
-    return Wandb(find_spec("wandb") is not None, mode, has_key, server, error)
-
-
 def without_user(address: str) -> str:
     """An address without a user's name and password, and without a query, in which there may be a key.
 
@@ -211,33 +178,3 @@ def without_user(address: str) -> str:
     scheme = found[0] if found else ""
     host = address.strip()[len(scheme) :].rpartition("@")[2]
     return scheme + re.split(r"[?#]", host)[0]
-
-
-def reach(address: str, timeout: float) -> str | None:
-    """Why a server does not answer in time; empty if it answers anything at all."""
-    outcome = [f"no answer within {timeout:g} s"]
-
-    def ask() -> None:
-        try:
-            urllib.request.urlopen(address, timeout=timeout).close()
-        except urllib.error.HTTPError as answer:
-            answer.close()
-        except (OSError, ValueError, HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            outcome[0] = getattr(reason, "strerror", None) or str(reason)
-            return
-        outcome[0] = ""
-
-    # In a thread, because a name that cannot be resolved may take longer than any time-out.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(timeout)
-    return outcome[0]
-
-
-def _has_login(server: str) -> bool:
-    """Whether `wandb login` left a key; what it is, is not kept."""
-    try:
-        return netrc.netrc().authenticators(urlsplit(server).hostname or "") is not None
-    except (OSError, ValueError, netrc.NetrcParseError):  # ValueError: no address, or a netrc that is no text
-        return False

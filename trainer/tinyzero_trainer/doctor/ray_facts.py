@@ -35,10 +35,6 @@ class Inside:
     packages: dict[str, str] = field(default_factory=dict)
     """Versions of those that must be the same on all nodes, by name; tasks' plugins are among them."""
 
-    code: dict[str, str] = field(default_factory=dict)
-    """For each of TinyZero's packages and of those that bring tasks, a number made of its source: two copies of a
-    version may differ."""
-
     shared_memory: int | None = None
     """Bytes of /dev/shm; None = there is none."""
 
@@ -47,12 +43,6 @@ class Inside:
 
     gpus: tuple[str, ...] | None = None
     """Names of the GPUs that the driver knows; None = it cannot be asked."""
-
-    interfaces: tuple[str, ...] = ()
-    """Names of the network's."""
-
-    environment: dict[str, str] = field(default_factory=dict)
-    """Variables on which NCCL, Gloo and the way to models depend."""
 
     directory: Literal["shared", "unwritable", "other", "missing", ""] = ""
     """The run directory, or what it would be made in: the one that the trainer sees, the same without the right to
@@ -132,7 +122,7 @@ class Ray:
 
 
 @dataclass(frozen=True)
-class Places:
+class Placement:
     """What a run's actors take, by its layout; see config/parallel.py."""
 
     ranks: int

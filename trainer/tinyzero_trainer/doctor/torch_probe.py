@@ -3,7 +3,6 @@
 Each stage adds to a mapping and prints it as a line of JSON; the last line that came out is what is known.
 """
 
-import ctypes
 import json
 import os
 import re
@@ -31,17 +30,6 @@ def main() -> None:
                 break
     del seen["stage"]
     print(json.dumps(seen), file=back, flush=True)
-
-
-def _driver(seen: dict[str, Any]) -> None:
-    """The newest CUDA that the driver supports; needs no GPU."""
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return
-    version = ctypes.c_int()
-    if library.cuDriverGetVersion(ctypes.byref(version)) == 0:
-        seen["driver_cuda"] = [version.value // 1000, version.value % 1000 // 10]
 
 
 def _torch(seen: dict[str, Any]) -> None:
@@ -90,7 +78,6 @@ def _nccl(seen: dict[str, Any]) -> None:
 
 
 STAGES: dict[str, Callable[[dict[str, Any]], None]] = {
-    "driver": _driver,
     "torch": _torch,
     "cuda": _cuda,
     "transformers": _transformers,

@@ -14,60 +14,49 @@ CudaVersion: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True)
 class Process:
-    """Somebody who holds memory of a GPU."""
+    """A process that holds memory of a GPU."""
 
     pid: int
-    """Its number."""
-
     name: str
-    """What the driver calls it."""
-
     used: int
     """Bytes of the GPU's memory."""
 
 
 @dataclass(frozen=True)
 class GpuInfo:
-    """An NVIDIA GPU."""
+    """An NVIDIA GPU of this machine."""
 
     index: int
-    """Its number; for a visible GPU that of `cuda:N`."""
+    """NVML's number; for a visible GPU that of `cuda:N`."""
 
     name: str
-    """Such as `NVIDIA H200`."""
-
     capability: Capability | None
     """None = not known."""
 
     memory: int
-    """Bytes in all."""
+    """Bytes in total."""
 
     free: int | None = None
-    """Bytes that nobody holds; None = not known."""
+    """Bytes; None = not known."""
 
     used: int | None = None
-    """Bytes that somebody holds: all but those and what the driver keeps for itself; None = not known."""
+    """Bytes that processes hold, without what the driver keeps for itself; None = not known."""
 
     processes: tuple[Process, ...] = ()
-    """Who holds the rest, as far as the driver tells: in a container it does not."""
+    """As far as the driver tells: in a container it does not."""
 
     uuid: str = ""
-    """The driver's name for it, without `GPU-`."""
+    """Without `GPU-`."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """The way between two GPUs, by nvidia-smi's numbers."""
+    """The connection of two GPUs, by NVML's numbers."""
 
     first: int
-    """The lower one."""
-
     second: int
-    """The higher one."""
-
     kind: str
-    """As nvidia-smi calls it: `NV4` for four NVLinks; for ever longer ways by PCIe `PIX`, `PXB`, `PHB`, `NODE`, `SYS`.
-    """
+    """`NVLink`; or PCIe, the nearest first: `PIX`, `PXB`, `PHB`, `NODE`, `SYS`; empty = not known."""
 
 
 @dataclass(frozen=True)
@@ -75,22 +64,17 @@ class Driver:
     """The NVIDIA driver."""
 
     version: str = ""
-    """Such as `580.82.07`; empty = not known."""
-
     cuda: CudaVersion | None = None
-    """The newest CUDA it supports."""
+    """The newest CUDA that it supports."""
 
     gpus: tuple[GpuInfo, ...] = ()
-    """All GPUs it knows, visible to this process or not."""
+    """All that it knows, visible to this process or not."""
 
     error: str = ""
     """Why it cannot be asked; empty = it can."""
 
-    unread: tuple[str, ...] = ()
-    """What nvidia-smi said beside the GPUs: of those that have failed there is nothing else."""
-
-    unread_uses: tuple[str, ...] = ()
-    """What it said beside the processes on them."""
+    failed: tuple[str, ...] = ()
+    """GPUs that do not answer, and why."""
 
     links: tuple[Link, ...] = ()
-    """The way between each pair of GPUs; none = not known, or there is one GPU."""
+    """Between each pair of GPUs."""

@@ -87,7 +87,7 @@ def _look(device: str) -> TargetGpu | str:
     """The GPU that `run.device` stands for, or why there is none."""
     if device == "cpu":
         return "run.device=cpu uses no GPU"
-    driver, seen = nvidia_driver(None), visible_gpus()
+    driver, seen = nvidia_driver(), visible_gpus()
     known = driver.gpus if driver else ()
     position = int(device.partition(":")[2] or 0)
     if seen is None:

@@ -23,7 +23,7 @@ from tinyzero_trainer.config.compose import compose
 from tinyzero_trainer.config.model_defaults import TINY_NAME
 from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.config.tasks import load_tasks
-from tinyzero_trainer.hardware import gpu_seen
+from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.utils.startup import without_collector
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
     if get(overrides, "model.path") is not None or not isinstance(device, str):
         return None  # the former is for config/unused.py, the latter for `build`
     no_ray_gpu = get(overrides, "run.executor") == "ray" and not get(overrides, "ray.gpus")
-    if no_ray_gpu or not gpu_seen.sees_gpu(device):
+    if no_ray_gpu or not nvml.sees_gpu(device):
         if overrides.get("default_model"):
             why = "Ray with ray.gpus=0 has" if no_ray_gpu else f"run.device={device} finds"
             raise SettingsError(
