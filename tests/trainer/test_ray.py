@@ -137,7 +137,7 @@ def on_two_nodes(folder: Path, experience: TrainingBatch) -> dict[str, Any]:
         found: dict[str, Any] = {"address": cluster.address, "accuracy": train(configure("ray")).accuracy}
         train(configure("ray ahead", **AHEAD))
         found["shown"] = shown(configure("recorded", **CRITIC), experience, folder / "saved by ray")
-        room.ROOM_SECONDS = 5.0
+        room.RESOURCES_SECONDS = 5.0
         with pytest.raises(RayError, match=r"needs 10 CPU, and 4 CPU are free"):
             train(configure("too large", parallel__world_size=9))
         checked = folder / "checked"
@@ -299,7 +299,7 @@ def ends(process: "subprocess.Popen[str]", everyone: list[psutil.Process], code:
 def check_death(output: str, named: str, run: TrainConfig) -> None:
     """The last line names the dead and the step that is saved."""
     last = output.strip().splitlines()[-1]
-    told = re.search(rf"^error: {named} \(process \d+ on \S+\) has died; step (\d+) is saved; go on with: ", last)
+    told = re.search(rf"^error: {named} \(process \d+ on \S+\) has died; step (\d+) is saved; resume with: ", last)
     assert told, output
     assert newest(run) == int(told[1])
     assert "raylet" not in output
@@ -312,8 +312,8 @@ def test_engine_and_scorer_are_replaced_and_a_lost_rank_ends_a_run_that_can_be_r
             everyone = below(process, run, step)
             kill(kind, everyone)
         output = ends(process, everyone, 2)
-    for named, again in (("the rollout engine", "generated"), ("the scorer of toy_task", "scored")):
-        told = rf"^{named} \(process \d+ on \S+\) has died; it is replaced, and its batch {again} anew"
+    for named in ("the rollout engine", "the scorer of toy_task"):
+        told = rf"^{named} \(process \d+ on \S+\) has died; it is restarted, and its work repeated"
         assert len(re.findall(told, output, re.MULTILINE)) == 1, output
     check_death(output, r"policy rank [01] of 2", run)
     alone = train(make_config(folder, "alone", run__steps=10, checkpoint__every=0))
@@ -337,7 +337,7 @@ def test_a_batch_ahead_an_engine_is_replaced_and_a_signal_saves_the_next_batch(f
         everyone = below(process, run, 8)
         process.send_signal(signal.SIGTERM)
         output = ends(process, everyone, 143)
-    assert re.search(r"has died; it is replaced", output), output
+    assert re.search(r"has died; it is restarted", output), output
     assert (Path(run.run.output) / f"checkpoints/step_{newest(run)}" / STATE_DIRECTORY / BATCH_FILE).exists()
     steps = [row["step"] for row in lines(run.run.output)]
     assert steps == list(range(len(steps)))
