@@ -16,7 +16,7 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.checkpoint.store import latest
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import collector as collecting
-from tinyzero_trainer.controller import loop
+from tinyzero_trainer.controller import heldout_eval, loop
 from tinyzero_trainer.controller.loop import STATE_DIRECTORY, train
 from tinyzero_trainer.controller.pending_batch import BATCH_FILE
 from tinyzero_trainer.controller.step import TrainingStep
@@ -128,7 +128,7 @@ def test_samples_are_a_step_old_and_weighed(whole: Path) -> None:
         (TrainingStep, "take", 4),
         slowly(collecting, "generate", 4),  # in the thread beside the update
         slowly(Policy, "update", 3),
-        slowly(loop, "evaluate", 2),
+        slowly(heldout_eval, "evaluate", 2),
         slowly(loop.checkpoints, "save", 2),
         slowly(loop, "to_json", 1),
     ],
@@ -156,7 +156,7 @@ def test_a_run_killed_anywhere_resumes_to_the_same_metrics(
         (Policy, "update", 3, 3),
         slowly(collecting, "generate", 1, 0),  # before anything was sampled
         slowly(collecting, "generate", 4, 3),  # beside the update
-        slowly(loop, "evaluate", 2, 2),
+        slowly(heldout_eval, "evaluate", 2, 2),
     ],
 )
 def test_a_signal_saves_the_batch_under_way_and_the_run_goes_on_with_it(

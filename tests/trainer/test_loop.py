@@ -21,7 +21,7 @@ from tinyzero_trainer.checkpoint.store import latest
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.controller import collector as collecting
-from tinyzero_trainer.controller import loop
+from tinyzero_trainer.controller import heldout_eval, loop
 from tinyzero_trainer.controller import step as training_step
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.errors import VllmError
@@ -168,8 +168,8 @@ def test_a_run_killed_at_any_step_resumes_to_the_same_metrics(
 @pytest.mark.parametrize(
     ("owner", "name", "call"),
     [
-        slowly(loop, "evaluate", 1),  # before training
-        slowly(loop, "evaluate", 3),  # at step 2: its line is not yet written
+        slowly(heldout_eval, "evaluate", 1),  # before training
+        slowly(heldout_eval, "evaluate", 3),  # at step 2: its line is not yet written
         slowly(loop.MetricsLog, "append", 3),
         slowly(loop.checkpoints, "save", 2),  # line 4 is written, checkpoint 4 is not
         (Policy, "export", 2),  # amid a checkpoint
@@ -199,7 +199,7 @@ def test_a_run_killed_between_any_two_acts_resumes_to_the_same_metrics(
         slowly(TorchEngine, "generate", 1, 0),  # the first evaluation
         slowly(collecting, "generate", 3, 2),  # rollouts of step 3
         (Policy, "update", 3, 3),  # an update is finished: half of one cannot be saved
-        slowly(loop, "evaluate", 3, 2),  # the evaluation at step 2
+        slowly(heldout_eval, "evaluate", 3, 2),  # the evaluation at step 2
         slowly(loop.checkpoints, "save", 1, 2),
     ],
 )
