@@ -27,7 +27,7 @@ def test_verl_calls_the_task_that_the_row_names():
 
 
 @pytest.mark.parametrize(("source", "task"), [("openai/gsm8k", "gsm8k"), ("hiyouga/geometry3k", "NAME")])
-def test_a_data_source_that_is_no_task_is_told_which_key_names_one(source, task):
+def test_a_data_source_that_is_no_task_gets_the_key_that_names_one(source, task):
     with pytest.raises(TaskNotFoundError, match=f"no task '{source}'.*reward_kwargs.task={task}$"):
         compute_score(source, RIGHT, TRUTH)
     with pytest.raises(TaskNotFoundError, match=r"no task 'nothing'; .*installed"):
@@ -50,7 +50,7 @@ def test_text_that_looks_like_json_stays_text_where_the_task_takes_text(write_ta
 @pytest.mark.parametrize(
     ("truth", "workers"), [(None, 0), (None, 1), ("7", 0), (7, 0), ([], 0), ("{", 0), ("[7]", 0), ({"target": 7}, 0)]
 )
-def test_a_ground_truth_that_the_scorer_fails_on_is_told_once_and_ends_the_run(truth, workers):
+def test_a_ground_truth_that_the_scorer_fails_on_is_reported_once_and_ends_the_run(truth, workers):
     with ComputeScore("countdown", workers=workers) as compute:
         with pytest.warns(UserWarning, match=r"'countdown' failed on an answer, which scores 0 \(error: \w+Error"):
             assert compute("", RIGHT, truth) == 0.0
@@ -66,7 +66,7 @@ def test_answers_that_cannot_be_read_do_not_hide_that_all_others_fail():
         reward(completions=[RIGHT, "<answer>?</answer>"] * MOST_FAILURES, ground_truth=["7"] * 2 * MOST_FAILURES)
 
 
-def test_single_errors_do_not_end_a_run_that_had_verdicts():
+def test_single_errors_do_not_end_a_run_that_had_scores():
     reward = RewardFunction("countdown")
     assert reward(completions=[WRONG], ground_truth=[TRUTH]) == [0.0]
     with warnings.catch_warnings(record=True) as told:
@@ -102,7 +102,7 @@ def test_a_misspelt_key_of_a_single_task_is_refused_too():
         ComputeScore("countdown")("", RIGHT, TRUTH, detail=True)
 
 
-def test_a_key_that_nobody_knows_is_told_and_the_reward_comes():
+def test_a_key_that_nobody_knows_is_reported_and_the_reward_comes():
     with pytest.warns(UserWarning, match="'sandbox_url' has no effect on the reward; known: task, options"):
         assert compute_score("countdown", RIGHT, TRUTH, sandbox_url="x") == 1.0
     with pytest.warns(UserWarning, match="'sandbox_url' has no effect on the reward; known: details"):
@@ -114,7 +114,7 @@ def test_the_keys_that_verl_itself_passes_are_no_surprise():
     assert compute_score("countdown", RIGHT, TRUTH, **ours) == 1.0
 
 
-def test_verl_may_be_told_the_task_and_its_options():
+def test_verl_may_be_given_the_task_and_its_options():
     details = {"score": 0.1, "acc": 0.0, "reason": "wrong"}
     options = {"reward": "tinyzero"}
     assert compute_score("lighteval/MATH", WRONG, TRUTH, task="countdown", options=options, details=True) == details
@@ -167,7 +167,7 @@ def test_trl_gets_a_reward_for_each_completion():
     assert reward.__name__ == "countdown"
 
 
-def test_trl_without_a_ground_truth_is_told_what_to_do():
+def test_trl_without_a_ground_truth_says_what_to_do():
     with pytest.raises(DataError, match="no column `ground_truth`"):
         RewardFunction("countdown")(prompts=["p"], completions=[RIGHT])
 

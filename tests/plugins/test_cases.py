@@ -19,7 +19,7 @@ def test_there_are_many_cases_of_many_kinds(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_case_gets_its_verdict_from_the_scorer_and_from_the_oracle(name):
+def test_every_case_gets_its_score_from_the_scorer_and_from_the_oracle(name):
     task = load_task(name)
     for case in CASES[name]:
         score = task.score_completion(case.completion, case.ground_truth)

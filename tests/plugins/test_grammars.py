@@ -17,7 +17,7 @@ COMMON = [r"\\boxed", r"\$", r"\\times", "[٠-٩]", "[０-９]", "²", r"\.$", "
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REACHED)
-def test_the_rules_reach_what_rewards_trip_over_and_both_verdicts_agree_on_it(name):
+def test_the_rules_reach_what_rewards_trip_over_and_both_scores_agree_on_it(name):
     task, rng = load_task(name), random.Random(0)
     item = next(iter(task.dataset("train", 1)))
     rules = task.grammar(item)

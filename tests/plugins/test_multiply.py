@@ -34,13 +34,13 @@ def problem(num1, num2):
     return Item(truth(num1, num2))
 
 
-def test_the_readme_has_a_table_of_verdicts():
+def test_the_readme_has_a_table_of_scores():
     assert {verdict for *_, verdict in TABLE} == {"ok", "wrong", "malformed"}
     assert len(TABLE) == len(re.findall(r"^\| \d", README, re.MULTILINE)) > 60
 
 
 @pytest.mark.parametrize(("num1", "num2", "answer", "verdict"), TABLE)
-def test_verdict_of_the_readme(num1, num2, answer, verdict):
+def test_score_of_the_readme(num1, num2, answer, verdict):
     ground_truth = truth(int(num1), int(num2))
     completion = f"<think>Let me see.</think>\n<answer>{answer.replace('⏎', chr(10))}</answer>"
     score = task.score_completion(completion, ground_truth)
@@ -155,7 +155,7 @@ PIECES = [
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.integers(0, 50), st.integers(0, 50))
-def test_any_text_gets_the_oracle_s_verdict(text, num1, num2):
+def test_any_text_gets_the_oracle_s_score(text, num1, num2):
     for ground_truth in (truth(num1, num2), num1 * num2, truth(12, 34)):
         assert score_answer(text, ground_truth).correct == is_right(text, ground_truth)
 
@@ -164,7 +164,7 @@ def test_any_text_gets_the_oracle_s_verdict(text, num1, num2):
     st.sampled_from(["408", "+408.", "12 * 34 = 408", "$12 \\times 34 = \\boxed{408}$", "**12 × 34** = `408`"]),
     st.data(),
 )
-def test_a_small_change_gets_the_oracle_s_verdict(text, data):
+def test_a_small_change_gets_the_oracle_s_score(text, data):
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(start + 2, len(text))))
     changed = text[:start] + data.draw(st.sampled_from(["", *PIECES])) + text[end:]

@@ -47,13 +47,13 @@ def fickle(completion, ground_truth):
 
 
 @pytest.mark.slow
-def test_a_reward_that_hangs_raises_or_dies_gives_no_verdict_and_is_asked_on(capfd):
+def test_a_reward_that_hangs_raises_or_dies_gives_no_score_and_is_asked_on(capfd):
     asked = [(text, "good") for text in ("good", "hang", "raise", "print", "die", "leave", "good")]
     assert payments(fickle, asked, limit=0.3) == [1.0, None, None, 0.0, None, None, 1.0]
     assert "printed" not in capfd.readouterr().out
 
 
-def test_wrong_verdicts_are_counted_by_their_kind():
+def test_wrong_scores_are_counted_by_their_kind():
     cases = [
         *(Case("good", "good", True), Case("good", "good", False), Case("bad", "good", False)),
         *(Case("bad", "good", True), Case("worse", "good", True), Case("raise", "good", True)),

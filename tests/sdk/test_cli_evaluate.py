@@ -119,7 +119,7 @@ def test_wrong_use_is_one_line(evaluate, server, tmp_path, monkeypatch, argument
     assert told.count("\n") == 1
 
 
-def test_a_scorer_that_fails_is_told_and_exits_1(evaluate, write_task, tmp_path):
+def test_a_scorer_that_fails_is_reported_and_exits_1(evaluate, write_task, tmp_path):
     broken = write_task("broken", make_prompt=CHAT, score="@hookimpl\ndef score(answer): raise RuntimeError('oh')")
     code, shown, told = evaluate("--task", broken, "--size", 2, "-o", tmp_path / "out.jsonl")
     assert code == 1

@@ -19,7 +19,7 @@ def test_clean_file_ends_with_zero_and_a_summary(run, write_task, tmp_path):
     assert [line.split()[:3] for line in out.splitlines()[-2:]] == [["ok", "1", "50.0%"], ["wrong", "1", "50.0%"]]
 
 
-def test_bad_rows_are_told_with_their_lines_and_end_with_one(run, write_task, tmp_path):
+def test_bad_rows_are_reported_with_their_lines_and_end_with_one(run, write_task, tmp_path):
     (tmp_path / "in.jsonl").write_text(f"{json.dumps(GOOD)}\n[bold]\n{json.dumps(GOOD)}\n{{}}\n")
     words = ["score", tmp_path / "in.jsonl", "-t", write_task(), "-o", tmp_path / "out.jsonl", "--workers", 1]
     code, out, err = run(*words)
@@ -167,7 +167,7 @@ def test_rescore_tells_which_options_differ_and_how_many_rows_it_compared(run, w
     assert told["new"]["accuracy"] == 0.625
 
 
-def test_file_of_bad_rows_only_is_told_plainly(run, write_task, tmp_path):
+def test_file_of_bad_rows_only_is_reported_plainly(run, write_task, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"completion": 1}\n')
     code, out, _ = run("score", tmp_path / "in.jsonl", "-t", write_task(), "-o", tmp_path / "out.jsonl")
     assert code == 1
@@ -175,7 +175,7 @@ def test_file_of_bad_rows_only_is_told_plainly(run, write_task, tmp_path):
     assert "1 bad row not scored" in out
 
 
-def test_ground_truths_of_another_form_are_told_with_their_column(run, write_task, tmp_path):
+def test_ground_truths_of_another_form_are_reported_with_their_column(run, write_task, tmp_path):
     task = write_task(score="@hookimpl\ndef score(answer, ground_truth):\n    return ground_truth['target']\n")
     rows = [{"completion": "none", "ground_truth": "1"}, GOOD | {"ground_truth": "seven"}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -191,7 +191,7 @@ def test_ground_truths_of_another_form_are_told_with_their_column(run, write_tas
     assert "reward_model.ground_truth of row 1 is 2" in err
 
 
-def test_options_are_told_in_80_columns(run, write_task, tmp_path):
+def test_options_are_reported_in_80_columns(run, write_task, tmp_path):
     (tmp_path / "in.jsonl").write_text(json.dumps(GOOD))
     words = [f"task.colour={'long ' * 30}"]
     task = write_task(extra=TUNABLE, score=WANTED)
@@ -199,7 +199,7 @@ def test_options_are_told_in_80_columns(run, write_task, tmp_path):
     assert max(map(len, out.splitlines()[1:])) <= 80
 
 
-def test_what_is_odd_in_the_grouping_is_told(run, write_task, tmp_path):
+def test_what_is_odd_in_the_grouping_is_reported(run, write_task, tmp_path):
     keyed = "".join(json.dumps(GOOD | {"extra_info": {"key": str(n // 2)}}) + "\n" for n in range(1100))
     bare = json.dumps(GOOD) + "\n"
     words = ["score", tmp_path / "in.jsonl", "-t", write_task(), "-o", tmp_path / "out.jsonl"]
@@ -228,7 +228,7 @@ def with_lengths(path, **columns):
 @pytest.mark.parametrize(
     ("column", "kind", "ending"), [("token_count", "count", "jsonl"), ("tokens", "list", "parquet")]
 )
-def test_wrappers_shape_by_the_files_lengths_and_are_kept_with_the_verdicts(
+def test_wrappers_shape_by_the_files_lengths_and_are_kept_with_the_scores(
     run, write_task, tmp_path, column, kind, ending
 ):
     import pyarrow.json

@@ -42,7 +42,7 @@ from tinyzero_sdk.errors import DataError
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
     ],
 )
-def test_bad_line_is_told(line, problem):
+def test_bad_line_is_reported(line, problem):
     with pytest.raises(DataError, match=problem.replace("[", r"\[")):
         parse_line(line)
 
@@ -130,7 +130,7 @@ def test_text_of_a_parquet_file_that_is_not_unicode_is_a_bad_row(tmp_path):
 @pytest.mark.parametrize(
     ("name", "problem"), [("a.csv", "ends in .csv; expected"), ("a", "nothing"), ("none.jsonl", "No such file")]
 )
-def test_file_that_cannot_be_read_is_told(tmp_path, name, problem):
+def test_file_that_cannot_be_read_is_reported(tmp_path, name, problem):
     with pytest.raises(DataError, match=problem):
         list(read_rows(tmp_path / name))
 
@@ -170,7 +170,7 @@ with replacing(pathlib.Path({str(path)!r})) as temporary:
     assert sorted(file.name for file in tmp_path.iterdir()) == [".a1.jsonl.00000000.tmp", "a[1].jsonl"]
 
 
-def test_full_disk_is_told_with_the_file(tmp_path):
+def test_full_disk_is_reported_with_the_file(tmp_path):
     with pytest.raises(DataError, match=r"cannot write .*a\.jsonl: No space left"), replacing(tmp_path / "a.jsonl"):
         raise OSError(28, "No space left on device")
 
@@ -217,12 +217,12 @@ def test_columns_that_json_cannot_hold_are_refused(kind):
         check_json_types(Path("a"), fine.append(pa.field("when", kind)))
 
 
-def test_what_parquet_cannot_hold_is_told(tmp_path):
+def test_what_parquet_cannot_hold_is_reported(tmp_path):
     with pytest.raises(DataError, match=r"write \.jsonl instead"), ParquetWriter(tmp_path / "a.parquet") as writer:
         writer.write(pa.table({"a": pa.array([{}, {}])}))
 
 
-def test_column_that_changes_its_type_is_told(tmp_path):
+def test_column_that_changes_its_type_is_reported(tmp_path):
     with ParquetWriter(tmp_path / "a.parquet") as writer:
         writer.write(pa.table({"a": [1]}))
         with pytest.raises(DataError, match="changes its type"):

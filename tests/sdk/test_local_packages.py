@@ -94,7 +94,7 @@ def test_a_package_that_fails_leaves_nothing_and_names_its_folder(loose_project)
     assert not {"tz_loose", "tz_loose.reward"} & set(sys.modules)
 
 
-def test_two_packages_of_one_name_are_told_apart(loose_project, tmp_path, task_source):
+def test_two_packages_of_one_name_are_distinguished(loose_project, tmp_path, task_source):
     load_task(loose_project)
     (tmp_path / "other/tz_loose").mkdir(parents=True)
     (tmp_path / "other/tz_loose/__init__.py").write_text(task_source())

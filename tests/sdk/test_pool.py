@@ -142,7 +142,7 @@ def test_hostile_answers_cost_themselves_only(hostile, capfd):
 
 
 @pytest.mark.slow
-def test_verdicts_are_those_of_the_task_for_any_number_of_workers(mild):
+def test_scores_are_those_of_the_task_for_any_number_of_workers(mild):
     completions = [tagged(n % 7) if n % 5 else Completion("?" * n, n, False) for n in range(300)]
     truths: list[object] = [n % 11 for n in range(300)]
     serial = [mild.score_completion(done, truth) for done, truth in zip(completions, truths, strict=True)]
@@ -275,7 +275,7 @@ def test_worker_refuses_another_version_of_the_task(write_task):
         pool.score([tagged(1)], [1])
 
 
-def test_task_that_kills_its_process_on_import_is_told(write_task, tmp_path):
+def test_task_that_kills_its_process_on_import_is_reported(write_task, tmp_path):
     code = f"import os, pathlib\nif pathlib.Path({str(tmp_path / 'armed')!r}).exists():\n    os._exit(1)\n"
     task = load_task(write_task("bomb", top=code))
     (tmp_path / "armed").touch()
@@ -283,7 +283,7 @@ def test_task_that_kills_its_process_on_import_is_told(write_task, tmp_path):
         pool.score([tagged(1)], [1])
 
 
-def test_memory_limit_below_what_the_task_needs_is_told(mild):
+def test_memory_limit_below_what_the_task_needs_is_reported(mild):
     with ScoringPool(mild, memory_limit_gb=0.01) as pool, pytest.raises(BrokenTaskError, match="raise memory_limit_gb"):
         pool.score([tagged(1)], [1])
 
@@ -375,7 +375,7 @@ def test_packed_texts_come_out_as_they_were(texts):
     assert PackedText(b"".join(data), offsets).unpack() == texts
 
 
-def test_verdicts_are_kept_by_place():
+def test_scores_are_kept_by_place():
     scores = [Score(0.5, False, "wrong", "a", {"x": 1.0}, True), Score(1.0, True), Score(0.0, False, "no_answer")]
     whole = ScoreColumns()
     for score in scores:

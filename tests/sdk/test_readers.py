@@ -153,7 +153,7 @@ def test_one_odd_sample_of_inspect_costs_itself_only(tmp_path, odd):
     assert "a str; expected a sample" in bad[1].problem
 
 
-def test_inspect_samples_that_are_no_list_are_told(tmp_path):
+def test_inspect_samples_that_are_no_list_are_reported(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"eval": {"task": "t"}, "samples": 5}))
     with pytest.raises(DataError, match="not a log of Inspect, or damaged: its samples are not a list"):
         read("inspect", tmp_path)
@@ -302,14 +302,14 @@ def test_rows_without_a_completion_are_listed_and_the_numbers_stay(tmp_path, lar
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "5", '{"splits": 5}', '{"splits": []}', '{"splits": [{}]}'])
-def test_a_broken_list_of_splits_is_told(tmp_path, content):
+def test_a_broken_list_of_splits_is_reported(tmp_path, content):
     (tmp_path / "dataset_dict.json").write_text(content)
     with pytest.raises(DataError, match=r"dataset_dict\.json .*save_to_disk"):
         read("hf", tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"_data_files": ["x"]}', '{"_data_files": [{"filename": 5}]}'])
-def test_a_broken_list_of_files_is_told(tmp_path, content):
+def test_a_broken_list_of_files_is_reported(tmp_path, content):
     (tmp_path / "state.json").write_text(content)
     with pytest.raises(DataError, match=r"state\.json .*save_to_disk"):
         read("hf", tmp_path)
@@ -326,7 +326,7 @@ def test_outputs_of_others_are_scored_as_they_are(write_task, tmp_path, into):
         assert report.correct == (2 if name == "lm-eval" else 3)
 
 
-def test_ground_truth_that_the_task_cannot_use_is_told(write_task, tmp_path):
+def test_ground_truth_that_the_task_cannot_use_is_reported(write_task, tmp_path):
     code = "@hookimpl\ndef score(answer, ground_truth):\n    return float(ground_truth['target'] == 1)\n"
     task = load_task(write_task(score=code))
     (tmp_path / "1.jsonl").write_text(f"{verl_line()}\n{verl_line()}\n")

@@ -92,7 +92,7 @@ def test_only_scored_files_can_be_scored_again(task, tmp_path):
         rescore_file(task, tmp_path / "old.parquet", tmp_path / "old.parquet")
 
 
-def test_rows_without_a_verdict_are_told(task, tmp_path):
+def test_rows_without_a_score_are_reported(task, tmp_path):
     rows = [{"completion": TEXTS[0], "ground_truth": 1, "score": None, "correct": True, "reason": "ok", "answer": "1"}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
     report = rescore_file(task, tmp_path / "old.parquet", options=ScoringOptions(allow_version_mismatch=True))

@@ -132,7 +132,7 @@ def test_ground_truth_is_found(row, expected):
 
 
 @pytest.mark.parametrize("row", [{}, {"ground_truth": None}, {"reward_model": {}}, {"reward_model": "rule"}])
-def test_missing_ground_truth_is_told(row):
+def test_missing_ground_truth_is_reported(row):
     with pytest.raises(DataError, match="no ground truth"):
         ground_truth_of(row)
 

@@ -194,7 +194,7 @@ def test_the_templates_are_in_the_wheel(tmp_path):
 # ---- the example
 
 
-def test_every_case_of_the_example_has_the_verdict_it_deserves(example_task, tmp_path):
+def test_every_case_of_the_example_has_the_score_it_deserves(example_task, tmp_path):
     cases = read_cases(tmp_path / "package/my_task/cases.jsonl")
     assert {case.correct for case in cases} == {True, False}
     for case in cases:

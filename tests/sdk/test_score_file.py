@@ -66,7 +66,7 @@ def bad_numbers(report):
 @pytest.mark.parametrize("into", FORMATS)
 @pytest.mark.parametrize("source", FORMATS)
 @pytest.mark.usefixtures("real_workers")
-def test_rows_keep_their_columns_and_order_and_get_their_verdict(task, tmp_path, source, into):
+def test_rows_keep_their_columns_and_order_and_get_their_score(task, tmp_path, source, into):
     report = score_file(task, write_rows(tmp_path / f"in.{source}", OUTPUTS), tmp_path / f"out.{into}")
     scored = list(read_rows(tmp_path / f"out.{into}"))
     assert unstamped(scored) == [row | result for row, result in zip(OUTPUTS, RESULTS, strict=True)]
@@ -293,7 +293,7 @@ def test_ground_truths_in_both_columns_and_of_types_that_json_lacks(task, tmp_pa
     assert "datetime" in report.bad[0].problem
 
 
-def test_wrappers_are_told_of_length_and_end(write_task, tmp_path):
+def test_wrappers_see_length_and_end(write_task, tmp_path):
     shape = """
 @hookimpl(wrapper=True)
 def score_completion(completion):

@@ -147,7 +147,7 @@ def test_full_marks_are_the_end_of_the_range():
         ),
     )
 )
-def test_whatever_a_scorer_returns_the_verdict_is_valid(returned):
+def test_whatever_a_scorer_returns_the_score_is_valid(returned):
     got = guard(returned).score_completion("<answer>3</answer>", 3)
     assert 0.0 <= got.value <= 1.0
     assert got.reason in REASONS
@@ -228,14 +228,14 @@ def test_wrapper_that_fails_is_contained(write_task, code):
     st.text(st.characters())
     | st.lists(st.sampled_from(["<answer>", "</answer>", "</think>", "<|", "|>", "\0", "\ud800", "3"])).map("".join)
 )
-def test_any_text_gets_a_verdict(text):
+def test_any_text_gets_a_score(text):
     for completion in (text, Completion(text, token_count=3, finished=False)):
         got = guard(1.0).score_completion(completion, 3)
         assert got.reason in ("ok", "no_answer")
         assert (got.value, got.answer is None) == ((1.0, False) if got.correct else (0.0, True))
 
 
-def test_special_tokens_do_not_change_the_verdict(write_task):
+def test_special_tokens_do_not_change_the_score(write_task):
     task = load_task(write_task())
     for token in ("<|im_end|>", "<|eot_id|>", "<｜end▁of▁sentence｜>"):
         assert task.score_completion(f"<answer>3{token}</answer>{token}\n{token}", 3).correct

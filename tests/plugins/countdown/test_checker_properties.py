@@ -53,7 +53,7 @@ def test_another_value_or_other_numbers_are_wrong(tree, random, target):
 @pytest.mark.slow
 @given(trees(), randoms, st.data())
 @settings(max_examples=150)
-def test_a_small_change_gets_the_oracle_s_verdict(tree, random, data):
+def test_a_small_change_gets_the_oracle_s_score(tree, random, data):
     value, text = value_of(tree), write(tree, random)
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(start + 2, len(text))))
@@ -65,7 +65,7 @@ def test_a_small_change_gets_the_oracle_s_verdict(tree, random, data):
 @pytest.mark.slow
 @given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join), st.lists(st.integers(0, 24), max_size=4))
 @settings(max_examples=300)
-def test_any_text_gets_the_oracle_s_verdict(text, numbers):
+def test_any_text_gets_the_oracle_s_score(text, numbers):
     for target in (1, 10, 24):
         score = score_answer(text, truth(target, numbers))
         assert score.correct == is_right(text, truth(target, numbers)) == (score.value == 1.0) == (score.reason == "ok")

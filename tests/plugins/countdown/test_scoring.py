@@ -19,13 +19,13 @@ binary = load_task("countdown")
 graded = load_task("countdown", options={"reward": "tinyzero"})
 
 
-def test_the_readme_has_a_table_of_verdicts():
+def test_the_readme_has_a_table_of_scores():
     assert {verdict for *_, verdict in TABLE} == {"ok", "wrong", "malformed"}
     assert len(TABLE) == len(re.findall(r"^\| \d", README, re.MULTILINE)) > 60
 
 
 @pytest.mark.parametrize(("numbers", "target", "answer", "verdict"), TABLE)
-def test_verdict_of_the_readme(numbers, target, answer, verdict):
+def test_score_of_the_readme(numbers, target, answer, verdict):
     completion = f"<think>Let me see.</think>\n<answer>{answer.replace('⏎', chr(10))}</answer>"
     ground_truth = {"target": int(target), "numbers": [int(number) for number in numbers.split()]}
     score = binary.score_completion(completion, ground_truth)

@@ -21,13 +21,13 @@ task = load_task("gsm8k", options={"source": "synthetic"})
 CASES = read_cases(cases_path(task))
 
 
-def test_the_readme_has_a_table_of_verdicts():
+def test_the_readme_has_a_table_of_scores():
     assert {verdict for *_, verdict in TABLE} == {"ok", "wrong", "malformed"}
     assert len(TABLE) == len(re.findall(r"^\| [-\d]", README, re.MULTILINE)) > 70
 
 
 @pytest.mark.parametrize(("ground_truth", "answer", "verdict"), TABLE)
-def test_verdict_of_the_readme(ground_truth, answer, verdict):
+def test_score_of_the_readme(ground_truth, answer, verdict):
     answer = answer.replace("⏎", "\n")
     score = task.score_completion(f"Let me see: 3 * 4 = 12.\n<answer>{answer}</answer>", ground_truth)
     assert (score.reason, score.correct, score.value) == (verdict, verdict == "ok", float(verdict == "ok"))
@@ -43,7 +43,7 @@ def test_the_cases_are_many_and_of_many_kinds():
     assert len({(case.completion, str(case.ground_truth)) for case in CASES}) == len(CASES)
 
 
-def test_every_case_gets_the_verdict_that_its_label_says():
+def test_every_case_gets_the_score_that_its_label_says():
     for case in CASES:
         score = task.score_completion(case.completion, case.ground_truth)
         assert (score.correct, score.value) == (case.correct, float(case.correct)), case
@@ -136,7 +136,7 @@ def test_scientific_notation_is_exact(digits, exponent):
 @given(st.text())
 @example("-" * 600)
 @example("\\frac{" * 80)
-def test_any_text_gets_a_verdict(text):
+def test_any_text_gets_a_score(text):
     assert score_answer(text, "42").reason in ("ok", "wrong", "malformed")
     assert task.oracle(text, "42") in (None, score_answer(text, "42").correct)
 

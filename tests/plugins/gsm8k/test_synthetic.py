@@ -47,7 +47,7 @@ def test_two_to_eight_steps():
     assert counts.most_common(1)[0][1] < len(ITEMS) / 3
 
 
-def test_every_number_of_the_solution_is_told_or_computed():
+def test_every_number_of_the_solution_is_given_or_computed():
     """So no fact is missing from the question."""
     told_otherwise = {"2", "3", "4", "5", "7", "10", "60", "1", "1.50", "0.50"}  # twice, days a week, half, minutes, …
     for item in ITEMS:

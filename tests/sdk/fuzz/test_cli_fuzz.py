@@ -43,7 +43,7 @@ def test_a_finding_is_shown_kept_once_and_replayed(run, write_task, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_nobody_judged_is_no_case_and_is_replayed_without_a_label(run, write_task, tmp_path):
+def test_what_the_oracle_does_not_know_is_no_case_and_is_replayed_without_a_label(run, write_task, tmp_path):
     task = write_task(solve=SOLVE, oracle=None, score=scorer("1 / ('*' not in answer) and answer == str(ground_truth)"))
     done = run(task, "--time", 20, "--workers", 1, "--first")
     assert done.exit_code == 1

@@ -61,7 +61,7 @@ def test_a_finding_as_a_case():
 
 
 @pytest.mark.parametrize("kind", ["error", "oracle_error", "timeout", "died"])
-def test_a_finding_that_nobody_judged_is_no_case(kind):
+def test_a_finding_that_the_oracle_does_not_know_is_no_case(kind):
     assert finding("1", kind=kind, right=None).to_case() is None
     assert finding("1", kind=kind, right=True).to_case().correct
 

@@ -123,14 +123,14 @@ def test_numbers_that_make_no_search_are_refused(make, bad):
         fuzz(make(), **{"seconds": 1, **bad})
 
 
-def judged_again(task, text, time_limit):
+def confirmed(task, text, time_limit):
     confirmation = Confirmation(
         pickle.dumps(task), Finding("timeout", text, 7, None, 0.0, None, ()), time_limit, 4 << 30
     )
     try:
-        while (verdict := confirmation.look()) is None:
+        while (is_confirmed := confirmation.look()) is None:
             time.sleep(0.01)
-        return verdict
+        return is_confirmed
     finally:
         confirmation.close()
 
@@ -157,15 +157,15 @@ def score(answer, ground_truth):
 @pytest.mark.parametrize("what", ["time.sleep(60)", "os._exit(3)"])
 def test_what_fails_once_and_not_again_is_no_finding(make, tmp_path, what):
     task = make(score=SLOW_ONCE.format(path=str(tmp_path / "was here"), what=what))
-    assert judged_again(task, "<answer>%</answer>", 0.2) is False
+    assert confirmed(task, "<answer>%</answer>", 0.2) is False
     assert (tmp_path / "was here").exists()
 
 
 @pytest.mark.slow
 def test_what_fails_again_and_again_is_one(make):
     task = make(score=scorer("os._exit(3) if answer == '%' else answer == str(ground_truth)"))
-    assert judged_again(task, "<answer>%</answer>", 1) is True
-    assert judged_again(task, "<answer>7</answer>", 1) is False
+    assert confirmed(task, "<answer>%</answer>", 1) is True
+    assert confirmed(task, "<answer>7</answer>", 1) is False
 
 
 @pytest.mark.slow
@@ -206,7 +206,7 @@ def test_a_scorer_that_ends_its_process_or_hoards(make):
 
 
 @pytest.mark.slow
-def test_an_oracle_that_raises_or_hangs_is_told_apart(make):
+def test_an_oracle_that_raises_or_hangs_is_distinguished(make):
     broken = ORACLE.replace("return", "if '%' in answer:\n        raise ValueError(answer)\n    return")
     assert only(fuzz(make(oracle=broken), seconds=20, stop_after=1)).kind == "oracle_error"
     hangs = ORACLE.replace("return", "while '%' in answer:\n        pass\n    return")

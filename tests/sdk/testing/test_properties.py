@@ -82,7 +82,7 @@ def test_warnings_count_where_python_shows_them(write_sum, category, status):
     assert report["never-prints"].status == status
 
 
-def test_a_failure_that_does_not_repeat_is_told_as_such(write_sum):
+def test_a_failure_that_does_not_repeat_is_reported_as_such(write_sum):
     failures = [Failure("a mishap", "none")]
     prop = Property(
         name="fickle",
@@ -161,7 +161,7 @@ def test_a_good_task_passes_all_checks(write_sum):
 
 
 @pytest.mark.slow
-def test_a_task_without_optional_hooks_is_told_what_to_add(write_sum):
+def test_a_task_without_optional_hooks_learns_what_to_add(write_sum):
     report = check_task(load_task(write_sum(solve=None, oracle=None, grammar=None)), cases=[])
     assert report.passed
     for result in report.results:
