@@ -16,7 +16,7 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.checkpoint.store import latest
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import collector as collecting
-from tinyzero_trainer.controller import heldout_eval, loop
+from tinyzero_trainer.controller import heldout_eval, loop, pending_batch
 from tinyzero_trainer.controller.loop import STATE_DIRECTORY, train
 from tinyzero_trainer.controller.pending_batch import BATCH_FILE
 from tinyzero_trainer.controller.step import TrainingStep
@@ -130,7 +130,7 @@ def test_samples_are_a_step_old_and_weighed(whole: Path) -> None:
         slowly(Policy, "update", 3),
         slowly(heldout_eval, "evaluate", 2),
         slowly(loop.checkpoints, "save", 2),
-        slowly(loop, "to_json", 1),
+        slowly(pending_batch, "to_json", 1),
     ],
 )
 def test_a_run_killed_anywhere_resumes_to_the_same_metrics(

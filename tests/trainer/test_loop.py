@@ -174,7 +174,7 @@ def test_a_run_killed_at_any_step_resumes_to_the_same_metrics(
         slowly(loop.checkpoints, "save", 2),  # line 4 is written, checkpoint 4 is not
         (Policy, "export", 2),  # amid a checkpoint
         slowly(Policy, "save", 2),
-        slowly(loop, "draw_curve", 1),  # everything is done
+        slowly(loop, "plot_curve", 1),  # everything is done
     ],
 )
 def test_a_run_killed_between_any_two_acts_resumes_to_the_same_metrics(
