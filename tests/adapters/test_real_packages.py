@@ -11,8 +11,10 @@ import pytest
 
 from tests.environments import run_script
 
-pytestmark = pytest.mark.slow
-NIGHTLY = pytest.mark.nightly(reason="loads another trainer for a minute; test_adapters.py has the same calls")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.nightly(reason="loads another trainer for a minute; test_adapters.py has the same calls"),
+]
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs/adapters.md"
@@ -63,7 +65,6 @@ def test_grpo_of_trl_takes_a_step_on_countdown(tmp_path):
     assert log["countdown/accuracy"] == pytest.approx(solved)
 
 
-@NIGHTLY
 def test_verl_loads_and_calls_a_task(tmp_path):
     """Through its own loader of reward functions and its own reward manager."""
     data = ("data", "--task", "countdown", "--output", "data", "--size", "3", "--test-size", "0")
@@ -79,7 +80,6 @@ def test_verl_loads_and_calls_a_task(tmp_path):
     )
 
 
-@NIGHTLY
 def test_verifiers_loads_an_environment_and_scores_rollouts(tmp_path):
     (tmp_path / "countdown_env.py").write_text(documented("# countdown_env.py"))
     said = run_script("verifiers", HERE / "verifiers_rollouts.py", cwd=tmp_path)

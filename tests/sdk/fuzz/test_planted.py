@@ -52,6 +52,7 @@ def test_every_planted_hole_is_found(name):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(reason="a longer search; every change searches a clean task and each broken reward")
 def test_countdown_is_clean():
     report = fuzz(load_task("countdown"), seconds=120, seed=3, on_progress=until(lambda report: report.tried > 50_000))
     assert report.findings == []
