@@ -214,7 +214,7 @@ def child(marks: Path, memory: int, arguments: Sequence[str]) -> None:
             note("")
 
         def lap(self, name: str) -> None:
-            super().lap(name)
+            super().record(name)
             note(name)
 
     for user in (training_step, collecting):

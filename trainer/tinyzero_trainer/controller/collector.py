@@ -157,9 +157,9 @@ class RolloutCollector:
             prompts = [next(self.stream) for _ in range(wanted - len(kept) // group_size)]
             seed = derive_seed("rollout", config.run.seed, step, *([attempt] if attempt else []))
             generated = self._generate(prompts, params, samples=group_size, seed=seed, stop=stop)
-            self._clock.lap("gen")
+            self._clock.record("gen")
             scored = self._score(generated)
-            self._clock.lap("reward")
+            self._clock.record("reward")
             rollouts += scored
             kept += _informative(scored, group_size) if refills else scored
             if len(kept) == wanted * group_size:
@@ -181,7 +181,7 @@ class RolloutCollector:
         prompts = [rollout.prompt for rollout in kept[:: config.rollout.group_size]]
         generated = self._generate(prompts, params, samples=1, seed=0, stop=stop)
         greedy = self._score(generated)
-        self._clock.lap("gen_greedy")
+        self._clock.record("gen_greedy")
         return [rollout.score.value for rollout in greedy]
 
     def _generate(

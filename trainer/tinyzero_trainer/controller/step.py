@@ -77,7 +77,7 @@ class TrainingStep:
         self._clock = StepTimer()
         collected = self.collector.next_batch(step)
         if config.rollout.max_async_level:
-            self._clock.lap(WAITED)
+            self._clock.record(WAITED)
         else:
             self.workers.engine.sleep()
             self._clock.skip()
@@ -86,11 +86,11 @@ class TrainingStep:
             if following is not None and self.stop.requested and not following.done():
                 self.workers.display.log(STOPPING)
         if following is not None:
-            self._clock.lap(WAITED)
+            self._clock.record(WAITED)
         if self.collector.failure is None:
             with catch_out_of_memory("the rollout engine took over the weights"):
                 self.workers.engine.load_weights()
-        self._clock.lap("update_weights")
+        self._clock.record("update_weights")
         self.state.progress, self.state.window = collected.progress, collected.window_after
         metrics |= self.metrics(collected, batch, metrics, now)
         self.policy_intact = True
@@ -110,7 +110,7 @@ class TrainingStep:
             corrected = self.add_logprobs(batch, now)
             self.add_penalties_and_values(batch, now)
         self.add_advantages(batch)
-        self._clock.lap("adv")
+        self._clock.record("adv")
         try:
             with catch_out_of_memory("the weights were updated"):
                 return batch, corrected | self.update(batch, now, collected.step)
@@ -125,7 +125,7 @@ class TrainingStep:
             batch.old_logprobs = batch.engine_logprobs
         elif source == "policy":
             batch.old_logprobs = self.policy.logprobs(batch.rollouts, now.temperature)
-            self._clock.lap("old_log_prob")
+            self._clock.record("old_log_prob")
             if self.config.rollout_correction.corrects:
                 assert batch.engine_logprobs is not None
                 batch.is_weights, metrics = importance_weights(
@@ -141,10 +141,10 @@ class TrainingStep:
             reference = self.policy.reference_logprobs(batch.rollouts, now.temperature)
             kl = SAMPLED[self.config.algorithm.kl_estimator](batch.old_logprobs, reference)
             batch.kl_penalties = now.kl_coefficient * kl
-            self._clock.lap("ref")
+            self._clock.record("ref")
         if self.workers.critic is not None:
             batch.values = self.workers.critic.values(batch.rollouts)
-            self._clock.lap("values")
+            self._clock.record("values")
 
     def add_advantages(self, batch: TrainingBatch) -> None:
         """The advantages; with a critic they are whitened after the returns are taken from them."""
@@ -159,10 +159,10 @@ class TrainingStep:
         self.policy_intact = False
         if critic is not None:
             metrics = critic.update(batch)
-            self._clock.lap("update_critic")
+            self._clock.record("update_critic")
         if critic is None or step > self.config.critic.warmup_steps:
             metrics |= self.policy.update(batch, now)
-            self._clock.lap("update_actor")
+            self._clock.record("update_actor")
         return metrics
 
     def metrics(

@@ -17,14 +17,14 @@ class StepTimer:
         """Of all parts so far."""
         return dict(self._seconds)
 
-    def lap(self, name: str) -> None:
-        """Charge the time since the last lap to `name`."""
+    def record(self, name: str) -> None:
+        """Charge the time since the last record to `name`."""
         last = self._last
         self.skip()
         self._seconds[name] = self._seconds.get(name, 0.0) + self._last - last
 
     def skip(self) -> None:
-        """Charge the time since the last lap to nothing: another clock has it."""
+        """Charge the time since the last record to nothing: another timer measures it."""
         if torch.cuda.is_initialized():  # it is not where actors of Ray have the GPUs, whose calls are waited for
             torch.cuda.synchronize()
         self._last = perf_counter()
