@@ -213,12 +213,12 @@ def child(marks: Path, memory: int, arguments: Sequence[str]) -> None:
             super().__init__()
             note("")
 
-        def lap(self, name: str) -> None:
+        def record(self, name: str) -> None:
             super().record(name)
             note(name)
 
     for user in (training_step, collecting):
-        user.Clock = Noted  # type: ignore[misc]
+        user.StepTimer = Noted  # type: ignore[misc]
     tinyzero(arguments)
 
 
