@@ -49,7 +49,7 @@ def shortened(batch: RolloutBatch) -> RolloutBatch:
         length = max(1, round(random.uniform(low, high) * len(rollout.token_ids)))
         logprobs = None if rollout.logprobs is None else rollout.logprobs[:length]
         return replace(
-            sample, rollout=replace(rollout, token_ids=rollout.token_ids[:length], logprobs=logprobs, finished=False)
+            sample, generation=replace(rollout, token_ids=rollout.token_ids[:length], logprobs=logprobs, finished=False)
         )
 
     samples = [cut(sample) for sample in batch.rollouts]

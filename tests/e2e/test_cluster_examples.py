@@ -22,7 +22,7 @@ import yaml
 from tinyzero_sdk.settings import flatten, to_mapping
 from tinyzero_trainer.config import AlgorithmConfig, ModelConfig, RunConfig, TrainConfig
 from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL
-from tinyzero_trainer.executors.ray.paths import with_whole_paths
+from tinyzero_trainer.executors.ray.paths import with_absolute_paths
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples/cluster"
@@ -119,14 +119,14 @@ def test_paths_hold_in_another_directory(tmp_path: Path, monkeypatch: pytest.Mon
         model=ModelConfig(path="model"),
         algorithm=AlgorithmConfig(policy_loss="./loss.py:mine"),
     )
-    found = with_whole_paths(config)
+    found = with_absolute_paths(config)
     assert found.run.output == str(tmp_path / "runs/a")
     assert found.model.path == str(tmp_path / "model")
     assert found.algorithm.policy_loss == f"{tmp_path / 'loss.py'}:mine"
-    assert with_whole_paths(found) == found
+    assert with_absolute_paths(found) == found
     for path in (None, "tiny", "Qwen/Qwen2.5-0.5B"):
         kept = replace(config, model=ModelConfig(path=path), algorithm=AlgorithmConfig(policy_loss="package.loss:mine"))
-        again = with_whole_paths(kept)
+        again = with_absolute_paths(kept)
         assert (again.model, again.algorithm) == (kept.model, kept.algorithm)
 
 

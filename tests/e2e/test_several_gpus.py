@@ -270,18 +270,18 @@ def test_recorded_completions_are_cut_right_ones_shorter_and_keep_their_scores()
     whole = RolloutBatch(3, 2, samples, samples, None, 100, WindowState(), {}, {}, {})
     cut = replay.shortened(whole)
     assert cut == replay.shortened(whole)
-    assert cut.kept is cut.samples
-    for before, after in zip(samples, cut.samples, strict=True):
+    assert cut.kept is cut.rollouts
+    for before, after in zip(samples, cut.rollouts, strict=True):
         length = len(after.generation.token_ids)
         assert length <= 50 if after.score.correct else length >= 50
-        assert after.rollout == replace(
-            before.rollout,
+        assert after.generation == replace(
+            before.generation,
             token_ids=before.generation.token_ids[:length],
             logprobs=before.generation.logprobs[:length],
             finished=False,
         )
         assert after.score == before.score
-    assert len({len(sample.generation.token_ids) for sample in cut.samples}) > 8
+    assert len({len(sample.generation.token_ids) for sample in cut.rollouts}) > 8
 
 
 # ---- the tables ------------------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def test_a_run_with_checkpoints_is_refused_before_anything_is_loaded(capsys, sta
     code, _, told = call(capsys, "train", "--task", "countdown", "--output", str(saved_run))
     assert (code, stand_ins) == (2, [])
     assert told.startswith(
-        f"error: {saved_run} holds a run with checkpoints; go on with: tinyzero train --output {saved_run} --resume"
+        f"error: {saved_run} holds a run with checkpoints; resume with: tinyzero train --output {saved_run} --resume"
     )
 
 
@@ -155,7 +155,7 @@ def test_an_interrupted_run_exits_by_its_signal_and_says_how_to_go_on(capsys, st
     left, _, told = call(capsys, "train", "--task", "countdown", "--output", "runs/x")
     assert left == code
     assert told.splitlines()[-1] == (
-        f"stopped by {number.name} after step 40, which is saved; go on with: tinyzero train --output runs/x --resume"
+        f"stopped by {number.name} after step 40, which is saved; resume with: tinyzero train --output runs/x --resume"
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.test_doctor_ray import UNLIKE
 from tinyzero_trainer.config import RayConfig
 from tinyzero_trainer.doctor import node_probe
-from tinyzero_trainer.executors.ray.cluster import RayError, room
+from tinyzero_trainer.executors.ray.cluster import RayError, placement_group
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,10 @@ def test_a_run_says_in_one_line_why_it_cannot_reach_ray(
         raise kind(text)
 
     monkeypatch.setattr(ray, "init", fail)
-    with pytest.raises(RayError, match=words) as raised, room(RayConfig(address="10.0.0.1:6379"), [{"CPU": 1}]):
+    with (
+        pytest.raises(RayError, match=words) as raised,
+        placement_group(RayConfig(address="10.0.0.1:6379"), [{"CPU": 1}]),
+    ):
         pass
     assert "\n" not in str(raised.value)
 

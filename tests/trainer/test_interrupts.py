@@ -75,7 +75,7 @@ def test_interrupted_says_how_to_go_on(number, code):
     assert error.exit_code == code
     assert str(error) == (
         f"stopped by {number.name} after step 40, which is saved; "
-        "go on with: tinyzero train --output 'runs/my run' --resume"
+        "resume with: tinyzero train --output 'runs/my run' --resume"
     )
 
 

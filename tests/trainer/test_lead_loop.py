@@ -190,7 +190,7 @@ def test_an_engine_lost_beside_an_update_costs_no_step(
 
     with monkeypatch.context() as patch:
         on_call(patch, collecting, "generate", 3, lose)  # batch 3, beside the update of step 2, which is evaluated too
-        with pytest.raises(TinyZeroError, match=r"the rollout engine has died; step 2 is saved; go on with: "):
+        with pytest.raises(TinyZeroError, match=r"the rollout engine has died; step 2 is saved; resume with: "):
             train(run)
     found = latest(tmp_path / "run/checkpoints")
     assert found is not None

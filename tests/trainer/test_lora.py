@@ -26,7 +26,7 @@ from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller import step as training_step
 from tinyzero_trainer.controller.loop import train
-from tinyzero_trainer.executors import local as roles
+from tinyzero_trainer.executors import build as roles
 from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model, save_model
 from tinyzero_trainer.models.lora import Adapter, LoraError, merged_state
 from tinyzero_trainer.monitoring.progress import Progress

@@ -26,7 +26,7 @@ def test_the_benchmark_can_show_a_smaller_card(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=whole))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (whole - 30 * GIB, whole))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
-    memory_benchmark.on_a_smaller_card(24 * GIB)
+    memory_benchmark.on_a_smaller_gpu(24 * GIB)
     assert torch.cuda.mem_get_info(0) == (0, 24 * GIB)
     assert shares[0] * whole == pytest.approx(24 * GIB - constants.CONTEXT)
 

@@ -14,7 +14,8 @@ from tinyzero_trainer.algorithms.losses import find_policy_loss
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.executors import local as roles
+from tinyzero_trainer.executors import build as roles
+from tinyzero_trainer.executors import local
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.utils.import_object import load_function
 
@@ -142,7 +143,7 @@ def test_the_command_refuses_it_before_anything_is_loaded(capsys, toy_task: str,
 def test_a_file_at_fault_costs_no_loading_of_the_model(own: Path, toy_task: str, monkeypatch) -> None:
     from tinyzero_trainer.monitoring.progress import Progress
 
-    monkeypatch.setattr(roles, "load_model", lambda *args: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(local, "load_model", lambda *args: pytest.fail("the model was loaded"))
     config = make_config(
         {"run": {"task": toy_task}, "model": {"path": "gpt2"}, "algorithm": {"policy_loss": f"{own}:nonesuch"}}
     )

@@ -223,7 +223,7 @@ def test_the_doctor_sees_two_nodes_as_they_are(folder: Path, found: dict[str, An
         assert [node[name] for name in ("gpus", "gpus_free", "cpus", "cpus_free")] == [2] * 4
         inside, here = node["inside"], ray["here"]
         assert inside["packages"]["torch"] == metadata.version("torch")
-        for name in ("python", "packages", "code", "shared_memory", "interfaces"):
+        for name in ("python", "packages", "shared_memory"):
             assert inside[name] == here[name]
         assert inside["directory"] == "shared"
     levels = {finding["check"]: finding["level"] for finding in said["findings"]}

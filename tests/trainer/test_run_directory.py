@@ -89,7 +89,7 @@ def test_a_run_with_checkpoints_is_not_started_over(path):
         leave_checkpoint(run)
     with pytest.raises(RunDirectoryError) as caught:
         RunDirectory.open(path).__enter__()
-    assert f"go on with: tinyzero train --output '{path}' --resume" in str(caught.value)
+    assert f"resume with: tinyzero train --output '{path}' --resume" in str(caught.value)
     with RunDirectory.open(path, resume=True) as run:
         assert checkpoint.latest(run.checkpoints).step == 5
 

@@ -47,7 +47,7 @@ def step(monkeypatch: pytest.MonkeyPatch, *, adapter: object = None) -> Training
     taken = object.__new__(TrainingStep)
     taken.config = TrainConfig(optimizer=OptimizerConfig(update_epochs=2))
     critic = SimpleNamespace(parameters=4)
-    taken.roles = SimpleNamespace(language_model=SimpleNamespace(adapter=adapter, parameters=10), critic=critic)
+    taken.workers = SimpleNamespace(language_model=SimpleNamespace(adapter=adapter, parameters=10), critic=critic)
     return taken
 
 

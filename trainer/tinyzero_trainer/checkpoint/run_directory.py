@@ -117,7 +117,7 @@ class RunDirectory:
             if not resume and self.checkpoints.is_dir() and any(checkpoint.sealed(self.checkpoints)):
                 words = f"tinyzero train --output {shlex.quote(str(self.path))} --resume"
                 raise RunDirectoryError(
-                    f"{self.path} holds a run with checkpoints; go on with: {words} (or choose another --output)"
+                    f"{self.path} holds a run with checkpoints; resume with: {words} (or choose another --output)"
                 )
             if not resume and self.config.exists() and not (self.path / OWNER).exists():
                 raise RunDirectoryError(

@@ -31,9 +31,7 @@ def plan(
             show_default="the small one that train makes on a GPU",
         ),
     ] = None,
-    recipe: Annotated[
-        str | None, typer.Option("--recipe", metavar="NAME", help="A name out of `tinyzero recipes`, or a .toml file.")
-    ] = None,
+    recipe: Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="As for train.")] = None,
     config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings from a TOML file.")] = None,
     gpus: Annotated[
         int | None, typer.Option("--gpus", metavar="N", min=0, help="As for train: several GPUs, all of one model.")

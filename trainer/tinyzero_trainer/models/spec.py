@@ -115,7 +115,7 @@ def spec_from_config(name: str, config: Mapping[str, Any], parameters: int | Non
 
     Example:
         >>> small = {"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-        >>> shape_of("small", small | {"intermediate_size": 16, "vocab_size": 10}).parameters
+        >>> spec_from_config("small", small | {"intermediate_size": 16, "vocab_size": 10}).parameters
         824
     """
     kind = str(config.get("model_type"))

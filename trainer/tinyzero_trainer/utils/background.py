@@ -38,7 +38,7 @@ def run_in_background(work: Callable[[Stop], Result]) -> Iterator["Future[Result
         work: polls what it is given, and ends soon after a stop is requested.
 
     Example:
-        >>> with beside(lambda stop: 6 * 7) as answer:
+        >>> with run_in_background(lambda stop: 6 * 7) as answer:
         ...     question = "?"
         >>> answer.result()
         42

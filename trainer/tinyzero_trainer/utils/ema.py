@@ -10,7 +10,7 @@ def ema(average: float | None, value: float | None, decay: float) -> float | Non
         decay: share of the old average.
 
     Example:
-        >>> moved(None, 1.0, 0.75), moved(1.0, 0.0, 0.75), moved(0.5, None, 0.75)
+        >>> ema(None, 1.0, 0.75), ema(1.0, 0.0, 0.75), ema(0.5, None, 0.75)
         (1.0, 0.75, 0.5)
     """
     if average is None or value is None:

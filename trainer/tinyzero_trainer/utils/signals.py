@@ -48,7 +48,7 @@ class Interrupted(Stopped):
             step: the last step that is in the checkpoint.
             output: the run directory.
         """
-        how_to_go_on = f"go on with: tinyzero train --output {shlex.quote(output)} --resume"
+        how_to_go_on = f"resume with: tinyzero train --output {shlex.quote(output)} --resume"
         super().__init__(stopped_by, f"after step {step}, which is saved; {how_to_go_on}")
 
 

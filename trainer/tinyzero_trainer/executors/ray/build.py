@@ -77,22 +77,7 @@ def build_ray_workers(
             critic = RemoteCritic(ranks, gather([(first, first.handle.critic_parameters.remote())])[0])
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
-        restarts = config.vllm.max_restarts if config.vllm.separate_process else 0
-        if engines:
-            limits = {WorkerDiedError: config.ray.max_restarts, EngineDiedError: restarts}
-
-            def restart_engine(died: ActorHandle) -> ActorHandle:
-                engine = pool.replace(died)
-                gather([(engine, engine.handle.build.remote(config.model.path))], policy_intact=True)
-                ranks.send_weights([engine])
-                return engine
-
-            dedicated = [Restartable(each.name, each, restart_engine, limits, display.log) for each in engines]
-            remote = RemoteEngine(DedicatedEngines(ranks, dedicated), config.rollout.chunks_per_engine)
-        else:
-            by_all = config.vllm.verify_weights and dims.world_size > 1  # a single rank checks its engine by itself
-            colocated = ColocatedEngines(ranks, dims.engine_ranks, restarts, display.log, check_sync=by_all)
-            remote = RemoteEngine(colocated, config.rollout.chunks_per_engine)
+        remote = _connect_engines(config, pool, ranks, engines, display)
 
         def make_pool(reward: RewardConfig, task: Task) -> RemotePool:
             """Of the next scorer: tasks come in the same order."""
@@ -113,6 +98,28 @@ def build_ray_workers(
             yield Workers(run, language_model, remote, RemotePolicy(ranks), critic, display)
         finally:
             remote.close()
+
+
+def _connect_engines(
+    config: TrainConfig, pool: "ActorPool", ranks: TrainerActors, engines: list[ActorHandle], display: Progress
+) -> RemoteEngine:
+    """The engines of the run as one: dedicated ones where there are any, else those colocated with the ranks."""
+    dims = parallel_dims(config)
+    restarts = config.vllm.max_restarts if config.vllm.separate_process else 0
+    if not engines:
+        by_all = config.vllm.verify_weights and dims.world_size > 1  # a single rank checks its engine by itself
+        colocated = ColocatedEngines(ranks, dims.engine_ranks, restarts, display.log, check_sync=by_all)
+        return RemoteEngine(colocated, config.rollout.chunks_per_engine)
+
+    def restart(died: ActorHandle) -> ActorHandle:
+        engine = pool.replace(died)
+        gather([(engine, engine.handle.build.remote(config.model.path))], policy_intact=True)
+        ranks.send_weights([engine])
+        return engine
+
+    limits = {WorkerDiedError: config.ray.max_restarts, EngineDiedError: restarts}
+    dedicated = [Restartable(each.name, each, restart, limits, display.log) for each in engines]
+    return RemoteEngine(DedicatedEngines(ranks, dedicated), config.rollout.chunks_per_engine)
 
 
 def _idle_gpus(config: TrainConfig) -> str | None:
