@@ -299,7 +299,7 @@ def test_each_recipe_trains(name: str, warm_model: Path, toy_task: str, tmp_path
         "eval": {"num_problems": 8, "greedy": False, "every": 0},
     }
     if name == "adaptive":
-        values["window"] = {"least": 4, "warmup_steps": 1, "every": 1, "change": 1, "gap": 1}
+        values["length_control"] = {"min_tokens": 4, "warmup_steps": 1, "every": 1, "step_tokens": 1, "slack_tokens": 1}
     train(make_config(with_recipe(values, name)))
     last = list(read_metrics(tmp_path / "run" / "metrics.jsonl"))[-1]
     assert last["step"] == 2

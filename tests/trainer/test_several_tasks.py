@@ -139,7 +139,7 @@ def test_a_killed_run_resumes_to_the_same_metrics(
         return take(self, number)
 
     monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
-    monkeypatch.setattr(training_step.TrainingStep, "select", deadly)
+    monkeypatch.setattr(training_step.TrainingStep, "take", deadly)
     run = configure(tmp_path / "run")
     with pytest.raises(Killed):
         train(run)
