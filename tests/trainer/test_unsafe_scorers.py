@@ -42,5 +42,5 @@ def test_by_leave_it_trains_and_the_run_keeps_the_leave(words: list[str], tmp_pa
     with pytest.raises(SystemExit) as caught:
         main([*words, "--allow-unsafe-scorers"])
     assert not caught.value.code
-    assert "allow_unsafe_scorers = true" in (tmp_path / "run/config.toml").read_text()
+    assert "allow_unsafe = true" in (tmp_path / "run/config.toml").read_text()
     assert (tmp_path / "run/checkpoints/step_1").is_dir()
