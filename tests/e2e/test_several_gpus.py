@@ -336,7 +336,9 @@ def test_the_tables_show_what_there_is_and_what_failed():
     assert failures == ["same 10M: 4, sharded: exit code 1", "one_step_off: one step off: stopped at its limit"]
 
 
-@pytest.mark.nightly(reason="a benchmark's run; that ranks learn the same is tested in tests/trainer/test_ranks.py")
+@pytest.mark.nightly(
+    reason="a benchmark's run; tests/trainer/distributed/test_ranks.py holds the ranks to the same losses"
+)
 def test_two_ranks_find_the_losses_of_one_on_recorded_rollouts(tmp_path):
     from tinyzero_trainer.config.sft import TinyShape
     from tinyzero_trainer.models.loading import from_parts, save_model

@@ -37,7 +37,7 @@ def test_hook_has_a_docstring(name):
 
 @pytest.mark.parametrize("name", SPECS)
 def test_hook_has_a_test(name):
-    files = Path(__file__).parent.glob("test_*.py")
+    files = Path(__file__).parent.rglob("test_*.py")
     assert any(f"\ndef test_hook_{name}(" in path.read_text(encoding="utf-8") for path in files)
 
 

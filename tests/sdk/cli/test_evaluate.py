@@ -1,0 +1,193 @@
+"""`tinyzero eval` at an endpoint, as it is typed: what is asked, what is kept, what is refused."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.sdk.evaluation.evaluating import CHAT, rows_of
+from tests.sdk.evaluation.evaluating import server as server
+from tests.sdk.evaluation.evaluating import task as task
+from tinyzero_sdk import load_task
+from tinyzero_sdk.evaluation.protocol import EVALUATION_SEED
+from tinyzero_sdk.plugins.registry import load_plugins
+
+pytestmark = pytest.mark.usefixtures("scored_here")
+
+
+@pytest.fixture
+def evaluate(run, monkeypatch, server, task):
+    """`tinyzero eval` at the server: (exit code, stdout, stderr)."""
+    monkeypatch.setenv("OPENAI_API_KEY", "secret-key")
+    return lambda *words: run("eval", "--task", task, "--model", "m", "--endpoint", server.url, *words)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("real_workers")
+def test_every_completion_is_kept_with_all_that_belongs_to_it(evaluate, server, task, tmp_path):
+    output = tmp_path / "out.jsonl"
+    code, shown, told = evaluate("--size", 6, "-n", 4, "--seed", 3, "--max-tokens", 32, "task.digits=2", "-o", output)
+    assert (code, told) == (0, "")
+    assert [line.split()[0] for line in shown.splitlines()[:4]] == ["task", "model", "problems", "accuracy"]
+    assert "pass@k" in shown
+    assert "50.0 % ± 0.0" in shown
+    rows = rows_of(output)
+    assert [(row["extra_info"]["index"], row["sample"]) for row in rows] == [(i, s) for i in range(6) for s in range(4)]
+    items = list(load_task(task).dataset("test", 6, seed=EVALUATION_SEED))
+    for row in rows:
+        item = items[row["extra_info"]["index"]]
+        assert row["reward_model"]["ground_truth"] == item.ground_truth
+        assert row["prompt"] == [{"role": "user", "content": f"say {item.data['number']}"}]
+        assert row["correct"] == (row["answer"] == str(item.ground_truth))
+        assert (row["finished"], row["token_count"]) == (True, None)  # the usage of several is not divided
+        assert (row["task_options"], row["extra_info"]["difficulty"]) == ('{"digits": 2}', item.data["number"])
+    sampling = rows[0]["sampling"]
+    assert {name: sampling[name] for name in ("model", "seed", "temperature", "max_tokens", "task_options")} == {
+        "model": "m",
+        "seed": 3,
+        "temperature": 1.0,
+        "max_tokens": 32,
+        "task_options": {"digits": 2},
+    }
+    assert sampling["endpoint"] == server.url
+    assert "secret-key" not in output.read_text(encoding="utf-8")
+    assert all(request["n"] == 4 and request["path"].endswith("/chat/completions") for request in server.requests)
+    assert len({request["seed"] for request in server.requests}) == len(server.requests) == 6
+
+
+@pytest.mark.slow
+def test_text_goes_to_the_completions_endpoint_and_json_to_stdout(evaluate, server, tmp_path):
+    output = tmp_path / "out.parquet"
+    arguments = ("--size", 4, "--template", "base", "--max-tokens", 3, "--temperature", 0, "-o", output, "--json")
+    code, shown, _ = evaluate(*arguments)
+    found = json.loads(shown)
+    assert (code, found["problems"], found["samples"], found["by_reason"]) == (0, 4, 1, {"ok": 2, "wrong": 2})
+    assert (found["mean_length"], found["accuracy"], found["standard_error"]) == (7.0, 0.5, pytest.approx(0.2887, 1e-3))
+    assert all("n" not in request and "seed" not in request for request in server.requests)
+    assert {request["path"] for request in server.requests} == {"/v1/completions"}
+    table = pq.read_table(output)
+    assert (table["finished"].to_pylist(), table["token_count"].to_pylist()) == ([False] * 4, [7] * 4)
+    assert evaluate(*arguments)[0] == 0  # goes on from out.jsonl, where nothing is missing
+    assert len(server.requests) == 4
+
+
+def test_another_configuration_is_refused_by_name(evaluate, server, tmp_path):
+    output = tmp_path / "out.jsonl"
+    assert evaluate("--size", 2, "-o", output)[0] == 0
+    before = output.read_bytes()
+    for change, expected in {
+        ("--temperature", 0.5): "with temperature=1.0, not temperature=0.5",
+        ("--size", 2, "task.digits=4"): 'with task_options={"digits": 3}, not task_options={"digits": 4}',
+        ("--size", 3): "with size=2, not size=3",
+    }.items():
+        code, _, told = (
+            evaluate("--size", 2, "-o", output, *change) if "--size" not in change else evaluate(*change, "-o", output)
+        )
+        assert code == 2
+        assert expected in told
+        assert told.count("\n") == 1
+    assert output.read_bytes() == before
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("content", ['{"completion": "x"}\n', "no json\n", '{"sampling": {}, "sample": 0}\n'])
+def test_another_file_is_never_written_to(evaluate, server, tmp_path, content):
+    output = tmp_path / "out.jsonl"
+    output.write_text(content, encoding="utf-8")
+    code, _, told = evaluate("--size", 2, "-o", output)
+    assert (code, server.requests, output.read_text(encoding="utf-8")) == (2, [], content)
+    assert f"{output}:1" in told
+    assert "give another --output" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--size", "2"), "an evaluation at an endpoint needs --output FILE"),
+        (("-o", "x.txt"), "expected a name that ends in .jsonl or .parquet"),
+        (("-o", "x.jsonl", "data.seed=0"), "unknown key 'data'"),
+        (("-o", "x.jsonl", "task.no=1"), "unknown key 'task.no'"),
+        (("-o", "x.jsonl", "--endpoint", "localhost"), "expected a URL, such as http://localhost:8000/v1"),
+        (("-o", "x.jsonl", "--size", "2", "--test-fraction", "2"), "the test fraction is 2.0"),
+    ],
+)
+def test_wrong_use_is_one_line(evaluate, server, tmp_path, monkeypatch, arguments, expected):
+    monkeypatch.chdir(tmp_path)
+    code, shown, told = evaluate(*arguments)
+    assert (code, shown, server.requests) == (2, "", [])
+    assert expected in told
+    assert told.count("\n") == 1
+
+
+def test_a_scorer_that_fails_is_reported_and_exits_1(evaluate, write_task, tmp_path):
+    broken = write_task("broken", make_prompt=CHAT, score="@hookimpl\ndef score(answer): raise RuntimeError('oh')")
+    code, shown, told = evaluate("--task", broken, "--size", 2, "-o", tmp_path / "out.jsonl")
+    assert code == 1
+    assert "reasons     error 2\n" in shown
+    assert told.startswith("task 'broken' failed on every answer")
+    assert "RuntimeError: oh" in told
+
+
+def test_a_task_whose_columns_are_in_the_way(evaluate, write_task, tmp_path):
+    code = "@hookimpl\ndef generate_dataset(): return (Item(n, {'sample': n, 'number': n}) for n in range(99))"
+    told = evaluate("--task", write_task("taken", generate_dataset=code), "--size", 2, "-o", tmp_path / "out.jsonl")[2]
+    assert "has its own column 'sample', which an evaluation writes" in told
+
+
+def test_what_needs_an_endpoint_is_refused_without_one(run):
+    assert (
+        run("eval", "--task", "x", "--retries", "3")[2]
+        == "error: --retries has no effect without --endpoint; leave it out\n"
+    )
+
+
+LOCAL = """
+from contextlib import contextmanager
+from tinyzero_sdk import Completion, hookimpl, load_task
+from tinyzero_sdk.evaluation.protocol import EvaluationPlan
+
+class Sampler:
+    template, settings = "base", {"x": 1}
+
+    def sample(self, problems, keep, advance):
+        advance(len(problems))
+        for problem in problems:
+            for sample in problem.missing:
+                keep(problem, sample, Completion(f"<answer>{problem.item.ground_truth}</answer>", 3, True))
+
+class Models:
+    def plan(self, request):
+        @contextmanager
+        def opener():
+            yield Sampler()
+        task = load_task(request.task)
+        return EvaluationPlan(task=task, model="local", opener=opener, max_tokens=9, size=request.size)
+
+    def key_help(self):
+        return ["more keys"]
+
+@hookimpl
+def local_models():
+    return Models()
+"""
+
+
+def test_hook_local_models(run, install, write_task, monkeypatch):
+    install("tz-local", modules={"local_module": LOCAL}, plugins={"local": "local_module"})
+    extensions = tuple(extension for extension in load_plugins() if extension.name == "local")
+    monkeypatch.setattr("tinyzero_sdk.cli.app.load_plugins", lambda: extensions)
+    assert run("eval", "--help")[1].rstrip().endswith("more keys")
+    code, shown, _ = run("eval", "--task", write_task(), "--size", "5")
+    assert code == 0
+    assert "model       local\n" in shown
+    assert "accuracy    100.0 % ± 0.0" in shown
+    assert "mean length 3.0 tokens" in shown
+
+
+def test_hook_local_models_that_returns_something_else_is_refused(run, install, monkeypatch):
+    wrong = LOCAL.replace("return Models()", "return 3")
+    install("tz-wrong", modules={"wrong_module": wrong}, plugins={"wrong": "wrong_module"})
+    extensions = tuple(extension for extension in load_plugins() if extension.name == "wrong")
+    monkeypatch.setattr("tinyzero_sdk.cli.app.load_plugins", lambda: extensions)
+    expected = "local_models of tz-wrong 1.0 returned 3; expected an object with the methods plan and key_help"
+    assert expected in run("eval")[2]

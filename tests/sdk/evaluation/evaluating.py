@@ -1,0 +1,43 @@
+"""A server that is a fake, a task to evaluate at it, and a read of what was kept."""
+
+import functools
+import json
+import ssl
+
+import pytest
+
+from tests.sdk.evaluation.fake_endpoint import serve
+
+CHAT = """
+@hookimpl
+def make_prompt(item, template):
+    text = f"say {item.data['number']}"
+    return [{"role": "user", "content": text}] if template == "chat" else text
+"""
+OPTIONS = """
+import dataclasses
+@dataclasses.dataclass(frozen=True)
+class Options:
+    digits: int = 3
+@hookimpl
+def options(): return Options
+"""
+
+
+TLS = functools.cache(ssl.create_default_context)  # a client reads all certificates for each, which takes a while
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(ssl, "create_default_context", lambda *_, **__: TLS())
+    with serve() as running:
+        yield running
+
+
+@pytest.fixture
+def task(write_task):
+    return write_task(make_prompt=CHAT, extra=OPTIONS)
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

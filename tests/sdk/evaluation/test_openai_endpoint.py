@@ -1,0 +1,165 @@
+"""Evaluating at servers as they are: what they leave out, refuse, repeat, and when they fail."""
+
+import sys
+
+import pytest
+
+from tests.sdk.evaluation.evaluating import rows_of
+from tests.sdk.evaluation.evaluating import server as server
+from tests.sdk.evaluation.evaluating import task as task
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.evaluation import openai_endpoint as endpoint_module
+from tinyzero_sdk.evaluation.evaluate import evaluate
+from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions, plan_endpoint
+from tinyzero_sdk.evaluation.protocol import EvaluationRequest
+
+
+class Quiet:
+    """An observer that only remembers."""
+
+    def __init__(self):
+        self.seen = []
+
+    def sampling(self, kept, ahead, total):
+        assert kept + ahead <= total
+        self.seen.append((kept, total))
+
+    def scoring(self, share):
+        pass
+
+
+@pytest.fixture
+def sample(server, task, tmp_path, monkeypatch):
+    """Sample three problems, without the command line and without scoring."""
+    monkeypatch.setenv("OPENAI_API_KEY", "secret-key")
+    monkeypatch.setattr(endpoint_module, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("tinyzero_sdk.evaluation.evaluate._score", lambda *_: None)
+    monkeypatch.setattr("tinyzero_sdk.evaluation.evaluate._sum_up", lambda *_: None)
+
+    def sample(size=3, samples=2, **options):
+        output = tmp_path / "out.jsonl"
+        request = EvaluationRequest(task=task, model="m", size=size, samples=samples)
+        observer = Quiet()
+        evaluate(plan_endpoint(request, EndpointOptions(server.url, **options)), output, observer)
+        assert observer.seen[-1] == (size * samples, size * samples)
+        return rows_of(output)
+
+    return sample
+
+
+@pytest.mark.slow
+def test_one_completion_at_a_time_where_the_server_takes_no_notice_of_n(server, sample):
+    server.takes_n = False
+    rows = sample(samples=3, concurrency=1)
+    assert len(rows) == len(server.requests) == 9
+    assert [request.get("n") for request in server.requests] == [3, *[None] * 8]
+    assert {row["token_count"] for row in rows} == {7}
+
+
+def test_one_completion_at_a_time_where_the_server_refuses_n(server, sample):
+    refusal = (400, {"error": {"message": "n must be 1"}})
+    server.intervene = lambda number, request: refusal if "n" in request else None
+    assert len(sample(concurrency=3)) == 6
+
+
+def test_the_limit_under_the_name_that_the_server_wants(server, sample):
+    def intervene(number, request):
+        if "max_tokens" in request:
+            return 400, {"error": {"message": "Unsupported parameter: use 'max_completion_tokens' instead."}}
+        request["max_tokens"] = request["max_completion_tokens"]
+        return None
+
+    server.intervene = intervene
+    assert len(sample()) == 6
+
+
+def test_an_answer_without_usage_or_text(server, sample):
+    server.counts_tokens = False
+    server.intervene = lambda number, request: (
+        (200, {"id": "x", "choices": [{"index": 0, "finish_reason": "stop", "message": {"content": None}}]})
+        if number == 1
+        else None
+    )
+    rows = sample(samples=1, concurrency=1)
+    assert next(row["completion"] for row in rows) == ""
+    assert {row["token_count"] for row in rows} == {None}
+
+
+@pytest.mark.slow
+def test_requests_that_fail_are_repeated(server, sample):
+    failures = {1: (429, {"error": {"message": "slow down"}}), 2: (500, "oops"), 3: (503, ""), 5: (200, "{no json")}
+    server.intervene = lambda number, request: failures.get(number)
+    assert len(sample(concurrency=1, retries=4)) == 6
+    assert len(server.requests) == 3 + len(failures)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reply", "tries", "expected"),
+    [
+        ((500, {"error": {"message": "out of memory"}}), 3, "answered 500 3 times (Error code: 500"),
+        ((429, {"error": {"message": "quota"}}), 3, "answered 429 3 times"),
+        ((404, {"error": {"message": "no such model"}}), 1, "has no model 'm', or is not the base of an API"),
+        ((400, {"error": {"message": "too long"}}), 1, "refuses the request (Error code: 400"),
+        ((200, "{no json"), 3, "returned an answer that is not JSON"),
+        ((200, '{"choices": "x"}'), 3, "returned an answer without choices 3 times"),
+        ((200, "[]"), 3, "without choices 3 times"),
+        ((200, {"choices": [{}]}), 3, "without choices 3 times"),
+        ((200, {"choices": [None, {"message": {"content": ["x"]}}]}), 3, "without choices 3 times"),
+    ],
+)
+def test_a_failure_for_good_is_one_line_and_keeps_what_there_is(server, sample, tmp_path, reply, tries, expected):
+    server.intervene = lambda number, request: reply if number > 1 else None
+    with pytest.raises(TinyZeroError, match=r"^[^\n]*$") as caught:
+        sample(samples=1, concurrency=1, retries=2)
+    assert expected in str(caught.value)
+    assert len(server.requests) == 1 + tries
+    assert len(rows_of(tmp_path / "out.jsonl")) == 1
+    server.intervene = lambda number, request: None
+    assert len(sample(samples=1)) == 3
+    assert len(server.requests) == 1 + tries + 2
+
+
+def test_a_wrong_key_is_named_and_never_shown(server, sample, monkeypatch):
+    server.key = "another"
+    with pytest.raises(TinyZeroError, match=r"refuses access \(401\); check the key in OPENAI_API_KEY") as caught:
+        sample()
+    assert "secret-key" not in str(caught.value)
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with pytest.raises(TinyZeroError, match="set the environment variable MY_KEY"):
+        sample(key_variable="MY_KEY")
+    monkeypatch.setenv("MY_KEY", "another")
+    assert len(sample(key_variable="MY_KEY")) == 6
+
+
+def test_a_server_that_repeats_the_key_does_not_make_us_print_it(server, sample):
+    server.intervene = lambda number, request: (422, {"error": {"message": "you said Bearer secret-key"}})
+    with pytest.raises(TinyZeroError, match="refuses the request") as caught:
+        sample()
+    assert "secret-key" not in str(caught.value)
+
+
+def test_a_slow_server_is_given_up_after_the_timeout(server, sample):
+    server.delay = 0.5
+    with pytest.raises(TinyZeroError, match=r"did not answer within 0\.1 s, 1 times; raise --timeout"):
+        sample(size=1, samples=1, timeout=0.1, retries=0)
+
+
+def test_no_server(sample, server, tmp_path):
+    server.url = "http://127.0.0.1:9/v1"
+    with pytest.raises(TinyZeroError, match=r"cannot reach http://127\.0\.0\.1:9/v1 .*is it running\?"):
+        sample(retries=0)
+    assert not (tmp_path / "out.jsonl").exists()  # nothing came, so nothing is left
+
+
+@pytest.mark.slow
+def test_so_many_requests_at_a_time_and_no_more(server, sample):
+    server.delay = 0.02
+    sample(size=12, samples=1, concurrency=3)
+    assert server.busiest == 3
+
+
+def test_without_the_package_it_says_what_to_install(sample, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(TinyZeroError, match=r"pip install 'tinyzero-sdk\[endpoint\]'"):
+        sample()

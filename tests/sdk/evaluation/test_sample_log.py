@@ -1,0 +1,133 @@
+"""An evaluation that was stopped: what its file holds, and going on from there."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.sdk.evaluation.evaluating import rows_of
+from tests.sdk.evaluation.evaluating import server as server
+from tests.sdk.evaluation.evaluating import task as task
+from tinyzero_sdk.errors import DataError, SettingsError
+from tinyzero_sdk.evaluation.sample_log import SampleFile
+
+
+def row(index):
+    return {"extra_info": {"index": index}, "completion": "x"}
+
+
+def test_a_torn_last_line_is_cut_off(tmp_path):
+    path = tmp_path / "out.jsonl"
+    with SampleFile(path, {"a": 1}) as file:
+        assert file.append((0, 0), row(0))
+        assert file.append((1, 0), row(1))
+        assert not file.append((1, 0), row(1))
+    whole = path.read_bytes()
+    second = whole.index(b"\n") + 1
+    for end in (second, second + 1, len(whole) - 2, len(whole) - 1):
+        path.write_bytes(whole[:end])
+        with SampleFile(path, {"a": 1}) as file:
+            assert ((0, 0) in file, (1, 0) in file) == (True, False)
+            file.append((1, 0), row(1))
+        assert path.read_bytes() == whole
+
+
+def test_a_signal_amid_an_append_loses_nothing(tmp_path, monkeypatch):
+    def interrupted(file):
+        raise KeyboardInterrupt
+
+    path = tmp_path / "out.jsonl"
+    monkeypatch.setattr("tinyzero_sdk.evaluation.sample_log._SYNC_SECONDS", -1.0)
+    with SampleFile(path, {}) as file, monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            file.append((0, 0), row(0))
+    assert path.exists()
+    with SampleFile(path, {}) as file:
+        assert (0, 0) in file
+
+
+def test_one_writer_at_a_time(tmp_path):
+    with SampleFile(tmp_path / "out.jsonl", {}), pytest.raises(SettingsError, match="another evaluation is writing to"):
+        SampleFile(tmp_path / "out.jsonl", {})
+
+
+def test_a_setting_that_is_new_or_gone_is_a_difference(tmp_path):
+    with SampleFile(tmp_path / "out.jsonl", {"a": 1, "b": 2}) as file:
+        file.append((0, 0), row(0))
+    for settings, name in (({"a": 1}, "b=2, not b=null"), ({"a": 1, "b": 2, "c": "x"}, "c=null, .* c=x")):
+        with pytest.raises(SettingsError, match=name):
+            SampleFile(tmp_path / "out.jsonl", settings)
+
+
+def test_a_file_of_version_0_1_resumes(tmp_path):
+    with SampleFile(tmp_path / "out.jsonl", {"test_share": 0.25}) as file:
+        file.append((0, 0), row(0))
+    with SampleFile(tmp_path / "out.jsonl", {"test_fraction": 0.25}) as file:
+        assert (0, 0) in file
+
+
+def test_a_directory_that_cannot_be_written(tmp_path):
+    with pytest.raises(DataError, match="cannot write"):
+        SampleFile(tmp_path / "no" / "out.jsonl", {})
+
+
+def evaluate_in_a_process(server, task, output):
+    words = f"--task {task} --model m --endpoint {server.url} --size 30 -n 2 --output {output}".split()
+    code = "from tinyzero_sdk.cli import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "eval", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_lines(path, count):
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        if path.exists() and path.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.005)
+    raise AssertionError("no completions came")
+
+
+@pytest.mark.slow
+def test_a_killed_evaluation_goes_on_to_the_same_result(server, task, tmp_path):
+    server.delay = 0.05
+    output = tmp_path / "out.jsonl"
+    for killed in range(2):
+        process = evaluate_in_a_process(server, task, output)
+        wait_for_lines(output, 10 + 16 * killed)
+        process.kill()
+        process.communicate()
+    kept = {line for line in output.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")}
+    with output.open("ab") as file:
+        file.write(b'{"torn')
+    process = evaluate_in_a_process(server, task, output)
+    _, told = process.communicate(timeout=60)
+    assert (process.returncode, told) == (0, "")
+    rows = rows_of(output)
+    assert [(row["extra_info"]["index"], row["sample"]) for row in rows] == [
+        (i, s) for i in range(30) for s in range(2)
+    ]
+    added = ("score", "correct", "reason", "answer", "task", "task_version", "task_options", "task_wrappers")
+    without = [json.dumps({key: row[key] for key in row if key not in added}).encode() + b"\n" for row in rows]
+    assert kept <= set(without)  # what was paid for is still there, as it was
+    assert len(kept) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_evaluation_says_how_to_go_on(server, task, tmp_path, number, code):
+    server.delay = 0.3
+    output = tmp_path / "out.jsonl"
+    process = evaluate_in_a_process(server, task, output)
+    wait_for_lines(output, 1)
+    os.kill(process.pid, number)
+    _, told = process.communicate(timeout=10)
+    assert process.returncode == code
+    assert "completions are stored in" in told
+    assert "the same command resumes there" in told
+    assert "Traceback" not in told

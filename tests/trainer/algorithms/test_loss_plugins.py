@@ -1,0 +1,155 @@
+"""A policy loss of the user's own: found by its file or module, trained with as it stands, its faults one line."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer.samples import ragged_samples
+from tests.trainer.training.test_policy import as_experience
+from tinyzero_sdk.cli import main
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_trainer.algorithms.losses import find_policy_loss
+from tinyzero_trainer.algorithms.schedules import StepSettings
+from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
+from tinyzero_trainer.config.compose import make_config
+from tinyzero_trainer.executors import build as roles
+from tinyzero_trainer.executors import local
+from tinyzero_trainer.training.policy import Policy
+from tinyzero_trainer.utils.import_object import load_function
+
+OWN = '''
+import torch
+
+from tinyzero_trainer.algorithms.losses import PolicyLoss
+
+
+def clipped(logprobs, given):
+    """PPO's surrogate, written anew."""
+    ratio = (logprobs - given.old_logprobs).exp()
+    bounded = ratio.clamp(1 - given.clip_low, 1 + given.clip_high)
+    plain, cut = -given.advantages * ratio, -given.advantages * bounded
+    return PolicyLoss(torch.maximum(plain, cut), ratio.detach(), (cut > plain).detach())
+
+
+def number(logprobs, given):
+    return logprobs.sum()
+
+
+def summed(logprobs, given):
+    return PolicyLoss(logprobs.sum(), logprobs.detach(), logprobs > 0)
+
+
+def raises(logprobs, given):
+    raise RuntimeError("boom")
+
+
+def detached(logprobs, given):
+    return PolicyLoss(-logprobs.detach(), logprobs.detach(), logprobs > 0)
+
+
+def infinite(logprobs, given):
+    return PolicyLoss(-logprobs / 0, logprobs.detach(), logprobs > 0)
+
+
+not_a_function = 3
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A user's file of losses."""
+    (tmp_path / "own_losses.py").write_text(OWN)
+    return tmp_path / "own_losses.py"
+
+
+def weights_after_update(language_model, policy_loss: str) -> torch.Tensor:
+    policy = Policy(
+        copy.deepcopy(language_model),
+        algorithm=AlgorithmConfig(policy_loss=policy_loss),
+        optimizer=OptimizerConfig(num_mini_batches=2, update_epochs=2),
+        max_tokens=32,
+        reference=None,
+    )
+    experience = as_experience(ragged_samples(language_model), [1.0, -1.0, 0.5, -0.5] * 3)
+    policy.update(experience, StepSettings(1e-2, 1.0, 0.0))
+    return torch.cat([parameter.flatten() for parameter in policy.language_model.model.parameters()])
+
+
+def test_a_loss_of_ones_own_trains_as_a_built_in_one(toy_model, own: Path) -> None:
+    built_in, from_file = (weights_after_update(toy_model, name) for name in ("ppo", f"{own}:clipped"))
+    assert torch.equal(built_in, from_file)
+    assert not torch.equal(built_in, weights_after_update(toy_model, "reinforce"))
+
+
+def test_it_may_be_of_a_module_and_stand_in_a_task_file(own: Path, toy_task: str, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(own.parent)
+    assert load_function("own_losses:clipped").__doc__ == "PPO's surrogate, written anew."
+    task = tmp_path / "task_with_loss.py"
+    task.write_text(Path(toy_task).read_text() + "\n\ndef mine(logprobs, given): ...\n")
+    assert load_function(f"{task}:mine").__name__ == "mine"
+    config = make_config(
+        {"run": {"task": str(task)}, "model": {"path": "gpt2"}, "algorithm": {"policy_loss": f"{task}:mine"}}
+    )
+    assert config.algorithm.policy_loss == f"{task}:mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("{own}:nonesuch", "own_losses.py has no function 'nonesuch'"),
+        ("{own}:not_a_function", "own_losses.py has no function 'not_a_function'"),
+        ("./nowhere.py:loss", "there is no file ./nowhere.py"),
+        ("no_such_module:loss", "no module 'no_such_module' is installed; a file is named by its path, such as ./no"),
+        ("{own.parent}/broken.py:loss", "cannot be imported: ZeroDivisionError('division by zero')"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_one_line(own: Path, name: str, message: str) -> None:
+    (own.parent / "broken.py").write_text("1 / 0\n")
+    with pytest.raises(SettingsError) as caught:
+        find_policy_loss(name.format(own=own))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("number", "returned Tensor, expected a PolicyLoss"),
+        ("summed", "its loss has the shape (), expected one value for each of 5 tokens"),
+        ("raises", "failed on a few made-up tokens: RuntimeError('boom')"),
+        ("detached", "has no gradient with respect to log π"),
+        ("infinite", "is not finite on a few made-up tokens"),
+    ],
+)
+def test_what_is_no_loss_is_one_line(own: Path, function: str, message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        find_policy_loss(f"{own}:{function}")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["ppoo", "./nowhere.py:loss", "no_such_module:loss"])
+def test_the_command_refuses_it_before_anything_is_loaded(capsys, toy_task: str, tmp_path: Path, name: str) -> None:
+    words = ["train", "--task", toy_task, "--output", str(tmp_path / "run"), "--model", "gpt2"]
+    with pytest.raises(SystemExit) as left:
+        main([*words, f"algorithm.policy_loss={name}"])
+    told = capsys.readouterr().err
+    assert (left.value.code, len(told.splitlines())) == (2, 1)
+    assert told.startswith(f"error: algorithm.policy_loss={name}") or "known: ppo, gspo, cispo, reinforce" in told
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_at_fault_costs_no_loading_of_the_model(own: Path, toy_task: str, monkeypatch) -> None:
+    from tinyzero_trainer.monitoring.progress import Progress
+
+    monkeypatch.setattr(local, "load_model", lambda *args: pytest.fail("the model was loaded"))
+    config = make_config(
+        {"run": {"task": toy_task}, "model": {"path": "gpt2"}, "algorithm": {"policy_loss": f"{own}:nonesuch"}}
+    )
+    with (
+        pytest.raises(SettingsError, match="has no function 'nonesuch'"),
+        Progress() as display,
+        roles.build_workers(config, display=display, training=True),
+    ):
+        pass

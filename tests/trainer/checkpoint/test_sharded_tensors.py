@@ -1,0 +1,160 @@
+"""What several ranks save, any other number of them goes on from; what one saves stays one file."""
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.trainer.distributed.sharded import CASES, CPU, NOW, PLAIN, make_policy, make_up
+from tests.trainer.distributed.test_ranks import OPTIMIZER, copies
+from tests.trainer.processes import on_ranks
+from tinyzero_trainer.algorithms.batch import TrainingBatch
+from tinyzero_trainer.checkpoint.sharded_tensors import load_parts, save_parts, shapes
+from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, LoraConfig
+from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group, shard
+from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
+from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER
+from tinyzero_trainer.models.lora import Adapter
+from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.training.build import _load
+from tinyzero_trainer.training.critic import Critic
+from tinyzero_trainer.training.optimizer import Optimizer
+from tinyzero_trainer.training.policy import Policy
+
+
+def test_one_rank_writes_and_reads_parts_too_and_nothing_is_pickled(tmp_path: Path) -> None:
+    tensors = {"matrix": torch.randn(3, 2), "count": torch.tensor(7.0)}
+    with process_group(CPU):
+        save_parts(tmp_path / "parts", tensors)
+    assert {path.suffix for path in (tmp_path / "parts").iterdir()} == {".safetensors"}
+    assert shapes(tmp_path / "parts") == {name: tensor.shape for name, tensor in tensors.items()}
+    found = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    load_parts(tmp_path / "parts", found)  # without a process group
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert shapes(tmp_path / "nothing") == {}
+
+
+def test_what_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with process_group(CPU), pytest.raises(OSError, match=r"exists \(rank 0\)"):
+        save_parts(tmp_path / "file", {"matrix": torch.ones(2)})
+
+
+# ---- in processes of their own ---------------------------------------------------------------------------------------
+
+
+def parts_of(start: str, case: str, placement: FsdpOptions) -> tuple[Policy, Critic]:
+    policy = make_policy(_load(start, placement), CASES[case], placement)
+    policy._optimizer = Optimizer(policy.language_model.model, OPTIMIZER)
+    critic = Critic(_load(start, placement), settings=CriticConfig(), optimizer=OPTIMIZER, placement=placement)
+    return policy, critic
+
+
+def begin(start: str, directory: str, experience: TrainingBatch, placement: FsdpOptions = PLAIN) -> dict[str, Tensor]:
+    """Two updates, saved; with an adapter in a directory of its own."""
+    weights = {}
+    for case in ("all weights", "LoRA"):
+        policy, critic = parts_of(start, case, placement)
+        path = Path(directory, case)
+        path.mkdir(parents=True, exist_ok=True)
+        for _ in range(2):
+            policy.update(experience, NOW)
+            critic.update(experience)
+        save_model(path, policy.language_model)
+        policy.save(path)
+        critic.save(path)
+        found = copies(named_weights(policy.language_model.model))
+        weights |= {f"{case}/{name}": value for name, value in found.items()}
+    return weights
+
+
+def go_on(start: str, directory: str, experience: TrainingBatch) -> dict[str, Any]:
+    """One more update from what was saved."""
+    shown: dict[str, Any] = {}
+    for case in ("all weights", "LoRA"):
+        path = Path(directory, case)
+        language_model = load_model(str(path) if case == "all weights" else start, CPU)
+        if case == "LoRA":
+            policy = resumed_adapter(language_model, path)
+        else:
+            policy = make_policy(language_model, CASES[case], PLAIN)
+        policy._optimizer = Optimizer(policy.language_model.model, OPTIMIZER)
+        policy.load(path)
+        critic = Critic(load_model(start, CPU), settings=CriticConfig(), optimizer=OPTIMIZER, placement=PLAIN)
+        critic.load(path)
+        shown[f"{case}/values"] = critic.values(experience.rollouts)
+        shown[f"{case}/logprobs"] = policy.logprobs(experience.rollouts, 0.8)
+        shown[f"{case}/metrics"] = critic.update(experience) | policy.update(experience, NOW)
+        shown[f"{case}/weights"] = copies(named_weights(policy.language_model.model))
+    return shown
+
+
+def resumed_adapter(language_model: LanguageModel, path: Path) -> Policy:
+    adapter = Adapter(language_model.model, LoraConfig(rank=4), seed=0, start=None)
+    adapter.load(path / ADAPTER)
+    shard(language_model.model, PLAIN)
+    given: Any = {"algorithm": AlgorithmConfig(), "optimizer": OPTIMIZER, "max_tokens": 40, "reference": None}
+    return Policy(replace(language_model, adapter=adapter), **given)
+
+
+FOUR = pytest.mark.nightly(reason="four processes; replicas and lines are saved as they are trained")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("count", "placement"),
+    [
+        pytest.param(2, PLAIN, id="two"),
+        pytest.param(
+            4, replace(PLAIN, replicas=2, sequence_parallel=2), id="two replicas of a line of two", marks=FOUR
+        ),
+    ],
+)
+def test_a_run_saved_on_several_ranks_goes_on_on_one_and_three(
+    count: int, placement: FsdpOptions, toy_model: LanguageModel, tmp_path: Path
+) -> None:
+    save_model(tmp_path / "start", toy_model)
+    start, saved = str(tmp_path / "start"), str(tmp_path / "saved")
+    experience = pickle.loads(pickle.dumps(make_up(toy_model)))
+    weights = on_ranks(count, begin, tmp_path, start, saved, experience, placement)[0]
+    for case in ("all weights", "LoRA"):
+        files = [path for path in Path(saved, case).rglob("*") if path.is_file()]
+        assert not any(path.suffix in (".pt", ".bin", ".pkl", ".distcp", ".metadata") for path in files)
+        assert len(list(Path(saved, case, "optimizer").iterdir())) == count  # replicas write what each has once
+        # What is exported is the whole model, as others load it.
+        plain = load_model(str(Path(saved, case)), CPU)
+        for name, value in plain.model.state_dict().items():
+            assert torch.equal(value, weights[f"{case}/{name}"])
+    with process_group(CPU):
+        alone = go_on(start, saved, experience)
+    for shown in on_ranks(3, go_on, tmp_path, start, saved, experience):
+        for key, expected in alone.items():
+            if key.endswith("metrics"):
+                assert shown[key].keys() == expected.keys()
+                assert shown[key]["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=1e-4)
+                assert shown[key]["critic/vf_loss"] == pytest.approx(expected["critic/vf_loss"], rel=1e-4)
+            elif key.endswith("weights"):
+                for name, value in expected.items():
+                    torch.testing.assert_close(shown[key][name], value, rtol=0, atol=1e-3)
+            else:
+                torch.testing.assert_close(shown[key], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_saved_on_one_rank_goes_on_on_two(toy_model: LanguageModel, tmp_path: Path) -> None:
+    save_model(tmp_path / "start", toy_model)
+    start, saved = str(tmp_path / "start"), str(tmp_path / "saved")
+    experience = make_up(toy_model)
+    with process_group(CPU):
+        begin(start, saved, experience)
+        alone = go_on(start, saved, experience)
+    moments = load_file(Path(saved, "all weights", "optimizer.safetensors"))
+    assert {name.partition("/")[0] for name in moments} == {"exp_avg", "exp_avg_sq", "step"}
+    for shown in on_ranks(2, go_on, tmp_path, start, saved, experience):
+        for key in ("all weights/values", "LoRA/values", "all weights/logprobs", "LoRA/logprobs"):
+            torch.testing.assert_close(shown[key], alone[key], rtol=0, atol=1e-5)

@@ -1,0 +1,37 @@
+"""Every key is explained, under --help and in docs/configuration.md."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.configurations import call
+from tinyzero_sdk.settings import describe
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.help import markdown
+from tinyzero_trainer.controller.eval_config import EVALUATION_KEYS
+
+ROOT = Path(__file__).parents[3]
+KEYS = [field.key for field in describe(TrainConfig)]
+
+
+def test_every_key_is_explained():
+    assert [field.key for field in describe(TrainConfig) if not field.help] == []
+
+
+def test_the_documentation_is_up_to_date():
+    page = ROOT / "docs" / "configuration.md"
+    assert page.read_text(encoding="utf-8") == markdown(), (
+        "write it anew: python -c 'from tinyzero_trainer.config.help import markdown; print(markdown(), end=\"\")' > "
+        "docs/configuration.md"
+    )
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "warmstart"])
+def test_help_shows_the_keys_within_eighty_columns(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, shown, _ = call(capsys, command, "--help")
+    assert code == 0
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    expected = KEYS if command == "train" else EVALUATION_KEYS if command == "eval" else ["training.steps"]
+    for key in expected:
+        assert f"{key}=" in shown or f"{key}.KEY=" in shown

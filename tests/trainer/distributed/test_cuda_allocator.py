@@ -1,0 +1,106 @@
+"""Settings of the GPU's allocator; nothing is allocated on one."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.plan.planned import config_of
+from tinyzero_trainer.distributed import cuda_allocator as allocator
+from tinyzero_trainer.rollout.vllm.weight_transfer import packed
+
+EXPANDING = "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2],expandable_segments:True"
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
+    """Those of the allocator, which are expanding, whatever torch can do with them here."""
+    monkeypatch.setattr(allocator, "_told", [])
+    get, change = torch._C._accelerator_getAllocatorSettings, torch._C._accelerator_setAllocatorSettings
+    before = get()
+    change(EXPANDING)
+    yield get
+    change(before)
+
+
+def test_a_parcel_lies_in_no_expandable_segment(settings: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, empty = [], torch.empty
+
+    def spy(*args: Any, **kwargs: Any) -> Tensor:
+        seen.append(settings())
+        return empty(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "empty", spy)
+    with packed([("a", torch.ones(2)), ("b", torch.ones(3))]):
+        assert settings() == EXPANDING
+    assert seen == [EXPANDING.replace("True", "False")]
+
+
+def test_the_users_settings_come_back_after_an_error_too(settings: Callable[[], str]) -> None:
+    with pytest.raises(MemoryError), allocator.fixed_segments():
+        raise MemoryError
+    assert settings() == EXPANDING
+
+
+@pytest.mark.parametrize("given", ["", "max_split_size_mb:64", "expandable_segments:False"])
+def test_settings_that_do_not_expand_are_left_alone(given: str, settings: Callable[[], str]) -> None:
+    torch._C._accelerator_setAllocatorSettings(given)
+    with allocator.fixed_segments():
+        assert settings() == given
+    assert settings() == given
+
+
+def test_a_torch_that_does_not_tell_its_settings_has_those_of_the_environment(
+    settings: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    with allocator.fixed_segments():
+        assert settings() == "expandable_segments:False"
+    assert settings() == "expandable_segments:True"
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "expected"),
+    [
+        ((), None, "expandable_segments:True"),
+        (("rollout.engine=vllm",), None, "expandable_segments:True"),
+        (("rollout.engine=vllm", "vllm.separate_process=false"), None, ""),
+        ((), "max_split_size_mb:64", ""),
+    ],
+)
+def test_segments_expand_where_nobody_else_says_how(
+    words: tuple[str, ...],
+    given: str | None,
+    expected: str,
+    settings: Callable[[], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in allocator.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    if given is not None:
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", given)
+    torch._C._accelerator_setAllocatorSettings("")
+    allocator.expand_segments(config_of(*words))
+    assert settings() == expected
+
+
+def test_they_are_off_for_a_parcel_with_a_torch_too_that_does_not_tell_its_settings(
+    settings: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in allocator.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    torch._C._accelerator_setAllocatorSettings("")
+    monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
+    allocator.expand_segments(config_of())
+    with allocator.fixed_segments():
+        assert settings() == "expandable_segments:False"
+    assert settings() == "expandable_segments:True"
+
+
+def test_a_torch_that_cannot_turn_them_off_again_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings")
+    allocator.expand_segments(config_of())

@@ -1,0 +1,213 @@
+"""DataParallelGroup that share a line: their slices are the line, and they compute what one computes that has all
+of it."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tests.trainer.conftest import random_model
+from tests.trainer.distributed.sharded import CPU, PLAIN
+from tests.trainer.processes import in_slices
+from tests.trainer.training.test_micro_batches import make_sample
+from tests.trainer.training.test_varlen_attention import samples, sliding_model
+from tinyzero_trainer.config import OptimizerConfig, ParallelConfig, RayConfig, RolloutConfig, RunConfig, TrainConfig
+from tinyzero_trainer.config.parallel import ParallelError, parallel_dims
+from tinyzero_trainer.distributed import ulysses
+from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup, SequenceParallelGroup
+from tinyzero_trainer.models.loading import ModelError
+from tinyzero_trainer.training.build import _load
+from tinyzero_trainer.training.logprobs import Reference, token_statistics
+from tinyzero_trainer.training.micro_batches import completion_lengths, micro_batches
+from tinyzero_trainer.training.packing_checks import computes_the_same_in_slices
+from tinyzero_trainer.training.varlen_attention import use_kernel
+from tinyzero_trainer.utils import jagged as ragged
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=12),
+    st.integers(2, 7),
+    st.integers(1, 40),
+)
+def test_the_slices_of_a_line_are_the_line(shapes: list[tuple[int, int]], count: int, budget: int) -> None:
+    made = [make_sample(prompt, completion) for prompt, completion in shapes]
+    laid = {"pad_id": 7, "device": CPU, "layout": "packed"}
+    wholes = list(micro_batches(made, token_budget=budget * count, **laid))
+    slices = [
+        list(
+            micro_batches(
+                made, token_budget=budget, **laid, ranks=DataParallelGroup(line=SequenceParallelGroup(count, index))
+            )
+        )
+        for index in range(count)
+    ]
+    assert {len(batches) for batches in slices} == {len(wholes)}
+    for whole, *parts in zip(wholes, *slices, strict=True):
+        size, lacking = parts[0].tokens.numel(), -whole.tokens.numel() % count
+        assert size * count == whole.tokens.numel() + lacking
+        filled = whole.tokens[0].tolist() + [7] * lacking
+        assert torch.cat([part.tokens for part in parts], dim=1)[0].tolist() == filled
+        places = whole.positions[0].tolist() + list(range(lacking))
+        assert torch.cat([part.positions for part in parts], dim=1)[0].tolist() == places
+        predicts = [place + index * size for index, part in enumerate(parts) for place in part.predicts.tolist()]
+        assert predicts == whole.predicts.tolist()
+        assert torch.cat([part.targets for part in parts]).equal(whole.targets)
+        for part in parts:
+            assert part.rows == whole.rows
+            assert part.lengths.equal(whole.lengths)
+            assert part.counts == tuple(len(each.predicts) for each in parts)
+            bounds = whole.boundaries.tolist() + ([size * count] if lacking else [])
+            assert part.boundaries.tolist() == bounds
+            assert part.boundaries.dtype == torch.int32
+            assert part.longest == max(torch.tensor(bounds).diff().tolist())
+
+
+def measured(
+    model: PreTrainedModel, ranks: DataParallelGroup, layout: str, reference: Reference | None, estimator: str
+) -> tuple[Tensor, list[Tensor]]:
+    """[tokens, 3] statistics in the completions' order, and the gradients of a loss of them, on this rank alone."""
+    made = samples()
+    lengths = completion_lengths(made)
+    weights = torch.linspace(-1, 1, 3 * int(lengths.sum())).reshape(-1, 3)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    found, total = torch.zeros(len(weights), 3), [torch.zeros_like(parameter) for parameter in parameters]
+    laid = {"pad_id": 0, "device": CPU, "layout": layout, "ranks": ranks}
+    for batch in micro_batches(made, token_budget=20, **laid):
+        given = {"temperature": 0.7, "reference": reference, "estimator": estimator, "entropy_gradient": True}
+        statistics = token_statistics(model, batch, **given)
+        divergence = torch.zeros_like(statistics.entropy) if statistics.divergence is None else statistics.divergence
+        columns = torch.stack([statistics.logprobs, statistics.entropy, divergence], dim=1)
+        places = ragged.token_indices(lengths, batch.rows)
+        found[places] = columns.detach()
+        for sum_, gradient in zip(
+            total, torch.autograd.grad((weights[places] * columns).sum(), parameters), strict=True
+        ):
+            sum_ += gradient
+    return found, total
+
+
+CASES = {
+    "qwen2": ("qwen2", None),
+    "qwen3, KL": ("qwen3", "k3"),
+    "llama, exact KL": ("llama", "exact"),
+    "sliding": ("sliding", None),
+}
+QUICK = [("qwen2", 4), ("llama, exact KL", 2)]
+
+
+@pytest.mark.parametrize(
+    ("case", "count"),
+    [
+        pytest.param(case, count, marks=() if (case, count) in QUICK else pytest.mark.slow)
+        for case in CASES
+        for count in (2, 4)
+    ],
+)
+def test_ranks_that_share_a_line_compute_what_one_does(case: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four heads, of which two have keys and values of their own; sequences of two tokens and more."""
+    kind, estimator = CASES[case]
+    model = sliding_model() if kind == "sliding" else random_model(kind)
+    models = [model, copy.deepcopy(model)]
+    assert use_kernel(models[1], torch.float32, CPU, or_plain=True)
+    if estimator is not None:
+        anchors = copy.deepcopy(models)
+        with torch.no_grad():
+            for anchor in anchors:
+                for parameter in anchor.parameters():
+                    parameter.mul_(1.05)
+    references = [None, None] if estimator is None else list(map(Reference, anchors))
+    expected, gradients = measured(models[0], ALONE, "padded", references[0], estimator or "k3")
+
+    def work(line: SequenceParallelGroup) -> tuple[Tensor, list[Tensor]]:
+        return measured(models[1], DataParallelGroup(line=line), "packed", references[1], estimator or "k3")
+
+    found = in_slices(count, work, monkeypatch)
+    norm = float(torch.nn.utils.get_total_norm(gradients))
+    for statistics, _ in found:
+        assert torch.equal(statistics, found[0][0])  # to the bit, or the ranks would learn differently
+        torch.testing.assert_close(statistics, expected, rtol=1e-5, atol=1e-5)
+    assert all(own[0].any() for _, own in found)
+    for added, gradient in zip(map(sum, zip(*(own for _, own in found), strict=True)), gradients, strict=True):
+        torch.testing.assert_close(added, gradient, rtol=0, atol=1e-5 * norm)
+
+
+@pytest.mark.parametrize(("heads", "count"), [(1, 2), (2, 4), (6, 4), (4, 2), (8, 2)])
+def test_each_query_meets_its_own_key(heads: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, queries = 3 * count, 24
+    keys = torch.arange(heads).repeat_interleave(tokens).reshape(heads, tokens, 1)
+    asked = torch.arange(queries).repeat_interleave(tokens).reshape(queries, tokens, 1)
+
+    def work(line: SequenceParallelGroup) -> tuple[Tensor, Tensor, Tensor]:
+        own = slice(3 * line.index, 3 * line.index + 3)
+        query, key = (ulysses.to_heads(states[:, own], line) for states in (asked, keys))
+        return query, key, ulysses.to_tokens(query, line)
+
+    for query, key, back in in_slices(count, work, monkeypatch):
+        assert query.shape == (tokens, queries // count, 1)
+        met = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        assert torch.equal(met, query // (queries // heads))
+        assert torch.equal(back, torch.arange(queries).expand(3, queries)[..., None])
+
+
+def test_a_model_that_attends_to_its_own_slice_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model("qwen2")
+    assert not any(in_slices(2, lambda line: computes_the_same_in_slices(model, line, CPU), monkeypatch))
+    assert use_kernel(model, torch.float32, CPU, or_plain=True)
+    assert all(in_slices(2, lambda line: computes_the_same_in_slices(model, line, CPU), monkeypatch))
+
+
+def test_heads_that_cannot_be_divided_are_refused(toy_model_path: Path) -> None:
+    with pytest.raises(
+        ModelError, match=r"parallel\.sequence_parallel=3 does not divide the 2 attention heads .* 1, 2$"
+    ):
+        _load(str(toy_model_path), replace(PLAIN, sequence_parallel=3))
+
+
+def test_a_model_that_attends_in_its_own_way_is_refused(toy_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinyzero_trainer.training.varlen_attention._is_plain", lambda model: False)
+    _load(str(toy_model_path), PLAIN)
+    with pytest.raises(ModelError, match="attends in a way of its own"):
+        _load(str(toy_model_path), replace(PLAIN, sequence_parallel=2))
+
+
+@pytest.mark.parametrize(
+    ("parallel", "rollout", "message"),
+    [
+        ({"world_size": 3, "dp_replicate": 2}, {}, r"parallel\.dp_replicate=2 does not divide the 3 ranks"),
+        (
+            {"world_size": 4, "sequence_parallel": 3},
+            {},
+            r"parallel\.sequence_parallel=3 does not divide the 4 ranks of a replica",
+        ),
+        ({"world_size": 4, "dp_replicate": 2, "sequence_parallel": 4}, {}, "does not divide the 2 ranks of a replica"),
+        ({"dp_replicate": 2}, {"num_engines": 1}, "does not divide the 3 ranks"),
+    ],
+)
+def test_ranks_that_cannot_be_divided_are_refused(
+    parallel: dict[str, int], rollout: dict[str, int], message: str
+) -> None:
+    ray = RayConfig(gpus=4) if rollout else RayConfig()
+    config = TrainConfig(
+        run=RunConfig(executor="ray"),
+        ray=ray,
+        parallel=ParallelConfig(**parallel),
+        rollout=RolloutConfig(**rollout),
+    )
+    with pytest.raises(ParallelError, match=message):
+        parallel_dims(config)
+
+
+def test_padded_lines_cannot_be_shared() -> None:
+    with pytest.raises(ValueError, match=r"parallel\.sequence_parallel=2 divides packed rows"):
+        TrainConfig(
+            run=RunConfig(executor="ray"),
+            parallel=ParallelConfig(world_size=2, sequence_parallel=2),
+            optimizer=OptimizerConfig(packing="padded"),
+        )

@@ -1,0 +1,376 @@
+"""The executor `ray` with a real Ray: a run has what it has with `local`, also a batch ahead, whoever dies."""
+
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import tomli_w
+import torch
+from safetensors.torch import load_file
+
+from tests.trainer.configurations import changed
+from tests.trainer.conftest import SHAPE, TOY_TASK
+from tests.trainer.controller.engine_apart import built_apart
+from tests.trainer.distributed.sharded import NOW, make_up
+from tests.trainer.processes import apart
+from tinyzero_sdk.settings import to_mapping
+from tinyzero_trainer.algorithms.batch import TrainingBatch
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.controller import loop
+from tinyzero_trainer.controller.loop import STATE_DIRECTORY, train
+from tinyzero_trainer.controller.pending_batch import BATCH_FILE
+from tinyzero_trainer.doctor.cluster_probe import look_at_ray
+from tinyzero_trainer.executors.build import build_workers
+from tinyzero_trainer.executors.ray import cluster as room
+from tinyzero_trainer.executors.ray.cluster import RayError
+from tinyzero_trainer.models.loading import from_parts, load_model, save_model
+from tinyzero_trainer.monitoring.progress import Progress
+from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
+
+pytestmark = [pytest.mark.slow, pytest.mark.minutes]
+
+STEPS = 3
+UNLIKE = ("timing_", "perf/", "time/", "global_seqlen/")
+"""Metrics that are not those of `local`."""
+
+AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Of Ray; where the trainer was killed they try for a minute to tell it, and hold nothing."""
+
+WITHIN = 600.0
+"""Seconds for anything here: against hanging, however busy the machine."""
+
+RANKS: dict[str, Any] = {"run__executor": "ray", "parallel__world_size": 2}
+CRITIC: dict[str, Any] = {
+    "algorithm__advantage_estimator": "gae",
+    "critic__learning_rate": 1e-3,
+    "optimizer__num_mini_batches": 1,
+}
+AHEAD: dict[str, Any] = {
+    "run__steps": 4,
+    "rollout__num_engines": 1,
+    "rollout__max_async_level": 1,
+    "rollout__return_logprobs": "always",
+    "rollout_correction__is_level": "token",
+    "eval__num_problems_during": 8,
+    "eval__every": 2,
+}
+"""Rollouts a batch ahead."""
+
+
+def make_config(folder: Path, name: str, **changes: Any) -> TrainConfig:
+    """The configuration of a run of a few steps; `changes` are keys with `__` for the dot."""
+    values: dict[str, Any] = {
+        "run": {"task": str(TOY_TASK), "output": str(folder / name), "steps": STEPS, "device": "cpu"},
+        "task": {"limit": 5},
+        "model": {"path": str(folder / "model")},
+        "data": {"prompt_template": "base", "test_fraction": 0.4, "prompts_per_step": 4},
+        "rollout": {"group_size": 4, "max_completion_tokens": 8},
+        "optimizer": {"learning_rate": 1e-3, "num_mini_batches": 2, "micro_batch_tokens": 40},
+        "algorithm": {"kl_coefficient": 0.05},
+        "eval": {"num_problems": 8, "every": 0},
+        "checkpoint": {"every": 1},
+    }
+    return changed(values, changes)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for runs, with the model that they start from."""
+    folder, tokenizer = tmp_path_factory.mktemp("ray"), build_tokenizer()
+    save_model(folder / "model", from_parts("toy", build_model(SHAPE, tokenizer, seed=0), tokenizer))
+    return folder
+
+
+def lines(output: str | Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith(UNLIKE)} for row in rows]
+
+
+# ---- one Ray of two nodes --------------------------------------------------------------------------------------------
+
+
+def recorded(folder: Path) -> TrainingBatch:
+    """Rollouts that are equal in every process."""
+    made = pickle.loads(pickle.dumps(make_up(load_model(str(folder / "model"), torch.device("cpu")))))
+    assert isinstance(made, TrainingBatch)
+    return made
+
+
+def shown(run: TrainConfig, experience: TrainingBatch, directory: Path) -> tuple[Any, ...]:
+    """What the roles of a run do with recorded rollouts."""
+    directory.mkdir()
+    prompts = [sample.prompt.token_ids for sample in experience.rollouts[::4]]
+    with Progress() as display, build_workers(run, display=display, training=True) as roles:
+        assert roles.policy is not None
+        assert roles.critic is not None
+        before = roles.policy.logprobs(experience.rollouts, 0.8), roles.critic.values(experience.rollouts)
+        metrics = roles.critic.update(experience), roles.policy.update(experience, NOW)
+        roles.policy.save(directory)
+        roles.engine.load_weights()
+        drawn = roles.engine.generate(prompts, 2, SamplingParams(8, logprobs=True), seed=1)
+        return before, metrics, drawn, roles.critic.parameters
+
+
+def on_two_nodes(folder: Path, experience: TrainingBatch) -> dict[str, Any]:
+    """What the tests below ask of a Ray of two nodes, which are both this machine; neither has room for a whole run."""
+    from ray.cluster_utils import Cluster
+
+    given: dict[str, Any] = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": 2**28}
+    cluster = Cluster(initialize_head=True, head_node_args=given | {"include_dashboard": False})
+    try:
+        other = cluster.add_node(**given)
+        configure = partial(make_config, folder, ray__address=cluster.address, **RANKS)
+        found: dict[str, Any] = {"address": cluster.address, "accuracy": train(configure("ray")).accuracy}
+        train(configure("ray ahead", **AHEAD))
+        found["shown"] = shown(configure("recorded", **CRITIC), experience, folder / "saved by ray")
+        room.RESOURCES_SECONDS = 5.0
+        with pytest.raises(RayError, match=r"needs 10 CPU, and 4 CPU are free"):
+            train(configure("too large", parallel__world_size=9))
+        checked = folder / "checked"
+        checked.mkdir()
+        command = [sys.executable, "-c", "from tinyzero_sdk.cli import main; main()", "doctor", "--json"]
+        command += ["--output", str(checked / "run"), "--address", cluster.address, "--gpus", "4", "run.task=countdown"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WITHIN)
+        found["doctor"] = done.returncode, done.stdout, done.stderr
+        cluster.remove_node(other)
+        found["later"] = look_at_ray(cluster.address, directory=checked / "run", model="")
+    finally:
+        cluster.shutdown()
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, Any]:
+    """The same, once for all tests, in a process of its own, since Ray leaves much open in one that goes on."""
+    result: dict[str, Any] = apart(on_two_nodes, folder, folder, recorded(folder))
+    return result
+
+
+def test_three_steps_over_two_nodes_are_those_of_one_process(folder: Path, found: dict[str, Any]) -> None:
+    alone = train(make_config(folder, "local"))
+    assert found["accuracy"] == alone.accuracy
+    for ours, theirs in zip(lines(folder / "ray"), lines(alone.output), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+    paths = [str(run / f"checkpoints/step_{STEPS}") for run in (alone.output, folder / "ray")]
+    exported = [load_model(path, torch.device("cpu")) for path in paths]
+    for weight, other in zip(*(model.model.parameters() for model in exported), strict=True):
+        torch.testing.assert_close(weight, other, rtol=0, atol=1e-3)  # Adam's steps are of 1e-3
+    manifest = json.loads((folder / f"ray/checkpoints/step_{STEPS}/manifest.json").read_text())
+    assert manifest["meta"]["world_size"] == 2
+    # What two ranks of Ray saved, one without Ray goes on from.
+    train(make_config(folder, "ray", run__steps=STEPS + 1), resume=True)
+    assert [row["step"] for row in lines(folder / "ray")] == list(range(STEPS + 2))
+
+
+def test_four_steps_a_batch_ahead_are_those_of_one_process(
+    folder: Path, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "build_workers", built_apart)
+    alone = train(make_config(folder, "alone ahead", **RANKS, **AHEAD))
+    together = lines(folder / "ray ahead")
+    assert [row.get("staleness/steps") for row in together] == [None, 0, 1, 1, 1]
+    for ours, theirs in zip(together, lines(alone.output), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+
+
+def test_on_recorded_rollouts_gradients_weights_and_completions_are_those_of_local(
+    folder: Path, found: dict[str, Any]
+) -> None:
+    alone = shown(make_config(folder, "recorded", **CRITIC), recorded(folder), folder / "saved by local")
+    before, metrics, drawn, parameters = alone
+    other_before, other_metrics, other_drawn, other_parameters = found["shown"]
+    for ours, theirs in zip(other_before, before, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    for ours, theirs in zip(other_metrics, metrics, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+    assert other_parameters == parameters
+    assert [[rollout.token_ids for rollout in group] for group in other_drawn] == [
+        [rollout.token_ids for rollout in group] for group in drawn
+    ]
+    # After one step the first moment is the clipped gradient times 1 - β1.
+    whole = load_file(folder / "saved by local/optimizer.safetensors")
+    parts = [load_file(file) for file in sorted((folder / "saved by ray/optimizer").iterdir())]
+    for name, moment in whole.items():
+        if name.startswith("exp_avg/"):
+            shards = [part[name] for part in parts if name in part]
+            torch.testing.assert_close(torch.cat(shards) / 0.1, moment / 0.1, rtol=0, atol=1e-5)
+
+
+def test_the_doctor_sees_two_nodes_as_they_are(folder: Path, found: dict[str, Any]) -> None:
+    code, out, error = found["doctor"]
+    said = json.loads(out)
+    assert (code, error) == (1, "")
+    assert list((folder / "checked").iterdir()) == []
+    ray = said["facts"]["ray"]
+    assert (ray["address"], ray["trouble"], ray["directory"]) == (found["address"], "", str(folder / "checked"))
+    assert [node["head"] for node in ray["nodes"]] == [True, False]
+    for node in ray["nodes"]:
+        assert (node["alive"], node["error"], node["store"]) == (True, "", 2**28)
+        assert [node[name] for name in ("gpus", "gpus_free", "cpus", "cpus_free")] == [2] * 4
+        inside, here = node["inside"], ray["here"]
+        assert inside["packages"]["torch"] == metadata.version("torch")
+        for name in ("python", "packages", "shared_memory"):
+            assert inside[name] == here[name]
+        assert inside["directory"] == "shared"
+    levels = {finding["check"]: finding["level"] for finding in said["findings"]}
+    assert (levels["2 nodes"], levels["versions"], levels["run directory"]) == ("ok",) * 3
+    [layout] = [finding for finding in said["findings"] if finding["check"] == "layout"]
+    assert (layout["level"], "4 CPUs are there" in layout["what"]) == ("error", True)  # five actors
+    later = found["later"]
+    assert (later.trouble, [node.alive for node in later.nodes]) == ("", [True, False])
+    assert later.nodes[0].inside is not None
+
+
+# ---- deaths ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def running(run: TrainConfig, *, resume: bool = False) -> Iterator["subprocess.Popen[str]"]:
+    """`tinyzero train` in a process of its own, which is over at the end."""
+    file = Path(f"{run.run.output}.toml")
+    file.write_text(tomli_w.dumps(to_mapping(run)))
+    words = ["--output", run.run.output, "--resume"] if resume else ["--config", str(file)]
+    command = [sys.executable, "-c", "from tinyzero_sdk.cli import main; main()", "train", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + WITHIN
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.1)
+    pytest.fail(f"nothing within {WITHIN} s")
+
+
+def below(process: "subprocess.Popen[str]", run: TrainConfig, step: int) -> list[psutil.Process]:
+    """All processes of a run but its own, once this step is saved."""
+    until(lambda: process.poll() is not None or newest(run) >= step)
+    assert process.poll() is None, process.communicate()[0]
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def newest(run: TrainConfig) -> int:
+    """The step of the newest checkpoint."""
+    names = [path.name[5:] for path in (Path(run.run.output) / "checkpoints").glob("step_*")]
+    return max([0, *(int(name) for name in names if name.isdigit())])
+
+
+def entitled(processes: list[psutil.Process], kind: str) -> psutil.Process | None:
+    """One whose title, which changes with what it does, names an actor's class."""
+    for process in processes:
+        with suppress(psutil.Error):
+            if f"ray::{kind.removeprefix('ray::')}" in " ".join(process.cmdline()):
+                return process
+    return None
+
+
+def kill(kind: str, processes: list[psutil.Process]) -> None:
+    until(lambda: entitled(processes, kind)).kill()
+
+
+def ends(process: "subprocess.Popen[str]", everyone: list[psutil.Process], code: int) -> str:
+    """What a run that ends with this code has printed, once all its processes are gone."""
+    output, _ = process.communicate(timeout=WITHIN)
+    assert process.returncode == code, output
+    until(lambda: not any(map(psutil.Process.is_running, everyone)))
+    return str(output)
+
+
+def check_death(output: str, named: str, run: TrainConfig) -> None:
+    """The last line names the dead and the step that is saved."""
+    last = output.strip().splitlines()[-1]
+    told = re.search(rf"^error: {named} \(process \d+ on \S+\) has died; step (\d+) is saved; resume with: ", last)
+    assert told, output
+    assert newest(run) == int(told[1])
+    assert "raylet" not in output
+
+
+def test_engine_and_scorer_are_replaced_and_a_lost_rank_ends_a_run_that_can_be_resumed(folder: Path) -> None:
+    run = make_config(folder, "run", **RANKS, rollout__num_engines=1, run__steps=10_000)
+    with running(run) as process:
+        for step, kind in ((2, "RolloutActor"), (5, "RewardActor"), (10, "TrainerActor")):
+            everyone = below(process, run, step)
+            kill(kind, everyone)
+        output = ends(process, everyone, 2)
+    for named in ("the rollout engine", "the scorer of toy_task"):
+        told = rf"^{named} \(process \d+ on \S+\) has died; it is restarted, and its work repeated"
+        assert len(re.findall(told, output, re.MULTILINE)) == 1, output
+    check_death(output, r"policy rank [01] of 2", run)
+    alone = train(make_config(folder, "alone", run__steps=10, checkpoint__every=0))
+    for ours, theirs in zip(lines(run.run.output)[1:11], lines(alone.output)[1:], strict=True):
+        assert ours["critic/score/mean"] == pytest.approx(theirs["critic/score/mean"], abs=0.1)
+        if ours["step"] <= 6:  # later a rounding may change a token
+            assert ours == pytest.approx(theirs, rel=1e-2, abs=1e-4)
+    saved = newest(run)
+    with running(run, resume=True) as process:
+        everyone = below(process, run, saved + 2)
+        process.send_signal(signal.SIGTERM)
+        ends(process, everyone, 143)
+    steps = [row["step"] for row in lines(run.run.output)]
+    assert steps == list(range(len(steps)))
+
+
+def test_a_batch_ahead_an_engine_is_replaced_and_a_signal_saves_the_next_batch(folder: Path) -> None:
+    run = make_config(folder, "run ahead", **RANKS, **AHEAD | {"run__steps": 10_000})
+    with running(run) as process:
+        kill("RolloutActor", below(process, run, 2))
+        everyone = below(process, run, 8)
+        process.send_signal(signal.SIGTERM)
+        output = ends(process, everyone, 143)
+    assert re.search(r"has died; it is restarted", output), output
+    assert (Path(run.run.output) / f"checkpoints/step_{newest(run)}" / STATE_DIRECTORY / BATCH_FILE).exists()
+    steps = [row["step"] for row in lines(run.run.output)]
+    assert steps == list(range(len(steps)))
+
+
+@pytest.mark.nightly(reason="starts Ray four times; the same path as a rank's death, which every change tests")
+@pytest.mark.parametrize(
+    ("kind", "named", "changes"),
+    [
+        ("RolloutActor", "the rollout engine", {"rollout__num_engines": 1}),
+        ("RewardActor", "the scorer of toy_task", {}),
+        ("TrainerActor", r"policy rank [01] of 2", AHEAD),
+        ("RolloutActor", "the rollout engine", AHEAD),
+    ],
+)
+def test_what_dies_and_is_not_replaced_is_named_and_nothing_is_left(
+    kind: str, named: str, changes: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    more = {"model__path": str(folder / "model"), "ray__max_restarts": 0, "run__steps": 10_000}
+    run = make_config(tmp_path, "run", **RANKS, **changes | more)
+    with running(run) as process:
+        everyone = below(process, run, 2)
+        kill(kind, everyone)
+        check_death(ends(process, everyone, 2), named, run)
+
+
+@pytest.mark.nightly(reason="Ray itself ends what a killed trainer leaves; the trainer has no part in it")
+def test_a_killed_trainer_leaves_nothing(folder: Path) -> None:
+    run = make_config(folder, "killed", **RANKS, run__steps=10_000)
+    with running(run) as process:
+        everyone = below(process, run, 2)
+        os.kill(process.pid, signal.SIGKILL)
+        agents = [one for one in map(partial(entitled, everyone), AGENTS) if one is not None]
+        ends(process, [one for one in everyone if one not in agents], -9)
+        for agent in agents:
+            agent.kill()

@@ -1,0 +1,159 @@
+"""What NVML says of healthy and of failed GPUs, and what the doctor and the plan make of it."""
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from tests.trainer.doctor.machines import H200, facts_of, machine
+from tests.trainer.plan.planned import config_of
+from tinyzero_trainer.doctor import probe
+from tinyzero_trainer.doctor.checks import examine
+from tinyzero_trainer.doctor.facts import Requirements, Torch
+from tinyzero_trainer.doctor.finding import Finding
+from tinyzero_trainer.hardware.gpu import MIB, Driver, Link, Process
+from tinyzero_trainer.hardware.nvml import count_gpus, nvidia_driver
+from tinyzero_trainer.plan import advice
+from tinyzero_trainer.plan import target_gpu as target
+from tinyzero_trainer.plan.target_gpu import present_gpu
+
+
+class Nvml:
+    """A driver with two GPUs; `broken` are the calls that fail, by name, or by name and GPU."""
+
+    def __init__(self, **broken: int) -> None:
+        self.broken = broken
+
+    def answers(self) -> dict[str, Any]:
+        processes = [SimpleNamespace(pid=4711, usedGpuMemory=123000 * MIB), SimpleNamespace(pid=7, usedGpuMemory=None)]
+        return {
+            "nvmlInit": lambda: None,
+            "nvmlShutdown": lambda: None,
+            "nvmlDeviceGetCount": lambda: 2,
+            "nvmlSystemGetDriverVersion": lambda: "580.82.07",
+            "nvmlSystemGetCudaDriverVersion_v2": lambda: 13000,
+            "nvmlDeviceGetHandleByIndex": lambda index: index,
+            "nvmlDeviceGetName": lambda handle: ("NVIDIA H200", "Odd")[handle],
+            "nvmlDeviceGetUUID": lambda handle: f"GPU-{'ab'[handle]}",
+            "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
+            "nvmlDeviceGetMemoryInfo": lambda handle, version=None: SimpleNamespace(
+                total=143771 * MIB, free=20000 * MIB, used=123158 * MIB
+            ),
+            "nvmlDeviceGetComputeRunningProcesses": lambda handle: processes[: 2 * (handle == 0)],
+            "nvmlSystemGetProcessName": lambda pid: "/usr/bin/python3",
+            "nvmlDeviceGetTopologyCommonAncestor": lambda first, second: 20,
+            "nvmlDeviceGetP2PStatus": lambda first, second, index: 0,
+        }
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        for name, answer in self.answers().items():
+
+            def call(*arguments: Any, name: str = name, answer: Any = answer, **options: Any) -> Any:
+                keys = (name, f"{name}_{arguments[0]}" if arguments else name)
+                if found := [self.broken[key] for key in keys if key in self.broken]:
+                    raise pynvml.NVMLError(found[0])
+                return answer(*arguments, **options)
+
+            patch.setattr(pynvml, name, call)
+
+
+@pytest.fixture(autouse=True)
+def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA on the machine where the tests run knows other GPUs."""
+    monkeypatch.setattr(target, "visible_gpus", lambda: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def driver_of(patch: pytest.MonkeyPatch, **broken: int) -> Driver:
+    Nvml(**broken).install(patch)
+    driver = nvidia_driver()
+    assert driver is not None
+    return driver
+
+
+def test_what_nvml_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = driver_of(monkeypatch)
+    first, second = driver.gpus
+    assert (driver.version, driver.cuda, driver.error, driver.failed) == ("580.82.07", (13, 0), "", ())
+    assert (first.capability, first.free, first.uuid) == ((9, 0), 20000 * MIB, "a")
+    assert first.used == 123158 * MIB  # the driver keeps some for itself
+    assert first.processes == (Process(4711, "python3", 123000 * MIB), Process(7, "python3", 0))
+    assert (second.name, second.processes) == ("Odd", ())
+    assert driver.links == (Link(0, 1, "NVLink"),)
+    assert count_gpus() == 2
+    used = probe.with_use(Torch("2.13.0", gpus=(dataclasses.replace(H200, free=None),)), driver)
+    assert (used.gpus[0].free, used.gpus[0].processes) == (first.free, first.processes)
+
+
+def test_what_a_gpu_does_not_tell_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    unsupported = pynvml.NVML_ERROR_NOT_SUPPORTED
+    names = ("MemoryInfo_1", "CudaComputeCapability_1", "ComputeRunningProcesses", "P2PStatus")
+    driver = driver_of(monkeypatch, **{f"nvmlDeviceGet{name}": unsupported for name in names})
+    odd = driver.gpus[1]
+    assert (odd.memory, odd.free, odd.used, odd.capability, odd.processes) == (0, None, None, None, ())
+    assert driver.links == (Link(0, 1, "PXB"),)
+
+
+def test_no_driver_and_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    Nvml(nvmlInit=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND).install(monkeypatch)
+    assert count_gpus() == 0
+    monkeypatch.setattr(Path, "exists", lambda self: False)
+    assert nvidia_driver() is None
+    monkeypatch.setattr(Path, "exists", lambda self: True)
+    in_container = nvidia_driver()
+    assert in_container is not None
+    assert "started without its GPUs" in in_container.error
+    driver = driver_of(monkeypatch, nvmlInit=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    assert driver.error.startswith("NVML: ")
+    assert present_gpu("auto") is None
+
+
+def of_driver(driver: Driver, *gpus: object, requirements: Requirements = Requirements()) -> list[Finding]:  # noqa: B008  # frozen
+    facts = facts_of(H200, driver=driver) if gpus else facts_of(driver=driver)
+    return [finding for finding in examine(facts, requirements) if finding.check == "driver" and finding.level != "ok"]
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex_1", "nvmlDeviceGetMemoryInfo_1"])
+def test_a_gpu_that_failed_is_a_finding_and_the_healthy_one_stays(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = driver_of(monkeypatch, **{call: pynvml.NVML_ERROR_GPU_IS_LOST})
+    assert (driver.error, len(driver.failed), [gpu.uuid for gpu in driver.gpus]) == ("", 1, ["a"])
+    assert driver.failed[0].startswith("GPU 1: ")
+    found = present_gpu("auto")
+    assert found is not None
+    assert found.name == "NVIDIA H200"
+    [finding] = of_driver(driver, H200)
+    assert (finding.level, finding.commands, "GPU 1: " in finding.what) == ("warning", ("nvidia-smi",), True)
+    assert [finding.level for finding in of_driver(driver)] == ["error"]
+    assert [finding.level for finding in of_driver(driver, requirements=Requirements(device="cpu"))] == ["note"]
+
+
+def test_in_a_container_a_gpu_that_failed_is_no_gpu_that_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    def commands(driver: Driver) -> tuple[str, ...]:
+        facts = facts_of(driver=driver, machine=machine(container=True))
+        return next(finding for finding in examine(facts, Requirements()) if finding.check == "driver").commands
+
+    lost = driver_of(monkeypatch, nvmlDeviceGetHandleByIndex=pynvml.NVML_ERROR_GPU_IS_LOST)
+    assert lost.error.startswith("NVML: GPU 0: ")
+    assert commands(lost) == ("nvidia-smi",)
+    assert commands(Driver(error="NVML: it lists no GPU")) == ("docker run --gpus all …",)
+
+
+def test_many_failures_are_cut_short() -> None:
+    [finding] = of_driver(Driver("580", (13, 0), (H200,), failed=("GPU 1: it is lost somewhere",) * 40), H200)
+    assert len(finding.what) < 400
+
+
+@pytest.mark.slow
+def test_whatever_goes_wrong_before_a_run_does_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise IndexError
+
+    monkeypatch.setattr(advice, "present_gpu", fail)
+    assert advice.warning(config_of()) is None
+    monkeypatch.setattr(advice, "present_gpu", lambda _: target.TargetGpu("a small GPU", 2**29, None))
+    assert advice.warning(config_of()) is not None
+    monkeypatch.setattr(advice, "find_spec", fail)
+    assert advice.warning(config_of()) is None

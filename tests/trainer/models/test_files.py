@@ -1,0 +1,215 @@
+"""A model's files: how large it is, and what the doctor and loading say where they are broken or do not go together."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from tests.trainer.conftest import random_model
+from tests.trainer.doctor.machines import facts_of, seen
+from tinyzero_trainer.models import files as model_files
+from tinyzero_trainer.models.files import Model, find_fault, find_model
+from tinyzero_trainer.models.hub import find_spec
+from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model
+
+CPU = torch.device("cpu")
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 99\n"
+
+
+def empty_snapshot(cache: Path) -> Path:
+    """Where the Hub's cache keeps the version of org/name that is current."""
+    snapshot = cache / "models--org--name" / "snapshots" / "abc"
+    snapshot.parent.mkdir(parents=True)
+    (cache / "models--org--name" / "refs").mkdir()
+    (cache / "models--org--name" / "refs" / "main").write_text("abc")
+    return snapshot
+
+
+def test_a_models_size_is_read_from_its_headers(toy_model_path: Path, tmp_path: Path) -> None:
+    held = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(toy_model_path).parameters())
+    shape = replace(find_spec(str(toy_model_path)), name="m")
+    assert find_model("m", toy_model_path, tmp_path) == Model("m", True, held, shape=shape)
+    snapshot = empty_snapshot(tmp_path)
+    toy_model_path.rename(snapshot)
+    assert find_model("m", Path("org/name"), tmp_path) == Model("m", False, held, shape=shape)
+    (snapshot / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0[1, 2]  ")
+    broken = find_model("m", Path("org/name"), tmp_path)
+    assert broken.parameters is None
+    assert broken.fault is not None
+    assert broken.fault.command == "hf download org/name --force-download"
+    seven = find_model("Qwen/Qwen2.5-7B", Path("Qwen/Qwen2.5-7B"), tmp_path)
+    assert (seven.parameters, seven.size) == (None, 7_615_616_512)
+    assert find_model("nobody/nothing", Path("nobody/nothing"), tmp_path).size is None
+
+
+def test_what_is_missing_in_the_cache_will_be_downloaded(toy_model_path: Path, tmp_path: Path) -> None:
+    snapshot = empty_snapshot(tmp_path)
+    split_in_two(toy_model_path)
+    toy_model_path.rename(snapshot)
+    (snapshot / "model-2.safetensors").unlink()
+    assert find_model("m", Path("org/name"), tmp_path) == Model("m", False, None)
+    (snapshot / model_files.INDEX).write_text("{")
+    assert find_model("m", Path("org/name"), tmp_path).fault is not None
+
+
+def test_weights_in_several_files(toy_model_path: Path, tmp_path: Path) -> None:
+    whole = find_model("m", toy_model_path, tmp_path)
+    split_in_two(toy_model_path)
+    (toy_model_path / "consolidated.safetensors").write_text("what transformers does not load")
+    assert find_model("m", toy_model_path, tmp_path) == whole
+
+
+# ---- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+def split_in_two(directory: Path) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    names = {name: f"model-{1 + index % 2}.safetensors" for index, name in enumerate(sorted(tensors))}
+    for file in set(names.values()):
+        held = {name: tensors[name] for name in tensors if names[name] == file}
+        save_file(held, directory / file, {"format": "pt"})
+    (directory / model_files.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+
+def cut(file: str, size: int) -> Callable[[Path], None]:
+    return lambda folder: (folder / file).write_bytes((folder / file).read_bytes()[:size]) and None
+
+
+def put(file: str, text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / file).write_text(text) and None
+
+
+def configured(**changes: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | changes))
+
+    return change
+
+
+def lose_a_part(folder: Path) -> None:
+    split_in_two(folder)
+    (folder / "model-2.safetensors").unlink()
+
+
+def lose_the_index(folder: Path) -> None:
+    split_in_two(folder)
+    (folder / model_files.INDEX).write_text("{oops")
+
+
+BROKEN = {
+    "cut off": (cut("model.safetensors", -50), "model.safetensors is cut off, or", "hf download"),
+    "cut off in its header": (cut("model.safetensors", 50), "model.safetensors is cut off, or", "hf download"),
+    "empty": (put("model.safetensors", ""), "model.safetensors is cut off, or", "hf download"),
+    "another file": (put("model.safetensors", "<!DOCTYPE html>"), "is no safetensors file", "hf download"),
+    "sizes without an end": (
+        put("model.safetensors", '\x34\0\0\0\0\0\0\0{"x": {"shape": [Infinity], "data_offsets": [0, 0]}}    '),
+        "is no safetensors file",
+        "hf download",
+    ),
+    "no header": (put("model.safetensors", "\x02" + "\0" * 7 + "[]"), "is no safetensors file", "hf download"),
+    "pointer": (put("model.safetensors", POINTER), "model.safetensors is a pointer of Git LFS", "lfs pull"),
+    "pointer of a tokenizer": (put("tokenizer.json", POINTER), "tokenizer.json is a pointer of Git LFS", "lfs pull"),
+    "a tokenizer that is no JSON": (put("tokenizer.json", "{oops"), "tokenizer.json is not valid JSON", "hf download"),
+    "a part that is missing": (lose_a_part, "model-2.safetensors is missing", "hf download"),
+    "an index that is no JSON": (
+        lose_the_index,
+        "index.json is not valid JSON",
+        "hf download",
+    ),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "holds no safetensors", ""),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "config.json is missing", "hf download"),
+    "config that is no JSON": (put("config.json", "{oops"), "config.json is not valid JSON", "hf download"),
+    "config that is no object": (put("config.json", "[]"), "config.json holds no JSON object", "hf download"),
+    "config without a kind": (put("config.json", "{}"), "config.json names no model_type", "hf download"),
+    "a word for a size": (configured(hidden_size="x"), "config.json has impossible sizes", "hf download"),
+    "another vocabulary": (
+        configured(vocab_size=300, pad_token_id=None),
+        "config.json asks for embed_tokens.weight of 300 × 32, and the weights have one of 1252 × 32",
+        "hf download",
+    ),
+    "another MLP": (configured(intermediate_size=64), "asks for layers.0.mlp.gate_proj.weight of 64 × 32", "hf"),
+    "more layers": (
+        configured(num_hidden_layers=3, layer_types=["full_attention"] * 3),
+        "asks for layers.2.self_attn.q_proj.weight of 32 × 32, and the weights have none",
+        "hf download",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_files_are_a_line_of_train_and_a_finding(name: str, toy_model_path: Path, tmp_path: Path) -> None:
+    breaks, said, typed = BROKEN[name]
+    breaks(toy_model_path)
+    with pytest.raises(ModelError) as refused:
+        load_model(str(toy_model_path), CPU)
+    line = str(refused.value)
+    assert said in line
+    assert "\n" not in line
+    finding = seen(facts_of(model=find_model("m", toy_model_path, tmp_path)), "model")
+    assert finding.level == "error"
+    assert line.endswith(finding.line)
+    assert any(typed in command for command in finding.commands) or not typed
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_whole_models_have_no_fault(kind: str, tied: bool, tmp_path: Path) -> None:
+    model = random_model(kind)
+    config = type(model.config)(**model.config.to_dict() | {"tie_word_embeddings": tied})
+    type(model)(config).save_pretrained(tmp_path)
+    assert find_fault(tmp_path) is None
+
+
+def test_of_an_architecture_that_is_not_counted_the_loader_names_what_does_not_fit(
+    toy_model: LanguageModel, tmp_path: Path
+) -> None:
+    config = GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=20, n_positions=16)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    toy_model.tokenizer.save_pretrained(tmp_path)
+    assert load_model(str(tmp_path), CPU).parameters
+    assert find_model("m", tmp_path, tmp_path).size
+    for changes, said in (({"vocab_size": 30}, "(20, 8) and not of (30, 8)"), ({"n_layer": 2}, "is missing, and ")):
+        configured(**{"vocab_size": 20, "n_layer": 1} | changes)(tmp_path)
+        assert find_fault(tmp_path) is None
+        with pytest.raises(ModelError, match=r"its weights do not fit its config\.json") as refused:
+            load_model(str(tmp_path), CPU)
+        assert said in str(refused.value)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_bytes_make_the_doctor_fail(toy_model_path: Path, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(["config.json", "model.safetensors", "tokenizer.json", model_files.INDEX]))
+    file = toy_model_path / name
+    kept = file.read_bytes() if file.exists() else b"{}"
+    start, end = sorted(data.draw(st.tuples(st.integers(0, 300), st.integers(0, 300))))
+    file.write_bytes(kept[:start] + data.draw(st.binary(max_size=8)) + kept[end:])
+    found = find_model("m", toy_model_path, toy_model_path)
+    assert found.fault is None or found.fault.what
+    file.write_bytes(kept)
+
+
+def test_a_number_of_layers_without_an_end_takes_no_time(toy_model_path: Path) -> None:
+    configured(num_hidden_layers=10**12)(toy_model_path)
+    fault = find_fault(toy_model_path)
+    assert fault is not None
+    assert fault.what.startswith(f"{toy_model_path}/config.json ")
+
+
+def test_a_path_is_quoted_where_it_is_to_be_typed(toy_model_path: Path) -> None:
+    folder = toy_model_path.rename(toy_model_path.with_name("my model"))
+    (folder / "model.safetensors").write_text(POINTER)
+    fault = find_fault(folder)
+    assert fault is not None
+    assert fault.command == f"git -C '{folder}' lfs pull"

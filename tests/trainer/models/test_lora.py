@@ -1,0 +1,442 @@
+"""LoRA: only the adapter moves, and engine, reference, export and resumed run are what the merged model's would be."""
+
+import copy
+import json
+import math
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from tests.trainer.conftest import random_model
+from tests.trainer.controller.test_loop import killed, lines
+from tests.trainer.samples import ragged_samples, token_logprobs
+from tests.trainer.training.test_policy import NOW, as_experience
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig, TrainConfig
+from tinyzero_trainer.config.compose import make_config
+from tinyzero_trainer.controller import loop
+from tinyzero_trainer.controller import step as training_step
+from tinyzero_trainer.controller.loop import train
+from tinyzero_trainer.executors import build as roles
+from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model, save_model
+from tinyzero_trainer.models.lora import Adapter, LoraError, merged_state
+from tinyzero_trainer.monitoring.progress import Progress
+from tinyzero_trainer.rollout import SamplingParams, TorchEngine
+from tinyzero_trainer.rollout.decoder import build_decoder
+from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.training.logprobs import Reference
+from tinyzero_trainer.training.micro_batches import MicroBatch, micro_batches
+from tinyzero_trainer.training.policy import Policy
+
+CPU = torch.device("cpu")
+ADVANTAGES = [1.0, -1.0, 0.5, -0.5] * 3
+PROMPTS = [[5, 17, 40], [300], [8, 9]]
+
+
+def adapt(model: PreTrainedModel, *, moved: bool = True, seed: int = 0, **settings: Any) -> Adapter:
+    """Attach an adapter; `moved` = as if it had been trained, since a new one changes nothing."""
+    adapter = Adapter(model, LoraConfig(**{"rank": 4, **settings}), seed=seed, start=None)
+    if moved:
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in trained(model).values():
+                parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return adapter
+
+
+def adapted(language_model: LanguageModel, **settings: Any) -> LanguageModel:
+    """`language_model`, adapted in place."""
+    return replace(language_model, adapter=adapt(language_model.model, **settings))
+
+
+def trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def frozen(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.clone() for name, parameter in model.named_parameters() if not parameter.requires_grad}
+
+
+def make_policy(language_model: LanguageModel, *, reference: Reference | None = None) -> Policy:
+    kl = {"kl_coefficient": 0.1, "kl_estimator": "exact"} if reference is not None else {}
+    return Policy(
+        language_model,
+        algorithm=AlgorithmConfig(**kl),  # type: ignore[arg-type]
+        optimizer=OptimizerConfig(num_mini_batches=3, micro_batch_tokens=100),
+        max_tokens=32,
+        reference=reference,
+    )
+
+
+def make_engine(language_model: LanguageModel) -> TorchEngine:
+    ends, pad = language_model.eos_ids, language_model.pad_id
+    return TorchEngine(language_model.model, eos_ids=ends, pad_id=pad, max_num_seqs=64)
+
+
+def one_batch(language_model: LanguageModel) -> MicroBatch:
+    [batch] = micro_batches(
+        ragged_samples(language_model), token_budget=10**6, pad_id=language_model.pad_id, device=CPU
+    )
+    return batch
+
+
+def gpt2() -> PreTrainedModel:
+    """An architecture without a fused decoder, whose matrices are transposed."""
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64)).eval()
+
+
+@pytest.fixture(params=["qwen2", "qwen3", "llama", "gpt2"])
+def architecture(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return gpt2() if request.param == "gpt2" else random_model(request.param)  # type: ignore[return-value]
+
+
+def test_an_update_moves_the_adapter_and_leaves_every_other_bit(toy_model: LanguageModel, tmp_path: Path) -> None:
+    samples = ragged_samples(toy_model)
+    start = {name: tensor.clone() for name, tensor in toy_model.model.state_dict().items()}
+    model = adapted(toy_model, moved=False)
+    before = {name: tensor.detach().clone() for name, tensor in trained(model.model).items()}
+    policy = make_policy(model)
+    policy.update(as_experience(samples, ADVANTAGES), NOW)
+    after = trained(model.model)
+    assert all(".lora_" in name for name in after)
+    assert not any(torch.equal(before[name], after[name]) for name in after)
+    plain = {name.replace(".base_layer", ""): tensor for name, tensor in model.model.state_dict().items()}
+    assert all(torch.equal(plain[name], tensor) for name, tensor in start.items())
+    policy.save(tmp_path)
+    moments = load_file(tmp_path / "optimizer.safetensors")
+    assert {name.partition("/")[2] for name in moments} == set(after)
+
+
+def test_a_new_adapter_changes_nothing_and_depends_on_the_seed_alone(toy_model: LanguageModel) -> None:
+    twins = [copy.deepcopy(toy_model.model) for _ in range(3)]
+    drawn = torch.get_rng_state()
+    for twin, seed in zip(twins, (0, 0, 1), strict=True):
+        adapt(twin, moved=False, seed=seed)
+        torch.rand(3)  # whatever else draws in between
+    torch.set_rng_state(drawn)
+    tokens = torch.tensor([PROMPTS[0]])
+    with torch.no_grad():
+        assert torch.equal(twins[0](tokens).logits, toy_model.model.eval()(tokens).logits)
+    first, same, other = (trained(twin) for twin in twins)
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("settings", "scale"),
+    [({}, 2.0), ({"alpha": 4}, 1.0), ({"alpha": 12}, 3.0), ({"alpha": 4, "rslora": True}, 4 / math.sqrt(4))],
+)
+def test_the_update_is_scaled_by_alpha_over_the_rank(
+    toy_model: LanguageModel, settings: dict[str, Any], scale: float
+) -> None:
+    start = toy_model.model.model.layers[1].mlp.up_proj.weight.clone()
+    adapt(toy_model.model, **settings)
+    layer = toy_model.model.model.layers[1].mlp.up_proj
+    expected = start.double() + scale * layer.lora_B.default.weight.double() @ layer.lora_A.default.weight.double()
+    merged = merged_state(toy_model.model)["model.layers.1.mlp.up_proj.weight"]
+    torch.testing.assert_close(merged.double(), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_the_merged_state_is_that_of_a_plain_model_and_acts_as_the_adapted_one(architecture: PreTrainedModel) -> None:
+    plain = copy.deepcopy(architecture)
+    adapt(architecture)
+    untouched = frozen(architecture)
+    state = merged_state(architecture)
+    assert all(torch.equal(untouched[name], tensor) for name, tensor in frozen(architecture).items())
+    tokens = torch.tensor([[5, 17, 40, 96]])
+    with torch.no_grad():
+        start, aimed = plain(tokens).logits, architecture(tokens).logits
+        plain.load_state_dict(state, strict=True)
+        torch.testing.assert_close(plain(tokens).logits, aimed, atol=1e-4, rtol=1e-4)
+    assert (start - aimed).abs().max() > 0.1
+
+
+def test_decoders_follow_the_adapter(architecture: PreTrainedModel) -> None:
+    adapter = adapt(architecture, moved=False)
+    decoder = build_decoder(architecture)
+    tokens = torch.tensor([[5, 17, 40, 96], [0, 0, 3, 4]])
+    mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+    for _ in range(2):
+        with torch.no_grad():
+            for tensor in adapter._tensors().values():
+                tensor.add_(0.1)
+        decoder.load_weights()
+        with torch.inference_mode():
+            logits = decoder.start(tokens, mask, copies=1)
+            for row, length in enumerate((4, 2)):
+                expected = architecture(tokens[row : row + 1, 4 - length :]).logits[0, -1]
+                torch.testing.assert_close(logits[row], expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_engine_agrees_with_the_policy_after_every_update(toy_model: LanguageModel) -> None:
+    samples = ragged_samples(toy_model)
+    model = adapted(toy_model, moved=False)
+    policy, engine = make_policy(model), make_engine(model)
+    before: list[float] = []
+    for _ in range(3):
+        policy.update(as_experience(samples, ADVANTAGES), replace(NOW, learning_rate=3e-2))
+        engine.load_weights()
+        [[rollout]] = engine.generate(PROMPTS[:1], 1, SamplingParams(20, logprobs=True), seed=0)
+        assert rollout.logprobs == pytest.approx(token_logprobs(model, PROMPTS[0], rollout.token_ids), abs=1e-4)
+        assert rollout.logprobs != pytest.approx(before, abs=1e-2)
+        before = rollout.logprobs
+
+
+def test_the_reference_is_the_start_and_switching_to_it_leaves_no_trace(toy_model: LanguageModel) -> None:
+    start = copy.deepcopy(toy_model.model)
+    samples = ragged_samples(toy_model)
+    model = adapted(toy_model)
+    assert model.adapter is not None
+    shared, copied = (make_policy(model, reference=Reference(each)) for each in (model.model, start))
+    assert torch.equal(shared.reference_logprobs(samples, 1.0), copied.reference_logprobs(samples, 1.0))
+    assert (shared.logprobs(samples, 1.0) - shared.reference_logprobs(samples, 1.0)).abs().max() > 0.01
+    assert sum(parameter.numel() for parameter in model.model.parameters()) == model.parameters
+    learnt = {name: tensor.detach().clone() for name, tensor in trained(model.model).items()}
+    results = []
+    for policy in (shared, copied):
+        metrics = policy.update(as_experience(samples, ADVANTAGES), NOW)
+        assert metrics["actor/kl_loss"] > 0.01
+        results.append({name: tensor.detach().clone() for name, tensor in trained(model.model).items()} | metrics)
+        with torch.no_grad():
+            for name, tensor in trained(model.model).items():
+                tensor.copy_(learnt[name])
+    assert all(
+        torch.equal(torch.as_tensor(left), torch.as_tensor(right))
+        for left, right in zip(results[0].values(), results[1].values(), strict=True)
+    )
+
+
+def test_an_error_in_the_reference_leaves_the_adapter_on(toy_model: LanguageModel) -> None:
+    adapt(toy_model.model)
+    expected, names = toy_model.model(torch.tensor([PROMPTS[0]])).logits, set(trained(toy_model.model))
+    batch = one_batch(toy_model)
+    batch.tokens[0, 0] = 10**6
+    with pytest.raises(IndexError):
+        Reference(toy_model.model.train()).states(batch)
+    assert toy_model.model.training
+    assert torch.equal(toy_model.model(torch.tensor([PROMPTS[0]])).logits, expected)
+    assert set(trained(toy_model.model)) == names
+
+
+def test_the_reference_knows_no_dropout_and_the_policy_keeps_its_own(toy_model: LanguageModel) -> None:
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=1252, n_embd=32, n_layer=2, n_head=4, n_positions=256)).eval()
+    batch = one_batch(toy_model)
+    expected = Reference(copy.deepcopy(model)).states(batch)
+    adapt(model)
+    assert torch.equal(Reference(model.train()).states(batch), expected)
+    assert torch.equal(Reference(model.train()).states(batch), expected)
+    assert all(module.training for module in model.modules())
+    assert not torch.equal(model(batch.tokens).logits, model(batch.tokens).logits)
+
+
+@pytest.mark.slow
+def test_the_export_is_a_plain_model_that_scores_as_the_adapter_does(toy_model: LanguageModel, tmp_path: Path) -> None:
+    plain = set(toy_model.model.state_dict())
+    model = adapted(toy_model)
+    untouched, samples = frozen(model.model), ragged_samples(model)
+    save_model(tmp_path, model)
+    assert all(torch.equal(untouched[name], tensor) for name, tensor in frozen(model.model).items())
+    assert not (tmp_path / "adapter_config.json").exists()  # or transformers would take the directory for an adapter
+    exported = load_model(str(tmp_path), CPU)
+    assert set(exported.model.state_dict()) == plain
+    assert exported.adapter is None
+    for sample in samples:
+        found = token_logprobs(exported, sample.prompt.token_ids, sample.generation.token_ids)
+        assert found == pytest.approx(sample.generation.logprobs, abs=1e-5)
+    greedy = SamplingParams(40, temperature=0.0)
+    ours, theirs = (make_engine(each).generate(PROMPTS, 1, greedy, seed=0) for each in (model, exported))
+    assert ours == theirs
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's own call of transformers
+def test_peft_loads_the_adapter_by_itself(toy_model: LanguageModel, toy_model_path: Path, tmp_path: Path) -> None:
+    model = adapted(toy_model, rslora=True, target_modules=("q_proj", "up_proj"))
+    assert model.adapter is not None
+    model.adapter.save(tmp_path / "adapter")
+    start = AutoModelForCausalLM.from_pretrained(toy_model_path, dtype=torch.float32)
+    theirs = PeftModel.from_pretrained(start, tmp_path / "adapter")
+    tokens = torch.tensor([PROMPTS[0]])
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(tokens).logits, model.model.eval()(tokens).logits, atol=1e-6, rtol=1e-6)
+    settings = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert settings["inference_mode"]
+    assert settings["target_modules"] == ["q_proj", "up_proj"]
+
+
+def test_an_adapter_is_not_put_on_another_model(toy_model: LanguageModel, tmp_path: Path) -> None:
+    other = copy.deepcopy(toy_model.model)
+    with torch.no_grad():
+        other.model.layers[0].mlp.up_proj.weight.mul_(1.001)
+    adapt(toy_model.model).save(tmp_path / "adapter")
+    with pytest.raises(LoraError, match="is not the model that the run started from"):
+        adapt(other).load(tmp_path / "adapter")
+
+
+def test_an_adapter_is_not_taken_for_a_model(toy_model: LanguageModel, tmp_path: Path) -> None:
+    save_model(tmp_path, adapted(toy_model))
+    with pytest.raises(ModelError, match="is an adapter, not a model; give a model that has it merged"):
+        load_model(str(tmp_path / "adapter"), CPU)
+
+
+@pytest.mark.parametrize("name", ["lm_head", "embed_tokens", "query"])
+def test_only_linear_layers_of_the_body_are_adapted(toy_model: LanguageModel, name: str) -> None:
+    with pytest.raises(
+        LoraError, match=rf"lora\.target_modules names \['{name}'\], expected .* down_proj, gate_proj, k_proj"
+    ):
+        adapt(toy_model.model, target_modules=("q_proj", name))
+    adapter = adapt(toy_model.model, target_modules=("q_proj",))
+    assert {name.split(".")[-3] for name in adapter._tensors()} == {"q_proj"}
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ({"alpha": 16}, r"lora\.alpha=16 has no effect: lora\.rank=0 trains all weights"),
+        ({"rslora": True}, r"lora\.rslora=True has no effect: lora\.rank=0 trains all weights"),
+        (
+            {"target_modules": ["q_proj"]},
+            r"lora\.target_modules=.*q_proj.* has no effect: lora\.rank=0 trains all weights",
+        ),
+        ({"rank": 1, "rslora": True}, r"lora\.rslora=True has no effect: the square root of lora\.rank=1 is 1"),
+    ],
+)
+def test_settings_without_effect_are_refused(words: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SettingsError, match=reason):
+        make_config({"run": {"task": "countdown"}, "lora": words})
+
+
+# ---- whole runs ------------------------------------------------------------------------------------------------------
+
+STEPS = 3
+Configure = Callable[..., TrainConfig]
+
+
+@pytest.fixture
+def configure(
+    warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., TrainConfig]:
+    """Makes the configuration of a run of a few steps that train an adapter."""
+    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
+
+    def make(name: str, **algorithm: Any) -> TrainConfig:
+        values: dict[str, Any] = {
+            "run": {"task": toy_task, "output": str(tmp_path / name), "steps": STEPS, "device": "cpu"},
+            "task": {"limit": 5},
+            "model": {"path": str(warm_model)},
+            "lora": {"rank": 2},
+            "data": {"prompt_template": "base", "test_fraction": 0.4, "prompts_per_step": 4},
+            "rollout": {"group_size": 4, "max_completion_tokens": 8, "max_num_seqs": 8},
+            "optimizer": {"learning_rate": 1e-2, "num_mini_batches": 2},
+            "algorithm": {"kl_coefficient": 0.05, **algorithm},
+            "eval": {"num_problems": 4, "num_problems_during": 4, "every": 2},
+            "checkpoint": {"every": 1},
+            "log": {"rollouts_every": 0},
+        }
+        return make_config(values)
+
+    return make
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("advantage", ["grpo", "gae"])
+def test_a_killed_run_resumes_to_the_same_bits(
+    configure: Configure, advantage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, cut = (
+        train_to_the_end(configure(name, advantage_estimator=advantage), monkeypatch, name) for name in ("all", "cut")
+    )
+    assert lines(cut) == lines(whole)
+    files = sorted(path.relative_to(whole) for path in whole.glob(f"checkpoints/step_{STEPS}/**/*.safetensors"))
+    assert {file.parent.name for file in files} == {f"step_{STEPS}", "adapter", "training_state"}
+    for file in files:
+        ours, theirs = load_file(cut / file), load_file(whole / file)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs), file
+
+
+def train_to_the_end(config: TrainConfig, monkeypatch: pytest.MonkeyPatch, name: str) -> Path:
+    if name == "cut":
+        with killed(monkeypatch, training_step.TrainingStep, "take", STEPS):
+            train(config)
+    return train(config, resume=name == "cut").output
+
+
+@pytest.mark.slow
+def test_a_run_says_how_much_it_trains_and_stores_what_it_expects(
+    configure: Configure, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, save = [], loop.checkpoints.save
+
+    def spy(*args: Any, **settings: Any) -> Path:
+        expected.append(settings["expected_bytes"])
+        return save(*args, **settings)
+
+    monkeypatch.setattr(loop.checkpoints, "save", spy)
+    output = train(configure("run")).output
+    row = lines(output)[0]
+    assert 0 < row["model/trained_parameters"] < row["model/parameters"] / 5
+    assert f"training {row['model/trained_parameters']:,.0f} of {row['model/parameters']:,.0f} parameters" in (
+        capsys.readouterr().err
+    )
+    checkpoint = output / "checkpoints" / f"step_{STEPS}"
+    stored = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors"))
+    headers = 20_000  # names and shapes; large beside weights as few as these
+    assert stored - headers < expected[-1] <= stored
+    exported = load_model(str(checkpoint), CPU)
+    assert exported.parameters == row["model/parameters"] - row["model/trained_parameters"]
+
+
+def test_the_critic_has_weights_of_its_own_and_no_adapter(configure: Configure) -> None:
+    config = configure("run", advantage_estimator="gae")
+    with roles.build_workers(config, display=Progress(), training=True) as built:
+        assert built.critic is not None
+        names = {name for name, _ in built.critic.model.named_parameters()}
+        assert not any("lora" in name for name in names)
+        assert len(trained(built.critic.model)) > len(names) - 2  # all but a head that is not tied
+        assert all("lora" in name for name in trained(built.language_model.model))
+
+
+def test_without_peft_one_line_says_what_to_install(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(LoraError, match=r"lora\.rank=2 needs peft.*pip install 'tinyzero-trainer\[lora\]'") as refused:
+        train(configure("run"))
+    assert "\n" not in str(refused.value)
+
+
+def test_an_evaluation_is_not_told_of_adapters(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)  # nor does it need peft
+    with roles.build_workers(configure("run"), display=Progress(), training=False) as built:
+        assert built.language_model.adapter is None
+        assert len(built.engine.generate(PROMPTS, 2, SamplingParams(8), seed=0)) == len(PROMPTS)
+
+
+def test_merged_weights_are_made_one_at_a_time_where_the_model_is(toy_model: LanguageModel) -> None:
+    adapt(toy_model.model)
+    own = {tensor.data_ptr() for tensor in toy_model.model.state_dict().values()}
+    made: list[weakref.ref[torch.Tensor]] = []
+    for _, tensor in named_weights(toy_model.model):
+        if tensor.data_ptr() not in own:
+            made.append(weakref.ref(tensor))
+        assert sum(each() is not None for each in made) <= 1
+    assert len(made) > 9
+    elsewhere = toy_model.model.to("meta")  # from which nothing can come to the host
+    assert all(tensor.is_meta for _, tensor in named_weights(elsewhere))
+
+
+def test_the_weights_for_an_engine_are_those_for_a_file_bit_for_bit(architecture: PreTrainedModel) -> None:
+    adapt(architecture)
+    given, written = dict(named_weights(architecture)), merged_state(architecture)
+    assert list(given) == list(written)
+    assert all(torch.equal(tensor, written[name]) for name, tensor in given.items())

@@ -1,0 +1,159 @@
+"""What a model is, to the plan: every parameter counted, as the code counts, without a download where it can be."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import constants
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from tests.trainer.models.test_files import empty_snapshot
+from tests.trainer.plan.planned import COMMON, HALF_B, PUBLISHED, SPECS
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_trainer.models.hub import find_spec
+from tinyzero_trainer.models.well_known import well_known
+
+ARCHITECTURES: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**COMMON),
+    "llama, grouped, tied": LlamaConfig(**COMMON, num_key_value_heads=2, tie_word_embeddings=True),
+    "llama, biases": LlamaConfig(**COMMON, attention_bias=True, mlp_bias=True),
+    "llama, wide heads": LlamaConfig(**COMMON, head_dim=32, num_key_value_heads=1),
+    "mistral": MistralConfig(**COMMON, num_key_value_heads=2),
+    "qwen2": Qwen2Config(**COMMON, num_key_value_heads=2),
+    "qwen2, tied": Qwen2Config(**COMMON, num_key_value_heads=4, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**COMMON, num_key_value_heads=2, head_dim=32),
+    "qwen3, biases, tied": Qwen3Config(
+        **COMMON, num_key_value_heads=2, head_dim=16, attention_bias=True, tie_word_embeddings=True
+    ),
+    "gpt2": GPT2Config(vocab_size=100, n_embd=64, n_layer=2, n_head=4),
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_parameters_are_counted_exactly(name: str, tmp_path: Path) -> None:
+    config = ARCHITECTURES[name]
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    spec = find_spec(str(tmp_path))
+    assert spec.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert spec.tied == (model.get_input_embeddings().weight is model.get_output_embeddings().weight)
+    assert (spec.hidden, spec.layers, spec.vocabulary) == (64, config.num_hidden_layers, 100)
+    if name != "gpt2":
+        attention = model.model.layers[0].self_attn
+        assert (spec.attention, spec.kv) == (attention.q_proj.out_features, attention.k_proj.out_features)
+
+
+def test_well_known_models_need_no_download() -> None:
+    assert {name: SPECS[name].parameters for name in PUBLISHED} == PUBLISHED
+    of_the_same_shape = {SPECS[name].parameters for name in SPECS.keys() - PUBLISHED.keys()}
+    assert of_the_same_shape <= set(PUBLISHED.values())
+    assert well_known("Qwen/Qwen2.5-0.5B-Instruct") == replace(SPECS[HALF_B], name="Qwen/Qwen2.5-0.5B-Instruct")
+    assert well_known("Qwen/Qwen2.5-0.5B-Something") is None
+
+
+def test_the_tiny_model_and_a_directory(toy_model: Any, toy_model_path: Path) -> None:
+    assert find_spec(None) == find_spec("tiny")
+    assert find_spec(None).parameters == 653_824
+    assert find_spec(str(toy_model_path)).parameters == toy_model.parameters
+
+
+def test_the_hubs_cache_is_read_before_anything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    ARCHITECTURES["qwen2"].save_pretrained(empty_snapshot(tmp_path))
+    assert find_spec("org/name", download=False).hidden == 64
+    with pytest.raises(SettingsError, match="org/other is not in the Hub's cache"):
+        find_spec("org/other", download=False)
+
+
+def test_what_is_no_language_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="does not describe a language model"):
+        find_spec(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(SettingsError, match="hidden_size"):
+        find_spec(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "nobody-knows"}')
+    with pytest.raises(SettingsError, match="nobody-knows"):
+        find_spec(str(tmp_path))
+
+
+LLAMA = {key: value for key, value in LlamaConfig(**COMMON).to_dict().items() if key != "is_encoder_decoder"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads is '0', expected a whole number"),
+        ({"hidden_size": -64}, "hidden_size is '-64'"),
+        ({"vocab_size": 10**400}, "vocab_size is '1000"),
+        ({"vocab_size": 1.5}, "vocab_size is '1.5'"),
+        ({"hidden_size": 2, "head_dim": None}, "head_dim is '0'"),
+        ({"intermediate_size": [1]}, "intermediate_size is"),
+        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "'t5' is an encoder with a decoder"),
+        ({"model_type": "vit"}, "'vit' is no causal LM that transformers knows"),
+        ({"model_type": "own", "auto_map": {"AutoConfig": "code.Config"}}, "it brings code of its own in auto_map"),
+    ],
+)
+def test_each_fault_is_told_in_a_line(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    content = {**LLAMA, **changes}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(SettingsError) as caught:
+        find_spec(str(tmp_path))
+    message = str(caught.value)
+    assert said in message
+    assert "\n" not in message
+    assert len(message) < 300 + len(str(tmp_path))
+
+
+def test_a_number_without_end_is_told_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA).replace('"vocab_size": 100', '"vocab_size": 1e400'))
+    with pytest.raises(SettingsError, match="vocab_size is 'inf'"):
+        find_spec(str(tmp_path))
+
+
+@given(st.dictionaries(st.sampled_from(sorted(LLAMA)), st.none() | st.booleans() | st.integers() | st.floats()))
+def test_a_shape_has_sizes_or_is_refused(changes: dict[str, Any]) -> None:
+    with TemporaryDirectory() as directory:
+        (Path(directory) / "config.json").write_text(json.dumps({**LLAMA, **changes, "model_type": "llama"}))
+        try:
+            spec = find_spec(directory)
+        except SettingsError:
+            return
+    assert min(spec.parameters, spec.hidden, spec.layers, spec.heads, spec.kv_heads, spec.head_size) > 0
+
+
+@pytest.mark.parametrize("left_out", ["num_key_value_heads", "head_dim", "intermediate_size"])
+@pytest.mark.parametrize("kind", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])
+def test_what_is_left_out_is_what_transformers_takes(kind: Any, left_out: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 512, "num_hidden_layers": 1, "num_attention_heads": 32, "vocab_size": 50}
+    given = {**sizes, "intermediate_size": 96, "num_key_value_heads": 16, "head_dim": 16, "tie_word_embeddings": True}
+    del given[left_out]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind.model_type, **given}))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(kind(**given))
+    assert find_spec(str(tmp_path)).parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_name_that_is_nowhere_is_refused_quickly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with pytest.raises(SettingsError, match=r"cannot find the model 'org/other' \(http.* cannot be reached") as caught:
+        find_spec("org/other")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,148 @@
+"""What `tinyzero plan` refuses because `train` would: no context for it, no second GPU; and sizes that are none."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.trainer.configurations import call
+from tests.trainer.plan.planned import HALF_B
+from tinyzero_trainer.models.hub import context_of, find_spec
+from tinyzero_trainer.models.loading import ModelError
+from tinyzero_trainer.plan import target_gpu as target
+from tinyzero_trainer.rollout.generate import check_context
+
+TINY = ("plan", "--gpu-memory", "24GB", "--model", "tiny")
+HALF = ("plan", "--gpu", "RTX 4090", "--model", HALF_B, "rollout.engine=vllm")
+
+
+def test_the_plan_refuses_what_exceeds_the_context_in_the_words_of_train(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, *TINY, "rollout.max_completion_tokens=100000")
+    assert (code, out) == (2, "")
+    model: Any = SimpleNamespace(context=2048, name="tiny")
+    prompt: Any = SimpleNamespace(token_ids=[0] * 256)
+    with pytest.raises(ModelError) as caught:
+        check_context(model, [prompt], 100_000)
+    sentence, _, cure = str(caught.value).partition(";")
+    assert sentence.replace("that tiny", "that the tiny model that comes with the trainer") in " ".join(err.split())
+    assert cure.strip() in " ".join(err.split())
+    assert "--prompt-tokens" not in err  # which would be no help
+
+
+def test_prompts_count_as_the_plan_has_them(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*TINY, "rollout.max_completion_tokens=2000")
+    assert "lower rollout.max_completion_tokens, or give --prompt-tokens" in " ".join(call(capsys, *words)[2].split())
+    assert call(capsys, *words, "--prompt-tokens", "48")[0] == 0
+    code, _, err = call(capsys, *words, "--prompt-tokens", "49")
+    assert (code, "a prompt of 49 tokens" in err, "--prompt-tokens" in err) == (2, True, False)
+    code, _, err = call(
+        capsys, "plan", "--gpu", "H200", "rollout.max_completion_tokens=4096"
+    )  # of the model that train makes
+    assert (code, "2048 tokens" in err) == (2, True)
+
+
+@pytest.mark.parametrize("given", [None, 0, -1, True, "2048", 1.5])
+def test_a_context_that_is_not_said_is_none(given: Any, tmp_path: Path) -> None:
+    content = {"model_type": "qwen2", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    content |= {"num_key_value_heads": 2, "intermediate_size": 8, "vocab_size": 9, "max_position_embeddings": given}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert (find_spec(str(tmp_path)).context, context_of(str(tmp_path))) == (None, None)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '"a"', None])
+def test_a_broken_config_has_no_context(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    assert context_of(str(tmp_path)) is None
+
+
+def test_other_architectures_name_their_context_otherwise(tmp_path: Path) -> None:
+    from transformers import GPT2Config
+
+    GPT2Config(vocab_size=100, n_embd=64, n_layer=2, n_head=4, n_positions=77).save_pretrained(tmp_path)
+    assert (find_spec(str(tmp_path)).context, context_of(str(tmp_path))) == (77, 77)
+
+
+def test_train_refuses_before_anything_is_loaded(
+    toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tinyzero_trainer.controller import loop
+
+    begun = []
+    monkeypatch.setattr(loop, "train", lambda config, **_: begun.append(config))
+    words = ("train", "--task", toy_task, "--model", "tiny", "run.device=cpu", "--output", str(tmp_path / "run"))
+    code, _, err = call(capsys, *words, "rollout.max_completion_tokens=2048")
+    assert code == 2
+    assert "a prompt of 1 token and rollout.max_completion_tokens=2048 exceed the 2048 tokens that " in " ".join(
+        err.split()
+    )
+    assert err.count("\n") == 1
+    assert not begun
+    assert call(capsys, *words, "rollout.max_completion_tokens=2047")[0] == 0
+    assert len(begun) == 1
+
+
+def test_vllm_on_several_gpus_needs_them(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (*HALF, "vllm.tensor_parallel=2")
+    code, out, err = call(capsys, *words)
+    assert (code, out) == (2, "")
+    assert "vllm.tensor_parallel=2 takes 2 GPUs, and the plan is for one; give --gpus 2" in " ".join(err.split())
+    assert call(capsys, *words, "--gpus", "2")[0] == 0
+    here = target.TargetGpu("RTX 4090", 24 * 2**30, target.find_gpu_spec("RTX 4090"))
+    monkeypatch.setattr(target, "_look", lambda _: here)
+    for count, expected in ((1, 2), (2, 0)):
+        monkeypatch.setattr(target, "visible_gpus", lambda count=count: (here,) * count)
+        found = call(capsys, "plan", *HALF[3:], "vllm.tensor_parallel=2")
+        assert found[0] == expected
+    assert "vLLM is on 2 GPUs" in found[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("run.device=cpu", "run.device=cpu uses no GPU, and a plan is for GPUs; leave it out"),
+        ("--gpus 0", "a run on Ray with ray.gpus=0 uses no GPU, and a plan is for GPUs; give --gpus N"),
+        ("run.executor=ray", "a run on Ray with ray.gpus=0 uses no GPU, and a plan is for GPUs; give --gpus N"),
+        ("run.executor=ray ray.gpus=2 run.device=cpu", "run.device=cpu, but each process has one of ray.gpus=2"),
+    ],
+)
+def test_gpus_that_cannot_be_are_refused_with_what_to_give(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for gpu in (("--gpu", "RTX 4090"), ("--gpu-memory", "24GB"), ()):
+        code, out, err = call(capsys, "plan", *HALF[3:], *gpu, *words.split())
+        assert (code, out) == (2, "")
+        assert message in " ".join(err.split())
+        assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("size", ["9" * 24 + "GB", "9" * 500, "100001GB"])
+def test_no_gpu_is_that_large(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "plan", "--gpu-memory", size, "--model", HALF_B)
+    assert (code, out) == (2, "")
+    assert "expected at most 100000GB" in " ".join(err.split())
+    assert len(err) < 200
+
+
+@pytest.mark.slow
+def test_where_nothing_fits_the_sentence_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*words: str) -> str:
+        code, out, _ = call(capsys, "plan", *words)
+        assert code == 1
+        return " ".join(out.split())
+
+    assert "; take a smaller model, a GPU with more memory, or more GPUs (--gpus N)" in said(
+        "--model", "Qwen/Qwen2.5-7B", "--gpu-memory", "8GB"
+    )
+
+
+@pytest.mark.parametrize(("rank", "warned"), [(896, False), (897, True), (10**9, True)])
+def test_an_adapter_wider_than_the_model_is_warned_of(
+    rank: int, warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("plan", "--gpu", "H200", "--model", HALF_B, f"lora.rank={rank}")
+    err = call(capsys, *words)[2]
+    assert (f"lora.rank={rank} is above 896" in " ".join(err.split())) == warned
+    assert ("warning" in err) == warned

@@ -1,0 +1,58 @@
+"""Sequences over ranks: all of them, once, evenly; and as many passes through the model on each rank."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.trainer.training.test_micro_batches import CPU, make_sample
+from tinyzero_trainer.distributed.groups import DataParallelGroup
+from tinyzero_trainer.training.micro_batches import Layout, micro_batches
+from tinyzero_trainer.training.seqlen_balancing import balance, share_metrics
+
+LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=60)
+
+
+@given(LENGTHS, st.integers(1, 9))
+def test_each_sequence_has_one_rank_and_none_has_much_more_to_do_than_another(lengths: list[int], ranks: int) -> None:
+    shares = balance(lengths, ranks)
+    assert len(shares) == ranks
+    assert sorted(row for share in shares for row in share) == list(range(len(lengths)))
+    assert all(share == sorted(share) for share in shares)
+    tokens = [sum(lengths[row] for row in share) for share in shares]
+    assert max(tokens) - min(tokens) <= max(lengths)
+
+
+@given(LENGTHS, st.integers(1, 9))
+def test_the_metrics_add_up(lengths: list[int], ranks: int) -> None:
+    found = {name.removeprefix("global_seqlen/"): value for name, value in share_metrics(lengths, ranks).items()}
+    assert found["mean"] * ranks == sum(lengths) or abs(found["mean"] * ranks - sum(lengths)) < 1e-6
+    assert found["balanced_min"] <= found["mean"] + 1e-9
+    assert found["balanced_max"] >= found["mean"] - 1e-9
+    assert found["minmax_diff"] == found["max"] - found["min"]
+    if ranks == 1:
+        assert {*found.values()} == {float(sum(lengths)), 0.0}
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=20),
+    st.integers(1, 120),
+    st.sampled_from(["padded", "packed"]),
+    st.integers(1, 5),
+)
+def test_each_rank_goes_through_the_model_as_often_and_together_they_take_every_sequence_once(
+    shapes: list[tuple[int, int]], budget: int, layout: Layout, count: int
+) -> None:
+    samples = [make_sample(prompt, completion) for prompt, completion in shapes]
+    given_to = [
+        list(
+            micro_batches(
+                samples, token_budget=budget, pad_id=0, device=CPU, layout=layout, ranks=DataParallelGroup(count, rank)
+            )
+        )
+        for rank in range(count)
+    ]
+    assert len({len(batches) for batches in given_to}) == 1
+    assert any(not batches[-1].filler for batches in given_to)  # none more than is needed
+    counted = [row for batches in given_to for batch in batches if not batch.filler for row in batch.rows]
+    assert sorted(counted) == list(range(len(samples)))
+    for batch in (batch for batches in given_to for batch in batches if batch.filler):
+        assert batch.tokens.numel() == min(map(sum, shapes))
