@@ -1,10 +1,10 @@
 """How fast `tinyzero score` scores a large file, in how much memory, and what answers that hang cost.
 
-    python benchmarks/score_file.py [--rows 1000000] [--workers 2] [--runs 1] [--time-limit 0.5] [--keep DIR]
+    python benchmarks/score_file.py [--rows 1000000] [--workers 2] [--runs 1] [--timeout 0.5] [--keep DIR]
 
 A million gsm8k completions of about 600 characters, eight of each prompt, from Parquet to Parquet; wall clock and CPU
 time of the whole command, memory summed over all its processes. Target: 100,000 rows/s and less than 1 GB on 2 cores.
-Then the same file under a task that hangs on one row in 10,000: each costs its time limit and itself, nothing else.
+Then the same file under a task that hangs on one row in 10,000: each costs its timeout and itself, nothing else.
 """
 
 import os
@@ -190,7 +190,7 @@ def main(
     rows: Annotated[int, typer.Option(help="completions")] = 1_000_000,
     workers: Annotated[int, typer.Option(help="scoring processes")] = 2,
     runs: Annotated[int, typer.Option(help="of the plain task; the median counts")] = 1,
-    time_limit: Annotated[float, typer.Option(help="seconds for one answer, where some hang")] = 0.5,
+    timeout: Annotated[float, typer.Option(help="seconds for one answer, where some hang")] = 0.5,
     keep: Annotated[Path | None, typer.Option(help="directory for the files, which are kept there")] = None,
 ) -> None:
     """Measure scoring of a large file."""
@@ -205,9 +205,9 @@ def main(
         print_plain(source, rows, workers, measured)
         task = folder / "hanging.py"
         task.write_text(HANGING_TASK)
-        run = score(source, hanging, str(task), workers, "--time-limit", str(time_limit))
+        run = score(source, hanging, str(task), workers, "--timeout", str(timeout))
         base = statistics.median(run.seconds for run in measured)
-        print_hanging(compare(plain, hanging), run, base, time_limit, workers)
+        print_hanging(compare(plain, hanging), run, base, timeout, workers)
 
 
 def print_plain(source: Path, rows: int, workers: int, measured: list[Run]) -> None:
@@ -227,12 +227,12 @@ def print_plain(source: Path, rows: int, workers: int, measured: list[Run]) -> N
     print()
 
 
-def print_hanging(found: dict[str, int], run: Run, base: float, time_limit: float, workers: int) -> None:
+def print_hanging(found: dict[str, int], run: Run, base: float, timeout: float, workers: int) -> None:
     """The table of the task that hangs."""
-    expected = base + found["hanging rows"] * time_limit / workers
+    expected = base + found["hanging rows"] * timeout / workers
     result = {name: f"{count:,}" for name, count in found.items()}
     result |= {
-        f"expected time: {base:.1f} s + {found['hanging rows']} × {time_limit:g} s / {workers}": f"{expected:.1f} s",
+        f"expected time: {base:.1f} s + {found['hanging rows']} × {timeout:g} s / {workers}": f"{expected:.1f} s",
         "measured time": f"{run.seconds:.1f} s",
         "memory, summed (RSS)": f"{run.rss / 1e6:,.0f} MB",
     }

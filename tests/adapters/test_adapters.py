@@ -90,7 +90,7 @@ def test_trl_needs_a_ground_truth_for_each_completion(truths):
 
 
 @pytest.mark.parametrize(
-    ("key", "near"), [("time_limt", "time_limit"), ("worker", "workers"), ("option", "options"), ("Task", "task")]
+    ("key", "near"), [("tmeout", "timeout"), ("worker", "workers"), ("option", "options"), ("Task", "task")]
 )
 def test_a_misspelt_key_of_verl_is_refused_with_the_nearest(key, near):
     with pytest.raises(SettingsError, match=f"no key '{key}' in reward_kwargs; did you mean {near}"):
@@ -134,16 +134,16 @@ def test_a_data_file_cannot_choose_a_file_to_run(write_task):
 
 def test_a_reward_travels_to_other_processes_with_its_workers():
     task = load_task("countdown", options={"reward": "tinyzero"})
-    with pickle.loads(pickle.dumps(ComputeScore(task, workers=1, time_limit=3.0))) as copy:
+    with pickle.loads(pickle.dumps(ComputeScore(task, workers=1, timeout=3.0))) as copy:
         assert copy("", WRONG, TRUTH) == 0.1
         assert copy._workers == 1
-        assert copy._time_limit == 3.0
+        assert copy._timeout == 3.0
 
 
 @pytest.mark.slow
 def test_workers_survive_a_scorer_that_hangs(write_task):
     score = "@hookimpl\ndef score(answer, ground_truth):\n    while answer == 'hang':\n        pass\n    return 1.0\n"
-    with ComputeScore(load_task(write_task(score=score)), workers=1, time_limit=0.3) as compute:
+    with ComputeScore(load_task(write_task(score=score)), workers=1, timeout=0.3) as compute:
         with pytest.warns(UserWarning, match=r"task 'say' failed .*timeout: it took more than 0.3 s"):
             assert compute("", "<answer>hang</answer>", 1) == 0.0
         assert compute("", "<answer>1</answer>", 1) == 1.0

@@ -31,13 +31,13 @@ class Scorer(ClosesOnExit):
         1.0
     """
 
-    def __init__(self, task: Task | str, *, workers: int = 0, time_limit: float = 5.0) -> None:
+    def __init__(self, task: Task | str, *, workers: int = 0, timeout: float = 5.0) -> None:
         """
         Args:
             task: from `load_task`, or a name for it.
             workers: worker processes; 0 = score in this process, without protection from a scorer that hangs. An
                 unsafe scorer gets at least one.
-            time_limit: seconds to score one completion, with workers.
+            timeout: seconds to score one completion, with workers.
 
         Raises:
             UnsafeScorerError: the scorer is unsafe and the task was loaded without `allow_unsafe_scorers`.
@@ -45,7 +45,7 @@ class Scorer(ClosesOnExit):
         self.task = load_task(task) if isinstance(task, str) else task
         self.task.check_scoring_allowed()
         self._workers = max(workers, 1 if self.task.info.unsafe_scorer else 0)
-        self._time_limit = time_limit
+        self._timeout = timeout
         self._pool: ScoringPool | None = None
         self._lock = threading.Lock()  # a trainer may score from several threads
         self._failures: int | None = 0  # errors so far; None once an answer was right or wrong
@@ -53,7 +53,7 @@ class Scorer(ClosesOnExit):
         self._has_decoded = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.task, self._workers, self._time_limit)
+        return _rebuild, (type(self), self.task, self._workers, self._timeout)
 
     def close(self) -> None:
         """Stop the workers; the next call starts new ones."""
@@ -95,7 +95,7 @@ class Scorer(ClosesOnExit):
             return list(map(self.task.score_completion, completions, ground_truths))
         with self._lock:
             if self._pool is None:
-                self._pool = ScoringPool(self.task, workers=self._workers, time_limit=self._time_limit)
+                self._pool = ScoringPool(self.task, workers=self._workers, timeout=self._timeout)
             pool = self._pool
         return pool.score(completions, ground_truths)
 
@@ -117,7 +117,7 @@ class Scorer(ClosesOnExit):
             )
         if not self._has_warned:
             self._has_warned = True
-            cause = self._cause() if reason == "error" else f"it took more than {self._time_limit:g} s"
+            cause = self._cause() if reason == "error" else f"it took more than {self._timeout:g} s"
             warnings.warn(
                 f"task {self.task.name!r} failed on an answer, which scores 0 ({reason}: {cause}); its ground truth: "
                 f"{truth}; further failures are not reported",
@@ -142,5 +142,5 @@ def _decoded(ground_truth: Json) -> Json:
         return None
 
 
-def _rebuild(cls: type[Scorer], task: Task, workers: int, time_limit: float) -> Scorer:
-    return cls(task, workers=workers, time_limit=time_limit)
+def _rebuild(cls: type[Scorer], task: Task, workers: int, timeout: float) -> Scorer:
+    return cls(task, workers=workers, timeout=timeout)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import verifiers.v1 as vf
 
 
-def make_taskset(task: Task | str, *, workers: int = 0, time_limit: float = 5.0) -> "type[vf.Taskset[Any, Any]]":
+def make_taskset(task: Task | str, *, workers: int = 0, timeout: float = 5.0) -> "type[vf.Taskset[Any, Any]]":
     """A taskset class for verifiers with the problems of `task`.
 
     Its configuration has `size`, `split`, `seed` and `template` (see `TinyZeroConfig` below). The reward is the
@@ -33,11 +33,11 @@ def make_taskset(task: Task | str, *, workers: int = 0, time_limit: float = 5.0)
     Args:
         task: from `load_task`, or a name for it.
         workers: worker processes that score; 0 = this process.
-        time_limit: seconds to score one completion, with workers.
+        timeout: seconds to score one completion, with workers.
     """
     import verifiers.v1 as vf
 
-    scorer = Scorer(task, workers=workers, time_limit=time_limit)
+    scorer = Scorer(task, workers=workers, timeout=timeout)
 
     class TinyZeroData(vf.TaskData):
         """One problem."""

@@ -6,7 +6,7 @@ In verl's configuration, for files that `tinyzero data` wrote (their `data_sourc
     reward.custom_reward_function.name=compute_score
 
 The keys of `reward.custom_reward_function.reward_kwargs` (`+reward.…` on the command line) are passed on: `task`,
- `options`, `workers`, `time_limit`, `details`, `allow_unsafe_scorers`. verl itself is not imported.
+ `options`, `workers`, `timeout`, `details`, `allow_unsafe_scorers`. verl itself is not imported.
 """
 
 import difflib
@@ -24,7 +24,7 @@ from tinyzero_sdk.tasks.local_packages import is_path
 from tinyzero_sdk.tasks.registry import list_tasks, load_task
 from tinyzero_sdk.tasks.task import Task
 
-KEYS = ("task", "options", "workers", "time_limit", "details", "allow_unsafe_scorers")
+KEYS = ("task", "options", "workers", "timeout", "details", "allow_unsafe_scorers")
 """Keys of `reward_kwargs` for `compute_score`."""
 
 _OF_VERL = frozenset({"reward_router_address", "reward_model_tokenizer"})  # of a served reward model
@@ -80,7 +80,7 @@ def compute_score(
     task: str | None = None,
     options: Mapping[str, Any] | None = None,
     workers: int = 0,
-    time_limit: float = 5.0,
+    timeout: float = 5.0,
     details: bool = False,
     allow_unsafe_scorers: bool = False,
     **others: Any,
@@ -98,7 +98,7 @@ def compute_score(
         )
     frozen = json.dumps(_as_json(options or {}), sort_keys=True)
     try:
-        scorer = _open(task or data_source, frozen, workers, time_limit, allow_unsafe_scorers)
+        scorer = _open(task or data_source, frozen, workers, timeout, allow_unsafe_scorers)
     except TaskNotFoundError:
         if task is not None:
             raise
@@ -126,9 +126,9 @@ def _alike(data_source: str) -> str:
 
 
 @cache
-def _open(name: str, options: str, workers: int, time_limit: float, allow_unsafe_scorers: bool) -> ComputeScore:
+def _open(name: str, options: str, workers: int, timeout: float, allow_unsafe_scorers: bool) -> ComputeScore:
     task: Task = load_task(name, options=json.loads(options), allow_unsafe_scorers=allow_unsafe_scorers)
-    return ComputeScore(task, workers=workers, time_limit=time_limit)
+    return ComputeScore(task, workers=workers, timeout=timeout)
 
 
 def _as_json(value: Any) -> Any:

@@ -129,4 +129,4 @@ def _show_failures(report: "Report") -> None:
     stdout.print()
     stdout.print(Text(" · ".join(f"{count} {status}" for status, count in counts.items() if count)))
     if any("oracle" in result.prop.needs and result.why.startswith("no oracle") for result in report.results):
-        stdout.print(Text("not tested for wrong answers that are paid: the task has no oracle", "bold yellow"))
+        stdout.print(Text("not tested for wrong answers that are rewarded: the task has no oracle", "bold yellow"))

@@ -34,12 +34,12 @@ def fuzz(
         Path | None, typer.Option("--cases", help="File that findings are added to.", show_default="./TASK.cases.jsonl")
     ] = None,
     first: Annotated[bool, typer.Option("--first", help="End with the first finding.")] = False,
-    time_limit: Annotated[float, typer.Option("--time-limit", min=0.01, help="Seconds for one completion.")] = 1.0,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.01, help="Seconds for one completion.")] = 1.0,
     memory_limit: Annotated[float, typer.Option("--memory-limit", min=0.1, help="GiB for one worker.")] = 4.0,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     allow_unsafe_scorers: AllowUnsafe = False,
 ) -> None:
-    """Search for completions that are paid though wrong, or not paid though right.
+    """Search for wrong completions that are rewarded, and right ones that are not.
 
     Starts from gold completions and the task's grammar, and compares the reward with the task's oracle. Also reports
     what makes the scorer raise, hang or die. Findings become labelled cases, which `tinyzero check` replays; if there
@@ -61,7 +61,7 @@ def fuzz(
             seconds=time,
             seed=seed,
             workers=workers or count_cores(),
-            time_limit=time_limit,
+            timeout=timeout,
             memory_limit_gb=memory_limit,
             stop_after=1 if first else None,
             on_progress=lambda report: status.update(_progress_line(report, time)),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from tinyzero_sdk.cli.score import GroupBy, MemoryLimit, TimeLimit, Wrappers, scoring_options
+from tinyzero_sdk.cli.score import GroupBy, MemoryLimit, Timeout, Wrappers, scoring_options
 from tinyzero_sdk.cli.summary_report import as_json, count, percent, show_faults, table
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, load_task_with_overrides
 from tinyzero_sdk.console import print_json, stdout
@@ -37,7 +37,7 @@ def rescore(
     wrappers: Wrappers = None,
     group_by: GroupBy = None,
     workers: Workers = None,
-    time_limit: TimeLimit = 5.0,
+    timeout: Timeout = 5.0,
     memory_limit: MemoryLimit = 4.0,
     limit: Annotated[
         int, typer.Option("--limit", min=0, help="Changed rows to show of each kind (--json shows about 1,000).")
@@ -59,7 +59,7 @@ def rescore(
     from tinyzero_sdk.scoring.rescore import rescore_file
 
     opened = load_task_with_overrides(task, overrides, wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe)
-    with scoring_options(workers, time_limit, memory_limit, group_by, allow_version_mismatch) as options:
+    with scoring_options(workers, timeout, memory_limit, group_by, allow_version_mismatch) as options:
         report = rescore_file(opened, old, output, options)
     show_faults(old, report.scored)
     if json:

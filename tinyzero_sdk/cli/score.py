@@ -22,7 +22,7 @@ from tinyzero_sdk.console import print_json, stdout
 if TYPE_CHECKING:
     from tinyzero_sdk.scoring.score_file import ScoringOptions
 
-TimeLimit = Annotated[float, typer.Option("--time-limit", min=0.01, help="Seconds to score one completion.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.01, help="Seconds to score one completion.")]
 MemoryLimit = Annotated[float, typer.Option("--memory-limit", min=0.1, help="GiB of address space for one worker.")]
 GroupBy = Annotated[
     str | None,
@@ -53,7 +53,7 @@ def register(app: typer.Typer) -> None:
 
 @contextmanager
 def scoring_options(
-    workers: int | None, time_limit: float, memory_limit: float, group_by: str | None, allow_version_mismatch: bool
+    workers: int | None, timeout: float, memory_limit: float, group_by: str | None, allow_version_mismatch: bool
 ) -> Iterator["ScoringOptions"]:
     """The options of `score` and `rescore`, with a progress bar."""
     from tinyzero_sdk.scoring.score_file import ScoringOptions
@@ -63,7 +63,7 @@ def scoring_options(
         bar = progress.add_task("scoring", total=1.0)
         yield ScoringOptions(
             workers or count_cores(),
-            time_limit,
+            timeout,
             memory_limit,
             group_by,
             allow_version_mismatch,
@@ -88,7 +88,7 @@ def score(
     wrappers: Wrappers = None,
     group_by: GroupBy = None,
     workers: Workers = None,
-    time_limit: TimeLimit = 5.0,
+    timeout: Timeout = 5.0,
     memory_limit: MemoryLimit = 4.0,
     allow_version_mismatch: AllowMismatch = False,
     allow_unsafe: AllowUnsafe = False,
@@ -102,7 +102,7 @@ def score(
     from tinyzero_sdk.scoring.score_file import score_file
 
     opened = load_task_with_overrides(task, overrides, wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe)
-    with scoring_options(workers, time_limit, memory_limit, group_by, allow_version_mismatch) as options:
+    with scoring_options(workers, timeout, memory_limit, group_by, allow_version_mismatch) as options:
         report = score_file(opened, file, output, options, format=format)
     show_faults(file, report)
     if json:

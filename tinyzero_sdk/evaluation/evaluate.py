@@ -97,7 +97,7 @@ def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: Evaluatio
 def _score(plan: EvaluationPlan, source: Path, target: Path, observer: EvaluationObserver) -> "ScoreReport":
     from tinyzero_sdk.scoring.score_file import ScoringOptions, score_file
 
-    options = ScoringOptions(plan.workers, plan.time_limit, plan.memory_limit_gb, on_progress=observer.scoring)
+    options = ScoringOptions(plan.workers, plan.timeout, plan.memory_limit_gb, on_progress=observer.scoring)
     return score_file(plan.task, source, target, options)
 
 

@@ -93,7 +93,7 @@ class EvaluationPlan:
     top_p: float = 1.0
     seed: int | None = None
     workers: int = 1
-    time_limit: float = 5.0
+    timeout: float = 5.0
     memory_limit_gb: float = 4.0
 
     def settings(self, sampler: Sampler) -> dict[str, Json]:

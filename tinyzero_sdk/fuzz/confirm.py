@@ -27,23 +27,23 @@ TIMES = 2
 
 _START_SECONDS = 120.0  # for Python, the task's imports and a first score
 _WARM_UP_ITEMS = 2
-_WARM_UP_TIMES = 5  # time limits, or seconds, that the first scores may take; gold completions need them too
+_WARM_UP_TIMES = 5  # timeouts, or seconds, that the first scores may take; gold completions need them too
 
 
 class Confirmation:
     """One suspect, and the processes in which it is tried again, one after the other."""
 
-    def __init__(self, task: bytes, suspect: Finding, time_limit: float, memory_limit: int) -> None:
+    def __init__(self, task: bytes, suspect: Finding, timeout: float, memory_limit: int) -> None:
         """
         Args:
             task: the pickled task.
             suspect: a finding of the kind `timeout` or `died`.
-            time_limit: seconds for the completion.
+            timeout: seconds for the completion.
             memory_limit: address space of a process, in bytes.
         """
         self.suspect = suspect
         self._task = task
-        self._time_limit = time_limit
+        self._timeout = timeout
         self._service = partial(
             try_again, text=suspect.completion, truth=suspect.ground_truth, memory_limit=memory_limit
         )
@@ -55,7 +55,7 @@ class Confirmation:
         if self._has_survived():
             return False
         index, seconds = self._process.timer.index, self._process.timer.seconds
-        patience = _WARM_UP_TIMES * max(1.0, self._time_limit) if index == PREPARING else self._time_limit
+        patience = _WARM_UP_TIMES * max(1.0, self._timeout) if index == PREPARING else self._timeout
         if self._process.has_ended():
             if self._has_survived() or index is None:
                 return False

@@ -13,7 +13,7 @@ from tinyzero_sdk.records import Json, Score
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.workers.process import SharedTimer
 
-Kind = Literal["wrong_paid", "right_unpaid", "error", "oracle_error", "timeout", "died"]
+Kind = Literal["wrong_rewarded", "right_unrewarded", "error", "oracle_error", "timeout", "died"]
 """Types of faults; `findings.DESCRIPTIONS` has a description of each."""
 
 PREPARING = 2**40
@@ -48,7 +48,7 @@ class DifferentialOracle:
         self._timer.start(PREPARING)
 
     def compare(
-        self, attempt: Attempt, truth: Json, place: int = 0, *, only_paid: bool = False
+        self, attempt: Attempt, truth: Json, place: int = 0, *, only_rewarded: bool = False
     ) -> tuple[Score, ScoringFault | None]:
         """The task's score of an attempt, and what is wrong with it.
 
@@ -56,7 +56,7 @@ class DifferentialOracle:
             attempt: the completion.
             truth: its ground truth.
             place: index of the attempt in its batch, for the timer.
-            only_paid: call the oracle, which is slow, only for completions that score full.
+            only_rewarded: call the oracle, which is slow, only for completions that score full.
 
         The oracle checks the answer that the task extracted, and the one that counts by construction of the attempt.
         Without an oracle, the task's own score of the latter alone, in the gold presentation, takes its place.
@@ -69,20 +69,22 @@ class DifferentialOracle:
             return score, ScoringFault("error", score, self._ask(intended or read, truth, place), None, note)
         answer = score.answer
         paid = score.correct or score.value >= self._full
-        if only_paid and not paid:
+        if only_rewarded and not paid:
             return score, None
         if not self.has_oracle:
             if attempt.intended is None or not attempt.plain:
                 return score, None
             is_right = task.score_completion(attempt.plain, truth).correct
-            kind: Kind = "wrong_paid" if paid else "right_unpaid"
+            kind: Kind = "wrong_rewarded" if paid else "right_unrewarded"
             return score, None if is_right == paid else ScoringFault(kind, score, is_right, intended)
         self._timer.start(2 * place + 1)
         try:
             for read in (answer, None if intended == answer else intended):
                 right = None if read is None else task.oracle(read, truth)
                 if right is not None and bool(right) != paid:
-                    return score, ScoringFault("wrong_paid" if paid else "right_unpaid", score, bool(right), read)
+                    return score, ScoringFault(
+                        "wrong_rewarded" if paid else "right_unrewarded", score, bool(right), read
+                    )
         except TinyZeroError as error:
             return score, ScoringFault("oracle_error", score, None, answer, str(error))
         return score, None

@@ -16,12 +16,12 @@ from tinyzero_sdk.testing.cases import Case
 from tinyzero_sdk.testing.shrinking import size_of
 
 DESCRIPTIONS: dict[str, str] = {
-    "wrong_paid": "paid in full, though wrong",
+    "wrong_rewarded": "fully rewarded, though wrong",
     "died": "ended the process",
-    "timeout": "took longer than the time limit",
+    "timeout": "took longer than the timeout",
     "error": "the scorer raised",
     "oracle_error": "the oracle raised",
-    "right_unpaid": "not paid, though right",
+    "right_unrewarded": "not rewarded, though right",
 }
 """A description of each type of finding, the worst first."""
 

@@ -23,9 +23,9 @@ from tinyzero_sdk.workers.process import WorkerProcess
 
 _TICK_SECONDS = 0.05
 _START_SECONDS = 120.0  # for Python, the task's imports and its first problems
-_PREPARING_TIMES = 20  # time limits that generating a problem may take
+_PREPARING_TIMES = 20  # timeouts that generating a problem may take
 _SETTLE_SECONDS = 10.0  # after the search, to confirm the last suspects,
-_SETTLE_TIMES = 10  # plus this many time limits
+_SETTLE_TIMES = 10  # plus this many timeouts
 _MOST_SUSPECTS = 12  # that wait for confirmation
 _MOST_USELESS = 3  # workers in a row that ended before their first attempt
 
@@ -56,7 +56,7 @@ def fuzz(
     seconds: float = 60.0,
     seed: int = 0,
     workers: int = 1,
-    time_limit: float = 1.0,
+    timeout: float = 1.0,
     memory_limit_gb: float = 4.0,
     stop_after: int | None = None,
     traced: float = DEFAULT_SHARE,
@@ -69,7 +69,7 @@ def fuzz(
         seconds: for how long.
         seed: the same seed and one worker try the same, in the same order.
         workers: processes.
-        time_limit: seconds for one completion.
+        timeout: seconds for one completion.
         memory_limit_gb: address space of a worker, in GiB.
         stop_after: end after this many findings; None = never.
         traced: fraction of the attempts that are traced through the task's code.
@@ -80,9 +80,9 @@ def fuzz(
         TinyZeroError: the task cannot be loaded, makes no problems, or ends its workers before they try anything.
     """
     task.check_scoring_allowed()
-    _check_numbers(seconds, seed, workers, time_limit, memory_limit_gb, stop_after, traced)
+    _check_numbers(seconds, seed, workers, timeout, memory_limit_gb, stop_after, traced)
     settings = SearchSettings(seed, int(min(memory_limit_gb * 2**30, sys.maxsize)), traced, stop_after)
-    run = _FuzzRun(task, settings, time_limit, workers)
+    run = _FuzzRun(task, settings, timeout, workers)
     report, started = run.report, time.monotonic()
     try:
         while (left := started + seconds - time.monotonic()) > 0:
@@ -106,15 +106,15 @@ def _check_numbers(
     seconds: float,
     seed: int,
     workers: int,
-    time_limit: float,
+    timeout: float,
     memory_limit_gb: float,
     stop_after: int | None,
     traced: float,
 ) -> None:
-    limits = (seconds, time_limit, memory_limit_gb)
+    limits = (seconds, timeout, memory_limit_gb)
     if workers < 1 or not all(0 < limit < math.inf for limit in limits):
         raise SettingsError(
-            f"got seconds={seconds}, workers={workers}, time_limit={time_limit}, memory_limit_gb={memory_limit_gb}; "
+            f"got seconds={seconds}, workers={workers}, timeout={timeout}, memory_limit_gb={memory_limit_gb}; "
             "expected finite numbers above 0"
         )
     if seed < 0 or not 0 <= traced <= 1 or (stop_after is not None and stop_after < 1):
@@ -141,13 +141,13 @@ class _Worker:
 
 
 class _FuzzRun:
-    def __init__(self, task: Task, settings: SearchSettings, time_limit: float, workers: int) -> None:
+    def __init__(self, task: Task, settings: SearchSettings, timeout: float, workers: int) -> None:
         self.report = FuzzReport()
         self.found = FindingSet()
         self._task = task
         self._task_bytes = pickle.dumps(task)
         self._settings = settings
-        self._time_limit = time_limit
+        self._timeout = timeout
         self._slow: Counter[frozenset[str]] = Counter()
         self._useless = 0
         self._suspects: list[Finding] = []  # blamed once, to be tried again
@@ -175,7 +175,7 @@ class _FuzzRun:
     def settle(self) -> None:
         """The search is over; what was blamed last is still tried again."""
         self._end_workers()
-        until = time.monotonic() + _SETTLE_SECONDS + _SETTLE_TIMES * self._time_limit
+        until = time.monotonic() + _SETTLE_SECONDS + _SETTLE_TIMES * self._timeout
         while (self._suspects or self._confirmation) and not self.has_enough and time.monotonic() < until:
             self._try_suspects()
             time.sleep(_TICK_SECONDS)
@@ -212,7 +212,7 @@ class _FuzzRun:
                 suspect = self._suspects.pop(0)
                 if self.found.lacks(suspect):
                     self._confirmation = Confirmation(
-                        self._task_bytes, suspect, self._time_limit, self._settings.memory_limit
+                        self._task_bytes, suspect, self._timeout, self._settings.memory_limit
                     )
             return
         is_confirmed = self._confirmation.look()
@@ -233,7 +233,7 @@ class _FuzzRun:
         self._workers.append(_Worker(process, number, generation))
 
     def _patience(self, worker: _Worker) -> float:
-        return self._time_limit * (_PREPARING_TIMES if worker.process.timer.index == PREPARING else 1)
+        return self._timeout * (_PREPARING_TIMES if worker.process.timer.index == PREPARING else 1)
 
     def _drain(self, worker: _Worker) -> None:
         """Take all messages that have come."""

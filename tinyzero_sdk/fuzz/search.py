@@ -228,7 +228,7 @@ class _FuzzSearch:
         else:
             # The oracle is the slowest part, and a wrong answer that scores full does the most harm.
             score, fault = self.differential.compare(
-                attempt, item.truth, place, only_paid=not attempt.how and chance < 0.5
+                attempt, item.truth, place, only_rewarded=not attempt.how and chance < 0.5
             )
             interesting = score.reason == "wrong" and self.rng.random() < 0.05
         self._progress.tried += 1
@@ -250,10 +250,10 @@ class _FuzzSearch:
         if truth is None:
             return
         self._progress.tried += 1
-        _, fault = self.differential.compare(attempt, truth, place, only_paid=True)
+        _, fault = self.differential.compare(attempt, truth, place, only_rewarded=True)
         if (
             fault is not None
-            and fault.kind == "wrong_paid"
+            and fault.kind == "wrong_rewarded"
             and not self._is_noted(make_finding(attempt, truth, fault, self.usual))
         ):
             fitted = check_variant(self.differential, item.original, truth, self.rng)

@@ -47,12 +47,12 @@ class ScoringPool(ClosesOnExit):
         1.0
     """
 
-    def __init__(self, task: Task, *, workers: int = 1, time_limit: float = 5.0, memory_limit_gb: float = 4.0) -> None:
+    def __init__(self, task: Task, *, workers: int = 1, timeout: float = 5.0, memory_limit_gb: float = 4.0) -> None:
         """
         Args:
             task: from `load_task`; each worker loads it again.
             workers: number of processes that score at a time (spare ones start while a completion hangs).
-            time_limit: seconds to score one completion, once a worker starts on it.
+            timeout: seconds to score one completion, once a worker starts on it.
             memory_limit_gb: address space of a worker, in GiB.
 
         Raises:
@@ -60,9 +60,9 @@ class ScoringPool(ClosesOnExit):
             UnsafeScorerError: the scorer is unsafe and was not allowed.
         """
         task.check_scoring_allowed()
-        if workers < 1 or not 0 < time_limit < math.inf or not 0 < memory_limit_gb < math.inf:
+        if workers < 1 or not 0 < timeout < math.inf or not 0 < memory_limit_gb < math.inf:
             raise SettingsError(
-                f"got workers={workers}, time_limit={time_limit}, memory_limit_gb={memory_limit_gb}; "
+                f"got workers={workers}, timeout={timeout}, memory_limit_gb={memory_limit_gb}; "
                 "expected finite numbers above 0"
             )
         self.counts: Counter[str] = Counter()
@@ -72,7 +72,7 @@ class ScoringPool(ClosesOnExit):
 
         self._task_name = task.name
         self._task_bytes = pickle.dumps(task)
-        self._time_limit = time_limit
+        self._timeout = timeout
         self._service = partial(score_answers, memory_limit=int(min(memory_limit_gb * 2**30, sys.maxsize)))
         self._size = workers
         self._workers: list[_Worker] = []
@@ -155,8 +155,8 @@ class ScoringPool(ClosesOnExit):
                 worker.give(_cut(jobs, min(self._job_rows, largest_job)))
                 busy += 1
         watched = {worker.process.connection: worker for worker in self._workers if worker.job or not worker.ready}
-        left = (self._time_limit - worker.process.timer.seconds for worker in watched.values())
-        patience = max(0.0, min(_TICK_SECONDS, self._time_limit / 4, *left))
+        left = (self._timeout - worker.process.timer.seconds for worker in watched.values())
+        patience = max(0.0, min(_TICK_SECONDS, self._timeout / 4, *left))
         for connection in wait(list(watched), patience):
             self._receive(watched[cast(Connection, connection)])
         for worker in watched.values():
@@ -169,7 +169,7 @@ class ScoringPool(ClosesOnExit):
 
     def _is_suspect(self, worker: "_Worker") -> bool:
         """Whether it may well have to be killed: its successor starts while it uses up its time."""
-        return worker.job is not None and worker.process.timer.seconds > self._time_limit / 2
+        return worker.job is not None and worker.process.timer.seconds > self._timeout / 2
 
     def _receive(self, worker: "_Worker") -> bool:
         """Take one message; False if there are no more."""
@@ -198,7 +198,7 @@ class ScoringPool(ClosesOnExit):
             worker.ended = True
         elif not worker.ready:
             return time.monotonic() - worker.born > _START_SECONDS
-        return worker.ended or worker.process.timer.seconds > self._time_limit
+        return worker.ended or worker.process.timer.seconds > self._timeout
 
     def _bury(self, worker: "_Worker") -> list["_Job"]:
         """End a worker, give the answer it was at its score, and return the jobs that are still to do."""
@@ -208,7 +208,7 @@ class ScoringPool(ClosesOnExit):
         worker.process.kill()
         while worker.process.connection.poll() and self._receive(worker):
             pass  # what it had sent counts
-        running, late = worker.running(), worker.process.timer.seconds > self._time_limit
+        running, late = worker.running(), worker.process.timer.seconds > self._timeout
         self._remove(worker)
         if not worker.ready:
             raise BrokenTaskError(

@@ -105,7 +105,7 @@ class ScoringOptions:
     """How a file is scored."""
 
     workers: int = 1
-    time_limit: float = 5.0
+    timeout: float = 5.0
     """Seconds to score one completion."""
 
     memory_limit_gb: float = 4.0
@@ -174,7 +174,7 @@ def scored_batches(
     """
     with ExitStack() as stack:
         # The pool first: its workers start while we look at the file.
-        limits = {"time_limit": options.time_limit, "memory_limit_gb": options.memory_limit_gb}
+        limits = {"timeout": options.timeout, "memory_limit_gb": options.memory_limit_gb}
         pool = stack.enter_context(ScoringPool(task, workers=options.workers, **limits))
         batches = read_outputs(reader.read(source), source, check, schema=schema, wrappers=task.wrappers)
         if reader.gives_tables(source):  # Arrow works without the interpreter's lock; Python would only wait for it

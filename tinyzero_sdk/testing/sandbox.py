@@ -14,7 +14,7 @@ from tinyzero_sdk.testing.gold import Gold, TestCompletion
 from tinyzero_sdk.testing.sandbox_child import ENOUGH, ExitStatus, Outcome, serve
 from tinyzero_sdk.workers.process import ClosesOnExit, WorkerProcess
 
-TIME_LIMIT = 1.0
+TIMEOUT = 1.0
 """Seconds that a scorer may take for a completion of up to a megabyte."""
 
 _START_SECONDS = 120.0
@@ -43,7 +43,7 @@ class Sandbox(ClosesOnExit):
             hash_seed: `PYTHONHASHSEED` of the child, which orders sets of text.
             warm_up: completions to score first, unwatched.
         """
-        self.patience = 1.5 * TIME_LIMIT
+        self.patience = 1.5 * TIMEOUT
         """Seconds for one completion after which a child counts as hung."""
         self.kills = 0
         self._name = task.name

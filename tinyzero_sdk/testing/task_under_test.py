@@ -2,7 +2,7 @@
 counterexample.
 
 Completions are scored in child processes only (`sandbox.py`). What is tried, and in which order, follows from the seed;
-how far the search goes also depends on the time limits below, and so on the machine.
+how far the search goes also depends on the limits below, and so on the machine.
 """
 
 import contextlib

@@ -84,7 +84,7 @@ def score_all(task, texts, truths):
     """The verdicts, in this process where that may be: reasoning-gym takes a second to import in another."""
     if not task.info.unsafe_scorer:
         return list(map(task.score_completion, texts, truths))
-    with ScoringPool(task, time_limit=60) as pool:
+    with ScoringPool(task, timeout=60) as pool:
         return pool.score(list(map(Completion, texts)), truths)
 
 

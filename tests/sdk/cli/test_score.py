@@ -51,12 +51,12 @@ def test_limits_are_taken(run, write_task, tmp_path):
     slow = "import time\n@hookimpl\ndef score(answer):\n    time.sleep(30)\n"
     (tmp_path / "in.jsonl").write_text(json.dumps(GOOD))
     words = ["score", tmp_path / "in.jsonl", "-t", write_task(score=slow), "-o", tmp_path / "out.jsonl"]
-    code, out, _ = run(*words, "--time-limit", 0.2, "--memory-limit", 2)
+    code, out, _ = run(*words, "--timeout", 0.2, "--memory-limit", 2)
     assert code == 1
     assert out.splitlines()[-1].split()[:3] == ["timeout", "1", "100.0%"]
 
 
-@pytest.mark.parametrize("limit", ["--memory-limit", "--time-limit"])
+@pytest.mark.parametrize("limit", ["--memory-limit", "--timeout"])
 def test_limit_that_is_none_is_one_line(run, write_task, tmp_path, limit):
     (tmp_path / "in.jsonl").write_text(json.dumps(GOOD))
     code, _, err = run("score", tmp_path / "in.jsonl", "-t", write_task(), "-o", tmp_path / "o.jsonl", limit, "inf")

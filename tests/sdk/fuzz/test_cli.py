@@ -29,7 +29,7 @@ def test_a_finding_is_shown_kept_once_and_replayed(run, write_task, tmp_path):
     for count in (1, 0):
         done = run(task, "--time", 20, "--workers", 1, "--first")
         assert done.exit_code == 1
-        assert "paid in full, though wrong" in done.stdout
+        assert "fully rewarded, though wrong" in done.stdout
         assert f"{count} new cases in say.cases.jsonl" in done.stdout
         kept = read_cases(cases)
         assert kept[0] == mine

@@ -10,7 +10,7 @@ from tinyzero_sdk.fuzz.findings import Finding, FindingSet, traits_of
 from tinyzero_sdk.testing.shrinking import minimize, shrink_pair
 
 
-def finding(completion, *traits, kind="wrong_paid", right=False):
+def finding(completion, *traits, kind="wrong_rewarded", right=False):
     return Finding(kind, completion, {"n": 1}, completion, 1.0, right, traits)
 
 
@@ -35,7 +35,7 @@ def test_a_finding_about_a_value_explains_no_other():
     found.add(finding("1"))
     assert found.add(finding("2**3", "**"))
     assert not found.add(finding("12"))
-    assert found.add(finding("1", kind="right_unpaid", right=True))
+    assert found.add(finding("1", kind="right_unrewarded", right=True))
     assert len(found) == 3
 
 
@@ -57,7 +57,7 @@ def test_traits_of_any_text(text, count):
 def test_a_finding_as_a_case():
     case = finding("1", "//").to_case()
     assert (case.completion, case.ground_truth, case.correct) == ("1", {"n": 1}, False)
-    assert case.note == "fuzz: paid in full, though wrong (//)"
+    assert case.note == "fuzz: fully rewarded, though wrong (//)"
 
 
 @pytest.mark.parametrize("kind", ["error", "oracle_error", "timeout", "died"])

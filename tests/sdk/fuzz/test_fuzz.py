@@ -59,7 +59,7 @@ def test_a_hole_is_found_shrunk_and_replayed(make):
     task = make(score=scorer("str(ground_truth) in answer"))
     report = fuzz(task, seconds=20, stop_after=1)
     found = only(report)
-    assert (found.kind, found.right, found.score) == ("wrong_paid", False, 1.0)
+    assert (found.kind, found.right, found.score) == ("wrong_rewarded", False, 1.0)
     assert len(found.completion) <= len("<answer></answer>") + 2
     case = found.to_case()
     assert task.score_completion(case.completion, case.ground_truth).correct != case.correct
@@ -110,7 +110,7 @@ def test_where_the_scorer_raised_the_oracle_says_whether_it_was_right(make, answ
 @pytest.mark.parametrize(
     "bad",
     [
-        *({name: value} for name in ("seconds", "time_limit", "memory_limit_gb") for value in (0, float("nan"), 1e999)),
+        *({name: value} for name in ("seconds", "timeout", "memory_limit_gb") for value in (0, float("nan"), 1e999)),
         {"workers": 0},
         {"seed": -1},
         {"stop_after": 0},
@@ -123,10 +123,8 @@ def test_numbers_that_make_no_search_are_refused(make, bad):
         fuzz(make(), **{"seconds": 1, **bad})
 
 
-def confirmed(task, text, time_limit):
-    confirmation = Confirmation(
-        pickle.dumps(task), Finding("timeout", text, 7, None, 0.0, None, ()), time_limit, 4 << 30
-    )
+def confirmed(task, text, timeout):
+    confirmation = Confirmation(pickle.dumps(task), Finding("timeout", text, 7, None, 0.0, None, ()), timeout, 4 << 30)
     try:
         while (is_confirmed := confirmation.look()) is None:
             time.sleep(0.01)
@@ -172,7 +170,7 @@ def test_what_fails_again_and_again_is_one(make):
 def test_one_slow_moment_is_no_finding(make, tmp_path):
     path = tmp_path / "was here"
     task = make(score=SLOW_ONCE.format(path=str(path), what="time.sleep(60)").replace('== "%"', "!= '7'"))
-    assert fuzz(task, seconds=3, time_limit=0.5).findings == []
+    assert fuzz(task, seconds=3, timeout=0.5).findings == []
     assert path.exists()
 
 
@@ -181,15 +179,15 @@ def test_a_scorer_that_hangs_costs_its_time_limit_and_the_search_goes_on(make):
     task = make(
         score=scorer("(time.sleep(60) if '**' in answer else 0) or answer == str(ground_truth) or '_' in answer")
     )
-    wanted = {"timeout", "wrong_paid"}
+    wanted = {"timeout", "wrong_rewarded"}
     enough = until(lambda report: {found.kind for found in report.findings} >= wanted)
-    report = fuzz(task, seconds=30, time_limit=0.3, on_progress=enough)
+    report = fuzz(task, seconds=30, timeout=0.3, on_progress=enough)
     assert {found.kind for found in report.findings} == wanted
     assert all("**" in found.completion for found in report.findings if found.kind == "timeout")
 
 
 @pytest.mark.slow
-def test_a_reward_that_pays_anything_gives_few_findings(make):
+def test_a_reward_that_is_rewarded_at_all_gives_few_findings(make):
     enough = until(lambda report: report.findings and report.tried > 5000)
     report = fuzz(make(score=scorer("True")), seconds=30, on_progress=enough)
     assert 0 < len(report.findings) <= MOST_GROUPS + 1
@@ -210,7 +208,7 @@ def test_an_oracle_that_raises_or_hangs_is_distinguished(make):
     broken = ORACLE.replace("return", "if '%' in answer:\n        raise ValueError(answer)\n    return")
     assert only(fuzz(make(oracle=broken), seconds=20, stop_after=1)).kind == "oracle_error"
     hangs = ORACLE.replace("return", "while '%' in answer:\n        pass\n    return")
-    found = only(fuzz(make("hang", oracle=hangs), seconds=20, time_limit=0.3, stop_after=1))
+    found = only(fuzz(make("hang", oracle=hangs), seconds=20, timeout=0.3, stop_after=1))
     assert (found.kind, found.note) == ("timeout", "in the oracle")
 
 
@@ -218,7 +216,7 @@ def test_an_oracle_that_raises_or_hangs_is_distinguished(make):
 def test_without_an_oracle_frames_and_crashes_are_left_to_find(make):
     last_line = "@hookimpl\ndef extract_answer(completion):\n    return last_tagged(completion.split('\\n')[-1])\n"
     report = fuzz(make(oracle=None, extract_answer=last_line), seconds=20, stop_after=1)
-    assert only(report).kind == "right_unpaid"
+    assert only(report).kind == "right_unrewarded"
     assert "a line break after it" in only(report).traits
     report = fuzz(make("fine", oracle=None), seconds=30, on_progress=until(lambda report: report.tried > 5000))
     assert (report.findings, report.tried > 5000) == ([], True)

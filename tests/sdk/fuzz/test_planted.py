@@ -10,14 +10,14 @@ from tinyzero_sdk.fuzz import fuzz
 
 BROKEN = Path(__file__).parents[2] / "broken_rewards"
 HOLES = {
-    "eval_power": ("wrong_paid", lambda text: "**" in text or "//" in text),
-    "split_decimals": ("wrong_paid", lambda text: "." in text),
-    "last_line_only": ("right_unpaid", lambda text: "\n" in text),
-    "longer_number": ("wrong_paid", lambda text: True),
-    "float_tolerance": ("wrong_paid", lambda text: "/" in text or "÷" in text),
-    "first_of_two": ("wrong_paid", lambda text: text.count("<answer>") > 1),
-    "tinyzero": ("wrong_paid", lambda text: True),
-    "reasoning_gym": ("wrong_paid", lambda text: True),
+    "eval_power": ("wrong_rewarded", lambda text: "**" in text or "//" in text),
+    "split_decimals": ("wrong_rewarded", lambda text: "." in text),
+    "last_line_only": ("right_unrewarded", lambda text: "\n" in text),
+    "longer_number": ("wrong_rewarded", lambda text: True),
+    "float_tolerance": ("wrong_rewarded", lambda text: "/" in text or "÷" in text),
+    "first_of_two": ("wrong_rewarded", lambda text: text.count("<answer>") > 1),
+    "tinyzero": ("wrong_rewarded", lambda text: True),
+    "reasoning_gym": ("wrong_rewarded", lambda text: True),
 }
 
 
@@ -44,7 +44,7 @@ def test_every_planted_hole_is_found(name):
     def is_found(report):
         return any(finding.kind == kind and shows(finding.completion) for finding in report.findings)
 
-    report = fuzz(task, seconds=120, seed=0, time_limit=5, on_progress=until(is_found))
+    report = fuzz(task, seconds=120, seed=0, timeout=5, on_progress=until(is_found))
     assert is_found(report), report.findings
     for finding in (finding for finding in report.findings if finding.kind == kind):
         assert len(finding.completion) < 120

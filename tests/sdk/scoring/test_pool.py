@@ -124,7 +124,7 @@ def eventually(condition):
 @pytest.mark.slow
 def test_hostile_answers_cost_themselves_only(hostile, capfd):
     completions, truths = right_and(list(FATE), 200)
-    with ScoringPool(hostile, workers=2, time_limit=0.5) as pool:
+    with ScoringPool(hostile, workers=2, timeout=0.5) as pool:
         scores = pool.score(completions, truths)
     fates = {
         completion.text.removeprefix("<answer>").removesuffix("</answer>"): score.reason
@@ -168,7 +168,7 @@ def score_completion(completion):
 
 @pytest.mark.slow
 def test_clock_starts_with_the_answer_not_with_the_batch(hostile):
-    with ScoringPool(hostile, time_limit=0.4) as pool:
+    with ScoringPool(hostile, timeout=0.4) as pool:
         scores = pool.score([tagged("nap")] * 5, [0] * 5)
     assert [score.reason for score in scores] == ["wrong"] * 5
 
@@ -177,7 +177,7 @@ def test_clock_starts_with_the_answer_not_with_the_batch(hostile):
 def test_answers_done_before_a_kill_are_not_done_again(hostile, tmp_path):
     log, child = tmp_path / "log", tmp_path / "child"
     answers = [f"log {log}", f"log {log}", f"child {child}", *range(3, 16)]
-    with ScoringPool(hostile, time_limit=0.5) as pool:  # one worker takes 16 answers in jobs of four
+    with ScoringPool(hostile, timeout=0.5) as pool:  # one worker takes 16 answers in jobs of four
         scores = pool.score([tagged(answer) for answer in answers], list(range(16)))
     assert [score.reason for score in scores] == ["wrong", "wrong", "timeout"] + ["ok"] * 13
     assert log.read_text() == "scored\n" * 2
@@ -243,7 +243,7 @@ def parent(hostile, tmp_path):
 from pathlib import Path
 from tinyzero_sdk import Completion, load_task
 from tinyzero_sdk.scoring.pool import ScoringPool
-pool = ScoringPool(load_task({hostile.source!r}), workers=2, time_limit=60)
+pool = ScoringPool(load_task({hostile.source!r}), workers=2, timeout=60)
 pool.score([Completion("<answer>1</answer>")] * 8, [1] * 8)
 pids = Path({str(tmp_path)!r}) / "pids"
 pids.with_suffix(".tmp").write_text(" ".join(str(worker.process._process.pid) for worker in pool._workers))
@@ -292,9 +292,9 @@ def test_memory_limit_below_what_the_task_needs_is_reported(mild):
     "setting",
     [
         {"workers": 0},
-        {"time_limit": 0.0},
+        {"timeout": 0.0},
         {"memory_limit_gb": -1.0},
-        {"time_limit": float("inf")},
+        {"timeout": float("inf")},
         {"memory_limit_gb": float("nan")},
     ],
 )
@@ -318,7 +318,7 @@ def test_stream_passes_batches_on_in_order_while_one_hangs(hostile):
             texts = [tagged("sleep" if number == 1 and n == 3 else n) for n in range(50)] if number != 5 else []
             yield CompletionBatch(texts, list(range(len(texts))))
 
-    with ScoringPool(hostile, workers=2, time_limit=0.4) as pool:
+    with ScoringPool(hostile, workers=2, timeout=0.4) as pool:
         first, _ = next(stream := pool.stream(batches()))
         assert len(first) == 50
         assert len(taken) < 12  # lazily
@@ -359,7 +359,7 @@ def test_broken_source_leaves_a_pool_that_works(hostile):
 
 @pytest.mark.slow
 def test_successor_starts_while_a_hanging_worker_uses_up_its_time(hostile):
-    with ScoringPool(hostile, workers=1, time_limit=0.6) as pool:
+    with ScoringPool(hostile, workers=1, timeout=0.6) as pool:
         pool.score([tagged(1)], [1])
         started = time.monotonic()
         scores = pool.score([tagged("sleep"), *(tagged(n) for n in range(20))], [0, *range(20)])

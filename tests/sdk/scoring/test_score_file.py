@@ -248,7 +248,7 @@ def score(answer, ground_truth):
     rows = [{"completion": f"<answer>{answer}</answer>", "ground_truth": n} for n, answer in enumerate(said)]
     path = write_rows(tmp_path / "in.parquet", rows)
     task = load_task(write_task(score=code))
-    report = score_file(task, path, tmp_path / "out.parquet", ScoringOptions(workers=2, time_limit=0.3))
+    report = score_file(task, path, tmp_path / "out.parquet", ScoringOptions(workers=2, timeout=0.3))
     reasons = pq.read_table(tmp_path / "out.parquet")["reason"].to_pylist()
     assert {n: reason for n, reason in enumerate(reasons) if reason != "ok"} == {n: fates[n][1] for n in fates}
     assert report.reasons == {"ok": 5997, "timeout": 2, "error": 1}

@@ -360,6 +360,6 @@ def score(answer, ground_truth):
 """
     task = load_task(write_task(score=code))
     answers = ["<answer>(a + b + c + d + sin^2 x + cos^2 x)^300</answer>", "<answer>2 sqrt 3</answer>"]
-    with ScoringPool(task, time_limit=2.0) as pool:
+    with ScoringPool(task, timeout=2.0) as pool:
         scores = pool.score([Completion(text) for text in answers], ["(a + b + c + d + 1)^300", "sqrt(12)"])
     assert [score.reason for score in scores] == ["timeout", "ok"]

@@ -15,7 +15,7 @@ from tinyzero_sdk.testing.task_under_test import TaskUnderTest
 def impatient(request, monkeypatch):
     """A scorer that hangs for good is taken to hang sooner, which is most of such a test's time."""
     if request.getfixturevalue("prop") == "bounded-time":
-        monkeypatch.setattr(sandbox, "TIME_LIMIT", 0.3)
+        monkeypatch.setattr(sandbox, "TIMEOUT", 0.3)
 
 
 def failed(path, prop):

@@ -16,10 +16,10 @@ def _too_kind(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) 
         return Failure(f"the oracle raised {outcome.oracle_raised}", "its result")
     if outcome.exit_status in ("hung in oracle", "died in oracle"):
         return Failure(describe(outcome), "its result")
-    return _wrong_is_paid(subject, sample, outcome)
+    return _wrong_is_rewarded(subject, sample, outcome)
 
 
-def _wrong_is_paid(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
+def _wrong_is_rewarded(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
     if outcome.correct and outcome.oracle is False:
         return Failure(describe(outcome), "not correct, according to the oracle")
     return None
@@ -54,8 +54,8 @@ def _search_in_bulk_too(subject: TaskUnderTest, prop: Property) -> Failure | Non
 CORRECT_MEANS_RIGHT: Property = Property(
     name="correct-means-right",
     text="What the scorer calls correct, the oracle calls right: near gold, by the grammar, and on hostile text.",
-    reason="A model finds every wrong answer that is paid, and learns it instead of the task. Two methods that agree on"
-    " a hundred thousand answers are unlikely to share a fault.",
+    reason="A model finds every wrong answer that is rewarded, and learns it instead of the task. Two methods that"
+    " agree on a hundred thousand answers are unlikely to share a fault.",
     needs=("oracle",),
     test=_too_kind,
     strategy=_answers,
@@ -82,7 +82,7 @@ ONE_EDIT_LOSES = Property(
     reason="Scorers are careless closest to the right answer: an extra digit, a dropped fraction, a sign that looks"
     " like another.",
     needs=("solve", "oracle"),
-    test=_wrong_is_paid,
+    test=_wrong_is_rewarded,
     strategy=lambda subject: strategies.one_edit(subject.full_presentations),
     with_oracle=True,
 )

@@ -18,15 +18,15 @@ from tinyzero_sdk.testing.task_under_test import MOST_KILLS, TaskUnderTest
 TEMPLATES = ("base", "chat", "compact")
 
 
-def _pays(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
+def _is_rewarded(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
     """The completion is correct (and the oracle does not say that it is right), or pays more than a wrong answer."""
     credit = subject.wrong_credit
     if outcome.oracle or (not outcome.correct and outcome.value <= credit):
         return None
-    return Failure(describe(outcome), f"not correct, and a score of at most {credit:g}, what a wrong answer pays")
+    return Failure(describe(outcome), f"not correct, and a score of at most {credit:g}, what a wrong answer scores")
 
 
-def _pays_anything(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
+def _is_rewarded_at_all(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
     if outcome.correct or outcome.value > 0:
         return Failure(describe(outcome), "a score of 0 at most, and not correct")
     return None
@@ -45,8 +45,8 @@ def _empty(subject: TaskUnderTest) -> Iterator[TestCompletion]:
 EMPTINESS_PAYS_NOTHING = Property(
     name="emptiness-pays-nothing",
     text="No answer, and an empty one, score 0 at most.",
-    reason="Empty tags are the first thing a model finds if they pay, and it never leaves them again.",
-    test=_pays_anything,
+    reason="Empty tags are the first thing a model finds if they are rewarded, and it never leaves them again.",
+    test=_is_rewarded_at_all,
     completions=_empty,
 )
 
@@ -84,17 +84,17 @@ def _plain(text: str) -> str | float:
         return text.strip().casefold()
 
 
-def _echo_pays(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
-    """As `_pays`; but a number of the prompt may be close to the right one, and get the credit for that."""
-    return None if sample.note == _WORD and not outcome.correct else _pays(subject, sample, outcome)
+def _echo_is_rewarded(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
+    """As `_is_rewarded`; but a number of the prompt may be close to the right one, and get the credit for that."""
+    return None if sample.note == _WORD and not outcome.correct else _is_rewarded(subject, sample, outcome)
 
 
 ECHO_PAYS_NOTHING = Property(
     name="echo-pays-nothing",
-    text="Repeating the prompt, or a line of it, is not correct and pays no more than a wrong answer; a word or number"
-    " of it that is not the right answer is not correct.",
+    text="Repeating the prompt, or a line of it, is not correct and scores no more than a wrong answer; a word or"
+    " number of it that is not the right answer is not correct.",
     reason="The prompt shows what an answer looks like and what is given; a scorer that looks for those finds them.",
-    test=_echo_pays,
+    test=_echo_is_rewarded,
     completions=_echoes,
     with_oracle=True,
 )
@@ -113,11 +113,11 @@ def _sprays(subject: TaskUnderTest) -> Iterator[TestCompletion]:
 
 SPRAYING_PAYS_NOTHING = Property(
     name="spraying-pays-nothing",
-    text="Several answers in the place of one are not correct and pay no more than a wrong answer, even if the right"
+    text="Several answers in the place of one are not correct and score no more than a wrong answer, even if the right"
     " one is among them.",
     reason="Naming every number names the right one too.",
     needs=("solve",),
-    test=_pays,
+    test=_is_rewarded,
     completions=_sprays,
     with_oracle=True,
 )
@@ -138,7 +138,7 @@ LEAKS_PAY_NOTHING = Property(
     text="A wrong answer stays wrong if the right one, or the ground truth, appears in the text before it.",
     reason="A scorer that looks for the right answer anywhere in the text pays a model for naming everything.",
     needs=("solve",),
-    test=_pays,
+    test=_is_rewarded,
     completions=_leaks,
     with_oracle=True,
 )

@@ -12,7 +12,7 @@ from tinyzero_sdk.testing import completions, strategies
 from tinyzero_sdk.testing.gold import TestCompletion
 from tinyzero_sdk.testing.properties.messages import describe, short
 from tinyzero_sdk.testing.property import Failure, Property
-from tinyzero_sdk.testing.sandbox import TIME_LIMIT
+from tinyzero_sdk.testing.sandbox import TIMEOUT
 from tinyzero_sdk.testing.sandbox_child import Outcome
 from tinyzero_sdk.testing.strategies import st
 from tinyzero_sdk.testing.task_under_test import TaskUnderTest
@@ -60,16 +60,16 @@ _of_any_text = partial(Property, completions=_pieces, strategy=_any_text, any_te
 def _takes_too_long(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
     """Slower than the limit in each of three attempts: another process may have been in the way of one."""
     for _ in range(2):
-        if outcome.exit_status != "hung" and outcome.seconds <= TIME_LIMIT:
+        if outcome.exit_status != "hung" and outcome.seconds <= TIMEOUT:
             return None
         [outcome] = subject.observe_anew([sample])
     seconds = f"{outcome.seconds:.1f} s for {len(sample.completion):,} characters"
-    return Failure(describe(outcome) if outcome.exit_status else seconds, f"a score within {TIME_LIMIT:g} s")
+    return Failure(describe(outcome) if outcome.exit_status else seconds, f"a score within {TIMEOUT:g} s")
 
 
 BOUNDED_TIME = Property(
     name="bounded-time",
-    text=f"No text of up to a megabyte takes the scorer more than {TIME_LIMIT:g} s.",
+    text=f"No text of up to a megabyte takes the scorer more than {TIMEOUT:g} s.",
     reason="One `9**9**9`, or a pattern that backtracks, stalls a training run: all wait for the slowest answer.",
     test=_takes_too_long,
     completions=lambda subject: itertools.chain(_runs(subject), _heavy_pieces(subject)),
@@ -277,7 +277,7 @@ SCORE_IS_VALID = _of_any_text(
 )
 
 
-def _pays_too_well(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
+def _reward_misleads(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
     if outcome.exit_status or outcome.raised or outcome.refused:
         return None
     high = subject.task.info.score_range[1]
@@ -290,8 +290,8 @@ def _pays_too_well(subject: TaskUnderTest, sample: TestCompletion, outcome: Outc
 
 WRONG_PAYS_LESS = _of_any_text(
     name="wrong-pays-less",
-    text="What is not correct pays less than the greatest reward, and what is correct pays more than no answer.",
+    text="An incorrect answer scores less than the greatest reward, and a correct one more than no answer.",
     reason="Accuracy counts `correct` and training uses the value: if they disagree, the curve that rises is not what"
     " is being learned.",
-    test=_pays_too_well,
+    test=_reward_misleads,
 )

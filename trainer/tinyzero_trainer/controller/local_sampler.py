@@ -63,7 +63,7 @@ class LocalModels:
             max_tokens=config.rollout.max_completion_tokens,
             seed=config.run.seed,
             workers=config.reward.num_workers,
-            time_limit=config.reward.timeout,
+            timeout=config.reward.timeout,
             memory_limit_gb=config.reward.memory_limit_gb,
         )
 

@@ -21,6 +21,4 @@ class RewardPool(Protocol):
 
 def scoring_pool(config: RewardConfig, task: Task) -> ScoringPool:
     """The processes of this machine that score one task."""
-    return ScoringPool(
-        task, workers=config.num_workers, time_limit=config.timeout, memory_limit_gb=config.memory_limit_gb
-    )
+    return ScoringPool(task, workers=config.num_workers, timeout=config.timeout, memory_limit_gb=config.memory_limit_gb)
