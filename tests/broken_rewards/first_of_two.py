@@ -1,23 +1,10 @@
 """A broken reward: the first of several answers counts.
 
-A model that answers again and again is paid for the first, whatever it says in the end.
+A model that answers again and again is rewarded for the first, whatever it says in the end.
 Everything else is countdown's own.
 """
 
-from tinyzero_countdown import (  # noqa: F401 - the host finds the other hooks here by name
-    demonstrate,
-    difficulties,
-    difficulty,
-    generate_dataset,
-    grammar,
-    is_valid,
-    item_key,
-    make_prompt,
-    options,
-    oracle,
-    score,
-    solve,
-)
+from tinyzero_countdown import *  # noqa: F403 - every hook that is not written below
 from tinyzero_sdk import TaskInfo, hookimpl
 
 

@@ -4,27 +4,14 @@ So 50 + 1 / (40 * 30) is 50.
 Everything else is countdown's own.
 """
 
-from tinyzero_countdown import (  # noqa: F401 - the host finds the other hooks here by name
-    demonstrate,
-    difficulties,
-    difficulty,
-    extract_answer,
-    generate_dataset,
-    grammar,
-    is_valid,
-    item_key,
-    make_prompt,
-    options,
-    oracle,
-    solve,
-)
+from tinyzero_countdown import *  # noqa: F403 - every hook that is not written below
 from tinyzero_countdown.expression import evaluate, read
 from tinyzero_sdk import TaskInfo, hookimpl
 
 
 @hookimpl
 def info():
-    return TaskInfo(description="countdown with a hole: 1e-3 beside the target is paid")
+    return TaskInfo(description="countdown with a hole: an error of 1e-3 is rewarded")
 
 
 @hookimpl

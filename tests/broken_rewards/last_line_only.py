@@ -4,20 +4,7 @@ A right answer with a line break after it scores 0: a hole of the other kind, wh
 Everything else is countdown's own.
 """
 
-from tinyzero_countdown import (  # noqa: F401 - the host finds the other hooks here by name
-    demonstrate,
-    difficulties,
-    difficulty,
-    generate_dataset,
-    grammar,
-    is_valid,
-    item_key,
-    make_prompt,
-    options,
-    oracle,
-    score,
-    solve,
-)
+from tinyzero_countdown import *  # noqa: F403 - every hook that is not written below
 from tinyzero_sdk import TaskInfo, hookimpl
 from tinyzero_sdk.text import last_tagged
 

@@ -1,8 +1,6 @@
-"""The task multiply: what is generated, what an answer earns, and that two ways of judging it agree."""
+"""The task multiply: what is generated, how an answer scores, and that scorer and oracle agree."""
 
 import random
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +15,6 @@ from tinyzero_multiply.second_opinion import is_right
 from tinyzero_sdk import Completion, Item, ItemColumns, load_task
 from tinyzero_sdk.errors import SettingsError
 
-README = (Path(__file__).parents[2] / "plugins/multiply/README.md").read_text(encoding="utf-8")
-TABLE = re.findall(r"^\| (\d+) (\d+) \| (?:`` |`)(.*?)(?: ``|`) \| (\w+) \|", README, re.MULTILINE)
-PAYS = {"ok": 1.0, "wrong": 0.1, "malformed": 0.0}
-
 task = load_task("multiply")
 graded = load_task("multiply", options={"reward": "tinyzero"})
 factors = st.integers(min_value=0, max_value=10**9 - 1)
@@ -34,21 +28,6 @@ def problem(num1, num2):
     return Item(truth(num1, num2))
 
 
-def test_the_readme_has_a_table_of_scores():
-    assert {verdict for *_, verdict in TABLE} == {"ok", "wrong", "malformed"}
-    assert len(TABLE) == len(re.findall(r"^\| \d", README, re.MULTILINE)) > 60
-
-
-@pytest.mark.parametrize(("num1", "num2", "answer", "verdict"), TABLE)
-def test_score_of_the_readme(num1, num2, answer, verdict):
-    ground_truth = truth(int(num1), int(num2))
-    completion = f"<think>Let me see.</think>\n<answer>{answer.replace('⏎', chr(10))}</answer>"
-    score = task.score_completion(completion, ground_truth)
-    assert (score.reason, score.correct, score.value) == (verdict, verdict == "ok", float(verdict == "ok"))
-    assert graded.score_completion(completion, ground_truth).value == PAYS[verdict]
-    assert task.oracle(score.answer or "", ground_truth) == score.correct
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -60,7 +39,7 @@ def test_score_of_the_readme(num1, num2, answer, verdict):
             "+",
             "$$",
             "**",
-            "\\boxed{}",
+            r"\boxed{}",
             "5.6088 × 10^4",
             "56088/1",
             "56088%",
@@ -127,7 +106,7 @@ def marked(draw, text):
 
 
 @given(data=st.data(), num1=factors, num2=factors)
-def test_every_honest_way_to_write_the_product_is_paid(data, num1, num2):
+def test_every_honest_way_to_write_the_product_is_right(data, num1, num2):
     number = data.draw(st.sampled_from(["", "+"])) + data.draw(written(num1 * num2))
     if data.draw(st.booleans()):
         first, second = data.draw(st.permutations([num1, num2]))
@@ -145,13 +124,7 @@ def test_every_honest_way_to_write_the_product_is_paid(data, num1, num2):
         assert score_answer(answer, num1 * num2 + 1).reason == "wrong"
 
 
-PIECES = [
-    *"0123456789",
-    *",. +-_=*×x'",
-    *SEPARATORS,
-    *TIMES,
-    *("$", "**", "`", "\\boxed{", "}", "12", "34", "408", "e", "٣", "８"),
-]
+PIECES = [*"0123456789,. +-_=*×x'", *SEPARATORS, *TIMES, "$", "**", "`", r"\boxed{", "}", "12", "34", "408", *"e٣８"]
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.integers(0, 50), st.integers(0, 50))
@@ -173,7 +146,7 @@ def test_a_small_change_gets_the_oracle_s_score(text, data):
 
 
 @given(st.integers(0, 10**6), st.text("0123456789", max_size=4), st.text("0123456789", max_size=4))
-def test_a_longer_number_that_contains_the_product_is_not_paid(product, before, after):
+def test_a_longer_number_that_contains_the_product_is_wrong(product, before, after):
     for text in (f"{before}{product}{after}", f"{before}{product:,}{after}"):
         assert score_answer(text, product).correct == (not before + after), text
 
@@ -270,16 +243,3 @@ def test_splits_share_no_problem():
 def test_impossible_digits_are_refused(digits):
     with pytest.raises(SettingsError, match="digits"):
         load_task("multiply", options={"digits": digits})
-
-
-@pytest.mark.parametrize("template", ["base", "chat", "compact"])
-def test_prompts_name_both_factors(template):
-    prompt = str(task.make_prompt(problem(123, 456), template))
-    assert "123" in prompt
-    assert "456" in prompt
-    assert "56088" not in prompt
-
-
-def test_an_unknown_template_is_refused():
-    with pytest.raises(SettingsError, match="base, chat, compact"):
-        task.make_prompt(problem(123, 456), "compct")

@@ -1,7 +1,4 @@
-"""Single verdicts: the table in the README, where an answer is found, what it is paid, and hostile texts."""
-
-import re
-from pathlib import Path
+"""Single scores: where an answer is found, ground truths, spaces, and hostile texts."""
 
 import numpy as np
 import pytest
@@ -11,28 +8,10 @@ from tinyzero_countdown.expression import MAX_LENGTH
 from tinyzero_countdown.scoring import score_answer
 from tinyzero_sdk import Item, load_task
 
-README = (Path(__file__).parents[3] / "plugins/countdown/README.md").read_text(encoding="utf-8")
-TABLE = re.findall(r"^\| ([\d ]+) \| (\d+) \| (?:`` |`)(.*?)(?: ``|`) \| (\w+) \|", README, re.MULTILINE)
 PUZZLE = {"target": 15, "numbers": [5, 17, 3]}
 
 binary = load_task("countdown")
 graded = load_task("countdown", options={"reward": "tinyzero"})
-
-
-def test_the_readme_has_a_table_of_scores():
-    assert {verdict for *_, verdict in TABLE} == {"ok", "wrong", "malformed"}
-    assert len(TABLE) == len(re.findall(r"^\| \d", README, re.MULTILINE)) > 60
-
-
-@pytest.mark.parametrize(("numbers", "target", "answer", "verdict"), TABLE)
-def test_score_of_the_readme(numbers, target, answer, verdict):
-    completion = f"<think>Let me see.</think>\n<answer>{answer.replace('⏎', chr(10))}</answer>"
-    ground_truth = {"target": int(target), "numbers": [int(number) for number in numbers.split()]}
-    score = binary.score_completion(completion, ground_truth)
-    assert (score.reason, score.correct, score.value) == (verdict, verdict == "ok", float(verdict == "ok"))
-    pay = {"ok": 1.0, "wrong": 0.1, "malformed": 0.0}
-    assert graded.score_completion(completion, ground_truth).value == pay[verdict]
-    assert binary.oracle(score.answer, ground_truth) == score.correct
 
 
 @pytest.mark.parametrize(

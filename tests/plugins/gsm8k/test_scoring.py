@@ -1,7 +1,4 @@
-"""Single verdicts: the table in the README, the labelled cases, ground truths, hostile texts, and the time it takes."""
-
-import re
-from pathlib import Path
+"""Single scores: ground truths, ways to write a number, hostile texts, and the time it takes."""
 
 import numpy as np
 import pytest
@@ -12,44 +9,8 @@ from tests.relative_time import relative_time
 from tinyzero_gsm8k.numbers import LONGEST, MOST_DIGITS, read_number
 from tinyzero_gsm8k.scoring import score_answer
 from tinyzero_sdk import load_task
-from tinyzero_sdk.testing.cases import cases_path, read_cases
-
-README = (Path(__file__).parents[3] / "plugins/gsm8k/README.md").read_text(encoding="utf-8")
-TABLE = re.findall(r"^\| ([-\d,./]+) \| (?:`` |`)(.*?)(?: ``|`) \| (\w+) \|", README, re.MULTILINE)
 
 task = load_task("gsm8k", options={"source": "synthetic"})
-CASES = read_cases(cases_path(task))
-
-
-def test_the_readme_has_a_table_of_scores():
-    assert {verdict for *_, verdict in TABLE} == {"ok", "wrong", "malformed"}
-    assert len(TABLE) == len(re.findall(r"^\| [-\d]", README, re.MULTILINE)) > 70
-
-
-@pytest.mark.parametrize(("ground_truth", "answer", "verdict"), TABLE)
-def test_score_of_the_readme(ground_truth, answer, verdict):
-    answer = answer.replace("⏎", "\n")
-    score = task.score_completion(f"Let me see: 3 * 4 = 12.\n<answer>{answer}</answer>", ground_truth)
-    assert (score.reason, score.correct, score.value) == (verdict, verdict == "ok", float(verdict == "ok"))
-    assert task.oracle(score.answer, ground_truth) in (None, score.correct)
-
-
-def test_the_cases_are_many_and_of_many_kinds():
-    assert f"\n{len(CASES)} labelled completions" in README
-    assert len(CASES) >= 320
-    assert len({case.note for case in CASES}) >= 40
-    assert all(case.note for case in CASES)
-    assert 0.3 <= sum(case.correct for case in CASES) / len(CASES) <= 0.7
-    assert len({(case.completion, str(case.ground_truth)) for case in CASES}) == len(CASES)
-
-
-def test_every_case_gets_the_score_that_its_label_says():
-    for case in CASES:
-        score = task.score_completion(case.completion, case.ground_truth)
-        assert (score.correct, score.value) == (case.correct, float(case.correct)), case
-        second = None if score.answer is None else task.oracle(score.answer, case.ground_truth)
-        assert second in (None, score.correct), case
-    assert task.error_count == 0
 
 
 @pytest.mark.parametrize(
@@ -71,18 +32,8 @@ def test_a_ground_truth_that_is_no_number_is_an_error_and_never_right(ground_tru
 @pytest.mark.parametrize(
     "answer",
     [
-        *(
-            "42\x00",
-            "\x0042",
-            "\u202e24",
-            "4\u200b2",
-            "42\u0338",
-            "42\ud800",
-            "\ufeff42",
-            "42\x1b[0m",
-            "\u0664\u0662",
-            "Ⅻ 42",
-        ),
+        *("42\x00", "\x0042", "\u202e24", "4\u200b2", "42\u0338", "42\ud800", "\ufeff42", "42\x1b[0m", "\u0664\u0662"),
+        "Ⅻ 42",
         *("9" * (MOST_DIGITS + 1), "1e41", "1e-41", "10^999999999", "1" * 5000, "42" + " " * LONGEST + "x"),
         *("42" + "." * LONGEST, "(" * 200 + "42" + ")" * 400, "1/" + "0" * 30, "\\frac" * 100, "{" * 300 + "42"),
     ],
@@ -97,14 +48,8 @@ def test_every_way_to_write_a_decimal_is_the_same_number(value):
     written = f"{value:f}"
     sign, digits = ("-", written[1:]) if value < 0 else ("", written.removeprefix("-"))
     grouped = f"{abs(value):,f}"
-    for text in (
-        written,
-        f"{value:,f}",
-        f"{written}000",
-        f"{sign}${digits}",
-        f"{sign}{grouped} dollars",
-        f"so {written}",
-    ):
+    spelled = (written, f"{value:,f}", f"{written}000", f"{sign}${digits}", f"{sign}{grouped} dollars", f"so {written}")
+    for text in spelled:
         assert score_answer(text, written).correct, text
     for text in (rf"\boxed{{{written}}}", rf"${written}$", f"**{written}**", f"{sign}{grouped.replace(',', '{,}')}"):
         assert score_answer(text, written).correct, text
@@ -141,30 +86,7 @@ def test_any_text_gets_a_score(text):
     assert task.oracle(text, "42") in (None, score_answer(text, "42").correct)
 
 
-PIECES = [
-    "9",
-    "1,",
-    ".",
-    " ",
-    "\t",
-    "/",
-    "1/",
-    "e",
-    "a ",
-    "and ",
-    "\\frac{",
-    "\\text{",
-    "}",
-    "*",
-    "$",
-    "-",
-    "10^",
-    "2²",
-    "m^",
-]
-
-
-@pytest.mark.parametrize("piece", PIECES)
+@pytest.mark.parametrize("piece", [*"9. \t/e}*$-", "1,", "1/", "a ", "and ", r"\frac{", r"\text{", "10^", "2²", "m^"])
 def test_hostile_answers_take_no_time(piece):
     for text in (piece * (LONGEST // len(piece)), "1" + piece * ((LONGEST - 2) // len(piece)) + "x", piece * 400_000):
         # Without the bound on the length it would be hours.

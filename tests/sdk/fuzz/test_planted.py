@@ -29,7 +29,7 @@ SLOW_TO_IMPORT = pytest.param("reasoning_gym", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("name", [*sorted({*HOLES} - {"reasoning_gym"}), SLOW_TO_IMPORT])
-def test_gold_is_paid(name):
+def test_gold_is_rewarded(name):
     task = broken(name)
     for item in task.dataset("train", 20):
         assert task.score_completion(task.solve(item), item.ground_truth).correct

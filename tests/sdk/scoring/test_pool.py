@@ -1,4 +1,4 @@
-"""The scoring pool: whatever one answer does to its worker, all others get their verdict."""
+"""The scoring pool: whatever one answer does to its worker, all others get their score."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ import threading
 import time
 from array import array
 from itertools import accumulate
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -72,17 +73,10 @@ def score(answer, ground_truth):
         ground_truth.clear()
     return float(answer == str(ground_truth))
 """
-FATE = {
-    "sleep": "timeout",
-    "C loop": "timeout",
-    "backtracking": "timeout",
-    "immortal": "timeout",
-    "os._exit": "error",
-    "sys.exit": "error",
-    "segfault": "error",
-    "huge": "error",
-    "print": "wrong",
-    "change": "wrong",
+REASONS = {
+    **dict.fromkeys(("sleep", "C loop", "backtracking", "immortal"), "timeout"),
+    **dict.fromkeys(("os._exit", "sys.exit", "segfault", "huge"), "error"),
+    **dict.fromkeys(("print", "change"), "wrong"),
 }
 
 
@@ -101,10 +95,16 @@ def tagged(answer):
 
 
 def right_and(answers, count):
-    """`count` right answers with the given ones strewn among them, and the ground truths."""
+    """`count` right answers with the given ones among them, and the ground truths."""
     every = count // len(answers)
-    said = [answers[n // every % len(answers)] if n % every == every // 2 else n for n in range(count)]
-    return [tagged(answer) for answer in said], [{"n": n} if answer == "change" else n for n, answer in enumerate(said)]
+    given = [answers[n // every % len(answers)] if n % every == every // 2 else n for n in range(count)]
+    return list(map(tagged, given)), [{"n": n} if answer == "change" else n for n, answer in enumerate(given)]
+
+
+def reasons_of(completions, scores):
+    """The reasons of the answers that are not right."""
+    answers = [completion.text.removeprefix("<answer>").removesuffix("</answer>") for completion in completions]
+    return {answer: score.reason for answer, score in zip(answers, scores, strict=True) if score.reason != "ok"}
 
 
 def is_alive(pid):
@@ -123,16 +123,11 @@ def eventually(condition):
 
 @pytest.mark.slow
 def test_hostile_answers_cost_themselves_only(hostile, capfd):
-    completions, truths = right_and(list(FATE), 200)
+    completions, truths = right_and(list(REASONS), 200)
     with ScoringPool(hostile, workers=2, timeout=0.5) as pool:
         scores = pool.score(completions, truths)
-    fates = {
-        completion.text.removeprefix("<answer>").removesuffix("</answer>"): score.reason
-        for completion, score in zip(completions, scores, strict=True)
-        if score.reason != "ok"
-    }
-    assert fates == FATE
-    assert sum(score.correct for score in scores) == 200 - len(FATE)
+    assert reasons_of(completions, scores) == REASONS
+    assert sum(score.correct for score in scores) == 200 - len(REASONS)
     assert all(score.value == 0.0 for score in scores if not score.correct)
     assert pool.counts == {"timeout": 4, "error": 4}
     assert pool.first_error is not None
@@ -167,7 +162,7 @@ def score_completion(completion):
 
 
 @pytest.mark.slow
-def test_clock_starts_with_the_answer_not_with_the_batch(hostile):
+def test_timeout_is_per_answer_not_per_batch(hostile):
     with ScoringPool(hostile, timeout=0.4) as pool:
         scores = pool.score([tagged("nap")] * 5, [0] * 5)
     assert [score.reason for score in scores] == ["wrong"] * 5
@@ -191,13 +186,7 @@ def test_answers_that_fork_or_close_the_socket_cost_themselves_only(hostile):
     with ScoringPool(hostile, workers=2) as pool:
         for _ in range(2):
             scores = pool.score(completions, truths)
-            fates = {done.text: score.reason for done, score in zip(completions, scores, strict=True)}
-            others = {text: reason for text, reason in fates.items() if reason != "ok"}
-            assert others == {
-                "<answer>fork</answer>": "wrong",
-                "<answer>close</answer>": "error",
-                "<answer>fork close</answer>": "error",
-            }
+            assert reasons_of(completions, scores) == {"fork": "wrong", "close": "error", "fork close": "error"}
             assert sum(score.correct for score in scores) == 56
 
 
@@ -289,18 +278,12 @@ def test_memory_limit_below_what_the_task_needs_is_reported(mild):
 
 
 @pytest.mark.parametrize(
-    "setting",
-    [
-        {"workers": 0},
-        {"timeout": 0.0},
-        {"memory_limit_gb": -1.0},
-        {"timeout": float("inf")},
-        {"memory_limit_gb": float("nan")},
-    ],
+    ("name", "value"),
+    [("workers", 0), ("timeout", 0), ("timeout", inf), ("memory_limit_gb", -1), ("memory_limit_gb", nan)],
 )
-def test_impossible_settings_are_refused(mild, setting):
+def test_impossible_settings_are_refused(mild, name, value):
     with pytest.raises(SettingsError, match="above 0"):
-        ScoringPool(mild, **setting)
+        ScoringPool(mild, **{name: value})
 
 
 def test_lists_of_unlike_length_are_refused(mild):

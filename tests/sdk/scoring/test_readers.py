@@ -3,7 +3,6 @@ cut down to what is read); verl's are written here, with the keys of its `_dump_
 """
 
 import json
-import shutil
 import zipfile
 from pathlib import Path
 
@@ -43,14 +42,8 @@ def test_verl_rollouts_of_all_steps_come_in_the_order_of_the_steps(tmp_path):
     (tmp_path / "10.jsonl").write_text(verl_line(step=10) + "\n")
     (tmp_path / "9.jsonl").write_text(f"{verl_line(step=9)}\n{verl_line(gts=None)}\n{verl_line()}\n")
     rows, bad = read("verl", tmp_path)
-    assert rows[0] == {
-        "prompt": "Say 1.",
-        "completion": "<answer>1</answer>",
-        "ground_truth": "1",
-        "verl_score": 0.5,
-        "step": 9,
-        "acc": True,
-    }
+    ours = {"prompt": "Say 1.", "completion": "<answer>1</answer>", "ground_truth": "1"}
+    assert rows[0] == ours | {"verl_score": 0.5, "step": 9, "acc": True}
     assert [row["step"] for row in rows] == [9, 3, 10]
     assert [(row.number, row.problem[:22]) for row in bad] == [(2, "no ground truth in `gt")]
     numbers = [number for block in find_reader("verl", tmp_path).read(tmp_path) for number in block.numbers]
@@ -134,11 +127,10 @@ def test_one_odd_sample_of_lm_eval_costs_itself_only(tmp_path, resps):
 @pytest.mark.parametrize(
     "odd",
     [
-        {"output": {"choices": ["x"]}},
-        {"output": {"choices": "x"}},
-        {"output": {"choices": 5}},
-        {"output": {"choices": [{"message": None}]}},
-        {"output": {"choices": [{"message": {"content": ["x"]}}]}},
+        *(
+            {"output": {"choices": odd}}
+            for odd in (["x"], "x", 5, [{"message": None}], [{"message": {"content": ["x"]}}])
+        ),
         {"input": ["x"]},
         {"attachments": ["x"], "input": "attachment://x"},
     ],
@@ -164,14 +156,11 @@ def test_inspect_logs_give_a_row_for_each_choice(ending):
     rows, bad = read("inspect", FILES / f"inspect_ai-0.3.285.{ending}")
     assert bad == []
     found = sorted((row["extra_info"]["key"], row["epoch"], row["completion"], row["ground_truth"]) for row in rows)
-    texts = [f"I think it is\n#### {n}" for n in (42, 42, 7, 8)]
-    assert [(key, epoch, truth) for key, epoch, _, truth in found] == [
-        (f"inspect_ai-0.3.285.{ending}:a", 1, "42"),
-        (f"inspect_ai-0.3.285.{ending}:a", 2, "42"),
-        (f"inspect_ai-0.3.285.{ending}:b", 1, "7"),
-        (f"inspect_ai-0.3.285.{ending}:b", 2, "7"),
-    ]
-    assert sorted(text for _, _, text, _ in found) == sorted(texts)
+    assert [(key.partition(":")[2], epoch, truth) for key, epoch, _, truth in found] == [
+        ("a", 1, "42"), ("a", 2, "42"), ("b", 1, "7"), ("b", 2, "7"),
+    ]  # fmt: skip
+    assert {key.partition(":")[0] for key, *_ in found} == {f"inspect_ai-0.3.285.{ending}"}
+    assert sorted(text for _, _, text, _ in found) == sorted(f"I think it is\n#### {n}" for n in (42, 42, 7, 8))
     assert all(row["finished"] and row["token_count"] in (20, 21) for row in rows)
     assert json.loads(next(row for row in rows if row["extra_info"]["key"].endswith(":a"))["metadata"]) == {"level": 1}
 
@@ -232,26 +221,28 @@ def test_folder_of_save_to_disk_is_read_in_its_order(tmp_path):
         read("hf", tmp_path / "two")
 
 
-def test_folder_of_parquet_files_with_lists_of_completions(tmp_path):
-    for place, texts in enumerate([[["a", "b"], []], [["c"]]]):
-        pq.write_table(
-            pa.table({"generations": texts, "target": ["1", "2"][: len(texts)]}), tmp_path / f"{place}.parquet"
-        )
-    rows, _ = read("hf", tmp_path)
-    assert [(row["completion"], row["ground_truth"]) for row in rows] == [("a", "1"), ("b", "1"), ("c", "1")]
+def write_lists(folder, *files, kind=None):
+    """A folder of Parquet files of lists of completions."""
+    for place, texts in enumerate(files):
+        table = pa.table({"completions": pa.array(texts, kind), "target": ["1"] * len(texts)})
+        pq.write_table(table, folder / f"{place}.parquet")
+    return folder
+
+
+def test_folders_that_cannot_be_read_are_reported(tmp_path):
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "9.parquet")
-    with pytest.raises(DataError, match="has the columns text; expected one of completion"):
-        read("hf", tmp_path)
-    with pytest.raises(DataError, match="expects a folder"):
-        read("hf", tmp_path / "9.parquet")
-    with pytest.raises(DataError, match="has no file like"):
-        read("hf", Path(shutil.os.mkdir(tmp_path / "empty") or tmp_path / "empty"))
+    (tmp_path / "empty").mkdir()
+    for path, problem in {
+        tmp_path: "has the columns text; expected one of completion",
+        tmp_path / "9.parquet": "expects a folder",
+        tmp_path / "empty": "has no file like",
+    }.items():
+        with pytest.raises(DataError, match=problem):
+            read("hf", path)
 
 
 def test_completions_of_a_record_have_its_number_as_their_key(tmp_path):
-    for place, texts in enumerate([[["a", "b"], ["c"]], [["d", "e"]]]):
-        pq.write_table(pa.table({"completions": texts, "target": ["1"] * len(texts)}), tmp_path / f"{place}.parquet")
-    rows, _ = read("hf", tmp_path)
+    rows, _ = read("hf", write_lists(tmp_path, [["a", "b"], ["c"]], [["d", "e"]]))
     assert [(row["completion"], row["extra_info"]["key"]) for row in rows] == list(zip("abcde", "11233", strict=True))
     own = pa.table({"completions": [["a", "b"]], "target": ["1"], "extra_info": [{"key": "own"}]})
     (tmp_path / "own").mkdir()
@@ -287,31 +278,32 @@ def test_splits_in_one_folder_are_not_mixed(tmp_path, names, splits):
         read("hf", tmp_path)
 
 
-@pytest.mark.parametrize("large", [False, True])
-def test_rows_without_a_completion_are_listed_and_the_numbers_stay(tmp_path, large):
-    kind = (pa.large_list if large else pa.list_)(pa.string())
-    for place, texts in enumerate([[["a"], [], None, ["b", "c"], []], [["d"], None]]):
-        table = pa.table({"completions": pa.array(texts, kind), "target": ["1"] * len(texts)})
-        pq.write_table(table, tmp_path / f"{place}.parquet")
+@pytest.mark.parametrize("kind", [pa.list_, pa.large_list])
+def test_rows_without_a_completion_are_listed_and_the_numbers_stay(tmp_path, kind):
+    write_lists(tmp_path, [["a"], [], None, ["b", "c"], []], [["d"], None], kind=kind(pa.string()))
     blocks = list(find_reader("hf", tmp_path).read(tmp_path))
     assert [number for block in blocks for number in block.numbers] == [1, 4, 4, 6]
-    bad = [(row.number, row.problem) for block in blocks for row in block.bad]
-    assert bad == [(number, "no completion") for number in (2, 3, 5, 7)]
-    rows, _ = read("hf", tmp_path)
+    rows, bad = read("hf", tmp_path)
+    assert [(row.number, row.problem) for row in bad] == [(number, "no completion") for number in (2, 3, 5, 7)]
     assert [row["completion"] for row in rows] == ["a", "b", "c", "d"]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", "5", '{"splits": 5}', '{"splits": []}', '{"splits": [{}]}'])
-def test_a_broken_list_of_splits_is_reported(tmp_path, content):
-    (tmp_path / "dataset_dict.json").write_text(content)
-    with pytest.raises(DataError, match=r"dataset_dict\.json .*save_to_disk"):
-        read("hf", tmp_path)
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"_data_files": ["x"]}', '{"_data_files": [{"filename": 5}]}'])
-def test_a_broken_list_of_files_is_reported(tmp_path, content):
-    (tmp_path / "state.json").write_text(content)
-    with pytest.raises(DataError, match=r"state\.json .*save_to_disk"):
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(
+            ("dataset_dict.json", text)
+            for text in ("", "[]", "{}", "5", '{"splits": 5}', '{"splits": []}', '{"splits": [{}]}')
+        ),
+        *(
+            ("state.json", text)
+            for text in ("", "[]", "{}", '{"_data_files": ["x"]}', '{"_data_files": [{"filename": 5}]}')
+        ),
+    ],
+)
+def test_a_broken_list_of_splits_or_files_is_reported(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=rf"{name} .*save_to_disk"):
         read("hf", tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Scoring a file: each pair of formats, and every row that is not what it should be."""
+"""Scoring a file: each pair of formats, order, and rows that are unusual or bad."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ from tinyzero_sdk.data.files import read_blocks, read_rows
 from tinyzero_sdk.errors import DataError, VersionMismatchError
 from tinyzero_sdk.scoring import score_file as scoring
 from tinyzero_sdk.scoring.batches import unpacked
-from tinyzero_sdk.scoring.outputs import RESULT_COLUMNS, accept_any, read_outputs, scoring_check
+from tinyzero_sdk.scoring.outputs import Provenance, accept_any, read_outputs, scoring_check
 from tinyzero_sdk.scoring.score_file import METADATA_KEY, ScoringOptions, score_file
 
 pytestmark = pytest.mark.usefixtures("scored_here")
@@ -30,7 +30,6 @@ RESULTS: list[dict[str, Any]] = [
     {"score": 0.0, "correct": False, "reason": "wrong", "answer": "2"},
     {"score": 0.0, "correct": False, "reason": "no_answer", "answer": None},
 ]
-STAMP = ("task", "task_version", "task_options", "task_wrappers")
 
 
 @pytest.fixture
@@ -52,9 +51,8 @@ def score_rows(task, tmp_path, rows, into="jsonl"):
     return list(read_rows(tmp_path / f"out.{into}"))
 
 
-def unstamped(rows):
-    """Scored rows without what tells of the scorer."""
-    return [{name: cell for name, cell in row.items() if name not in STAMP} for row in rows]
+def without_provenance(rows):
+    return [{name: cell for name, cell in row.items() if name not in Provenance._fields} for row in rows]
 
 
 def bad_numbers(report):
@@ -69,9 +67,9 @@ def bad_numbers(report):
 def test_rows_keep_their_columns_and_order_and_get_their_score(task, tmp_path, source, into):
     report = score_file(task, write_rows(tmp_path / f"in.{source}", OUTPUTS), tmp_path / f"out.{into}")
     scored = list(read_rows(tmp_path / f"out.{into}"))
-    assert unstamped(scored) == [row | result for row, result in zip(OUTPUTS, RESULTS, strict=True)]
-    assert list(scored[0]) == [*OUTPUTS[0], "score", "correct", "reason", "answer", *STAMP]
-    assert [scored[0][name] for name in STAMP] == ["say", task.version, "{}", "[]"]
+    assert without_provenance(scored) == [row | result for row, result in zip(OUTPUTS, RESULTS, strict=True)]
+    assert list(scored[0]) == [*OUTPUTS[0], "score", "correct", "reason", "answer", *Provenance._fields]
+    assert [scored[0][name] for name in Provenance._fields] == ["say", task.version, "{}", "[]"]
     assert (report.rows, report.correct, report.accuracy, report.mean_score) == (3, 1, 1 / 3, 1 / 3)
     assert report.reasons == {"ok": 1, "wrong": 1, "no_answer": 1}
     assert report.is_clean
@@ -83,7 +81,7 @@ def test_row_of_tinyzero_is_scored_by_its_reward_model(write_task, tmp_path, sou
     code = f"@hookimpl\ndef score(answer, ground_truth):\n    return float(ground_truth == {truth})\n"
     row = {"completion": "<answer>1</answer>", "reward_model": {"ground_truth": truth, "style": "rule"}, "target": 7}
     score_file(load_task(write_task(score=code)), write_rows(tmp_path / f"in.{source}", [row]), tmp_path / "out.jsonl")
-    assert unstamped(read_rows(tmp_path / "out.jsonl")) == [row | RESULTS[0]]
+    assert without_provenance(read_rows(tmp_path / "out.jsonl")) == [row | RESULTS[0]]
 
 
 BAD_LINES = {
@@ -107,7 +105,7 @@ def test_bad_lines_are_listed_and_the_rest_is_scored(task, tmp_path, into):
     (tmp_path / "in.jsonl").write_text("\ufeff" + "\r\n".join(lines))
     report = score_file(task, tmp_path / "in.jsonl", tmp_path / f"out.{into}")
     assert bad_numbers(report) == [2 * place for place in range(1, len(BAD_LINES) + 1)]
-    assert unstamped(read_rows(tmp_path / f"out.{into}")) == [OUTPUTS[0] | RESULTS[0]] * len(BAD_LINES)
+    assert without_provenance(read_rows(tmp_path / f"out.{into}")) == [OUTPUTS[0] | RESULTS[0]] * len(BAD_LINES)
     assert not report.is_clean
 
 
@@ -178,24 +176,21 @@ def test_answer_that_no_file_can_hold_is_escaped(write_task, tmp_path):
     assert score_rows(task, tmp_path, OUTPUTS, "parquet")[0]["answer"] == "\\ud800"
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf"])
-def test_file_without_rows_is_refused(task, tmp_path, content):
-    (tmp_path / "in.jsonl").write_bytes(content)
-    with pytest.raises(DataError, match=r"in\.jsonl has no rows"):
-        score_file(task, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == []
-
-
-def test_empty_or_foreign_parquet_is_refused(task, tmp_path):
-    pq.write_table(pa.table({"completion": pa.array([], pa.string())}), tmp_path / "in.parquet")
-    with pytest.raises(DataError, match="has no rows"):
-        score_file(task, tmp_path / "in.parquet", tmp_path / "out.parquet")
-    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "in.parquet")
-    with pytest.raises(DataError, match="has the columns text; expected `completion`"):
-        score_file(task, tmp_path / "in.parquet", tmp_path / "out.parquet")
-    (tmp_path / "in.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match="is not Parquet, or damaged"):
-        score_file(task, tmp_path / "in.parquet", tmp_path / "out.parquet")
+@pytest.mark.parametrize(
+    ("ending", "content", "problem"),
+    [
+        *(("jsonl", content, "has no rows") for content in (b"", b"\n\n", b"\xef\xbb\xbf")),
+        ("parquet", pa.table({"completion": pa.array([], pa.string())}), "has no rows"),
+        ("parquet", pa.table({"text": ["a"]}), "has the columns text; expected `completion`"),
+        ("parquet", b"PAR1", "is not Parquet, or damaged"),
+    ],
+)
+def test_empty_or_foreign_file_is_refused(task, tmp_path, ending, content, problem):
+    path = tmp_path / f"in.{ending}"
+    path.write_bytes(content) if isinstance(content, bytes) else pq.write_table(content, path)
+    with pytest.raises(DataError, match=problem):
+        score_file(task, path, tmp_path / f"out.{ending}")
+    assert not list(tmp_path.glob("*out*"))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +204,7 @@ def test_empty_or_foreign_parquet_is_refused(task, tmp_path):
         ("folder.jsonl", "out.jsonl", "is a directory"),
     ],
 )
-def test_names_that_cannot_be_meant_are_refused(task, tmp_path, source, output, problem):
+def test_impossible_names_are_refused(task, tmp_path, source, output, problem):
     write_rows(tmp_path / "in.jsonl", OUTPUTS)
     (tmp_path / "sub").mkdir()
     (tmp_path / "folder.jsonl").mkdir()
@@ -220,38 +215,12 @@ def test_names_that_cannot_be_meant_are_refused(task, tmp_path, source, output, 
 
 
 def test_progress_goes_up_to_one(task, tmp_path):
-    shares: list[float] = []
     for source in FORMATS:
+        fractions: list[float] = []
         path = write_rows(tmp_path / f"in.{source}", OUTPUTS * 1400)
-        score_file(task, path, tmp_path / "out.jsonl", ScoringOptions(on_progress=shares.append))
-        assert shares == sorted(shares)
-        assert shares.pop() == 1.0
-        assert len(shares) >= 1
-        shares.clear()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("real_workers")
-def test_answers_that_hang_cost_themselves_in_a_file_too(write_task, tmp_path):
-    code = """
-import os, time
-@hookimpl
-def score(answer, ground_truth):
-    if answer == "hang":
-        time.sleep(60)
-    if answer == "die":
-        os._exit(1)
-    return float(answer == str(ground_truth))
-"""
-    fates = {700: ("hang", "timeout"), 2500: ("die", "error"), 5999: ("hang", "timeout")}
-    said = [fates.get(n, (str(n),))[0] for n in range(6000)]
-    rows = [{"completion": f"<answer>{answer}</answer>", "ground_truth": n} for n, answer in enumerate(said)]
-    path = write_rows(tmp_path / "in.parquet", rows)
-    task = load_task(write_task(score=code))
-    report = score_file(task, path, tmp_path / "out.parquet", ScoringOptions(workers=2, timeout=0.3))
-    reasons = pq.read_table(tmp_path / "out.parquet")["reason"].to_pylist()
-    assert {n: reason for n, reason in enumerate(reasons) if reason != "ok"} == {n: fates[n][1] for n in fates}
-    assert report.reasons == {"ok": 5997, "timeout": 2, "error": 1}
+        score_file(task, path, tmp_path / "out.jsonl", ScoringOptions(on_progress=fractions.append))
+        assert fractions == sorted(fractions)
+        assert fractions[-1] == 1.0 > fractions[0]
 
 
 @pytest.mark.parametrize(
@@ -293,7 +262,7 @@ def test_ground_truths_in_both_columns_and_of_types_that_json_lacks(task, tmp_pa
     assert "datetime" in report.bad[0].problem
 
 
-def test_wrappers_see_length_and_end(write_task, tmp_path):
+def test_wrappers_receive_length_and_finished(write_task, tmp_path):
     shape = """
 @hookimpl(wrapper=True)
 def score_completion(completion):
@@ -310,7 +279,7 @@ def score_completion(completion):
         assert next(read_rows(tmp_path / "out.jsonl"))["task_wrappers"] == '["trace"]'
 
 
-def test_parquet_tells_its_scorer_in_its_metadata(task, tmp_path):
+def test_parquet_metadata_names_the_scorer(task, tmp_path):
     score_file(task, write_rows(tmp_path / "in.jsonl", OUTPUTS), tmp_path / "out.parquet")
     metadata = pq.read_schema(tmp_path / "out.parquet").metadata
     assert json.loads(metadata[METADATA_KEY])["task_version"] == task.version
@@ -338,7 +307,7 @@ def of(source, version=None, **columns):
         (of("say", task="anything"), None),
     ],
 )
-def test_rows_of_another_task_or_version_need_leave(task, tmp_path, source, row, problem):
+def test_rows_of_another_task_or_version_are_refused(task, tmp_path, source, row, problem):
     rows = json.loads(json.dumps([of("say", None, task="", task_version=""), row]).replace("VERSION", task.version))
     path = write_rows(tmp_path / f"in.{source}", rows)
     outputs = read_outputs(read_blocks(path), path, scoring_check(task))
@@ -367,15 +336,21 @@ def test_batches_of_large_rows_are_small(tmp_path, monkeypatch):
     assert max(sizes) <= 60
 
 
-def test_results_of_two_files_are_the_same_bytes(task, tmp_path):
-    path = write_rows(tmp_path / "in.parquet", OUTPUTS * 1400)
+@pytest.mark.parametrize("source", FORMATS)
+def test_many_blocks_and_several_workers_keep_every_row_in_order(write_task, tmp_path, source):
+    """Rows on which the scorer raises are among them, and are written like any other."""
+    code = "@hookimpl\ndef score(answer, ground_truth): return 1 / (answer != '7') * (answer == str(ground_truth))"
+    task = load_task(write_task(score=code))
+    rows = [{"id": n, "completion": f"<answer>{n % 10}</answer>", "ground_truth": n % 5} for n in range(4200)]
+    path = write_rows(tmp_path / f"in.{source}", rows)
     for workers in (1, 3):
-        score_file(task, path, tmp_path / f"{workers}.parquet", ScoringOptions(workers=workers))
-    assert (tmp_path / "1.parquet").read_bytes() == (tmp_path / "3.parquet").read_bytes()
-    assert set(RESULT_COLUMNS) < set(pq.read_schema(path.with_name("1.parquet")).names)
+        score_file(task, path, tmp_path / f"{workers}.{source}", ScoringOptions(workers=workers))
+    assert (tmp_path / f"1.{source}").read_bytes() == (tmp_path / f"3.{source}").read_bytes()
+    reasons = [(n, "error" if n % 10 == 7 else "ok" if n % 10 < 5 else "wrong") for n in range(4200)]
+    assert [(row["id"], row["reason"]) for row in read_rows(tmp_path / f"3.{source}")] == reasons
 
 
-def test_texts_as_views_are_scored_and_bad_rows_among_them_left_out(task, tmp_path):
+def test_string_views_are_scored(task, tmp_path):
     views = pa.schema(
         {
             "completion": pa.string_view(),

@@ -1,4 +1,4 @@
-"""Estimators against what they stand for: every draw counted, every equation solved."""
+"""Estimators against their definitions: every draw counted, every equation solved."""
 
 import math
 from itertools import combinations
@@ -27,7 +27,7 @@ ROWS = st.lists(st.tuples(st.integers(-1, 2), st.booleans()), min_size=1, max_si
 
 
 @given(rows=ROWS, k=st.integers(1, 6))
-def test_figures_at_k_are_means_over_all_draws(rows, k):
+def test_values_at_k_are_means_over_all_draws(rows, k):
     k = min(k, len(rows))
     answers, correct = np.array([[row[0] for row in rows]]), np.array([[row[1] for row in rows]])
     scores = np.array([[0.1 * answer + flag for answer, flag in rows]])
@@ -46,10 +46,7 @@ def test_the_standard_error_is_that_of_the_prompts_means(prompts):
     correct, size = np.array([sum(prompt) for prompt in prompts]), np.array([len(prompt) for prompt in prompts])
     error = stdev(sum(prompt) / len(prompt) for prompt in prompts) / math.sqrt(len(prompts))
     assert standard_error(correct, size) == pytest.approx(error, abs=1e-12)
-
-
-def test_of_a_single_prompt_no_standard_error_can_be_told():
-    assert standard_error(np.array([1]), np.array([4])) == 0.0
+    assert standard_error(correct[:1], size[:1]) == 0.0  # unknown
 
 
 def plain_majority(rows):
@@ -129,19 +126,21 @@ def test_completions_of_a_prompt_count_as_far_as_they_differ():
     assert 330 < effective_size(dice.binomial(4, 0.5, 1000), np.full(1000, 4)) / 10 <= 400  # independent
 
 
+def coverage(interval, prompts, trials):
+    """How often the interval of 8 completions of each prompt covers the truth; a prompt's chance is uniform."""
+    rng = np.random.default_rng(1)
+    sizes = np.full(prompts, 8)
+    bounds = [interval(rng.binomial(8, rng.random(prompts)), sizes) for _ in range(trials)]
+    return sum(low <= 0.5 <= high for low, high in bounds) / trials
+
+
+def clustered(correct, size):
+    return wilson(correct.sum() / size.sum(), effective_size(correct, size))
+
+
 def test_clustered_interval_covers_where_the_plain_one_does_not():
-    dice = np.random.default_rng(1)
-    plain = clustered = 0
-    for _ in range(300):
-        chance = dice.random(50)  # the mean over prompts is 1/2
-        solved, sizes = dice.binomial(8, chance), np.full(50, 8)
-        share = solved.sum() / 400
-        for size, low_high in ((400.0, "plain"), (effective_size(solved, sizes), "clustered")):
-            low, high = wilson(share, size)
-            plain += low_high == "plain" and low <= 0.5 <= high
-            clustered += low_high == "clustered" and low <= 0.5 <= high
-    assert plain / 300 < 0.8
-    assert 0.9 < clustered / 300 < 0.99
+    assert coverage(lambda correct, size: wilson(correct.sum() / size.sum(), size.sum()), 50, 300) < 0.8
+    assert 0.9 < coverage(clustered, 50, 300) < 0.99
 
 
 def test_students_t_is_that_of_the_tables():
@@ -156,15 +155,7 @@ def test_students_t_is_that_of_the_tables():
 
 @pytest.mark.parametrize("prompts", [3, 5, 10])
 def test_interval_covers_the_truth_with_few_prompts(prompts):
-    dice = np.random.default_rng(2)
-    covered = plain = 0
-    for _ in range(1000):
-        solved, sizes = dice.binomial(8, dice.random(prompts)), np.full(prompts, 8)
-        low, high = interval_of_share(solved, sizes)
-        covered += low <= 0.5 <= high
-        low, high = wilson(solved.sum() / (8 * prompts), effective_size(solved, sizes))
-        plain += low <= 0.5 <= high
-    assert covered / 1000 > 0.94 > plain / 1000
+    assert coverage(interval_of_share, prompts, 1000) > 0.94 > coverage(clustered, prompts, 1000)
 
 
 def test_interval_of_single_completions_is_wilsons():

@@ -1,4 +1,4 @@
-"""The summary: what tells prompts apart, what a length is, and that blocks and formats make no difference."""
+"""The summary: what identifies a prompt, what a length is, and that blocks and formats make no difference."""
 
 import json
 import random
@@ -21,7 +21,7 @@ from tinyzero_sdk.scoring.summary import SummaryBuilder
 
 
 def summarised(rows, *, cut=0, tables=False, by=None):
-    """The summary of rows that carry their verdict: `value` and `said`."""
+    """The summary of rows that carry their score: `value` and `said`, the answer."""
     builder = SummaryBuilder(by)
     for part in (rows[:cut], rows[cut:]):
         table = pa.Table.from_pylist(part) if tables and part else None
@@ -81,14 +81,14 @@ def rounded(summary):
         ({"prompt": None}, "row", 3),  # a bare ground truth may be that of many problems
     ],
 )
-def test_what_tells_prompts_apart(columns, by, prompts, tables):
+def test_what_identifies_a_prompt(columns, by, prompts, tables):
     summary = summarised([row("p", "1", 1.0, **columns) for _ in range(3)], tables=tables)
     assert (summary.prompts_by, summary.prompts) == (by, prompts)
     assert bool(summary.at_k) == (prompts == 1)
 
 
 @pytest.mark.parametrize("tables", [False, True])
-def test_rows_without_a_key_stand_alone(tables):
+def test_rows_without_a_key_count_alone(tables):
     rows = [row(key, "1", 1.0) for key in ("a", "a", None, None)]
     assert summarised(rows, tables=tables).prompts == 3
     assert summarised(rows, tables=tables, by="value").prompts == 1
@@ -112,7 +112,7 @@ def test_lengths_are_of_tokens_where_the_file_has_them(tables):
     assert (summary.length_unit, summary.by_reason[0].mean_length) == ("characters", len("say é"))
 
 
-def test_of_the_lengths_that_are_known_the_mean_is_given_and_the_error_is_over_prompts():
+def test_mean_of_the_known_lengths_and_error_over_prompts():
     counts, values = [2, 4, None, 9], [1.0, 0.0, 0.0, 0.0]
     pairs = zip(["a", "a", "b", "c"], values, counts, strict=True)
     summary = summarised([row(key, "1", value, token_count=count) for key, value, count in pairs])

@@ -37,7 +37,8 @@ def attack(mark):
 @pytest.mark.parametrize("allowed", [False, True])
 @pytest.mark.parametrize("wrappers", [[], ["trace"]])
 def test_it_never_runs_in_this_process(unsafe, allowed, wrappers, tmp_path):
-    task = load_task(unsafe, allow_unsafe_scorers=allowed, wrappers=wrappers)
+    task = pickle.loads(pickle.dumps(load_task(unsafe, allow_unsafe_scorers=allowed, wrappers=wrappers)))
+    assert task.allow_unsafe_scorers is allowed
     [item] = task.generate("train", 1)
     assert task.solve(item) == "<answer>0</answer>"
     mark = tmp_path / "ran"
@@ -49,7 +50,7 @@ def test_it_never_runs_in_this_process(unsafe, allowed, wrappers, tmp_path):
     assert not mark.exists()
 
 
-def test_a_pool_runs_it_only_by_leave(unsafe):
+def test_a_pool_runs_it_only_if_allowed(unsafe):
     with pytest.raises(UnsafeScorerError, match=r"\(it evaluates it\).*--allow-unsafe-scorers"):
         ScoringPool(load_task(unsafe))
     with ScoringPool(load_task(unsafe, allow_unsafe_scorers=True)) as pool:
@@ -57,13 +58,7 @@ def test_a_pool_runs_it_only_by_leave(unsafe):
     assert score.correct, "it ran, and in a worker"
 
 
-@pytest.mark.parametrize("allowed", [False, True])
-def test_leave_travels_with_the_task(unsafe, allowed):
-    task = pickle.loads(pickle.dumps(load_task(unsafe, allow_unsafe_scorers=allowed)))
-    assert task.allow_unsafe_scorers is allowed
-
-
-def test_score_refuses_it_in_one_line_and_runs_it_by_leave(run, unsafe, tmp_path):
+def test_score_refuses_it_in_one_line_unless_allowed(run, unsafe, tmp_path):
     outputs = tmp_path / "outputs.jsonl"
     outputs.write_text(json.dumps({"completion": WHERE, "ground_truth": True}))
     command = ("score", str(outputs), "--task", unsafe, "--output", str(tmp_path / "scored.jsonl"), "--workers", "1")
@@ -76,7 +71,7 @@ def test_score_refuses_it_in_one_line_and_runs_it_by_leave(run, unsafe, tmp_path
     assert json.loads((tmp_path / "scored.jsonl").read_text())["correct"] is True
 
 
-def test_data_and_samples_need_no_leave(run, unsafe, tmp_path):
+def test_data_and_sample_need_no_permission(run, unsafe, tmp_path):
     assert run("data", "--task", unsafe, "--output", str(tmp_path), "--size", "2", "--test-size", "0")[0] == 0
     assert "gold completion, not scored: its scorer is unsafe" in run("sample", "--task", unsafe, "-n", "1")[1]
 
