@@ -141,14 +141,14 @@ def lay_out_all(experience: TrainingBatch, config: TrainConfig, layout: Any) -> 
 def measure(load: Load, *, workers: int, repeat: int) -> dict[str, float]:
     """Milliseconds of each part."""
     values: dict[str, Any] = {
-        "run": {"task": TASK},
+        "tasks": {TASK: {}},
         "data": {"prompts_per_step": load.prompts, "prompt_template": "compact"},
         "rollout": {"group_size": load.samples, "max_completion_tokens": load.longest},
         "optimizer": {"num_mini_batches": 4, "micro_batch_tokens": 65536},
         "reward": {"num_workers": workers},
     }
     config, tokenizer, watch = build(TrainConfig, values), build_tokenizer(), Stopwatch()
-    with run_tasks(config, load_tasks(config.task_shares()), tokenizer) as tasks, TemporaryDirectory() as folder:
+    with run_tasks(config, load_tasks(config.task_specs), tokenizer) as tasks, TemporaryDirectory() as folder:
         stream = training_stream(config, tasks, {})
         for number in range(repeat + 1):
             one_step(config, _roles(tasks, tokenizer), stream, load, watch, Path(folder), number)

@@ -133,7 +133,7 @@ def start_torch(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dic
     from tinyzero_trainer.rollout.build import build_engine
 
     device, notes = choose_device(job["device"]), []
-    config = build(TrainConfig, {"run": {"task": "countdown", "device": job["device"]}})
+    config = build(TrainConfig, {"run": {"device": job["device"]}})
     engine = build_engine(config, load_model(job["model"], device), notes.append)
 
     def generate(logprobs: bool, seed: int) -> int:

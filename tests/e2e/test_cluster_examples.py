@@ -115,7 +115,7 @@ def test_paths_hold_in_another_directory(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     config = TrainConfig(
-        run=RunConfig(task="countdown", output="runs/a"),
+        run=RunConfig(output="runs/a"),
         model=ModelConfig(path="model"),
         algorithm=AlgorithmConfig(policy_loss="./loss.py:mine"),
     )

@@ -109,8 +109,8 @@ def warm_model(toy_task: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_warm_model(toy_task: str, output: Path) -> None:
     """Train it: a second, in which all its tests wait."""
     values = {
-        "run": {"task": toy_task, "output": str(output), "device": "cpu"},
-        "task": {"limit": 5},
+        "run": {"output": str(output), "device": "cpu"},
+        "tasks": {"toy_task": {"task": toy_task, "options": {"limit": 5}}},
         "model": {"hidden_size": 32, "layers": 2, "head_size": 16, "mlp_size": 48, "context": 64},
         "training": {"steps": 150, "batch_size": 32, "learning_rate": 1e-2, "warmup_steps": 20, "max_tokens": 8}
         | {"eval_size": 8, "test_fraction": 0.4, "template": "base"},
@@ -124,7 +124,8 @@ def make_warm_model(toy_task: str, output: Path) -> None:
 def built_in_preset(monkeypatch: pytest.MonkeyPatch) -> dict:
     """Settings that suit the tiny model; none unless a test puts some in."""
     settings: dict = {}
-    monkeypatch.setattr(presets, "model_defaults_for", lambda task, model=None: settings if model is None else {})
+    content = {"task": "countdown", "settings": settings}
+    monkeypatch.setattr(presets, "_read", lambda model: content if model is None else {"settings": {}})
     return settings
 
 

@@ -12,7 +12,7 @@ from tinyzero_trainer.algorithms.schedules import decayed, settings_at
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig, RolloutConfig, RunConfig, TrainConfig
 
 CONFIG = TrainConfig(
-    run=RunConfig(task="countdown", steps=20),
+    run=RunConfig(steps=20),
     rollout=RolloutConfig(temperature=1.2, temperature_end=0.6),
     algorithm=AlgorithmConfig(kl_coefficient=0.1, kl_coefficient_end=0.0),
     optimizer=OptimizerConfig(learning_rate=1.0, warmup_steps=4, lr_schedule="linear", min_lr_ratio=0.1),

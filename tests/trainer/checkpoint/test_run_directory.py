@@ -11,9 +11,9 @@ import pytest
 from tinyzero_sdk.settings import build, to_mapping
 from tinyzero_trainer.checkpoint import store as checkpoint
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory, RunDirectoryError
-from tinyzero_trainer.config import RunConfig, TrainConfig
+from tinyzero_trainer.config import TrainConfig
 
-CONFIG = TrainConfig(run=RunConfig(task="countdown"), task={"numbers": [3, 4]})
+CONFIG = TrainConfig(tasks={"countdown": {"options": {"numbers": [3, 4]}}})
 
 
 @pytest.fixture
@@ -158,4 +158,4 @@ def test_saving_the_configuration_is_whole_or_not_at_all(path, monkeypatch):
         with pytest.raises(RunDirectoryError, match="No space left"):
             run.save_config(TrainConfig())
         assert run.config.read_text() == before
-        assert to_mapping(CONFIG)["task"] == tomllib.loads(before)["task"]
+        assert to_mapping(CONFIG)["tasks"] == tomllib.loads(before)["tasks"]

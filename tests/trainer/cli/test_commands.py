@@ -60,7 +60,7 @@ def test_train_passes_the_configuration_on_and_says_at_once_what_it_does(capsys,
     ((function, config, options, policy),) = stand_ins
     assert (code, shown, function, policy) == (0, "", "train", "PASSIVE")
     assert (options["resume"], list(options["tasks"])) == (False, ["countdown"])
-    assert (config.run.task, config.run.output, config.run.steps) == ("countdown", output, 3)
+    assert (list(config.tasks), config.run.output, config.run.steps) == (["countdown"], output, 3)
     assert told.splitlines() == [
         f"training the tiny model that comes with the trainer on countdown in {output}",
         "defaults of the model: rollout.max_completion_tokens=64",
@@ -105,7 +105,12 @@ def test_without_output_a_directory_is_named_after_task_and_time(capsys, stand_i
 def test_train_resumes_by_the_saved_configuration(capsys, stand_ins, saved_run):
     code, _, told = call(capsys, "train", "--output", str(saved_run), "--resume", "run.steps=60")
     ((_, config, options, _),) = stand_ins
-    assert (code, options["resume"], config.run.steps, config.task) == (0, True, 60, {"numbers": [3]})
+    assert (code, options["resume"], config.run.steps, config.tasks["countdown"]["options"]) == (
+        0,
+        True,
+        60,
+        {"numbers": [3]},
+    )
     assert told.startswith("resuming the training of")
 
 
@@ -191,7 +196,7 @@ def test_warmstart_passes_its_own_configuration_on(capsys, stand_ins, tmp_path):
     )
     ((_, config, _, policy),) = stand_ins
     assert (code, shown, policy) == (0, "model: made\n", "PASSIVE")
-    assert (config.run.task, config.run.output, config.training.steps) == ("countdown", output, 5)
+    assert (list(config.tasks), config.run.output, config.training.steps) == (["countdown"], output, 5)
     assert config.settings == {"run": {"steps": 9}}
 
 

@@ -231,7 +231,7 @@ def test_no_room_for_a_few_sequences_names_what_is_left(
     values: dict[str, Any], found: int, advised: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(advice_of_plan, "present_gpu", lambda device: None)
-    known = {"run.task": "countdown", "run.output": "nowhere", "model.path": "Qwen/Qwen2.5-0.5B"}
+    known = {"run.output": "nowhere", "model.path": "Qwen/Qwen2.5-0.5B"}
     config = with_settings(TrainConfig(), {**known, "rollout.max_completion_tokens": 256, **values})
     with pytest.raises(OutOfMemoryError) as error, advice_added(config, "completions were generated"):
         raise KvCacheError(size=2**30, room=int(8 * 2**30 / 0.9 * 0.4), found=found, least=8)

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.usefixtures("built_in_preset")
 
 def test_words_and_flags_fill_the_tree():
     config = make_config(said("run.steps=7", "optimizer.learning_rate=2e-4", "task.numbers=[3,4]", task="countdown"))
-    assert (config.run.task, config.run.steps, config.optimizer.learning_rate) == ("countdown", 7, 2e-4)
-    assert config.task == {"numbers": [3, 4]}
+    assert (config.run.steps, config.optimizer.learning_rate) == (7, 2e-4)
+    assert config.tasks == {"countdown": {"task": "countdown", "weight": 1.0, "options": {"numbers": [3, 4]}}}
 
 
 def test_later_wins_of_defaults_preset_file_and_words(tmp_path, built_in_preset):
@@ -25,9 +25,9 @@ def test_later_wins_of_defaults_preset_file_and_words(tmp_path, built_in_preset)
     file.write_text("[rollout]\nmax_completion_tokens = 128\ntop_k = 9\n[run]\ntask = 'countdown'")
     config = make_config(said("rollout.top_k=3", file=file))
     assert (config.rollout.temperature, config.rollout.max_completion_tokens, config.rollout.top_k) == (0.7, 128, 3)
-    assert config.task == {"numbers": [3]}
+    assert config.tasks["countdown"]["options"] == {"numbers": [3]}
     assert compose(said("rollout.top_k=3", task="countdown")).model_defaults == {
-        "rollout.max_completion_tokens": 64, "rollout.temperature": 0.7, "task.numbers": [3],
+        "rollout.max_completion_tokens": 64, "rollout.temperature": 0.7, "tasks.countdown.options.numbers": [3],
     }  # fmt: skip
 
 

@@ -121,7 +121,7 @@ def test_tinyzeros_configurations_are_its_scripts(name: str, prompts: int, sampl
 
 def test_what_suits_the_model_yields_to_the_recipe_and_both_to_the_user(monkeypatch) -> None:
     preset = {"algorithm": {"kl_coefficient": 0.1, "kl_estimator": "exact"}, "optimizer": {"num_mini_batches": 2}}
-    monkeypatch.setattr(presets, "model_defaults_for", lambda task, model=None: preset)
+    monkeypatch.setattr(presets, "_read", lambda model: {"settings": preset})
     composition = compose({"run": {"task": "x", "recipe": "gspo"}, "algorithm": {"clip_ratio_high": 0.1}})
     algorithm = composition.config.algorithm
     assert (algorithm.policy_loss, algorithm.loss_aggregation) == ("gspo", "seq-mean-token-mean")

@@ -112,4 +112,8 @@ def test_its_rollouts_are_scored(old_run: Path, capsys: pytest.CaptureFixture[st
 def test_what_its_warm_start_recorded_suits_the_model(old_run: Path) -> None:
     config = make_config({"run": {"task": "countdown"}, "model": {"path": "model"}})
     assert (config.rollout.max_completion_tokens, config.rollout.return_logprobs) == (24, "always")
-    assert (config.data.prompt_template, config.eval.num_problems, config.task) == ("compact", 8, {"numbers": [3]})
+    assert (config.data.prompt_template, config.eval.num_problems, config.tasks["countdown"]["options"]) == (
+        "compact",
+        8,
+        {"numbers": [3]},
+    )

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.usefixtures("built_in_preset")
 
 def test_resuming_takes_the_saved_configuration_and_may_repeat_it(saved_run):
     config = resume_config(saved_run, said("task.numbers=[3]", task="countdown"))
-    assert (config.run.task, config.run.steps, config.run.output) == ("countdown", 50, str(saved_run))
-    assert config.task == {"numbers": [3]}
+    assert (config.run.steps, config.run.output) == (50, str(saved_run))
+    assert config.tasks["countdown"]["options"] == {"numbers": [3]}
 
 
 def test_resuming_may_change_what_is_not_learnt_from(saved_run):
@@ -30,8 +30,8 @@ def test_resuming_may_change_what_is_not_learnt_from(saved_run):
     ("word", "message"),
     [
         ("optimizer.learning_rate=1e-3", "--resume cannot change optimizer.learning_rate from 1e-06 to 0.001"),
-        ("task.numbers=[3, 4]", "--resume cannot change task.numbers from [3] to [3, 4]"),
-        ("task.maximum=9", "--resume cannot change task.maximum from none to 9"),
+        ("task.numbers=[3, 4]", "--resume cannot change tasks.countdown.options.numbers from [3] to [3, 4]"),
+        ("task.maximum=9", "--resume cannot change tasks.countdown.options.maximum from none to 9"),
         ("run.steps=49", "--resume can raise run.steps=50, but not lower it"),
         ("data.prompt_template=none", "--resume cannot change data.prompt_template from compact to none"),
     ],

@@ -13,7 +13,7 @@ from tinyzero_trainer.checkpoint import store as checkpoint
 from tinyzero_trainer.cli.train import _announce, _with_output
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config import model_defaults as presets
-from tinyzero_trainer.config.compose import gather, make_config
+from tinyzero_trainer.config.compose import compose, gather, make_config
 from tinyzero_trainer.config.resume import check_fingerprint, fingerprint
 from tinyzero_trainer.config.resume import resume_config as resume
 from tinyzero_trainer.config.tasks import TaskSpec, flag_settings, load_tasks
@@ -36,8 +36,8 @@ def config(*words: str, task: list[str] = TWO) -> TrainConfig:
 
 
 def test_flags_and_words_name_tasks_weights_and_options() -> None:
-    shares = config("tasks.countdown.options.numbers=[3]", task=["countdown:2.5", "multiply"]).task_shares()
-    assert shares == (
+    specs = config("tasks.countdown.options.numbers=[3]", task=["countdown:2.5", "multiply"]).task_specs
+    assert specs == (
         TaskSpec("countdown", "countdown", 2.5, {"numbers": [3]}),
         TaskSpec("multiply", "multiply", 1.0, {}),
     )
@@ -49,15 +49,34 @@ def test_a_file_says_the_same(tmp_path: Path) -> None:
     assert make_config(said(task=[], file=file)) == config("tasks.countdown.options.numbers=[3]")
 
 
-def test_one_task_goes_by_either_form() -> None:
-    assert config(task=["countdown"]).task_shares() == (TaskSpec("", "countdown", 1.0, {}),)
-    assert make_config({"tasks": {"countdown": {}}}).task_shares() == (TaskSpec("countdown", "countdown", 1.0, {}),)
-    assert TrainConfig().task_shares() == ()
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"run": {"task": "countdown"}, "task": {"numbers": [3]}},
+        {"tasks": {"countdown": {}}, "task": {"numbers": [3]}},
+        {"tasks": {"countdown": {"options": {"numbers": [3]}}}, "run": {"task": "countdown"}},
+        {"tasks": {"countdown": {"options": {"numbers": [3]}}}},
+    ],
+)
+def test_the_short_way_of_writing_one_task_fills_the_table(values: dict) -> None:
+    assert make_config(values).task_specs == (TaskSpec("countdown", "countdown", 1.0, {"numbers": [3]}),)
+
+
+@pytest.mark.parametrize(("task", "name"), [("./my-task.py", "my-task"), ("rg/chain_sum", "rg/chain_sum")])
+def test_a_single_task_has_the_name_that_it_gives_itself(task: str, name: str) -> None:
+    (spec,) = config(task=[task]).task_specs
+    assert (spec.name, spec.task) == (name, task)
+    assert _with_output(said(task=[task]))["run"]["output"].startswith(f"runs/{Path(name).name}-20")
+
+
+def test_options_of_a_task_that_is_not_named_are_refused() -> None:
+    with pytest.raises(SettingsError, match="no task is named; give --task"):
+        compose(gather(TrainConfig, {}, ["task.numbers=[3]"]), needs_task=False)
 
 
 def test_files_and_families_are_named_by_their_last_part() -> None:
-    shares = config(task=["./my-task.py:3", "rg/chain_sum", "./some/dir/"]).task_shares()
-    assert [(share.name, share.task, share.weight) for share in shares] == [
+    specs = config(task=["./my-task.py:3", "rg/chain_sum", "./some/dir/"]).task_specs
+    assert [(spec.name, spec.task, spec.weight) for spec in specs] == [
         ("my_task", "./my-task.py", 3.0),
         ("chain_sum", "rg/chain_sum", 1.0),
         ("dir", "./some/dir/", 1.0),
@@ -68,7 +87,7 @@ def test_files_and_families_are_named_by_their_last_part() -> None:
     ("words", "message"),
     [
         (["run.task=gsm8k"], "run.task='gsm8k' and tasks (countdown, multiply) are both given; with one task write"),
-        (["task.numbers=[3]"], "task.numbers has no effect with tasks; write tasks.countdown.options.numbers"),
+        (["task.numbers=[3]"], "task.numbers is ambiguous with several tasks; write tasks.countdown.options.numbers"),
         (["tasks.countdown.weigth=2"], "unknown key 'tasks.countdown.weigth'; did you mean 'tasks.countdown.weight'?"),
         (["tasks.gsm8k.weight=0"], "tasks.gsm8k.weight: got 0, expected a number above 0, such as 2"),
         (["tasks.gsm8k.weight=true"], "tasks.gsm8k.weight: got True, expected a number above 0"),
@@ -92,7 +111,7 @@ def test_a_mistake_is_one_line(words: list[str], message: str) -> None:
         (["countdown:two", "multiply"], "--task countdown:two: got the weight 'two', expected TASK or TASK:WEIGHT"),
         (["countdown:-1", "multiply"], "tasks.countdown.weight: got -1.0, expected a number above 0"),
         (["countdown:inf", "multiply"], "tasks.countdown.weight: got inf, expected a number above 0"),
-        (["./a/x.py", "./b/x.py"], "two of --task would be called 'x'; name them apart in a file"),
+        (["./a/x.py", "./b/x.py"], "two of --task would be called 'x'; give them different names in a file"),
     ],
 )
 def test_a_mistaken_flag_is_one_line(task: list[str], message: str) -> None:
@@ -127,12 +146,12 @@ def test_what_suits_a_task_goes_to_its_entry_below_what_was_said(monkeypatch: py
     monkeypatch.setattr(presets, "_read", lambda model: warmed)
     found = config()
     assert found.run.steps == 7
-    assert [(share.name, share.options) for share in found.task_shares()] == [
+    assert [(spec.name, spec.options) for spec in found.task_specs] == [
         ("countdown", {}),
         ("multiply", {"digits": [2, 1]}),
     ]
-    assert config("tasks.multiply.options.digits=[3,3]").task_shares()[1].options == {"digits": [3, 3]}
-    assert config(task=["multiply"]).task == {"digits": [2, 1]}
+    assert config("tasks.multiply.options.digits=[3,3]").task_specs[1].options == {"digits": [3, 3]}
+    assert config(task=["multiply"]).task_specs[0].options == {"digits": [2, 1]}
     assert (presets.other_task("countdown"), presets.other_task("multiply")) == ("multiply", None)
 
 
@@ -169,7 +188,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["easy", "countdown"])
 def test_an_evaluation_takes_the_chosen_tasks_options_from_the_run(run: Path, name: str) -> None:
     found = evaluation_config({"model": {"path": str(run)}, "run": {"task": name}})
-    assert found.task_shares() == (TaskSpec("", "countdown", 1.0, {"numbers": [3]}),)
+    assert found.task_specs == (TaskSpec("easy", "countdown", 1.0, {"numbers": [3]}),)
     assert found.data.test_fraction == 0.125
 
 
@@ -180,7 +199,7 @@ def test_an_evaluation_of_such_a_run_says_which_tasks_there_are(run: Path) -> No
 
 def test_such_a_run_can_be_evaluated_on_a_task_of_another_kind(run: Path) -> None:
     found = evaluation_config({"model": {"path": str(run)}, "run": {"task": "gsm8k"}})
-    assert (found.run.task, found.task, found.data.test_fraction) == ("gsm8k", {}, 0.125)
+    assert (list(found.tasks), found.data.test_fraction) == (["gsm8k"], 0.125)
 
 
 def test_an_evaluation_is_of_one_task() -> None:
@@ -189,8 +208,7 @@ def test_an_evaluation_is_of_one_task() -> None:
 
 
 def test_loading_says_whose_option_is_wrong(toy_task: str) -> None:
-    shares = (TaskSpec("one", toy_task, 1.0, {}), TaskSpec("two", toy_task, 1.0, {"limt": 3}))
+    specs = (TaskSpec("one", toy_task, 1.0, {}), TaskSpec("two", toy_task, 1.0, {"limt": 3}))
     with pytest.raises(SettingsError, match=r"^unknown key 'tasks\.two\.options\.limt'"):
-        load_tasks(shares)
-    assert list(load_tasks(shares[:1])) == ["one"]
-    assert list(load_tasks([TaskSpec("", toy_task, 1.0, {})])) == ["toy_task"]
+        load_tasks(specs)
+    assert list(load_tasks(specs[:1])) == ["one"]

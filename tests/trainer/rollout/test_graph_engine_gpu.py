@@ -192,12 +192,11 @@ def test_memory_is_what_was_reckoned_with() -> None:
 
 
 def test_this_is_the_engine_of_a_run_on_a_gpu() -> None:
-    from tinyzero_sdk.settings import build
     from tinyzero_trainer.config import TrainConfig
 
     tokenizer = build_tokenizer()
     model = build_model(TinyShape(), tokenizer, 0).to(GPU)
-    engine = build_engine(build(TrainConfig, {"run": {"task": "countdown"}}), from_parts("toy", model, tokenizer))
+    engine = build_engine(TrainConfig(), from_parts("toy", model, tokenizer))
     assert isinstance(engine, GraphEngine)
     assert engine._kernels
     assert len(engine.generate([[5, 6]], 4, SamplingParams(20), seed=0)[0]) == 4

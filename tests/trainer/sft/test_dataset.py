@@ -22,7 +22,7 @@ TOKENS = st.lists(st.integers(0, 99), min_size=1, max_size=LENGTH // 2)
 def source(tasks: dict, **training: object) -> BatchSource:
     values = {"tasks": tasks, "training": {"batch_size": 4, "template": "base", "max_tokens": 8} | training}
     config = build(SftConfig, values)
-    return BatchSource(config, tuple(load_tasks(config.task_shares()).values()))
+    return BatchSource(config, tuple(load_tasks(config.task_specs).values()))
 
 
 @given(st.lists(st.builds(Example, TOKENS, TOKENS), max_size=20), st.integers(1, 5))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import build
-from tinyzero_trainer.config.model_defaults import PRESET_FILE, model_defaults_for, other_task
+from tinyzero_trainer.config.model_defaults import PRESET_FILE, other_task, recorded_defaults
 from tinyzero_trainer.config.sft import SftConfig, SftTrainingConfig
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.monitoring.progress import Progress
@@ -28,17 +28,16 @@ def test_it_leaves_a_model_that_attempts_the_task(warm_model: Path) -> None:
 
 def test_the_preset_is_for_its_own_task_only(warm_model: Path, toy_task: str) -> None:
     content = tomllib.loads((warm_model / PRESET_FILE).read_text())
-    assert content["task"] == toy_task
-    own = model_defaults_for(toy_task, warm_model)
-    assert own["task"] == {"limit": 5}
+    assert content["warmed_on"] == [{"task": toy_task, "options": {"limit": 5}}]
+    own = recorded_defaults(str(warm_model), {"mine": {"task": toy_task}})
+    assert own["tasks"] == {"mine": {"options": {"limit": 5}}}
     assert own["optimizer"] == {"learning_rate": 0.001}
-    other = model_defaults_for("toy_task", warm_model)  # an installed task of that name is another
-    assert "task" not in other
-    assert other["optimizer"] == own["optimizer"]
+    other = recorded_defaults(str(warm_model), {"toy_task": {}})  # an installed task of that name is another
+    assert other == {key: value for key, value in own.items() if key != "tasks"}
 
 
 def test_an_existing_directory_is_never_overwritten(tmp_path: Path, toy_task: str) -> None:
-    config = build(SftConfig, {"run": {"task": toy_task, "output": str(tmp_path)}})
+    config = build(SftConfig, {"tasks": {"toy": {"task": toy_task}}, "run": {"output": str(tmp_path)}})
     with Progress() as display, pytest.raises(TinyZeroError, match="exists already"):
         warm_start(config, display=display, stop=StopFlag())
 
@@ -48,14 +47,18 @@ def test_a_task_without_demonstrations_is_refused(tmp_path: Path, toy_task: str)
     mute = tmp_path / "mute.py"
     source = Path(toy_task).read_text()
     mute.write_text(source[: source.index("@hookimpl\ndef demonstrate")])
-    config = build(SftConfig, {"run": {"task": str(mute), "output": str(tmp_path / "out")}})
+    config = build(SftConfig, {"tasks": {"mute": {"task": str(mute)}}, "run": {"output": str(tmp_path / "out")}})
     with Progress() as display, pytest.raises(TinyZeroError, match="gives no demonstrations"):
         warm_start(config, display=display, stop=StopFlag())
     assert not (tmp_path / "out").exists()
 
 
 def test_impossible_settings_for_later_stop_it_at_once(tmp_path: Path, toy_task: str) -> None:
-    values = {"run": {"task": toy_task, "output": str(tmp_path / "out")}, "settings": {"optimizer": {"lr": 1.0}}}
+    values = {
+        "tasks": {"toy": {"task": toy_task}},
+        "run": {"output": str(tmp_path / "out")},
+        "settings": {"optimizer": {"lr": 1.0}},
+    }
     with Progress() as display, pytest.raises(TinyZeroError, match=r"unknown key 'optimizer\.lr'"):
         warm_start(build(SftConfig, values), display=display, stop=StopFlag())
 
@@ -78,12 +81,11 @@ def test_several_tasks_share_a_model_a_preset_and_a_card(tmp_path: Path, toy_tas
         made = warm_start(build(SftConfig, values), display=display, stop=StopFlag())
     assert [(name, result.problems) for name, result in made.evaluations.items()] == [("plus", 5), ("more", 5)]
     assert "on 5 problems of plus, " in made.summary
-    assert (model_defaults_for(toy_task, made.output)["task"], model_defaults_for(str(other), made.output)["task"]) == (
-        {"limit": 5},
-        {"limit": 9},
+    recorded = recorded_defaults(
+        str(made.output), {"a": {"task": toy_task}, "b": {"task": str(other)}, "countdown": {}}
     )
-    assert model_defaults_for("countdown", made.output)["run"] == {"steps": 9}
-    assert "task" not in model_defaults_for("countdown", made.output)
+    assert recorded["tasks"] == {"a": {"options": {"limit": 5}}, "b": {"options": {"limit": 9}}}
+    assert recorded["run"] == {"steps": 9}
     assert other_task("countdown", made.output) == f"{toy_task} and {other}"
     card = (made.output / "README.md").read_text()
     assert "of 8 demonstrations, 3 : 1" in card
@@ -111,7 +113,8 @@ def test_the_loss_of_packed_examples_is_that_of_each_by_itself(toy_model: Langua
 def test_seconds_take_the_place_of_steps(tmp_path: Path, toy_task: str) -> None:
     training = {"seconds": 0.2, "batch_size": 8, "max_tokens": 8, "eval_size": 5, "test_fraction": 0.4}
     values = {
-        "run": {"task": toy_task, "output": str(tmp_path / "out"), "device": "cpu"},
+        "run": {"output": str(tmp_path / "out"), "device": "cpu"},
+        "tasks": {"toy": {"task": toy_task}},
         "model": {"hidden_size": 32, "layers": 1, "head_size": 16, "mlp_size": 48, "context": 64},
         "training": training | {"template": "base"},
     }

@@ -122,7 +122,7 @@ def _placement(config: "TrainConfig") -> "Placement | None":
         return None
     dims = parallel_dims(config)
     spread = dims.engine_tp if dims.device == "cuda" else 0
-    return Placement(dims.world_size, dims.dedicated_engines, spread, len(config.task_shares()) or 1)
+    return Placement(dims.world_size, dims.dedicated_engines, spread, len(config.task_specs) or 1)
 
 
 def _look(

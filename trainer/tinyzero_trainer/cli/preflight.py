@@ -28,7 +28,7 @@ def check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
     from tinyzero_trainer.utils.import_object import check_place
 
     tasks = load_tasks(
-        config.task_shares(),
+        config.task_specs,
         wrappers=config.wrappers_with_limit(),
         allow_unsafe_scorers=config.reward.allow_unsafe,
     )

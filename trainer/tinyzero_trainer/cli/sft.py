@@ -39,7 +39,7 @@ def warm_start(
 
     flags = {**flag_settings(task or ()), "run.output": output and str(output)}
     resolved = build(SftConfig, gather(SftConfig, flags, words or (), config))
-    for flag, value in (("--task", resolved.task_shares()), ("--output", resolved.run.output)):
+    for flag, value in (("--task", resolved.task_specs), ("--output", resolved.run.output)):
         if not value:
             raise SettingsError(f"a warm start needs {flag}")
     calm_threads()

@@ -133,29 +133,27 @@ def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
 def _with_output(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The overrides with a run directory named after the tasks and the time, if they name none."""
     from tinyzero_sdk.settings import get, merge
-    from tinyzero_trainer.config.tasks import title_of
 
     if get(overrides, "run.output"):
         return dict(overrides)
-    tasks = overrides.get("tasks") or {"": {"task": get(overrides, "run.task")}}
-    titles = "+".join(name or title_of(str(entry["task"])) for name, entry in tasks.items())
+    titles = "+".join(Path(name).name for name in overrides.get("tasks", ()))
     return merge(overrides, {"run": {"output": f"runs/{titles}-{time.strftime('%Y-%m-%d-%H%M%S')}"}})
 
 
 def _announce(config: "TrainConfig", composition: "Composition | None") -> None:
     """Say at once what is about to happen, since loading takes seconds; no composition: the run is resumed."""
     verb = "resuming the training of" if composition is None else "training"
-    where, shares = directory_of(config.model.path), config.task_shares()
+    where, specs = directory_of(config.model.path), config.task_specs
     model = TINY_MODEL if where is None else config.model.path
-    names = (f"{share.name} (weight {share.weight:g})" if len(shares) > 1 else share.task for share in shares)
+    names = (f"{spec.name} (weight {spec.weight:g})" if len(specs) > 1 else spec.task for spec in specs)
     stderr.print(f"{verb} {model} on {' and '.join(names)} in {config.run.output}", soft_wrap=True, markup=False)
     if composition is None:
         return
     for line in _origins(composition):
         stderr.print(line, style="dim", soft_wrap=True, markup=False, highlight=False)
-    others = {share.task: trained_on for share in shares if (trained_on := other_task(share.task, where))}
+    others = {spec.task: trained_on for spec in specs if (trained_on := other_task(spec.task, where))}
     if others:
-        flags = " ".join(f"--task {share.task}" for share in shares)
+        flags = " ".join(f"--task {spec.task}" for spec in specs)
         stderr.print(
             f"this model was warm-started on {next(iter(others.values()))} and may be unable to solve "
             f"{' and '.join(others)}; make one for it with: "

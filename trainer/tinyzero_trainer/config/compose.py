@@ -27,6 +27,7 @@ from tinyzero_sdk.settings import (
 from tinyzero_trainer.config.model_defaults import recorded_defaults
 from tinyzero_trainer.config.recipes import find_recipe
 from tinyzero_trainer.config.renamed_keys import check_keys
+from tinyzero_trainer.config.tasks import with_task_table
 from tinyzero_trainer.config.train_config import TrainConfig
 from tinyzero_trainer.config.unused import default_settings, unused_settings, unused_values
 
@@ -48,7 +49,7 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
 
     Args:
         cls: the configuration's dataclass.
-        flags: by the key they stand for, e.g. `{"run.task": "countdown"}`; None = not given.
+        flags: by the key they stand for, e.g. `{"model.path": "gpt2"}`; None = not given.
         words: `key=value` overrides.
         file: a TOML file, or None.
 
@@ -65,12 +66,12 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
         flagged = merge(flagged, unflatten({key: value}))
     typed = merge(flagged, typed)  # the order of --task is that of the tasks
     check_keys(cls, typed)
-    tables = {field.key for field in describe(cls) if field.type == TABLE}
+    tables = {"task", *(field.key for field in describe(cls) if field.type == TABLE)}
     for key, value in flatten(typed):
         if value is None and key not in tables and key.partition(".")[0] in tables:  # TOML has no null
             raise SettingsError(f"{key}=none cannot be kept in config.toml; leave it out for the task's own default")
     if file is None:
-        return typed
+        return with_task_table(typed)
     content = read_toml(file)
     if (made_with := get(content, "run.recipe")) and get(typed, "run.recipe") not in (None, made_with):
         raise SettingsError(
@@ -78,7 +79,7 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
             f"{get(typed, 'run.recipe')} without it, or leave that out"
         )
     check_keys(cls, content, file)
-    return merge(content, typed)
+    return with_task_table(merge(content, typed))
 
 
 def make_config(overrides: Mapping[str, Any]) -> TrainConfig:
@@ -108,15 +109,16 @@ def compose(
         SettingsError: an unknown key, a wrong type, an impossible combination, a setting of the user's or the recipe's
             without effect, no task, or a model that is not there.
     """
-    if needs_task and not get(overrides, "run.task") and not overrides.get("tasks"):
-        raise SettingsError("no task is named; give --task, or run.task in the file")
+    overrides = with_task_table(overrides)
+    if not overrides.get("tasks") and (needs_task or overrides.get("task")):
+        raise SettingsError("no task is named; give --task, or a table [tasks.NAME] in the file")
     refuse_missing_directory(text(overrides, "model.path"))
     name = text(overrides, "run.recipe")
     recipe = None if name is None else find_recipe(name)
     requested = overrides if recipe is None else merge(recipe.settings, overrides)
     suited = model_defaults
     if suited is None:
-        suited = recorded_defaults(text(requested, "model.path"), text(requested, "run.task"), requested.get("tasks"))
+        suited = recorded_defaults(text(requested, "model.path"), requested.get("tasks"))
     # A recipe's figures for models of full size yield to what suits this model.
     defaults = drop_unused(suited if recipe is None else merge(recipe.full_size, suited), requested)
     values = merge(merge(requested, defaults), requested)  # in the order requested

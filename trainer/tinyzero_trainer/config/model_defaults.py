@@ -1,8 +1,7 @@
 """The tiny model that comes with the trainer, and the settings that suit it. No torch in here.
 
-A model directory may hold `tinyzero.toml`, written by a warm start: the task it was warm-started on, and the
-settings under which it learns; after a warm start on several tasks a table `warmed_on` for each, with its options.
-They stand below the user's own.
+A model directory may hold `tinyzero.toml`, written by a warm start: a table `warmed_on` for each task, with its
+options, and the settings under which the model learns. They rank below the user's own.
 """
 
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import Any
 
 from tinyzero_sdk.settings import merge, read_toml
 from tinyzero_trainer.config.renamed_keys import with_new_names
-from tinyzero_trainer.config.tasks import identity
+from tinyzero_trainer.config.tasks import identity, task_of
 
 BUILT_IN_MODEL = Path(__file__).parent.parent / "tiny_model"
 TINY_MODEL = "the tiny model that comes with the trainer"
@@ -23,36 +22,19 @@ TINY_NAME = "tiny"
 PRESET_FILE = "tinyzero.toml"
 
 
-def model_defaults_for(task: str, model: Path | None = None) -> Mapping[str, Any]:
-    """Settings for training a model on a task, the task's own only if it was warm-started on that.
-
-    Args:
-        task: a name or a file.
-        model: its directory; none = the tiny model.
-    """
-    content = _read(model)
-    settings = {key: value for key, value in content["settings"].items() if key != "task"}
-    options = _warmed_on(content).get(identity(task))
-    return settings if options is None else {"task": options, **settings}
-
-
-def recorded_defaults(model: str | None, task: str | None, tasks: Any) -> dict[str, Any]:
-    """Settings recorded with a model for the tasks of a run, in whose entries their options are put.
+def recorded_defaults(model: str | None, tasks: Any) -> dict[str, Any]:
+    """Settings recorded with a model, with the options of those tasks of a run that it was warm-started on.
 
     Args:
         model: `model.path`.
-        task: `run.task`.
         tasks: the table `tasks`, not yet checked.
     """
-    directory = directory_of(model)
-    if not isinstance(tasks, Mapping) or not tasks:
-        return dict(model_defaults_for(task or "", directory))
-    recorded: dict[str, Any] = {}
-    for name, entry in tasks.items():
-        named = entry.get("task", name) if isinstance(entry, Mapping) else name
-        settings = dict(model_defaults_for(named if isinstance(named, str) else name, directory))
-        options = settings.pop("task", {})
-        recorded = merge(recorded, settings | {"tasks": {name: {"options": options}}})
+    content = _read(directory_of(model))
+    recorded = {key: value for key, value in content["settings"].items() if key != "task"}
+    warmed_on = _warmed_on(content)
+    for name, entry in tasks.items() if isinstance(tasks, Mapping) else ():
+        if options := warmed_on.get(identity(task_of(name, entry))):
+            recorded = merge(recorded, {"tasks": {name: {"options": options}}})
     return recorded
 
 
@@ -74,17 +56,14 @@ def recorded_content(options: Mapping[str, Mapping[str, Any]], settings: Mapping
         options: of each task it was made for, by its name or file.
         settings: what training on from the model should start with.
     """
-    if len(options) == 1:
-        ((task, own),) = options.items()
-        return {"task": identity(task), "settings": {"task": dict(own), **settings}}
     tables = [{"task": identity(task), "options": dict(own)} for task, own in options.items()]
     return {"warmed_on": tables, "settings": dict(settings)}
 
 
 def _warmed_on(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The options of each task that a warm start was made for, by its identity."""
-    several = {entry["task"]: entry["options"] for entry in content.get("warmed_on", ())}
-    return several or ({content["task"]: content["settings"].get("task", {})} if content.get("task") else {})
+    """The options of each task that a warm start was made for, by its identity; 0.1 wrote a single one differently."""
+    of_0_1 = {content["task"]: content["settings"].get("task", {})} if content.get("task") else {}
+    return of_0_1 | {entry["task"]: entry["options"] for entry in content.get("warmed_on", ())}
 
 
 def _read(model: Path | None) -> dict[str, Any]:

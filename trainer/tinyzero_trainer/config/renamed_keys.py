@@ -7,6 +7,7 @@ from typing import Any
 from tinyzero_sdk import settings
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import flatten, unflatten
+from tinyzero_trainer.config.tasks import with_task_table
 
 RENAMED_KEYS = {
     "run.wrappers": "reward.wrappers",
@@ -104,6 +105,9 @@ def check_keys(cls: type, values: Mapping[str, Any], file: Path | None = None) -
         ...
         tinyzero_sdk.errors.SettingsError: ray.engines is now rollout.num_engines; write rollout.num_engines=2
     """
+    run = values.get("run")
+    short = {"run": {key: value for key, value in run.items() if key != "task"}} if isinstance(run, Mapping) else {}
+    values = {name: group for name, group in {**values, **short}.items() if name != "task"}  # see tasks.py
     recorded = values.get("settings")  # what a warm start records with its model
     typed = [*flatten(values), *(flatten(recorded) if isinstance(recorded, Mapping) else ())]
     try:
@@ -121,9 +125,9 @@ def with_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration that was saved, by today's keys; what has them already stays as it is.
 
     Example:
-        >>> with_new_names({"ray": {"engines": 2, "gpus": 4}, "task": {"numbers": [3]}})
-        {'task': {'numbers': [3]}, 'rollout': {'num_engines': 2}, 'ray': {'gpus': 4}}
+        >>> with_new_names({"run": {"task": "countdown"}, "ray": {"engines": 2, "gpus": 4}})
+        {'rollout': {'num_engines': 2}, 'ray': {'gpus': 4}, 'tasks': {'countdown': {'task': 'countdown'}}}
     """
     kept = {name: values[name] for name in ("task", "tasks") if name in values}  # the tasks' own options
     rest = {name: value for name, value in values.items() if name not in kept}
-    return kept | unflatten({RENAMED_KEYS.get(key, key): value for key, value in flatten(rest)})
+    return with_task_table(kept | unflatten({RENAMED_KEYS.get(key, key): value for key, value in flatten(rest)}))

@@ -10,6 +10,7 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, flatten, format_value, merge, read_toml, to_mapping, unflatten
 from tinyzero_trainer.config.compose import drop_unused
 from tinyzero_trainer.config.renamed_keys import RENAMED_KEYS, with_new_names
+from tinyzero_trainer.config.tasks import with_task_table
 from tinyzero_trainer.config.train_config import TrainConfig
 from tinyzero_trainer.config.unused import unused_settings
 
@@ -69,6 +70,7 @@ def resume_config(directory: Path, overrides: Mapping[str, Any]) -> TrainConfig:
         raise SettingsError(f"{directory} holds no run to resume; leave out --resume to start one")
     saved = build(TrainConfig, with_new_names(read_toml(file)))
     before = to_mapping(saved)
+    overrides = with_task_table({"tasks": saved.tasks, **overrides})
     try:
         # A setting that a change leaves without effect goes back to its default, if it may be changed at all.
         resumable = {key: value for key, value in flatten(before) if key in RESUMABLE}
@@ -115,7 +117,10 @@ def check_fingerprint(config: TrainConfig, saved: str) -> None:
     """
     old = {new: key for key, new in RENAMED_KEYS.items()}
     by_old_keys = {old.get(key, key): value for key, value in _flat(config).items() if key not in RESUMABLE}
-    if saved not in (fingerprint(config), _hash(by_old_keys)):
+    of_one_task = {key: value for key, value in by_old_keys.items() if not key.startswith("tasks.")}
+    for spec in config.task_specs[:1]:
+        of_one_task |= {"run.task": spec.task, **dict(flatten(spec.options, "task."))}
+    if saved not in (fingerprint(config), _hash(by_old_keys), _hash(of_one_task)):
         raise SettingsError(
             "config.toml has changed since the checkpoint was saved; restore it, or start a run in another --output"
         )

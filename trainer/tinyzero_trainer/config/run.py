@@ -26,9 +26,6 @@ def is_device(name: str) -> bool:
 class RunConfig:
     """What is run, and where."""
 
-    task: str = ""
-    """Name of an installed task, or the path of a task file; several tasks stand in `tasks` instead."""
-
     output: str = ""
     """Run directory; created if missing."""
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from annotated_types import Gt
 
-from tinyzero_trainer.config.tasks import TaskSpec, read_task_specs, whole_entries
+from tinyzero_trainer.config.tasks import TaskSpec, complete_table, read_task_specs
 from tinyzero_trainer.utils.bounds import NonNegativeInt, PositiveFloat, PositiveInt, TestShare
 
 
@@ -46,9 +46,6 @@ class TinyShape:
 @dataclass(frozen=True)
 class SftRunConfig:
     """What is trained on, and where the model goes."""
-
-    task: str = ""
-    """Name of an installed task that has `demonstrate`, or the path of a task file; several stand in `tasks`."""
 
     output: str = ""
     """Directory for the model; must not exist yet."""
@@ -110,23 +107,22 @@ class SftConfig:
     """Everything a warm start depends on."""
 
     run: SftRunConfig = field(default_factory=SftRunConfig)
-    task: dict[str, Any] = field(default_factory=dict)
-    """The task's own options, e.g. task.numbers=[3]."""
-
     tasks: dict[str, Any] = field(default_factory=dict)
-    """Several tasks: tasks.NAME.weight=2, tasks.NAME.options.KEY=…, and tasks.NAME.task=… if not called NAME."""
+    """The tasks, as --task names them, each with `demonstrate`: tasks.NAME.weight=2, tasks.NAME.options.KEY=…, and
+    tasks.NAME.task=… if it is not called NAME. With one task, task.KEY=… sets its options."""
 
     model: TinyShape = field(default_factory=TinyShape)
     training: SftTrainingConfig = field(default_factory=SftTrainingConfig)
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings under which the model learns best, e.g. settings.optimizer.learning_rate=2e-4; stored with it."""
 
-    def task_shares(self) -> tuple[TaskSpec, ...]:
-        """The tasks, whichever way they are named."""
-        return read_task_specs(self.run.task, self.task, self.tasks)
+    @property
+    def task_specs(self) -> tuple[TaskSpec, ...]:
+        """The tasks to learn from."""
+        return read_task_specs(self.tasks)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tasks", whole_entries(self.task_shares()))
+        object.__setattr__(self, "tasks", complete_table(self.task_specs))
 
 
 @dataclass(frozen=True)

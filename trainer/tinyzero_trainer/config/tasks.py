@@ -1,6 +1,7 @@
-"""Which tasks a run is made of, with what weights: both ways of saying so, read into one.
+"""The tasks of a run: the table `tasks`, an entry each, and the short way of writing a single one.
 
-One task stands in `run.task`, its options in `task`. Several stand in the table `tasks`, an entry each.
+`--task countdown task.numbers=[3]` stands for `[tasks.countdown]` with `options.numbers = [3]`; a configuration, and so
+a saved config.toml, holds the table only.
 """
 
 import math
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import unknown_key_message
+from tinyzero_sdk.settings import get, merge, unknown_key_message
 from tinyzero_sdk.tasks.local_packages import is_path
 
 if TYPE_CHECKING:
@@ -25,59 +26,72 @@ class TaskSpec:
     """One task of a run."""
 
     name: str
-    """What the run calls it, in names of metrics too; empty = what it calls itself."""
+    """What the run calls it, in names of metrics too."""
 
     task: str
     """Name of an installed task, or the path of a task file."""
 
     weight: float
-    """Its share of the problems, beside the other tasks' weights."""
+    """Its fraction of the problems, relative to the other tasks' weights."""
 
     options: Mapping[str, Any]
     """The task's own options."""
 
-    @property
-    def title(self) -> str:
-        """What to call it where it has not been loaded."""
-        return self.name or title_of(self.task)
 
+def with_task_table(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with `run.task` and `task.KEY`, the short way of writing one task, in the table `tasks`.
 
-def title_of(task: str) -> str:
-    """What a task that has not been loaded is called: the last part of its name or path."""
-    return Path(task).stem
-
-
-def read_task_specs(task: str, options: Mapping[str, Any], tasks: Mapping[str, Any]) -> tuple[TaskSpec, ...]:
-    """The tasks of a configuration; empty if it names none.
-
-    Args:
-        task: `run.task`, the only task.
-        options: its options.
-        tasks: the table of several tasks.
+    Options stay where they are if no task is named, since a saved run may name it.
 
     Raises:
-        ValueError: both are given, or an entry is not what it must be.
+        SettingsError: several tasks are named, or another than the table's.
 
     Example:
-        >>> read_task_specs("", {}, {"countdown": {"weight": 2}, "multiply": {}})[0].weight
-        2.0
+        >>> with_task_table({"run": {"task": "countdown"}, "task": {"numbers": [3]}})
+        {'tasks': {'countdown': {'task': 'countdown', 'options': {'numbers': [3]}}}}
     """
+    task, options, tasks = get(values, "run.task"), values.get("task"), values.get("tasks")
+    if not (task or options) or not isinstance(tasks or {}, Mapping):
+        return {name: group for name, group in values.items() if name != "task" or group}
+    if task and not isinstance(task, str):
+        raise SettingsError(f"run.task: got {task!r}, expected the name of a task or the path of its file")
     if not tasks:
-        return (TaskSpec("", task, 1.0, options),) if task else ()
-    if task:
-        raise ValueError(
+        if not task:
+            return dict(values)
+        # The same name as the task gives itself.
+        tasks = {(Path(task).stem if is_path(task) else task).replace(".", "_"): {"task": task}}
+    name, entry = next(iter(tasks.items()))
+    if task and (len(tasks) > 1 or identity(task) != identity(task_of(name, entry))):
+        raise SettingsError(
             f"run.task={task!r} and tasks ({', '.join(tasks)}) are both given; with one task write its options as "
             "task.KEY=…, with several name all of them in tasks (or with a --task each)"
         )
-    if options:
-        key, name = next(iter(options)), next(iter(tasks))
-        raise ValueError(f"task.{key} has no effect with tasks; write tasks.{name}.options.{key}")
-    shares = tuple(_read_entry(name, entry) for name, entry in tasks.items())
-    if len(shares) == 1 and shares[0].weight != 1:
+    if options and len(tasks) > 1:
+        key = next(iter(options))
+        raise SettingsError(f"task.{key} is ambiguous with several tasks; write tasks.{name}.options.{key}")
+    rest = {group: given for group, given in values.items() if group != "task"}
+    if task:
+        run = {key: value for key, value in values["run"].items() if key != "task"}
+        rest = {group: given for group, given in rest.items() if group != "run"} | ({"run": run} if run else {})
+    return merge(rest, {"tasks": merge(tasks, {name: {"options": options}}) if options else tasks})
+
+
+def read_task_specs(tasks: Mapping[str, Any]) -> tuple[TaskSpec, ...]:
+    """The tasks of the table `tasks`; empty if it names none.
+
+    Raises:
+        ValueError: an entry is not what it must be.
+
+    Example:
+        >>> read_task_specs({"countdown": {"weight": 2}, "multiply": {}})[0].weight
+        2.0
+    """
+    specs = tuple(_read_entry(name, entry) for name, entry in tasks.items())
+    if len(specs) == 1 and specs[0].weight != 1:
         raise ValueError(
-            f"tasks.{shares[0].name}.weight={shares[0].weight:g} has no effect: there is no other task; leave it out"
+            f"tasks.{specs[0].name}.weight={specs[0].weight:g} has no effect: there is no other task; leave it out"
         )
-    return shares
+    return specs
 
 
 def identity(task: str) -> str:
@@ -85,22 +99,19 @@ def identity(task: str) -> str:
     return str(Path(task).resolve()) if is_path(task) else task
 
 
-def same_task(task: str, other: str) -> bool:
-    """Whether two names or paths are of one task."""
-    return identity(task) == identity(other)
+def task_of(name: str, entry: Any) -> str:
+    """The task of an entry that has not been checked."""
+    named = entry.get("task") if isinstance(entry, Mapping) else None
+    return named if isinstance(named, str) else name
 
 
-def whole_entries(shares: Sequence[TaskSpec]) -> dict[str, Any]:
-    """The table `tasks` of these, with nothing left to defaults: equal settings are written alike."""
-    return {
-        share.name: {"task": share.task, "weight": share.weight, "options": dict(share.options)}
-        for share in shares
-        if share.name
-    }
+def complete_table(specs: Sequence[TaskSpec]) -> dict[str, Any]:
+    """The table `tasks` of these, with every default written out: equal settings are written alike."""
+    return {spec.name: {"task": spec.task, "weight": spec.weight, "options": dict(spec.options)} for spec in specs}
 
 
 def flag_settings(tasks: Sequence[str]) -> dict[str, Any]:
-    """What `--task` says, once or several times, by the keys it stands for.
+    """The settings that `--task`, given once or several times, stands for.
 
     Raises:
         SettingsError: a weight is no number, or a task is named twice.
@@ -115,10 +126,12 @@ def flag_settings(tasks: Sequence[str]) -> dict[str, Any]:
         return {"run.task": parsed[0][0]}
     settings: dict[str, Any] = {}
     for task, weight in parsed:
-        name = _entry_name(task)
+        # A name that can be typed in tasks.NAME.options.KEY=….
+        name = "".join(letter if letter.isalnum() else "_" for letter in Path(task).stem)
+        name = name if name.isidentifier() else f"_{name}"
         if f"tasks.{name}.task" in settings:
             raise SettingsError(
-                f"two of --task would be called {name!r}; name them apart in a file, "
+                f"two of --task would be called {name!r}; give them different names in a file, "
                 f"as [tasks.NAME] with task = {task!r}"
             )
         settings[f"tasks.{name}.task"] = task
@@ -128,12 +141,12 @@ def flag_settings(tasks: Sequence[str]) -> dict[str, Any]:
 
 
 def load_tasks(
-    shares: Sequence[TaskSpec], *, wrappers: Sequence[str] = (), allow_unsafe_scorers: bool = False
+    specs: Sequence[TaskSpec], *, wrappers: Sequence[str] = (), allow_unsafe_scorers: bool = False
 ) -> dict[str, "Task"]:
     """Load the tasks; the keys are what the run calls them.
 
     Args:
-        shares: of the configuration.
+        specs: of the configuration.
         wrappers: names of score wrappers to put around each, innermost first.
         allow_unsafe_scorers: see `tinyzero_sdk.load_task`.
 
@@ -143,16 +156,17 @@ def load_tasks(
     from tinyzero_sdk import load_task
 
     tasks = {}
-    for share in shares:
+    for spec in specs:
         try:
-            task = load_task(
-                share.task, options=share.options, wrappers=wrappers, allow_unsafe_scorers=allow_unsafe_scorers
+            tasks[spec.name] = load_task(
+                spec.task, options=spec.options, wrappers=wrappers, allow_unsafe_scorers=allow_unsafe_scorers
             )
         except SettingsError as error:
-            # `load_task` knows options by the name that they have where there is one task.
-            place = f"tasks.{share.name}.options." if share.name else "task."
-            raise SettingsError(re.sub(r"\btask\.(?=\w)", place, str(error))) from error
-        tasks[share.name or task.name] = task
+            if len(specs) == 1:
+                raise
+            # `load_task` knows options by the short way of writing them.
+            message = re.sub(r"\btask\.(?=\w)", f"tasks.{spec.name}.options.", str(error))
+            raise SettingsError(message) from error
     return tasks
 
 
@@ -186,9 +200,3 @@ def _parse_flag(text: str) -> tuple[str, float | None]:
         return task, float(number)
     except ValueError:
         raise SettingsError(f"--task {text}: got the weight {number!r}, expected TASK or TASK:WEIGHT") from None
-
-
-def _entry_name(task: str) -> str:
-    """A name for the entry that can be typed in `tasks.NAME.options.KEY=…`."""
-    name = "".join(letter if letter.isalnum() else "_" for letter in Path(task).stem)
-    return name if name.isidentifier() else f"_{name}"

@@ -34,7 +34,7 @@ from tinyzero_trainer.config.run import (
     RunConfig,
 )
 from tinyzero_trainer.config.sft import DefaultModelConfig
-from tinyzero_trainer.config.tasks import TaskSpec, read_task_specs, whole_entries
+from tinyzero_trainer.config.tasks import TaskSpec, complete_table, read_task_specs
 
 WITHOUT_RATIO = {"reinforce": "has no ratio", "gspo": "has bounds narrower than a step of staleness"}
 """Losses, of those built in, whose ratio to the engine's probabilities does not correct for old samples, and why."""
@@ -47,11 +47,9 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     ray: RayConfig = field(default_factory=RayConfig)
-    task: dict[str, Any] = field(default_factory=dict)
-    """The task's own options (`tinyzero tasks NAME` lists them), e.g. task.numbers=[3,4]."""
-
     tasks: dict[str, Any] = field(default_factory=dict)
-    """Several tasks: tasks.NAME.weight=2, tasks.NAME.options.KEY=…, and tasks.NAME.task=… if not called NAME."""
+    """The tasks, as --task names them: tasks.NAME.weight=2, tasks.NAME.options.KEY=… (`tinyzero tasks NAME` lists its
+    options), and tasks.NAME.task=… if it is not called NAME. With one task, task.KEY=… sets its options."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     default_model: DefaultModelConfig = field(default_factory=DefaultModelConfig)
@@ -71,9 +69,10 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
-    def task_shares(self) -> tuple[TaskSpec, ...]:
-        """The tasks of the run; nothing else reads `run.task`, `task` and `tasks`."""
-        return read_task_specs(self.run.task, self.task, self.tasks)
+    @property
+    def task_specs(self) -> tuple[TaskSpec, ...]:
+        """The tasks of the run."""
+        return read_task_specs(self.tasks)
 
     @property
     def old_logprobs_source(self) -> Literal["engine", "policy", "update"]:
@@ -105,7 +104,7 @@ class TrainConfig:
         )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tasks", whole_entries(self.task_shares()))
+        object.__setattr__(self, "tasks", complete_table(self.task_specs))
         if self.optimizer.num_mini_batches > self.data.prompts_per_step:
             raise ValueError(
                 f"optimizer.num_mini_batches={self.optimizer.num_mini_batches} is more than "

@@ -5,18 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import flatten, merge, read_toml, unflatten
+from tinyzero_sdk.settings import flatten, get, merge, read_toml, unflatten
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import make_config, text
 from tinyzero_trainer.config.model_defaults import TINY_NAME
 from tinyzero_trainer.config.renamed_keys import with_new_names
-from tinyzero_trainer.config.tasks import read_task_specs, same_task
+from tinyzero_trainer.config.tasks import identity, read_task_specs, task_of, with_task_table
 
 EVALUATION_KEYS = (
-    "run.task",
     "run.seed",
     "run.device",
-    "task",
+    "tasks",
     "model.path",
     "data.prompt_template",
     "data.test_fraction",
@@ -40,17 +39,22 @@ def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
     Raises:
         SettingsError: a key that has no effect, or whatever `make_config` refuses.
     """
-    if values.get("tasks"):
+    values = with_task_table(values)
+    tasks = values.get("tasks", {})
+    if isinstance(tasks, Mapping) and len(tasks) > 1:
         raise SettingsError("an evaluation is of one task; give --task TASK, and its options as task.KEY=…")
     for key, _ in flatten(values):
-        if key not in EVALUATION_KEYS and not key.startswith("task."):
+        if key not in EVALUATION_KEYS and not key.startswith(("task.", "tasks.")):
             raise SettingsError(f"{key} has no effect on an evaluation; leave it out (--help lists what has)")
     model = text(values, "model.path")
     if model and model != TINY_NAME and (run := _run_of(Path(model))):
-        inherited = _inherited(run, values)
-        # What a run calls its task need not be the task's own name.
-        values = merge(merge(inherited, values), {"run": inherited.get("run", {})})
-        values = merge(values, unflatten({"model.path": str(_newest_checkpoint(run) if run == Path(model) else model)}))
+        inherited = _inherited(run, tasks)
+        if "tasks" in inherited:
+            # What a run calls its task need not be the task's own name.
+            typed = [{"options": get(entry, "options") or {}} for entry in tasks.values()]
+            values = {**values, "tasks": dict(zip(inherited["tasks"], typed, strict=False))}
+        checkpoint = _newest_checkpoint(run) if run == Path(model) else model
+        values = merge(merge(inherited, values), {"model": {"path": str(checkpoint)}})
     return make_config(values)
 
 
@@ -69,19 +73,19 @@ def _newest_checkpoint(run: Path) -> Path:
     return found.path
 
 
-def _inherited(run: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What an evaluation takes from the run's configuration; nothing of its task if another one is asked for."""
+def _inherited(run: Path, tasks: Mapping[str, Any]) -> dict[str, Any]:
+    """What an evaluation takes from the run's configuration; nothing of its task if `tasks` names another one."""
     saved = with_new_names(read_toml(run / "config.toml"))
     inherited: dict[str, Any] = {}
     for key, value in flatten(saved):
         if key.startswith(("data.", "rollout.max_completion_tokens", "eval.num_problems")):
             inherited = merge(inherited, unflatten({key: value}))
-    shares = read_task_specs(text(saved, "run.task") or "", saved.get("task", {}), saved.get("tasks", {}))
-    asked = text(values, "run.task")
-    if asked is None and len(shares) > 1:
-        names = ", ".join(share.title for share in shares)
+    specs = read_task_specs(saved.get("tasks", {}))
+    requested = [task_of(name, entry) for name, entry in tasks.items()]
+    if not requested and len(specs) > 1:
+        names = ", ".join(spec.name for spec in specs)
         raise SettingsError(f"{run} was trained on several tasks; choose one of them with --task: {names}")
-    found = [share for share in shares if asked in (None, share.name) or same_task(share.task, asked)]
-    if not found:
-        return inherited
-    return inherited | {"run": {"task": found[0].task}, "task": dict(found[0].options)}
+    for spec in specs:
+        if requested in ([], [spec.name]) or identity(spec.task) == identity(requested[0]):
+            return inherited | {"tasks": {spec.name: {"task": spec.task, "options": dict(spec.options)}}}
+    return inherited

@@ -46,7 +46,7 @@ class LocalModels:
         }
         config = evaluation_config(gather(TrainConfig, flags, request.overrides))
         (task,) = load_tasks(
-            config.task_shares(),
+            config.task_specs,
             allow_unsafe_scorers=request.allow_unsafe_scorers,
         ).values()
         calm_threads()

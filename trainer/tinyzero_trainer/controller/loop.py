@@ -66,7 +66,7 @@ def train(config: TrainConfig, *, resume: bool = False, tasks: Mapping[str, Task
     """Train a model on a task, or several.
 
     Args:
-        config: the whole configuration; `run.task` or `tasks`, and `run.output`, are required.
+        config: the whole configuration; `tasks` and `run.output` are required.
         resume: go on from the newest sound checkpoint in `run.output`.
         tasks: of the run, if they are loaded already.
 

@@ -41,7 +41,7 @@ def build_workers(
     device = torch.device("cuda" if config.ray.gpus else "cpu") if on_ray else choose_device(config.run.device)
     require_engine(config, device, here=config.ray.address is None)
     tasks = tasks or load_tasks(
-        config.task_shares(),
+        config.task_specs,
         wrappers=config.wrappers_with_limit() if training else (),
         allow_unsafe_scorers=config.reward.allow_unsafe,
     )

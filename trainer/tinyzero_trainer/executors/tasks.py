@@ -21,7 +21,7 @@ class RunTask:
     """With its options and wrappers."""
 
     weight: float
-    """Its share of the problems, relative to the other tasks' weights."""
+    """Its fraction of the problems, relative to the other tasks' weights."""
 
     prompts: PromptSource
     pool: RewardPool
@@ -41,16 +41,16 @@ def run_tasks(
 
     Args:
         config: the run's; `reward.num_workers` is for each task.
-        tasks: from `load_tasks`, in the order of `config.task_shares()`.
+        tasks: from `load_tasks`, in the order of `config.task_specs`.
         tokenizer: the model's.
         make_pool: starts a task's scorers.
     """
     with ExitStack() as stack:
         running = {}
-        for share, (name, task) in zip(config.task_shares(), tasks.items(), strict=True):
+        for spec, (name, task) in zip(config.task_specs, tasks.items(), strict=True):
             pool = stack.enter_context(make_pool(config.reward, task))
             prompts = PromptSource(task, tokenizer, config.data, name)
-            running[name] = RunTask(task, share.weight, prompts, pool)
+            running[name] = RunTask(task, spec.weight, prompts, pool)
         yield running
 
 

@@ -171,7 +171,7 @@ class BatchSource:
     config: SftConfig
 
     tasks: tuple[Task, ...]
-    """In the order of its shares."""
+    """In the order of its specs."""
 
     multiple: int = 1
     """The number of rows of each batch is a multiple of it."""
@@ -179,7 +179,7 @@ class BatchSource:
     def batches(self, place: int = 0, workers: int = 1) -> Iterator[PackedBatch]:
         """Batches without end, in which tasks have their weights: those numbered `place`, `place` + `workers`, …"""
         tokenizer = build_tokenizer()
-        weights = [share.weight for share in self.config.task_shares()]
+        weights = [spec.weight for spec in self.config.task_specs]
         sources = [Demonstrations(self.config, task, tokenizer) for task in self.tasks]
         length = -(-max(source.longest for source in sources) // _LENGTH_STEP) * _LENGTH_STEP
         pad_id = cast(int, tokenizer.pad_token_id)

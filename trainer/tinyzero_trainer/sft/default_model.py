@@ -59,7 +59,7 @@ class DefaultModel:
         """One line for the user."""
         if self.directory.is_dir():
             return f"no --model: using the small model made here before, {self.directory}"
-        tasks = " and ".join(share.title for share in self.recipe.task_shares())
+        tasks = " and ".join(spec.name for spec in self.recipe.task_specs)
         return (
             f"no --model: fine-tuning a small model on examples of {tasks} first, for "
             f"{self.recipe.training.seconds:g} s on the GPU (default_model.seconds); it is kept in {self.directory}"
@@ -150,7 +150,7 @@ def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
             )
         return None
     config = compose(overrides, merge(SETTINGS, {"data": {"prompt_template": TEMPLATES[0]}})).config
-    tasks = load_tasks(config.task_shares(), allow_unsafe_scorers=config.reward.allow_unsafe)
+    tasks = load_tasks(config.task_specs, allow_unsafe_scorers=config.reward.allow_unsafe)
     given = get(overrides, "data.prompt_template")
     templates = {_prompt_template(name, task, given) for name, task in tasks.items()}
     if len(templates) > 1:
@@ -166,15 +166,15 @@ def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
         "test_fraction": config.data.test_fraction,
         "eval_size": SETTINGS["eval"]["num_problems"],
     }
-    named = {"tasks": config.tasks} if config.tasks else {"run": {"task": config.run.task}, "task": config.task}
-    recipe = build(SftConfig, {"model": shape, "training": training, "settings": SETTINGS, **named})
+    content = {"model": shape, "training": training, "settings": SETTINGS, "tasks": config.tasks}
+    recipe = build(SftConfig, content)
     depends = {
         "recipe": to_mapping(recipe),
         "tasks": {name: task.version for name, task in tasks.items()},
         "trainer": version("tinyzero-trainer"),
     }
     key = hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:12]
-    titles = re.sub(r"[^A-Za-z0-9+_-]", "_", "+".join(share.title for share in config.task_shares()))
+    titles = re.sub(r"[^A-Za-z0-9+_-]", "_", "+".join(spec.name for spec in config.task_specs))
     cache = Path(settings.directory or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/tinyzero/models")
     output = cache.expanduser().absolute() / f"{titles}-{key}"
     return DefaultModel(overrides, config, recipe, output)

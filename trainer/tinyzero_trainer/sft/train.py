@@ -88,8 +88,7 @@ def warm_start(config: SftConfig, *, display: Progress, stop: StopFlag) -> SftRe
     if output.exists():
         raise TinyZeroError(f"{output} exists already; give a new directory with --output")
     compose({}, config.settings, needs_task=False)  # impossible settings stop here, not in the run that uses them
-    shares = config.task_shares()
-    tasks = load_tasks(shares)
+    tasks = load_tasks(config.task_specs)
     tokenizer = build_tokenizer()
     model = build_model(config.model, tokenizer, derive_seed("weights", config.run.seed))
     language_model = from_parts(" and ".join(tasks), model, tokenizer)
@@ -118,7 +117,7 @@ def _finish(
     """Save what was learnt, see what it can do, and say so on the card."""
     output = Path(config.run.output)
     save_model(output, language_model)
-    preset = recorded_content({share.task: share.options for share in config.task_shares()}, _settings(config))
+    preset = recorded_content({spec.task: spec.options for spec in config.task_specs}, _settings(config))
     (output / PRESET_FILE).write_text(tomli_w.dumps(preset), encoding="utf-8")
     (output / SETTINGS_FILE).write_text(tomli_w.dumps(_to_make_it_again(config)), encoding="utf-8")
     train_config = _train_config(config)
@@ -164,17 +163,12 @@ def _settings(config: SftConfig) -> dict[str, object]:
 
 def _train_config(config: SftConfig) -> TrainConfig:
     """Of a run that trains on from this model."""
-    named = {"run": {"task": config.run.task}, "task": config.task, "tasks": config.tasks}
-    said = merge(named, {"model": {"path": config.run.output}})
-    return compose(said, _settings(config), needs_task=False).config
+    return compose({"tasks": config.tasks, "model": {"path": config.run.output}}, _settings(config)).config
 
 
 def _to_make_it_again(config: SftConfig) -> dict[str, Any]:
     """All settings but the directory and the device."""
-    unsaid = ("settings", "tasks" if config.run.task else "task")
-    settings = {key: value for key, value in to_mapping(config).items() if key not in unsaid}
-    settings["run"] = {key: value for key, value in settings["run"].items() if key in ("task", "seed") and value != ""}
-    return {**settings, "settings": config.settings}
+    return to_mapping(config) | {"run": {"seed": config.run.seed}}
 
 
 def _found(results: Mapping[str, EvaluationResult]) -> str:
@@ -316,7 +310,7 @@ def _model_card(
     threads = f"{torch.get_num_threads()} CPU threads"
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else threads
     demonstrations = f"{learnt.demonstrations:,} demonstrations"
-    weights = {name: share.weight for name, share in zip(tasks, config.task_shares(), strict=True)}
+    weights = {name: spec.weight for name, spec in zip(tasks, config.task_specs, strict=True)}
     if len(tasks) > 1:
         demonstrations += f", {' : '.join(f'{weight:g}' for weight in weights.values())}"
     measured = []
