@@ -16,8 +16,7 @@ from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.models.loading import load_model
 from tinyzero_trainer.rewards.pool import scoring_pool
 from tinyzero_trainer.rewards.score import score
-from tinyzero_trainer.rollout import SamplingParams, TorchEngine
-from tinyzero_trainer.rollout.generate import generate
+from tinyzero_trainer.rollout import SamplingParams, TorchEngine, generate
 from tinyzero_trainer.training.policy import Policy
 
 GROUP_SIZE, PARAMS = 8, SamplingParams(max_tokens=128, temperature=1.0)
@@ -28,7 +27,7 @@ def train(steps: int = 40, prompts_per_step: int = 32) -> list[float]:
     """Train the tiny model on countdown; the mean reward of each step."""
     task = load_task("countdown", options={"numbers": [3], "number_range": [1, 20], "target_range": [1, 50]})
     model = load_model("tiny", choose_device("auto"))
-    engine = TorchEngine(model.model, eos_ids=model.eos_ids, pad_id=model.pad_id, max_num_seqs=512)
+    engine = TorchEngine(model)
     policy = Policy(
         model, algorithm=AlgorithmConfig(), optimizer=OPTIMIZER, max_tokens=PARAMS.max_tokens, reference=None
     )

@@ -234,7 +234,7 @@ def test_no_room_for_a_few_sequences_names_what_is_left(
     known = {"run.output": "nowhere", "model.path": "Qwen/Qwen2.5-0.5B"}
     config = with_settings(TrainConfig(), {**known, "rollout.max_completion_tokens": 256, **values})
     with pytest.raises(OutOfMemoryError) as error, advice_added(config, "completions were generated"):
-        raise KvCacheError(size=2**30, room=int(8 * 2**30 / 0.9 * 0.4), found=found, least=8)
+        raise KvCacheError(size=2**30, available=int(8 * 2**30 / 0.9 * 0.4), fitting=found, required=8)
     assert advised in str(error.value)
     assert "a sequence needs 1 GiB while it is generated, and there are 3.6 GiB left, expected room for 8" in str(
         error.value

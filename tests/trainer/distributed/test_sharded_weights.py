@@ -118,7 +118,7 @@ def test_on_one_rank_the_engine_has_no_copy_of_what_it_need_not_fuse(toy_model: 
     policy = make_policy(toy_model, Case(), PLAIN)
     model: Any = policy.language_model.model
     decoder = FusedDecoder(model)
-    assert decoder._head.data_ptr() == local_shard(model.lm_head.weight).data_ptr()
+    assert decoder._weights["head"].data_ptr() == local_shard(model.lm_head.weight).data_ptr()
     twin: Any = TransformersDecoder(model)._model
     assert (
         twin.model.layers[0].mlp.up_proj.weight.data_ptr()

@@ -188,17 +188,11 @@ def test_layers_are_planned_as_they_are_compiled(
 # ---- the rollout engine ----------------------------------------------------------------------------------------------
 
 
-def engine_for(model: Any, dtype: torch.dtype, params: SamplingParams, prompts: int, samples: int) -> GraphEngine:
+def engine_for(
+    toy: LanguageModel, dtype: torch.dtype, params: SamplingParams, prompts: int, samples: int
+) -> GraphEngine:
     """The graph engine with buffers for so many prompts of 40 tokens, as if it had its kernels."""
-    engine = GraphEngine(
-        model,
-        lambda: named_weights(model),
-        eos_ids=[0],
-        pad_id=0,
-        max_num_seqs=None,
-        dtype=dtype,
-        device=torch.device("cpu"),
-    )
+    engine = GraphEngine(toy, lambda: named_weights(toy.model), dtype=dtype, device=torch.device("cpu"))
     engine._kernels = True
     engine._reserve([[1] * 40] * prompts, samples, params)
     return engine
@@ -222,7 +216,7 @@ def test_the_torch_engine_has_the_cache_and_the_weights_that_are_planned(
         *GRPO,
     )
     planned = engine_of(shape_like(model), config, workload_of(config, 40)).awake
-    engine = engine_for(model, dtype, SamplingParams(new), 32, 8)
+    engine = engine_for(toy_model, dtype, SamplingParams(new), 32, 8)
     cache = [*engine._cache.keys, *engine._cache.values]
     assert planned["KV cache"] == sum(tensor.nbytes for tensor in cache)
     assert cache[0].shape[2] == (64 if new == 24 else 128)
@@ -245,7 +239,7 @@ def test_a_step_of_the_torch_engine_takes_what_it_reckons_with(
     words: tuple[str, ...], params: SamplingParams, toy_model: LanguageModel
 ) -> None:
     config = config_of(*words, "rollout.max_completion_tokens=24", *GRPO)  # 256 completions
-    spec, engine = shape_like(toy_model.model), engine_for(toy_model.model, torch.bfloat16, params, 32, 8)
+    spec, engine = shape_like(toy_model.model), engine_for(toy_model, torch.bfloat16, params, 32, 8)
     planned = engine_of(spec, config, workload_of(config, 40)).awake["a step"]
     assert planned == 256 * (engine._sequence_bytes(64, 24) - engine._model.cache_bytes(64) - 12 * 24)
 

@@ -77,11 +77,6 @@ def make_policy(language_model: LanguageModel, *, reference: Reference | None = 
     )
 
 
-def make_engine(language_model: LanguageModel) -> TorchEngine:
-    ends, pad = language_model.eos_ids, language_model.pad_id
-    return TorchEngine(language_model.model, eos_ids=ends, pad_id=pad, max_num_seqs=64)
-
-
 def one_batch(language_model: LanguageModel) -> MicroBatch:
     [batch] = micro_batches(
         ragged_samples(language_model), token_budget=10**6, pad_id=language_model.pad_id, device=CPU
@@ -182,7 +177,7 @@ def test_decoders_follow_the_adapter(architecture: PreTrainedModel) -> None:
 def test_the_engine_agrees_with_the_policy_after_every_update(toy_model: LanguageModel) -> None:
     samples = ragged_samples(toy_model)
     model = adapted(toy_model, moved=False)
-    policy, engine = make_policy(model), make_engine(model)
+    policy, engine = make_policy(model), TorchEngine(model)
     before: list[float] = []
     for _ in range(3):
         policy.update(as_experience(samples, ADVANTAGES), replace(NOW, learning_rate=3e-2))
@@ -256,7 +251,7 @@ def test_the_export_is_a_plain_model_that_scores_as_the_adapter_does(toy_model: 
         found = token_logprobs(exported, sample.prompt.token_ids, sample.generation.token_ids)
         assert found == pytest.approx(sample.generation.logprobs, abs=1e-5)
     greedy = SamplingParams(40, temperature=0.0)
-    ours, theirs = (make_engine(each).generate(PROMPTS, 1, greedy, seed=0) for each in (model, exported))
+    ours, theirs = (TorchEngine(each).generate(PROMPTS, 1, greedy, seed=0) for each in (model, exported))
     assert ours == theirs
 
 

@@ -1,7 +1,6 @@
 """The graph engine on the CPU, its steps called rather than replayed, beside the plain engine."""
 
 from contextlib import nullcontext
-from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,31 +11,16 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.trainer.conftest import random_model
-from tinyzero_trainer.rollout import SamplingParams, TorchEngine
+from tests.trainer.rollout.engines import ENDS, flat, graph, plain
+from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout import cuda_graph as graph_package
-from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine, batch_levels, kernels_run
+from tinyzero_trainer.rollout.cuda_graph.engine import capture_sizes, kernels_run
 from tinyzero_trainer.rollout.cuda_graph.graph_runner import GraphRunner
-from tinyzero_trainer.rollout.cuda_graph.kv_capacity import KvCacheError, Memory
-from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.rollout.cuda_graph.kv_capacity import FreeMemory, KvCacheError
 from tinyzero_trainer.types import Generation
 
-ENDS = set(range(0, 97, 11))
 PROMPTS = [[5], [7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8, 9], [40, 41], [90, 3, 17, 17]]
 ALL = SamplingParams(24, logprobs=True)
-
-
-def graph(model: Any, **changes: Any) -> GraphEngine:
-    arguments: dict[str, Any] = {"eos_ids": ENDS, "pad_id": 0, "max_num_seqs": None, "dtype": torch.float32}
-    arguments |= {"device": torch.device("cpu")} | changes
-    return GraphEngine(model, lambda: named_weights(model), **arguments)
-
-
-def plain(model: Any, **changes: Any) -> TorchEngine:
-    return TorchEngine(model, **({"eos_ids": ENDS, "pad_id": 0, "max_num_seqs": 512} | changes))
-
-
-def flat(groups: list[list[Generation]]) -> list[Generation]:
-    return list(chain(*groups))
 
 
 def assert_same(ours: list[list[Generation]], theirs: list[list[Generation]]) -> None:
@@ -49,7 +33,7 @@ def assert_same(ours: list[list[Generation]], theirs: list[list[Generation]]) ->
 def sizes_of(model: Any) -> tuple[int, int]:
     """Bytes of a sequence with 64 slots and 24 tokens, and of reading the prompts."""
     engine = graph(model)
-    engine._drawing = engine._drawing_bytes(ALL)
+    engine._sampling = engine._sampling_bytes(ALL)
     return engine._sequence_bytes(64, 24), engine._model.prefill_bytes(max(map(len, PROMPTS)) * len(PROMPTS))
 
 
@@ -136,21 +120,21 @@ def test_a_temperature_that_changes_needs_no_new_graph() -> None:
     model = random_model("qwen2")
     engine, other = graph(model), plain(model)
     engine.generate(PROMPTS, 4, SamplingParams(24, 1.0, top_p=0.9), seed=0)
-    ready = set(engine._replayer._runs)
+    ready = set(engine._runner._runs)
     for temperature, top_p in ((0.6, 0.9), (1.4, 0.5)):
         params = SamplingParams(24, temperature, top_p=top_p, logprobs=True)
         assert_same(engine.generate(PROMPTS, 4, params, seed=0), other.generate(PROMPTS, 4, params, seed=0))
-    kinds = {key[1:] for key in engine._replayer._runs}
+    kinds = {key[1:] for key in engine._runner._runs}
     assert kinds == {key[1:] for key in ready}
 
 
 def test_room_is_made_for_how_tokens_are_drawn() -> None:
     """Top-p takes many times the logits' memory: buffers that were made for less are made anew, once."""
-    engine, sizes = graph(random_model("qwen2"), memory=lambda: Memory(2**40, 0)), []
+    engine, sizes = graph(random_model("qwen2"), memory=lambda: FreeMemory(2**40, 0)), []
     engine._kernels = True
     for params in (ALL, SamplingParams(24, 0.0), SamplingParams(24, top_p=0.9), ALL):
         engine._reserve(PROMPTS, 4, params)
-        sizes.append(engine._own)
+        sizes.append(engine._allocated)
     assert sizes[0] < sizes[1] < sizes[2] == sizes[3]
 
 
@@ -159,11 +143,11 @@ def test_an_end_in_the_first_token_and_rows_that_leave_early() -> None:
     ends = set(range(0, 97, 2))
     params = SamplingParams(60, logprobs=True)
     seen: list[int] = []
-    ours = graph(model, eos_ids=ends).generate(PROMPTS, 16, params, seed=5, on_progress=seen.append)
+    ours = graph(model, ends=ends).generate(PROMPTS, 16, params, seed=5, on_progress=seen.append)
     assert any(len(rollout.token_ids) == 1 for rollout in flat(ours))
     assert sum(seen) == len(flat(ours)) == 80
     assert len(seen) > 1
-    assert_same(ours, plain(model, eos_ids=ends).generate(PROMPTS, 16, params, seed=5))
+    assert_same(ours, plain(model, ends=ends).generate(PROMPTS, 16, params, seed=5))
 
 
 @pytest.mark.slow
@@ -201,10 +185,10 @@ def test_sleep_gives_everything_back_only_where_it_is_not_to_be_kept() -> None:
 def test_fewer_at_a_time_where_memory_is_short_and_the_user_is_told_once() -> None:
     model, notes = random_model("qwen2"), []
     size, reading = sizes_of(model)
-    engine = graph(model, memory=lambda: Memory(5 * size + reading, 15 * size), note=notes.append)
+    engine = graph(model, memory=lambda: FreeMemory(5 * size + reading, 15 * size), report=notes.append)
     ours = engine.generate(PROMPTS, 10, ALL, seed=8)
     assert engine._state is not None
-    assert engine._state.rows == 18  # of 20 that would fit to the last byte
+    assert engine._state.slots == 18  # of 20 that would fit to the last byte
     assert_same(ours, plain(model).generate(PROMPTS, 10, ALL, seed=8))
     present = engine._state
     engine.generate(PROMPTS, 10, ALL, seed=8)
@@ -217,7 +201,7 @@ def test_fewer_at_a_time_where_memory_is_short_and_the_user_is_told_once() -> No
 def test_what_fits_beside_the_others_is_kept() -> None:
     model = random_model("qwen2")
     size, reading = sizes_of(model)
-    engine = graph(model, memory=lambda: Memory(60 * size + reading, 0))
+    engine = graph(model, memory=lambda: FreeMemory(60 * size + reading, 0))
     engine.generate(PROMPTS, 10, ALL, seed=8)
     engine.sleep()
     assert engine._state is not None
@@ -226,7 +210,7 @@ def test_what_fits_beside_the_others_is_kept() -> None:
 def test_no_room_for_a_few_is_one_line() -> None:
     model = random_model("qwen2")
     size, reading = sizes_of(model)
-    engine = graph(model, memory=lambda: Memory(4 * size + reading, 4 * size))
+    engine = graph(model, memory=lambda: FreeMemory(4 * size + reading, 4 * size))
     with pytest.raises(KvCacheError, match=r"expected room for 8\)"):
         engine.generate(PROMPTS, 10, ALL, seed=8)
     assert len(engine.generate(PROMPTS[:3], 2, ALL, seed=8)) == 3  # there is room for six
@@ -287,7 +271,7 @@ def test_a_step_that_fails_while_it_is_captured_says_why(monkeypatch: pytest.Mon
 
 def test_levels_are_few_and_hold_every_batch() -> None:
     for most in (1, 7, 8, 9, 100, 4096, 5000):
-        levels = batch_levels(most)
+        levels = capture_sizes(most)
         assert levels[-1] == most
         assert len(levels) < 24
         assert all(

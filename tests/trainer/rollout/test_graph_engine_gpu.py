@@ -1,43 +1,26 @@
 """The graph engine on a GPU: captured steps and Triton kernels beside what plain torch computes."""
 
-from itertools import chain
-from typing import Any
-
 import pytest
 import torch
 
 from tests.trainer.conftest import random_model
+from tests.trainer.rollout.engines import flat, graph, plain
 from tinyzero_trainer.config.sft import TinyShape
 from tinyzero_trainer.models.loading import from_parts
-from tinyzero_trainer.rollout import SamplingParams, TorchEngine
+from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.build import build_engine
-from tinyzero_trainer.rollout.cuda_graph import reference_ops as attention
-from tinyzero_trainer.rollout.cuda_graph.batch_state import State, draw
+from tinyzero_trainer.rollout.cuda_graph import reference_ops
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
-from tinyzero_trainer.rollout.weight_sync import named_weights
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.types import Generation
 
 pytestmark = pytest.mark.gpu
 
 GPU = torch.device("cuda")
-ENDS = set(range(0, 97, 31))
+ENDS = range(0, 97, 31)
 PROMPTS = [[(7 * place + length) % 97 for place in range(length)] for length in (1, 3, 9, 30, 2, 17)]
 SAMPLED = SamplingParams(90, logprobs=True)
-
-
-def graph(model: Any, **changes: Any) -> GraphEngine:
-    arguments: dict[str, Any] = {"eos_ids": ENDS, "pad_id": 0, "max_num_seqs": None, "dtype": torch.float32}
-    arguments |= {"device": GPU} | changes
-    return GraphEngine(model, lambda: named_weights(model), **arguments)
-
-
-def plain(model: Any) -> TorchEngine:
-    return TorchEngine(model, eos_ids=ENDS, pad_id=0, max_num_seqs=4096)
-
-
-def flat(groups: list[list[Generation]]) -> list[Generation]:
-    return list(chain(*groups))
 
 
 def assert_almost_all_same(ours: list[list[Generation]], theirs: list[list[Generation]]) -> None:
@@ -66,27 +49,27 @@ def assert_almost_all_same(ours: list[list[Generation]], theirs: list[list[Gener
 )
 def test_draws_what_the_plain_engine_draws(kind: str, params: SamplingParams, kernels: bool) -> None:
     model = random_model(kind).to(GPU)
-    ours = graph(model, kernels=kernels).generate(PROMPTS, 32, params, seed=1)
-    assert_almost_all_same(ours, plain(model).generate(PROMPTS, 32, params, seed=1))
+    ours = graph(model, ENDS, kernels=kernels).generate(PROMPTS, 32, params, seed=1)
+    assert_almost_all_same(ours, plain(model, ENDS, max_num_seqs=4096).generate(PROMPTS, 32, params, seed=1))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(6, 6, 64), (14, 2, 64), (7, 1, 128), (4, 4, 96), (4, 2, 16)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention_kernel(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
-    from tinyzero_trainer.rollout.cuda_graph import triton_kernels as step_kernels
+    from tinyzero_trainer.rollout.cuda_graph import triton_kernels
 
     torch.manual_seed(0)
-    positions, slots = [0, 1, 63, 64, 65, 130, 255], 256
-    state = State(len(positions), slots, 4, ENDS, GPU)
-    state.begin([position + 1 for position in positions], 0, SAMPLED, 0)
+    positions, length = [0, 1, 63, 64, 65, 130, 255], 256
+    state = BatchState(len(positions), 4, ENDS, GPU)
+    state.reset([position + 1 for position in positions], 0, SAMPLED, 0)
     rows = len(positions)
-    state.work_on(torch.tensor([6, 1, 3, 0, 5, 4, 2]), rows)
+    state.set_rows(torch.tensor([6, 1, 3, 0, 5, 4, 2]), rows)
     fused = torch.randn(rows, (heads + 2 * kv_heads) * size, device=GPU, dtype=dtype)
-    caches = [torch.randn(rows + 1, kv_heads, slots, size, device=GPU, dtype=dtype) for _ in range(2)]
-    angles = 6 * torch.rand(slots, size // 2, device=GPU)
+    caches = [torch.randn(rows + 1, kv_heads, length, size, device=GPU, dtype=dtype) for _ in range(2)]
+    angles = 6 * torch.rand(length, size // 2, device=GPU)
     tables, copies = (angles.cos(), angles.sin()), [cache.clone() for cache in caches]
-    expected = attention.attend(fused, tables, state, rows, *caches, heads)
-    found = step_kernels.attend(fused, tables, state, rows, *copies, heads)
+    expected = reference_ops.attend(fused, tables, state, rows, *caches, heads)
+    found = triton_kernels.attend(fused, tables, state, rows, *copies, heads)
     near = {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 4e-2, "rtol": 2e-2}
     torch.testing.assert_close(found, expected, **near)
     torch.testing.assert_close(copies, caches, **near)
@@ -95,19 +78,19 @@ def test_attention_kernel(heads: int, kv_heads: int, size: int, dtype: torch.dty
 @pytest.mark.parametrize("vocabulary", [50, 1252, 151_936])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_drawing_kernel(vocabulary: int, dtype: torch.dtype) -> None:
-    from tinyzero_trainer.rollout.cuda_graph import triton_kernels as step_kernels
+    from tinyzero_trainer.rollout.cuda_graph import triton_kernels
 
     rows, params = 512, SamplingParams(8, 0.8)
     logits = (3 * torch.randn(rows, vocabulary, device=GPU)).to(dtype)
     logits[0, 1:] = -torch.inf
     logits[1, : vocabulary - 1] = -torch.inf
-    states = [State(rows, 64, 8, {1, 2, 3}, GPU) for _ in range(2)]
+    states = [BatchState(rows, 8, {1, 2, 3}, GPU) for _ in range(2)]
     for state in states:
-        state.begin([5] * rows, 100, params, 9)
-        state.work_on(torch.arange(rows - 4), rows)
+        state.reset([5] * rows, 100, params, 9)
+        state.set_rows(torch.arange(rows - 4), rows)
     for _ in range(8):
-        draw(logits, states[0], rows, params)
-        step_kernels.draw(logits, states[1], rows, ends=True)
+        states[0].sample(logits, rows, params)
+        triton_kernels.sample(logits, states[1], rows, ends=True)
     expected, found = ({**vars(state)} for state in states)
     real = rows - 4
     same = expected["tokens"][:, :real] == found["tokens"][:, :real]
@@ -122,14 +105,14 @@ def test_drawing_kernel(vocabulary: int, dtype: torch.dtype) -> None:
 
 
 def test_tokens_come_as_often_as_their_probability_says() -> None:
-    from tinyzero_trainer.rollout.cuda_graph import triton_kernels as step_kernels
+    from tinyzero_trainer.rollout.cuda_graph import triton_kernels
 
     rows = 100_000
     logits = torch.tensor([2.0, 0.0, -1.0, 1.0, -20.0], device=GPU)
-    state = State(rows, 64, 1, {1}, GPU)
-    state.begin([5] * rows, 0, SamplingParams(1), 3)
-    state.work_on(torch.arange(rows), rows)
-    step_kernels.draw(logits.expand(rows, -1).contiguous(), state, rows, ends=True)
+    state = BatchState(rows, 1, {1}, GPU)
+    state.reset([5] * rows, 0, SamplingParams(1), 3)
+    state.set_rows(torch.arange(rows), rows)
+    triton_kernels.sample(logits.expand(rows, -1).contiguous(), state, rows, ends=True)
     found = torch.bincount(state.tokens[0, :rows], minlength=5) / rows
     torch.testing.assert_close(found, logits.softmax(dim=0), atol=0.006, rtol=0)
 
@@ -137,7 +120,7 @@ def test_tokens_come_as_often_as_their_probability_says() -> None:
 def test_logprobs_in_bfloat16_are_nearly_the_policys() -> None:
     tokenizer = build_tokenizer()
     model = build_model(TinyShape(hidden_size=128, layers=3, head_size=32, mlp_size=256), tokenizer, 0).to(GPU)
-    rollouts = graph(model, dtype=torch.bfloat16, eos_ids={1}).generate(
+    rollouts = graph(model, ends={1}, dtype=torch.bfloat16).generate(
         [[5, 6, 7]], 64, SamplingParams(64, logprobs=True), seed=0
     )
     errors = []
@@ -153,22 +136,22 @@ def test_logprobs_in_bfloat16_are_nearly_the_policys() -> None:
 
 def test_weights_are_taken_over_without_new_graphs() -> None:
     model = random_model("qwen2").to(GPU)
-    engine = graph(model)
+    engine = graph(model, ENDS)
     before = engine.generate(PROMPTS, 32, SAMPLED, seed=2)
-    keys = set(engine._replayer._runs)
+    keys = set(engine._runner._runs)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.1)
     engine.load_weights()
     after = engine.generate(PROMPTS, 32, SAMPLED, seed=2)
     assert [rollout.token_ids for rollout in flat(after)] != [rollout.token_ids for rollout in flat(before)]
-    assert_almost_all_same(after, plain(model).generate(PROMPTS, 32, SAMPLED, seed=2))
-    assert keys <= set(engine._replayer._runs)
+    assert_almost_all_same(after, plain(model, ENDS, max_num_seqs=4096).generate(PROMPTS, 32, SAMPLED, seed=2))
+    assert keys <= set(engine._runner._runs)
 
 
 def test_the_same_again_in_larger_and_smaller_batches_and_after_sleep() -> None:
     model = random_model("qwen3").to(GPU)
-    engine = graph(model, keep_memory=False)
+    engine = graph(model, ENDS, keep_memory=False)
     first = engine.generate(PROMPTS, 32, SAMPLED, seed=3)
     engine.generate(PROMPTS, 2, SamplingParams(5), seed=3)
     engine.generate(PROMPTS, 100, SamplingParams(120), seed=3)
@@ -182,7 +165,7 @@ def test_the_same_again_in_larger_and_smaller_batches_and_after_sleep() -> None:
 def test_memory_is_what_was_reckoned_with() -> None:
     tokenizer = build_tokenizer()
     model = build_model(TinyShape(hidden_size=256, layers=4, head_size=64, mlp_size=512), tokenizer, 0).to(GPU)
-    engine = graph(model, dtype=torch.bfloat16)
+    engine = graph(model, ENDS, dtype=torch.bfloat16)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -1,3 +1,5 @@
+from collections.abc import Collection
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -9,9 +11,8 @@ from tinyzero_trainer.rollout import SamplingParams, TorchEngine, build
 from tinyzero_trainer.rollout.decoder import FusedDecoder, TransformersDecoder
 
 
-def make_engine(toy: LanguageModel, **changes: object) -> TorchEngine:
-    arguments = {"eos_ids": toy.eos_ids, "pad_id": toy.pad_id, "max_num_seqs": 64} | changes
-    return TorchEngine(toy.model, **arguments)  # type: ignore[arg-type]
+def make_engine(toy: LanguageModel, ends: Collection[int] | None = None, *, max_num_seqs: int = 64) -> TorchEngine:
+    return TorchEngine(replace(toy, eos_ids=frozenset(ends or toy.eos_ids)), max_num_seqs=max_num_seqs)
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def test_every_end_token_ends_a_completion_and_nothing_else_does(
     toy_model: LanguageModel, prompts: list[list[int]]
 ) -> None:
     ends = set(range(0, 1252, 25))  # a random model hits one of these sooner or later
-    engine = make_engine(toy_model, eos_ids=ends)
+    engine = make_engine(toy_model, ends)
     rollouts = [rollout for group in engine.generate(prompts, 16, SamplingParams(40), seed=0) for rollout in group]
     assert any(rollout.finished for rollout in rollouts)
     assert any(not rollout.finished for rollout in rollouts)
@@ -56,7 +57,7 @@ def test_logprobs_are_the_models_own(toy_model: LanguageModel, prompts: list[lis
 def test_logprobs_come_where_they_are_wanted_and_change_nothing_else(
     toy_model: LanguageModel, prompts: list[list[int]]
 ) -> None:
-    engine = make_engine(toy_model, eos_ids=set(range(0, 1252, 25)))
+    engine = make_engine(toy_model, ends=set(range(0, 1252, 25)))
     without, with_them = (
         list(chain(*engine.generate(prompts, 4, SamplingParams(20, logprobs=wanted), seed=0)))
         for wanted in (False, True)
@@ -68,15 +69,15 @@ def test_logprobs_come_where_they_are_wanted_and_change_nothing_else(
 
 def test_what_is_drawn_does_not_depend_on_who_has_finished(toy_model: LanguageModel, prompts: list[list[int]]) -> None:
     few, many = set(range(0, 1252, 9)), {0}
-    early = make_engine(toy_model, eos_ids=few).generate(prompts, 8, SamplingParams(40), seed=5)
-    late = make_engine(toy_model, eos_ids=many).generate(prompts, 8, SamplingParams(40), seed=5)
+    early = make_engine(toy_model, few).generate(prompts, 8, SamplingParams(40), seed=5)
+    late = make_engine(toy_model, many).generate(prompts, 8, SamplingParams(40), seed=5)
     for left, right in zip(chain(*early), chain(*late), strict=True):
         assert right.token_ids[: len(left.token_ids)] == left.token_ids
 
 
 def test_more_sequences_than_fit_at_once(toy_model: LanguageModel, prompts: list[list[int]]) -> None:
     seen: list[int] = []
-    engine = make_engine(toy_model, max_num_seqs=5, eos_ids=set(range(0, 1252, 3)))
+    engine = make_engine(toy_model, max_num_seqs=5, ends=set(range(0, 1252, 3)))
     groups = engine.generate(prompts, 3, SamplingParams(60), seed=0, on_progress=seen.append)
     assert [len(group) for group in groups] == [3] * 4
     assert sum(seen) == 12
@@ -84,7 +85,7 @@ def test_more_sequences_than_fit_at_once(toy_model: LanguageModel, prompts: list
 
 def test_progress_counts_completions_that_ran_to_the_limit(toy_model: LanguageModel, prompts: list[list[int]]) -> None:
     seen: list[int] = []
-    make_engine(toy_model, eos_ids={0}).generate(prompts, 2, SamplingParams(11), seed=0, on_progress=seen.append)
+    make_engine(toy_model, ends={0}).generate(prompts, 2, SamplingParams(11), seed=0, on_progress=seen.append)
     assert sum(seen) == 8
 
 

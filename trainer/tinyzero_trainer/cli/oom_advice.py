@@ -66,10 +66,10 @@ def advice_for(error: OutOfMemoryError, config: TrainConfig) -> str:
 
 def _for_few_sequences(config: TrainConfig, error: KvCacheError) -> str:
     """Where there is no room for even a few sequences, and no other setting helps."""
-    if error.found:
-        return f"{_again(config, f'rollout.max_num_seqs={error.found}')}, which is slow, or {LAST_RESORT}"
+    if error.fitting:
+        return f"{_again(config, f'rollout.max_num_seqs={error.fitting}')}, which is slow, or {LAST_RESORT}"
     tokens = config.rollout.max_completion_tokens
-    while tokens > error.share * config.rollout.max_completion_tokens:
+    while tokens > error.fraction * config.rollout.max_completion_tokens:
         tokens //= 2
     if tokens < _MIN_COMPLETION:
         return LAST_RESORT

@@ -1,13 +1,14 @@
-"""Generating completions. Every engine is behind the protocol in engine.py; build.py says which one a run gets.
+"""Generating completions. Scoring them is in rewards/, where the engines run is in executors/.
 
-- torch_engine.py with decoder.py: any model on any device, in plain torch.
-- graph/: Llama-like models on a GPU, every step a CUDA graph.
-- vllm/: vLLM, beside the trainer.
+Every engine is a `RolloutEngine` (engine.py); build.py chooses the one for a run.
 
-The first two are `rollout.engine=torch`, and share sampling.py and engine.py.
+- `rollout.engine=torch`, in plain torch in this process: torch_engine.py with decoder.py for any model and device, and
+  cuda_graph/ for Llama-like models on a GPU. What they share is in batched_engine.py, batch_state.py and sampling.py.
+- `rollout.engine=vllm`: vllm/.
 """
 
 from tinyzero_trainer.rollout.engine import RolloutEngine, SamplingParams
+from tinyzero_trainer.rollout.generate import generate
 from tinyzero_trainer.rollout.torch_engine import TorchEngine
 
-__all__ = ["RolloutEngine", "SamplingParams", "TorchEngine"]
+__all__ = ["RolloutEngine", "SamplingParams", "TorchEngine", "generate"]

@@ -1,4 +1,4 @@
-"""Which rollout engine a run gets."""
+"""Chooses and builds the rollout engine of a run."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,16 +18,16 @@ from tinyzero_trainer.rollout.weight_sync import WeightSource, named_weights, pl
 
 
 def require_engine(config: TrainConfig, device: torch.device, *, here: bool = True) -> None:
-    """Refuse an engine that is not there, or cannot do what is asked of it, before a model is loaded for it.
+    """Check, before a model is loaded, that the engine is installed and supports the settings.
 
     Args:
         config: the run's.
-        device: that it is to be on.
-        here: whether it is to be on this machine; another's may have vLLM where this one has none.
+        device: of the engine.
+        here: whether it runs on this machine; another one may have vLLM installed.
 
     Raises:
-        VllmMissing: there is none that fits.
-        VllmError: a setting is none for this device.
+        VllmMissingError: vLLM is not installed, or too old.
+        VllmError: a setting is not possible on this device.
     """
     if config.rollout.engine == "vllm":
         from tinyzero_trainer.rollout.vllm.engine_args import refuse_impossible
@@ -40,61 +40,45 @@ def require_engine(config: TrainConfig, device: torch.device, *, here: bool = Tr
 def build_engine(
     config: TrainConfig,
     language_model: LanguageModel,
-    note: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
     *,
     source: WeightSource | None = None,
     number: int = 0,
 ) -> RolloutEngine:
-    """The engine that `rollout.engine` names, with the weights that the model has now.
+    """The engine that `rollout.engine` names, with the model's current weights.
 
     Args:
         config: the run's.
         language_model: the policy's.
-        note: is told of what the user should know.
-        source: gives the policy's weights; None = `named_weights`.
-        number: which of the run's engines it is.
+        report: receives messages for the user.
+        source: yields the policy's weights; None = `named_weights`.
+        number: index of the engine in the run.
 
     Raises:
-        VllmMissing: see `require_engine`.
+        VllmMissingError: see `require_engine`.
         VllmError: see there; or vLLM does not start.
     """
-    device = device_of(language_model.model)
+    model = language_model.model
+    device = device_of(model)
     require_engine(config, device)
-    source = source or partial(named_weights, language_model.model)
+    source = source or partial(named_weights, model)
     if config.rollout.engine == "vllm":
         from tinyzero_trainer.rollout.vllm.build import build_vllm
 
         return build_vllm(config, language_model, source, number)
     if device.type == "cuda":
-        if FusedDecoder.fits(language_model.model):
-            return _build_graph_engine(config, language_model, source, device, note)
-        note(
-            f"rollout.engine=torch has no CUDA graphs for {plain_class(language_model.model).__name__} as this model "
-            "is set up, so completions are generated slowly; rollout.engine=vllm is the faster one for it"
+        if FusedDecoder.fits(model):
+            return GraphEngine(
+                language_model,
+                source,
+                dtype=compute_dtype(config.model.dtype, device),
+                device=device,
+                max_num_seqs=config.rollout.max_num_seqs,
+                keep_memory=config.memory.cpu_offload is None,
+                report=report,
+            )
+        report(
+            f"rollout.engine=torch has no CUDA graphs for {plain_class(model).__name__} as this model is set up, so "
+            "completions are generated slowly; rollout.engine=vllm is faster"
         )
-    return TorchEngine(
-        language_model.model,
-        eos_ids=language_model.eos_ids,
-        pad_id=language_model.pad_id,
-        max_num_seqs=config.rollout.max_num_seqs or FEW_SEQUENCES,
-    )
-
-
-def _build_graph_engine(
-    config: TrainConfig,
-    language_model: LanguageModel,
-    source: WeightSource,
-    device: torch.device,
-    note: Callable[[str], None],
-) -> RolloutEngine:
-    return GraphEngine(
-        language_model.model,
-        source,
-        eos_ids=language_model.eos_ids,
-        pad_id=language_model.pad_id,
-        max_num_seqs=config.rollout.max_num_seqs,
-        dtype=compute_dtype(config.model.dtype, device),
-        device=device,
-        keep_memory=config.memory.cpu_offload is None,
-        note=note,
-    )
+    return TorchEngine(language_model, max_num_seqs=config.rollout.max_num_seqs or FEW_SEQUENCES)

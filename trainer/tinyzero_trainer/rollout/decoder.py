@@ -4,7 +4,6 @@
 times as fast as `TransformersDecoder`, which runs any causal LM through transformers' own forward pass.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -13,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from tinyzero_trainer.distributed.dtensor import full_tensor
-from tinyzero_trainer.distributed.fsdp import on_device, placement_of
-from tinyzero_trainer.models.lora import merged_weight
+from tinyzero_trainer.distributed.fsdp import placement_of
 from tinyzero_trainer.models.spec import has_graphs
-from tinyzero_trainer.rollout.weight_sync import engine_weight, named_weights, plain_twin
+from tinyzero_trainer.rollout.fused_weights import FusedWeights
+from tinyzero_trainer.rollout.weight_sync import engine_weights, plain_twin
 
 CACHE_BLOCK = 64
 """Slots by which the cache grows, so that short completions do not pay for the longest allowed."""
@@ -61,8 +59,7 @@ class TransformersDecoder:
     def load_weights(self) -> None:
         """Nothing to do for a plain model, whose own weights it reads; of a sharded one, take what it has now."""
         if self._model is not self._policy:
-            weights = ((name, engine_weight(self._policy, tensor)) for name, tensor in named_weights(self._policy))
-            self._model.load_state_dict(dict(weights), assign=True)
+            self._model.load_state_dict(dict(engine_weights(self._policy)), assign=True)
 
     def start(self, tokens: Tensor, mask: Tensor, copies: int) -> Tensor:
         """See `Decoder`."""
@@ -110,29 +107,22 @@ class FusedDecoder:
     @classmethod
     def fits(cls, model: PreTrainedModel) -> bool:
         """Whether this decoder computes what the model computes."""
-        # Made from a config.json, it has a window only where that is used.
+        # transformers sets the window only where it is used.
         return not getattr(model.config, "sliding_window", None) and has_graphs(model.config.to_dict())
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._model: Any = model  # its parts have no types of their own
-        config = model.config
-        self._heads: int = config.num_attention_heads
-        self._kv_heads: int = config.num_key_value_heads
-        self._head_size: int = getattr(config, "head_dim", None) or config.hidden_size // self._heads
-        self._eps: float = config.rms_norm_eps
+        inner: Any = model
+        self._rotary, self._eps = inner.model.rotary_emb, inner.config.rms_norm_eps
+        placement = placement_of(model)
+        dtype, device = (model.dtype, model.device) if placement is None else (placement.dtype, placement.device)
+        source = partial(engine_weights, model)
+        self._weights = FusedWeights(model.config, source, dtype=dtype, device=device, share=True)
+        self._layers: int = model.config.num_hidden_layers
         self.load_weights()
 
-    @torch.no_grad()
     def load_weights(self) -> None:
         """Copy the projections into fused matrices; everything else is read where it is."""
-        with on_device(self._model):
-            take, model = partial(engine_weight, self._model), self._model.model
-            self._layers = [_FusedLayer(layer, take) for layer in model.layers]
-            self._embedding, self._last_norm = (
-                take(full_tensor(model.embed_tokens.weight)),
-                take(full_tensor(model.norm.weight)),
-            )
-            self._head = take(full_tensor(self._model.lm_head.weight))
+        self._weights.load()
 
     def start(self, tokens: Tensor, mask: Tensor, copies: int) -> Tensor:
         """See `Decoder`."""
@@ -144,12 +134,12 @@ class FusedDecoder:
         allowed = (causal & mask[:, None, :]) | torch.eye(length, dtype=torch.bool, device=tokens.device)
         self._padded = not bool(mask.all())
         self._length = 0
-        self._caches = [self._new_cache(prompts, length) for _ in self._layers]
+        self._caches = [self._new_cache(prompts, length) for _ in range(self._layers)]
         hidden = self._forward(tokens, positions, allowed[:, None] if self._padded else None, causal=True)
         self._caches = [cache.repeat_interleave(copies, dim=0) for cache in self._caches]
         self._mask = mask.repeat_interleave(copies, dim=0)  # [batch, length] of real slots
         self._position = positions[:, -1].repeat_interleave(copies) + 1
-        return F.linear(hidden[:, -1], self._head).repeat_interleave(copies, dim=0)
+        return F.linear(hidden[:, -1], self._weights["head"]).repeat_interleave(copies, dim=0)
 
     def step(self, tokens: Tensor) -> Tensor:
         """See `Decoder`."""
@@ -162,7 +152,7 @@ class FusedDecoder:
             allowed = self._mask[:, None, None, :]
         hidden = self._forward(tokens[:, None], self._position[:, None], allowed, causal=False)
         self._position = self._position + 1
-        return F.linear(hidden[:, -1], self._head)
+        return F.linear(hidden[:, -1], self._weights["head"])
 
     def keep(self, rows: Tensor) -> None:
         """See `Decoder`."""
@@ -173,9 +163,10 @@ class FusedDecoder:
         """See `Decoder`."""
         self._caches = []
 
-    def _new_cache(self, rows: int, slots: int) -> Tensor:
-        """Keys and values of one layer: [rows, 2, kv heads, slots, head size]; rows first, for a cheap `keep`."""
-        return self._head.new_empty((rows, 2, self._kv_heads, slots, self._head_size))
+    def _new_cache(self, rows: int, length: int) -> Tensor:
+        """Keys and values of one layer: [rows, 2, kv heads, length, head size]; rows first, for a cheap `keep`."""
+        weights = self._weights
+        return weights["head"].new_empty((rows, 2, weights.kv_heads, length, weights.head_size))
 
     def _forward(self, tokens: Tensor, positions: Tensor, allowed: Tensor | None, *, causal: bool) -> Tensor:
         """Hidden states [batch, length, hidden] after the last norm; keys and values go into the cache.
@@ -186,11 +177,11 @@ class FusedDecoder:
             allowed: bool, broadcastable to [batch, heads, length, slots], or None.
             causal: whether a query sees only slots up to its own, where `allowed` is None.
         """
-        hidden = F.embedding(tokens, self._embedding)
-        tables = self._model.model.rotary_emb(hidden, positions)
-        cos, sin = (table[:, None] for table in tables)  # [batch, 1, length, head size]
+        weights = self._weights
+        hidden = F.embedding(tokens, weights["embed"])
+        cos, sin = (table[:, None] for table in self._rotary(hidden, positions))  # [batch, 1, length, head size]
         end = self._length + tokens.shape[1]
-        for layer, cache in zip(self._layers, self._caches, strict=True):
+        for layer, cache in enumerate(self._caches):
             query, key, value = self._project(layer, hidden)
             cache[:, 0, :, self._length : end] = _rotate(key, cos, sin)
             cache[:, 1, :, self._length : end] = value
@@ -200,58 +191,29 @@ class FusedDecoder:
                 cache[:, 1, :, :end],
                 attn_mask=allowed,
                 is_causal=causal and allowed is None,
-                enable_gqa=self._heads != self._kv_heads,
+                enable_gqa=weights.heads != weights.kv_heads,
             )
-            hidden = hidden + F.linear(attended.transpose(1, 2).flatten(2), layer.output_weight, layer.output_bias)
-            hidden = hidden + self._mlp(layer, hidden)
+            attended = attended.transpose(1, 2).flatten(2)
+            hidden = hidden + F.linear(attended, weights[f"{layer}.out"], weights.get(f"{layer}.out_bias"))
+            gate_up = F.linear(self._norm(hidden, f"{layer}.norm2"), weights[f"{layer}.gate_up"])
+            gate, up = gate_up.chunk(2, dim=-1)
+            hidden = hidden + F.linear(F.silu(gate) * up, weights[f"{layer}.down"])
         self._length = end
-        return self._norm(hidden, self._last_norm)
+        return self._norm(hidden, "norm")
 
-    def _project(self, layer: "_FusedLayer", hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, layer: int, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, each [batch, heads, length, head size], before rotation."""
-        normed = self._norm(hidden, layer.input_norm)
-        fused = F.linear(normed, layer.qkv_weight, layer.qkv_bias).unflatten(-1, (-1, self._head_size)).transpose(1, 2)
-        query, key, value = fused.split([self._heads, self._kv_heads, self._kv_heads], dim=1)
-        if layer.query_norm is not None and layer.key_norm is not None:
-            query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
+        weights = self._weights
+        normed = self._norm(hidden, f"{layer}.norm1")
+        fused = F.linear(normed, weights[f"{layer}.qkv"], weights.get(f"{layer}.qkv_bias"))
+        fused = fused.unflatten(-1, (-1, weights.head_size)).transpose(1, 2)
+        query, key, value = fused.split([weights.heads, weights.kv_heads, weights.kv_heads], dim=1)
+        if weights.get(f"{layer}.q_norm") is not None:
+            query, key = self._norm(query, f"{layer}.q_norm"), self._norm(key, f"{layer}.k_norm")
         return query, key, value
 
-    def _mlp(self, layer: "_FusedLayer", hidden: Tensor) -> Tensor:
-        gate, up = F.linear(self._norm(hidden, layer.mlp_norm), layer.gate_up_weight).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, layer.down_weight)
-
-    def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(hidden, (hidden.shape[-1],), weight, self._eps)
-
-
-class _FusedLayer:
-    """The weights of one layer, adapters merged, with query, key and value, and gate and up, in one matrix each."""
-
-    def __init__(self, layer: Any, take: Callable[[Tensor], Tensor]) -> None:
-        """
-        Args:
-            layer: of the model.
-            take: makes of a whole weight the one to keep.
-        """
-
-        def vector(module: Any, name: str) -> Tensor | None:
-            found = getattr(module, name, None)
-            return None if found is None else take(full_tensor(found))
-
-        attention, mlp = layer.self_attn, layer.mlp
-        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        self.qkv_weight = torch.cat([take(merged_weight(projection)) for projection in projections])
-        has_bias = attention.q_proj.bias is not None
-        self.qkv_bias = (
-            torch.cat([take(full_tensor(projection.bias)) for projection in projections]) if has_bias else None
-        )
-        self.gate_up_weight = torch.cat([take(merged_weight(mlp.gate_proj)), take(merged_weight(mlp.up_proj))])
-        self.output_weight, self.output_bias = take(merged_weight(attention.o_proj)), vector(attention.o_proj, "bias")
-        self.down_weight = take(merged_weight(mlp.down_proj))
-        self.input_norm = take(full_tensor(layer.input_layernorm.weight))
-        self.mlp_norm = take(full_tensor(layer.post_attention_layernorm.weight))
-        self.query_norm = vector(getattr(attention, "q_norm", None), "weight")
-        self.key_norm = vector(getattr(attention, "k_norm", None), "weight")
+    def _norm(self, hidden: Tensor, name: str) -> Tensor:
+        return F.rms_norm(hidden, (hidden.shape[-1],), self._weights[name], self._eps)
 
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Completions of prompts from any rollout engine. Scoring them is in rewards/score.py."""
+"""Generates with any rollout engine, and stops when requested. Scoring is in rewards/score.py."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,11 +22,11 @@ def generate(
     """`group_size` completions of each prompt, each with its prompt, in the order of the prompts.
 
     Args:
-        engine: any.
+        engine: any; see `RolloutEngine.generate` for the other arguments.
         prompts: see `check_context` for their length.
         group_size: completions of each.
         params: how to sample.
-        seed: equal seeds, weights and prompts give equal completions.
+        seed: of this call.
         on_progress: called with the number of newly finished completions.
         stop: polled while generating.
 

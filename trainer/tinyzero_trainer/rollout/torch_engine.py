@@ -1,118 +1,85 @@
-"""The rollout engine that runs in this process: batched, cached, and nothing to install."""
+"""The rollout engine for any causal LM on any device; nothing to install, the weights are the policy's own."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
+from tinyzero_trainer.estimate.engine_buffers import FEW_SEQUENCES
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.rollout.batch_state import BatchState
+from tinyzero_trainer.rollout.batched_engine import BatchedEngine
 from tinyzero_trainer.rollout.decoder import build_decoder
 from tinyzero_trainer.rollout.engine import SamplingParams
-from tinyzero_trainer.rollout.results import to_rollouts
-from tinyzero_trainer.rollout.sampling import sample_tokens, streams, uniforms
-from tinyzero_trainer.types import Generation
 
 DROP_EVERY = 8
 """Steps between removals of finished sequences: copying the cache costs about as much as a step."""
 
 
-class TorchEngine:
-    """Generates with the policy's own model; the completions of one prompt share its prefill."""
+class TorchEngine(BatchedEngine):
+    """Generates with the policy's own model; the completions of one prompt share its prefill.
 
-    def __init__(self, model: PreTrainedModel, *, eos_ids: Collection[int], pad_id: int, max_num_seqs: int) -> None:
+    Example:
+        engine = TorchEngine(load_model("tiny", torch.device("cpu")))
+        engine.generate([[5, 6, 7]], 8, SamplingParams(max_tokens=64), seed=0)
+    """
+
+    def __init__(self, language_model: LanguageModel, *, max_num_seqs: int = FEW_SEQUENCES) -> None:
         """
         Args:
-            model: the policy's model; `load_weights` is to be called when its weights have changed.
-            eos_ids: every token that ends a completion.
-            pad_id: any token; padding is masked.
-            max_sequences: sequences generated at a time.
+            language_model: the policy's; call `load_weights` after its weights have changed.
+            max_num_seqs: sequences generated at a time.
         """
-        self._model = model
-        self._decoder = build_decoder(model)
-        self._device = next(model.parameters()).device
-        self._eos = torch.tensor(sorted(eos_ids), device=self._device)
-        self._pad_id = pad_id
-        self._max_sequences = max_num_seqs
+        self._model, self._pad_id = language_model.model, language_model.pad_id
+        self._eos_ids, self._max_num_seqs = language_model.eos_ids, max_num_seqs
+        self._decoder = build_decoder(self._model)
+        self._device = next(self._model.parameters()).device
 
     def load_weights(self) -> None:
         """See `RolloutEngine`."""
         self._decoder.load_weights()
 
     def sleep(self) -> None:
-        """See `RolloutEngine`; it keeps nothing between two batches."""
+        """See `RolloutEngine`; no memory is kept between two calls."""
 
     def close(self) -> None:
         """See `RolloutEngine`."""
 
-    def generate(
-        self,
-        prompts: Sequence[list[int]],
-        samples: int,
-        params: SamplingParams,
-        *,
-        seed: int,
-        first: int = 0,
-        on_progress: Callable[[int], None] | None = None,
-    ) -> list[list[Generation]]:
-        """See `RolloutEngine`."""
-        starts = streams(seed, torch.arange(first * samples, (first + len(prompts)) * samples, device=self._device))
+    @contextmanager
+    def _session(self) -> Iterator[None]:
         was_training = self._model.training
         self._model.eval()
-        groups: list[list[Generation]] = []
-        prompts_at_a_time = max(1, self._max_sequences // samples)
         try:
             with torch.inference_mode():
-                for start in range(0, len(prompts), prompts_at_a_time):
-                    batch = prompts[start : start + prompts_at_a_time]
-                    rows = slice(start * samples, (start + len(batch)) * samples)
-                    rollouts = self._generate_batch(batch, samples, params, starts[rows], on_progress)
-                    groups += [rollouts[row : row + samples] for row in range(0, len(rollouts), samples)]
+                yield
         finally:
             self._decoder.end()
             self._model.train(was_training)
-        return groups
 
-    def _generate_batch(
-        self,
-        prompts: Sequence[list[int]],
-        samples: int,
-        params: SamplingParams,
-        starts: Tensor,
-        on_progress: Callable[[int], None] | None,
-    ) -> list[Generation]:
-        rows = len(prompts) * samples
-        tokens = torch.full((params.max_tokens, rows), self._pad_id, device=self._device)
-        logprobs = torch.zeros((params.max_tokens, rows), device=self._device)
-        lengths = torch.full((rows,), params.max_tokens, device=self._device)
-        finished = torch.zeros(rows, dtype=torch.bool, device=self._device)
-        active = torch.arange(rows, device=self._device)  # rows still in the decoder's batch
-        logits = self._decoder.start(*self._pad_left(prompts), samples)
-        for index in range(params.max_tokens):
-            drawn, drawn_logprobs = sample_tokens(logits, uniforms(starts, index), params)
-            tokens[index, active] = drawn
-            logprobs[index, active] = drawn_logprobs
-            ends = torch.isin(drawn, self._eos) & ~finished[active] & (not params.ignore_eos)
-            lengths[active[ends]] = index + 1
-            finished[active[ends]] = True
-            if index + 1 == params.max_tokens:
-                break
-            if index % DROP_EVERY == DROP_EVERY - 1:
-                going_on = (~finished[active]).nonzero().squeeze(1)
-                if on_progress is not None:
-                    on_progress(len(active) - len(going_on))
-                if len(going_on) < len(active):
-                    active, drawn, starts = active[going_on], drawn[going_on], starts[going_on]
-                    if not len(active):
-                        break
-                    self._decoder.keep(going_on)
-            logits = self._decoder.step(drawn)
-        if on_progress is not None:
-            on_progress(len(active))
-        return to_rollouts(tokens, logprobs if params.logprobs else None, lengths, finished)
+    def _reserve(self, prompts: Sequence[list[int]], samples: int, params: SamplingParams) -> tuple[BatchState, int]:
+        size = samples * min(len(prompts), max(1, self._max_num_seqs // samples))
+        self._state = BatchState(size, params.max_tokens, self._eos_ids, self._device)
+        return self._state, size
 
-    def _pad_left(self, prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
-        """Tokens and mask, both [prompts, longest]."""
-        longest = max(map(len, prompts))
-        tokens = [[self._pad_id] * (longest - len(prompt)) + prompt for prompt in prompts]
-        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        return torch.tensor(tokens, device=self._device), torch.tensor(mask, device=self._device)
+    def _prefill(self, prompts: Sequence[list[int]], owners: list[int], params: SamplingParams) -> None:
+        batch = prompts[owners[0] : owners[-1] + 1]
+        longest = max(map(len, batch))
+        tokens = [[self._pad_id] * (longest - len(prompt)) + prompt for prompt in batch]
+        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in batch]
+        tensors = torch.tensor(tokens, device=self._device), torch.tensor(mask, device=self._device)
+        self._rows = len(owners)
+        self._state.set_rows(torch.arange(self._rows), self._rows)
+        self._state.sample(self._decoder.start(*tensors, len(owners) // len(batch)), self._rows, params)
+
+    def _finished(self, index: int) -> Tensor | None:
+        return None if index % DROP_EVERY else self._state.finished.cpu()
+
+    def _keep(self, active: Tensor, kept: Tensor, params: SamplingParams) -> None:
+        self._rows = len(active)
+        self._state.set_rows(active, self._rows)
+        self._decoder.keep(kept.to(self._device))
+
+    def _step(self, index: int, params: SamplingParams) -> None:
+        logits = self._decoder.step(self._state.last_token[self._state.slot_ids[: self._rows]])
+        self._state.sample(logits, self._rows, params)

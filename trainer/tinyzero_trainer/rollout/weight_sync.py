@@ -1,4 +1,4 @@
-"""A model's weights as a rollout engine takes them: whole tensors under the names of a plain transformers model."""
+"""A model's weights as rollout engines take them: full tensors under the names of a plain transformers model."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -13,14 +13,14 @@ from tinyzero_trainer.distributed.fsdp import device_of, on_device, placement_of
 from tinyzero_trainer.models.lora import merged_weights
 
 WeightSource = Callable[[], Iterator[tuple[str, Tensor]]]
-"""Gives names and whole tensors, float32, on the model's device; valid until the weights change."""
+"""Yields names and full tensors, float32, on the model's device; valid until the weights change."""
 
 
 def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """All weights of the plain model that acts as `model` does: shards put together, an adapter merged, one by one.
+    """All weights of the equivalent plain model, one by one: shards gathered, an adapter merged.
 
-    A head that is tied to the embedding is given too: an engine that has it as a tensor of its own keeps the old one
-    otherwise, and says nothing.
+    A head that is tied to the embedding is included: an engine that keeps it as a separate tensor would silently
+    continue with the old one.
     """
     device, placement = device_of(model), placement_of(model)
     leaves = placement is not None and placement.offload == "idle"
@@ -30,29 +30,23 @@ def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor.clone() if leaves else tensor.to(device)
 
 
-def engine_weight(model: PreTrainedModel, tensor: Tensor) -> Tensor:
-    """A weight of `model` as an engine in this process keeps it: in the type that the model computes in.
-
-    The policy's own memory where that can be, so that it is there once only.
-    """
+def engine_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """`named_weights` in the dtype in which the model computes, and in the policy's own memory where possible."""
     placement = placement_of(model)
-    if placement is None:
-        return tensor
-    kept = tensor.to(placement.device, placement.dtype)
-    return torch.clone(kept) if kept is tensor and placement.offload == "idle" else kept
+    for name, tensor in named_weights(model):
+        yield name, tensor if placement is None else tensor.to(placement.device, placement.dtype)
 
 
 def plain_class(model: PreTrainedModel) -> type[PreTrainedModel]:
-    """The class of transformers: sharding puts one of its own in front."""
-    plain: Any = next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
+    """The class in transformers, without the one that FSDP puts in front."""
+    plain: Any = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))
     return plain
 
 
 def plain_twin(model: PreTrainedModel) -> PreTrainedModel:
-    """A model of the same architecture that is not sharded and has no adapter; its weights are still to be loaded."""
-    plain = plain_class(model)
+    """A model of the same architecture that is not sharded and has no adapter; its weights are loaded later."""
     with torch.device("meta"):
-        twin = plain(copy.deepcopy(model.config))
+        twin = plain_class(model)(copy.deepcopy(model.config))
     for name, buffer in model.named_buffers():
         path, _, leaf = name.rpartition(".")
         twin.get_submodule(path)._buffers[leaf] = buffer

@@ -83,7 +83,7 @@ def prompts(tiny: LanguageModel) -> list[list[int]]:
 def greedy(engine: VllmEngine, tiny: LanguageModel, prompts: list[list[int]]) -> None:
     """Checks that the engine's likeliest completions are the policy's."""
     params = SamplingParams(40, temperature=0.0)
-    ours = TorchEngine(tiny.model, eos_ids=tiny.eos_ids, pad_id=tiny.pad_id, max_num_seqs=8)
+    ours = TorchEngine(tiny)
     assert engine.generate(prompts, 1, params, seed=0) == ours.generate(prompts, 1, params, seed=0)
 
 

@@ -1,6 +1,5 @@
-"""The rollout engine for Llama-like models on a GPU. Begin with engine.py, the order of things.
+"""The rollout engine for Llama-like models on a GPU: start with engine.py. Its loop is ../batched_engine.py.
 
-A batch's tensors are in batch_state.py, the network in model.py with rollout/weight_sync.py, what a step does for each
-sequence in training/varlen_attention.py (on a GPU in triton_kernels.py), how a step becomes a graph in graph_runner.py,
-and how many sequences there is room for in kv_capacity.py.
+The network is in model.py; what a decoding step computes for each sequence, in triton_kernels.py, and in plain torch
+in reference_ops.py. graph_runner.py captures steps, kv_capacity.py says how many sequences fit.
 """

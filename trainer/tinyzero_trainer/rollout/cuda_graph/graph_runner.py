@@ -1,4 +1,4 @@
-"""Running the same step again and again: on a CUDA device as a graph, elsewhere by calling it."""
+"""Runs the same step repeatedly: on a CUDA device as a captured graph, elsewhere by calling it."""
 
 import contextlib
 from collections.abc import Callable, Hashable
@@ -7,24 +7,23 @@ import torch
 
 
 class GraphRunner:
-    """Steps by a key. What a step reads and writes must stay where it is."""
+    """Steps by key. The tensors that a step reads and writes must keep their addresses."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.forget()
 
     def forget(self) -> None:
-        """Give up all steps, and their memory; what they read may go now."""
+        """Drop all steps and their memory; what they read may be freed now."""
         self._runs: dict[Hashable, Callable[[], None]] = {}
-        # The stream stays: memory that was used on one is not used again on another, and cuBLAS never gives back the
-        # workspace that it has for each.
+        # The stream stays: memory used on one is not reused on another, and cuBLAS never frees its workspace of each.
         self._pool = None if self._stream is None else torch.cuda.graph_pool_handle()
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._runs
 
     def prepare(self, key: Hashable, step: Callable[[], None]) -> None:
-        """Make a step ready. It runs once: libraries choose their kernels and workspaces before it is captured."""
+        """Prepare a step. It runs once before it is captured, so that libraries choose their kernels and workspaces."""
         if self._stream is None:
             step()
             self._runs[key] = step
@@ -33,12 +32,12 @@ class GraphRunner:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             step()
-            # Not torch.cuda.graph, which empties the allocator's cache each time. Other threads may go on allocating.
+            # Not torch.cuda.graph, which empties the allocator's cache each time. Other threads may keep allocating.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 step()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # it complains as well, and would hide the reason
+                with contextlib.suppress(RuntimeError):  # it fails as well, and would hide the reason
                     graph.capture_end()
                 raise
             graph.capture_end()

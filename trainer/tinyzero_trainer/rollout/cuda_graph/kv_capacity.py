@@ -1,4 +1,4 @@
-"""How many sequences a GPU has room for. What to do where that is too few is said in cli/oom_advice.py."""
+"""How many sequences fit in a GPU's memory. What to do if too few do is said in cli/oom_advice.py."""
 
 from dataclasses import dataclass
 
@@ -6,70 +6,71 @@ import torch
 
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 
-LEAST = 8
-"""Sequences at a time below which generating is not worth it."""
+MIN_SEQUENCES = 8
+"""Below this, generating is not worth it."""
 
-USED = 0.9
-"""Share of the memory found that is taken: kernels need workspaces, and memory falls into pieces."""
+USABLE = 0.9
+"""Fraction of the memory that is taken: kernels need workspaces, and memory fragments."""
 
 
 class KvCacheError(OutOfMemoryError):
     """The GPU's memory does not hold the KV cache of even a few sequences."""
 
-    def __init__(self, size: int, room: int, found: int, least: int) -> None:
+    def __init__(self, size: int, available: int, fitting: int, required: int) -> None:
         """
         Args:
-            size: bytes of each.
-            room: bytes that there are.
-            found: sequences that fit.
-            least: sequences that must.
+            size: bytes of each sequence.
+            available: bytes.
+            fitting: sequences that fit.
+            required: sequences that must fit.
         """
-        self.found = found
-        self.share = USED * room / (least * size)
-        """Of what they need, what there is."""
+        self.fitting = fitting
+        self.fraction = USABLE * available / (required * size)
+        """Of the required memory, what is available."""
         super().__init__(
             "completions were generated",
             f"a sequence needs {size / 2**30:.2g} GiB while it is generated, and there are "
-            f"{room / 2**30:.2g} GiB left, expected room for {least}",
+            f"{available / 2**30:.2g} GiB left, expected room for {required}",
         )
-        self.args = (size, room, found, least)  # what an unpickled one is made of
+        self.args = (size, available, fitting, required)  # for unpickling
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """What there is on a GPU, in bytes."""
+class FreeMemory:
+    """Of a GPU, in bytes."""
 
-    free: int
-    """Nobody has it."""
+    unused: int
+    """Not allocated by any process."""
 
     reusable: int
-    """This process has it, and uses it at other times."""
+    """Cached by this process, which needs it at other times."""
+
+    @classmethod
+    def of(cls, device: torch.device) -> "FreeMemory":
+        """At present."""
+        free, _ = torch.cuda.mem_get_info(device)
+        return cls(free, torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
-def present_memory(device: torch.device) -> Memory:
-    """What there is now."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return Memory(free, torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-
-
-def sequences(wanted: int, size: int, memory: Memory, *, keep: bool) -> tuple[int, bool]:
+def fitting_sequences(wanted: int, size: int, memory: FreeMemory, *, keep: bool) -> tuple[int, bool]:
     """How many sequences to generate at a time.
 
     Args:
         wanted: at most.
         size: bytes of each.
-        memory: what there is.
-        keep: whether the memory is to be kept while others work.
+        memory: what is free.
+        keep: whether to keep the memory between calls, if possible.
 
     Returns:
-        The number, and whether its memory can be kept; where it cannot, it also takes what others use at other times.
+        The number, and whether its memory can be kept; if it cannot, the reusable memory is taken as well.
 
     Raises:
-        KvCacheError: not even `LEAST`, or the few that are wanted, fit.
+        KvCacheError: fewer than `MIN_SEQUENCES` fit, and fewer than wanted.
     """
-    if keep and wanted * size <= USED * memory.free:
+    if keep and wanted * size <= USABLE * memory.unused:
         return wanted, True
-    found = min(wanted, int(USED * (memory.free + memory.reusable)) // size)
-    if found < min(wanted, LEAST):
-        raise KvCacheError(size, memory.free + memory.reusable, max(0, found), min(wanted, LEAST))
-    return found, False
+    available, required = memory.unused + memory.reusable, min(wanted, MIN_SEQUENCES)
+    fitting = min(wanted, int(USABLE * available) // size)
+    if fitting < required:
+        raise KvCacheError(size, available, max(0, fitting), required)
+    return fitting, False

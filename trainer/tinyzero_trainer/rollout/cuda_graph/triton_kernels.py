@@ -1,7 +1,7 @@
-"""Kernels of one decoding step on a GPU: attention over each sequence's own length, and drawing its next token.
+"""Kernels of one decoding step on a GPU: attention over each sequence's own length, and sampling of its next token.
 
-Imported on a GPU only: elsewhere there may be no Triton. What they compute is written for any device in
-training/varlen_attention.py and, of the drawing, in ../sampling.py and batch_state.py.
+Imported only on a GPU: elsewhere Triton may be missing. The same in plain torch: reference_ops.py for attention,
+../sampling.py and ../batch_state.py for sampling.
 """
 
 from collections.abc import Collection
@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tinyzero_trainer.rollout.cuda_graph.batch_state import State
+from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.sampling import FACTORS, JUST_BELOW, WEYL, block_size
 
 BLOCK = 64
-"""Slots that are read at a time."""
+"""Cache positions that are read at a time."""
 
 TILE = 2048
 """Logits that one program reads."""
@@ -31,10 +31,10 @@ _LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 
 
 def try_out(model: Any, eos_ids: Collection[int]) -> None:
-    """Run each kernel once, with the sizes of a `GraphModel`; raises whatever is in the way."""
-    state = State(1, BLOCK, 1, eos_ids, model.device)
-    state.begin([1], 0, SamplingParams(1), 0)
-    state.work_on(torch.zeros(1, dtype=torch.long), 1)
+    """Run each kernel once, with the sizes of a `GraphModel`; raises whatever error keeps it from running."""
+    state = BatchState(1, 1, eos_ids, model.device)
+    state.reset([1], 0, SamplingParams(1), 0)
+    state.set_rows(torch.zeros(1, dtype=torch.long), 1)
 
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=model.dtype, device=model.device)
@@ -43,14 +43,14 @@ def try_out(model: Any, eos_ids: Collection[int]) -> None:
     fused = zeros(1, (model.heads + 2 * model.kv_heads) * model.head_size)
     attend(fused, model.tables(BLOCK), state, 1, keys, values, model.heads)
     gated(zeros(1, 2 * model.mlp_size))
-    draw(zeros(1, model.vocabulary), state, 1, ends=True)
+    sample(zeros(1, model.vocabulary), state, 1, ends=True)
 
 
 def attend(
-    fused: Tensor, tables: tuple[Tensor, Tensor], state: State, rows: int, keys: Tensor, values: Tensor, heads: int
+    fused: Tensor, tables: tuple[Tensor, Tensor], state: BatchState, rows: int, keys: Tensor, values: Tensor, heads: int
 ) -> Tensor:
-    """See `attention.attend`."""
-    _, kv_heads, slots, size = keys.shape
+    """See `reference_ops.attend`."""
+    _, kv_heads, cache_length, size = keys.shape
     group, half = heads // kv_heads, size // 2
     out = torch.empty((rows, heads * size), dtype=fused.dtype, device=fused.device)
     kernel = _attend_one if group == 1 else _attend_group
@@ -58,7 +58,7 @@ def attend(
     if group > 1:
         sizes["GROUP_BLOCK"] = max(16, triton.next_power_of_2(group))
     kernel[(rows, kv_heads)](
-        fused, out, keys, values, *tables, state.positions, state.owners, size**-0.5, slots,
+        fused, out, keys, values, *tables, state.positions, state.slot_ids, size**-0.5, cache_length,
         WIDTH_BLOCK=triton.next_power_of_2(size), BLOCK=BLOCK, **sizes,
     )  # fmt: skip
     return out
@@ -72,15 +72,8 @@ def gated(gate_up: Tensor) -> Tensor:
     return out
 
 
-def draw(logits: Tensor, state: State, rows: int, *, ends: bool) -> None:
-    """See `state.draw`; for a temperature above 0 without top-p and top-k.
-
-    Args:
-        logits: [rows, vocabulary].
-        state: as there.
-        rows: as there.
-        ends: whether end tokens end.
-    """
+def sample(logits: Tensor, state: BatchState, rows: int, *, ends: bool) -> None:
+    """`BatchState.sample` at temperatures above 0, without top-p and top-k; `ends`: whether end tokens end."""
     vocabulary = logits.shape[1]
     size = block_size(vocabulary)
     blocks = triton.cdiv(vocabulary, size)
@@ -90,24 +83,24 @@ def draw(logits: Tensor, state: State, rows: int, *, ends: bool) -> None:
     _measure[(rows, triton.cdiv(blocks, tile))](
         logits, highest, sums, state.knobs, vocabulary, blocks, SIZE=size, BLOCKS=tile
     )
-    _draw[(rows,)](
-        logits, highest, sums, state.knobs, state.owners, state.streams, state.counts, state.positions, state.token,
-        state.tokens, state.logprobs, state.lengths, state.finished, state.ends,
+    _sample[(rows,)](
+        logits, highest, sums, state.knobs, state.slot_ids, state.streams, state.counts, state.positions,
+        state.last_token, state.tokens, state.logprobs, state.lengths, state.finished, state.eos_ids,
         vocabulary, blocks, state.tokens.shape[1],
-        SIZE=size, BLOCKS=triton.next_power_of_2(blocks), ENDS=len(state.ends) if ends else 0,
+        SIZE=size, BLOCKS=triton.next_power_of_2(blocks), ENDS=len(state.eos_ids) if ends else 0,
     )  # fmt: skip
 
 
 @triton.jit
 def _attend_one(  # type: ignore[no-untyped-def]
-    fused, out, keys, values, cos, sin, positions, owners, scale, slots,
+    fused, out, keys, values, cos, sin, positions, slot_ids, scale, cache_length,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
     WIDTH_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One query head for each key-value head."""
     row, head = tl.program_id(0), tl.program_id(1)
-    owner = tl.load(owners + row)
-    position = tl.load(positions + owner).to(tl.int32)
+    slot = tl.load(slot_ids + row)
+    position = tl.load(positions + slot).to(tl.int32)
     kind = keys.dtype.element_ty
     d, e = tl.arange(0, HALF_BLOCK), tl.arange(0, WIDTH_BLOCK)
     half, width = d < HALF, e < 2 * HALF
@@ -123,7 +116,7 @@ def _attend_one(  # type: ignore[no-untyped-def]
     right = tl.load(line + HALF + d, mask=half, other=0.0).to(tl.float32)
     key_left, key_right = (left * c - right * s).to(kind), (right * c + left * s).to(kind)
     value = tl.load(line + KV_HEADS * 2 * HALF + e, mask=width, other=0.0)
-    begin = (owner * KV_HEADS + head) * slots.to(tl.int64) * 2 * HALF
+    begin = (slot * KV_HEADS + head) * cache_length.to(tl.int64) * 2 * HALF
     here = begin + position * 2 * HALF
     tl.store(keys + here + d, key_left, mask=half)
     tl.store(keys + here + HALF + d, key_right, mask=half)
@@ -153,14 +146,14 @@ def _attend_one(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _attend_group(  # type: ignore[no-untyped-def]
-    fused, out, keys, values, cos, sin, positions, owners, scale, slots,
+    fused, out, keys, values, cos, sin, positions, slot_ids, scale, cache_length,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
     GROUP_BLOCK: tl.constexpr, WIDTH_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Several query heads for each key-value head, in matrix products."""
     row, head = tl.program_id(0), tl.program_id(1)
-    owner = tl.load(owners + row)
-    position = tl.load(positions + owner).to(tl.int32)
+    slot = tl.load(slot_ids + row)
+    position = tl.load(positions + slot).to(tl.int32)
     kind = keys.dtype.element_ty
     g, d, e = tl.arange(0, GROUP_BLOCK), tl.arange(0, HALF_BLOCK), tl.arange(0, WIDTH_BLOCK)
     member, half, width = g < GROUP, d < HALF, e < 2 * HALF
@@ -178,7 +171,7 @@ def _attend_group(  # type: ignore[no-untyped-def]
     right = tl.load(line + HALF + d, mask=half, other=0.0).to(tl.float32)
     key_left, key_right = (left * c - right * s).to(kind), (right * c + left * s).to(kind)
     value = tl.load(line + KV_HEADS * 2 * HALF + e, mask=width, other=0.0)
-    begin = (owner * KV_HEADS + head) * slots.to(tl.int64) * 2 * HALF
+    begin = (slot * KV_HEADS + head) * cache_length.to(tl.int64) * 2 * HALF
     here = begin + position * 2 * HALF
     tl.store(keys + here + d, key_left, mask=half)
     tl.store(keys + here + HALF + d, key_right, mask=half)
@@ -211,24 +204,24 @@ def _attend_group(  # type: ignore[no-untyped-def]
 @triton.jit
 def _gated(gate_up, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
-    places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = places < width
-    gate = tl.load(gate_up + row * 2 * width + places, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * width + width + places, mask=inside, other=0.0).to(tl.float32)
+    offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < width
+    gate = tl.load(gate_up + row * 2 * width + offsets, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + offsets, mask=inside, other=0.0).to(tl.float32)
     kind = out.dtype.element_ty
     silu = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
-    tl.store(out + row * width + places, (silu * up).to(kind), mask=inside)
+    tl.store(out + row * width + offsets, (silu * up).to(kind), mask=inside)
 
 
 @triton.jit
 def _measure(  # type: ignore[no-untyped-def]
     logits, highest, sums, knobs, vocabulary, blocks, SIZE: tl.constexpr, BLOCKS: tl.constexpr
 ):
-    """Of each block of the vocabulary the maximum, and the sum of exp(z - maximum)."""
+    """For each block of the vocabulary the maximum, and the sum of exp(z - maximum)."""
     row = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
-    places = b[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
-    z = tl.load(logits + row * vocabulary + places, mask=places < vocabulary, other=-float("inf"))
+    offsets = b[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    z = tl.load(logits + row * vocabulary + offsets, mask=offsets < vocabulary, other=-float("inf"))
     z = z.to(tl.float32) / tl.load(knobs)
     most = tl.maximum(tl.max(z, axis=1), _LOWEST)
     sum_of = tl.sum(tl.exp(z - most[:, None]).to(tl.float64), axis=1)
@@ -237,16 +230,16 @@ def _measure(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _draw(  # type: ignore[no-untyped-def]
-    logits, highest, sums, knobs, owners, streams, counts, positions, token_of, tokens, logprobs, lengths, finished,
-    end_tokens, vocabulary, blocks, wide,
+def _sample(  # type: ignore[no-untyped-def]
+    logits, highest, sums, knobs, slot_ids, streams, counts, positions, last_token, tokens, logprobs, lengths, finished,
+    eos_ids, vocabulary, blocks, wide,
     SIZE: tl.constexpr, BLOCKS: tl.constexpr, ENDS: tl.constexpr,
 ):  # fmt: skip
-    """Choose a block, a token in it, and note both; the same sums as `sampling._invert`."""
+    """Choose a block and a token in it, and record the token; the same sums as `sampling._invert`."""
     row = tl.program_id(0).to(tl.int64)
-    owner = tl.load(owners + row)
-    count = tl.load(counts + owner)
-    uniform = _shift(_mix(tl.load(streams + owner) + (count + 1) * _WEYL), 11).to(tl.float64) * _UNIT
+    slot = tl.load(slot_ids + row)
+    count = tl.load(counts + slot)
+    uniform = _shift(_mix(tl.load(streams + slot) + (count + 1) * _WEYL), 11).to(tl.float64) * _UNIT
     b = tl.arange(0, BLOCKS)
     most = tl.load(highest + row * blocks + b, mask=b < blocks, other=_LOWEST)
     top = tl.max(most, axis=0)
@@ -260,8 +253,8 @@ def _draw(  # type: ignore[no-untyped-def]
     scale_here = tl.sum(tl.where(b == block, scale, 0.0), axis=0)
     most_here = tl.max(tl.where(b == block, most, _LOWEST), axis=0)
     i = tl.arange(0, SIZE)
-    places = block * SIZE + i
-    z = tl.load(logits + row * vocabulary + places, mask=places < vocabulary, other=-float("inf"))
+    offsets = block * SIZE + i
+    z = tl.load(logits + row * vocabulary + offsets, mask=offsets < vocabulary, other=-float("inf"))
     z = z.to(tl.float32) / tl.load(knobs)
     inside = tl.cumsum(tl.exp(z - most_here).to(tl.float64) * scale_here, axis=0)
     here = tl.max(inside, axis=0)
@@ -269,19 +262,19 @@ def _draw(  # type: ignore[no-untyped-def]
     index = tl.sum((inside <= rest).to(tl.int32), axis=0)
     token = (block * SIZE + index).to(tl.int64)
     logprob = tl.sum(tl.where(i == index, z, 0.0), axis=0) - (top.to(tl.float64) + tl.log(total)).to(tl.float32)
-    done = tl.load(finished + owner)
+    done = tl.load(finished + slot)
     ended = done * 0
     for end in tl.static_range(ENDS):
-        ended = ended | (token == tl.load(end_tokens + end)).to(tl.int32)
-    length = tl.load(lengths + owner)
-    tl.store(lengths + owner, tl.where((ended == 1) & (done == 0), count + 1, length))
-    tl.store(finished + owner, done | ended)
-    tl.store(tokens + count * wide + owner, token)
-    tl.store(logprobs + count * wide + owner, logprob)
-    tl.store(token_of + owner, token)
-    onward = (owner < wide - 1).to(tl.int64)  # the last column is the spare one
-    tl.store(counts + owner, count + onward)
-    tl.store(positions + owner, tl.load(positions + owner) + onward)
+        ended = ended | (token == tl.load(eos_ids + end)).to(tl.int32)
+    length = tl.load(lengths + slot)
+    tl.store(lengths + slot, tl.where((ended == 1) & (done == 0), count + 1, length))
+    tl.store(finished + slot, done | ended)
+    tl.store(tokens + count * wide + slot, token)
+    tl.store(logprobs + count * wide + slot, logprob)
+    tl.store(last_token + slot, token)
+    onward = (slot < wide - 1).to(tl.int64)  # the last slot is the spare one
+    tl.store(counts + slot, count + onward)
+    tl.store(positions + slot, tl.load(positions + slot) + onward)
 
 
 @triton.jit

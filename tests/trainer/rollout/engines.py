@@ -1,0 +1,33 @@
+"""The two engines of `rollout.engine=torch` around random models."""
+
+from collections.abc import Collection
+from itertools import chain
+from typing import Any
+
+import torch
+
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.rollout import TorchEngine
+from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
+from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.types import Generation
+
+ENDS = range(0, 97, 11)
+
+
+def with_ends(model: Any, ends: Collection[int] = ENDS) -> LanguageModel:
+    tokenizer: Any = None
+    return LanguageModel("random", model, tokenizer, frozenset(ends), pad_id=0)
+
+
+def graph(model: Any, ends: Collection[int] = ENDS, **changes: Any) -> GraphEngine:
+    arguments: dict[str, Any] = {"dtype": torch.float32, "device": model.device} | changes
+    return GraphEngine(with_ends(model, ends), lambda: named_weights(model), **arguments)
+
+
+def plain(model: Any, ends: Collection[int] = ENDS, **changes: Any) -> TorchEngine:
+    return TorchEngine(with_ends(model, ends), **changes)
+
+
+def flat(groups: list[list[Generation]]) -> list[Generation]:
+    return list(chain(*groups))

@@ -1,0 +1,84 @@
+"""The decoding loop of `rollout.engine=torch`, on any device: batches, sampling, dropping finished sequences.
+
+How the model runs is up to the subclasses: torch_engine.py, cuda_graph/engine.py.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from tinyzero_trainer.rollout.batch_state import BatchState
+from tinyzero_trainer.rollout.engine import RolloutEngine, SamplingParams
+from tinyzero_trainer.types import Generation
+
+
+class BatchedEngine(RolloutEngine, ABC):
+    """Generates batch by batch; finished sequences leave the batch every few steps."""
+
+    def generate(
+        self,
+        prompts: Sequence[list[int]],
+        samples: int,
+        params: SamplingParams,
+        *,
+        seed: int,
+        first: int = 0,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> list[list[Generation]]:
+        """See `RolloutEngine`."""
+        rows = len(prompts) * samples
+        if not rows:
+            return [[] for _ in prompts]
+        flat: list[Generation] = []
+        with self._session():
+            state, size = self._reserve(prompts, samples, params)
+            for start in range(0, rows, size):
+                owners = [row // samples for row in range(start, min(rows, start + size))]
+                state.reset([len(prompts[owner]) for owner in owners], first * samples + start, params, seed)
+                self._prefill(prompts, owners, params)
+                self._decode(state, len(owners), params, on_progress or (lambda _: None))
+                flat += state.generations(len(owners), params)
+        return [flat[row : row + samples] for row in range(0, rows, samples)]
+
+    def _decode(self, state: BatchState, rows: int, params: SamplingParams, on_progress: Callable[[int], None]) -> None:
+        """Everything after the first token of each row."""
+        active = torch.arange(rows)  # slots, on the CPU
+        for index in range(1, params.max_tokens):
+            finished = self._finished(index)
+            if finished is not None:
+                kept = (finished[active] == 0).nonzero().squeeze(1)
+                on_progress(len(active) - len(kept))
+                if len(kept) < len(active):
+                    active = active[kept]
+                    if not len(active):
+                        break
+                    self._keep(active, kept, params)
+            self._step(index, params)
+        on_progress(len(active))
+
+    @abstractmethod
+    def _session(self) -> AbstractContextManager[None]:
+        """The context in which the model runs."""
+
+    @abstractmethod
+    def _reserve(self, prompts: Sequence[list[int]], samples: int, params: SamplingParams) -> tuple[BatchState, int]:
+        """Allocate buffers; returns the state and the number of rows (prompts × samples) per batch."""
+
+    @abstractmethod
+    def _prefill(self, prompts: Sequence[list[int]], owners: list[int], params: SamplingParams) -> None:
+        """Start a batch, row i with prompt `owners[i]`: run the prompts, sample the first token of each row."""
+
+    @abstractmethod
+    def _finished(self, index: int) -> Tensor | None:
+        """`BatchState.finished` on the CPU, before token `index` is sampled; None = not checked at this step."""
+
+    @abstractmethod
+    def _keep(self, active: Tensor, kept: Tensor, params: SamplingParams) -> None:
+        """Drop finished sequences; `active` [n] are the slots of the others, `kept` [n] their places among the last."""
+
+    @abstractmethod
+    def _step(self, index: int, params: SamplingParams) -> None:
+        """Sample token `index` of every sequence."""
