@@ -160,7 +160,7 @@ def check_keys(cls: type, values: Mapping[str, Any], prefix: str = "", *, in_hel
     Raises:
         SettingsError: names the first unknown key and those nearest to it.
     """
-    _check_table(values, prefix, list(_keys(cls, prefix)), in_help)
+    _check_table(values, prefix, [field.key for field in describe(cls, prefix)], in_help)
 
 
 def _check_table(values: Mapping[str, Any], prefix: str, known: Sequence[str], in_help: bool) -> None:
@@ -287,13 +287,6 @@ def describe(cls: type, prefix: str = "") -> Iterator[Field]:
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         help = helps.get(field.name) or field.metadata.get("help", "")  # a type created at run time has no docstrings
         yield Field(key, _type_name(hints[field.name]), default, help)
-
-
-def _keys(cls: type, prefix: str) -> Iterator[str]:
-    groups = _nested_types(cls)
-    for field in dataclasses.fields(cls):
-        key = prefix + field.name
-        yield from _keys(groups[field.name], f"{key}.") if field.name in groups else (key,)
 
 
 @cache

@@ -170,14 +170,14 @@ class _ProgressBars:
         self._bars: dict[str, Any] = {}
         self.has_begun = False
 
-    def sampling(self, kept: int, ahead: int, total: int) -> None:
+    def sampling(self, kept: int, finished: int, total: int) -> None:
         """See `EvaluationObserver`."""
         self.has_begun = True
-        self._show("sampling", kept + ahead, total)
+        self._show("sampling", kept + finished, total)
 
-    def scoring(self, share: float) -> None:
+    def scoring(self, fraction: float) -> None:
         """See `EvaluationObserver`."""
-        self._show("scoring", share, 1.0)
+        self._show("scoring", fraction, 1.0)
 
     def _show(self, name: str, done: float, total: float) -> None:
         if name not in self._bars:

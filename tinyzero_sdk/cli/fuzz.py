@@ -1,5 +1,6 @@
 """`tinyzero fuzz`: a search for completions that a task scores wrongly."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -156,18 +157,5 @@ def _as_json(task: "Task", path: Path, report: "FuzzReport") -> dict[str, Any]:
         "lines": report.lines,
         "interrupted": report.interrupted,
         "cases": str(path),
-        "findings": [
-            {
-                "kind": finding.kind,
-                "completion": finding.completion,
-                "ground_truth": finding.ground_truth,
-                "answer": finding.answer,
-                "score": finding.score,
-                "right": finding.right,
-                "traits": list(finding.traits),
-                "note": finding.note,
-                "replay": _replay(task, path, finding),
-            }
-            for finding in report.findings
-        ],
+        "findings": [asdict(finding) | {"replay": _replay(task, path, finding)} for finding in report.findings],
     }

@@ -90,7 +90,7 @@ def _show(report: "RescoreReport", limit: int, output: Path | None) -> None:
     scored = report.scored
     written = "" if output is None else f", written to {output}"
     stdout.print(Text(f"{count(scored.rows, 'row')} scored again in {scored.seconds:.1f} s{written}"), soft_wrap=True)
-    _show_stamps(report)
+    _show_provenance(report)
     if report.compared < scored.rows:
         compared = f"{report.compared:,}" if report.compared else "none"
         stdout.print(f"{compared} of these rows compared; the others have no old score")
@@ -114,7 +114,7 @@ def _show(report: "RescoreReport", limit: int, output: Path | None) -> None:
             stdout.print(f"\n... and {rows - len(shown):,} more {kind} (--limit, or --output)")
 
 
-def _show_stamps(report: "RescoreReport") -> None:
+def _show_provenance(report: "RescoreReport") -> None:
     """What produced the old and new scores: task and version, and the options and wrappers that differ."""
     now = report.scored.provenance
     assert now is not None

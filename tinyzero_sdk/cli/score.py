@@ -67,7 +67,7 @@ def scoring_options(
             memory_limit,
             group_by,
             allow_version_mismatch,
-            lambda share: progress.update(bar, completed=share),
+            lambda fraction: progress.update(bar, completed=fraction),
         )
 
 

@@ -68,9 +68,9 @@ def count(number: int, name: str) -> str:
     return f"{number:,} {name}{'' if number == 1 else 's'}"
 
 
-def percent(share: float) -> str:
+def percent(fraction: float) -> str:
     """A fraction as a percentage with one digit."""
-    return f"{share:.1%}"
+    return f"{fraction:.1%}"
 
 
 def table(*columns: str) -> Table:

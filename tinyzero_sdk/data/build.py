@@ -168,11 +168,11 @@ def build(group: "WorkerGroup", request: BuildRequest, size: int | None) -> Iter
         ExhaustedError: the task has fewer different problems, where `size` is not None.
     """
     split_filter = SplitFilter(group.task, request.split, size=size, test_fraction=request.test_fraction)
-    share = split_fraction(group.task, request.split, request.test_fraction)
+    fraction = split_fraction(group.task, request.split, request.test_fraction)
     left, start = math.inf if size is None else size, 0
     # Small data sets use small blocks, since a task may need milliseconds for each candidate.
-    block = math.ceil(max(_MIN_BLOCK, min(_MAX_BLOCK, left / share / 16)))
-    news = block * share  # new problems expected in a block; fewer where a task runs out
+    block = math.ceil(max(_MIN_BLOCK, min(_MAX_BLOCK, left / fraction / 16)))
+    news = block * fraction  # new problems expected in a block; fewer where a task runs out
     while left > 0:
         while group.has_room and group.waiting * news < left:
             group.submit(request, start, block)

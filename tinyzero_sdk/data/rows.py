@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 ROW_COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
 """The columns every data file has; all others are the task's own."""
 
+NO_COMPLETION = "no completion; expected a string in the column `completion`"
+NO_GROUND_TRUTH = "no ground truth; expected it in the column `ground_truth`, or in `reward_model`"
+
 
 def item_to_row(task: "Task", item: Item, *, index: int, split: Split, template: str = "base") -> dict[str, Json]:
     """One problem as a row.
@@ -133,7 +136,7 @@ def completion_of(row: Mapping[str, Any]) -> Completion:
     """
     text = row.get("completion")
     if text is None:
-        raise DataError("no completion; expected a string in the column `completion`")
+        raise DataError(NO_COMPLETION)
     if not isinstance(text, str):
         raise DataError(f"the completion is of type {type(text).__name__}; expected a string")
     return Completion(text)
@@ -149,7 +152,7 @@ def ground_truth_of(row: Mapping[str, Any]) -> Json:
     if truth is None and isinstance(row.get("reward_model"), Mapping):
         truth = row["reward_model"].get("ground_truth")
     if truth is None:
-        raise DataError("no ground truth; expected it in the column `ground_truth`, or in `reward_model`")
+        raise DataError(NO_GROUND_TRUTH)
     return plain(truth)
 
 

@@ -55,7 +55,7 @@ def evaluate(plan: EvaluationPlan, output: Path | None, observer: EvaluationObse
 
 def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: EvaluationObserver) -> tuple[int, float]:
     """Sample the missing completions and write all to `ordered`; return the new tokens and the seconds they took."""
-    tokens = ahead = 0
+    tokens = finished = 0
     with plan.opener() as sampler, SampleFile(path, plan.settings(sampler)) as file:
         items = list(plan.task.dataset(plan.split, plan.size, seed=EVALUATION_SEED, test_fraction=plan.test_fraction))
         if taken := [name for name in _OWN_COLUMNS if name in items[0].data]:
@@ -69,19 +69,19 @@ def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: Evaluatio
         total = len(problems) * plan.samples
 
         def keep(problem: Problem, sample: int, completion: Completion) -> None:
-            nonlocal tokens, ahead
+            nonlocal tokens, finished
             row = item_to_row(plan.task, problem.item, index=problem.index, split=plan.split, template=sampler.template)
             text = completion.text.encode("utf-8", "replace").decode()  # UTF-8 has no lone surrogates
             row |= {"completion": text, "token_count": completion.token_count}
             if file.append((problem.index, sample), row | {"finished": completion.finished}):
                 tokens += completion.token_count or 0
-                ahead = max(0, ahead - 1)
-                observer.sampling(len(file), ahead, total)
+                finished = max(0, finished - 1)
+                observer.sampling(len(file), finished, total)
 
         def advance(count: int) -> None:
-            nonlocal ahead
-            ahead = min(ahead + count, total - len(file))
-            observer.sampling(len(file), ahead, total)
+            nonlocal finished
+            finished = min(finished + count, total - len(file))
+            observer.sampling(len(file), finished, total)
 
         observer.sampling(len(file), 0, total)
         started = time.perf_counter()

@@ -153,10 +153,10 @@ class EvaluationResult:
 class EvaluationObserver(Protocol):
     """Receives the progress of an evaluation."""
 
-    def sampling(self, kept: int, ahead: int, total: int) -> None:
-        """`kept` completions of `total` are stored, and `ahead` more are finished."""
+    def sampling(self, kept: int, finished: int, total: int) -> None:
+        """`kept` completions of `total` are stored, and `finished` more will be."""
 
-    def scoring(self, share: float) -> None:
+    def scoring(self, fraction: float) -> None:
         """A fraction of the completions is scored."""
 
 

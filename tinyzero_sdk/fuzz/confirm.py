@@ -34,13 +34,7 @@ class Confirmation:
     """One suspect, and the processes in which it is tried again, one after the other."""
 
     def __init__(self, task: bytes, suspect: Finding, timeout: float, memory_limit: int) -> None:
-        """
-        Args:
-            task: the pickled task.
-            suspect: a finding of the kind `timeout` or `died`.
-            timeout: seconds for the completion.
-            memory_limit: address space of a process, in bytes.
-        """
+        """Take the pickled task, a finding of the kind `timeout` or `died`, and the limits of the search."""
         self.suspect = suspect
         self._task = task
         self._timeout = timeout

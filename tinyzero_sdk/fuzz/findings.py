@@ -156,14 +156,7 @@ def _kind(token: str) -> str:
 
 
 def make_finding(attempt: Attempt, truth: Json, fault: ScoringFault, usual: Set[str]) -> Finding:
-    """The record of a fault, with the traits that set it apart.
-
-    Args:
-        attempt: the completion.
-        truth: its ground truth.
-        fault: what is wrong about its score.
-        usual: traits of gold answers, which set nothing apart.
-    """
+    """The record of a fault, with the traits that set it apart from gold answers, whose traits are `usual`."""
     score, about_presentation = fault.score, False
     if fault.note:
         traits = {fault.note.partition(": ")[0]}

@@ -1,10 +1,9 @@
 """Completions around answers: honest presentations, which score full; sprays, which must not; and hostile texts.
 
-In a text with several answers the last one counts: a reward for any other pays for guessing.
+In a text with several answers the last one counts: a reward for any other rewards guessing.
 """
 
 import random
-from collections.abc import Callable
 from typing import NamedTuple
 
 from tinyzero_sdk.testing.completions import hostile_text, huge_text, place
@@ -26,51 +25,34 @@ class Attempt(NamedTuple):
     """The intended answer in the task's own presentation, if that is a different text."""
 
 
-Maker = Callable[[Gold, str, str], str]
-
-HONEST: dict[str, Maker] = {
-    "gold": lambda gold, right, wrong: gold.with_answer(right),
-    "a line break after it": lambda gold, right, wrong: gold.with_answer(right) + "\n",
-    "blank lines after it": lambda gold, right, wrong: gold.with_answer(right) + "\n\n  \n",
-    "a space after it": lambda gold, right, wrong: gold.with_answer(right) + " ",
-    "a Windows line break after it": lambda gold, right, wrong: gold.with_answer(right) + "\r\n",
-    "a special token after it": lambda gold, right, wrong: gold.with_answer(right) + "<|im_end|>",
-    "a line break and a special token after it": lambda gold, right, wrong: gold.with_answer(right) + "\n<|im_end|>\n",
-    "an end token after it": lambda gold, right, wrong: gold.with_answer(right) + "</s>",
-    "text after it": lambda gold, right, wrong: gold.with_answer(right) + "\nThat is my answer.",
-    "text before it": lambda gold, right, wrong: "Let me see.\n" + gold.with_answer(right),
-    "a wrong answer before it": lambda gold, right, wrong: f"{gold.with_answer(wrong)}\n{gold.with_answer(right)}",
-    "a wrong answer in its thinking": lambda gold, right, wrong: (
-        f"<think>{gold.with_answer(wrong)}</think>\n{gold.with_answer(right)}"
-    ),
-    "many lines before it": lambda gold, right, wrong: "Let me try again.\n" * 300 + gold.with_answer(right),
+HONEST = {
+    "gold": "{right}",
+    "a line break after it": "{right}\n",
+    "blank lines after it": "{right}\n\n  \n",
+    "a space after it": "{right} ",
+    "a Windows line break after it": "{right}\r\n",
+    "a special token after it": "{right}<|im_end|>",
+    "a line break and a special token after it": "{right}\n<|im_end|>\n",
+    "an end token after it": "{right}</s>",
+    "text after it": "{right}\nThat is my answer.",
+    "text before it": "Let me see.\n{right}",
+    "a wrong answer before it": "{wrong}\n{right}",
+    "a wrong answer in its thinking": "<think>{wrong}</think>\n{right}",
+    "many lines before it": "Let me try again.\n" * 300 + "{right}",
 }
-"""Ways to present a right answer; each scores as the right answer alone does."""
+"""Ways to present a right answer, from gold presentations of both answers; each scores as the right one alone does."""
 
-HONEST_IF_CLOSED: dict[str, Maker] = {
-    "spaces around the answer": lambda gold, right, wrong: gold.with_answer(f" {right}  "),
-    "the answer on a line of its own": lambda gold, right, wrong: gold.with_answer(f"\n{right}\n"),
-}
-"""The same, for presentations that close the answer with a mark of their own."""
+HONEST_IF_CLOSED = {"spaces around the answer": " {}  ", "the answer on a line of its own": "\n{}\n"}
+"""The same, within the marks of a presentation that closes the answer."""
 
-SPRAYS: dict[str, Maker] = {
-    "a right answer before a wrong one": lambda gold, right, wrong: (
-        f"{gold.with_answer(right)}\n{gold.with_answer(wrong)}"
-    ),
-    "a right answer and a wrong one in a line": lambda gold, right, wrong: (
-        f"{gold.with_answer(right)} {gold.with_answer(wrong)}"
-    ),
-    "a right answer between wrong ones": lambda gold, right, wrong: "\n".join(
-        map(gold.with_answer, (wrong, right, wrong))
-    ),
-    "a right answer in the thinking before a wrong one": lambda gold, right, wrong: (
-        f"<think>{gold.with_answer(right)}</think>\n{gold.with_answer(wrong)}"
-    ),
+SPRAYS = {
+    "a right answer before a wrong one": "{right}\n{wrong}",
+    "a right answer and a wrong one in a line": "{right} {wrong}",
+    "a right answer between wrong ones": "{wrong}\n{right}\n{wrong}",
+    "a right answer in the thinking before a wrong one": "<think>{right}</think>\n{wrong}",
 }
 """Ways to add a wrong last answer to a right one."""
 
-
-_MAKERS = HONEST | HONEST_IF_CLOSED | SPRAYS
 _SAME_FAULT = {
     "blank lines after it": "a line break after it",
     "a Windows line break after it": "a line break after it",
@@ -96,7 +78,11 @@ def presentation_traits(how: str) -> set[str]:
 def present(how: str, gold: Gold, right: str, wrong: str) -> Attempt:
     """The completion of that name."""
     intended = wrong if how in SPRAYS else right
-    return Attempt(_MAKERS[how](gold, right, wrong), intended, how, gold.with_answer(intended))
+    if how in HONEST_IF_CLOSED:
+        text = gold.with_answer(HONEST_IF_CLOSED[how].format(right))
+    else:
+        text = (HONEST | SPRAYS)[how].format(right=gold.with_answer(right), wrong=gold.with_answer(wrong))
+    return Attempt(text, intended, how, gold.with_answer(intended))
 
 
 def honest(gold: Gold, right: str, wrong: str, rng: random.Random) -> Attempt:

@@ -13,7 +13,7 @@ from typing import cast
 
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.fuzz.confirm import Confirmation
-from tinyzero_sdk.fuzz.coverage import DEFAULT_SHARE
+from tinyzero_sdk.fuzz.coverage import DEFAULT_FRACTION
 from tinyzero_sdk.fuzz.differential import PREPARING, Kind
 from tinyzero_sdk.fuzz.findings import IN_ORACLE, Finding, FindingSet, traits_of
 from tinyzero_sdk.fuzz.search import BATCH_MARK, AttemptBatch, SearchProgress, SearchSettings, run_search
@@ -59,7 +59,7 @@ def fuzz(
     timeout: float = 1.0,
     memory_limit_gb: float = 4.0,
     stop_after: int | None = None,
-    traced: float = DEFAULT_SHARE,
+    traced: float = DEFAULT_FRACTION,
     on_progress: Callable[[FuzzReport], object] = lambda report: None,
 ) -> FuzzReport:
     """Search for completions that the task scores wrongly, or does not survive.
@@ -80,7 +80,16 @@ def fuzz(
         TinyZeroError: the task cannot be loaded, makes no problems, or ends its workers before they try anything.
     """
     task.check_scoring_allowed()
-    _check_numbers(seconds, seed, workers, timeout, memory_limit_gb, stop_after, traced)
+    if workers < 1 or not all(0 < limit < math.inf for limit in (seconds, timeout, memory_limit_gb)):
+        raise SettingsError(
+            f"got seconds={seconds}, workers={workers}, timeout={timeout}, memory_limit_gb={memory_limit_gb}; "
+            "expected finite numbers above 0"
+        )
+    if seed < 0 or not 0 <= traced <= 1 or (stop_after is not None and stop_after < 1):
+        raise SettingsError(
+            f"got seed={seed}, traced={traced}, stop_after={stop_after}; "
+            "expected a seed from 0, a fraction from 0 to 1, and at least 1 finding or None"
+        )
     settings = SearchSettings(seed, int(min(memory_limit_gb * 2**30, sys.maxsize)), traced, stop_after)
     run = _FuzzRun(task, settings, timeout, workers)
     report, started = run.report, time.monotonic()
@@ -100,28 +109,6 @@ def fuzz(
     report.seconds = time.monotonic() - started
     report.findings = list(run.found)
     return report
-
-
-def _check_numbers(
-    seconds: float,
-    seed: int,
-    workers: int,
-    timeout: float,
-    memory_limit_gb: float,
-    stop_after: int | None,
-    traced: float,
-) -> None:
-    limits = (seconds, timeout, memory_limit_gb)
-    if workers < 1 or not all(0 < limit < math.inf for limit in limits):
-        raise SettingsError(
-            f"got seconds={seconds}, workers={workers}, timeout={timeout}, memory_limit_gb={memory_limit_gb}; "
-            "expected finite numbers above 0"
-        )
-    if seed < 0 or not 0 <= traced <= 1 or (stop_after is not None and stop_after < 1):
-        raise SettingsError(
-            f"got seed={seed}, traced={traced}, stop_after={stop_after}; "
-            "expected a seed from 0, a fraction from 0 to 1, and at least 1 finding or None"
-        )
 
 
 class _Worker:
@@ -198,9 +185,9 @@ class _FuzzRun:
             self._drain(watched[cast(Connection, connection)])
         for worker in list(self._workers):
             if worker.ended or worker.process.has_ended():
-                self._bury(worker, "died")
+                self._retire(worker, "died")
             elif worker.process.timer.seconds > self._patience(worker):
-                self._bury(worker, "timeout")
+                self._retire(worker, "timeout")
             elif not worker.ready and time.monotonic() - worker.born > _START_SECONDS:
                 raise BrokenTaskError(f"a worker hung while it loaded task {self._task.name!r}")
         self._try_suspects()
@@ -262,7 +249,7 @@ class _FuzzRun:
         for finding in progress.findings:
             self.found.add(finding)
 
-    def _bury(self, worker: _Worker, kind: Kind) -> None:
+    def _retire(self, worker: _Worker, kind: Kind) -> None:
         """End a worker, note what it was at, and put another in its place."""
         index = worker.process.timer.index
         worker.process.kill()

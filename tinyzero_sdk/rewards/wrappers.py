@@ -87,15 +87,14 @@ def with_limit(specs: Sequence[str], limit: int) -> tuple[str, ...]:
         >>> with_limit(["format", "overlong(buffer=9)", "cosine(limit=50)"], 100)
         ('format', 'overlong(limit=100, buffer=9)', 'cosine(limit=50)')
     """
-    return tuple(_with_limit(spec, limit) for spec in specs)
-
-
-def _with_limit(spec: str, limit: int) -> str:
-    name, text = _split(spec)
-    make = _find(name)
-    if not (isinstance(make, type) and "limit" in _required(make)) or "limit" in _parse_settings(spec, text):
-        return spec
-    return f"{name}({', '.join(filter(None, (f'limit={limit}', text.strip())))})"
+    limited = []
+    for spec in specs:
+        name, text = _split(spec)
+        make = _find(name)
+        if isinstance(make, type) and "limit" in _required(make) and "limit" not in _parse_settings(spec, text):
+            spec = f"{name}({', '.join(filter(None, (f'limit={limit}', text.strip())))})"
+        limited.append(spec)
+    return tuple(limited)
 
 
 def columns_needed(specs: Sequence[str]) -> dict[str, str]:

@@ -96,8 +96,8 @@ class ScoringPool(ClosesOnExit):
             raise ValueError(f"got {len(completions)} completions and {len(ground_truths)} ground truths")
         if not completions:
             return []
-        share = -(-len(completions) // (4 * self._size))
-        with closing(self.stream([CompletionBatch(completions, ground_truths)], largest_job=share)) as stream:
+        largest = -(-len(completions) // (4 * self._size))
+        with closing(self.stream([CompletionBatch(completions, ground_truths)], largest_job=largest)) as stream:
             ((_, scores),) = stream
         return list(scores)
 
@@ -161,7 +161,7 @@ class ScoringPool(ClosesOnExit):
             self._receive(watched[cast(Connection, connection)])
         for worker in watched.values():
             if self._is_over(worker):
-                jobs.extendleft(reversed(self._bury(worker)))
+                jobs.extendleft(reversed(self._retire(worker)))
 
     def _fill(self, size: int) -> None:
         while len(self._workers) < size:
@@ -200,7 +200,7 @@ class ScoringPool(ClosesOnExit):
             return time.monotonic() - worker.born > _START_SECONDS
         return worker.ended or worker.process.timer.seconds > self._timeout
 
-    def _bury(self, worker: "_Worker") -> list["_Job"]:
+    def _retire(self, worker: "_Worker") -> list["_Job"]:
         """End a worker, give the answer it was at its score, and return the jobs that are still to do."""
         reason: Reason = "error" if worker.ended else "timeout"
         # A closed socket is seen at once, and by then the worker may be at a later answer than the one that closed it.

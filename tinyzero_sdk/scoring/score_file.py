@@ -44,7 +44,7 @@ MAX_LISTED = 1000
 METADATA_KEY = b"tinyzero.scored_by"
 """Key of the provenance, as JSON, in the metadata of a scored Parquet file."""
 
-_AHEAD = 4  # blocks read ahead, and tables waiting to be written
+_PREFETCHED = 4  # blocks prefetched, and tables waiting to be written
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ class ScoringOptions:
     allow_version_mismatch: bool = False
     """Skip the check of provenance: `scoring_check`, or `rescoring_check`."""
 
-    on_progress: Callable[[float], object] = lambda share: None
+    on_progress: Callable[[float], object] = lambda fraction: None
     """Called with the fraction of the file that is done."""
 
 
@@ -178,7 +178,7 @@ def scored_batches(
         pool = stack.enter_context(ScoringPool(task, workers=options.workers, **limits))
         batches = read_outputs(reader.read(source), source, check, schema=schema, wrappers=task.wrappers)
         if reader.gives_tables(source):  # Arrow works without the interpreter's lock; Python would only wait for it
-            batches = stack.enter_context(closing(_ahead(batches)))
+            batches = stack.enter_context(closing(_prefetch(batches)))
         stream = stack.enter_context(closing(pool.stream(batches)))
 
         builder = SummaryBuilder(options.group_by)
@@ -231,11 +231,11 @@ def _check_usable(task: Task, batch: OutputBatch, scores: ScoreColumns, error: s
         )
 
 
-def _ahead(items: Iterable[T]) -> Generator[T, None, None]:
+def _prefetch(items: Iterable[T]) -> Generator[T, None, None]:
     """The items, with the next few prefetched in a thread."""
     source, end = iter(items), object()
     with ThreadPoolExecutor(1) as thread:
-        coming: deque[Future[object]] = deque(thread.submit(next, source, end) for _ in range(_AHEAD))
+        coming: deque[Future[object]] = deque(thread.submit(next, source, end) for _ in range(_PREFETCHED))
         while (item := coming.popleft().result()) is not end:
             coming.append(thread.submit(next, source, end))
             yield item  # type: ignore[misc]
@@ -272,7 +272,7 @@ def writing(
 
             def write(batch: OutputBatch, scores: ScoreColumns) -> None:
                 under_way.append(thread.submit(tables.write, _scored_table(batch, scores, provenance)))
-                if len(under_way) > _AHEAD:
+                if len(under_way) > _PREFETCHED:
                     under_way.popleft().result()
 
             yield write

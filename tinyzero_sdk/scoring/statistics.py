@@ -1,6 +1,7 @@
 """Statistics of scores: confidence intervals, pass@k, majority@k and best@k, as pure functions of arrays.
 
-"At k" means: for k of a prompt's n completions, sampled without replacement, averaged over all samples.
+`correct` and `size` are [G]: the correct completions of each prompt, and all of them. "At k" means: for k of a
+prompt's n completions, sampled without replacement, averaged over all samples.
 """
 
 import math
@@ -19,11 +20,11 @@ _TOGETHER = 1 << 20  # completions counted at a time
 _EXACT_FREEDOM = 50  # degrees of freedom from which an expansion gives Student's t to 7 digits
 
 
-def wilson(share: float, size: float, z: float = NORMAL_95) -> tuple[float, float]:
+def wilson(rate: float, size: float, z: float = NORMAL_95) -> tuple[float, float]:
     """Wilson's interval for a proportion observed in `size` independent trials; (0, 1) for none.
 
-    Source: Wilson, Probable inference, the law of succession, and statistical inference (1927): the shares p with
-    (p - share)² ≤ z² p (1 - p) / size.
+    Source: Wilson, Probable inference, the law of succession, and statistical inference (1927): the rates p with
+    (p - rate)² ≤ z² p (1 - p) / size.
 
     Example:
         >>> [round(bound, 4) for bound in wilson(0.5, 100)]
@@ -31,60 +32,48 @@ def wilson(share: float, size: float, z: float = NORMAL_95) -> tuple[float, floa
     """
     if size <= 0:
         return 0.0, 1.0
-    center = share + z * z / (2 * size)
-    spread = z * math.sqrt(share * (1 - share) / size + z * z / (4 * size * size))
+    center = rate + z * z / (2 * size)
+    spread = z * math.sqrt(rate * (1 - rate) / size + z * z / (4 * size * size))
     scale = 1 + z * z / size
-    # The share lies within, whatever rounding says.
-    return max(0.0, min(share, (center - spread) / scale)), min(1.0, max(share, (center + spread) / scale))
+    # The rate lies within, whatever rounding says.
+    return max(0.0, min(rate, (center - spread) / scale)), min(1.0, max(rate, (center + spread) / scale))
 
 
 def effective_size(correct: np.ndarray, size: np.ndarray) -> float:
     """Effective sample size: how many independent completions are as informative as these clusters.
 
-    The variance of the share is estimated over prompts (clusters): G / (G - 1) · Σ (c_g - n_g share)² / N². It is never
+    The variance of the rate is estimated over prompts (clusters): G / (G - 1) · Σ (c_g - n_g rate)² / N². It is never
     taken to be more than N completions, nor less than one for each prompt where the variance is unknown.
-
-    Args:
-        correct: [G] correct completions of each prompt.
-        size: [G] completions of each prompt.
     """
     total, prompts = float(size.sum()), len(size)
     if prompts == total:
         return total
-    share = float(correct.sum()) / total
-    if prompts < 2 or share in (0.0, 1.0):
+    rate = float(correct.sum()) / total
+    if prompts < 2 or rate in (0.0, 1.0):
         return float(prompts)
-    variance = prompts / (prompts - 1) * float(((correct - share * size) ** 2).sum()) / total**2
-    return total if variance <= 0 else min(total, share * (1 - share) / variance)
+    variance = prompts / (prompts - 1) * float(((correct - rate * size) ** 2).sum()) / total**2
+    return total if variance <= 0 else min(total, rate * (1 - rate) / variance)
 
 
 def standard_error(correct: np.ndarray, size: np.ndarray) -> float:
     """Standard error of the accuracy, the mean over prompts; 0 for a single prompt, where it is unknown.
 
-    Completions of one prompt are not independent: the prompts' shares are what varies.
-
-    Args:
-        correct: [G] correct completions of each prompt.
-        size: [G] completions of each prompt.
+    Completions of one prompt are not independent: the prompts' rates are what varies.
     """
     return float(np.std(correct / size, ddof=1)) / math.sqrt(len(size)) if len(size) > 1 else 0.0
 
 
-def interval_of_share(correct: np.ndarray, size: np.ndarray) -> tuple[float, float]:
-    """95 % interval of the share of correct completions, those of one prompt taken as alike.
+def interval_of_rate(correct: np.ndarray, size: np.ndarray) -> tuple[float, float]:
+    """95 % interval of the rate of correct completions, those of one prompt taken as alike.
 
     Wilson's, for `effective_size` completions; where the variance comes from few prompts it may itself be far off, so
     Student's t with G - 1 degrees of freedom stands in for the normal quantile (Korn and Graubard, Confidence intervals
     for proportions with small expected number of positive counts estimated from survey data, 1998).
-
-    Args:
-        correct: [G] correct completions of each prompt.
-        size: [G] completions of each prompt.
     """
     total, prompts = float(size.sum()), len(size)
-    share = float(correct.sum()) / total
-    has_variance = 1 < prompts < total and 0 < share < 1
-    return wilson(share, effective_size(correct, size), student_t(prompts - 1) if has_variance else NORMAL_95)
+    rate = float(correct.sum()) / total
+    has_variance = 1 < prompts < total and 0 < rate < 1
+    return wilson(rate, effective_size(correct, size), student_t(prompts - 1) if has_variance else NORMAL_95)
 
 
 def student_t(freedom: int) -> float:
@@ -106,11 +95,11 @@ def student_t(freedom: int) -> float:
     low, high = 0.0, 20.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (low, middle) if _share_within(middle, freedom) > 0.95 else (middle, high)
+        low, high = (low, middle) if _probability_within(middle, freedom) > 0.95 else (middle, high)
     return high
 
 
-def _share_within(t: float, freedom: int) -> float:
+def _probability_within(t: float, freedom: int) -> float:
     """Probability that Student's t lies between -t and t."""
     angle = math.atan(t / math.sqrt(freedom))
     odd = freedom % 2
@@ -132,7 +121,7 @@ def pass_at_k(correct: np.ndarray, size: np.ndarray, k: int) -> np.ndarray:
     Args:
         correct: [G] correct completions c of each prompt.
         size: [G] its completions n, each at least k.
-        k: how many are drawn.
+        k: number of completions drawn.
     """
     none = np.ones(len(size))
     for drawn in range(k):
@@ -148,7 +137,7 @@ def best_at_k(scores: np.ndarray, k: int) -> np.ndarray:
 
     Args:
         scores: [G, n] of each prompt, n at least k.
-        k: how many are drawn.
+        k: number of completions drawn.
     """
     size = scores.shape[1]
     ranks = np.arange(size, 1, -1)
@@ -174,7 +163,7 @@ def majority_at_k(
     Args:
         answers: [G, n] the answers of each prompt as integers, below 0 for none.
         correct: [G, n] whether the completions are correct.
-        k: how many are drawn.
+        k: number of completions drawn.
         draws: of each prompt, where not all are counted; None = as many as `draws_each` says.
         seed: of the draws.
     """

@@ -20,7 +20,7 @@ from tinyzero_sdk.scoring.outputs import LENGTH_COLUMNS, OutputBatch, column
 from tinyzero_sdk.scoring.statistics import (
     best_at_k,
     draws_each,
-    interval_of_share,
+    interval_of_rate,
     majority_at_k,
     pass_at_k,
     quantile_edges,
@@ -86,7 +86,7 @@ class Summary:
 
     accuracy: float
     interval: tuple[float, float]
-    """95 % Wilson interval of the accuracy, clustered by prompt (`interval_of_share`)."""
+    """95 % Wilson interval of the accuracy, clustered by prompt (`interval_of_rate`)."""
 
     standard_error: float
     """Of the accuracy, over prompts."""
@@ -225,14 +225,14 @@ def summarise(columns: Mapping[str, np.ndarray], prompts_by: str, length_unit: s
     starts = np.flatnonzero(np.diff(keys[order], prepend=~keys[order[:1]]))
     sizes = np.diff(starts, append=len(keys))
     solved = np.add.reduceat(correct[order].astype(np.int64), starts)
-    share = float(correct.mean())
+    accuracy = float(correct.mean())
     lengths = columns["length"][columns["length"] != _NO_LENGTH]
     return Summary(
         rows=len(keys),
         prompts=len(sizes),
         prompts_by=prompts_by,
-        accuracy=share,
-        interval=interval_of_share(solved, sizes),
+        accuracy=accuracy,
+        interval=interval_of_rate(solved, sizes),
         standard_error=standard_error(solved, sizes),
         mean_score=float(score.mean()),
         length_unit=length_unit,
@@ -288,14 +288,14 @@ def _by_difficulty(columns: Mapping[str, np.ndarray]) -> list[DifficultyBucket]:
 def _bucket(values: Mapping[str, np.ndarray]) -> DifficultyBucket:
     _, prompt, sizes = np.unique(values["key"], return_inverse=True, return_counts=True)
     solved = np.bincount(prompt, weights=values["correct"], minlength=len(sizes))
-    share = float(values["correct"].mean())
+    accuracy = float(values["correct"].mean())
     return DifficultyBucket(
         # By way of its digits: 0.1 as a 4-byte number is 0.10000000149.
         low=float(str(values["difficulty"].min())),
         high=float(str(values["difficulty"].max())),
         rows=len(prompt),
-        accuracy=share,
-        interval=interval_of_share(solved, sizes),
+        accuracy=accuracy,
+        interval=interval_of_rate(solved, sizes),
         mean_score=float(values["score"].mean()),
     )
 

@@ -6,6 +6,7 @@ another and no call pays for unused plugins.
 
 import copyreg
 import hashlib
+import json
 import math
 import os
 import shlex
@@ -30,16 +31,29 @@ from tinyzero_sdk.errors import (
     VersionMismatchError,
     did_you_mean,
 )
+from tinyzero_sdk.hookspecs import hookimpl
 from tinyzero_sdk.plugins.registry import Plugin, family_tasks
 from tinyzero_sdk.plugins.validation import check_hooks, check_sdk_version
-from tinyzero_sdk.records import TaskInfo
+from tinyzero_sdk.records import Item, TaskInfo
 from tinyzero_sdk.rewards.wrappers import make_wrapper
 from tinyzero_sdk.settings import build, parse_overrides, unknown_key_message
-from tinyzero_sdk.tasks import default_hooks as defaults
 from tinyzero_sdk.tasks import local_packages as packages
 from tinyzero_sdk.tasks.task import Task
 
 GROUP = "tinyzero.tasks"
+
+
+@hookimpl
+def item_key(item: Item) -> str:
+    """The default: items with the same ground truth are the same problem."""
+    text = json.dumps(item.ground_truth, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@hookimpl
+def info() -> TaskInfo:
+    """The default: no description, ability `math`, rewards from 0 to 1."""
+    return TaskInfo()
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +237,9 @@ def _assemble(
     manager.add_hookspecs(hookspecs)
     _register(manager, plugin, "task")
     check_hooks(manager, plugin)
-    for name in ("item_key", "info"):
-        if not getattr(manager.hook, name).get_hookimpls():
-            manager.register(SimpleNamespace(**{name: getattr(defaults, name)}), f"default {name}")
+    for default in (item_key, info):
+        if not getattr(manager.hook, default.__name__).get_hookimpls():
+            manager.register(SimpleNamespace(**{default.__name__: default}), f"default {default.__name__}")
     for name in wrappers:
         if manager.has_plugin(f"wrapper {name}"):
             raise SettingsError(f"the score wrapper {name} is given twice; give it once")

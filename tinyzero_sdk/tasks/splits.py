@@ -98,18 +98,12 @@ class SplitFilter:
     """Drops repeated keys in candidate order, and raises when a task has no new problems left."""
 
     def __init__(self, task: CandidateSource, split: Split, *, size: int | None, test_fraction: float) -> None:
-        """
-        Args:
-            task: source of the candidates.
-            split: the split being filled.
-            size: number of problems requested, for the message; None = unlimited.
-            test_fraction: the fraction of all keys that belongs to the test split, between 0 and 1.
-        """
+        """As `iterate_split`."""
         self._task_name = task.name
         self._is_divided = task.has_own_splits
         self._split = split
         self._size = size
-        self._share = split_fraction(task, split, test_fraction)
+        self._fraction = split_fraction(task, split, test_fraction)
         self._seen: set[str] = set()
         self._newest = -1  # number of the latest candidate that was new
 
@@ -132,7 +126,7 @@ class SplitFilter:
     def _check_patience(self, position: int) -> None:
         # With T equally likely keys, 8 T candidates miss a given one with probability exp(-8).
         repeats = position - self._newest - 1
-        if repeats >= max(1024, 8 * len(self._seen)) / self._share:
+        if repeats >= max(1024, 8 * len(self._seen)) / self._fraction:
             raise self._exhausted(f"the last {repeats:,} candidates were all repeats")
 
     def _exhausted(self, why: str) -> ExhaustedError:

@@ -1,7 +1,7 @@
 """The conformance kit: properties that every reward must have, and the search for counterexamples.
 
 `check_task(load_task("countdown"))` checks a task; `strategies` has hypothesis strategies for completions, for tests of
-your own; docs/conformance.md lists the checks. The search for holes without a time limit is in `fuzz`. All but `Gold`
+your own; docs/conformance.md lists the checks. The open-ended search for holes is in `fuzz`. All but `Gold`
 needs hypothesis: `pip install 'tinyzero-sdk[testing]'`.
 """
 
@@ -18,16 +18,10 @@ if TYPE_CHECKING:
     from tinyzero_sdk.testing.report import Report, Result
 
 _HOMES = {
-    "Checker": "checker",
-    "check_task": "checker",
-    "known_cases": "checker",
-    "local_cases_path": "checker",
-    "Failure": "property",
-    "Property": "property",
-    "PROPERTIES": "properties",
-    "find_properties": "properties",
-    "Report": "report",
-    "Result": "report",
+    "checker": ("Checker", "check_task", "known_cases", "local_cases_path"),
+    "property": ("Failure", "Property"),
+    "properties": ("PROPERTIES", "find_properties"),
+    "report": ("Report", "Result"),
 }
 
 __all__ = [
@@ -53,6 +47,7 @@ def __getattr__(name: str) -> Any:
     """Import late what needs hypothesis, which takes 0.2 s and may be missing."""
     if name == "strategies":
         return import_module("tinyzero_sdk.testing.strategies")
-    if name in _HOMES:
-        return getattr(import_module(f"tinyzero_sdk.testing.{_HOMES[name]}"), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"tinyzero_sdk.testing.{home}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -64,7 +64,7 @@ def redraw(truth: Json, choose: Choose) -> Json:
     """
     truth = _copy(truth)
     numbers = _ROUND if choose(2) else _SMALL
-    for longer in [value for value in _values(truth) if isinstance(value, list)]:
+    for longer in [value for value in values_in(truth) if isinstance(value, list)]:
         if len(longer) > 2 and choose(3) == 0:
             del longer[choose(len(longer))]
     paths = [path for path, _ in integers(truth)]
@@ -110,11 +110,11 @@ def _copy(truth: Json) -> Json:
     return copied
 
 
-def _values(value: Json) -> Iterator[Json]:
+def values_in(value: Json) -> Iterator[Json]:
     """A value, and all that it holds."""
     yield value
-    for entry in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _values(entry)
+    for entry in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        yield from values_in(entry)
 
 
 def _get(value: Json, path: Path) -> Any:

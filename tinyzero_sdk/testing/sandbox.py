@@ -171,16 +171,17 @@ class Sandbox(ClosesOnExit):
     def _start(self) -> WorkerProcess:
         self._worker = worker = WorkerProcess(self._task, serve, self._environment)
         until = time.monotonic() + _START_SECONDS
-        while not worker.connection.poll(_TICK_SECONDS):
-            has_ended = worker.has_ended() and not worker.connection.poll()  # its last message may just have come
-            if has_ended or time.monotonic() > until:
-                self.close()
-                raise BrokenTaskError(f"the process that scores {self._name!r} ended or hung while it loaded the task")
         try:
+            while not worker.connection.poll(_TICK_SECONDS):
+                has_ended = worker.has_ended() and not worker.connection.poll()  # its last message may just have come
+                if has_ended or time.monotonic() > until:
+                    raise EOFError
             message = worker.connection.recv()
         except (EOFError, OSError):
             self.close()
-            raise BrokenTaskError(f"the process that scores {self._name!r} ended while it loaded the task") from None
+            raise BrokenTaskError(
+                f"the process that scores {self._name!r} ended or hung while it loaded the task"
+            ) from None
         if isinstance(message, TinyZeroError):
             self.close()
             raise message

@@ -18,14 +18,9 @@ _tokens = re.compile(r"[0-9]+|[A-Za-z]+|\s+|.", re.DOTALL).findall
 
 
 def minimize(text: str, holds: Callable[[str], bool], *, is_over: Callable[[], bool] = lambda: False) -> str:
-    """The shortest text found that `holds`, by leaving out parts of `text`, which must hold.
+    """The shortest text found that `holds`, by leaving out pieces of `text`, which must hold.
 
-    First whole numbers and words go, then single characters, until none can be left out.
-
-    Args:
-        text: what to begin with.
-        holds: what must stay true.
-        is_over: asked before each try; whether to be content with what there is.
+    First whole numbers and words go, then single characters, until none can be left out, or the time `is_over`.
 
     Example:
         >>> minimize("so it is <answer>9**9**9</answer>.", lambda text: "**" in text)
@@ -66,14 +61,9 @@ def size_of(completion: str, ground_truth: Json) -> tuple[int, int, int, str]:
 def shrink_pair(
     text: str, truth: Json, holds: Callable[[str, Json], bool], valid: Callable[[Json], bool], tries: int
 ) -> tuple[str, Json]:
-    """A smaller completion and ground truth that still show the finding.
+    """A smaller completion and ground truth that still show the finding, after at most `tries` calls of `holds`.
 
-    Args:
-        text: the completion.
-        truth: the ground truth.
-        holds: whether a pair shows it.
-        valid: whether a ground truth is one of the task's; called only for those that show it.
-        tries: the most calls of `holds`.
+    `valid` says whether a ground truth is one of the task's; it is called only for those that show the finding.
     """
     left, changed = tries, True
 

@@ -16,11 +16,11 @@ from random import Random
 from typing import Any
 
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.records import Item, Json
+from tinyzero_sdk.records import Item
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing.cases import Case
 from tinyzero_sdk.testing.gold import LONG, Gold, TestCompletion, find_gold
-from tinyzero_sdk.testing.ground_truth_mutation import redraw
+from tinyzero_sdk.testing.ground_truth_mutation import redraw, values_in
 from tinyzero_sdk.testing.property import Failure, NotChecked, Property
 from tinyzero_sdk.testing.sandbox import Sandbox
 from tinyzero_sdk.testing.sandbox_child import Outcome
@@ -57,13 +57,7 @@ class TaskUnderTest(ClosesOnExit):
     """A task and what is known of it; as a context manager it ends its processes with the block."""
 
     def __init__(self, task: Task, *, seed: int = 0, examples: int = 200, cases: Sequence[Case] = ()) -> None:
-        """
-        Args:
-            task: from `load_task`.
-            seed: of the items, and of all choices.
-            examples: completions drawn for a property.
-            cases: labelled completions.
-        """
+        """As `check_task`."""
         self.task = task
         self.seed = seed
         self.examples = examples
@@ -450,15 +444,8 @@ def _chunks(samples: Iterable[TestCompletion]) -> Iterator[list[TestCompletion]]
 def _coincides(item: Item) -> bool:
     """Whether two fields of the ground truth hold the same value, such as a target that is among the numbers."""
     truth = item.ground_truth
-    fields = [set(_leaves(value)) for value in truth.values()] if isinstance(truth, dict) else []
+    fields = [
+        {leaf for leaf in values_in(value) if isinstance(leaf, int | float | str)}
+        for value in (truth.values() if isinstance(truth, dict) else ())
+    ]
     return any(left & right for left, right in itertools.combinations(fields, 2))
-
-
-def _leaves(value: Json) -> Iterator[Any]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for entry in value:
-            yield from _leaves(entry)
-    elif isinstance(value, int | float | str):
-        yield value

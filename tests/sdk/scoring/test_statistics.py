@@ -13,7 +13,7 @@ from tinyzero_sdk.scoring.statistics import (
     NORMAL_95,
     best_at_k,
     effective_size,
-    interval_of_share,
+    interval_of_rate,
     majority_at_k,
     pass_at_k,
     quantile_edges,
@@ -155,13 +155,13 @@ def test_students_t_is_that_of_the_tables():
 
 @pytest.mark.parametrize("prompts", [3, 5, 10])
 def test_interval_covers_the_truth_with_few_prompts(prompts):
-    assert coverage(interval_of_share, prompts, 1000) > 0.94 > coverage(clustered, prompts, 1000)
+    assert coverage(interval_of_rate, prompts, 1000) > 0.94 > coverage(clustered, prompts, 1000)
 
 
 def test_interval_of_single_completions_is_wilsons():
-    assert interval_of_share(np.array([1, 0, 1]), np.ones(3, int)) == wilson(2 / 3, 3)
-    assert interval_of_share(np.array([4, 4]), np.array([4, 4])) == wilson(1.0, 2)  # no variance to tell
-    assert interval_of_share(np.array([2]), np.array([4])) == wilson(0.5, 1)
+    assert interval_of_rate(np.array([1, 0, 1]), np.ones(3, int)) == wilson(2 / 3, 3)
+    assert interval_of_rate(np.array([4, 4]), np.array([4, 4])) == wilson(1.0, 2)  # no variance to tell
+    assert interval_of_rate(np.array([2]), np.array([4])) == wilson(0.5, 1)
 
 
 @given(values=st.lists(st.integers(0, 30), min_size=1, max_size=200))

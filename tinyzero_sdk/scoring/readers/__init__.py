@@ -16,7 +16,6 @@ class Reader:
     name: str
     """Value of `--format`."""
 
-    description: str
     read: Callable[[Path], Iterator[Block]]
     """Yields the blocks of a file or folder, or raises DataError."""
 
@@ -25,8 +24,7 @@ class Reader:
 
 
 OWN = Reader(
-    name="rows",
-    description=".jsonl or .parquet with `completion` and `ground_truth`",
+    name="rows",  # .jsonl or .parquet with `completion` and `ground_truth`
     read=read_blocks,
     gives_tables=lambda path: path.suffix == ".parquet",
 )
@@ -35,10 +33,10 @@ READERS = {
     reader.name: reader
     for reader in (
         OWN,
-        Reader("verl", "rollouts that verl dumps as .jsonl: a file, or their folder", verl.read, lambda path: False),
-        Reader("lm-eval", "samples_*.jsonl of lm-eval's --log_samples", lm_eval.read, lambda path: False),
-        Reader("inspect", "logs of Inspect, .eval or .json", inspect_logs.read, lambda path: False),
-        Reader("hf", "folder of save_to_disk, or of Parquet files", hf.read, lambda path: True),
+        Reader("verl", verl.read, lambda path: False),
+        Reader("lm-eval", lm_eval.read, lambda path: False),
+        Reader("inspect", inspect_logs.read, lambda path: False),
+        Reader("hf", hf.read, lambda path: True),
     )
 }
 

@@ -54,15 +54,7 @@ def read_json_lines(path: Path, pattern: str, convert_for: Callable[[Path], Conv
 def converted(
     records: Iterable[tuple[int, Row]], bad: Sequence[BadRow], convert: Convert, progress: float, *, form: str
 ) -> Block:
-    """A block of the rows of numbered records.
-
-    Args:
-        records: records with their numbers.
-        bad: records already known to be bad.
-        convert: converts a record to rows.
-        progress: fraction of the file read so far.
-        form: what the records are, for messages.
-    """
+    """A block of the rows of numbered records; `bad` are those known to be, `form` says what they are, for messages."""
     block = Block([], [], None, list(bad), progress)
     for number, record in records:
         try:

@@ -199,14 +199,8 @@ def _scores_differ(subject: TaskUnderTest, sample: TestCompletion, outcome: Outc
     [repeats] = subject.repeats([sample]) if not outcome.exit_status else [[]]
     if any(repeat.exit_status for repeat in repeats):
         return None  # other properties report it
-    scores = {seen.score for seen in [outcome, *repeats]}
-    if len(scores) == 1:
-        return None
-    described = [
-        f"{value:g} ({'correct' if correct else reason}, answer {'none' if answer is None else short(answer, 40)})"
-        for value, correct, reason, answer in sorted(scores, key=repr)
-    ]
-    return Failure(" / ".join(described), "always the same")
+    scores = {seen.score: describe(seen) for seen in [outcome, *repeats]}
+    return Failure(" / ".join(sorted(scores.values())), "always the same") if len(scores) > 1 else None
 
 
 _MANY_CALLS = 6000
