@@ -314,7 +314,7 @@ def go_on(setup: Setup, begun: str, words: Sequence[str], place: Place) -> dict[
     for newer in (copy / "checkpoints").glob("step_[!2]*"):
         shutil.rmtree(newer)
     rows = train(setup, place.name, words, place, resume=True)
-    if not any("going on from step 2" in line for line in place.lines):
+    if not any("resuming from step 2" in line for line in place.lines):
         raise Failed(f"it did not go on from step 2\n{place.last_lines()}")
     return {"words": list(words), "rows": rows}
 

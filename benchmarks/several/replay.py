@@ -23,9 +23,9 @@ calm_threads()
 
 from tinyzero_sdk.settings import parse_overrides  # noqa: E402  # before torch, see threads.py
 from tinyzero_trainer.config.compose import make_config  # noqa: E402
-from tinyzero_trainer.controller.collector import RolloutBatch  # noqa: E402
-from tinyzero_trainer.controller.pending_batch import from_json, to_json  # noqa: E402
-from tinyzero_trainer.controller.step import TrainerState, TrainingStep  # noqa: E402
+from tinyzero_trainer.controller.pending_batch import RolloutBatch, from_json, to_json  # noqa: E402
+from tinyzero_trainer.controller.state import TrainerState  # noqa: E402
+from tinyzero_trainer.controller.step import TrainingStep  # noqa: E402
 from tinyzero_trainer.executors.build import build_workers  # noqa: E402
 from tinyzero_trainer.monitoring.progress import Progress  # noqa: E402
 from tinyzero_trainer.types import Rollout  # noqa: E402
@@ -84,7 +84,7 @@ def main(
                 roles.engine.sleep()
             batch = from_json(file.read_bytes())
             began = time.perf_counter()
-            _, _, metrics = training.learn(batch, training.settings_at(step))
+            _, metrics = training.learn(batch, training.settings_at(step))
             rows.append({"step": step, "seconds": time.perf_counter() - began})
             rows[-1] |= {name: metrics[key] for name, key in SHOWN.items() if key in metrics}
             print(json.dumps(rows[-1]), flush=True)

@@ -296,7 +296,7 @@ def test_a_slurm_job_saves_when_its_time_is_up_is_queued_again_and_goes_on(place
     assert not Path(f"/tmp/ray-{job}").exists()
     with started(command, environment, place, log) as process:
         assert process.wait(WITHIN) == 0, log.read_text()
-    assert f"going on from step {last}" in log.read_text()
+    assert f"resuming from step {last}" in log.read_text()
     assert steps_of(run) == list(range(13))
     assert (programs / "scontrol.log").read_text() == f"requeue {job}\n"
     until(lambda: not any(f"/tmp/ray-{job}/" in line for line in command_lines()), log)

@@ -20,7 +20,7 @@ def register_commands(app: "typer.Typer") -> None:
 
 @hookimpl
 def local_models() -> "LocalModels":
-    """Load models of transformers'."""
-    from tinyzero_trainer.controller.local_sampler import LocalModels
+    """Load transformers models."""
+    from tinyzero_trainer.controller.eval_config import LocalModels
 
     return LocalModels()

@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 from tests.trainer.configurations import changed
 from tests.trainer.controller.engine_apart import built_apart
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.checkpoint.store import latest
+from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import collector as collecting
 from tinyzero_trainer.controller import heldout_eval, loop, pending_batch
-from tinyzero_trainer.controller.loop import STATE_DIRECTORY, train
+from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
+from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.pending_batch import BATCH_FILE
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.errors import WorkerDiedError
@@ -129,7 +130,7 @@ def test_samples_are_a_step_old_and_weighed(whole: Path) -> None:
         slowly(collecting, "generate", 4),  # in the thread beside the update
         slowly(Policy, "update", 3),
         slowly(heldout_eval, "evaluate", 2),
-        slowly(loop.checkpoints, "save", 2),
+        slowly(store, "save", 2),
         slowly(pending_batch, "to_json", 1),
     ],
 )
@@ -192,7 +193,7 @@ def test_an_engine_lost_beside_an_update_costs_no_step(
         on_call(patch, collecting, "generate", 3, lose)  # batch 3, beside the update of step 2, which is evaluated too
         with pytest.raises(TinyZeroError, match=r"the rollout engine has died; step 2 is saved; resume with: "):
             train(run)
-    found = latest(tmp_path / "run/checkpoints")
+    found = store.latest(tmp_path / "run/checkpoints")
     assert found is not None
     assert found.step == 2
     train(run, resume=True)

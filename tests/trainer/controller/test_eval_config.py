@@ -1,12 +1,18 @@
 """An evaluation takes what makes its figures comparable from the run of its model, and refuses what has no effect."""
 
+from pathlib import Path
+
 import pytest
+import tomli_w
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import describe
+from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions, plan_endpoint
+from tinyzero_sdk.evaluation.protocol import EvaluationRequest
+from tinyzero_sdk.settings import describe, to_mapping
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.config.tasks import TaskSpec
-from tinyzero_trainer.controller.eval_config import EVALUATION_KEYS, evaluation_config
+from tinyzero_trainer.controller.eval_config import EVALUATION_KEYS, LocalModels, evaluation_config
 
 pytestmark = pytest.mark.usefixtures("built_in_preset")
 
@@ -15,10 +21,8 @@ pytestmark = pytest.mark.usefixtures("built_in_preset")
 def test_a_runs_model_is_evaluated_on_the_runs_own_problems(saved_run, model):
     config = evaluation_config({"model": {"path": str(saved_run / model)}, "eval": {"num_problems": 64}})
     assert config.model.path == str(saved_run / "checkpoints" / "step_10")
-    assert (config.task_specs, config.data.prompt_template) == (
-        (TaskSpec("countdown", "countdown", 1.0, {"numbers": [3]}),),
-        "compact",
-    )
+    assert config.task_specs == (TaskSpec("countdown", "countdown", 1.0, {"numbers": [3]}),)
+    assert config.data.prompt_template == "compact"
     assert config.eval.num_problems == 64
 
 
@@ -46,3 +50,20 @@ def test_values_of_a_wrong_type_are_one_line(values: dict):
 
 def test_what_bears_on_an_evaluation_exists():
     assert set(EVALUATION_KEYS) <= {field.key for field in describe(TrainConfig)}
+
+
+def test_the_wrappers_of_the_run_are_left_out(toy_task: str, tmp_path: Path) -> None:
+    config = make_config(
+        {
+            "run": {"task": toy_task},
+            "reward": {"wrappers": ["overlong"]},
+            "model": {"path": "gpt2"},
+            "rollout": {"max_completion_tokens": 9},
+        }
+    )
+    (tmp_path / "checkpoints" / "step_1").mkdir(parents=True)
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)))
+    plan = LocalModels().plan(EvaluationRequest(model=str(tmp_path / "checkpoints" / "step_1")))
+    assert (plan.task.wrappers, plan.max_tokens) == ((), 9)
+    at_endpoint = plan_endpoint(EvaluationRequest(task=toy_task, model="x"), EndpointOptions("http://localhost:1"))
+    assert at_endpoint.task.wrappers == ()

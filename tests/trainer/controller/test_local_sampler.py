@@ -11,7 +11,7 @@ from tinyzero_sdk.evaluation.evaluate import evaluate
 from tinyzero_sdk.evaluation.protocol import EVALUATION_SEED, EvaluationRequest
 from tinyzero_sdk.evaluation.sample_log import SampleFile
 from tinyzero_trainer.config import DataConfig
-from tinyzero_trainer.controller.local_sampler import LocalModels
+from tinyzero_trainer.controller.eval_config import LocalModels
 from tinyzero_trainer.data import prompts
 from tinyzero_trainer.data.prompts import PromptSource
 from tinyzero_trainer.rollout import TorchEngine

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tests.trainer.configurations import changed
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.settings import to_mapping
-from tinyzero_trainer.checkpoint.store import latest
+from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.controller import collector as collecting
@@ -171,7 +171,7 @@ def test_a_run_killed_at_any_step_resumes_to_the_same_metrics(
         slowly(heldout_eval, "evaluate", 1),  # before training
         slowly(heldout_eval, "evaluate", 3),  # at step 2: its line is not yet written
         slowly(loop.MetricsLog, "append", 3),
-        slowly(loop.checkpoints, "save", 2),  # line 4 is written, checkpoint 4 is not
+        slowly(store, "save", 2),  # line 4 is written, checkpoint 4 is not
         (Policy, "export", 2),  # amid a checkpoint
         slowly(Policy, "save", 2),
         slowly(loop, "plot_curve", 1),  # everything is done
@@ -200,7 +200,7 @@ def test_a_run_killed_between_any_two_acts_resumes_to_the_same_metrics(
         slowly(collecting, "generate", 3, 2),  # rollouts of step 3
         (Policy, "update", 3, 3),  # an update is finished: half of one cannot be saved
         slowly(heldout_eval, "evaluate", 3, 2),  # the evaluation at step 2
-        slowly(loop.checkpoints, "save", 1, 2),
+        slowly(store, "save", 1, 2),
     ],
 )
 def test_a_signal_in_any_phase_saves_what_is_done_and_the_run_goes_on_from_there(
@@ -257,7 +257,7 @@ def test_an_engine_that_fails_for_good_costs_no_step_that_is_whole(
         patch.setattr(TorchEngine, method, failing)
         with pytest.raises(VllmError, match="failed 3 times"):
             train(run)
-    found = latest(Path(run.run.output) / "checkpoints")
+    found = store.latest(Path(run.run.output) / "checkpoints")
     assert found is not None
     assert found.step == saved
     train(run, resume=True)

@@ -119,7 +119,7 @@ def test_it_says_what_each_task_gained(
     assert long.startswith("long: ")
     assert "problems at T=1)" in long
     assert all(len(line) <= 80 for line in (short, long))
-    assert "short has 71 held-out problems only; all of them are taken\n" in captured.err
+    assert "short has only 71 held-out problems; all of them are used\n" in captured.err
 
 
 @pytest.mark.slow

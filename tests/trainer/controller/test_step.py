@@ -1,134 +1,239 @@
-"""What a step samples and trains on, and what it hands to the next."""
+"""One whole step with fakes at its ends: what holds in the step reaches everyone who needs it, and nothing is swapped.
 
-import json
+What each part computes is tested beside it; here every number that is handed on can be told from every other.
+"""
+
 import math
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.algorithms.adaptive_length import WindowState
-from tinyzero_trainer.config import DataConfig, RolloutConfig, TrainConfig
+from tinyzero_trainer.algorithms.batch import TrainingBatch
+from tinyzero_trainer.algorithms.schedules import StepSettings
+from tinyzero_trainer.config import (
+    AlgorithmConfig,
+    DataConfig,
+    OptimizerConfig,
+    RolloutConfig,
+    RolloutCorrectionConfig,
+    RunConfig,
+    TrainConfig,
+)
 from tinyzero_trainer.controller import collector as collecting
-from tinyzero_trainer.controller.collector import RolloutCollector
 from tinyzero_trainer.controller.state import TrainerState
-from tinyzero_trainer.data.prompts import StreamState
+from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.types import Generation, Prompt, Rollout
-from tinyzero_trainer.utils.signals import StopFlag
 
-PARAMS = SamplingParams(8, 1.0)
-NOTES: list[str] = []
-"""What the last `collect` told the user."""
+POLICY, ENGINE, REFERENCE = -1.0, -1.5, -1.25
+"""log π of every token, as each of them has it."""
+
+LENGTHS, SCORES = [3, 1, 2, 4], [Score(1.0, True), Score(0.0, False), Score(0.0, False), Score(1.0, True)]
+"""Of the completions; each prompt has two."""
+
+ROLLOUT = {"group_size": 2, "max_completion_tokens": 8, "temperature": 1.0, "temperature_end": 0.5}
+NOW = 0.75
+"""The temperature in the second of three steps."""
 
 
-def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float | Score]], *, prompts: int, rounds: int):
-    """A step's sampling, where the n-th problem drawn gets the n-th group of rewards, or of whole scores."""
-    stream = iter([Prompt(Item(index), str(index), [1]) for index in range(len(groups))])
-    NOTES.clear()
-    model = SimpleNamespace(context=99, tokenizer=None)
-    display = SimpleNamespace(log=NOTES.append, advance=None)
-    roles = SimpleNamespace(tasks={}, pools={}, display=display, language_model=model, engine=None)
-    monkeypatch.setattr(collecting, "training_stream", lambda config, tasks, progress: stream)
-    seeds = []
+class FakeStream:
+    """Two problems a step, with prompts of one token and of two."""
 
-    def generate(engine, batch, samples, params, *, seed, on_progress, stop):
-        seeds.append(seed)
-        return [(prompt, Generation([2], [-1.0], True)) for prompt in batch for _ in range(samples)]
+    def __init__(self) -> None:
+        self._drawn = 0
 
-    def score(rollouts, tokenizer, pools, *, max_failure_rate):
-        values = [value for prompt in rollouts[:: len(groups[0])] for value in groups[prompt[0].item.ground_truth]]
-        return [
-            Rollout(prompt, rollout, "", value if isinstance(value, Score) else Score(value, value == 1.0))
-            for (prompt, rollout), value in zip(rollouts, values, strict=True)
+    def __next__(self) -> Prompt:
+        self._drawn += 1
+        return Prompt(Item(None), "", [1] * (1 + (self._drawn - 1) % 2), "toy")
+
+    def close_step(self, samples: Sequence[Rollout]) -> dict[str, float]:
+        return {}
+
+    def progress(self) -> dict[str, Any]:
+        return {}
+
+
+class FakePolicy:
+    """Notes what it is asked, and at which temperature."""
+
+    ranks = 1
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, float]] = []
+        self.updates: list[tuple[TrainingBatch, StepSettings]] = []
+
+    def cards(self) -> list[Any]:
+        return []
+
+    def logprobs(self, samples: Sequence[Rollout], temperature: float) -> torch.Tensor:
+        self.asked.append(("policy", temperature))
+        return torch.full((sum(len(sample.generation.token_ids) for sample in samples),), POLICY)
+
+    def reference_logprobs(self, samples: Sequence[Rollout], temperature: float) -> torch.Tensor:
+        self.asked.append(("reference", temperature))
+        return torch.full((sum(len(sample.generation.token_ids) for sample in samples),), REFERENCE)
+
+    def update(self, experience: TrainingBatch, now: StepSettings) -> dict[str, float]:
+        self.updates.append((experience, now))
+        return {}
+
+
+class FakeEngine:
+    """Notes how it shall draw."""
+
+    def __init__(self) -> None:
+        self.params: list[SamplingParams] = []
+        self.loaded = self.slept = 0
+
+    def load_weights(self) -> None:
+        self.loaded += 1
+
+    def sleep(self) -> None:
+        self.slept += 1
+
+    def close(self) -> None:
+        pass
+
+    def generate(
+        self,
+        prompts: Sequence[list[int]],
+        samples: int,
+        params: SamplingParams,
+        *,
+        seed: int,
+        first: int = 0,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> list[list[Generation]]:
+        self.params.append(params)
+        rollouts = [
+            Generation([2] * length, [ENGINE] * length if params.logprobs else None, True) for length in LENGTHS
         ]
+        return [rollouts[start : start + samples] for start in range(0, samples * len(prompts), samples)]
 
-    monkeypatch.setattr(collecting, "generate", generate)
-    monkeypatch.setattr(collecting, "score", score)
-    config = TrainConfig(
-        data=DataConfig(prompts_per_step=prompts, max_refill_rounds=rounds),
-        rollout=RolloutConfig(group_size=len(groups[0])),
+
+Taken = tuple[FakePolicy, FakeEngine, dict[str, float], dict[str, float]]
+
+
+@pytest.fixture
+def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
+    """Take the second of three steps; its metrics and seconds, and the fakes with their notes."""
+
+    def take_step(scores: Sequence[Score] = SCORES, *, rollout: dict[str, Any] | None = None, **groups: Any) -> Taken:
+        monkeypatch.setattr(collecting, "training_stream", lambda config, tasks, progress: FakeStream())
+        monkeypatch.setattr(
+            collecting,
+            "score",
+            lambda rollouts, tokenizer, pools, max_failure_rate: [
+                Rollout(*each, "", score) for each, score in zip(rollouts, scores, strict=True)
+            ],
+        )
+        policy, engine = FakePolicy(), FakeEngine()
+        roles = SimpleNamespace(
+            policy=policy,
+            engine=engine,
+            critic=None,
+            tasks={"toy": SimpleNamespace(task=SimpleNamespace(difficulties=lambda items: [0.0] * len(items)))},
+            language_model=SimpleNamespace(context=99, tokenizer=None),
+            pools={},
+            display=SimpleNamespace(advance=lambda finished: None, log=lambda text: None),
+        )
+        config = TrainConfig(
+            run=RunConfig(steps=3),
+            data=DataConfig(prompts_per_step=2),
+            rollout=RolloutConfig(**{**ROLLOUT, **(rollout or {})}),
+            **groups,
+        )
+        step = TrainingStep(config, roles, TrainerState(), None, None)  # type: ignore[arg-type]
+        _, metrics = step.take(2)
+        seconds = {name.removeprefix("timing_s/"): value for name, value in metrics.items()}
+        assert engine.loaded == 1
+        return policy, engine, metrics, seconds
+
+    return take_step
+
+
+def test_completions_are_drawn_at_the_temperature_of_the_step(take) -> None:
+    _, engine, _, _ = take()
+    assert [params.temperature for params in engine.params] == [NOW]
+
+
+def test_old_and_reference_logprobs_are_those_at_the_temperature_of_the_step(take) -> None:
+    policy, _, metrics, _ = take(
+        algorithm=AlgorithmConfig(kl_coefficient=0.4, kl_coefficient_end=0.2, kl_placement="reward", kl_estimator="k1")
     )
-    collector = RolloutCollector(config, roles, TrainerState(), StopFlag())  # type: ignore[arg-type]
-    samples, kept = collector.sample(PARAMS, 1, StopFlag())
-    drawn = len(groups) - len(list(stream))
-    assert len(set(seeds)) == len(seeds)
-    return [[sample.prompt.item.ground_truth for sample in part[:: len(groups[0])]] for part in (samples, kept)], drawn
+    assert policy.asked == [("policy", NOW), ("reference", NOW)]
+    assert metrics["actor/kl_coef"] == pytest.approx(0.3)
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx(POLICY - REFERENCE)
+    ((_, now),) = policy.updates
+    assert (now.temperature, now.kl_coefficient) == (NOW, pytest.approx(0.3))
 
 
-MIXED, EQUAL = [1.0, 0.0], [0.0, 0.0]
+def test_a_pass_before_several_updates_is_at_the_temperature_of_the_step(take) -> None:
+    policy, _, _, _ = take(optimizer=OptimizerConfig(num_mini_batches=2))
+    assert policy.asked == [("policy", NOW)]
 
 
-def test_without_dynamic_sampling_every_group_is_trained_on(monkeypatch) -> None:
-    assert collect(monkeypatch, [MIXED, EQUAL, MIXED], prompts=2, rounds=0) == ([[0, 1], [0, 1]], 2)
+def test_the_correction_weighs_the_policy_over_the_engine(take) -> None:
+    """Not the other way round: a token that the engine drew too seldom counts for more."""
+    policy, _, metrics, _ = take(
+        rollout={"return_logprobs": "always"},
+        rollout_correction=RolloutCorrectionConfig(is_level="token", is_threshold=9.0),
+    )
+    ((experience, _),) = policy.updates
+    expected = math.exp(POLICY - ENGINE)
+    assert experience.is_weights is not None
+    assert experience.is_weights.tolist() == pytest.approx([expected] * sum(LENGTHS))
+    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(expected)
+    assert experience.old_logprobs is not None
+    assert experience.engine_logprobs is not None
+    assert experience.old_logprobs.unique().tolist() == [POLICY]
+    assert experience.engine_logprobs.unique().tolist() == [ENGINE]
 
 
-def test_groups_of_equal_rewards_are_replaced(monkeypatch) -> None:
-    groups = [EQUAL, MIXED, [1.0, 1.0], MIXED, EQUAL, MIXED, MIXED]
-    assert collect(monkeypatch, groups, prompts=3, rounds=5) == ([[0, 1, 2, 3, 4, 5], [1, 3, 5]], 6)
+def test_the_engines_logprobs_are_the_old_ones_where_nothing_is_corrected(take) -> None:
+    policy, _, _, _ = take(rollout={"return_logprobs": "always"}, optimizer=OptimizerConfig(num_mini_batches=2))
+    ((experience, _),) = policy.updates
+    assert policy.asked == []
+    assert experience.is_weights is None
+    assert experience.old_logprobs is not None
+    assert experience.old_logprobs.unique().tolist() == [ENGINE]
 
 
-def shaped(value: float, unshaped: float, *, masked: bool = False) -> Score:
-    return Score(value, unshaped == 1.0, parts={"task": unshaped, "overlong": value - unshaped}, masked=masked)
+def test_tokens_are_summed_over_the_only_rank(take) -> None:
+    """verl's `global_seqlen` is of the sums of the data-parallel ranks, not of single sequences."""
+    _, _, metrics, _ = take()
+    total = sum(LENGTHS) + 2 * 1 + 2 * 2
+    names = ("min", "max", "mean", "balanced_min", "balanced_max")
+    found = {name: value for name, value in metrics.items() if name.startswith("global_seqlen/")}
+    assert found == {**{f"global_seqlen/{name}": total for name in names}, "global_seqlen/minmax_diff": 0}
+    assert metrics["perf/total_num_tokens"] == total
 
 
-def test_what_a_wrapper_makes_of_a_score_does_not_make_a_group_worth_keeping(monkeypatch) -> None:
-    """DAPO filters by correctness: lengths, which the shaped reward tells apart, are no reason to keep a group."""
-    alike, apart = [shaped(1.0, 1.0), shaped(0.4, 1.0)], [shaped(0.5, 1.0), shaped(0.5, 0.0)]
-    assert collect(monkeypatch, [alike, apart, apart], prompts=2, rounds=2) == ([[0, 1, 2], [1, 2]], 3)
+def test_a_token_of_the_update_is_one_that_was_trained_on(take) -> None:
+    masked = [SCORES[0], SCORES[1], Score(0.0, False, masked=True), SCORES[3]]
+    _, _, metrics, seconds = take(masked)
+    trained = LENGTHS[0] + LENGTHS[1] + LENGTHS[3] + 1 + 1 + 2
+    assert metrics["timing_per_token_ms/update_actor"] == pytest.approx(1000 * seconds["update_actor"] / trained)
+    assert metrics["timing_per_token_ms/gen"] == pytest.approx(1000 * seconds["gen"] / sum(LENGTHS))
+    _, _, metrics, _ = take([Score(0.0, False, masked=True)] * 4)
+    assert "timing_per_token_ms/update_actor" not in metrics
+    assert "critic/advantages/mean" not in metrics
 
 
-def test_what_does_not_count_in_the_loss_does_not_make_a_group_worth_keeping(monkeypatch) -> None:
-    lone = [shaped(1.0, 1.0), shaped(0.0, 0.0, masked=True), shaped(0.0, 0.0, masked=True)]
-    enough = [shaped(1.0, 1.0), shaped(0.0, 0.0), shaped(0.0, 0.0, masked=True)]
-    none = [shaped(1.0, 1.0, masked=True), shaped(0.0, 0.0, masked=True), shaped(0.0, 0.0, masked=True)]
-    assert collect(monkeypatch, [lone, enough, none, enough], prompts=2, rounds=1) == ([[0, 1, 2], [1]], 3)
-
-
-def test_the_rounds_have_a_limit(monkeypatch) -> None:
-    groups = [EQUAL, MIXED, EQUAL, EQUAL, MIXED]
-    assert collect(monkeypatch, groups, prompts=2, rounds=1) == ([[0, 1, 2], [1]], 3)
-    assert collect(monkeypatch, groups, prompts=2, rounds=2) == ([[0, 1, 2, 3], [1]], 4)
-    assert collect(monkeypatch, groups, prompts=2, rounds=3) == ([[0, 1, 2, 3, 4], [1, 4]], 5)
-
-
-def test_without_any_group_to_learn_from_the_step_still_has_a_batch(monkeypatch) -> None:
-    assert collect(monkeypatch, [EQUAL] * 6, prompts=2, rounds=2) == ([[0, 1, 2, 3, 4, 5], [0, 1]], 6)
-    assert NOTES == ["step 1: in each of 6 groups all answers are equally right"]
-
-
-def test_a_step_of_masked_completions_alone_says_so(monkeypatch) -> None:
-    masked = [shaped(1.0, 1.0, masked=True), shaped(0.0, 0.0, masked=True)]
-    collect(monkeypatch, [masked], prompts=1, rounds=0)
-    assert NOTES == ["step 1: all completions are masked, so nothing is learnt from it"]
-
-
-@pytest.mark.parametrize("pending", [None, {"critic/score/mean": 0.1, "actor/grad_norm": float("inf")}])
-def test_what_is_carried_survives_a_checkpoint(pending: dict[str, float] | None, tmp_path: Path) -> None:
-    progress = {"toy": StreamState(7, 1, 5, (2, 1), (0.25, None)), "other": StreamState()}
-    adapted = {"kl_coefficient": 0.1 + 0.2, "window": WindowState(tokens=64, success_rate=1 / 3)}
-    state = TrainerState(3, pending, 1e-7, cumulative_reward=-7 / 9, progress=progress, **adapted)  # type: ignore[arg-type]
-    state.save(tmp_path)
-    assert TrainerState.load(tmp_path) == state
-
-
-def test_a_metric_that_is_no_number_survives_a_checkpoint(tmp_path: Path) -> None:
-    TrainerState(pending={"actor/pg_loss": float("nan")}).save(tmp_path)
-    found = TrainerState.load(tmp_path).pending
-    assert found is not None
-    assert math.isnan(found["actor/pg_loss"])
-
-
-def test_the_state_of_version_0_1_is_read(tmp_path: Path) -> None:
-    stream = {"taken": 7, "epoch": 1, "read": 5, "taken_from": [2, 1], "pass_rates": [0.25, None]}
-    window = {"tokens": 64, "success_rate": 0.5, "correct_length": None, "length": 9.0, "truncated": 0.0, "held": 2}
-    carried = {"progress": {"toy": stream}, "kl_coefficient": 0.3, "window": window}
-    saved = {"step": 3, "pending": None, "elapsed_s": 1.5, "carried": carried, "cumulative_reward": 2.0}
-    saved |= {"prompt_tokens": 5, "response_tokens": 6}
-    (tmp_path / "state.json").write_text(json.dumps(saved))
-    state = TrainerState.load(tmp_path)
-    assert (state.step, state.kl_coefficient, state.window.tokens, state.response_tokens) == (3, 0.3, 64, 6)
-    assert state.progress == {"toy": StreamState(7, 1, 5, (2, 1), (0.25, None))}
-    state.save(tmp_path)
-    assert json.loads((tmp_path / "state.json").read_text()) == saved
+def test_the_advantages_reported_are_those_of_the_loss(take) -> None:
+    """Without masked ones, whose scores still count in the mean of their group."""
+    masked = [SCORES[0], SCORES[1], Score(0.5, False, masked=True), SCORES[3]]
+    policy, _, metrics, _ = take(masked, algorithm=AlgorithmConfig(advantage_estimator="reinforce_pp_baseline"))
+    ((experience, _),) = policy.updates
+    advantages = experience.advantages.split(LENGTHS)
+    counted = torch.cat([advantages[0], advantages[1], advantages[3]])
+    assert metrics["critic/advantages/mean"] == pytest.approx(0.0, abs=1e-6) == counted.mean().item()
+    assert metrics["critic/advantages/max"] == counted.max().item()
+    assert counted.std().item() == pytest.approx(1.0, abs=1e-5)
+    raw = [0.5] * 3 + [-0.5] + [0.25] * 4
+    assert (counted.max() - counted.min()).item() == pytest.approx(1.0 / torch.tensor(raw).std().item(), abs=1e-5)
+    assert metrics["critic/rewards/mean"] == pytest.approx(2.5 / 4)

@@ -51,7 +51,7 @@ def a_step(critic: object | None = None, *, warmup_steps: int = 0, **algorithm: 
     engine = SimpleNamespace(sleep=lambda: None)
     step.workers = SimpleNamespace(critic=critic, policy=step.policy, engine=engine)  # type: ignore[assignment]
     step.state, step.stop = TrainerState(), None  # type: ignore[assignment]
-    step._clock = StepTimer()
+    step._timer = StepTimer()
     return step
 
 

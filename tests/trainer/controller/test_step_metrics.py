@@ -34,6 +34,7 @@ def test_each_problem_is_looked_at_once(toy_task: str) -> None:
 def test_columns_are_taken_only_where_they_hold_the_items_as_they_are(truths: list, columns: bool) -> None:
     items, given = [Item(truth, {"n": 1}) for truth in truths], []
     task = SimpleNamespace(difficulties=lambda items: (given.append(items), [1, 2])[1])
-    assert step_metrics._difficulties(task, items) == [1.0, 2.0]
+    samples = [sample(Prompt(item, "", [1]), correct=True) for item in items]
+    assert step_metrics._by_difficulty(task, samples, "acc") == {"acc/1": 1.0, "acc/2": 1.0}
     assert isinstance(given[0], ItemColumns) == columns
     assert list(given[0]) == items

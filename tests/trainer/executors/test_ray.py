@@ -30,7 +30,8 @@ from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import loop
-from tinyzero_trainer.controller.loop import STATE_DIRECTORY, train
+from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
+from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.pending_batch import BATCH_FILE
 from tinyzero_trainer.doctor.cluster_probe import look_at_ray
 from tinyzero_trainer.executors.build import build_workers

@@ -21,6 +21,7 @@ from tests.trainer.controller.test_loop import killed, lines
 from tests.trainer.samples import ragged_samples, token_logprobs
 from tests.trainer.training.test_policy import NOW, as_experience
 from tinyzero_sdk.errors import SettingsError
+from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig, TrainConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.controller import loop
@@ -372,13 +373,13 @@ def train_to_the_end(config: TrainConfig, monkeypatch: pytest.MonkeyPatch, name:
 def test_a_run_says_how_much_it_trains_and_stores_what_it_expects(
     configure: Configure, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, save = [], loop.checkpoints.save
+    expected, save = [], store.save
 
     def spy(*args: Any, **settings: Any) -> Path:
         expected.append(settings["expected_bytes"])
         return save(*args, **settings)
 
-    monkeypatch.setattr(loop.checkpoints, "save", spy)
+    monkeypatch.setattr(store, "save", spy)
     output = train(configure("run")).output
     row = lines(output)[0]
     assert 0 < row["model/trained_parameters"] < row["model/parameters"] / 5

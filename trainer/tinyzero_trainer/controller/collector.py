@@ -45,15 +45,15 @@ class RolloutCollector:
         Args:
             config: of the run.
             workers: engine, tasks and reward pools.
-            state: says where the training streams and the length limit are.
+            state: has the positions of the training streams, and the length limit.
             stop: polled while generating.
-            prefetched: the next step's batch, if a checkpoint holds it; streams and limit are one batch ahead then.
+            prefetched: the next step's batch, if a checkpoint holds it, with the streams and limit after it.
         """
         self.config, self.workers, self.stop = config, workers, stop
         progress = state.progress if prefetched is None else prefetched.progress
         self.stream = training_stream(config, workers.tasks, progress)
         self._window = state.window if prefetched is None else prefetched.window_after
-        self._clock = StepTimer()  # of the present batch
+        self._timer = StepTimer()  # of the present batch
         self._next: Future[RolloutBatch] | None = None
         if prefetched is not None:
             self._next = Future()
@@ -92,9 +92,9 @@ class RolloutCollector:
             self._next = None
             return
         version = step - 2  # the update of the step before is under way, and the engine has not seen it
-        with run_in_background(lambda unwanted: self.collect(step, version, unwanted)) as following:
-            yield following
-        self._next = following
+        with run_in_background(lambda stop: self.collect(step, version, stop)) as prefetch:
+            yield prefetch
+        self._next = prefetch
 
     def save(self, directory: Path) -> None:
         """Write the prefetched batch, if there is one."""
@@ -102,18 +102,9 @@ class RolloutCollector:
             save_batch(self.prefetched, directory)
 
     def collect(self, step: int, version: int, stop: Stop) -> RolloutBatch:
-        """The batch of a step.
-
-        Args:
-            step: counted from 1.
-            version: steps that the engine's weights have behind them.
-            stop: polled while generating.
-
-        Raises:
-            StopRequested: `stop` was requested; the policy has not been touched.
-        """
+        """The batch of a step (1-based), by weights that have completed `version` steps; raises as `next_batch`."""
         config, rollout = self.config, self.config.rollout
-        self._clock = StepTimer()
+        self._timer = StepTimer()
         window = window_at(
             self._window, config.length_control, full=rollout.max_completion_tokens, step=step, seed=config.run.seed
         )
@@ -140,38 +131,37 @@ class RolloutCollector:
             window_after=self._window,
             chosen=self.stream.close_step(rollouts),
             progress=self.stream.progress(),
-            seconds=self._clock.seconds,
+            seconds=self._timer.seconds,
         )
 
     def sample(self, params: SamplingParams, step: int, stop: Stop) -> tuple[list[Rollout], list[Rollout]]:
         """All completions sampled, and those that are trained on.
 
         With dynamic sampling (arXiv 2503.14476, §3.2) groups whose answers are all equally right are dropped, and more
-        problems sampled in their place, for `data.max_refill_rounds` rounds.
+        problems sampled in their place, for up to `data.max_refill_rounds` rounds.
         """
         config, group_size = self.config, self.config.rollout.group_size
-        wanted, refills = config.data.prompts_per_step, config.data.max_refill_rounds
+        count, refills = config.data.prompts_per_step, config.data.max_refill_rounds
         rollouts: list[Rollout] = []
         kept: list[Rollout] = []
         for attempt in range(1 + refills):
-            prompts = [next(self.stream) for _ in range(wanted - len(kept) // group_size)]
+            prompts = [next(self.stream) for _ in range(count - len(kept) // group_size)]
             seed = derive_seed("rollout", config.run.seed, step, *([attempt] if attempt else []))
             generated = self._generate(prompts, params, samples=group_size, seed=seed, stop=stop)
-            self._clock.record("gen")
+            self._timer.record("gen")
             scored = self._score(generated)
-            self._clock.record("reward")
+            self._timer.record("reward")
             rollouts += scored
             kept += _informative(scored, group_size) if refills else scored
-            if len(kept) == wanted * group_size:
+            if len(kept) == count * group_size:
                 break
         if not kept:
-            # Train on what there is. That need not be without effect: rewards may be shaped, and not every advantage
-            # is a comparison within a group.
+            # Train on these: rewards may be shaped, and not every advantage is a comparison within a group.
             groups = len(rollouts) // group_size
-            self.workers.display.log(f"step {step}: in each of {groups} groups all answers are equally right")
-            kept = rollouts[: wanted * group_size]
+            self.workers.display.log(f"step {step}: the answers within each of {groups} groups are equally right")
+            kept = rollouts[: count * group_size]
         if all(rollout.score.masked for rollout in kept):
-            self.workers.display.log(f"step {step}: all completions are masked, so nothing is learnt from it")
+            self.workers.display.log(f"step {step}: all completions are masked, so it trains nothing")
         return rollouts, kept
 
     def greedy_rewards(self, kept: list[Rollout], stop: Stop) -> list[float]:
@@ -179,9 +169,8 @@ class RolloutCollector:
         config = self.config
         params = SamplingParams(config.rollout.max_completion_tokens, temperature=0.0)
         prompts = [rollout.prompt for rollout in kept[:: config.rollout.group_size]]
-        generated = self._generate(prompts, params, samples=1, seed=0, stop=stop)
-        greedy = self._score(generated)
-        self._clock.record("gen_greedy")
+        greedy = self._score(self._generate(prompts, params, samples=1, seed=0, stop=stop))
+        self._timer.record("gen_greedy")
         return [rollout.score.value for rollout in greedy]
 
     def _generate(
@@ -202,5 +191,9 @@ class RolloutCollector:
 def _informative(rollouts: list[Rollout], group_size: int) -> list[Rollout]:
     """The groups whose unmasked completions differ in the task's own score, before shaping."""
     groups = [rollouts[start : start + group_size] for start in range(0, len(rollouts), group_size)]
-    scores = [{rollout.score.unshaped for rollout in group if not rollout.score.masked} for group in groups]
-    return [rollout for group, found in zip(groups, scores, strict=True) if len(found) > 1 for rollout in group]
+    return [
+        rollout
+        for group in groups
+        if len({each.score.unshaped for each in group if not each.score.masked}) > 1
+        for rollout in group
+    ]

@@ -1,16 +1,30 @@
-"""The configuration of an evaluation: the keys that bear on it, and what a run's model takes from its run."""
+"""What `tinyzero eval` evaluates on this machine: the keys that affect it, and what it takes from the model's run.
 
-from collections.abc import Mapping
+The command, its output file and the scoring belong to the SDK. No torch before a model is opened.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tinyzero_sdk import Task
 from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.evaluation.protocol import EvaluationPlan, EvaluationRequest, Sampler
 from tinyzero_sdk.settings import flatten, get, merge, read_toml, unflatten
+from tinyzero_trainer.checkpoint.store import latest
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.compose import make_config, text
-from tinyzero_trainer.config.model_defaults import TINY_NAME
+from tinyzero_trainer.config.compose import gather, make_config, text
+from tinyzero_trainer.config.help import key_help
+from tinyzero_trainer.config.model_defaults import TINY_MODEL, TINY_NAME, directory_of
 from tinyzero_trainer.config.renamed_keys import with_new_names
-from tinyzero_trainer.config.tasks import identity, read_task_specs, task_of, with_task_table
+from tinyzero_trainer.config.tasks import identity, load_tasks, read_task_specs, task_of, with_task_table
+from tinyzero_trainer.monitoring.progress import Progress
+from tinyzero_trainer.utils.startup import without_collector
+from tinyzero_trainer.utils.threads import calm_threads
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 EVALUATION_KEYS = (
     "run.seed",
@@ -27,14 +41,69 @@ EVALUATION_KEYS = (
     "reward.memory_limit_gb",
     "eval.num_problems",
 )
-"""Keys that bear on `tinyzero eval`; any other is refused there."""
+"""Keys that affect `tinyzero eval`; any other is refused there."""
+
+
+class LocalModels:
+    """See `tinyzero_sdk.evaluation.protocol.LocalModels`."""
+
+    def plan(self, request: EvaluationRequest) -> EvaluationPlan:
+        """How to evaluate a transformers model, or the tiny one that comes with the trainer.
+
+        Raises:
+            SettingsError: a setting is unknown, has no effect here, or does not fit.
+        """
+        flags = {
+            "run.task": request.task,
+            "run.seed": request.seed,
+            "model.path": request.model,
+            "data.prompt_template": request.template,
+            "data.test_fraction": request.test_fraction,
+            "eval.num_problems": request.size,
+            "rollout.max_completion_tokens": request.max_tokens,
+        }
+        config = evaluation_config(gather(TrainConfig, flags, request.overrides))
+        (task,) = load_tasks(config.task_specs, allow_unsafe_scorers=request.allow_unsafe_scorers).values()
+        calm_threads()
+        return EvaluationPlan(
+            task=task,
+            model=str(directory_of(config.model.path) or TINY_MODEL),
+            opener=lambda: _open(config, task, request),
+            size=config.eval.num_problems,
+            test_fraction=config.data.test_fraction,
+            split=request.split,
+            samples=request.samples,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            max_tokens=config.rollout.max_completion_tokens,
+            seed=config.run.seed,
+            workers=config.reward.num_workers,
+            timeout=config.reward.timeout,
+            memory_limit_gb=config.reward.memory_limit_gb,
+        )
+
+    def key_help(self) -> "Iterable[RenderableType]":
+        """The keys of the configuration that affect an evaluation."""
+        return key_help(TrainConfig, only=EVALUATION_KEYS)
+
+
+@contextmanager
+def _open(config: TrainConfig, task: Task, request: EvaluationRequest) -> Iterator[Sampler]:
+    with Progress() as progress:
+        progress.phase("loading PyTorch")
+        with without_collector():
+            from tinyzero_trainer.controller.local_sampler import LocalSampler
+
+        progress.phase("loading the model")
+        sampler = LocalSampler(config, task, request, progress.log)
+    yield sampler
 
 
 def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
     """A configuration to evaluate with.
 
-    A model out of a run takes the task, its options and what is held out from that run, so that the figures can be
-    compared and nothing it was trained on is asked.
+    A model from a run takes its task, the task's options and the held-out problems from that run, so that accuracies
+    can be compared and no problem was trained on.
 
     Raises:
         SettingsError: a key that has no effect, or whatever `make_config` refuses.
@@ -50,11 +119,15 @@ def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
     if model and model != TINY_NAME and (run := _run_of(Path(model))):
         inherited = _inherited(run, tasks)
         if "tasks" in inherited:
-            # What a run calls its task need not be the task's own name.
+            # The run's name for the task need not be the task's own.
             typed = [{"options": get(entry, "options") or {}} for entry in tasks.values()]
             values = {**values, "tasks": dict(zip(inherited["tasks"], typed, strict=False))}
-        checkpoint = _newest_checkpoint(run) if run == Path(model) else model
-        values = merge(merge(inherited, values), {"model": {"path": str(checkpoint)}})
+        if Path(model) == run:
+            newest = latest(run / "checkpoints")
+            if newest is None:
+                raise SettingsError(f"{run} has no checkpoint yet; wait for its first, or give another --model")
+            model = str(newest.path)
+        values = merge(merge(inherited, values), {"model": {"path": model}})
     return make_config(values)
 
 
@@ -64,22 +137,11 @@ def _run_of(model: Path) -> Path | None:
     return next((run for run in candidates if (run / "config.toml").exists() and (run / "checkpoints").is_dir()), None)
 
 
-def _newest_checkpoint(run: Path) -> Path:
-    from tinyzero_trainer.checkpoint.store import latest
-
-    found = latest(run / "checkpoints")
-    if found is None:
-        raise SettingsError(f"{run} has no checkpoint yet; wait for its first, or give another --model")
-    return found.path
-
-
 def _inherited(run: Path, tasks: Mapping[str, Any]) -> dict[str, Any]:
     """What an evaluation takes from the run's configuration; nothing of its task if `tasks` names another one."""
     saved = with_new_names(read_toml(run / "config.toml"))
-    inherited: dict[str, Any] = {}
-    for key, value in flatten(saved):
-        if key.startswith(("data.", "rollout.max_completion_tokens", "eval.num_problems")):
-            inherited = merge(inherited, unflatten({key: value}))
+    prefixes = ("data.", "rollout.max_completion_tokens", "eval.num_problems")
+    inherited = unflatten({key: value for key, value in flatten(saved) if key.startswith(prefixes)})
     specs = read_task_specs(saved.get("tasks", {}))
     requested = [task_of(name, entry) for name, entry in tasks.items()]
     if not requested and len(specs) > 1:

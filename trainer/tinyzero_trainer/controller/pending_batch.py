@@ -1,21 +1,20 @@
 """A collected batch, and its JSON in a checkpoint: a resumed run trains on the same completions."""
 
-import dataclasses
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
-from pydantic.dataclasses import dataclass
 
-from tinyzero_sdk import Score
 from tinyzero_trainer.algorithms.adaptive_length import WindowState
 from tinyzero_trainer.data.prompts import StreamState
-from tinyzero_trainer.types import Generation, Prompt, Rollout
+from tinyzero_trainer.types import Prompt, Rollout
 
 BATCH_FILE = "next_batch.json"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class RolloutBatch:
     """The completions of a step, and the state of streams and length limit after sampling them."""
 
@@ -49,71 +48,39 @@ class RolloutBatch:
     """Wall-clock seconds of each phase."""
 
 
-@dataclass(frozen=True)
-class _Saved:
-    """Each prompt once, however many completions it has."""
-
-    step: int
-    version: int
-    prompts: list[Prompt]
-    asked: list[int]  # of each completion, which of the prompts
-    rollouts: list[Generation]
-    texts: list[str]
-    scores: list[Score]
-    kept: list[int]  # which of the completions are trained on
-    greedy_rewards: list[float] | None
-    window: int
-    window_after: WindowState
-    progress: dict[str, StreamState]
-    chosen: dict[str, float]
-    seconds: dict[str, float]
-
-
-_SAVED = TypeAdapter(_Saved)
+_BATCH, _PROMPTS = TypeAdapter(RolloutBatch), TypeAdapter(list[Prompt])
 
 
 def to_json(batch: RolloutBatch) -> bytes:
-    """A batch as JSON; floats to the last bit."""
-    prompts = list({id(sample.prompt): sample.prompt for sample in batch.rollouts}.values())
-    prompt_indices = {id(prompt): index for index, prompt in enumerate(prompts)}
-    rollout_indices = {id(sample): index for index, sample in enumerate(batch.rollouts)}
-    saved = _Saved(
-        step=batch.step,
-        version=batch.version,
-        prompts=prompts,
-        asked=[prompt_indices[id(sample.prompt)] for sample in batch.rollouts],
-        rollouts=[sample.generation for sample in batch.rollouts],
-        texts=[sample.text for sample in batch.rollouts],
-        scores=[sample.score for sample in batch.rollouts],
-        kept=[rollout_indices[id(sample)] for sample in batch.kept],
-        greedy_rewards=batch.greedy_rewards,
-        window=batch.window,
-        window_after=batch.window_after,
-        progress=batch.progress,
-        chosen=batch.chosen,
-        seconds=batch.seconds,
-    )
-    # Not dump_json, to which a text with half a surrogate pair is an error, and a number that is none is null.
-    return json.dumps(_SAVED.dump_python(saved)).encode()
+    """A batch as JSON: each prompt once, however many completions it has, and floats to the last bit."""
+    values = _BATCH.dump_python(batch, exclude={"kept"})
+    rollouts: list[dict[str, Any]] = values["rollouts"]
+    prompts = {id(rollout.prompt): saved["prompt"] for rollout, saved in zip(batch.rollouts, rollouts, strict=True)}
+    prompt_indices = {key: index for index, key in enumerate(prompts)}
+    rollout_indices = {id(rollout): index for index, rollout in enumerate(batch.rollouts)}
+    values |= {
+        "prompts": list(prompts.values()),
+        "asked": [prompt_indices[id(rollout.prompt)] for rollout in batch.rollouts],
+        "rollouts": [rollout["generation"] for rollout in rollouts],
+        "texts": [rollout["text"] for rollout in rollouts],
+        "scores": [rollout["score"] for rollout in rollouts],
+        "kept": [rollout_indices[id(rollout)] for rollout in batch.kept],
+    }
+    # Not dump_json, which refuses a text with half a surrogate pair and turns NaN into null.
+    return json.dumps(values).encode()
 
 
 def from_json(text: bytes) -> RolloutBatch:
     """What `to_json` wrote."""
-    saved = _SAVED.validate_python(json.loads(text))
-    asked = [saved.prompts[index] for index in saved.asked]
-    samples = [*map(Rollout, asked, saved.rollouts, saved.texts, saved.scores)]
-    return RolloutBatch(
-        step=saved.step,
-        version=saved.version,
-        rollouts=samples,
-        kept=[samples[index] for index in saved.kept],
-        greedy_rewards=saved.greedy_rewards,
-        window=saved.window,
-        window_after=saved.window_after,
-        progress=saved.progress,
-        chosen=saved.chosen,
-        seconds=saved.seconds,
-    )
+    values = json.loads(text)
+    prompts = _PROMPTS.validate_python(values.pop("prompts"))
+    columns = (values.pop(name) for name in ("asked", "rollouts", "texts", "scores"))
+    rollouts = [
+        {"prompt": prompts[index], "generation": generation, "text": text, "score": score}
+        for index, generation, text, score in zip(*columns, strict=True)
+    ]
+    batch = _BATCH.validate_python({**values, "rollouts": rollouts, "kept": []})
+    return replace(batch, kept=[batch.rollouts[index] for index in values["kept"]])
 
 
 def save_batch(batch: RolloutBatch, directory: Path) -> None:

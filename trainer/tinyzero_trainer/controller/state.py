@@ -1,4 +1,4 @@
-"""State of a run besides weights and optimizers: counters, streams, what adapts. A checkpoint holds it as JSON."""
+"""State of a run other than weights and optimizers: counters, stream positions, adapted values; saved as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from tinyzero_trainer.types import Rollout
 
 STATE_FILE = "state.json"
 CARRIED = ("progress", "kl_coefficient", "window")
-"""Fields that the file holds in a table of their own, as version 0.1 wrote it."""
+"""Fields in the file's table `carried`."""
 
 
 @dataclass(slots=True)
 class TrainerState:
-    """Everything that one step leaves to the next."""
+    """What one step leaves to the next."""
 
     __pydantic_config__: ClassVar = ConfigDict(ser_json_inf_nan="constants")  # by default NaN metrics become null
 
@@ -27,7 +27,7 @@ class TrainerState:
     """Completed steps."""
 
     pending: dict[str, float] | None = field(default_factory=dict)
-    """Metrics of this step while its evaluation is due; None once its line is written."""
+    """Metrics of this step until its evaluation is done and its line written; None afterwards."""
 
     elapsed_s: float = 0.0
     """Wall-clock seconds of training, over all sessions."""
@@ -35,7 +35,7 @@ class TrainerState:
     cumulative_reward: float = 0.0
 
     prompt_tokens: int = 0
-    """Of all completions: a prompt counts once for each."""
+    """Each prompt counted once per completion."""
 
     response_tokens: int = 0
 
@@ -49,7 +49,7 @@ class TrainerState:
     """Of the adaptive completion-length limit."""
 
     def add_totals(self, rollouts: Sequence[Rollout], seconds: float) -> dict[str, float]:
-        """Count the completions and the wall-clock seconds of a step; the sums as metrics."""
+        """Add a step's completions and wall-clock seconds; the totals as metrics."""
         self.prompt_tokens += sum(len(rollout.prompt.token_ids) for rollout in rollouts)
         self.response_tokens += sum(len(rollout.generation.token_ids) for rollout in rollouts)
         self.cumulative_reward += sum(rollout.score.value for rollout in rollouts)

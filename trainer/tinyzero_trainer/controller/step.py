@@ -28,7 +28,7 @@ from tinyzero_trainer.utils.signals import StopFlag
 WAITED = "wait_for_rollouts"
 """Seconds of a step in which the trainer waited for completions."""
 
-STOPPING = "stopping as soon as the next batch has been sampled, which is saved too; another signal leaves at once"
+STOPPING = "stopping once the next batch has been sampled and saved; another signal stops at once"
 
 
 class TrainingStep:
@@ -47,7 +47,7 @@ class TrainingStep:
         Args:
             config: of the run.
             workers: policy, critic, engine and reward pools.
-            state: after the steps before.
+            state: after the previous step.
             stop: polled while generating.
             rollouts: directory for the completions of a step that failed.
             prefetched: the next step's batch, if a checkpoint holds it.
@@ -56,47 +56,47 @@ class TrainingStep:
         self.config, self.workers, self.policy, self.state = config, workers, workers.policy, state
         self.stop, self.rollouts = stop, rollouts
         self.collector = RolloutCollector(config, workers, state, stop, prefetched)
-        self._clock = StepTimer()  # of the present step
+        self._timer = StepTimer()  # of the present step
         self.policy_intact = True
         """Whether the policy is as the last completed step left it; False during an update."""
 
     def take(self, step: int) -> tuple[list[Rollout], dict[str, float]]:
         """Take a step (1-based); with `rollout.max_async_level=1` the next batch is collected during the update.
 
-        Between steps no thread is left, and the engine has the newest weights.
+        Between steps no thread is running, and the engine has the newest weights.
 
         Returns:
             all completions sampled, and the step's metrics, `timing_s/step` among them.
 
         Raises:
-            StopRequested: a signal asked for the end while generating; nothing has changed.
+            StopRequested: a signal requested a stop while generating; nothing has changed.
             UpdateError: too many updates in a row were not finite.
             TinyZeroError: a worker or a task failed; if that was while its batch was collected, nothing has changed.
         """
-        config, now = self.config, self.settings_at(step)
-        self._clock = StepTimer()
+        config, settings = self.config, self.settings_at(step)
+        self._timer = StepTimer()
         collected = self.collector.next_batch(step)
         if config.rollout.max_async_level:
-            self._clock.record(WAITED)
+            self._timer.record(WAITED)
         else:
             self.workers.engine.sleep()
-            self._clock.skip()
-        with self.collector.prefetching(step + 1) as following:
-            batch, metrics = self.learn(collected, now)
-            if following is not None and self.stop.requested and not following.done():
+            self._timer.skip()
+        with self.collector.prefetching(step + 1) as prefetch:
+            batch, metrics = self.learn(collected, settings)
+            if prefetch is not None and self.stop.requested and not prefetch.done():
                 self.workers.display.log(STOPPING)
-        if following is not None:
-            self._clock.record(WAITED)
+        if prefetch is not None:
+            self._timer.record(WAITED)
         if self.collector.failure is None:
             with catch_out_of_memory("the rollout engine took over the weights"):
                 self.workers.engine.load_weights()
-        self._clock.record("update_weights")
+        self._timer.record("update_weights")
         self.state.progress, self.state.window = collected.progress, collected.window_after
-        metrics |= self.metrics(collected, batch, metrics, now)
+        metrics |= self.metrics(collected, batch, metrics, settings)
         self.policy_intact = True
         return collected.rollouts, metrics
 
-    def learn(self, collected: RolloutBatch, now: StepSettings) -> tuple[TrainingBatch, dict[str, float]]:
+    def learn(self, collected: RolloutBatch, settings: StepSettings) -> tuple[TrainingBatch, dict[str, float]]:
         """From scored completions to updated weights; the batch with all its columns, and the update's metrics."""
         algorithm, greedy = self.config.algorithm, collected.greedy_rewards
         batch = TrainingBatch.of(
@@ -107,25 +107,25 @@ class TrainingStep:
             gae_lambda=algorithm.gae_lambda,
         )
         with catch_out_of_memory("log-probabilities and values were computed"):
-            corrected = self.add_logprobs(batch, now)
-            self.add_penalties_and_values(batch, now)
+            metrics = self.add_logprobs(batch, settings)
+            self.add_penalties_and_values(batch, settings)
         self.add_advantages(batch)
-        self._clock.record("adv")
+        self._timer.record("adv")
         try:
             with catch_out_of_memory("the weights were updated"):
-                return batch, corrected | self.update(batch, now, collected.step)
+                return batch, metrics | self.update(batch, settings, collected.step)
         except UpdateError:
             write_samples(self.rollouts / f"bad_step_{collected.step:06d}.jsonl", collected.rollouts)
             raise
 
-    def add_logprobs(self, batch: TrainingBatch, now: StepSettings) -> dict[str, float]:
+    def add_logprobs(self, batch: TrainingBatch, settings: StepSettings) -> dict[str, float]:
         """Old log-probabilities, and with a correction the importance weights; returns the correction's metrics."""
         source = self.config.old_logprobs_source
         if source == "engine":
             batch.old_logprobs = batch.engine_logprobs
         elif source == "policy":
-            batch.old_logprobs = self.policy.logprobs(batch.rollouts, now.temperature)
-            self._clock.record("old_log_prob")
+            batch.old_logprobs = self.policy.logprobs(batch.rollouts, settings.temperature)
+            self._timer.record("old_log_prob")
             if self.config.rollout_correction.corrects:
                 assert batch.engine_logprobs is not None
                 batch.is_weights, metrics = importance_weights(
@@ -134,17 +134,17 @@ class TrainingStep:
                 return metrics
         return {}
 
-    def add_penalties_and_values(self, batch: TrainingBatch, now: StepSettings) -> None:
+    def add_penalties_and_values(self, batch: TrainingBatch, settings: StepSettings) -> None:
         """The KL penalties, with `algorithm.kl_placement=reward`, and the critic's values."""
         if self.config.algorithm.kl_in_reward:
             assert batch.old_logprobs is not None
-            reference = self.policy.reference_logprobs(batch.rollouts, now.temperature)
+            reference = self.policy.reference_logprobs(batch.rollouts, settings.temperature)
             kl = SAMPLED[self.config.algorithm.kl_estimator](batch.old_logprobs, reference)
-            batch.kl_penalties = now.kl_coefficient * kl
-            self._clock.record("ref")
+            batch.kl_penalties = settings.kl_coefficient * kl
+            self._timer.record("ref")
         if self.workers.critic is not None:
             batch.values = self.workers.critic.values(batch.rollouts)
-            self._clock.record("values")
+            self._timer.record("values")
 
     def add_advantages(self, batch: TrainingBatch) -> None:
         """The advantages; with a critic they are whitened after the returns are taken from them."""
@@ -153,80 +153,73 @@ class TrainingStep:
             batch.returns = batch.advantages + batch.values
             batch.advantages = whiten(batch.advantages, batch.token_mask())
 
-    def update(self, batch: TrainingBatch, now: StepSettings, step: int) -> dict[str, float]:
+    def update(self, batch: TrainingBatch, settings: StepSettings, step: int) -> dict[str, float]:
         """Update the critic, if there is one, and the policy, unless the critic is still warming up."""
         critic, metrics = self.workers.critic, dict[str, float]()
         self.policy_intact = False
         if critic is not None:
             metrics = critic.update(batch)
-            self._clock.record("update_critic")
+            self._timer.record("update_critic")
         if critic is None or step > self.config.critic.warmup_steps:
-            metrics |= self.policy.update(batch, now)
-            self._clock.record("update_actor")
+            metrics |= self.policy.update(batch, settings)
+            self._timer.record("update_actor")
         return metrics
 
+    def settings_at(self, step: int) -> StepSettings:
+        """The schedules' values in a step, with the KL coefficient as adapted so far."""
+        settings, adapted = settings_at(self.config, step), self.state.kl_coefficient
+        return settings if adapted is None else replace(settings, kl_coefficient=adapted)
+
     def metrics(
-        self,
-        collected: RolloutBatch,
-        batch: TrainingBatch,
-        updated: dict[str, float],
-        now: StepSettings,
+        self, collected: RolloutBatch, batch: TrainingBatch, updated: dict[str, float], settings: StepSettings
     ) -> dict[str, float]:
-        """The step's metrics besides those of the update."""
-        tasks, gpus = {name: role.task for name, role in self.workers.tasks.items()}, self.policy.cards()
-        ranks = self.policy.ranks // self.config.parallel.sequence_parallel
+        """The step's metrics other than those of the update."""
+        config, gpus = self.config, self.policy.cards()
+        tasks = {name: task.task for name, task in self.workers.tasks.items()}
         metrics = {
-            **batch_metrics(tasks, collected.rollouts, batch, ranks),
+            **batch_metrics(tasks, collected.rollouts, batch, self.policy.ranks // config.parallel.sequence_parallel),
             **collected.chosen,
-            **self.adapt_kl(batch, updated, now),
+            **self.adapt_kl(batch, updated, settings),
         }
-        if self.config.rollout.max_async_level:
+        if config.rollout.max_async_level:
             metrics["staleness/steps"] = float(collected.step - 1 - collected.version)
             if ENGINE_DIVERGENCE in updated:
                 metrics["staleness/kl"] = updated[ENGINE_DIVERGENCE]
-        if self.config.length_control.mode == "adaptive":
+        if config.length_control.mode == "adaptive":
             metrics["length_control/max_tokens"] = float(collected.window)
             after = collected.window_after
             averages = {"mean_success_length": after.correct_length, "success_rate": after.success_rate}
             metrics |= {f"length_control/{name}": value for name, value in averages.items() if value is not None}
-        seconds = {**collected.seconds, **self._clock.stop()}
+        seconds = {**collected.seconds, **self._timer.stop()}
         metrics |= timing_metrics(seconds, collected.rollouts, collected.kept) | memory_metrics(gpus)
         return metrics | self.utilization(seconds, collected.kept, gpus)
 
     def utilization(
         self, seconds: dict[str, float], kept: list[Rollout], gpus: Sequence[GpuMemoryUsage]
     ) -> dict[str, float]:
-        """Share of the gpus' peak that the updates reached; nothing on the CPU and on gpus of unknown peak."""
-        peak, language_model = peak_flops(gpus), self.workers.language_model
+        """Model FLOPs utilization of the updates; nothing on the CPU and on GPUs of unknown peak."""
+        peak, policy, critic = peak_flops(gpus), self.workers.language_model, self.workers.critic
         if peak is None:
             return {}
         # With an adapter the gradients of the other weights are not computed: 6 FLOPs a parameter would be too many.
-        parameters = {} if language_model.adapter is not None else {"actor": language_model.parameters}
-        if self.workers.critic is not None:
-            parameters["critic"] = self.workers.critic.parameters
+        parameters = {} if policy.adapter is not None else {"actor": policy.parameters}
+        if critic is not None:
+            parameters["critic"] = critic.parameters
         tokens = self.config.optimizer.update_epochs * trained_tokens(kept)
         return utilization(seconds, tokens, parameters=parameters, peak=peak)
 
-    def settings_at(self, step: int) -> StepSettings:
-        """The schedules' values in a step, with the KL coefficient as adapted so far."""
-        now, adapted = settings_at(self.config, step), self.state.kl_coefficient
-        return now if adapted is None else replace(now, kl_coefficient=adapted)
-
-    def adapt_kl(self, batch: TrainingBatch, updated: dict[str, float], now: StepSettings) -> dict[str, float]:
+    def adapt_kl(self, batch: TrainingBatch, updated: dict[str, float], settings: StepSettings) -> dict[str, float]:
         """Adapt the KL coefficient, with `algorithm.kl_target`, to the KL of the step; metrics of both."""
-        algorithm, coefficient = self.config.algorithm, now.kl_coefficient
-        if not coefficient:
-            return {"actor/kl_coef": 0.0}
+        algorithm, coefficient = self.config.algorithm, settings.kl_coefficient
         metrics = {"actor/kl_coef": coefficient}
-        if batch.kl_penalties is None:
-            measured = updated.get("actor/kl_loss")
-        else:
+        measured = updated.get("actor/kl_loss")
+        if coefficient and batch.kl_penalties is not None:
             mask = batch.token_mask()
             penalties = batch.kl_penalties if mask is None else batch.kl_penalties[mask]
             measured = penalties.mean().item() / coefficient if len(penalties) else None
             if measured is not None:
                 metrics["actor/reward_kl_penalty"] = measured
-        if algorithm.kl_target is not None and measured is not None:
+        if coefficient and algorithm.kl_target is not None and measured is not None:
             self.state.kl_coefficient = adapted_coefficient(
                 coefficient,
                 measured,

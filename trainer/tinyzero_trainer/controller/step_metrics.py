@@ -5,9 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 import torch
-from torch import Tensor
 
-from tinyzero_sdk import Item, ItemColumns, Task
+from tinyzero_sdk import ItemColumns, Task
 from tinyzero_sdk.records import Reason
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.monitoring.metrics_log import ACCURACY, task_accuracy_key, task_key
@@ -23,7 +22,7 @@ def batch_metrics(
     """Metrics of a step's completions.
 
     Args:
-        tasks: by name in the run; give the problems' difficulties.
+        tasks: by name in the run; for the problems' difficulties.
         samples: all that were sampled, group after group.
         batch: those that are trained on, with advantages; `critic/rewards` is over these alone, KL penalties deducted.
         ranks: data-parallel ranks.
@@ -32,17 +31,21 @@ def batch_metrics(
     lengths = [len(sample.generation.token_ids) for sample in samples]
     prompts = [len(sample.prompt.token_ids) for sample in samples]
     reasons = [sample.score.reason for sample in samples]
-    scores = torch.tensor([sample.score.value for sample in samples]).view(-1, group_size)
+    values = [sample.score.value for sample in samples]
+    scores = torch.tensor(values).view(-1, group_size)
     zero_std = scores.amax(dim=1) == scores.amin(dim=1)
     assert batch.advantages is not None
     mask = batch.token_mask()
-    in_loss = batch.advantages if mask is None else batch.advantages[mask]
+    advantages = (batch.advantages if mask is None else batch.advantages[mask]).double()  # those in the loss
     return {
-        **_spread("critic/score", [sample.score.value for sample in samples]),
-        **_spread("critic/rewards", batch.group_rewards().flatten().tolist()),
-        **(_planned_dims("critic/advantages", in_loss) if len(in_loss) else {}),
-        **_spread("response_length", lengths),
-        **_spread("prompt_length", prompts),
+        **_mean_max_min("critic/score", values),
+        **_mean_max_min("critic/rewards", batch.group_rewards().flatten().tolist()),
+        **{
+            f"critic/advantages/{name}": getattr(advantages, name)().item()
+            for name in (("mean", "max", "min") if len(advantages) else ())
+        },
+        **_mean_max_min("response_length", lengths),
+        **_mean_max_min("prompt_length", prompts),
         **share_metrics([_length(sample) for sample in samples], ranks),
         "response_length/clip_ratio": fmean(not sample.generation.finished for sample in samples),
         "group/zero_std_frac": zero_std.float().mean().item(),
@@ -57,12 +60,12 @@ def batch_metrics(
 def timing_metrics(
     seconds: Mapping[str, float], samples: Sequence[Rollout], kept: Sequence[Rollout]
 ) -> dict[str, float]:
-    """Times of a step, in seconds and in milliseconds a token.
+    """Times of a step, in seconds and in milliseconds per token.
 
     Args:
-        seconds: of the parts of the step, and of the whole as `step`.
+        seconds: of each phase of the step, and of the whole as `step`.
         samples: all that were sampled.
-        kept: those that are trained on; what is masked among them the update does not see.
+        kept: those that are trained on; the update skips masked ones.
     """
     response_tokens = sum(len(sample.generation.token_ids) for sample in samples)
     tokens = sum(map(_length, samples))
@@ -77,7 +80,7 @@ def timing_metrics(
 
 
 def trained_tokens(kept: Sequence[Rollout]) -> int:
-    """Prompt and completion tokens that one pass of the update takes."""
+    """Prompt and completion tokens in one pass of the update."""
     return sum(_length(sample) for sample in kept if not sample.score.masked)
 
 
@@ -88,23 +91,21 @@ def _length(sample: Rollout) -> int:
 def _completions(samples: Sequence[Rollout]) -> dict[str, float]:
     finished = [sample.score.correct for sample in samples if sample.generation.finished]
     truncated = [sample.score.correct for sample in samples if not sample.generation.finished]
-    correct_lengths = [len(sample.generation.token_ids) for sample in samples if sample.score.correct]
     metrics = {
         ACCURACY: fmean(sample.score.correct for sample in samples),
         "completion/finished_frac": len(finished) / len(samples),
         "completion/truncated_frac": len(truncated) / len(samples),
     }
-    # A mean over nothing is left out, rather than made up.
-    optional: dict[str, Sequence[float]] = {
+    means: dict[str, Sequence[float]] = {
         "acc_finished": finished,
         "acc_truncated": truncated,
-        "correct_length_mean": correct_lengths,
+        "correct_length_mean": [len(sample.generation.token_ids) for sample in samples if sample.score.correct],
     }
-    return metrics | {f"completion/{name}": fmean(values) for name, values in optional.items() if values}
+    return metrics | {f"completion/{name}": fmean(values) for name, values in means.items() if values}
 
 
 def _by_task(tasks: Mapping[str, Task], samples: Sequence[Rollout], group_size: int) -> dict[str, float]:
-    """What of a batch belongs to one task: tasks that differ in difficulty are not thrown together."""
+    """Accuracy by difficulty, and with several tasks each one's size, accuracy and score."""
     if len(tasks) == 1:
         (task,) = tasks.values()
         return _by_difficulty(task, samples, "train/acc_by_difficulty")
@@ -121,28 +122,15 @@ def _by_task(tasks: Mapping[str, Task], samples: Sequence[Rollout], group_size: 
 
 def _by_difficulty(task: Task, samples: Sequence[Rollout], prefix: str) -> dict[str, float]:
     """Accuracy at each level, the problem's difficulty rounded down."""
-    levels: dict[int, list[bool]] = defaultdict(list)
     prompts = {id(sample.prompt): sample.prompt for sample in samples}
-    found = dict(zip(prompts, _difficulties(task, [prompt.item for prompt in prompts.values()]), strict=True))
+    items = [prompt.item for prompt in prompts.values()]
+    difficulties = dict(zip(prompts, task.difficulties(ItemColumns.of(items) or items), strict=True))
+    levels: dict[int, list[bool]] = defaultdict(list)
     for sample in samples:
-        levels[int(found[id(sample.prompt)])].append(sample.score.correct)
+        levels[int(difficulties[id(sample.prompt)])].append(sample.score.correct)
     return {f"{prefix}/{level}": fmean(levels[level]) for level in sorted(levels)}
 
 
-def _difficulties(task: Task, items: Sequence[Item]) -> Sequence[float]:
-    """How hard each is; of all at once, where the task can tell that and the items go into columns."""
-    return [*map(float, task.difficulties(ItemColumns.of(items) or items))]
-
-
-def _planned_dims(name: str, values: Tensor) -> dict[str, float]:
-    numbers = values.double()
-    return {
-        f"{name}/mean": numbers.mean().item(),
-        f"{name}/max": numbers.max().item(),
-        f"{name}/min": numbers.min().item(),
-    }
-
-
-def _spread(name: str, values: Iterable[float]) -> dict[str, float]:
+def _mean_max_min(name: str, values: Iterable[float]) -> dict[str, float]:
     values = list(values)
     return {f"{name}/mean": fmean(values), f"{name}/max": max(values), f"{name}/min": min(values)}

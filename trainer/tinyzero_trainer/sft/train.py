@@ -136,7 +136,7 @@ def _evaluate(config: TrainConfig, *, display: Progress, stop: StopFlag) -> dict
         for name, task in workers.tasks.items():
             prompts = task.prompts.held_out(config.eval.num_problems)
             display.phase(f"evaluating on {name}", len(prompts), "completions")
-            results[name], _ = evaluate(workers, prompts, params, samples=1, seed=config.run.seed, stop=stop)
+            results[name] = evaluate(workers, prompts, params, seed=config.run.seed, stop=stop)
         display.end_phase()
     return results
 

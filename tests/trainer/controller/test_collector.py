@@ -1,0 +1,99 @@
+"""What a batch samples and keeps: dynamic sampling, masked completions, ReMax's greedy completions."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tinyzero_sdk import Item, Score
+from tinyzero_trainer.config import DataConfig, RolloutConfig, TrainConfig
+from tinyzero_trainer.controller import collector as collecting
+from tinyzero_trainer.controller.collector import RolloutCollector
+from tinyzero_trainer.controller.state import TrainerState
+from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.types import Generation, Prompt, Rollout
+from tinyzero_trainer.utils.signals import StopFlag
+
+PARAMS = SamplingParams(8, 1.0)
+NOTES: list[str] = []
+"""What the last `collect` logged."""
+
+
+def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float | Score]], *, prompts: int, rounds: int):
+    """A step's sampling, where the n-th problem drawn gets the n-th group of rewards, or of whole scores."""
+    stream = iter([Prompt(Item(index), str(index), [1]) for index in range(len(groups))])
+    NOTES.clear()
+    model = SimpleNamespace(context=99, tokenizer=None)
+    display = SimpleNamespace(log=NOTES.append, advance=None)
+    roles = SimpleNamespace(tasks={}, pools={}, display=display, language_model=model, engine=None)
+    monkeypatch.setattr(collecting, "training_stream", lambda config, tasks, progress: stream)
+    seeds = []
+
+    def generate(engine, batch, samples, params, *, seed, on_progress, stop):
+        seeds.append(seed)
+        return [(prompt, Generation([2], [-1.0], True)) for prompt in batch for _ in range(samples)]
+
+    def score(rollouts, tokenizer, pools, *, max_failure_rate):
+        values = [value for prompt in rollouts[:: len(groups[0])] for value in groups[prompt[0].item.ground_truth]]
+        return [
+            Rollout(prompt, rollout, "", value if isinstance(value, Score) else Score(value, value == 1.0))
+            for (prompt, rollout), value in zip(rollouts, values, strict=True)
+        ]
+
+    monkeypatch.setattr(collecting, "generate", generate)
+    monkeypatch.setattr(collecting, "score", score)
+    config = TrainConfig(
+        data=DataConfig(prompts_per_step=prompts, max_refill_rounds=rounds),
+        rollout=RolloutConfig(group_size=len(groups[0])),
+    )
+    collector = RolloutCollector(config, roles, TrainerState(), StopFlag())  # type: ignore[arg-type]
+    samples, kept = collector.sample(PARAMS, 1, StopFlag())
+    drawn = len(groups) - len(list(stream))
+    assert len(set(seeds)) == len(seeds)
+    return [[sample.prompt.item.ground_truth for sample in part[:: len(groups[0])]] for part in (samples, kept)], drawn
+
+
+MIXED, EQUAL = [1.0, 0.0], [0.0, 0.0]
+
+
+def test_without_dynamic_sampling_every_group_is_trained_on(monkeypatch) -> None:
+    assert collect(monkeypatch, [MIXED, EQUAL, MIXED], prompts=2, rounds=0) == ([[0, 1], [0, 1]], 2)
+
+
+def test_groups_of_equal_rewards_are_replaced(monkeypatch) -> None:
+    groups = [EQUAL, MIXED, [1.0, 1.0], MIXED, EQUAL, MIXED, MIXED]
+    assert collect(monkeypatch, groups, prompts=3, rounds=5) == ([[0, 1, 2, 3, 4, 5], [1, 3, 5]], 6)
+
+
+def shaped(value: float, unshaped: float, *, masked: bool = False) -> Score:
+    return Score(value, unshaped == 1.0, parts={"task": unshaped, "overlong": value - unshaped}, masked=masked)
+
+
+def test_what_a_wrapper_makes_of_a_score_does_not_make_a_group_worth_keeping(monkeypatch) -> None:
+    """DAPO filters by correctness: lengths, which the shaped reward tells apart, are no reason to keep a group."""
+    alike, apart = [shaped(1.0, 1.0), shaped(0.4, 1.0)], [shaped(0.5, 1.0), shaped(0.5, 0.0)]
+    assert collect(monkeypatch, [alike, apart, apart], prompts=2, rounds=2) == ([[0, 1, 2], [1, 2]], 3)
+
+
+def test_what_does_not_count_in_the_loss_does_not_make_a_group_worth_keeping(monkeypatch) -> None:
+    lone = [shaped(1.0, 1.0), shaped(0.0, 0.0, masked=True), shaped(0.0, 0.0, masked=True)]
+    enough = [shaped(1.0, 1.0), shaped(0.0, 0.0), shaped(0.0, 0.0, masked=True)]
+    none = [shaped(1.0, 1.0, masked=True), shaped(0.0, 0.0, masked=True), shaped(0.0, 0.0, masked=True)]
+    assert collect(monkeypatch, [lone, enough, none, enough], prompts=2, rounds=1) == ([[0, 1, 2], [1]], 3)
+
+
+def test_the_rounds_have_a_limit(monkeypatch) -> None:
+    groups = [EQUAL, MIXED, EQUAL, EQUAL, MIXED]
+    assert collect(monkeypatch, groups, prompts=2, rounds=1) == ([[0, 1, 2], [1]], 3)
+    assert collect(monkeypatch, groups, prompts=2, rounds=2) == ([[0, 1, 2, 3], [1]], 4)
+    assert collect(monkeypatch, groups, prompts=2, rounds=3) == ([[0, 1, 2, 3, 4], [1, 4]], 5)
+
+
+def test_without_any_group_to_learn_from_the_step_still_has_a_batch(monkeypatch) -> None:
+    assert collect(monkeypatch, [EQUAL] * 6, prompts=2, rounds=2) == ([[0, 1, 2, 3, 4, 5], [0, 1]], 6)
+    assert NOTES == ["step 1: the answers within each of 6 groups are equally right"]
+
+
+def test_a_step_of_masked_completions_alone_says_so(monkeypatch) -> None:
+    masked = [shaped(1.0, 1.0, masked=True), shaped(0.0, 0.0, masked=True)]
+    collect(monkeypatch, [masked], prompts=1, rounds=0)
+    assert NOTES == ["step 1: all completions are masked, so it trains nothing"]

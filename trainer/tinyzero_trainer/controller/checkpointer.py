@@ -1,0 +1,135 @@
+"""Saving a run and resuming it: weights, optimizers, the trainer's state and a prefetched batch in one checkpoint.
+
+Atomic directories and their checksums are in checkpoint/.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from tinyzero_trainer.checkpoint import store
+from tinyzero_trainer.checkpoint.run_directory import RunDirectory
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.resume import check_fingerprint, fingerprint
+from tinyzero_trainer.controller.collector import RolloutCollector
+from tinyzero_trainer.controller.pending_batch import RolloutBatch, load_batch
+from tinyzero_trainer.controller.state import TrainerState
+from tinyzero_trainer.controller.step import TrainingStep
+from tinyzero_trainer.errors import VllmError, WorkerDiedError
+from tinyzero_trainer.executors.base import Workers
+from tinyzero_trainer.utils.oom import catch_out_of_memory
+from tinyzero_trainer.utils.signals import Interrupted, StopFlag, StopRequested
+
+STATE_DIRECTORY = "training_state"
+
+
+def newest_checkpoint(config: TrainConfig, run: RunDirectory, log: Callable[[str], None]) -> store.Checkpoint | None:
+    """The newest sound checkpoint of a run; None if it has not saved one.
+
+    Raises:
+        SettingsError: it is of another configuration.
+        CheckpointError: all of them are damaged.
+    """
+    checkpoint = store.latest(run.checkpoints)
+    if checkpoint is not None:
+        check_fingerprint(config, str(checkpoint.meta["config"]))
+        for line in checkpoint.skipped:
+            log(line)
+    return checkpoint
+
+
+class Checkpointer:
+    """Writes and reads the checkpoints of a run."""
+
+    def __init__(self, config: TrainConfig, run: RunDirectory, workers: Workers) -> None:
+        assert workers.policy is not None
+        self.config, self.run, self.workers, self.policy = config, run, workers, workers.policy
+        self._saved_step: int | None = None  # of the newest checkpoint
+        self._timing: dict[str, float] = {}
+
+    def restore(self, checkpoint: store.Checkpoint | None) -> tuple[TrainerState, RolloutBatch | None]:
+        """The state of a checkpoint, or of a new run, and the next step's batch, if the checkpoint holds it.
+
+        The workers were built with the checkpoint's weights; here they get their optimizers' state.
+        """
+        if checkpoint is None:
+            model = self.workers.language_model
+            sizes = {"parameters": model.parameters, "trained_parameters": model.trained_parameters}
+            return TrainerState(pending={f"model/{name}": float(size) for name, size in sizes.items()}), None
+        directory = checkpoint.path / STATE_DIRECTORY
+        with catch_out_of_memory("the checkpoint was loaded"):
+            self.policy.load(directory)
+            if self.workers.critic is not None:
+                self.workers.critic.load(directory)
+        state = TrainerState.load(directory)
+        self._saved_step = state.step
+        self.workers.display.log(f"resuming from step {state.step}")
+        return state, load_batch(directory)
+
+    def save(self, state: TrainerState, collector: RolloutCollector) -> None:
+        """Save a checkpoint of the present step, unless there is one."""
+        if self._saved_step == state.step:
+            return
+        workers, model, started = self.workers, self.workers.language_model, perf_counter()
+
+        def fill(directory: Path) -> None:
+            state_directory = directory / STATE_DIRECTORY
+            with catch_out_of_memory("a checkpoint was saved"):
+                self.policy.export(directory)
+                state_directory.mkdir()
+                self.policy.save(state_directory)
+                if workers.critic is not None:
+                    workers.critic.save(state_directory)
+            state.save(state_directory)
+            collector.save(state_directory)
+
+        weights, trained = model.parameters * 4, model.trained_parameters * 4  # float32
+        store.save(
+            self.run.checkpoints,
+            state.step,
+            fill,
+            meta={
+                "config": fingerprint(self.config),
+                "tasks": {name: task.task.version for name, task in workers.tasks.items()},
+                "torch": torch.__version__,
+                "world_size": self.policy.ranks,
+            },
+            keep=self.config.checkpoint.keep,
+            # And AdamW's two moments; a critic is as large as the model and trained as a whole.
+            expected_bytes=weights + 2 * trained + (0 if workers.critic is None else 3 * weights),
+        )
+        self._saved_step = state.step
+        self._timing = {"timing_s/save_checkpoint": perf_counter() - started}
+
+    def timing(self) -> dict[str, float]:
+        """Seconds of the last save, once: its own step's line is written before it, so the next one reports it."""
+        timing, self._timing = self._timing, {}
+        return timing
+
+    @contextmanager
+    def saving_at_the_end(self, state: TrainerState, step: TrainingStep, stop: StopFlag) -> Iterator[None]:
+        """Save when the block ends, also where a signal or a dead worker ends it with an intact policy.
+
+        Raises:
+            Interrupted: `StopRequested` ended the block.
+            WorkerDiedError, VllmError: ended the block; the former says how to resume.
+        """
+        try:
+            yield
+            self.save(state, step.collector)
+        except StopRequested:
+            self.save(state, step.collector)
+            assert stop.signal is not None
+            raise Interrupted(stop.signal, state.step, self.config.run.output) from None
+        except WorkerDiedError as died:
+            if died.policy_intact:
+                self.save(state, step.collector)
+            newest = store.latest(self.run.checkpoints)
+            raise died.with_resume_hint(None if newest is None else newest.step, self.config.run.output) from None
+        except VllmError:
+            if step.policy_intact:
+                self.save(state, step.collector)
+            raise
