@@ -70,8 +70,11 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_top)
-    for group in (tasks, new, check, fuzz, data, score, rescore):
-        group.register(app)
+    for command in (
+        *(tasks.tasks, tasks.plugins, new.new, check.check, fuzz.fuzz),
+        *(data.data, data.sample, score.score, rescore.rescore),
+    ):
+        app.command()(command)
     for plugin in load_plugins():
         plugin.call("register_commands", app=app)
         if plugin.error:

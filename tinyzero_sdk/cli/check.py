@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 _STYLES = {"passed": "green", "failed": "bold red", "waived": "yellow", "not checked": "dim"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this file."""
-    app.command("check")(check)
-
-
 def check(
     task: Annotated[
         str, typer.Argument(help="Name of an installed task, or path of one (file or package).", show_default=False)

@@ -30,12 +30,6 @@ TestFraction = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("data")(data)
-    app.command("sample")(sample)
-
-
 def data(
     task: TaskName,
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for train and test; made if missing.")],

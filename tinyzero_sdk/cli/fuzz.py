@@ -18,11 +18,6 @@ _CHECKS = {"timeout": "bounded-time", "died": "never-raises", "error": "never-ra
 """The check that replays a finding without a label."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this file."""
-    app.command("fuzz")(fuzz)
-
-
 def fuzz(
     task: Annotated[str, typer.Argument(help="Name of an installed task, or path of one.", show_default=False)],
     words: TaskOverrides = None,

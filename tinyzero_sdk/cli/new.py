@@ -10,11 +10,6 @@ from rich.text import Text
 from tinyzero_sdk.console import stdout
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this file."""
-    app.command("new")(new)
-
-
 def new(
     name: Annotated[str, typer.Argument(help="Name of the task, such as my-task.", show_default=False)],
     output: Annotated[

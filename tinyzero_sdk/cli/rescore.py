@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from tinyzero_sdk.scoring.rescore import RescoreReport, ScoreChange
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this file."""
-    app.command("rescore")(rescore)
-
-
 def rescore(
     old: Annotated[Path, typer.Argument(help="A file that `tinyzero score` wrote.", show_default=False)],
     task: TaskName,

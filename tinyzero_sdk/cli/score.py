@@ -46,11 +46,6 @@ AllowMismatch = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this file."""
-    app.command("score")(score)
-
-
 @contextmanager
 def scoring_options(
     workers: int | None, timeout: float, memory_limit: float, group_by: str | None, allow_version_mismatch: bool

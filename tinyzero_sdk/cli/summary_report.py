@@ -31,7 +31,6 @@ def show_faults(file: "Path", report: "ScoreReport") -> None:
 
 
 def as_json(report: "ScoreReport") -> dict[str, Any]:
-    """A report as plain JSON."""
     summary = None if report.summary is None else report.summary.as_json()
     return {
         "rows": report.rows,
@@ -48,7 +47,6 @@ def as_json(report: "ScoreReport") -> dict[str, Any]:
 
 
 def show_summary(report: "ScoreReport") -> None:
-    """Print the numbers of a report on stdout."""
     if report.summary is not None:
         _show_accuracy(report, report.summary)
         show_tables(report.summary)
@@ -57,7 +55,6 @@ def show_summary(report: "ScoreReport") -> None:
 
 
 def show_tables(summary: "Summary") -> None:
-    """Print the tables by reason, by difficulty and at k on stdout."""
     _show_reasons(summary)
     _show_difficulties(summary)
     _show_at_k(summary)
@@ -69,7 +66,6 @@ def count(number: int, name: str) -> str:
 
 
 def percent(fraction: float) -> str:
-    """A fraction as a percentage with one digit."""
     return f"{fraction:.1%}"
 
 

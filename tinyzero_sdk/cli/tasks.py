@@ -24,12 +24,6 @@ UNSAFE = "it scores only with --allow-unsafe-scorers, in worker processes"
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("tasks")(tasks)
-    app.command("plugins")(plugins)
-
-
 def tasks(
     name: Annotated[
         str | None, typer.Argument(help="A task (name or path) to describe, or a family whose tasks to list.")

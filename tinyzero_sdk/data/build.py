@@ -221,7 +221,6 @@ class WorkerGroup:
 
     @property
     def waiting(self) -> int:
-        """Number of ranges submitted and not yet received."""
         return len(self._jobs)
 
     @property

@@ -51,7 +51,6 @@ def make_row(
     difficulty: float,
     key: str,
 ) -> dict[str, Json]:
-    """A row from its parts."""
     check_own_columns(task.name, data)
     return {
         "data_source": task.name,

@@ -140,7 +140,6 @@ class EndpointSampler:
                 await asyncio.gather(*workers, return_exceptions=True)
 
     async def _sample_one(self, client: Any, problem: Problem, keep: Keep) -> None:
-        """Sample the missing completions of one problem."""
         left = list(problem.missing)
         while left:
             count = len(left) if self._batched else 1

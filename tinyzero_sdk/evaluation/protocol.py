@@ -45,13 +45,9 @@ class EvaluationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem of an evaluation."""
-
     index: int
     item: Item
     prompt: "str | list[dict[str, str]]"
-    """From `make_prompt`."""
-
     missing: tuple[int, ...]
     """Indices of the completions still to be sampled, from 0."""
 
@@ -61,8 +57,6 @@ Keep = Callable[[Problem, int, Completion], None]
 
 
 class Sampler(Protocol):
-    """Samples completions."""
-
     template: str
     settings: Mapping[str, Json]
     """What else its completions depend on; an evaluation resumes only with equal settings."""
@@ -151,8 +145,6 @@ class EvaluationResult:
 
 
 class EvaluationObserver(Protocol):
-    """Receives the progress of an evaluation."""
-
     def sampling(self, kept: int, finished: int, total: int) -> None:
         """`kept` completions of `total` are stored, and `finished` more will be."""
 

@@ -63,7 +63,6 @@ class Confirmation:
         return None
 
     def close(self) -> None:
-        """End the process."""
         self._process.close()
 
     def _start(self) -> None:

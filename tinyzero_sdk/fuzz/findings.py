@@ -66,8 +66,6 @@ class Finding:
 
 
 class FindingSet:
-    """Findings by group; of each group the smallest."""
-
     def __init__(self) -> None:
         self._groups: dict[tuple[str, frozenset[str]], Finding] = {}
 
@@ -80,7 +78,6 @@ class FindingSet:
         return len(self._groups)
 
     def count(self, kind: str) -> int:
-        """How many groups of a kind there are."""
         return sum(known == kind for known, _ in self._groups)
 
     def is_known(self, kind: str, traits: frozenset[str]) -> bool:

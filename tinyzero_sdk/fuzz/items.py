@@ -49,7 +49,6 @@ class FuzzItem:
 
     @cached_property
     def grammar(self) -> Grammar | None:
-        """The task's grammar of answers to this item."""
         rules = self._task.grammar(self.original)
         return Grammar(rules) if rules else None
 

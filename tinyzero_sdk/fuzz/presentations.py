@@ -12,8 +12,6 @@ from tinyzero_sdk.testing.grammar import Choose
 
 
 class Attempt(NamedTuple):
-    """One completion to try."""
-
     text: str
     intended: str | None = None
     """The answer that counts by construction; None where the text leaves it open."""
@@ -86,7 +84,6 @@ def present(how: str, gold: Gold, right: str, wrong: str) -> Attempt:
 
 
 def honest(gold: Gold, right: str, wrong: str, rng: random.Random) -> Attempt:
-    """A right answer in one of the honest presentations."""
     return present(rng.choice([*HONEST, *(HONEST_IF_CLOSED if gold.is_closed else ())]), gold, right, wrong)
 
 

@@ -32,21 +32,16 @@ _MOST_USELESS = 3  # workers in a row that ended before their first attempt
 
 @dataclass
 class FuzzReport:
-    """The result of a search."""
-
     tried: int = 0
     seconds: float = 0.0
     lines: int = 0
     """Traced lines of the task's code that were reached."""
 
     findings: list[Finding] = field(default_factory=list)
-    """The smallest of each group."""
-
     interrupted: bool = False
 
     @property
     def rate(self) -> float:
-        """Completions per second."""
         return self.tried / self.seconds if self.seconds else 0.0
 
 
@@ -223,7 +218,6 @@ class _FuzzRun:
         return self._timeout * (_PREPARING_TIMES if worker.process.timer.index == PREPARING else 1)
 
     def _drain(self, worker: _Worker) -> None:
-        """Take all messages that have come."""
         try:
             while worker.process.connection.poll():
                 self._receive(worker, worker.process.connection.recv_bytes())

@@ -76,8 +76,6 @@ class SearchProgress:
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """The settings of one worker."""
-
     seed: int
     memory_limit: int
     traced: float
@@ -306,7 +304,6 @@ class Reducer:
     """Traits of answers on which scorer and oracle agree; they grow during the search."""
 
     announce: Callable[[Json, list[Attempt]], None]
-    """Sends the next attempts to the parent."""
 
     def reduce(self, finding: Finding, attempt: Attempt, item: FuzzItem, others: Iterable[FuzzItem]) -> Finding:
         """The smallest finding of the same group."""

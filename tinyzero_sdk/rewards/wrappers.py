@@ -109,7 +109,6 @@ def columns_needed(specs: Sequence[str]) -> dict[str, str]:
 
 
 def _split(spec: str) -> tuple[str, str]:
-    """Name and settings."""
     match = _SPEC.fullmatch(spec.strip())
     if match is None:
         raise SettingsError(f"got the score wrapper {spec!r}, expected name or name(key=value, …)")
@@ -117,7 +116,6 @@ def _split(spec: str) -> tuple[str, str]:
 
 
 def _required(make: type) -> list[str]:
-    """The settings without a default."""
     found = fields(make) if is_dataclass(make) else ()
     return [field.name for field in found if field.default is MISSING and field.default_factory is MISSING]
 

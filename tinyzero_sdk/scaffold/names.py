@@ -46,7 +46,6 @@ def check_name(name: str) -> None:
 
 
 def _taken_by(name: str) -> str | None:
-    """Who already has the name, or None."""
     module = module_name(name)
     if keyword.iskeyword(module):
         return "a keyword of Python"

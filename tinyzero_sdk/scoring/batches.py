@@ -21,7 +21,6 @@ class PackedText(NamedTuple):
     """[n + 1] start of each text in `data`, and the end of the last."""
 
     def unpack(self) -> list[str]:
-        """The texts."""
         starts, ends = self.offsets, self.offsets[1:]
         if self.data.isascii():  # then byte offsets are character offsets
             text = self.data.decode("ascii")
@@ -119,7 +118,6 @@ class ScoreColumns:
         return len(self.values)
 
     def add(self, score: Score) -> None:
-        """Append a score."""
         if score.parts:
             self.parts[len(self.values)] = dict(score.parts)
         if score.masked:
@@ -130,7 +128,6 @@ class ScoreColumns:
         self.answers.append(score.answer)
 
     def extend(self, others: "ScoreColumns") -> None:
-        """Append other scores."""
         before = len(self)
         self.parts |= {before + place: parts for place, parts in others.parts.items()}
         self.masked |= {before + place for place in others.masked}

@@ -40,21 +40,17 @@ class Provenance(NamedTuple):
     """Version of its distribution, or hash of its file."""
 
     task_options: str
-    """All its options, as JSON."""
-
     task_wrappers: str
     """Names of the score wrappers, innermost first, as a JSON list."""
 
 
 SCORE_COLUMNS = ("score", "correct", "reason", "answer")
-"""The score of a row; the other columns of a scored file."""
 
 RESULT_COLUMNS = (*SCORE_COLUMNS, *Provenance._fields)
 """The columns that scoring adds, or replaces."""
 
 
 def provenance_of(task: Task) -> Provenance:
-    """The provenance of a loaded task."""
     options = {} if task.options is None else asdict(task.options)
     return Provenance(
         task.name, task.version, json.dumps(options, sort_keys=True, default=str), json.dumps(list(task.wrappers))
@@ -330,5 +326,4 @@ FIX = "; install that version, name that task, or accept the difference with --a
 
 
 def accept_any(row_source: RowSource) -> str | None:
-    """Accepts rows of any source."""
     return None

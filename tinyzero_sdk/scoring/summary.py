@@ -93,8 +93,6 @@ class Summary:
 
     mean_score: float
     length_unit: str
-    """`tokens` or `characters`."""
-
     mean_length: float | None
     at_k: list[AtK] = field(default_factory=list)
     """For powers of two and the largest number of completions; empty where no prompt has several."""
@@ -112,7 +110,6 @@ class Summary:
     """A better column than `prompts_by`, not used because the first rows have no value in it."""
 
     def as_json(self) -> dict[str, Json]:
-        """The summary as plain JSON."""
         return asdict(self)
 
 

@@ -83,17 +83,14 @@ INFINITY = Node("constant", name="infinity")
 
 
 def add(terms: list[Node]) -> Node:
-    """A sum."""
     return _fold("add", terms)
 
 
 def multiply(factors: list[Node]) -> Node:
-    """A product."""
     return _fold("mul", factors)
 
 
 def negative(node: Node) -> Node:
-    """-1 times it."""
     if node == INFINITY:
         return Node("constant", name="-infinity")
     return multiply([MINUS_ONE, node])
@@ -115,7 +112,6 @@ def _fold(kind: Literal["add", "mul"], parts: list[Node]) -> Node:
 
 
 def divide(left: Node, right: Node) -> Node:
-    """left / right."""
     return multiply([left, power(right, MINUS_ONE)])
 
 

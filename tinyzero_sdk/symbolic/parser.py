@@ -105,15 +105,12 @@ def _at(tokens: list[Token], separator: str) -> list[list[Token]]:
 
 
 class _Parser:
-    """Reads one expression."""
-
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens = [*tokens, _END]
         self._place = 0
         self._depth = 0
 
     def whole(self) -> Node:
-        """All of it."""
         node = self._sum()
         if self._next != _END:
             raise ExpressionError(f"{self._next.text!r} where the expression should end")

@@ -154,7 +154,6 @@ class Task:
         return iterate_split(self, split, size=size, seed=seed, test_fraction=test_fraction)
 
     def make_prompt(self, item: Item, template: str = "base") -> str | list[Message]:
-        """The prompt of an item: text or chat messages."""
         prompt = self._call("make_prompt", self._make_prompt, item, template)
         if not (_is_text(prompt) or (isinstance(prompt, list) and all(map(_is_message, prompt)))):
             raise self._refusal("make_prompt", prompt, "str, or a list of {'role': str, 'content': str}, in UTF-8")
@@ -186,7 +185,6 @@ class Task:
         return self._score_completion(completion, ground_truth)
 
     def difficulty(self, item: Item) -> float:
-        """Difficulty of the item."""
         value = self._call("difficulty", self._difficulty, item)
         if isinstance(value, numbers.Real) and not isinstance(value, bool):
             number = self._call("difficulty", float, value)

@@ -71,7 +71,6 @@ class Checker(ClosesOnExit):
         self._subject = TaskUnderTest(task, seed=seed, examples=examples, cases=cases)
 
     def close(self) -> None:
-        """End its processes."""
         self._subject.close()
 
     def check(self, prop: Property) -> Result:

@@ -70,7 +70,6 @@ def hostile_text(choose: Choose, times: Sequence[int] = TIMES) -> str:
 
 
 def huge_text(choose: Choose) -> str:
-    """A megabyte of a piece or a nest."""
     if choose(2) == 0:
         piece = HOSTILE[choose(len(HOSTILE))]
         return piece * (MEGABYTE // len(piece))

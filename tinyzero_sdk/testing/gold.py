@@ -15,8 +15,6 @@ LONG = 20_000
 
 @dataclass(frozen=True, slots=True)
 class TestCompletion:
-    """A completion to score."""
-
     __test__: ClassVar[bool] = False  # pytest collects no tests from it
 
     completion: str

@@ -42,14 +42,12 @@ def entries(truth: Json) -> Iterator[tuple[Path, int]]:
 
 
 def with_number(truth: Json, path: Path, number: int) -> Json:
-    """A ground truth with another number there."""
     truth = _copy(truth)
     _get(truth, path[:-1])[path[-1]] = number
     return truth
 
 
 def without(truth: Json, path: Path) -> Json:
-    """A ground truth without the entry there."""
     truth = _copy(truth)
     del _get(truth, path[:-1])[path[-1]]
     return truth

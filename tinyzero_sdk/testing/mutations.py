@@ -106,7 +106,6 @@ def edit_character(tokens: Tokens, stock: Stock) -> Tokens:
 
 
 def replace_answer(tokens: Tokens, stock: Stock) -> Tokens:
-    """Another answer."""
     return [stock.pick(stock.answers)] if stock.answers else tokens
 
 
@@ -119,7 +118,6 @@ def _symbol_places(tokens: Tokens) -> list[int]:
 
 
 def change_number(tokens: Tokens, stock: Stock) -> Tokens:
-    """A number replaced with another one of the problem."""
     places = _number_places(tokens)
     if places:
         tokens[places[stock.choose(len(places))]] = stock.pick(stock.numbers)
@@ -147,7 +145,6 @@ def lengthen_two(tokens: Tokens, stock: Stock) -> Tokens:
 
 
 def swap_numbers(tokens: Tokens, stock: Stock) -> Tokens:
-    """Two numbers swapped."""
     places = _number_places(tokens)
     if len(places) > 1:
         one, other = places[stock.choose(len(places))], places[stock.choose(len(places))]
@@ -156,7 +153,6 @@ def swap_numbers(tokens: Tokens, stock: Stock) -> Tokens:
 
 
 def shuffle_numbers(tokens: Tokens, stock: Stock) -> Tokens:
-    """All numbers in another order."""
     places = _number_places(tokens)
     for count in range(len(places), 1, -1):
         one, other = places[count - 1], places[stock.choose(count)]
@@ -165,7 +161,6 @@ def shuffle_numbers(tokens: Tokens, stock: Stock) -> Tokens:
 
 
 def change_operators(tokens: Tokens, stock: Stock) -> Tokens:
-    """Every operator drawn anew."""
     return [stock.pick(_OPERATORS) if token in _OPERATORS else token for token in tokens]
 
 
@@ -189,7 +184,6 @@ def join_numbers(tokens: Tokens, stock: Stock) -> Tokens:
 
 
 def change_symbol(tokens: Tokens, stock: Stock) -> Tokens:
-    """A symbol replaced."""
     places = _symbol_places(tokens)
     if places:
         tokens[places[stock.choose(len(places))]] = stock.pick(SYMBOLS[: 6 if stock.choose(2) == 0 else None])
@@ -197,7 +191,6 @@ def change_symbol(tokens: Tokens, stock: Stock) -> Tokens:
 
 
 def double_token(tokens: Tokens, stock: Stock) -> Tokens:
-    """A token twice."""
     places = _symbol_places(tokens) or range(len(tokens))
     if places:
         place = places[stock.choose(len(places))]
@@ -206,7 +199,6 @@ def double_token(tokens: Tokens, stock: Stock) -> Tokens:
 
 
 def put_in(tokens: Tokens, stock: Stock) -> Tokens:
-    """A symbol or a number inserted."""
     place = stock.choose(len(tokens) + 1)
     tokens.insert(place, stock.pick(SYMBOLS if stock.choose(10) < 7 else stock.numbers))
     return tokens
@@ -229,7 +221,6 @@ def put_in_step(tokens: Tokens, stock: Stock) -> Tokens:
 
 
 def take_out(tokens: Tokens, stock: Stock) -> Tokens:
-    """A few tokens deleted."""
     place = stock.choose(len(tokens))
     del tokens[place : place + 1 + stock.choose(3)]
     return tokens
@@ -255,7 +246,6 @@ def bracket_span(tokens: Tokens, stock: Stock) -> Tokens:
 
 
 def drop_brackets(tokens: Tokens, stock: Stock) -> Tokens:
-    """All brackets removed."""
     return [token for token in tokens if token not in "()"]
 
 
@@ -272,7 +262,6 @@ def claim_result(tokens: Tokens, stock: Stock) -> Tokens:
 
 
 def wrap(tokens: Tokens, stock: Stock) -> Tokens:
-    """Marks around the answer."""
     left, right = _MARKS[stock.choose(len(_MARKS))]
     return [left, *tokens, right]
 

@@ -35,11 +35,7 @@ class Property:
 
     name: str
     text: str
-    """What must hold, in one sentence."""
-
     reason: str
-    """Why it matters, in one or two sentences."""
-
     needs: tuple[str, ...] = ()
     """Optional hooks without which it cannot be checked."""
 

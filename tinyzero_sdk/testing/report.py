@@ -25,8 +25,6 @@ _MOST_INLINE = 1500  # characters of a case in a command; a longer one is found 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one check."""
-
     prop: Property
     status: Status
     tried: int
@@ -42,7 +40,6 @@ class Result:
 
     @property
     def is_needless_waiver(self) -> bool:
-        """The check is waived, and passes."""
         return self.status == "waived" and self.failure is None
 
     def describe(self) -> str:
@@ -74,8 +71,6 @@ def _wrap(text: str, start: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The results of all checks, in order."""
-
     task: str
     version: str
     seed: int
@@ -88,7 +83,6 @@ class Report:
 
     @property
     def failed(self) -> list[Result]:
-        """The checks that failed and are not waived."""
         return [result for result in self.results if result.status == "failed"]
 
     def __getitem__(self, name: str) -> Result:

@@ -60,7 +60,6 @@ class Sandbox(ClosesOnExit):
 
     @property
     def pid(self) -> int | None:
-        """Process number of the child."""
         return self._worker._process.pid if self._worker else None
 
     def observe(
@@ -106,7 +105,6 @@ class Sandbox(ClosesOnExit):
         return outcomes
 
     def candidates(self, split: Split, size: int, *, seed: int, start: int) -> list[str]:
-        """What `generate_dataset` makes in the child, as JSON."""
         try:
             made: list[str] = self._ask("candidates", split, size, seed, start)
         except _Lost:

@@ -45,8 +45,6 @@ ExitStatus = Literal["", "hung", "died", "hung in oracle", "died in oracle"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of scoring one completion."""
-
     value: float = 0.0
     """The reward; 0 if there is none."""
 

@@ -85,7 +85,6 @@ def _from_gold(golds: Sequence[Gold], make: Callable[[Gold, Choose], TestComplet
 
 
 def gold(golds: Sequence[Gold]) -> SearchStrategy[TestCompletion]:
-    """Gold completions as they are."""
     return _from_gold(golds, lambda gold, choose: gold.sample(gold.completion, "gold"))
 
 

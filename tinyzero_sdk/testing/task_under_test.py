@@ -91,12 +91,10 @@ class TaskUnderTest(ClosesOnExit):
 
     @cached_property
     def items(self) -> list[Item]:
-        """Training items."""
         return self._items("train")
 
     @cached_property
     def test_items(self) -> list[Item]:
-        """Test items."""
         return self._items("test")
 
     def _items(self, split: Any) -> list[Item]:
@@ -212,7 +210,6 @@ class TaskUnderTest(ClosesOnExit):
     def observe_anew(
         self, samples: Sequence[TestCompletion], *, oracle: bool = False, memory: bool = False, most_kills: int = 10**9
     ) -> list[Outcome]:
-        """The outcomes of scoring completions now."""
         outcomes = self.sandbox.observe(samples, oracle=oracle, memory=memory, most_kills=most_kills)
         for sample, outcome in zip(samples, outcomes, strict=False):
             if outcome.exit_status:

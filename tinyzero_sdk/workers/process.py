@@ -37,7 +37,6 @@ class ClosesOnExit:
     """A context manager that closes with its block."""
 
     def close(self) -> None:
-        """End its processes."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -63,7 +62,6 @@ class SharedTimer:
         return now
 
     def stop(self) -> None:
-        """Stop: no entry is being worked on."""
         self._cells[1] = -1
 
     @property
@@ -120,7 +118,6 @@ class WorkerProcess:
         self._process.wait()
 
     def close(self) -> None:
-        """Kill the process and release all resources."""
         self.kill()
         self.connection.close()
         os.close(self._watchdog)
