@@ -19,9 +19,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="'TASK [task.KEY=VALUE ...]'",
-        help="Check a task, by name or file, with the conformance kit; may be repeated.",
+        help="Check a task, by name or path, with the conformance kit. Repeatable.",
     )
-    group.addoption("--tinyzero-examples", type=int, default=200, metavar="N", help="Completions drawn for a check.")
+    group.addoption(
+        "--tinyzero-examples", type=int, default=200, metavar="N", help="Completions sampled for each check."
+    )
     group.addoption("--tinyzero-seed", type=int, default=0, metavar="N", help="Seed of the items and of all choices.")
     group.addoption(
         "--tinyzero-allow-unsafe-scorers", action="store_true", help="Check a scorer that its task marks as unsafe."

@@ -25,15 +25,19 @@ def check(
     ] = "",
     words: TaskOverrides = None,
     prop: Annotated[
-        list[str] | None, typer.Option("--only", help="Run this check only; may be repeated.", show_default="all")
+        list[str] | None,
+        typer.Option("--only", help="Run only this check. Repeatable.", metavar="CHECK", show_default="all"),
     ] = None,
-    examples: Annotated[int, typer.Option("--examples", min=1, help="Completions drawn for a check.")] = 200,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the items and of all choices.")] = 0,
+    examples: Annotated[
+        int, typer.Option("--examples", min=1, metavar="N", help="Completions sampled for each check.")
+    ] = 200,
+    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Seed of the items and of all choices.")] = 0,
     cases: Annotated[
-        Path | None, typer.Option("--cases", help="Labelled completions besides the task's own and ./TASK.cases.jsonl.")
+        Path | None,
+        typer.Option("--cases", help="More labelled completions than the task's own and ./TASK.cases.jsonl."),
     ] = None,
     replay: Annotated[
-        str | None, typer.Option("--replay", help="Test one completion only: a labelled case as JSON.")
+        str | None, typer.Option("--replay", metavar="JSON", help="Test only this completion, a labelled case.")
     ] = None,
     save: Annotated[bool, typer.Option("--save", help="Add failing completions to ./TASK.cases.jsonl.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -42,8 +46,8 @@ def check(
 ) -> None:
     """Check that a task's reward cannot be gamed, and that its data are sound.
 
-    The checks score gold, near misses, malformed and hostile completions, in processes of their own. A failed check
-    shows the smallest completion that fails, and the command that replays it; then the exit code is 1.
+    The checks score gold, near misses, malformed and hostile completions, in separate processes. A failed check shows
+    the smallest completion that fails, and the command that replays it; the exit code is then 1.
     """
     if list_checks:
         _list_checks(json)

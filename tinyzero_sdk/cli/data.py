@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from tinyzero_sdk.data.build import SplitReport
 
 
-Seed = Annotated[int, typer.Option("--seed", help="Different seeds give different problems.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Different seeds give different problems.")]
 Template = Annotated[str, typer.Option("--template", help="Prompt template: base, chat or compact.")]
 TestFraction = Annotated[
-    float, typer.Option("--test-fraction", help="Fraction of all problems, by the hash of their key, that is held out.")
+    float, typer.Option("--test-fraction", metavar="X", help="Fraction of problems held out, by the hash of their key.")
 ]
 
 
 def data(
     task: TaskName,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Directory for train and test; made if missing.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the files; created if missing.")],
     overrides: TaskOverrides = None,
-    size: Annotated[str, typer.Option("--size", metavar="N|all", help="Problems for training; 0 = no file.")] = "10000",
+    size: Annotated[str, typer.Option("--size", metavar="N|all", help="Training problems; 0 = no file.")] = "10000",
     test_size: Annotated[
-        str, typer.Option("--test-size", metavar="N|all", help="Problems held out; 0 = no file.")
+        str, typer.Option("--test-size", metavar="N|all", help="Held-out problems; 0 = no file.")
     ] = "1024",
     seed: Seed = 0,
     test_fraction: TestFraction = DEFAULT_TEST_FRACTION,
@@ -45,9 +45,9 @@ def data(
     workers: Workers = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
 ) -> None:
-    """Write a task's problems to train and test files, which share no problem.
+    """Write a task's problems to a train and a test file that share none.
 
-    A size of `all` writes every problem of a finite task.
+    The size `all` writes every problem of a finite task.
     """
     from tinyzero_sdk.data.build import write_dataset
     from tinyzero_sdk.workers.process import count_cores
@@ -95,7 +95,7 @@ def _show_reports(reports: list["SplitReport"], seconds: float) -> None:
 def sample(
     task: TaskName,
     overrides: TaskOverrides = None,
-    count: Annotated[int, typer.Option("-n", min=1, help="Number of problems.")] = 3,
+    count: Annotated[int, typer.Option("-n", min=1, metavar="N", help="Number of problems.")] = 3,
     split: Annotated[Split, typer.Option("--split", help="Split of the problems.")] = "train",
     seed: Seed = 0,
     test_fraction: TestFraction = DEFAULT_TEST_FRACTION,

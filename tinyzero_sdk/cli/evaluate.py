@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the task: task.KEY=VALUE.")
 ]
-TaskName = Annotated[str | None, typer.Option("--task", "-t", metavar="TASK", help="Name of a task, or a task file.")]
+TaskName = Annotated[
+    str | None, typer.Option("--task", "-t", metavar="TASK", help="Name of an installed task, or path of one.")
+]
 ModelName = Annotated[
     str | None,
     typer.Option(
@@ -36,28 +38,33 @@ ModelName = Annotated[
 Endpoint = Annotated[
     str | None, typer.Option("--endpoint", metavar="URL", help="Base URL of an OpenAI-compatible API.")
 ]
-Samples = Annotated[int, typer.Option("--samples", "-n", min=1, help="Completions per problem.")]
-Size = Annotated[int | None, typer.Option("--size", min=1, help="Number of problems.", show_default="1024")]
-Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 = greedy decoding.")]
-TopP = Annotated[float, typer.Option("--top-p", min=0.01, max=1.0, help="Nucleus sampling; 1 = off.")]
+Samples = Annotated[int, typer.Option("--samples", "-n", min=1, metavar="N", help="Completions per problem.")]
+Size = Annotated[
+    int | None, typer.Option("--size", min=1, metavar="N", help="Number of problems.", show_default="1024")
+]
+Temperature = Annotated[float, typer.Option("--temperature", min=0.0, metavar="X", help="0 = greedy decoding.")]
+TopP = Annotated[float, typer.Option("--top-p", min=0.01, max=1.0, metavar="X", help="Nucleus sampling; 1 = off.")]
 MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", min=1, help="Longest completion.", show_default="1024, or as in training")
+    int | None,
+    typer.Option(
+        "--max-tokens", min=1, metavar="N", help="Longest completion.", show_default="1024, or as in training"
+    ),
 ]
 Template = Annotated[
     str | None, typer.Option("--template", metavar="NAME", help="Prompt template.", show_default="by model")
 ]
 TestFraction = Annotated[
     float | None,
-    typer.Option("--test-fraction", help="Fraction of the problems that is held out.", show_default="1/16"),
+    typer.Option("--test-fraction", metavar="X", help="Fraction of problems held out.", show_default="1/16"),
 ]
 Output = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", metavar="FILE", help="File for the scored completions, .jsonl or .parquet; resumes there."
+        "--output", "-o", metavar="FILE", help="File for the scored completions, .jsonl or .parquet, to resume from."
     ),
 ]
 ApiKeyVariable = Annotated[
-    str, typer.Option("--api-key-env", metavar="NAME", help="Environment variable with the key.")
+    str, typer.Option("--api-key-env", metavar="NAME", help="Environment variable that holds the API key.")
 ]
 
 
@@ -81,12 +88,12 @@ def evaluate(
     split: Annotated[Literal["test", "train"], typer.Option("--split", help="Split of the problems.")] = "test",
     test_fraction: TestFraction = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Seed of the sampling; the problems stay the same.")
+        int | None, typer.Option("--seed", metavar="N", help="Seed of the sampling; the problems stay the same.")
     ] = None,
     output: Output = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Concurrent requests.")] = 16,
-    retries: Annotated[int, typer.Option("--retries", min=0, help="Retries of a failed request.")] = 6,
-    timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for one request.")] = 600.0,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, metavar="N", help="Concurrent requests.")] = 16,
+    retries: Annotated[int, typer.Option("--retries", min=0, metavar="N", help="Retries of a failed request.")] = 6,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.1, metavar="N", help="Seconds for one request.")] = 600.0,
     api_key_env: ApiKeyVariable = "OPENAI_API_KEY",
     allow_unsafe_scorers: AllowUnsafe = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

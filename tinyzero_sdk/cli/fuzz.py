@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from tinyzero_sdk.cli.score import MemoryLimit, Timeout
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskOverrides, Workers, load_task_with_overrides
 from tinyzero_sdk.console import print_json, stderr, stdout
 
@@ -21,25 +22,26 @@ _CHECKS = {"timeout": "bounded-time", "died": "never-raises", "error": "never-ra
 def fuzz(
     task: Annotated[str, typer.Argument(help="Name of an installed task, or path of one.", show_default=False)],
     words: TaskOverrides = None,
-    time: Annotated[float, typer.Option("--time", min=0.1, help="Seconds to search.")] = 60.0,
+    time: Annotated[float, typer.Option("--time", min=0.1, metavar="N", help="Seconds to search.")] = 60.0,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="With one worker, the same seed tries the same in the same order.")
+        int, typer.Option("--seed", min=0, metavar="N", help="With one worker, the same seed repeats the search.")
     ] = 0,
     workers: Workers = None,
     cases: Annotated[
-        Path | None, typer.Option("--cases", help="File that findings are added to.", show_default="./TASK.cases.jsonl")
+        Path | None,
+        typer.Option("--cases", help="File to which findings are added.", show_default="./TASK.cases.jsonl"),
     ] = None,
-    first: Annotated[bool, typer.Option("--first", help="End with the first finding.")] = False,
-    timeout: Annotated[float, typer.Option("--timeout", min=0.01, help="Seconds for one completion.")] = 1.0,
-    memory_limit: Annotated[float, typer.Option("--memory-limit", min=0.1, help="GiB for one worker.")] = 4.0,
+    first: Annotated[bool, typer.Option("--first", help="Stop at the first finding.")] = False,
+    timeout: Timeout = 1.0,
+    memory_limit: MemoryLimit = 4.0,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     allow_unsafe_scorers: AllowUnsafe = False,
 ) -> None:
     """Search for wrong completions that are rewarded, and right ones that are not.
 
     Starts from gold completions and the task's grammar, and compares the reward with the task's oracle. Also reports
-    what makes the scorer raise, hang or die. Findings become labelled cases, which `tinyzero check` replays; if there
-    are any, the exit code is 1. Ctrl-C ends the search and keeps the findings.
+    what makes the scorer raise, hang or die. Findings become labelled cases, which `tinyzero check` replays. The exit
+    code is 1 if there are any. Ctrl-C ends the search and keeps the findings.
     """
     from tinyzero_sdk.fuzz import fuzz as search
     from tinyzero_sdk.testing import local_cases_path

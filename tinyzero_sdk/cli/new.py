@@ -14,13 +14,11 @@ def new(
     name: Annotated[str, typer.Argument(help="Name of the task, such as my-task.", show_default=False)],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Directory; must not exist yet.", show_default="NAME"),
+        typer.Option("--output", "-o", metavar="DIR", help="New directory for the package.", show_default="NAME"),
     ] = None,
     from_file: Annotated[
         Path | None,
-        typer.Option(
-            "--from-file", metavar="FILE.py", help="Task file to put into the package.", show_default="an example"
-        ),
+        typer.Option("--from-file", metavar="FILE.py", help="Task file to package.", show_default="an example"),
     ] = None,
 ) -> None:
     """Write the package of a new task: a working example to edit.

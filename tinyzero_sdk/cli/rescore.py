@@ -26,7 +26,7 @@ def rescore(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Rows with new scores, .jsonl or .parquet; the old ones stay as old_score, ..."
+            "--output", "-o", help="File for the rows with new scores; the old ones are kept as old_score, ..."
         ),
     ] = None,
     wrappers: Wrappers = None,
@@ -35,13 +35,13 @@ def rescore(
     timeout: Timeout = 5.0,
     memory_limit: MemoryLimit = 4.0,
     limit: Annotated[
-        int, typer.Option("--limit", min=0, help="Changed rows to show of each kind (--json shows about 1,000).")
+        int, typer.Option("--limit", min=0, metavar="N", help="Changed rows to show for each pair of reasons.")
     ] = 3,
     allow_version_mismatch: Annotated[
         bool,
         typer.Option(
             "--allow-version-mismatch",
-            help="Compare even if the file names another task, other options, several versions or none.",
+            help="Compare even if task or options differ, or rows name several versions or none.",
         ),
     ] = False,
     allow_unsafe: AllowUnsafe = False,

@@ -22,14 +22,16 @@ from tinyzero_sdk.console import print_json, stdout
 if TYPE_CHECKING:
     from tinyzero_sdk.scoring.score_file import ScoringOptions
 
-Timeout = Annotated[float, typer.Option("--timeout", min=0.01, help="Seconds to score one completion.")]
-MemoryLimit = Annotated[float, typer.Option("--memory-limit", min=0.1, help="GiB of address space for one worker.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.01, metavar="N", help="Seconds to score one completion.")]
+MemoryLimit = Annotated[
+    float, typer.Option("--memory-limit", min=0.1, metavar="N", help="Address space of a worker, in GiB.")
+]
 GroupBy = Annotated[
     str | None,
     typer.Option(
         "--by",
         metavar="COLUMN",
-        help="What identifies a prompt in the summary: a column, or a field of one as NAME.FIELD.",
+        help="Column that identifies a prompt in the summary, or a field of one as NAME.FIELD.",
         show_default="extra_info.key, prompt, extra_info.index or ground_truth",
     ),
 ]
@@ -42,7 +44,7 @@ Wrappers = Annotated[
     ),
 ]
 AllowMismatch = Annotated[
-    bool, typer.Option("--allow-version-mismatch", help="Also score rows of another task or version.")
+    bool, typer.Option("--allow-version-mismatch", help="Accept rows of another task or version.")
 ]
 
 
@@ -67,16 +69,18 @@ def scoring_options(
 
 
 def score(
-    file: Annotated[Path, typer.Argument(help="Outputs: .jsonl, .parquet, or see --format.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(help="Model outputs: .jsonl, .parquet, or as --format says.", show_default=False)
+    ],
     task: TaskName,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Scored rows, .jsonl or .parquet.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File for the scored rows, .jsonl or .parquet.")],
     overrides: TaskOverrides = None,
     format: Annotated[
         str | None,
         typer.Option(
             "--format",
             metavar="NAME",
-            help="Whose outputs: rows (ours), verl (rollouts), lm-eval (samples), inspect (logs), hf (folder).",
+            help="Format: rows (our own), verl (rollouts), lm-eval (samples), inspect (logs) or hf (a folder).",
             show_default="rows",
         ),
     ] = None,

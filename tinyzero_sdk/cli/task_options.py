@@ -23,11 +23,11 @@ TaskOverrides = Annotated[
 ]
 AllowUnsafe = Annotated[
     bool,
-    typer.Option(
-        "--allow-unsafe-scorers", help="Run a scorer that is unsafe for a model's text (see `tinyzero tasks NAME`)."
-    ),
+    typer.Option("--allow-unsafe-scorers", help="Run a scorer that is marked as unsafe; see `tinyzero tasks NAME`."),
 ]
-Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Worker processes.", show_default="one per core")]
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, metavar="N", help="Worker processes.", show_default="one per core")
+]
 
 
 def progress_bar() -> "Progress":

@@ -32,8 +32,8 @@ def check_task(
     Args:
         task: from `load_task`.
         properties: their names; all for none.
-        examples: completions drawn for a property; the bulk search takes `task_under_test.BULK_FACTOR` times as many,
-            for `task_under_test.BULK_SECONDS` at most.
+        examples: completions sampled for each property; the bulk search takes `BULK_FACTOR` times as many, for
+            `BULK_SECONDS` at most.
         seed: of the items and of all choices.
         cases: labelled completions; None = those that the task ships, and those in `./TASK.cases.jsonl`.
         on_result: called after each property.
