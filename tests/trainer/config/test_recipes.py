@@ -143,7 +143,7 @@ def test_a_setting_against_the_recipe_says_whose_it_is() -> None:
     assert str(caught.value) == (
         "algorithm.gae_lambda=0.95 of the recipe ppo has no effect: algorithm.advantage_estimator='grpo' has no "
         "critic; give "
-        "algorithm.gae_lambda=1.0 too, or do without the recipe"
+        "algorithm.gae_lambda=1.0 too, or leave the recipe out"
     )
     settings = {"algorithm": {"advantage_estimator": "grpo", "gae_lambda": 1.0}}
     assert make_config(merge(with_recipe(LARGE, "ppo"), settings)).algorithm.advantage_estimator == "grpo"
@@ -194,7 +194,7 @@ def test_a_file_of_one_recipe_is_not_taken_with_another(tmp_path: Path) -> None:
     file.write_text("[run]\ntask = 'countdown'\nrecipe = 'dapo'\n")
     assert make_config(gather(TrainConfig, {}, [], file)).algorithm.clip_ratio_high == 0.28
     assert make_config(gather(TrainConfig, {"run.recipe": "dapo"}, [], file)).algorithm.clip_ratio_high == 0.28
-    with pytest.raises(SettingsError, match=r"config\.toml is of the recipe dapo, .* take the recipe grpo without it"):
+    with pytest.raises(SettingsError, match=r"config\.toml was made with the recipe dapo, .* give the recipe grpo"):
         gather(TrainConfig, {"run.recipe": "grpo"}, [], file)
 
 

@@ -424,7 +424,7 @@ def test_each_gpu_has_a_rank_or_belongs_to_an_engine() -> None:
         (
             1,
             {"ray__gpus": 2, "rollout__num_engines": 2},
-            r"rollout\.num_engines=2 leave no GPU of ray\.gpus=2 to learn on",
+            r"rollout\.num_engines=2 leave no GPU of ray\.gpus=2 to train on",
         ),
         (2, {"ray__gpus": 4, "rollout__num_engines": 2}, r"rollout\.num_engines=2 of 2 GPUs each leave no GPU"),
         (

@@ -356,14 +356,14 @@ def test_each_kind_of_gpu_is_shown(capsys: pytest.CaptureFixture[str], monkeypat
     monkeypatch.setattr(view.stdout, "_width", 80)
     code, out, _ = plan(capsys, *APART, "vllm.tensor_parallel=2", "optimizer.micro_batch_tokens=65536")
     assert code == 0
-    assert "4 GPUs: 2 ranks, and 1 engine on 2 GPUs" in out
+    assert "4 GPUs: 2 ranks and 1 engine on 2 GPUs" in out
     assert "each of 2 rank GPUs:" in out
     assert "each of 2 engine GPUs:" in out
     assert "assumes that NVLink reaches 350 of its 450 GB/s each way" in out
     [line] = [line for line in out.splitlines() if line.startswith("tinyzero train")]
     assert "--gpus 4 --address 10.0.0.1:6379 rollout.num_engines=1 rollout.engine=vllm vllm.tensor_parallel=2" in line
     beside = plan(capsys, "--gpus", "16", "--gpu", "H200")[1]
-    assert "16 GPUs: 16 ranks, with an engine beside each" in beside
+    assert "16 GPUs: 16 ranks with an engine on each" in beside
     assert "tokens/s" not in beside  # no times are predicted over several nodes
     assert "engine GPU" not in beside
 
@@ -396,7 +396,7 @@ def test_json_has_each_kind_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("--gpus", "0", "parallel.world_size=2"), "a run on Ray with ray.gpus=0 uses no GPU"),
         (("run.executor=ray", "parallel.world_size=2"), "a run on Ray with ray.gpus=0 uses no GPU"),
-        (("--gpus", "2", "--gpu", "H200", "rollout.num_engines=2"), "leave no GPU of ray.gpus=2 to learn on"),
+        (("--gpus", "2", "--gpu", "H200", "rollout.num_engines=2"), "leave no GPU of ray.gpus=2 to train on"),
         (
             ("--gpus", "4", "--gpu", "H200", "parallel.dp_replicate=3"),
             "parallel.dp_replicate=3 does not divide the 4 ranks",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tinyzero_sdk.console import stdout
 from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.parallel import GpuRole, described, planned_dims
+from tinyzero_trainer.config.parallel import GpuRole, describe_dims, planned_dims
 from tinyzero_trainer.estimate.communication import Interconnect
 from tinyzero_trainer.estimate.constants import GPUS_OF_A_NODE
 from tinyzero_trainer.estimate.fit import predict_within
@@ -85,7 +85,7 @@ def show(report: PlanReport, *, typed: str) -> None:
         f"{work.completions:,} completions a step, of {work.prompt:,} + {work.completion:,} tokens; "
         f"{work.micro_batch:,} tokens in a micro-batch"
     )
-    if placement := described(plan.config):
+    if placement := describe_dims(plan.config):
         _line(placement)
     for kind in report.kinds:
         _line("")

@@ -1,9 +1,8 @@
-"""One configuration from all that has a say: defaults <- recipe <- model defaults <- file <- overrides.
+"""One configuration from all its sources: defaults <- recipe <- model defaults <- file <- overrides.
 
-`gather` reads what the user typed, `compose` puts everything together and builds the configuration, once. What the
-user or the recipe sets without effect is refused; a default that has no effect is dropped. What the keys mean is in the
-groups' own files. The configuration of a resumed run is in resume.py, that of an evaluation in
-controller/eval_config.py.
+`gather` reads what the user typed, `compose` merges all sources and builds the configuration, once. A setting without
+effect is refused where the user or the recipe gives it, and dropped where it is a default. The configuration of a
+resumed run is in resume.py, that of an evaluation in controller/eval_config.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +24,11 @@ from tinyzero_sdk.settings import (
     unflatten,
 )
 from tinyzero_trainer.config.model_defaults import recorded_defaults
-from tinyzero_trainer.config.recipes import find_recipe
+from tinyzero_trainer.config.recipes import Recipe, find_recipe
 from tinyzero_trainer.config.renamed_keys import check_keys
 from tinyzero_trainer.config.tasks import with_task_table
 from tinyzero_trainer.config.train_config import TrainConfig
-from tinyzero_trainer.config.unused import default_settings, unused_settings, unused_values
+from tinyzero_trainer.config.unused import default_settings, unused_keys, unused_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +37,10 @@ class Composition:
 
     config: TrainConfig
     recipe: Mapping[str, Any]
-    """Settings of the recipe that hold, by full names."""
+    """Settings of the recipe that take effect, by full names."""
 
     model_defaults: Mapping[str, Any]
-    """Settings recorded with the model that hold and differ from the trainer's defaults, by full names."""
+    """Settings recorded with the model that take effect and differ from the trainer's defaults, by full names."""
 
 
 def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path | None = None) -> dict[str, Any]:
@@ -57,26 +56,23 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
         SettingsError: a key is unknown, renamed or given twice, or a file cannot be read.
     """
     typed = parse_overrides(words)
-    given, flagged = dict(flatten(typed)), dict[str, Any]()
-    for key, value in flags.items():
-        if value is None:
-            continue
-        if key in given:
-            raise SettingsError(f"{key} is given twice, as a flag and as {key}={given[key]}; give it once")
-        flagged = merge(flagged, unflatten({key: value}))
-    typed = merge(flagged, typed)  # the order of --task is that of the tasks
-    check_keys(cls, typed)
-    tables = {"task", *(field.key for field in describe(cls) if field.type == TABLE)}
+    flagged = {key: value for key, value in flags.items() if value is not None}
     for key, value in flatten(typed):
-        if value is None and key not in tables and key.partition(".")[0] in tables:  # TOML has no null
+        if key in flagged:
+            raise SettingsError(f"{key} is given twice, as a flag and as {key}={value}; give it once")
+    typed = merge(unflatten(flagged), typed)  # the order of --task is that of the tasks
+    check_keys(cls, typed)
+    tables = ("task.", *(f"{field.key}." for field in describe(cls) if field.type == TABLE))
+    for key, value in flatten(typed):
+        if value is None and key.startswith(tables):  # TOML has no null
             raise SettingsError(f"{key}=none cannot be kept in config.toml; leave it out for the task's own default")
     if file is None:
         return with_task_table(typed)
     content = read_toml(file)
     if (made_with := get(content, "run.recipe")) and get(typed, "run.recipe") not in (None, made_with):
         raise SettingsError(
-            f"{file} is of the recipe {made_with}, and a file's settings override a recipe's; take the recipe "
-            f"{get(typed, 'run.recipe')} without it, or leave that out"
+            f"{file} was made with the recipe {made_with}, and a file's settings override a recipe's; give the recipe "
+            f"{get(typed, 'run.recipe')} without the file, or leave the recipe out"
         )
     check_keys(cls, content, file)
     return with_task_table(merge(content, typed))
@@ -84,9 +80,6 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
 
 def make_config(overrides: Mapping[str, Any]) -> TrainConfig:
     """The configuration of a new run, as `compose` builds it.
-
-    Raises:
-        SettingsError: as `compose`.
 
     Example:
         >>> make_config({"run": {"task": "countdown"}, "model": {"path": "gpt2"}}).model.path
@@ -106,43 +99,45 @@ def compose(
         needs_task: refuse overrides that name no task.
 
     Raises:
-        SettingsError: an unknown key, a wrong type, an impossible combination, a setting of the user's or the recipe's
-            without effect, no task, or a model that is not there.
+        SettingsError: an unknown key, a wrong type, an impossible combination, a setting of the user or the recipe
+            without effect, no task, or a model that does not exist.
     """
     overrides = with_task_table(overrides)
     if not overrides.get("tasks") and (needs_task or overrides.get("task")):
         raise SettingsError("no task is named; give --task, or a table [tasks.NAME] in the file")
-    refuse_missing_directory(text(overrides, "model.path"))
-    name = text(overrides, "run.recipe")
-    recipe = None if name is None else find_recipe(name)
-    requested = overrides if recipe is None else merge(recipe.settings, overrides)
-    suited = model_defaults
-    if suited is None:
-        suited = recorded_defaults(text(requested, "model.path"), requested.get("tasks"))
-    # A recipe's figures for models of full size yield to what suits this model.
-    defaults = drop_unused(suited if recipe is None else merge(recipe.full_size, suited), requested)
+    model, name = text(overrides, "model.path"), text(overrides, "run.recipe")
+    # A name on the Hugging Face Hub has at most one slash, inside; any other is a directory here.
+    if model and (model.startswith((".", "/", "~")) or model.count("/") > 1) and not Path(model).is_dir():
+        raise SettingsError(f"there is no directory {model}; give a model's directory, or its name on the Hub")
+    recipe = Recipe() if name is None else find_recipe(name)
+    requested = merge(recipe.settings, overrides)
+    if model_defaults is None:
+        model_defaults = recorded_defaults(text(requested, "model.path"), requested.get("tasks"))
+    # A recipe's values for models of full size yield to what suits this model.
+    defaults = drop_unused(merge(recipe.full_size, model_defaults), requested)
     values = merge(merge(requested, defaults), requested)  # in the order requested
     config = build(TrainConfig, values)
 
-    typed, held, by_default = (dict(flatten(layer)) for layer in (overrides, values, default_settings()))
-    meant = {} if recipe is None else dict(flatten(recipe.settings))
+    typed, of_recipe, used, by_default = (
+        dict(flatten(layer)) for layer in (overrides, recipe.settings, values, default_settings())
+    )
     for key, value, reason in unused_settings(config):
         if key in typed:
             raise SettingsError(f"{key}={value!r} has no effect: {reason}")
-        if key in meant:
+        if key in of_recipe:
             raise SettingsError(
                 f"{key}={format_value(value)} of the recipe {name} has no effect: {reason}; "
-                f"give {key}={format_value(by_default[key])} too, or do without the recipe"
+                f"give {key}={format_value(by_default[key])} too, or leave the recipe out"
             )
-    of_model = dict(flatten(suited))
-    figures = {} if recipe is None else dict(flatten(recipe.full_size))
+    full_size, of_model = dict(flatten(recipe.full_size)), dict(flatten(model_defaults))
     return Composition(
         config,
-        recipe={key: value for key, value in {**figures, **meant}.items() if held.get(key) == value},
+        recipe={key: value for key, value in {**full_size, **of_recipe}.items() if used.get(key) == value},
         model_defaults={
             key: value
             for key, value in flatten(defaults)
-            if key in of_model and key not in typed and key not in meant and not _equal(value, by_default.get(key))
+            if key in of_model.keys() - typed.keys() - of_recipe.keys()
+            and format_value(value) != format_value(by_default.get(key))
         },
     )
 
@@ -157,7 +152,7 @@ def drop_unused(defaults: Mapping[str, Any], requested: Mapping[str, Any]) -> di
     kept = dict(flatten(defaults))
     fixed, by_default = dict(flatten(requested)).keys(), dict(flatten(default_settings()))
     while True:
-        unused = unused_values(merge(unflatten(kept), requested))
+        unused = unused_keys(merge(unflatten(kept), requested))
         dropped = [key for key in kept if key in unused and key not in fixed and kept[key] != by_default.get(key)]
         if not dropped:
             return unflatten(kept)
@@ -165,23 +160,7 @@ def drop_unused(defaults: Mapping[str, Any], requested: Mapping[str, Any]) -> di
             del kept[key]
 
 
-def refuse_missing_directory(model: str | None) -> None:
-    """A name on the Hugging Face Hub has at most one slash, inside; any other must be a directory here.
-
-    Raises:
-        SettingsError: it is not.
-    """
-    if model is None or not (model.startswith((".", "/", "~")) or model.count("/") > 1):
-        return
-    if not Path(model).is_dir():
-        raise SettingsError(f"there is no directory {model}; give a model's directory, or its name on the Hub")
-
-
 def text(values: Mapping[str, Any], key: str) -> str | None:
     """The text that a full name stands for; None for anything else, which `build` refuses."""
     value = get(values, key)
     return value if isinstance(value, str) else None
-
-
-def _equal(value: Any, default: Any) -> bool:
-    return bool(value == (list(default) if isinstance(default, tuple) else default))  # TOML has lists, no tuples

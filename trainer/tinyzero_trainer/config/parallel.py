@@ -138,71 +138,61 @@ def parallel_dims(config: TrainConfig) -> ParallelDims:
     """The processes of a run through Ray.
 
     Raises:
-        ParallelError: see there; says what to change.
+        ParallelError: ranks and engines do not fit on the GPUs; says what to change.
 
     Example:
         >>> from tinyzero_sdk.settings import build
-        >>> words = {"run": {"task": "countdown", "executor": "ray"}, "ray": {"gpus": 4}, "rollout": {"num_engines": 1}}
+        >>> words = {"run": {"executor": "ray"}, "ray": {"gpus": 4}, "rollout": {"num_engines": 1}}
         >>> dims = parallel_dims(build(TrainConfig, words))
         >>> dims.world_size, dims.num_engines, dims.colocated
         (3, 1, False)
     """
-    ray, parallel, rollout, spread = config.ray, config.parallel, config.rollout, config.vllm.tensor_parallel
-    engines = rollout.num_engines
-    if not ray.gpus:
-        if config.run.device not in ("auto", "cpu"):
-            raise ParallelError(f"run.device={config.run.device}, but ray.gpus=0 is a run on the CPU; give --gpus N")
-        return _divided(parallel.world_size or 1, config, "cpu")
-    if config.run.device not in ("auto", "cuda"):
-        raise ParallelError(
-            f"run.device={config.run.device}, but each process has one of ray.gpus={ray.gpus} that Ray chooses; leave "
-            "it out, or with --resume give run.device=auto"
+    device, gpus, parallel = config.run.device, config.ray.gpus, config.parallel
+    engines, engine_tp = config.rollout.num_engines, config.vllm.tensor_parallel
+    ranks = gpus - engines * engine_tp if gpus else parallel.world_size or 1
+    each = f" of {engine_tp} GPUs each" if engine_tp > 1 else ""
+    wrong = ""
+    if not gpus and device not in ("auto", "cpu"):
+        wrong = f"run.device={device}, but ray.gpus=0 is a run on the CPU; give --gpus N"
+    elif gpus and device not in ("auto", "cuda"):
+        wrong = (
+            f"run.device={device}, but each process has one of ray.gpus={gpus} that Ray chooses; leave it out, or with "
+            "--resume give run.device=auto"
         )
-    ranks, each = ray.gpus - engines * spread, f" of {spread} GPUs each" if spread > 1 else ""
-    if ranks < 1:
-        raise ParallelError(
-            f"rollout.num_engines={engines}{each} leave no GPU of ray.gpus={ray.gpus} to learn on; raise ray.gpus, or "
-            "lower rollout.num_engines (0 = engines beside the ranks)"
+    elif ranks < 1:
+        wrong = (
+            f"rollout.num_engines={engines}{each} leave no GPU of ray.gpus={gpus} to train on; raise ray.gpus, or "
+            "lower rollout.num_engines (0 = colocated engines)"
         )
-    if parallel.world_size not in (None, ranks):
-        raise ParallelError(
-            f"parallel.world_size={parallel.world_size}, but ray.gpus={ray.gpus} with "
-            f"rollout.num_engines={engines}{each} is {ranks}: a rank for each GPU that no engine has to itself; "
-            f"leave parallel.world_size out, or with "
+    elif parallel.world_size not in (None, ranks):
+        wrong = (
+            f"parallel.world_size={parallel.world_size}, but ray.gpus={gpus} with rollout.num_engines={engines}{each} "
+            f"is {ranks}: a rank for each GPU without a dedicated engine; leave parallel.world_size out, or with "
             f"--resume give parallel.world_size={ranks}"
         )
-    return _divided(ranks, config, "cuda")
-
-
-def _divided(world_size: int, config: TrainConfig, device: str) -> ParallelDims:
-    """The dimensions, if the ranks can be divided as the configuration says; see distributed/mesh.py."""
-    ray, parallel, engines = config.ray, config.parallel, config.rollout.num_engines
-    engine_tp = config.vllm.tensor_parallel
-    if not engines and world_size % engine_tp:
-        what = f"ray.gpus={ray.gpus}" if ray.gpus else f"the {world_size} ranks"
-        raise ParallelError(
-            f"vllm.tensor_parallel={engine_tp} does not divide {what}, each of which generates; change one of "
-            "them, or dedicate GPUs to engines with rollout.num_engines"
+    elif not engines and ranks % engine_tp:
+        wrong = (
+            f"vllm.tensor_parallel={engine_tp} does not divide {f'ray.gpus={gpus}' if gpus else f'the {ranks} ranks'}, "
+            "each of which generates; change one of them, or dedicate GPUs to engines with rollout.num_engines"
         )
-    if world_size % parallel.dp_replicate:
-        raise ParallelError(
-            f"parallel.dp_replicate={parallel.dp_replicate} does not divide the {world_size} ranks; change one of them"
+    elif ranks % parallel.dp_replicate:
+        wrong = f"parallel.dp_replicate={parallel.dp_replicate} does not divide the {ranks} ranks; change one of them"
+    elif ranks // parallel.dp_replicate % parallel.sequence_parallel:
+        wrong = (
+            f"parallel.sequence_parallel={parallel.sequence_parallel} does not divide the "
+            f"{ranks // parallel.dp_replicate} ranks of a replica; change one of them"
         )
-    each = world_size // parallel.dp_replicate
-    if each % parallel.sequence_parallel:
-        raise ParallelError(
-            f"parallel.sequence_parallel={parallel.sequence_parallel} does not divide the {each} ranks of a replica; "
-            "change one of them"
-        )
+    if wrong:
+        raise ParallelError(wrong)
     return ParallelDims(
-        world_size,
+        ranks,
         parallel.dp_replicate,
         parallel.sequence_parallel,
-        engines or world_size // engine_tp,
+        engines or ranks // engine_tp,
         engine_tp,
         colocated=not engines,
         chunks_per_engine=config.rollout.chunks_per_engine,
-        device=device,
+        device="cuda" if gpus else "cpu",
     )
 
 
@@ -218,14 +208,10 @@ def planned_dims(config: TrainConfig) -> ParallelDims:
 
 
 def refuse_uneven(config: TrainConfig, heads: int) -> None:
-    """Refuse what the ranks, or vLLM, would refuse once they have the model.
-
-    Args:
-        config: of the run.
-        heads: attention heads of the model.
+    """Refuse settings that do not divide the model's attention heads, before the ranks or vLLM would.
 
     Raises:
-        ParallelError: something does not divide them.
+        ParallelError: names the numbers that do.
     """
     for name, count in (
         ("parallel.sequence_parallel", config.parallel.sequence_parallel),
@@ -239,26 +225,25 @@ def refuse_uneven(config: TrainConfig, heads: int) -> None:
 
 
 def device_of(config: TrainConfig) -> str:
-    """`run.device`; of actors of Ray the CPU, unless they have GPUs."""
+    """`run.device`; for Ray actors the CPU, unless they have GPUs."""
     return "cpu" if config.run.executor == "ray" and not config.ray.gpus else config.run.device
 
 
-def described(config: TrainConfig) -> str:
-    """Who is on how many cards, in words; empty if there is one."""
-    dims, takes = planned_dims(config), config.vllm.tensor_parallel
+def describe_dims(config: TrainConfig) -> str:
+    """Which processes are on how many GPUs, as text; empty for one GPU."""
+    dims, tensor_parallel = planned_dims(config), config.vllm.tensor_parallel
     if dims.gpus == 1:
-        alone = config.run.executor != "ray" and takes > 1
-        return f"vLLM is on {takes} GPUs; planned is the first, which trains too" if alone else ""
+        alone = config.run.executor != "ray" and tensor_parallel > 1
+        return f"vLLM is on {tensor_parallel} GPUs; the plan is for the first, which also trains" if alone else ""
     engines = f"{dims.num_engines} engine{'s' * (dims.num_engines > 1)}"
     if dims.engine_tp > 1:
         engines += f" on {dims.engine_tp} GPUs" + " each" * (dims.num_engines > 1)
     if not dims.colocated:
-        who = f"{dims.world_size} rank{'s' * (dims.world_size > 1)}, and {engines}"
+        processes = f"{dims.world_size} rank{'s' * (dims.world_size > 1)} and {engines}"
     else:
-        beside = f"{engines} beside them" if dims.engine_tp > 1 else "an engine beside each"
-        who = f"{dims.world_size} ranks, with {beside}"
+        processes = f"{dims.world_size} ranks with {engines if dims.engine_tp > 1 else 'an engine on each'}"
     if dims.dp_replicate > 1:
-        who += f"; {dims.dp_replicate} replicas of the model"
+        processes += f"; {dims.dp_replicate} replicas of the model"
     if dims.sequence_parallel > 1:
-        who += f"; {dims.sequence_parallel} ranks to a sequence"
-    return f"{dims.gpus} GPUs: {who}"
+        processes += f"; {dims.sequence_parallel} ranks share each sequence"
+    return f"{dims.gpus} GPUs: {processes}"

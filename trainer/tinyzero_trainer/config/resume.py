@@ -1,4 +1,4 @@
-"""The configuration of a run that goes on: what --resume may change, and what tells that nothing else has changed."""
+"""The configuration of a resumed run: what --resume may change, and the fingerprint that all else is unchanged."""
 
 import hashlib
 import json
@@ -52,18 +52,18 @@ RESUMABLE = (
     "log.rollouts_every",
     "log.rollouts_count",
 )
-"""Keys that --resume may change: they bear on speed, memory and what is recorded, not on what is learnt."""
+"""Keys that --resume may change: they affect speed, memory and records, not what is learned."""
 
 
 def resume_config(directory: Path, overrides: Mapping[str, Any]) -> TrainConfig:
-    """The configuration that a run was started with, with what may be changed changed.
+    """The configuration that a run was started with, and the overrides that --resume may make.
 
     Args:
         directory: of the run, which may have been moved.
         overrides: what the user typed with --resume; repeating what is saved is fine.
 
     Raises:
-        SettingsError: there is no run, or `overrides` would change what is learnt.
+        SettingsError: there is no run, or `overrides` would change what is learned.
     """
     file = directory / "config.toml"
     if not file.exists():
@@ -72,13 +72,13 @@ def resume_config(directory: Path, overrides: Mapping[str, Any]) -> TrainConfig:
     before = to_mapping(saved)
     overrides = with_task_table({"tasks": saved.tasks, **overrides})
     try:
-        # A setting that a change leaves without effect goes back to its default, if it may be changed at all.
+        # A resumable setting that a change leaves without effect returns to its default.
         resumable = {key: value for key, value in flatten(before) if key in RESUMABLE}
         kept = {key: value for key, value in flatten(before) if key not in RESUMABLE}
         values = merge(drop_unused(unflatten(resumable), merge(unflatten(kept), overrides)), overrides)
         config = build(TrainConfig, merge(merge(unflatten(kept), values), {"run": {"output": str(directory)}}))
     except SettingsError:
-        _refuse_changes(saved, _flat(saved) | dict(flatten(overrides)))  # then that is the reason
+        _refuse_changes(saved, _flat(saved) | dict(flatten(overrides)))  # the reason, if there is such a change
         raise
     _refuse_changes(saved, _flat(config))
     typed = dict(flatten(overrides))
@@ -105,12 +105,12 @@ def _refuse_changes(saved: TrainConfig, after: Mapping[str, Any]) -> None:
 
 
 def fingerprint(config: TrainConfig) -> str:
-    """A hash of everything that bears on what is learnt, i.e. all but `RESUMABLE`."""
+    """A hash of everything that affects what is learned, i.e. all but `RESUMABLE`."""
     return _hash({key: value for key, value in _flat(config).items() if key not in RESUMABLE})
 
 
 def check_fingerprint(config: TrainConfig, saved: str) -> None:
-    """Refuse to resume from a checkpoint of another configuration; release 0.1 took the hash of the old keys.
+    """Refuse to resume from a checkpoint of another configuration; release 0.1 hashed the old keys.
 
     Raises:
         SettingsError: `saved` is not the fingerprint of `config`.
@@ -135,7 +135,7 @@ def _flat(config: TrainConfig) -> dict[str, Any]:
 
 
 def ending_schedules(config: TrainConfig) -> list[str]:
-    """The settings, as `key=value`, under which something goes to an end that it reaches at `run.steps`."""
+    """The settings, as `key=value`, with which a schedule ends at `run.steps`."""
     optimizer, rollout, algorithm = config.optimizer, config.rollout, config.algorithm
     found = {
         "optimizer.lr_schedule": optimizer.lr_schedule if optimizer.lr_schedule != "constant" else None,

@@ -1,7 +1,7 @@
-"""Recipes by name: an algorithm as a small TOML file that holds only what it means.
+"""Recipes by name: an algorithm as a small TOML file that holds only the settings that define it.
 
-A recipe's tables are those of a configuration, beside `about` (a line) and `source`. Its table `full_size` holds
-figures for a model of the size that it was published with; they yield to what suits the model. See config/compose.py.
+A recipe's tables are those of a configuration, plus `about` (a line) and `source`. Its table `full_size` holds settings
+for a model of the size that it was published with; they yield to what suits the model. See config/compose.py.
 """
 
 from dataclasses import dataclass, field
@@ -20,20 +20,20 @@ FOLDER = Path(__file__).parent
 class Recipe:
     """An algorithm's settings."""
 
-    name: str
+    name: str = ""
     """Its name, or the path of its file."""
 
-    about: str
+    about: str = ""
     """What it is, in a line."""
 
-    source: str
-    """The paper or the script it is taken from."""
+    source: str = ""
+    """The paper or script it is taken from."""
 
     settings: dict[str, Any] = field(default_factory=dict)
-    """What it means."""
+    """The settings that define it."""
 
     full_size: dict[str, Any] = field(default_factory=dict)
-    """Figures for a model of full size."""
+    """Settings for a model of the size that it was published with."""
 
 
 def recipe_names() -> list[str]:
@@ -58,7 +58,7 @@ def find_recipe(name: str) -> Recipe:
 
 def _read(name: str, path: Path) -> Recipe:
     settings = read_toml(path)
-    about, source, full_size = (settings.pop(key, default) for key, default in _HEADER.items())
+    about, source, full_size = settings.pop("about", ""), settings.pop("source", ""), settings.pop("full_size", {})
     if not (isinstance(about, str) and isinstance(source, str) and isinstance(full_size, dict)):
         raise SettingsError(f"{path}: expected about and source to be text and full_size to be a table of settings")
     for values in (settings, full_size):
@@ -66,6 +66,3 @@ def _read(name: str, path: Path) -> Recipe:
         if "recipe" in values.get("run", {}):
             raise SettingsError(f"{path}: a recipe cannot name another in run.recipe; copy what you need of it")
     return Recipe(name, about, source, settings, full_size)
-
-
-_HEADER: dict[str, Any] = {"about": "", "source": "", "full_size": {}}
