@@ -23,7 +23,7 @@ from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.config.sft import TinyShape
 from tinyzero_trainer.models.loading import from_parts, save_model
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
-from tinyzero_trainer.training.logprobs import Reference, token_statistics
+from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import completion_lengths, micro_batches
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.types import Rollout
@@ -199,10 +199,10 @@ def ours(
     beginning = AutoModelForCausalLM.from_pretrained(start).requires_grad_(False)
     model = from_parts("ours", copy.deepcopy(beginning).requires_grad_(True), build_tokenizer())
     model.model.load_state_dict(weights, strict=False)
-    reference = Reference(beginning) if kl else None
+    reference = PolicyModel(beginning) if kl else None
     [batch] = micro_batches(experience.rollouts, token_budget=10**6, pad_id=model.pad_id, device=torch.device("cpu"))
     part = experience.select(batch.rows)
-    found = token_statistics(model.model, batch, temperature=temperature, reference=reference)
+    found = PolicyModel(model.model)(batch, temperature=temperature, reference=reference)
     given = LossInputs(
         part.old_logprobs,
         part.advantages,

@@ -20,7 +20,7 @@ from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group, shard
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.lora import Adapter
 from tinyzero_trainer.rollout.weight_sync import named_weights
-from tinyzero_trainer.training.logprobs import Reference
+from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.training.policy import Policy
 
@@ -68,15 +68,14 @@ def make_policy(language_model: LanguageModel, case: Case, placement: FsdpOption
     if case.lora:
         adapter = Adapter(model, LoraConfig(rank=4), seed=0, start=None)
         language_model = replace(language_model, adapter=adapter)
-    if case.kl and case.lora:
-        reference = Reference(model)
-    elif case.kl:
-        start = copy.deepcopy(model).requires_grad_(False)
+    if case.kl and not case.lora:
+        reference = PolicyModel(copy.deepcopy(model).requires_grad_(False))
         if placement is not None:
-            shard(start, placement)
-        reference = Reference(start)
+            shard(reference, placement)
     if placement is not None:
-        shard(model, placement)
+        shard(PolicyModel(model), placement)
+    if case.kl and case.lora:
+        reference = PolicyModel.of(model)
     algorithm = AlgorithmConfig(
         kl_coefficient=0.3 if case.kl else 0.0, **({"kl_estimator": case.kl} if case.kl else {})
     )

@@ -28,7 +28,6 @@ from tests.trainer.processes import on_ranks
 from tests.trainer.samples import ragged_samples
 from tinyzero_trainer.config import AlgorithmConfig, CriticConfig
 from tinyzero_trainer.distributed.dtensor import full_tensor, local_shard
-from tinyzero_trainer.distributed.fsdp import call
 from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
 from tinyzero_trainer.rollout.weight_sync import named_weights
 from tinyzero_trainer.training import logprobs as forward
@@ -124,10 +123,7 @@ def _a_step(language_model: LanguageModel, rank: int, ranks: int) -> tuple[float
     model, optimizer = policy.language_model.model, Optimizer(policy.language_model.model, OPTIMIZER)
     samples = ragged_samples(language_model)
     for batch in policy._micro_batches(samples[rank::ranks]):
-        states = call(
-            model, lambda batch=batch: model.base_model(batch.tokens).last_hidden_state.flatten(0, 1)[batch.predicts]
-        )
-        states.square().sum().backward()
+        policy.model.states(batch).square().sum().backward()
     gradients = {name: full_tensor(parameter.grad).clone() for name, parameter in model.named_parameters()}
     norm = optimizer.step(1e-2).item()
     return norm, gradients, {name: value.clone() for name, value in named_weights(model)}

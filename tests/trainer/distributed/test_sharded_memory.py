@@ -36,7 +36,7 @@ def test_what_is_idle_holds_no_memory_of_the_device(toy_model: LanguageModel) ->
     assert policy._reference is not None
     policy.update(experience, NOW)
     policy.logprobs(experience.rollouts, 1.0)
-    assert held(model.parameters()) == held(optimizer._moments()) == held(policy._reference.model.parameters()) == 0
+    assert held(model.parameters()) == held(optimizer._moments()) == held(policy._reference.body.parameters()) == 0
     assert all(parameter.grad is None for parameter in model.parameters())
     with on_device(model):
         assert held(model.parameters()) == 4 * sum(parameter.numel() for parameter in model.parameters())
@@ -55,7 +55,7 @@ def test_a_tensor_comes_back_with_all_of_its_storage() -> None:
     shown = padded[:4]
     waiting = CpuOffload(lambda: [shown])
     assert padded.untyped_storage().size() == 0
-    with waiting.present(changed=False):
+    with waiting.on_device(changed=False):
         assert padded.untyped_storage().size() == 24
         assert shown.tolist() == [0.0, 1.0, 2.0, 3.0]
 

@@ -13,7 +13,7 @@ from tests.trainer.samples import ragged_samples
 from tinyzero_trainer.config import CriticConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.distributed.dtensor import local_shard
-from tinyzero_trainer.distributed.fsdp import call, cast_copy, cast_weights, layers_of
+from tinyzero_trainer.distributed.fsdp import cast_copy, cast_weights, layers_of
 from tinyzero_trainer.models.loading import LanguageModel, save_model
 from tinyzero_trainer.rollout.weight_sync import named_weights
 from tinyzero_trainer.training.build import _build_policy
@@ -61,8 +61,8 @@ def test_in_half_precision_the_policy_starts_at_no_distance_from_its_reference(
     assert torch.equal(policy.logprobs(samples, 0.8), policy.reference_logprobs(samples, 0.8))
     assert policy.update(experience, NOW)["actor/kl_loss"] == 0.0
     assert policy._reference is not None
-    assert {parameter.dtype for parameter in policy._reference.model.parameters()} == {torch.bfloat16}
-    for buffer, exact in zip(policy._reference.model.buffers(), toy_model.model.buffers(), strict=True):
+    assert {parameter.dtype for parameter in policy._reference.body.parameters()} == {torch.bfloat16}
+    for buffer, exact in zip(policy._reference.body.buffers(), toy_model.model.buffers(), strict=True):
         assert torch.equal(buffer, exact)
 
 
@@ -91,7 +91,7 @@ def test_gradients_of_micro_batches_in_half_precision_are_added_in_float32(toy_m
     policy = make_policy(toy_model, Case(), replace(PLAIN, dtype=torch.bfloat16))
     model = policy.language_model.model
     for batch in policy._micro_batches(ragged_samples(toy_model)):
-        call(model, lambda batch=batch: model.base_model(batch.tokens).last_hidden_state.float()).sum().backward()
+        policy.model(batch, temperature=1.0).logprobs.sum().backward()
     gradients = [local_shard(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
     assert {gradient.dtype for gradient in gradients} == {torch.float32}
     assert any(gradient.to(torch.bfloat16).float().ne(gradient).any() for gradient in gradients)

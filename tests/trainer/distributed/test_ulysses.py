@@ -23,7 +23,7 @@ from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup, SequenceParallelGroup
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.training.build import _load
-from tinyzero_trainer.training.logprobs import Reference, token_statistics
+from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import completion_lengths, micro_batches
 from tinyzero_trainer.training.packing_checks import computes_the_same_in_slices
 from tinyzero_trainer.training.varlen_attention import use_kernel
@@ -70,7 +70,7 @@ def test_the_slices_of_a_line_are_the_line(shapes: list[tuple[int, int]], count:
 
 
 def measured(
-    model: PreTrainedModel, ranks: DataParallelGroup, layout: str, reference: Reference | None, estimator: str
+    model: PreTrainedModel, ranks: DataParallelGroup, layout: str, reference: PolicyModel | None, estimator: str
 ) -> tuple[Tensor, list[Tensor]]:
     """[tokens, 3] statistics in the completions' order, and the gradients of a loss of them, on this rank alone."""
     made = samples()
@@ -81,7 +81,7 @@ def measured(
     laid = {"pad_id": 0, "device": CPU, "layout": layout, "ranks": ranks}
     for batch in micro_batches(made, token_budget=20, **laid):
         given = {"temperature": 0.7, "reference": reference, "estimator": estimator, "entropy_gradient": True}
-        statistics = token_statistics(model, batch, **given)
+        statistics = PolicyModel(model)(batch, **given)
         divergence = torch.zeros_like(statistics.entropy) if statistics.divergence is None else statistics.divergence
         columns = torch.stack([statistics.logprobs, statistics.entropy, divergence], dim=1)
         places = ragged.token_indices(lengths, batch.rows)
@@ -122,7 +122,7 @@ def test_ranks_that_share_a_line_compute_what_one_does(case: str, count: int, mo
             for anchor in anchors:
                 for parameter in anchor.parameters():
                     parameter.mul_(1.05)
-    references = [None, None] if estimator is None else list(map(Reference, anchors))
+    references = [None, None] if estimator is None else list(map(PolicyModel, anchors))
     expected, gradients = measured(models[0], ALONE, "padded", references[0], estimator or "k3")
 
     def work(line: SequenceParallelGroup) -> tuple[Tensor, list[Tensor]]:
@@ -158,9 +158,9 @@ def test_each_query_meets_its_own_key(heads: int, count: int, monkeypatch: pytes
 
 def test_a_model_that_attends_to_its_own_slice_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model("qwen2")
-    assert not any(in_slices(2, lambda line: computes_the_same_in_slices(model, line, CPU), monkeypatch))
+    assert not any(in_slices(2, lambda line: computes_the_same_in_slices(PolicyModel(model), line), monkeypatch))
     assert use_kernel(model, torch.float32, CPU, or_plain=True)
-    assert all(in_slices(2, lambda line: computes_the_same_in_slices(model, line, CPU), monkeypatch))
+    assert all(in_slices(2, lambda line: computes_the_same_in_slices(PolicyModel(model), line), monkeypatch))
 
 
 def test_heads_that_cannot_be_divided_are_refused(toy_model_path: Path) -> None:

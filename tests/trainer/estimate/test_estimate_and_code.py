@@ -98,7 +98,7 @@ def test_the_references_embedding_and_head_stay_beside_the_policys_update(toy_mo
     with sharding.process_group(torch.device("cpu")):
         sharding.shard(reference, FsdpOptions(torch.device("cpu"), torch.float32))
         with sharding.on_device(reference), torch.no_grad():
-            sharding.call(reference, partial(reference.base_model, torch.zeros(1, 3, dtype=torch.long)))
+            reference(torch.zeros(1, 3, dtype=torch.long))
             gathered = {
                 name for name, weight in reference.named_parameters(remove_duplicate=False)
                 if not isinstance(weight, DTensor)

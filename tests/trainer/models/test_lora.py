@@ -34,7 +34,7 @@ from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
 from tinyzero_trainer.rollout.decoder import build_decoder
 from tinyzero_trainer.rollout.weight_sync import named_weights
-from tinyzero_trainer.training.logprobs import Reference
+from tinyzero_trainer.training.logprobs import PolicyModel, frozen
 from tinyzero_trainer.training.micro_batches import MicroBatch, micro_batches
 from tinyzero_trainer.training.policy import Policy
 
@@ -63,11 +63,11 @@ def trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def frozen(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def untrained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.clone() for name, parameter in model.named_parameters() if not parameter.requires_grad}
 
 
-def make_policy(language_model: LanguageModel, *, reference: Reference | None = None) -> Policy:
+def make_policy(language_model: LanguageModel, *, reference: PolicyModel | None = None) -> Policy:
     kl = {"kl_coefficient": 0.1, "kl_estimator": "exact"} if reference is not None else {}
     return Policy(
         language_model,
@@ -146,9 +146,9 @@ def test_the_update_is_scaled_by_alpha_over_the_rank(
 def test_the_merged_state_is_that_of_a_plain_model_and_acts_as_the_adapted_one(architecture: PreTrainedModel) -> None:
     plain = copy.deepcopy(architecture)
     adapt(architecture)
-    untouched = frozen(architecture)
+    untouched = untrained(architecture)
     state = merged_state(architecture)
-    assert all(torch.equal(untouched[name], tensor) for name, tensor in frozen(architecture).items())
+    assert all(torch.equal(untouched[name], tensor) for name, tensor in untrained(architecture).items())
     tokens = torch.tensor([[5, 17, 40, 96]])
     with torch.no_grad():
         start, aimed = plain(tokens).logits, architecture(tokens).logits
@@ -194,7 +194,7 @@ def test_the_reference_is_the_start_and_switching_to_it_leaves_no_trace(toy_mode
     samples = ragged_samples(toy_model)
     model = adapted(toy_model)
     assert model.adapter is not None
-    shared, copied = (make_policy(model, reference=Reference(each)) for each in (model.model, start))
+    shared, copied = (make_policy(model, reference=PolicyModel(each)) for each in (model.model, start))
     assert torch.equal(shared.reference_logprobs(samples, 1.0), copied.reference_logprobs(samples, 1.0))
     assert (shared.logprobs(samples, 1.0) - shared.reference_logprobs(samples, 1.0)).abs().max() > 0.01
     assert sum(parameter.numel() for parameter in model.model.parameters()) == model.parameters
@@ -218,8 +218,8 @@ def test_an_error_in_the_reference_leaves_the_adapter_on(toy_model: LanguageMode
     expected, names = toy_model.model(torch.tensor([PROMPTS[0]])).logits, set(trained(toy_model.model))
     batch = one_batch(toy_model)
     batch.tokens[0, 0] = 10**6
-    with pytest.raises(IndexError):
-        Reference(toy_model.model.train()).states(batch)
+    with pytest.raises(IndexError), frozen(toy_model.model.train()):
+        PolicyModel(toy_model.model).states(batch)
     assert toy_model.model.training
     assert torch.equal(toy_model.model(torch.tensor([PROMPTS[0]])).logits, expected)
     assert set(trained(toy_model.model)) == names
@@ -229,10 +229,11 @@ def test_the_reference_knows_no_dropout_and_the_policy_keeps_its_own(toy_model: 
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=1252, n_embd=32, n_layer=2, n_head=4, n_positions=256)).eval()
     batch = one_batch(toy_model)
-    expected = Reference(copy.deepcopy(model)).states(batch)
+    expected = PolicyModel(copy.deepcopy(model)).states(batch)
     adapt(model)
-    assert torch.equal(Reference(model.train()).states(batch), expected)
-    assert torch.equal(Reference(model.train()).states(batch), expected)
+    for _ in range(2):
+        with frozen(model.train()):
+            assert torch.equal(PolicyModel(model).states(batch), expected)
     assert all(module.training for module in model.modules())
     assert not torch.equal(model(batch.tokens).logits, model(batch.tokens).logits)
 
@@ -241,9 +242,9 @@ def test_the_reference_knows_no_dropout_and_the_policy_keeps_its_own(toy_model: 
 def test_the_export_is_a_plain_model_that_scores_as_the_adapter_does(toy_model: LanguageModel, tmp_path: Path) -> None:
     plain = set(toy_model.model.state_dict())
     model = adapted(toy_model)
-    untouched, samples = frozen(model.model), ragged_samples(model)
+    untouched, samples = untrained(model.model), ragged_samples(model)
     save_model(tmp_path, model)
-    assert all(torch.equal(untouched[name], tensor) for name, tensor in frozen(model.model).items())
+    assert all(torch.equal(untouched[name], tensor) for name, tensor in untrained(model.model).items())
     assert not (tmp_path / "adapter_config.json").exists()  # or transformers would take the directory for an adapter
     exported = load_model(str(tmp_path), CPU)
     assert set(exported.model.state_dict()) == plain

@@ -168,7 +168,7 @@ def held_by(count: int, index: int, replicas: int) -> dict[str, int]:
         optimizer = Optimizer(model, OptimizerConfig())
         optimizer.begin()
         tokens = torch.zeros(1, 8, dtype=torch.long)
-        sharding.call(model, lambda: model(input_ids=tokens).logits).sum().backward()
+        model(input_ids=tokens).logits.sum().backward()
         gradients = [parameter.grad for parameter in model.parameters()]
         tensors = [list(model.parameters()), list(optimizer._moments()), gradients]
         return dict(zip(STATE, (sum(local_shard(one).nbytes for one in of_kind) for of_kind in tensors), strict=True))

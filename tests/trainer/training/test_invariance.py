@@ -19,7 +19,7 @@ from tinyzero_trainer.sft.tiny_model import build_model
 from tinyzero_trainer.training import critic, policy
 from tinyzero_trainer.training import micro_batches as batching
 from tinyzero_trainer.training.critic import Critic
-from tinyzero_trainer.training.logprobs import Reference
+from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import MicroBatch, completion_lengths
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.types import Rollout
@@ -129,7 +129,7 @@ def check(update: Callable[[Split, TrainingBatch], Tensor], samples: list[Rollou
 def test_the_policys_gradient_is_the_same_for_every_split(
     loss: str, aggregation: Aggregation, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reference = Reference(build_model(SHAPE, toy_model.tokenizer, seed=1).requires_grad_(False))
+    reference = PolicyModel(build_model(SHAPE, toy_model.tokenizer, seed=1).requires_grad_(False))
     algorithm = AlgorithmConfig(
         policy_loss=loss, loss_aggregation=aggregation, kl_coefficient=0.3, kl_estimator="k2", entropy_coefficient=0.1
     )

@@ -13,7 +13,7 @@ from tinyzero_trainer.models import fused_logprobs as head
 from tinyzero_trainer.models.loading import LanguageModel, ModelError
 from tinyzero_trainer.sft.tiny_model import build_model
 from tinyzero_trainer.training import logprobs as forward
-from tinyzero_trainer.training.logprobs import Reference, head_of, sampled_logprobs, token_statistics
+from tinyzero_trainer.training.logprobs import PolicyModel, head_of
 from tinyzero_trainer.training.micro_batches import micro_batches
 from tinyzero_trainer.training.packing_checks import keeps_packed_apart
 from tinyzero_trainer.training.policy import Policy
@@ -29,7 +29,7 @@ def one_batch(toy: LanguageModel) -> forward.MicroBatch:
 
 def test_logprobs_equal_those_of_each_sequence_alone(toy_model: LanguageModel) -> None:
     samples, batch = ragged_samples(toy_model), one_batch(toy_model)
-    statistics = token_statistics(toy_model.model.eval(), batch, temperature=1.0)
+    statistics = PolicyModel(toy_model.model.eval())(batch, temperature=1.0)
     alone = torch.tensor([value for row in batch.rows for value in samples[row].generation.logprobs])
     torch.testing.assert_close(statistics.logprobs, alone, atol=1e-5, rtol=1e-5)
     assert statistics.divergence is None
@@ -41,7 +41,7 @@ def test_temperature_divides_the_logits(toy_model: LanguageModel) -> None:
     prompt, ids = sample.prompt.token_ids, sample.generation.token_ids
     with torch.no_grad():
         logits = toy_model.model.eval()(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1] / 2.0
-        statistics = token_statistics(toy_model.model, batch, temperature=2.0)
+        statistics = PolicyModel(toy_model.model)(batch, temperature=2.0)
     distribution = torch.distributions.Categorical(logits=logits)
     torch.testing.assert_close(statistics.logprobs, distribution.log_prob(torch.tensor(ids)), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(statistics.entropy, distribution.entropy(), atol=1e-5, rtol=1e-5)
@@ -51,14 +51,14 @@ def test_temperature_divides_the_logits(toy_model: LanguageModel) -> None:
 def test_chunks_change_neither_values_nor_gradients(
     toy_model: LanguageModel, estimator: Estimator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reference = Reference(build_model(SHAPE, toy_model.tokenizer, seed=1))
+    reference = PolicyModel(build_model(SHAPE, toy_model.tokenizer, seed=1))
     batch = one_batch(toy_model)
     results = []
     for elements in (2**26, 1252 * 7):
         monkeypatch.setattr(forward, "CHUNK_ELEMENTS", elements)
         toy_model.model.zero_grad()
-        statistics = token_statistics(
-            toy_model.model.train(), batch, temperature=0.8, reference=reference, estimator=estimator
+        statistics = PolicyModel(toy_model.model.train())(
+            batch, temperature=0.8, reference=reference, estimator=estimator
         )
         assert statistics.divergence is not None
         (statistics.logprobs.sum() + statistics.divergence.sum()).backward()
@@ -77,10 +77,9 @@ def test_a_gpu_finds_the_exact_divergence_and_the_gradient_that_a_cpu_finds(
     monkeypatch.setitem(head.CHUNK_ELEMENTS, torch.float32, chunk)
     other, results = build_model(SHAPE, toy_model.tokenizer, seed=1), []
     for device in (CPU, torch.device("cuda")):
-        model, reference = copy.deepcopy(toy_model.model).to(device), Reference(copy.deepcopy(other).to(device))
+        model, reference = copy.deepcopy(toy_model.model).to(device), PolicyModel(copy.deepcopy(other).to(device))
         (batch,) = micro_batches(ragged_samples(toy_model), token_budget=10**6, pad_id=toy_model.pad_id, device=device)
-        found = token_statistics(
-            model.eval(),
+        found = PolicyModel(model.eval())(
             batch,
             temperature=0.8,
             reference=reference,
@@ -101,15 +100,15 @@ def test_the_divergence_to_oneself_is_zero(toy_model: LanguageModel) -> None:
     model = toy_model.model.eval()
     estimators: tuple[Estimator, ...] = ("exact", "k3")
     for estimator in estimators:
-        statistics = token_statistics(model, batch, temperature=1.0, reference=Reference(model), estimator=estimator)
+        statistics = PolicyModel(model)(batch, temperature=1.0, reference=PolicyModel(model), estimator=estimator)
         assert statistics.divergence is not None
         assert statistics.divergence.abs().max() < 1e-6
 
 
 def test_the_reference_gets_no_gradient(toy_model: LanguageModel) -> None:
     reference = build_model(SHAPE, toy_model.tokenizer, seed=1)
-    statistics = token_statistics(
-        toy_model.model, one_batch(toy_model), temperature=1.0, reference=Reference(reference), estimator="exact"
+    statistics = PolicyModel(toy_model.model)(
+        one_batch(toy_model), temperature=1.0, reference=PolicyModel(reference), estimator="exact"
     )
     assert statistics.divergence is not None
     statistics.divergence.sum().backward()
@@ -168,20 +167,21 @@ def test_packed_sequences_do_not_see_each_other(kind: str, attention: str) -> No
         for index, (sample, length) in enumerate(zip(samples, (6, 5, 1), strict=True))
     ]
     (packed,) = micro_batches(samples, token_budget=10**6, pad_id=0, device=CPU, layout="packed")
-    found = sampled_logprobs(model, packed, temperature=1.0)
+    policy_model = PolicyModel(model)
+    found = policy_model(packed, temperature=1.0).logprobs
     alone = [
-        sampled_logprobs(model, batch, temperature=1.0)
+        policy_model(batch, temperature=1.0).logprobs
         for sample in samples
         for batch in micro_batches([sample], token_budget=1, pad_id=0, device=CPU)
     ]
     torch.testing.assert_close(found, torch.cat(alone), atol=1e-5, rtol=1e-5)
-    assert keeps_packed_apart(model)
+    assert keeps_packed_apart(policy_model)
 
 
 def test_an_architecture_that_cannot_keep_them_apart_is_refused(toy_model: LanguageModel) -> None:
     config = transformers.MambaConfig(vocab_size=64, hidden_size=16, state_size=4, num_hidden_layers=1)
     model = transformers.MambaForCausalLM(config)
-    assert not keeps_packed_apart(model)
+    assert not keeps_packed_apart(PolicyModel(model))
     recurrent = replace(toy_model, name="a recurrent model", model=model)
     with pytest.raises(ModelError, match=r"a recurrent model lets packed .* take padded"):
         Policy(

@@ -12,7 +12,7 @@ from tests.trainer.distributed.sharded import NOW, made_up
 from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training.critic import Critic
-from tinyzero_trainer.training.logprobs import Reference
+from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
 
@@ -58,7 +58,7 @@ def test_no_micro_batch_of_the_policy_makes_the_host_wait(
         algorithm=algorithm,
         optimizer=OptimizerConfig(micro_batch_tokens=80, packing=layout),
         max_tokens=40,
-        reference=Reference(toy_model.model) if kl else None,
+        reference=PolicyModel(toy_model.model) if kl else None,
     )
     experience, tally = made_up(toy_model), MetricAccumulator()
     for batch in policy._micro_batches(experience.rollouts):

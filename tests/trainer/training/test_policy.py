@@ -11,7 +11,7 @@ from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel, from_parts
-from tinyzero_trainer.training.logprobs import Reference
+from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.training.optimizer import UpdateError
 from tinyzero_trainer.training.policy import Policy
@@ -23,7 +23,7 @@ NOW = StepSettings(learning_rate=1e-3, temperature=1.0, kl_coefficient=0.1)
 
 
 def make_policy(language_model: LanguageModel, *, kl: float = 0.0, **optimizer: float) -> Policy:
-    reference = Reference(copy.deepcopy(language_model.model).requires_grad_(False)) if kl else None
+    reference = PolicyModel(copy.deepcopy(language_model.model).requires_grad_(False)) if kl else None
     return Policy(
         language_model,
         algorithm=AlgorithmConfig(kl_coefficient=kl, kl_estimator="exact" if kl else "k3"),

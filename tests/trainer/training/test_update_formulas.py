@@ -16,7 +16,7 @@ from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.training.logprobs import Reference
+from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.types import Rollout
@@ -145,7 +145,7 @@ def test_the_gradient_of_an_update_is_that_of_the_written_out_sum(
         algorithm=algorithm,
         optimizer=OptimizerConfig(max_grad_norm=1e9, micro_batch_tokens=70),
         max_tokens=MAX_TOKENS,
-        reference=Reference(reference),
+        reference=PolicyModel(reference),
     )
     metrics = policy.update(experience, StepSettings(1e-9, TEMPERATURE, KL))
     ours, expected = (
@@ -180,7 +180,7 @@ def test_a_step_on_the_kl_alone_lowers_it(toy_model: LanguageModel, estimator: s
         algorithm=AlgorithmConfig(kl_coefficient=KL, kl_estimator=estimator),  # type: ignore[arg-type]
         optimizer=OptimizerConfig(),
         max_tokens=MAX_TOKENS,
-        reference=Reference(reference),
+        reference=PolicyModel(reference),
     )
     before, _ = visited(toy_model.model, reference, experience.rollouts)
     policy.update(experience, StepSettings(1e-3, TEMPERATURE, KL))

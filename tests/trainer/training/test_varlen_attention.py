@@ -10,7 +10,7 @@ from transformers import GptOssConfig, GptOssForCausalLM, Qwen2Config, Qwen2ForC
 from tests.trainer.conftest import random_model
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.training import varlen_attention as attention
-from tinyzero_trainer.training.logprobs import completion_states
+from tinyzero_trainer.training.logprobs import PolicyModel, completion_states
 from tinyzero_trainer.training.micro_batches import completion_lengths, in_row_order, micro_batches
 from tinyzero_trainer.training.packing_checks import choose_layout, keeps_packed_apart
 from tinyzero_trainer.types import Generation, Prompt, Rollout
@@ -50,7 +50,7 @@ def test_packed_through_the_kernel_is_padded_without(with_kernel, any_model):
     model, made = any_model, samples()
     padded = by_completion(model, made, "padded")
     model = with_kernel(model)
-    assert keeps_packed_apart(model)
+    assert keeps_packed_apart(PolicyModel(model))
     for layout in ("packed", "padded"):  # what is padded does not go through it
         torch.testing.assert_close(by_completion(model, made, layout), padded, rtol=1e-4, atol=1e-5)
 
@@ -84,7 +84,7 @@ def test_what_the_kernel_does_is_done_without_one_too(kind):
     model, made = sliding_model() if kind == "sliding" else random_model(kind), samples()
     padded = by_completion(model, made, "padded")
     assert attention.use_kernel(model, torch.float32, torch.device("cpu"), or_plain=True)
-    assert keeps_packed_apart(model)
+    assert keeps_packed_apart(PolicyModel(model))
     for layout in ("packed", "padded"):
         torch.testing.assert_close(by_completion(model, made, layout), padded, rtol=1e-4, atol=1e-5)
 
@@ -114,7 +114,7 @@ def test_what_the_kernel_does_not_compute_is_left_alone(config, kernel, monkeypa
 
 def test_without_a_kernel_a_gpu_pads(any_model, monkeypatch):
     monkeypatch.setattr("tinyzero_trainer.training.packing_checks.device_of", lambda model: torch.device("cuda"))
-    assert choose_layout(any_model, "auto", name="any") == "padded"
+    assert choose_layout(PolicyModel(any_model), "auto", name="any") == "padded"
 
 
 @pytest.mark.gpu

@@ -6,11 +6,11 @@ sharded. Whoever computes with such a model goes through `call`; whoever reads i
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -33,7 +33,6 @@ from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup
 from tinyzero_trainer.distributed.mesh import build_mesh
 from tinyzero_trainer.distributed.offload import CpuOffload
 
-Result = TypeVar("Result")
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -122,13 +121,19 @@ def process_group(device: torch.device) -> Iterator[None]:
             dist.destroy_process_group()
 
 
-class _Placed:
-    """What is remembered of a sharded model, on it."""
+@dataclass(frozen=True, slots=True)
+class _Sharded:
+    """What is kept on a sharded model and on its submodules."""
 
-    def __init__(self, placement: FsdpOptions, ranks: DataParallelGroup, *, trained: bool) -> None:
-        self.placement, self.ranks, self.trained = placement, ranks, trained
-        self.inside = False  # of `call`
-        self.waiting: CpuOffload | None = None
+    root: nn.Module
+    """The module that was given to `shard`."""
+
+    options: FsdpOptions
+
+    ranks: DataParallelGroup
+
+    offload: CpuOffload | None
+    """With `memory.cpu_offload=idle`."""
 
 
 def shard(model: nn.Module, placement: FsdpOptions, *, exact: Iterable[nn.Module] = ()) -> None:
@@ -160,11 +165,12 @@ def shard(model: nn.Module, placement: FsdpOptions, *, exact: Iterable[nn.Module
     for layer in layers:
         _fully_shard(layer, mesh, placement, placement.dtype, reshard=again)
     _fully_shard(model, mesh, placement, placement.dtype, reshard=False)
-    model._placed = _Placed(placement, meshes.ranks, trained=trained)  # type: ignore[assignment]
-    model._run = lambda function: function()  # type: ignore[assignment]
-    register_fsdp_forward_method(model, "_run")
-    if placement.offload == "idle":
-        _placed(model).waiting = CpuOffload(partial(_shards, model), leave=partial(reshard, model))
+    if hasattr(model, "states"):
+        register_fsdp_forward_method(model, "states")
+    offload = CpuOffload(partial(_shards, model)) if placement.offload == "idle" else None
+    sharded = _Sharded(model, placement, meshes.ranks, offload)
+    for module in (model, *model.children()):
+        module._sharded = sharded  # type: ignore[assignment]
 
 
 def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
@@ -201,68 +207,44 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return list(max(lists, key=_size, default=[]))
 
 
-def call(model: nn.Module, function: Callable[[], Result]) -> Result:
-    """Run a function that uses the parts of a model outside of its `forward`; a model that is not sharded is as ever.
+@contextmanager
+def on_device(model: nn.Module, *, changed: bool = False) -> Iterator[None]:
+    """Within, a model's shards are on its device; afterwards none of its weights stays gathered.
 
-    Args:
-        model: the whole that was given to `shard`; within `function` its weights can be used.
-        function: gives a tensor, or a tuple or dataclass of tensors, from which a backward pass may start.
-    """
-    placed = _find_placed(model)
-    if placed is None or placed.inside:
-        return function()
-    results: list[Result] = []
-
-    def run() -> list[Tensor]:
-        results.append(_without_views(function()))
-        return _tensors(results[0])  # FSDP2 hangs its hooks for the backward pass on these
-
-    placed.inside = True
-    try:
-        cast(Any, model)._run(run)
-    finally:
-        placed.inside = False
-    if placed.trained and not any(tensor.requires_grad for tensor in _tensors(results[0])):
-        # Only a backward pass would give the gathered weights back, so the next call, after a step of the optimiser,
-        # would find the old ones.
-        reshard(model)
-    return results[0]
-
-
-def on_device(model: nn.Module, *, changed: bool = False) -> Any:
-    """Context within which a model's shards are on its device, from wherever they wait.
+    A pass without a backward pass leaves weights gathered, and the next one, after a step of the optimizer, would use
+    the old ones. So all passes over a sharded model run within this.
 
     Args:
         model: sharded or not.
         changed: whether its weights are written to.
     """
-    placed = _find_placed(model)
-    if placed is None:
-        return nullcontext()
-    if placed.waiting is not None:
-        return placed.waiting.present(changed=changed)
-    return nullcontext() if placed.trained else _given_back(model)
-
-
-@contextmanager
-def _given_back(model: nn.Module) -> Iterator[None]:
-    """Afterwards nothing of a model stays gathered that has no backward pass to give it back."""
-    try:
+    sharded = _sharded(model)
+    if sharded is None:
         yield
-    finally:
-        reshard(model)
+        return
+    with nullcontext() if sharded.offload is None else sharded.offload.on_device(changed=changed):
+        try:
+            yield
+        finally:
+            reshard(sharded.root)
+
+
+def root_of(model: nn.Module) -> nn.Module:
+    """What `shard` was called with to shard this model: it, or the module around it. A plain model is its own."""
+    sharded = _sharded(model)
+    return model if sharded is None else sharded.root
 
 
 def placement_of(model: nn.Module) -> FsdpOptions | None:
     """How a model was sharded; None = it was not."""
-    placed = _find_placed(model)
-    return None if placed is None else placed.placement
+    sharded = _sharded(model)
+    return None if sharded is None else sharded.options
 
 
 def ranks_of(model: nn.Module) -> DataParallelGroup:
     """Those that a model is sharded over, each of which takes a part of a batch; a plain model is alone."""
-    placed = _find_placed(model)
-    return ALONE if placed is None else placed.ranks
+    sharded = _sharded(model)
+    return ALONE if sharded is None else sharded.ranks
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -312,30 +294,5 @@ def _shards(model: nn.Module) -> list[Tensor]:
     return [local_shard(parameter) for parameter in model.parameters()]
 
 
-def _find_placed(model: nn.Module) -> _Placed | None:
-    return cast("_Placed | None", getattr(model, "_placed", None))
-
-
-def _placed(model: nn.Module) -> _Placed:
-    found = _find_placed(model)
-    assert found is not None
-    return found
-
-
-def _without_views(result: Any) -> Any:
-    """The same with a copy of each view: an operation in place on one would drop FSDP2's hook."""
-    if isinstance(result, Tensor):
-        return result.clone() if result._base is not None else result
-    if isinstance(result, tuple):
-        return tuple(map(_without_views, result))
-    if is_dataclass(result) and not isinstance(result, type):
-        return replace(result, **{field.name: _without_views(getattr(result, field.name)) for field in fields(result)})
-    return result
-
-
-def _tensors(result: Any) -> list[Tensor]:
-    if isinstance(result, Tensor):
-        return [result]
-    if is_dataclass(result):
-        result = tuple(getattr(result, field.name) for field in fields(result))
-    return [part for part in result if isinstance(part, Tensor)] if isinstance(result, tuple) else []
+def _sharded(model: nn.Module) -> _Sharded | None:
+    return cast("_Sharded | None", getattr(model, "_sharded", None))

@@ -12,29 +12,28 @@ from torch import Tensor
 
 
 class CpuOffload:
-    """Tensors that are on their device only inside `present`."""
+    """Tensors that are on their device only inside `on_device`."""
 
-    def __init__(self, tensors: Callable[[], Iterable[Tensor]], *, leave: Callable[[], None] | None = None) -> None:
+    def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
         """
         Args:
-            tensors: gives them, each with a storage of its own; new ones may be among them from one time to the next.
-            leave: called before they go.
+            tensors: gives them, each with its own storage; later calls may give new ones.
         """
-        self._tensors, self._leave = tensors, leave
+        self._tensors = tensors
         self._hosts: dict[int, tuple[Tensor, Tensor, int]] = {}  # by id: the tensor, its copy, its storage's bytes
         self._users = 0
         self._changed = True
-        self._out()
+        self._offload()
 
     @contextmanager
-    def present(self, *, changed: bool) -> Iterator[None]:
+    def on_device(self, *, changed: bool) -> Iterator[None]:
         """Within, the tensors are there; it may be entered again within itself.
 
         Args:
             changed: whether they are written to; otherwise they need not be copied back.
         """
         if not self._users:
-            self._back()
+            self._reload()
         self._users += 1
         self._changed |= changed
         try:
@@ -42,12 +41,10 @@ class CpuOffload:
         finally:
             self._users -= 1
             if not self._users:
-                self._out()
+                self._offload()
 
     @torch.no_grad()
-    def _out(self) -> None:
-        if self._leave is not None:
-            self._leave()
+    def _offload(self) -> None:
         here = [tensor for tensor in self._tensors() if tensor.untyped_storage().size()]
         for tensor in here:
             known = self._hosts.get(id(tensor))
@@ -67,7 +64,7 @@ class CpuOffload:
         self._changed = False
 
     @torch.no_grad()
-    def _back(self) -> None:
+    def _reload(self) -> None:
         for tensor, host, size in self._hosts.values():
             tensor.untyped_storage().resize_(size)  # which may be more than the tensor shows: FSDP2 pads its shards
             tensor.copy_(host, non_blocking=True)

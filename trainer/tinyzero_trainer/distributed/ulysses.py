@@ -60,11 +60,11 @@ def all_gather(
         line: the ranks; None = this one alone.
 
     Returns:
-        As many, each [all tokens].
+        As many, each [all tokens], and no view: an operation in place on one would drop FSDP2's hook.
     """
-    if line is None:
-        return tuple(columns)
-    return _Together.apply(torch.stack(tuple(columns)), tuple(counts), line).unbind()
+    if line is not None:
+        columns = _Together.apply(torch.stack(tuple(columns)), tuple(counts), line).unbind()
+    return tuple(column if column._base is None else column.clone() for column in columns)
 
 
 class _Exchange(torch.autograd.Function):

@@ -9,7 +9,7 @@ from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_mode
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.models.lora import Adapter, import_peft
 from tinyzero_trainer.training.critic import Critic
-from tinyzero_trainer.training.logprobs import Reference
+from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.training.varlen_attention import use_kernel
 
@@ -85,9 +85,7 @@ def _build_policy(
 ) -> Policy:
     """The policy, with what its KL is measured to; from here on both are sharded."""
     reference = None
-    if config.algorithm.kl_coefficient > 0 and language_model.adapter is not None:
-        reference = Reference(language_model.model)  # with the adapter off
-    elif config.algorithm.kl_coefficient > 0:
+    if config.algorithm.kl_coefficient > 0 and language_model.adapter is None:
         # What the run started from, not what it was resumed from. Never stepped, so it needs no more precision than it
         # computes in.
         if resumed:
@@ -95,9 +93,11 @@ def _build_policy(
             cast_weights(start.requires_grad_(False), placement.dtype)
         else:
             start = cast_copy(language_model.model, placement.dtype)
-        shard(start, placement)
-        reference = Reference(start)
-    shard(language_model.model, placement)
+        reference = PolicyModel(start)
+        shard(reference, placement)
+    shard(PolicyModel(language_model.model), placement)
+    if config.algorithm.kl_coefficient > 0 and reference is None:
+        reference = PolicyModel.of(language_model.model)  # with the adapter off
     return Policy(
         language_model,
         algorithm=config.algorithm,

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,10 +14,10 @@ from tinyzero_trainer.checkpoint.sharded_tensors import load_parts, save_parts
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.dtensor import assign, full_tensor
-from tinyzero_trainer.distributed.fsdp import FsdpOptions, call, device_of, on_device, ranks_of, shard
+from tinyzero_trainer.distributed.fsdp import FsdpOptions, device_of, on_device, ranks_of, shard
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training import micro_batches as batching
-from tinyzero_trainer.training.logprobs import completion_states
+from tinyzero_trainer.training.logprobs import TokenModel, completion_states
 from tinyzero_trainer.training.micro_batches import MicroBatch, completion_lengths, in_row_order, micro_batches
 from tinyzero_trainer.training.optimizer import Optimizer
 from tinyzero_trainer.training.packing_checks import choose_layout
@@ -30,12 +29,11 @@ WEIGHTS, OPTIMIZER = "critic", "critic_optimizer"
 """Of a checkpoint: files of one rank's, or directories with the parts of several."""
 
 
-class ValueModel(nn.Module):
+class ValueModel(TokenModel):
     """A language model's body with a scalar head, which starts at zero: at first nothing is known."""
 
     def __init__(self, language_model: LanguageModel) -> None:
-        super().__init__()
-        self.body = copy.deepcopy(language_model.model)
+        super().__init__(copy.deepcopy(language_model.model))
         self.body.get_output_embeddings().requires_grad_(False)  # tied or not, no token is predicted
         for parameter in self.body.get_input_embeddings().parameters():
             parameter.requires_grad_(True)
@@ -77,7 +75,7 @@ class Critic:
         self._ranks, self._pad_id = ranks_of(self.model), language_model.pad_id
         self._settings, self._shared = settings, optimizer
         self._optimizer = Optimizer(self.model, optimizer)
-        self._layout = choose_layout(self.model.body, optimizer.packing, whole=self.model, name=language_model.name)
+        self._layout = choose_layout(self.model, optimizer.packing, name=language_model.name)
 
     @property
     def parameters(self) -> int:
@@ -90,10 +88,7 @@ class Critic:
         self.model.eval()
         with on_device(self.model):
             lengths = completion_lengths(samples)
-            return in_row_order(self._micro_batches(samples), self._values, lengths, self._ranks)
-
-    def _values(self, batch: MicroBatch) -> Tensor:
-        return call(self.model, partial(self.model.forward, batch))
+            return in_row_order(self._micro_batches(samples), self.model, lengths, self._ranks)
 
     def update(self, batch: TrainingBatch) -> dict[str, float]:
         """As many passes and mini-batches as the policy's; returns the metrics `critic/*`.
@@ -120,7 +115,7 @@ class Critic:
             assert part.returns is not None
             given = (part.values, part.returns, ragged.select(weights, mini_batch.lengths, batch.rows))
             old, returns, weight = (batching.to_device(column, batch.tokens.device) for column in given)
-            values = self._values(batch)
+            values = self.model(batch)
             loss, clipped = value_loss(values, old, returns, clip=self._settings.value_clip_range)
             ((torch.zeros_like(weight) if batch.filler else weight) * loss).sum().backward()
             if not batch.filler:

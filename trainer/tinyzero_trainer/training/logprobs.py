@@ -1,13 +1,13 @@
-"""What a model thinks of given completions: log-probability, entropy and divergence of each token.
+"""Log-probability, entropy and KL of each token of given completions: the models whose forward passes give them.
 
-Only completion tokens go through the head, and never more of them at once than a chunk of logits, here or in head.py:
-with a vocabulary of 150,000 the logits of a batch are what a training step runs out of memory on.
+Only completion tokens go through the head, and at most a chunk of logits at a time, here or in
+models/fused_logprobs.py: with a vocabulary of 150,000 the logits of a batch are what a training step runs out of memory
+on.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from tinyzero_trainer.algorithms.kl import SAMPLED, entropy, exact
 from tinyzero_trainer.config import Estimator
 from tinyzero_trainer.distributed import ulysses
-from tinyzero_trainer.distributed.fsdp import call
+from tinyzero_trainer.distributed.fsdp import root_of
 from tinyzero_trainer.models.fused_logprobs import token_divergences, token_logprobs
 from tinyzero_trainer.models.lora import switched_off
 from tinyzero_trainer.training import varlen_attention as attention
@@ -26,62 +26,92 @@ from tinyzero_trainer.training.micro_batches import MicroBatch
 CHUNK_ELEMENTS = 2**26
 """Logits held at a time: 256 MiB in float32."""
 
-Head = Callable[[Tensor], Tensor]
 
-
-@dataclass(frozen=True, slots=True)
-class TokenStatistics:
-    """Of each completion token of a micro-batch; all [tokens]."""
+class TokenStatistics(NamedTuple):
+    """Of each completion token of a micro-batch; all [tokens]. A tuple, in which FSDP2 finds the tensors."""
 
     logprobs: Tensor
     """log π of the token, with gradient."""
 
     entropy: Tensor
-    """Entropy of π where the token was drawn, in nats; with gradient where that was asked for."""
+    """Entropy of π where the token was sampled, in nats; with gradient where requested."""
 
     divergence: Tensor | None
     """KL(π ‖ π_ref), with gradient; None without a reference model."""
 
 
-def token_statistics(
-    model: PreTrainedModel,
-    batch: MicroBatch,
-    *,
-    temperature: float,
-    reference: "Reference | None" = None,
-    estimator: Estimator = "k3",
-    entropy_gradient: bool = False,
-) -> TokenStatistics:
-    """Run the model over a micro-batch.
+class TokenModel(nn.Module):
+    """A transformers model whose forward pass gives values per completion token; FSDP2 wraps all of it.
 
-    Args:
-        model: the policy.
-        batch: see `MicroBatch`.
-        temperature: logits are divided by it, as when the tokens were sampled.
-        reference: what `divergence` is measured to.
-        estimator: how, `exact` or one of `divergences.SAMPLED`.
-        entropy_gradient: whether the entropy carries a gradient, for a bonus in the loss.
+    So its head can be applied outside of the transformers model's own forward pass.
     """
-    states = completion_states(model, batch)  # [own tokens, hidden]
-    weight, divergence = plain_head(model), None
-    if weight is None or (estimator == "exact" and not fuses_exact(states)):
-        own = _written_out(model, states, batch, temperature, reference, estimator, entropy_gradient)
+
+    def __init__(self, body: PreTrainedModel) -> None:
+        super().__init__()
+        self.body = body
+
+    def states(self, batch: MicroBatch) -> Tensor:
+        """Last hidden states [own tokens, hidden] from which the completion tokens are predicted.
+
+        Own are those in `batch.predicts`: all of them, or those of this rank's slice of the packed row.
+        """
+        return completion_states(self.body, batch)
+
+
+class PolicyModel(TokenModel):
+    """A language model whose forward pass gives token statistics: the policy, or a reference, which is not trained."""
+
+    @classmethod
+    def of(cls, body: PreTrainedModel) -> Self:
+        """The one that this transformers model was sharded in, or a new one."""
+        root = root_of(body)
+        return root if isinstance(root, cls) else cls(body)
+
+    def forward(
+        self,
+        batch: MicroBatch,
+        *,
+        temperature: float,
+        reference: "PolicyModel | None" = None,
+        estimator: Estimator = "k3",
+        entropy_gradient: bool = False,
+    ) -> TokenStatistics:
+        """Run the model over a micro-batch.
+
+        Args:
+            batch: see `MicroBatch`.
+            temperature: logits are divided by it, as when the tokens were sampled.
+            reference: what `divergence` is measured to; with the same `body`, this model with its adapter off.
+            estimator: how, `exact` or one of `kl.SAMPLED`.
+            entropy_gradient: whether the entropy carries a gradient, for a bonus in the loss.
+        """
+        states, reference_states = completion_states(self.body, batch), None  # [own tokens, hidden]
+        if reference is not None:
+            with frozen(reference.body):
+                if reference.body is self.body:  # whose weights this pass has gathered
+                    reference_states = completion_states(self.body, batch)
+                else:
+                    reference_states = reference.states(batch)
+        # After the passes, which have gathered them.
+        weight, reference_weight = plain_head(self.body), None if reference is None else plain_head(reference.body)
+        own: tuple[Tensor, ...]
+        if weight is None or (estimator == "exact" and not fuses_exact(states)):
+            other = None if reference is None or reference_states is None else (reference.body, reference_states)
+            own = _written_out(self.body, states, other, batch, temperature, estimator, entropy_gradient)
+        elif reference_states is None or reference_weight is None:
+            own = token_logprobs(states, weight, batch.targets, temperature=temperature)
+        elif estimator == "exact":
+            given = (states, weight, batch.targets, reference_states, reference_weight)
+            own = token_divergences(*given, temperature=temperature)
+        else:
+            logprobs, entropies = token_logprobs(states, weight, batch.targets, temperature=temperature)
+            with torch.no_grad():
+                others = (reference_states, reference_weight, batch.targets)
+                reference_logprobs, _ = token_logprobs(*others, temperature=temperature)
+            own = logprobs, entropies, SAMPLED[estimator](logprobs, reference_logprobs)
         logprobs, entropies, *divergences = ulysses.all_gather(own, batch.counts, batch.line)
         divergence = divergences[0] if divergences else None
-    elif reference is None or estimator != "exact":
-        own = token_logprobs(states, weight, batch.targets, temperature=temperature)
-        logprobs, entropies = ulysses.all_gather(own, batch.counts, batch.line)
-        if reference is not None:
-            assert estimator != "exact"
-            divergence = SAMPLED[estimator](logprobs, reference.logprobs(batch, temperature=temperature))
-    else:
-        anchor_states = reference.states(batch)
-        anchor = plain_head(reference.model)  # after the pass, which has gathered it
-        assert anchor is not None, "the reference is of the policy's architecture"
-        given = (states, weight, batch.targets, anchor_states, anchor)
-        own = token_divergences(*given, temperature=temperature)
-        logprobs, entropies, divergence = ulysses.all_gather(own, batch.counts, batch.line)
-    return TokenStatistics(logprobs, entropies if entropy_gradient else entropies.detach(), divergence)
+        return TokenStatistics(logprobs, entropies if entropy_gradient else entropies.detach(), divergence)
 
 
 def fuses_exact(states: Tensor) -> bool:
@@ -92,66 +122,41 @@ def fuses_exact(states: Tensor) -> bool:
 def _written_out(
     model: PreTrainedModel,
     states: Tensor,
+    reference: tuple[PreTrainedModel, Tensor] | None,
     batch: MicroBatch,
     temperature: float,
-    reference: "Reference | None",
     estimator: Estimator,
     entropy_gradient: bool,
 ) -> tuple[Tensor, ...]:
-    """`token_statistics` from last hidden states [own tokens, hidden] in plain PyTorch, for heads of any kind."""
-    reference_states = None if reference is None else reference.states(batch)
-    head, reference_head = head_of(model), None if reference is None else head_of(reference.model)
+    """Log-probabilities, entropies and, with a reference and its states, KL in plain PyTorch, for heads of any kind."""
+
+    def log_distribution(model: PreTrainedModel, states: Tensor) -> Tensor:  # [chunk, vocabulary]
+        return torch.log_softmax(head_of(model)(states).float() / temperature, dim=-1)
 
     def statistics(rows: slice) -> tuple[Tensor, ...]:
-        distribution = torch.log_softmax(head(states[rows]).float() / temperature, dim=-1)  # [chunk, vocabulary]
-        logprobs = distribution.gather(1, batch.targets[rows, None]).squeeze(1)
+        distribution, targets = log_distribution(model, states[rows]), batch.targets[rows, None]
+        logprobs = distribution.gather(1, targets).squeeze(1)
         results = (logprobs, entropy(distribution if entropy_gradient else distribution.detach()))
-        if reference_states is None or reference_head is None:
+        if reference is None:
             return results
         with torch.no_grad():
-            anchor = torch.log_softmax(reference_head(reference_states[rows]).float() / temperature, dim=-1)
+            other = log_distribution(reference[0], reference[1][rows])
         if estimator == "exact":
-            return *results, exact(distribution, anchor)
-        return *results, SAMPLED[estimator](logprobs, anchor.gather(1, batch.targets[rows, None]).squeeze(1))
+            return *results, exact(distribution, other)
+        return *results, SAMPLED[estimator](logprobs, other.gather(1, targets).squeeze(1))
 
     size = max(1, CHUNK_ELEMENTS // model.config.get_text_config().vocab_size)
     chunks = [slice(start, start + size) for start in range(0, max(1, len(states)), size)]
     if len(chunks) == 1:
         return statistics(chunks[0])
     # Recomputing a chunk's logits in the backward pass is what keeps only one chunk of them alive.
-    parts = [checkpoint(statistics, rows, use_reentrant=False) for rows in chunks]
-    return tuple(map(torch.cat, zip(*parts, strict=True)))
-
-
-@torch.no_grad()
-def sampled_logprobs(model: PreTrainedModel, batch: MicroBatch, *, temperature: float) -> Tensor:
-    """[tokens] log π of each completion token of a micro-batch, without gradient; the model may be sharded."""
-    return call(model, lambda: token_statistics(model, batch, temperature=temperature).logprobs)
-
-
-class Reference:
-    """The model that a KL is measured to: one of its own, or the policy's model without its adapter."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        """
-        Args:
-            model: run without gradient, in evaluation mode and with any adapter off; left as it was found.
-        """
-        self.model = model
-
-    def states(self, batch: MicroBatch) -> Tensor:
-        """[own tokens, hidden] see `completion_states`; the head, which no adapter changes, is the model's."""
-        with _as_it_started(self.model):
-            return call(self.model, partial(completion_states, self.model, batch))
-
-    def logprobs(self, batch: MicroBatch, *, temperature: float) -> Tensor:
-        """[tokens] log π_ref of each completion token of a micro-batch."""
-        with _as_it_started(self.model):
-            return sampled_logprobs(self.model, batch, temperature=temperature)
+    columns = [checkpoint(statistics, rows, use_reentrant=False) for rows in chunks]
+    return tuple(map(torch.cat, zip(*columns, strict=True)))
 
 
 @contextmanager
-def _as_it_started(model: PreTrainedModel) -> Iterator[None]:
+def frozen(model: PreTrainedModel) -> Iterator[None]:
+    """Within, a model computes as it did before training: without gradient, dropout and adapter."""
     with torch.no_grad(), evaluating(model), switched_off(model):
         yield
 
@@ -168,10 +173,7 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
 
 
 def completion_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """Last hidden states [own tokens, hidden] from which the completion tokens are predicted.
-
-    Own are those that `batch.predicts` has: all of them, or those of this rank's slice of the line.
-    """
+    """See `TokenModel.states`."""
     output = model.base_model(input_ids=batch.tokens, use_cache=False, **attention.arguments(model, batch))
     states: Tensor = output.last_hidden_state.flatten(0, 1).index_select(0, batch.predicts)
     return states
@@ -186,7 +188,7 @@ def plain_head(model: PreTrainedModel) -> Tensor | None:
     return output.weight if type(output) is nn.Linear else None
 
 
-def head_of(model: PreTrainedModel) -> Head:
+def head_of(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
     """From hidden states to logits, with the scaling and capping that a few architectures add."""
     config = model.config.get_text_config()
     output = model.get_output_embeddings()

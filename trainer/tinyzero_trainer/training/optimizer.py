@@ -71,7 +71,7 @@ class Optimizer:
         Args:
             changed: whether steps are made.
         """
-        return nullcontext() if self._waiting is None else self._waiting.present(changed=changed)
+        return nullcontext() if self._waiting is None else self._waiting.on_device(changed=changed)
 
     def step(self, rate: float) -> Tensor:
         """Update the weights, unless the gradient is not finite; returns its norm before it was clipped.

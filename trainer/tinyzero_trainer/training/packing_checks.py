@@ -1,53 +1,47 @@
 """Whether a model keeps packed sequences apart, and computes the same over several ranks: tried out on a few tokens."""
 
-from functools import partial
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.config import Layout
 from tinyzero_trainer.distributed import ulysses
-from tinyzero_trainer.distributed.fsdp import call, device_of, on_device, ranks_of
+from tinyzero_trainer.distributed.fsdp import device_of, on_device, ranks_of
 from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup, SequenceParallelGroup
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.training import varlen_attention as attention
-from tinyzero_trainer.training.logprobs import completion_states, evaluating
+from tinyzero_trainer.training.logprobs import TokenModel, evaluating
 from tinyzero_trainer.training.micro_batches import MicroBatch, micro_batches
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 
-def choose_layout(
-    model: PreTrainedModel, layout: Layout, *, name: str, whole: nn.Module | None = None
-) -> Literal["padded", "packed"]:
+def choose_layout(model: TokenModel, layout: Layout, *, name: str) -> Literal["padded", "packed"]:
     """How micro-batches for a model are laid out: `auto` = packed, where a kernel for it keeps the sequences apart.
 
     Args:
         model: that the micro-batches go through.
         layout: `optimizer.packing`.
         name: of the model, for the message.
-        whole: what `model` is a part of and is sharded with; None = it is the whole itself.
 
     Raises:
         ModelError: `packed` with an architecture that cannot keep packed sequences apart; or ranks share the lines,
             and the model computes something else then.
     """
-    whole = model if whole is None else whole
-    line = ranks_of(whole).line
+    line = ranks_of(model).line
     if line is not None:
-        with on_device(whole), torch.no_grad():
-            if not call(whole, partial(computes_the_same_in_slices, model, line, device_of(whole))):
+        with on_device(model):
+            if not computes_the_same_in_slices(model, line):
                 raise ModelError(
                     f"{name} computes something else where a sequence is cut over "
                     f"parallel.sequence_parallel={line.count} ranks; leave that out"
                 )
         layout = "packed"
-    if layout == "padded" or (layout == "auto" and not attention.has_kernel(model)):
+    if layout == "padded" or (layout == "auto" and not attention.has_kernel(model.body)):
         return "padded"  # without a kernel a packed line would be masked as the square of its length
-    with on_device(whole), torch.no_grad():
-        apart = call(whole, partial(keeps_packed_apart, model, device_of(whole)))
+    with on_device(model):
+        apart = keeps_packed_apart(model)
     if apart:
         return "packed"
     if layout == "auto":
@@ -59,20 +53,20 @@ def choose_layout(
 
 
 @torch.no_grad()
-def keeps_packed_apart(model: PreTrainedModel, device: torch.device | None = None) -> bool:
+def keeps_packed_apart(model: TokenModel) -> bool:
     """Whether a packed sequence leaves no trace in the one behind it: some architectures ignore where it ends."""
     seconds = []
-    with evaluating(model):
+    with evaluating(model.body):
         try:
             for first in ([4, 5, 6], [6, 7, 4]):
-                seconds.append(completion_states(model, _two_sequences(first, [1, 2, 3], device or model.device)))
+                seconds.append(model.states(_two_sequences(first, [1, 2, 3], device_of(model))))
         except TypeError:  # it knows no positions at all
             return False
     return torch.equal(*seconds)
 
 
 @torch.no_grad()
-def computes_the_same_in_slices(model: PreTrainedModel, line: SequenceParallelGroup, device: torch.device) -> bool:
+def computes_the_same_in_slices(model: TokenModel, line: SequenceParallelGroup) -> bool:
     """Whether a model computes for a line that ranks share what it does for a whole one; all of them must call it.
 
     It does not where a token meets others in any other way than through attention, or through one of the model's own.
@@ -83,12 +77,12 @@ def computes_the_same_in_slices(model: PreTrainedModel, line: SequenceParallelGr
     def states(first: int, ranks: DataParallelGroup) -> Tensor:  # [completion tokens, hidden]
         completions = ([first, *long], [3, 2])  # the first begins in the first slice and ends in another
         samples = [Rollout(prompt, Generation(ids, None, finished=True), "", score) for ids in completions]
-        budget = len(long) + 9
+        budget, device = len(long) + 9, device_of(model)
         (batch,) = micro_batches(samples, token_budget=budget, pad_id=0, device=device, layout="packed", ranks=ranks)
-        own = completion_states(model, batch)
+        own = model.states(batch)
         return torch.stack(ulysses.all_gather(own.unbind(1), batch.counts, batch.line), dim=1)
 
-    with evaluating(model):
+    with evaluating(model.body):
         whole, shared, other = (
             states(1, ALONE),
             states(1, DataParallelGroup(line=line)),

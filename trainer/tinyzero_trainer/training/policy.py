@@ -1,6 +1,6 @@
 """The policy: the model that is trained, its optimiser, and one update from a scored batch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,12 @@ from tinyzero_trainer.algorithms.importance_sampling import mismatch_metrics
 from tinyzero_trainer.algorithms.losses import LossInputs, find_policy_loss, token_weights
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
-from tinyzero_trainer.distributed.fsdp import call, device_of, on_device, ranks_of
+from tinyzero_trainer.distributed.fsdp import device_of, on_device, ranks_of
 from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup
 from tinyzero_trainer.models.loading import LanguageModel, save_model
 from tinyzero_trainer.monitoring.performance import GpuMemoryUsage, memory_usage
 from tinyzero_trainer.training import micro_batches as batching
-from tinyzero_trainer.training.logprobs import Reference, sampled_logprobs, token_statistics
+from tinyzero_trainer.training.logprobs import PolicyModel, TokenStatistics, frozen
 from tinyzero_trainer.training.loss import policy_objective
 from tinyzero_trainer.training.micro_batches import (
     MicroBatch,
@@ -56,7 +56,7 @@ class Policy:
         algorithm: AlgorithmConfig,
         optimizer: OptimizerConfig,
         max_tokens: int,
-        reference: Reference | None,
+        reference: PolicyModel | None,
     ) -> None:
         """
         Args:
@@ -70,13 +70,13 @@ class Policy:
             ModelError: `optimizer.packing=packed` with an architecture that cannot keep packed sequences apart.
         """
         assert (reference is not None) == (algorithm.kl_coefficient > 0)
-        self.language_model = language_model
+        self.language_model, self.model = language_model, PolicyModel.of(language_model.model)
         self._algorithm, self._settings = algorithm, optimizer
         self._policy_loss = find_policy_loss(algorithm.policy_loss)
         self._max_tokens, self._reference = max_tokens, reference
         self._ranks = ranks_of(language_model.model)
         self._optimizer = Optimizer(language_model.model, optimizer)
-        self._layout = choose_layout(language_model.model, optimizer.packing, name=language_model.name)
+        self._layout = choose_layout(self.model, optimizer.packing, name=language_model.name)
 
     @property
     def ranks(self) -> int:
@@ -85,27 +85,28 @@ class Policy:
 
     def cards(self) -> list[GpuMemoryUsage]:
         """The GPU of this one; none on the CPU."""
-        use = memory_usage(device_of(self.language_model.model))
+        use = memory_usage(device_of(self.model))
         return [] if use is None else [use]
 
     def logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
         """[tokens] log π of every sampled token under the present weights."""
-        model = self.language_model.model.eval()
-        compute = partial(sampled_logprobs, model, temperature=temperature)
-        with on_device(model):
-            return self._in_row_order(samples, compute)
+        self.model.eval()
+        with on_device(self.model), torch.no_grad():
+            return self._logprobs(self.model, samples, temperature)
 
     def reference_logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
         """[tokens] log π_ref of every sampled token."""
         assert self._reference is not None
-        compute = partial(self._reference.logprobs, temperature=temperature)
-        with on_device(self._reference.model):
-            return self._in_row_order(samples, compute)
+        with on_device(self._reference), frozen(self._reference.body):
+            return self._logprobs(self._reference, samples, temperature)
 
-    def _in_row_order(self, samples: Sequence[Rollout], compute: Callable[[MicroBatch], Tensor]) -> Tensor:
-        return in_row_order(
-            self._micro_batches(samples, self._ranks), compute, completion_lengths(samples), self._ranks
-        )
+    def _logprobs(self, model: PolicyModel, samples: Sequence[Rollout], temperature: float) -> Tensor:
+        def compute(batch: MicroBatch) -> Tensor:
+            statistics: TokenStatistics = model(batch, temperature=temperature)
+            return statistics.logprobs
+
+        batches = self._micro_batches(samples, self._ranks)
+        return in_row_order(batches, compute, completion_lengths(samples), self._ranks)
 
     def _micro_batches(self, samples: Sequence[Rollout], ranks: DataParallelGroup = ALONE) -> Iterator[MicroBatch]:
         language_model = self.language_model
@@ -113,7 +114,7 @@ class Policy:
             samples,
             token_budget=self._settings.micro_batch_tokens,
             pad_id=language_model.pad_id,
-            device=device_of(language_model.model),
+            device=device_of(self.model),
             layout=self._layout,
             ranks=ranks,
         )
@@ -146,10 +147,10 @@ class Policy:
     def _updating(self, *, changed: bool) -> Iterator[None]:
         """Within, all that an update needs is on the device."""
         with ExitStack() as stack:
-            stack.enter_context(on_device(self.language_model.model, changed=changed))
+            stack.enter_context(on_device(self.model, changed=changed))
             stack.enter_context(self._optimizer.on_device(changed=changed))
             if self._reference is not None and not self._algorithm.kl_in_reward:
-                stack.enter_context(on_device(self._reference.model))
+                stack.enter_context(on_device(self._reference))
             yield
 
     def warm_up(self, now: StepSettings, most: int | None = None) -> None:
@@ -162,7 +163,7 @@ class Policy:
             now: of the first step.
             most: tokens that a micro-batch can have, where a mini-batch does not fill the budget; None = it does.
         """
-        self.language_model.model.eval()
+        self.model.eval()
         line, context = self._ranks.line, self.language_model.context
         budget = self._settings.micro_batch_tokens * (1 if line is None else line.count)
         budget = budget if most is None else min(budget, most)
@@ -180,7 +181,7 @@ class Policy:
 
     def _update_mini_batch(self, mini_batch: TrainingBatch, now: StepSettings, tally: MetricAccumulator) -> None:
         # Not train(): dropout would blur the ratios to the old log-probabilities, which were found without.
-        self.language_model.model.eval()
+        self.model.eval()
         self._optimizer.begin()
         # The weights know the whole mini-batch: however it is split, the gradients add up to the same.
         of_completions = token_weights(
@@ -199,18 +200,15 @@ class Policy:
         self, batch: MicroBatch, part: TrainingBatch, weight: Tensor, now: StepSettings, tally: MetricAccumulator
     ) -> Tensor:
         """[tokens] the whole loss of each token of a micro-batch; its `weight` [tokens] is for the metrics alone."""
-        algorithm, model = self._algorithm, self.language_model.model
+        algorithm = self._algorithm
         there = partial(batching.to_device, device=batch.tokens.device)
-        compute = partial(
-            token_statistics,
-            model,
+        statistics: TokenStatistics = self.model(
             batch,
             temperature=now.temperature,
             reference=None if algorithm.kl_in_reward else self._reference,
             estimator=algorithm.kl_estimator,
             entropy_gradient=algorithm.entropy_coefficient > 0,
         )
-        statistics = call(model, compute)
         current = statistics.logprobs.detach()
         assert part.advantages is not None
         inputs = LossInputs(

@@ -5,7 +5,6 @@ stays as it was a small update ago it does not: that differs by less than kernel
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +16,7 @@ from tinyzero_trainer.errors import VllmError
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.weight_sync import plain_class
-from tinyzero_trainer.training.logprobs import evaluating, sampled_logprobs
+from tinyzero_trainer.training.logprobs import PolicyModel, evaluating
 from tinyzero_trainer.training.micro_batches import completion_lengths, in_row_order, micro_batches
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
@@ -90,8 +89,7 @@ def completion_logprobs(language_model: LanguageModel, rows: Sequence[tuple[list
     samples = [
         Rollout(Prompt(Item(None), "", prompt), rollout, "", Score(0.0, correct=False)) for prompt, rollout in rows
     ]
-    model = language_model.model
+    model = PolicyModel.of(language_model.model)
     batches = micro_batches(samples, token_budget=2**12, pad_id=language_model.pad_id, device=device_of(model))
-    with on_device(model), evaluating(model):
-        compute = partial(sampled_logprobs, model, temperature=1.0)
-        return in_row_order(batches, compute, completion_lengths(samples)).float()
+    with on_device(model), torch.no_grad(), evaluating(model.body):
+        return in_row_order(batches, lambda batch: model(batch, temperature=1.0).logprobs, completion_lengths(samples))
