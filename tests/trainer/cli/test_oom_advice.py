@@ -25,7 +25,6 @@ from tinyzero_trainer.rollout.cuda_graph.kv_capacity import KvCacheError
 from tinyzero_trainer.sft import train as warmstart
 from tinyzero_trainer.training import policy
 from tinyzero_trainer.training.critic import Critic
-from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.utils.oom import OutOfMemoryError, catch_out_of_memory
 
@@ -57,7 +56,7 @@ def run_config(warm_model: Path, toy_task: str, tmp_path: Path, **changes: Any) 
     [
         pytest.param(Policy, "logprobs", "log-probabilities and values were computed", marks=pytest.mark.slow),
         pytest.param(Critic, "values", "log-probabilities and values were computed", marks=pytest.mark.slow),
-        pytest.param(PolicyModel, "forward", "the weights were updated", marks=pytest.mark.slow),
+        pytest.param(policy, "policy_objective", "the weights were updated", marks=pytest.mark.slow),
         pytest.param(Critic, "update", "the weights were updated", marks=pytest.mark.slow),
         pytest.param(TorchEngine, "generate", "completions were generated", marks=pytest.mark.slow),
         pytest.param(TorchEngine, "load_weights", "the rollout engine took over the weights", marks=pytest.mark.slow),

@@ -39,6 +39,7 @@ from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.rollout.vllm.engine_args import sequences_at_a_time
 from tinyzero_trainer.rollout.weight_sync import named_weights
 from tinyzero_trainer.training import policy
+from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import fill_budget, micro_batches
 
 H200 = find_gpu_spec("NVIDIA H200")
@@ -396,6 +397,7 @@ def test_what_is_tried_out_is_no_more_than_a_step_has(
     monkeypatch.setattr(policy, "fill_budget", count)
     trained = SimpleNamespace(
         language_model=toy_model,
+        model=PolicyModel(toy_model.model),
         _settings=config.optimizer,
         _max_tokens=16,
         _ranks=ALONE,

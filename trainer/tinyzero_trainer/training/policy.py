@@ -97,7 +97,8 @@ class Policy:
     def reference_logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
         """[tokens] log π_ref of every sampled token."""
         assert self._reference is not None
-        with on_device(self._reference), frozen(self._reference.body):
+        # In this order: what peft changes on the shards (requires_grad) it has to change back on the shards.
+        with frozen(self._reference.body), on_device(self._reference):
             return self._logprobs(self._reference, samples, temperature)
 
     def _logprobs(self, model: PolicyModel, samples: Sequence[Rollout], temperature: float) -> Tensor:
