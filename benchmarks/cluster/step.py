@@ -255,7 +255,7 @@ def weights(run: Run) -> Traffic:
     size, others = number_bytes(config) * spec.parameters, cluster.nodes - 1
     sending = gathered.seconds + size / constants.PCIE + size / STORE
     taking = size * others / STORE_OUT + size / constants.PCIE
-    return replace(gathered, seconds=max(sending, taking), hosts=size * others)  # parcel after parcel, at the same time
+    return replace(gathered, seconds=max(sending, taking), hosts=size * others)  # bucket after bucket, concurrently
 
 
 def peak_bytes(run: Run) -> Mapping[str, int]:

@@ -25,7 +25,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
     change(before)
 
 
-def test_a_parcel_lies_in_no_expandable_segment(settings: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_lies_in_no_expandable_segment(settings: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
     seen, empty = [], torch.empty
 
     def spy(*args: Any, **kwargs: Any) -> Tensor:
@@ -88,7 +88,7 @@ def test_segments_expand_where_nobody_else_says_how(
     assert settings() == expected
 
 
-def test_they_are_off_for_a_parcel_with_a_torch_too_that_does_not_tell_its_settings(
+def test_they_are_off_for_a_bucket_with_a_torch_too_that_does_not_tell_its_settings(
     settings: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in allocator.VARIABLES:

@@ -195,7 +195,7 @@ def test_a_rank_holds_what_is_planned(count: int, replicas: int) -> None:
 
 
 def test_constants_are_those_of_the_executor() -> None:
-    assert constants.WEIGHT_PARCEL == BUCKET_BYTES
+    assert constants.WEIGHT_BUCKET == BUCKET_BYTES
 
 
 # ---- shares ----------------------------------------------------------------------------------------------------------

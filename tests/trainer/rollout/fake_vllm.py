@@ -1,23 +1,37 @@
-"""A fake client of vLLM that does as it is told: answers, dies, hangs, or gives too little."""
+"""The engine `vllm` around fake clients that answer, die, hang, or return too little."""
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
+import pytest
+import torch
 from torch import Tensor
 
-from tinyzero_trainer.rollout.vllm.client import Request, RequestOutput
+from tinyzero_trainer.executors.restart import RestartingEngine
+from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.rollout.vllm import call_timeout
+from tinyzero_trainer.rollout.vllm.client import Request, RequestOutput, VllmClient
+from tinyzero_trainer.rollout.vllm.engine import VllmEngine
+from tinyzero_trainer.types import Generation
+
+PROMPTS = [[1, 2], [3], [1, 2]]
+END = 7
+
+Fault = tuple[str, int, str | Callable[[], None]]
+"""Method, number of its call (from 1), and what happens then: a function to call, or `dies`, `hangs`, `raises`,
+`fewer`, `empty`, `forgets`, `no logprobs`."""
 
 
-class FakeVllm:
+class FakeClient(VllmClient):
     """One engine. A completion of n tokens takes n steps; its tokens are made of the prompt's seed."""
 
-    def __init__(self, log: list[str], fault: tuple[str, int, str] | None = None) -> None:
+    def __init__(self, log: list[str], fault: Fault | None = None) -> None:
         """
         Args:
-            log: what was done with it is added.
-            fault: method, number of its call (from 1), and what happens then: `dies`, `hangs`, `raises`, `fewer`,
-                `empty`, `forgets`, `no logprobs`.
+            log: receives what is done with it.
+            fault: what goes wrong.
         """
         self.log, self.fault = log, fault
         self.requests: dict[str, Request] = {}
@@ -28,11 +42,14 @@ class FakeVllm:
         self.weights: dict[str, Tensor] = {}
 
     def _enter(self, method: str) -> str | None:
-        """What is to go wrong in this call of a method."""
+        """The fault in this call of a method, if it does not end the call."""
         self.calls[method] = self.calls.get(method, 0) + 1
         if self.fault is None or self.fault[:2] != (method, self.calls[method]):
             return None
         kind = self.fault[2]
+        if not isinstance(kind, str):
+            kind()
+            return None
         if kind == "dies":
             self.dead.set()
         if kind in ("dies", "hangs"):
@@ -81,14 +98,15 @@ class FakeVllm:
         for name in names:
             self.requests.pop(name, None)
 
-    def buckets(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        yield from weights
+    def buckets(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
+        return ([each] for each in weights)
 
-    def send(self, bucket: tuple[str, Tensor]) -> None:
+    def send(self, bucket: list[tuple[str, Tensor]]) -> None:
         self._enter("send")
-        self.weights[bucket[0]] = bucket[1].clone()
+        self.weights |= {name: tensor.clone() for name, tensor in bucket}
 
     def reset_prefix_cache(self) -> None:
+        self._enter("reset")
         self.log.append("reset")
 
     def sleep(self) -> None:
@@ -111,3 +129,34 @@ class FakeVllm:
     def close(self) -> None:
         self._enter("close")
         self.log.append("close")
+
+
+class Engines:
+    """Engines started one after another, each with its own fault."""
+
+    def __init__(
+        self, *faults: Fault | None, max_restarts: int = 2, timeout: float | None = 20.0, **settings: Any
+    ) -> None:
+        self.faults, self.log, self.notes, self.clients = list(faults), list[str](), list[str](), list[FakeClient]()
+        self.weights = {"head": torch.zeros(2)}
+        self.max_restarts, self.settings = max_restarts, {"timeout": timeout} | settings
+
+    def start(self) -> VllmEngine:
+        """One that is not restarted."""
+        self.log.append("start")
+        self.clients.append(FakeClient(self.log, self.faults.pop(0) if self.faults else None))
+        return VllmEngine(self.clients[-1], lambda: iter(self.weights.items()), eos_ids={3, END}, **self.settings)
+
+    def restarting(self) -> RestartingEngine:
+        """One that is restarted, as in a run."""
+        return RestartingEngine(self.start, self.max_restarts, self.notes.append)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_timeout, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(call_timeout, "GRACE_SECONDS", 0.05)
+
+
+def expected(samples: int, params: SamplingParams, seed: int) -> list[list[Generation]]:
+    return Engines().start().generate(PROMPTS, samples, params, seed=seed)

@@ -1,20 +1,27 @@
-"""What the engine `vllm` does in a run in which nothing fails; vLLM itself is a fake.
+"""The engine `vllm`, its failures, and the check of its weights; vLLM is a fake. The real one: test_vllm_cpu.py."""
 
-The real one is in test_vllm_cpu.py; what may fail, how it is started and how weights get there have files of their own.
-"""
-
+import _thread
+import gc
+import time
+import weakref
+from collections.abc import Iterator
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from tests.trainer.rollout.vllm_setup import END, PROMPTS, Setup, expected
-from tests.trainer.rollout.vllm_setup import _quick as _quick
-from tinyzero_trainer.errors import VllmError
+from tests.trainer.rollout.fake_vllm import END, PROMPTS, Engines, expected
+from tests.trainer.rollout.fake_vllm import _quick as _quick
+from tinyzero_trainer.errors import EngineDiedError, VllmError
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.rollout.vllm import engine
+from tinyzero_trainer.rollout.vllm.call_timeout import CallThread
 from tinyzero_trainer.rollout.vllm.engine import VllmEngine
-from tinyzero_trainer.rollout.vllm.sync_check import completion_logprobs, make_check
+from tinyzero_trainer.rollout.vllm.sync_check import PARAMS, completion_logprobs, make_check, probes
 from tinyzero_trainer.types import Generation
 
 
@@ -26,122 +33,281 @@ def test_completions_come_in_order_with_their_end_and_logprobs() -> None:
         assert group[0].token_ids[-1] == END
         assert all(len(rollout.logprobs or ()) == len(rollout.token_ids) for rollout in group)
     assert expected(3, SamplingParams(5), seed=1)[0][0].logprobs is None
-
-
-def test_an_end_token_ends_nothing_where_ends_are_ignored() -> None:
-    fake = Setup()
-    engine = fake.engine()
-    (rollout,) = engine.generate([[1]], 1, SamplingParams(4, ignore_eos=True), seed=0)[0]
-    assert len(rollout.token_ids) == 4
-    assert not rollout.finished
+    (unfinished,) = expected(1, SamplingParams(4, ignore_eos=True), seed=0)[0]
+    assert (len(unfinished.token_ids), unfinished.finished) == (4, False)
 
 
 def test_seeds_of_a_prompts_completions_never_meet_those_of_another() -> None:
-    fake = Setup()
-    engine = fake.engine()
-    requests = engine._requests([[1]] * 50, 8, SamplingParams(4), seed=3, first=0)
+    vllm = Engines().start()
+    requests, again = (vllm._requests([[1]] * 50, 8, SamplingParams(4), seed=3, first=0) for _ in range(2))
     starts = sorted(request.seed for request in requests)
     assert all(later - earlier > 8 for earlier, later in pairwise(starts))
     assert max(starts) + 8 < 2**63
-    again = engine._requests([[1]] * 50, 8, SamplingParams(4), seed=3, first=0)
     assert [request.seed for request in again] == [request.seed for request in requests]
     assert not {request.name for request in again} & {request.name for request in requests}
 
 
-def test_asleep_it_wakes_up_for_new_weights_the_cache_last() -> None:
-    fake = Setup(sleep_mode=True)
-    engine = fake.engine()
+def test_a_sleeping_engine_wakes_up_for_new_weights_its_cache_last() -> None:
+    fake = Engines(sleep_mode=True)
+    vllm = fake.start()
     fake.log.clear()
-    engine.sleep()
-    engine.sleep()
+    vllm.sleep()
+    vllm.sleep()
     fake.weights = {"head": torch.ones(2)}
-    engine.load_weights()
+    vllm.load_weights()
     assert fake.log == ["sleep", "wake weights", "wake kv_cache", "reset"]
-    assert torch.equal(fake.engines[0].weights["head"], torch.ones(2))
-    engine.sleep()
+    assert torch.equal(fake.clients[0].weights["head"], torch.ones(2))
+    vllm.sleep()
     fake.weights = {"head": torch.full((2,), 2.0)}
     fake.log.clear()
-    engine.generate(PROMPTS, 1, SamplingParams(3), seed=0)  # its weights were lost, so it takes the present ones
+    vllm.generate(PROMPTS, 1, SamplingParams(3), seed=0)  # its weights were lost, so it takes the current ones
     assert fake.log == ["wake weights", "wake kv_cache", "reset"]
-    assert torch.equal(fake.engines[0].weights["head"], torch.full((2,), 2.0))
+    assert torch.equal(fake.clients[0].weights["head"], torch.full((2,), 2.0))
 
 
-def test_what_this_process_only_keeps_of_the_gpu_is_given_back_before_vllm_takes_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fake = Setup(("step", 1, "dies"), sleep_mode=True)
+def test_without_sleep_mode_it_never_sleeps() -> None:
+    fake = Engines()
+    fake.start().sleep()
+    assert fake.log == ["start", "reset"]
+
+
+def test_cached_gpu_memory_is_freed_before_vllm_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Engines(("step", 1, "dies"), sleep_mode=True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: fake.log.append("free"))
-    engine = fake.restarting()
-    engine.sleep()
-    engine.generate(PROMPTS, 1, SamplingParams(3), seed=0)
+    vllm = fake.restarting()
+    vllm.sleep()
+    vllm.generate(PROMPTS, 1, SamplingParams(3), seed=0)
     neighbours = list(pairwise(fake.log))
     assert {("start", "free"), ("free", "wake weights"), ("free", "wake kv_cache")} <= set(neighbours)
     assert fake.log.count("start") == 2
     fake.log.clear()
-    engine.load_weights()
-    assert fake.log == ["reset"]  # awake it has its memory, and asking for it would cost time
+    vllm.load_weights()
+    assert fake.log == ["reset"]  # awake it has its memory, and freeing takes time
 
 
-def test_where_memory_suffices_it_never_sleeps() -> None:
-    fake = Setup()
-    engine = fake.engine()
-    engine.sleep()
-    engine.load_weights()
-    assert "sleep" not in fake.log
-    assert fake.log.count("reset") == 2
+def test_a_temperature_above_vllms_limit_is_refused() -> None:
+    with pytest.raises(VllmError, match="up to 2, not 3"):
+        Engines().start().generate(PROMPTS, 1, SamplingParams(3, temperature=3.0), seed=0)
 
 
-def test_the_check_comes_after_each_sync_and_its_error_ends_the_run() -> None:
-    fake, checked = Setup(sleep_mode=True), []
+def test_a_prefix_cache_in_use_is_reset_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, pauses, calls = Engines(), list[float](), list[int]()
+    vllm = fake.start()
 
-    def check(engine: VllmEngine) -> None:
-        checked.append(len(engine.probe([[1], [2]], SamplingParams(2, ignore_eos=True))))
+    def refuse() -> None:
+        calls.append(0)
+        if len(calls) < 4:
+            raise RuntimeError("vLLM did not drop its prefix cache, which requests still use")
+
+    monkeypatch.setattr(fake.clients[0], "reset_prefix_cache", refuse)
+    monkeypatch.setattr(engine, "sleep", pauses.append)
+    vllm.load_weights()
+    assert (len(calls), pauses) == (4, [engine.CACHE_PAUSE] * 3)
+
+
+# ---- failures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("dies", "its process ended"),
+        ("hangs", "it did not answer within 0.4 s"),
+        ("raises", "RuntimeError: CUDA error: unspecified launch failure"),
+        ("fewer", "it gave 1 completions for 2"),
+        ("empty", "it gave an empty completion"),
+        ("forgets", "it left 3 of 3 prompts unanswered"),
+        ("no logprobs", "it did not give the log-probability of each token"),
+    ],
+)
+def test_an_engine_that_fails_is_restarted_and_its_batch_repeated(kind: str, reason: str) -> None:
+    params = SamplingParams(3, logprobs=True)
+    fake = Engines(("step", 3, kind), timeout=0.4 if kind == "hangs" else 20.0)
+    vllm = fake.restarting()
+    fake.weights = {"head": torch.ones(2)}  # the new engine has the current ones
+    progress: list[int] = []
+    assert vllm.generate(PROMPTS, 2, params, seed=5, on_progress=progress.append) == expected(2, params, seed=5)
+    assert sum(progress) == 6  # none counted twice
+    assert [note for note in fake.notes if reason in note]
+    assert fake.log.count("start") == 2
+    assert torch.equal(fake.clients[1].weights["head"], torch.ones(2))
+    assert not fake.clients[0].alive()
+
+
+@pytest.mark.parametrize("method", ["add", "send", "sleep", "wake"])
+@pytest.mark.parametrize("kind", ["dies", "raises"])
+def test_it_may_fail_in_any_call(method: str, kind: str) -> None:
+    fake = Engines((method, 2 if method == "send" else 1, kind), sleep_mode=True)
+    vllm = fake.restarting()
+    for _ in range(2):
+        groups = vllm.generate(PROMPTS, 2, SamplingParams(3), seed=5)
+        vllm.sleep()
+        vllm.load_weights()
+    assert groups == expected(2, SamplingParams(3), seed=5)
+    assert fake.log.count("start") == 2
+    assert len(fake.notes) == 1
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_after_its_last_restart_the_reason_and_the_log_are_reported(restarts: int) -> None:
+    fake = Engines(*[("step", 1, "dies")] * 9, max_restarts=restarts, log_reason=lambda: "OutOfMemoryError: CUDA")
+    vllm = fake.restarting()
+    with pytest.raises(EngineDiedError, match=r"its process ended \(OutOfMemoryError: CUDA.*lower vllm.gpu_memory_gb"):
+        vllm.generate(PROMPTS, 1, SamplingParams(3), seed=0)
+    assert fake.log.count("start") == 1 + restarts
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("raises", "RuntimeError: .* failure"), ("hangs", r"it did not answer within 0\.1 s")]
+)
+def test_an_engine_that_does_not_start_is_not_tried_again(
+    kind: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "START_SECONDS", 0.1)
+    fake = Engines(("start", 1, kind), log_reason=lambda: "ValueError: no memory")
+    with pytest.raises(EngineDiedError, match=rf"did not start: {reason} \(ValueError: no memory\)"):
+        fake.restarting()
+    assert fake.log == ["start", "kill"]
+
+
+class Stop(BaseException):
+    pass
+
+
+def stop(_: int = 0) -> None:
+    raise Stop
+
+
+@pytest.mark.parametrize("timeout", [20.0, None])
+def test_an_interrupted_start_leaves_no_engine(timeout: float | None) -> None:
+    fake = Engines(("start", 1, stop), timeout=timeout)
+    with pytest.raises(Stop):
+        fake.start()
+    assert fake.log == ["start", "kill"]
+
+
+@pytest.mark.parametrize("timeout", [20.0, None])
+def test_a_stop_aborts_the_batch_and_the_engine_stays(timeout: float | None) -> None:
+    fake = Engines(timeout=timeout)
+    vllm = fake.restarting()
+    with pytest.raises(Stop):
+        vllm.generate(PROMPTS, 2, SamplingParams(100_000), seed=0, on_progress=stop)
+    assert fake.log[-1] == "abort 3"
+    assert vllm.generate(PROMPTS, 2, SamplingParams(3), seed=5) == expected(2, SamplingParams(3), seed=5)
+    assert fake.log.count("start") == 1
+
+
+def test_an_interrupt_while_it_hangs_ends_the_engine() -> None:
+    def hang() -> None:
+        _thread.interrupt_main()
+        time.sleep(3600)
+
+    fake = Engines(("step", 1, hang))
+    vllm = fake.restarting()
+    with pytest.raises(KeyboardInterrupt):
+        vllm.generate(PROMPTS, 2, SamplingParams(100_000), seed=0)
+    assert not fake.clients[0].alive()
+    assert fake.notes == []
+    vllm.generate(PROMPTS, 2, SamplingParams(3), seed=5)
+    assert fake.log.count("start") == 2
+
+
+@pytest.mark.parametrize("fault", [None, "raises", "dies"])
+def test_closing_ends_the_process_even_if_it_fails(fault: str | None) -> None:
+    fake = Engines(None if fault is None else ("close", 1, fault))
+    vllm = fake.start()
+    vllm.close()
+    vllm.close()
+    assert fake.log[-1] == "kill"
+    assert fake.log.count("kill") == 1
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("timeout", [20.0, None])
+def test_a_failed_call_keeps_nothing_that_it_was_given(timeout: float | None, no_collection: None) -> None:
+    fake, sent, left = Engines(("send", 2, "raises"), timeout=timeout), list[weakref.ref[Tensor]](), []
+
+    class Weights(dict[str, Tensor]):
+        def items(self) -> Any:
+            left.append([ref for ref in sent if ref() is not None])
+            tensor = torch.zeros(9)
+            sent.append(weakref.ref(tensor))
+            yield "head", tensor
+
+    fake.weights = Weights()
+    fake.restarting().load_weights()
+    assert left == [[], [], []]  # when another engine allocates memory
+    assert not [ref for ref in sent if ref() is not None]
+
+
+def test_an_error_that_has_been_handled_is_gone(no_collection: None) -> None:
+    class Fault(Exception):
+        pass
+
+    def fail() -> None:
+        raise Fault
+
+    thread, raised = CallThread(lambda: True), []
+    try:
+        thread.call(fail, timeout=9.0)
+    except Fault as error:
+        raised.append(weakref.ref(error))
+    thread.call(lambda: None, timeout=9.0)  # which has released it as well
+    thread.end()
+    assert raised[0]() is None
+
+
+# ---- the check of its weights ----------------------------------------------------------------------------------------
+
+
+def test_the_check_follows_each_sync_and_its_error_ends_the_run() -> None:
+    checked = []
+
+    def check(vllm: VllmEngine) -> None:
+        checked.append(len(vllm.probe([[1], [2]], SamplingParams(2, ignore_eos=True))))
         if len(checked) == 3:
             raise VllmError("they differ")
 
-    engine = fake.engine(check=check)
-    engine.load_weights()
-    engine.sleep()
+    vllm = Engines(sleep_mode=True, check=check).start()
+    vllm.load_weights()
+    vllm.sleep()
     with pytest.raises(VllmError, match="they differ"):
-        engine.load_weights()
+        vllm.load_weights()
     assert checked == [2, 2, 2]
 
 
-def test_an_engine_that_is_refused_at_its_start_does_not_live_on() -> None:
-    def check(engine: VllmEngine) -> None:
+def test_an_engine_that_fails_its_check_at_the_start_is_ended() -> None:
+    def check(vllm: VllmEngine) -> None:
         raise VllmError("they differ")
 
-    fake = Setup()
+    fake = Engines(check=check)
     with pytest.raises(VllmError, match="they differ"):
-        fake.engine(check=check)
-    assert not fake.engines[0].alive()
+        fake.start()
+    assert not fake.clients[0].alive()
 
 
-def test_the_check_tells_other_weights_from_the_policys(toy_model: LanguageModel) -> None:
-    class Other:
-        """Answers with what `model` thinks."""
+def test_the_check_distinguishes_other_weights_from_the_policys(toy_model: LanguageModel) -> None:
+    def probe(prompts: list[list[int]], params: SamplingParams) -> list[Generation]:
+        return [Generation(tokens, row, False) for row in rows.tolist()]
 
-        def __init__(self, model: LanguageModel) -> None:
-            self.model = model
-
-        def probe(self, prompts: list[list[int]], params: SamplingParams) -> list[Generation]:
-            drawn = [Generation([5 + place for place in range(params.max_tokens)], None, False) for _ in prompts]
-            values = completion_logprobs(self.model, list(zip(prompts, drawn, strict=True)))
-            rows = values.view(len(prompts), -1).tolist()
-            return [Generation(each.token_ids, row, False) for each, row in zip(drawn, rows, strict=True)]
-
+    tokens = list(range(5, 5 + PARAMS.max_tokens))
+    sampled = [(prompt, Generation(tokens, None, False)) for prompt in probes(len(toy_model.tokenizer))]
+    rows = completion_logprobs(toy_model, sampled).view(len(sampled), -1)
+    vllm: Any = SimpleNamespace(probe=probe)
     check = make_check(toy_model, torch.float32)
-    check(Other(toy_model))  # type: ignore[arg-type]
-    with torch.no_grad():
-        toy_model.model.model.norm.weight.mul_(1.1)
-    stale = Other(toy_model)
-    values = stale.probe([[1, 2, 3]] * 4, SamplingParams(8))
+    check(vllm)
     with torch.no_grad():
         toy_model.model.model.norm.weight.mul_(1.5)
-    stale.probe = lambda prompts, params: values  # type: ignore[method-assign, assignment]
     with pytest.raises(VllmError, match="differ from the policy's by"):
-        check(stale)  # type: ignore[arg-type]
-    stale.probe = lambda prompts, params: [Generation(v.token_ids, [float("nan")] * 8, False) for v in values]  # type: ignore[method-assign, assignment]
+        check(vllm)
+    rows = rows * float("nan")
     with pytest.raises(VllmError, match="by nan a token"):
-        check(stale)  # type: ignore[arg-type]
+        check(vllm)

@@ -10,9 +10,10 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.trainer.configurations import changed
+from tinyzero_trainer.executors.local import build_local_engine
+from tinyzero_trainer.executors.restart import RestartingEngine
 from tinyzero_trainer.models.loading import LanguageModel, from_parts
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.build import build_engine
 from tinyzero_trainer.rollout.vllm.engine import VllmEngine
 from tinyzero_trainer.sft.tiny_model import build_tokenizer
 
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 PROMPTS = [[20 + place, 5, 6, 7] for place in range(16)]
 FREED = 2e9
-"""Bytes that sleeping gives back, of the 4 GB that it has."""
+"""Bytes that sleeping frees, of the 4 GB that it has."""
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +40,15 @@ def model() -> LanguageModel:
 
 
 @pytest.fixture(scope="module")
-def engine(model: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+def engine(model: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestartingEngine]:
     values = {
         "run": {"task": "countdown", "device": "cuda", "output": str(tmp_path_factory.mktemp("run"))},
         "data": {"max_prompt_tokens": 64},
         "rollout": {"engine": "vllm", "max_completion_tokens": 512, "max_num_seqs": 64},
         "vllm": {"gpu_memory_gb": 4.0, "sleep_mode": True, "verify_weights": True, "cuda_graphs": False},
     }
-    engine = build_engine(changed(values, {}), model)
-    assert isinstance(engine, VllmEngine)
+    engine = build_local_engine(changed(values, {}), model, lambda _: None)
+    assert isinstance(engine, RestartingEngine)
     yield engine
     engine.close()
 
@@ -58,8 +59,8 @@ def perturb(model: LanguageModel) -> None:
         weight.add_(weight.std() * torch.randn_like(weight))
 
 
-def test_new_weights_arrive_each_time(engine: VllmEngine, model: LanguageModel) -> None:
-    params = SamplingParams(8, ignore_eos=True)  # drawn: the likeliest token of random weights hardly changes
+def test_new_weights_arrive_each_time(engine: RestartingEngine, model: LanguageModel) -> None:
+    params = SamplingParams(8, ignore_eos=True)  # sampled: the greedy token of random weights hardly changes
     seen = []
     for _ in range(3):
         perturb(model)
@@ -68,7 +69,7 @@ def test_new_weights_arrive_each_time(engine: VllmEngine, model: LanguageModel) 
     assert len(set(seen)) == 3
 
 
-def test_asleep_it_gives_its_memory_back_and_awake_it_is_as_before(engine: VllmEngine) -> None:
+def test_asleep_it_frees_its_memory_and_awake_it_generates_the_same(engine: RestartingEngine) -> None:
     params = SamplingParams(16, ignore_eos=True)
     before = engine.generate(PROMPTS, 2, params, seed=1)
     awake = torch.cuda.mem_get_info()[0]
@@ -76,13 +77,15 @@ def test_asleep_it_gives_its_memory_back_and_awake_it_is_as_before(engine: VllmE
     assert torch.cuda.mem_get_info()[0] - awake > FREED
     after = engine.generate(PROMPTS, 2, params, seed=1)
     pairs = [(a, b) for first, second in zip(before, after, strict=True) for a, b in zip(first, second, strict=True)]
-    assert sum(a.token_ids == b.token_ids for a, b in pairs) > len(pairs) // 2  # but for rounding
+    assert sum(a.token_ids == b.token_ids for a, b in pairs) > len(pairs) // 2  # except for rounding
 
 
-def test_a_killed_engine_is_replaced(engine: VllmEngine) -> None:
-    (process,) = engine._connection._processes  # type: ignore[union-attr]
+def test_a_killed_engine_is_restarted(engine: RestartingEngine) -> None:
+    before = engine._engine.worker
+    assert isinstance(before, VllmEngine)
+    (process,) = before._client._processes  # type: ignore[union-attr]
     threading.Timer(0.3, os.kill, (process.pid, 9)).start()
     groups = engine.generate(PROMPTS, 4, SamplingParams(500, ignore_eos=True), seed=1)
     assert {len(rollout.token_ids) for group in groups for rollout in group} == {500}
-    assert engine._restarts_left == 1
+    assert engine._engine.worker is not before
     assert Path(f"/proc/{process.pid}/fd").exists() is False

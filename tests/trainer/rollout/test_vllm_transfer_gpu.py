@@ -49,7 +49,7 @@ print("passed")
 
 
 @pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", None])
-def test_a_parcel_reaches_another_process_from_a_trainer_with_expandable_segments(variable: str | None) -> None:
+def test_a_bucket_reaches_another_process_from_a_trainer_with_expandable_segments(variable: str | None) -> None:
     others = {name: value for name, value in os.environ.items() if not name.endswith("_ALLOC_CONF")}
     environment = others | ({variable: "max_split_size_mb:512,expandable_segments:True"} if variable else {})
     done = subprocess.run(

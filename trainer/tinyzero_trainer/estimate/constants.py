@@ -35,7 +35,7 @@ float32: one is reduced while the next is computed."""
 NCCL = 512 * MIB
 """A process's communicators with other GPUs. Assumed; that of one GPU alone takes next to nothing."""
 
-WEIGHT_PARCEL = 2**28
+WEIGHT_BUCKET = 2**28
 """Bytes of new weights that go to engines on GPUs of their own at a time; see ray.weight_group.PARCEL_BYTES."""
 
 HIDDEN_EAGER, MLP_EAGER = 16, 8

@@ -1,4 +1,4 @@
-"""How the rollout engine `torch` sizes its buffers on a GPU, for itself (rollout/graph/) and for planning. No torch."""
+"""Buffer sizes of the rollout engine `torch` on a GPU, for rollout/cuda_graph/ and for planning. No torch."""
 
 SLOTS = 64
 """The cache is made for multiples of so many tokens."""

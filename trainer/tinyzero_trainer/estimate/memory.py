@@ -139,7 +139,7 @@ def _engine_phases(spec: ModelSpec, config: TrainConfig, engine: Engine) -> Iter
     twice = config.rollout.engine == "vllm" or spec.graphs
     copy = [Part("rollout", "model that takes weights", number * spec.parameters if twice else 0)]
     awake = [Part("rollout", what, size) for what, size in engine.awake.items()]
-    coming = [Part("rollout", "weights on their way", max(constants.WEIGHT_PARCEL, number * spec.embedding))]
+    coming = [Part("rollout", "weights on their way", max(constants.WEIGHT_BUCKET, number * spec.embedding))]
 
     def phase(name: str, own: list[Part], of_engine: list[Part]) -> Phase:
         here = own if engine.own_process else [*own, *of_engine]
@@ -209,7 +209,7 @@ class _Step:
         """A tensor that the engine is to have: put together in float32 if it is in shards, then as engines take it."""
         size = (self.number + (constants.MASTER_BYTES if self.dims.dp_shard > 1 else 0)) * self.spec.embedding
         if not self.dims.colocated:  # side by side with others
-            size += self.number * self.spec.embedding + 2 * constants.WEIGHT_PARCEL
+            size += self.number * self.spec.embedding + 2 * constants.WEIGHT_BUCKET
         return Part("policy", "a tensor on its way", size)
 
     def shard(self, parameters: int) -> int:

@@ -1,6 +1,6 @@
-"""The rollout engine `vllm`. Begin with engine.py: what it does with vLLM, and when vLLM fails.
+"""The rollout engine `vllm`: start with engine.py. Restarting it after a failure is in executors/restart.py.
 
-- client.py alone imports vLLM; build.py and engine_args.py say how it is started, log.py what its process has said.
-- call_timeout.py bounds how long a call may take, call_timeout.py tells how far a batch is.
-- weight_transfer.py and worker.py bring weights to its process, and sync_check.py sees whether they arrived.
+- client.py alone imports vLLM; build.py and engine_args.py configure it, log.py reads the output of its process.
+- call_timeout.py makes calls that end when the process dies or hangs; parent_watchdog.py ends it with the trainer.
+- weight_transfer.py and worker_extension.py bring weights to its process, sync_check.py checks that they arrived.
 """

@@ -6,8 +6,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from transformers import PreTrainedModel
-
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import compute_dtype, device_of
 from tinyzero_trainer.models.loading import LanguageModel
@@ -19,44 +17,44 @@ from tinyzero_trainer.rollout.vllm.sync_check import make_check
 from tinyzero_trainer.rollout.weight_sync import WeightSource, plain_class
 
 
-def build_vllm(
-    config: TrainConfig,
-    language_model: LanguageModel,
-    source: WeightSource,
-    number: int = 0,
-) -> VllmEngine:
-    """Start vLLM with the weights that the model has now.
+def build_vllm(config: TrainConfig, language_model: LanguageModel, source: WeightSource, number: int = 0) -> VllmEngine:
+    """Start vLLM with the model's current weights.
 
     Args:
-        config: the output of vLLM's process goes to a file in the run directory, if that exists.
+        config: the run's; the output of vLLM's process goes to a file in the run directory, if that exists.
         language_model: the policy's.
         source: yields its weights.
-        number: which of the run's engines it is; each has a log of its own.
+        number: index of the engine in the run; each has its own log.
 
     Raises:
         EngineDiedError: it does not start.
     """
     device = device_of(language_model.model)
-    vllm = settled(config, language_model, device)
-    dtype = compute_dtype(config.model.dtype, device)
-    folder = Path(tempfile.mkdtemp(prefix="tinyzero-vllm-"))
+    vllm, dtype = settled(config, language_model, device), compute_dtype(config.model.dtype, device)
+    folder, run = Path(tempfile.mkdtemp(prefix="tinyzero-vllm-")), Path(config.run.output)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    write_config(language_model.model, folder / "model")
-    run = Path(config.run.output)
+    model_config = copy.deepcopy(language_model.model.config)
+    # vLLM chooses its own implementation by the name of the class.
+    model_config.architectures = [plain_class(language_model.model).__name__]
+    model_config.save_pretrained(folder / "model")
     log = EngineLog(
         (run if config.run.output and run.is_dir() else folder) / (f"vllm_{number}.log" if number else "vllm.log")
     )
-    arguments = engine_arguments(
-        config,
-        vllm,
-        language_model,
-        directory=str(folder / "model"),
-        device=device,
-        dtype=str(dtype).removeprefix("torch."),
+    client = VllmClient(
+        engine_arguments(
+            config,
+            vllm,
+            language_model,
+            directory=str(folder / "model"),
+            device=device,
+            dtype=str(dtype).removeprefix("torch."),
+        ),
+        environment(config, vllm, language_model, device),
+        separate_process=vllm.separate_process,
+        log=log,
     )
-    variables = environment(config, vllm, language_model, device)
     return VllmEngine(
-        VllmClient(arguments, variables, separate_process=vllm.separate_process, log=log),
+        client,
         source,
         eos_ids=language_model.eos_ids,
         timeout=vllm.timeout if vllm.separate_process else None,
@@ -64,10 +62,3 @@ def build_vllm(
         log_reason=log.reason,
         check=make_check(language_model, dtype) if vllm.verify_weights else None,
     )
-
-
-def write_config(model: PreTrainedModel, directory: Path) -> None:
-    """Write a model's config.json for vLLM, which chooses its own implementation by the class that it names."""
-    config = copy.deepcopy(model.config)
-    config.architectures = [plain_class(model).__name__]
-    config.save_pretrained(directory)

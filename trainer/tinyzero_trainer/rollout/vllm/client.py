@@ -1,7 +1,4 @@
-"""The client of vLLM: the protocol that engine.py uses, and its implementation, the only module that imports vLLM.
-
-It drives vLLM's LLMEngine, one step at a time.
-"""
+"""The client of vLLM: drives its LLMEngine step by step. The only module that imports vLLM."""
 
 import contextlib
 import gc
@@ -13,7 +10,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,11 +20,11 @@ from tinyzero_trainer.rollout.vllm.log import EngineLog, quiet_logger
 from tinyzero_trainer.rollout.vllm.weight_transfer import Weights, buckets, packed
 
 BUCKET_BYTES = 2**29
-"""Of weights that are sent at a time, which take this much of the GPU's memory once more: few round trips matter more
-than memory, which vLLM's cache does not use yet."""
+"""Of weights per message, which take that much GPU memory once more: few round trips matter more than memory, which
+vLLM's cache does not use yet."""
 
 END_SECONDS = 10.0
-"""For a start to end whose processes were killed, and for a killed process to end."""
+"""For a start whose processes were killed to end, and for a killed process to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +35,7 @@ class Request:
     """Its output has the same."""
 
     prompt: list[int]
-    """Token ids."""
-
     samples: int
-    """Number of completions."""
-
     params: SamplingParams
 
     seed: int
@@ -57,60 +50,16 @@ class RequestOutput:
     """All completions of a request, in order."""
 
     name: str
-    """The request's."""
 
     tokens: list[list[int]]
-    """Of each completion, an end token included."""
+    """Of each completion, including an end token."""
 
     logprobs: list[list[float]] | None
     """Of each token of each completion, if requested."""
 
 
-class Client(Protocol):
-    """An engine. Every method but `alive` and `kill` may fail, or never return, if the engine does."""
-
-    def start(self) -> None:
-        """Start it, before any other call; its weights may be anything."""
-
-    def add(self, request: Request) -> None:
-        """Queue a request."""
-
-    def busy(self) -> bool:
-        """Whether a request is unfinished."""
-
-    def step(self) -> list[RequestOutput]:
-        """Wait for the next tokens; returns the requests that they finish."""
-
-    def abort(self, names: list[str]) -> None:
-        """Drop requests."""
-
-    def buckets(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Any]:
-        """Weights in buckets for `send`, which take effect when all of them are sent."""
-
-    def send(self, bucket: Any) -> None:
-        """Replace some weights."""
-
-    def reset_prefix_cache(self) -> None:
-        """Drop the cache of prompts, which other weights have computed."""
-
-    def sleep(self) -> None:
-        """Free all memory; the weights are lost."""
-
-    def wake(self, what: str) -> None:
-        """Allocate memory again: `weights`, then, when these are sent, `kv_cache`."""
-
-    def alive(self) -> bool:
-        """Whether its process runs; before it is started, True."""
-
-    def kill(self) -> None:
-        """End it at once, whatever it does, even while it starts; from any thread."""
-
-    def close(self) -> None:
-        """Shut it down."""
-
-
 class VllmClient:
-    """See `Client`: vLLM in a process of its own, or in this one."""
+    """vLLM in its own process, or in this one. All methods but `alive` and `kill` may fail or hang with the engine."""
 
     def __init__(
         self,
@@ -124,7 +73,7 @@ class VllmClient:
         Args:
             arguments: of vLLM's EngineArgs.
             environment: variables to set, or (None) unset, while it starts.
-            separate_process: whether it runs in a process of its own, or in this one.
+            separate_process: whether it runs in its own process, or in this one.
             log: receives the output of its process.
         """
         self._arguments, self._environment = arguments, environment
@@ -139,58 +88,53 @@ class VllmClient:
         self._started.set()
 
     def start(self) -> None:
-        """See `Client`; takes up to minutes."""
+        """Start it with dummy weights, before any other call; takes up to minutes."""
         self._other_children = set(multiprocessing.active_children())
         self._started.clear()
+        quiet_logger()
+        output = self._log.captured() if self._separate_process else contextlib.nullcontext()
         try:
-            if not self._killed:
-                self._engine = self._start()
+            with output, _environment(self._environment), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # advice to vLLM's authors
+                self._engine = start_engine(self._arguments, separate_process=self._separate_process)
         finally:
             self._processes = self._new_children()
             self._started.set()
         if self._killed:  # too late for `kill` to see all that was started
-            if self._engine is not None:
-                self._engine.engine_core.shutdown()
+            self._engine.engine_core.shutdown()
             raise RuntimeError("it was ended while it started")
-
-    def _start(self) -> Any:
-        quiet_logger()
-        output = self._log.captured() if self._separate_process else contextlib.nullcontext()
-        with output, _environment(self._environment), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # advice to vLLM's authors
-            return start_engine(self._arguments, separate_process=self._separate_process)
 
     def _new_children(self) -> list[Any]:
         children = multiprocessing.active_children() if self._separate_process else []
         return [child for child in children if child not in self._other_children]
 
     def add(self, request: Request) -> None:
-        """See `Client`."""
+        """Queue a request."""
         prompt = {"type": "token", "prompt_token_ids": request.prompt}
         self._engine.add_request(request.name, prompt, _sampling_params(request))
 
     def busy(self) -> bool:
-        """See `Client`."""
+        """Whether a request is unfinished."""
         return bool(self._engine.has_unfinished_requests())
 
     def step(self) -> list[RequestOutput]:
-        """See `Client`."""
+        """Wait for the next tokens; returns the requests that they finish."""
         return [_request_output(output) for output in self._engine.step() if output.finished]
 
     def abort(self, names: list[str]) -> None:
-        """See `Client`."""
+        """Drop requests."""
         self._engine.abort_request(names)
 
     def buckets(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Weights]:
-        """See `Client`."""
-        # Only a GPU's worker can load a part of them at a time.
+        """Weights in buckets for `send`, which take effect when all of them are sent."""
+        # Only a GPU's worker can load some of them at a time.
         from vllm.platforms import current_platform
 
         limit = sys.maxsize if current_platform.is_cpu() else BUCKET_BYTES
         return buckets(weights, self._engine.model_config.dtype, limit)
 
     def send(self, bucket: Weights) -> None:
-        """See `Client`."""
+        """Replace some weights."""
         if self._separate_process:
             with packed(bucket) as message:
                 self._engine.collective_rpc("tinyzero_receive", args=(message,))
@@ -198,27 +142,27 @@ class VllmClient:
             self._engine.collective_rpc("tinyzero_load", args=(bucket,))
 
     def reset_prefix_cache(self) -> None:
-        """See `Client`."""
+        """Drop the cache of prompts, which was computed with other weights."""
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM did not drop its prefix cache, which requests still use")
 
     def sleep(self) -> None:
-        """See `Client`."""
+        """Free all memory; the weights are lost."""
         self._engine.sleep(level=2)
 
     def wake(self, what: str) -> None:
-        """See `Client`."""
+        """Allocate memory again: `weights`, then, when these are sent, `kv_cache`."""
         self._engine.wake_up(tags=[what])
 
     def alive(self) -> bool:
-        """See `Client`."""
+        """Whether its processes run; before it is started, True."""
         return all(process.is_alive() for process in self._processes)
 
     def kill(self) -> None:
-        """See `Client`."""
+        """End it at once, even while it starts; from any thread."""
         self._killed = True
         end, starting = monotonic() + END_SECONDS, True
-        while starting and monotonic() < end:  # until then there may be more of them each time
+        while starting and monotonic() < end:  # it may start more processes until then
             starting = not self._started.wait(0.1)
             processes = self._new_children() if starting else self._processes
             for process in processes:
@@ -227,7 +171,7 @@ class VllmClient:
                 process.join(END_SECONDS)
 
     def close(self) -> None:
-        """See `Client`."""
+        """Shut it down."""
         self._engine.engine_core.shutdown()
         self._engine = None
         if not self._separate_process:
@@ -241,7 +185,7 @@ def start_engine(arguments: Mapping[str, Any], *, separate_process: bool) -> Any
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor import Executor
 
-    # As vLLM's own offline class does, whose limits for a step suit throughput.
+    # As vLLM's offline class, whose limits for a step suit throughput.
     usage = UsageContext.LLM_CLASS
     config = EngineArgs(**arguments).create_engine_config(usage)
     return LLMEngine(
@@ -254,7 +198,7 @@ def start_engine(arguments: Mapping[str, Any], *, separate_process: bool) -> Any
 
 
 def _leave_process(*, destroy_group: bool) -> None:
-    """Undo what an engine leaves in this process, so that another can be started."""
+    """Remove what an engine leaves in this process, so that another can be started."""
     from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
 
     destroy_model_parallel()
@@ -303,9 +247,8 @@ def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
 
     def set_all(variables: Mapping[str, str | None]) -> None:
         for name, value in variables.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
+            os.environ.pop(name, None)
+            if value is not None:
                 os.environ[name] = value
 
     before = {name: os.environ.get(name) for name in changes}

@@ -1,7 +1,6 @@
-"""The rollout engine `vllm`. An engine that fails is not used again: executors/ starts another in its place.
+"""The rollout engine `vllm`. One that fails is not used again: executors/restart.py starts another in its place.
 
-What speaks to vLLM is client.py, how long a call may take is in call_timeout.py, and with which arguments vLLM is
-started is in engine_args.py.
+client.py talks to vLLM, call_timeout.py limits how long a call may take, engine_args.py has vLLM's arguments.
 """
 
 import contextlib
@@ -14,14 +13,14 @@ import torch
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.errors import EngineDiedError, VllmError
-from tinyzero_trainer.rollout.engine import SamplingParams
-from tinyzero_trainer.rollout.vllm.call_timeout import CANCEL_SECONDS, CallThread
-from tinyzero_trainer.rollout.vllm.client import Client, Request, RequestOutput
+from tinyzero_trainer.rollout.engine import RolloutEngine, SamplingParams
+from tinyzero_trainer.rollout.vllm.call_timeout import CallThread
+from tinyzero_trainer.rollout.vllm.client import Request, RequestOutput, VllmClient
 from tinyzero_trainer.rollout.weight_sync import WeightSource
 from tinyzero_trainer.types import Generation
 
 START_SECONDS = 1200.0
-"""For an engine to start, kernels compiled and graphs captured."""
+"""For an engine to start, compile its kernels and capture its graphs."""
 
 CLOSE_SECONDS = 60.0
 
@@ -32,7 +31,7 @@ CACHE_PAUSE = 0.05
 """Seconds between two attempts to reset it."""
 
 MAX_TEMPERATURE = 2.0
-"""That vLLM takes."""
+"""vLLM's limit."""
 
 SEED_MASK = 2**62 - 1
 
@@ -44,12 +43,12 @@ ADVICE = (
 Result = TypeVar("Result")
 
 
-class VllmEngine:
+class VllmEngine(RolloutEngine):
     """vLLM behind the protocol of a rollout engine."""
 
     def __init__(
         self,
-        client: Client,
+        client: VllmClient,
         weights: WeightSource,
         *,
         eos_ids: Collection[int],
@@ -58,13 +57,13 @@ class VllmEngine:
         log_reason: Callable[[], str | None] = lambda: None,
         check: Callable[["VllmEngine"], None] | None = None,
     ) -> None:
-        """Start vLLM with the present weights.
+        """Start vLLM with the current weights.
 
         Args:
-            client: of an engine that is still to be started.
-            weights: yields those of the policy, whenever it is called.
+            client: of an engine that has not been started.
+            weights: yields those of the policy.
             eos_ids: every token that ends a completion.
-            timeout: seconds for a batch and for any other call; None if vLLM runs in this process, which then has none.
+            timeout: seconds for a batch and for any other call; None = no limit, as vLLM runs in this process.
             sleep_mode: whether `sleep` frees its memory.
             log_reason: the last error in the log of the engine's process.
             check: called after each weight sync; raises if the weights did not arrive.
@@ -72,13 +71,13 @@ class VllmEngine:
         Raises:
             EngineDiedError: vLLM did not start.
         """
-        self._client: Client | None = client
+        self._client: VllmClient | None = client
         self._weights, self._eos_ids, self._timeout = weights, tuple(sorted(eos_ids)), timeout
         self._sleep_mode, self._log_reason, self._check = sleep_mode, log_reason, check
         self._thread = None if timeout is None else CallThread(client.alive)
         self._asleep = False
         self._batches = 0
-        free_cached_memory()  # vLLM refuses to start unless it finds the memory that it may take
+        free_cached_memory()  # vLLM refuses to start if the memory that it may take is not free
 
         def start() -> None:
             self._call(client.start, timeout=START_SECONDS)
@@ -86,8 +85,6 @@ class VllmEngine:
 
         try:
             self._attempt(start, "did not start", advice="")
-        except EngineDiedError:
-            raise
         except BaseException:
             self._discard()  # half started it is of no use, and would keep its memory
             raise
@@ -95,7 +92,7 @@ class VllmEngine:
     # ---- RolloutEngine -----------------------------------------------------------------------------------------------
 
     def load_weights(self) -> None:
-        """See `RolloutEngine`; also wakes an engine that sleeps."""
+        """See `RolloutEngine`; also wakes a sleeping engine."""
         self._attempt(self._sync)
 
     def sleep(self) -> None:
@@ -110,11 +107,10 @@ class VllmEngine:
 
     def close(self) -> None:
         """See `RolloutEngine`."""
-        if self._client is None:
-            return
-        with contextlib.suppress(EngineDiedError):
-            self._call(self._client.close, timeout=CLOSE_SECONDS)
-        self._discard()
+        if self._client is not None:
+            with contextlib.suppress(EngineDiedError):
+                self._call(self._client.close, timeout=CLOSE_SECONDS)
+            self._discard()
 
     def generate(
         self,
@@ -126,11 +122,11 @@ class VllmEngine:
         first: int = 0,
         on_progress: Callable[[int], None] | None = None,
     ) -> list[list[Generation]]:
-        """See `RolloutEngine`; an engine that sleeps wakes up with the policy's present weights.
+        """See `RolloutEngine`; a sleeping engine wakes up with the policy's current weights.
 
         Raises:
             EngineDiedError: vLLM failed.
-            VllmError: vLLM cannot do what is asked.
+            VllmError: vLLM does not support the parameters.
         """
         if params.temperature > MAX_TEMPERATURE:
             raise VllmError(f"vLLM samples at temperatures up to {MAX_TEMPERATURE:g}, not {params.temperature:g}")
@@ -138,13 +134,16 @@ class VllmEngine:
         def run() -> list[list[Generation]]:
             if self._asleep:
                 self._sync()
-            return self._complete(self._requests(prompts, samples, params, seed, first), on_progress)
+            return self._complete(
+                self._requests(prompts, samples, params, seed, first), on_progress or (lambda _: None)
+            )
 
         return self._attempt(run)
 
     def probe(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[Generation]:
         """One completion of each prompt, for `check`."""
-        return [group[0] for group in self._complete(self._requests(prompts, 1, params, seed=0, first=0), None)]
+        groups = self._complete(self._requests(prompts, 1, params, seed=0, first=0), lambda _: None)
+        return [group[0] for group in groups]
 
     def _requests(
         self, prompts: Sequence[list[int]], samples: int, params: SamplingParams, seed: int, first: int
@@ -163,10 +162,10 @@ class VllmEngine:
             for index, prompt in enumerate(prompts, first)
         ]
 
-    # ---- what it does with vLLM --------------------------------------------------------------------------------------
+    # ---- calls to vLLM -----------------------------------------------------------------------------------------------
 
     def _sync(self) -> None:
-        """Send the policy's weights; wakes the engine up, the cache last, for which there is memory only then."""
+        """Send the policy's weights; wakes the engine up, its cache last, since only then there is memory for it."""
         client = self._running
         if self._asleep:
             free_cached_memory()
@@ -174,7 +173,7 @@ class VllmEngine:
         for bucket in client.buckets(self._weights()):
             self._call(lambda: client.send(bucket))  # noqa: B023  # called at once
         if self._asleep:
-            free_cached_memory()  # what the weights took on their way
+            free_cached_memory()  # of the buckets
             self._call(lambda: client.wake("kv_cache"))
         self._asleep = False
         end = monotonic() + CACHE_SECONDS
@@ -189,11 +188,9 @@ class VllmEngine:
         if self._check is not None:
             self._check(self)
 
-    def _complete(
-        self, requests: Sequence[Request], on_progress: Callable[[int], None] | None
-    ) -> list[list[Generation]]:
+    def _complete(self, requests: Sequence[Request], on_progress: Callable[[int], None]) -> list[list[Generation]]:
         """The completions of some requests; if `on_progress` raises, the rest is aborted."""
-        client, since, report = self._running, monotonic(), on_progress or (lambda _: None)
+        client, since = self._running, monotonic()
         waiting = {request.name: request for request in requests}
         outputs: dict[str, RequestOutput] = {}
 
@@ -207,37 +204,37 @@ class VllmEngine:
             return client.step()
 
         try:
-            self._call(add, since=since, meanwhile=lambda: report(0))
+            self._call(add, since=since)
             while waiting:
-                finished = self._call(step, since=since, meanwhile=lambda: report(0))
+                finished = self._call(step, since=since)
                 finished = [output for output in finished if waiting.pop(output.name, None) is not None]
                 outputs |= {output.name: output for output in finished}
-                report(sum(len(output.tokens) for output in finished))
+                on_progress(sum(len(output.tokens) for output in finished))
         except EngineDiedError:
             raise
         except BaseException:
-            if self._thread is None or not self._thread.stuck:
+            if self._thread is None or not self._thread.interrupted:
                 with contextlib.suppress(EngineDiedError):  # noticed when the engine is used again
-                    self._call(lambda: client.abort(list(waiting)), timeout=CANCEL_SECONDS)
+                    self._call(lambda: client.abort(list(waiting)))
             raise
         return [_generations(request, outputs[request.name]) for request in requests]
 
     # ---- failures ----------------------------------------------------------------------------------------------------
 
     @property
-    def _running(self) -> Client:
+    def _running(self) -> VllmClient:
         if self._client is None:
             raise EngineDiedError("it has ended")
         return self._client
 
     def _attempt(self, action: Callable[[], Result], failure: str = "failed", advice: str = ADVICE) -> Result:
-        """Do something with the engine; if it fails, it is ended and the reason raised."""
+        """Use the engine; if it fails, it is ended and the reason raised."""
         try:
             return action()
         except EngineDiedError as error:
             reason = f"vLLM {failure}: {error.reason}"
         except BaseException:
-            if self._thread is not None and self._thread.stuck:
+            if self._thread is not None and self._thread.interrupted:
                 self._discard()
             raise
         if (logged := self._log_reason()) is not None:
@@ -247,7 +244,7 @@ class VllmEngine:
         raise EngineDiedError(reason, advice)
 
     def _discard(self) -> None:
-        """End what is left of the engine, whatever state it is in."""
+        """End what is left of the engine, in any state."""
         client, thread = self._client, self._thread
         self._client = self._thread = None
         if client is not None:
@@ -256,14 +253,9 @@ class VllmEngine:
             thread.end()
 
     def _call(
-        self,
-        function: Callable[[], Result],
-        *,
-        timeout: float | None = None,
-        since: float | None = None,
-        meanwhile: Callable[[], None] | None = None,
+        self, function: Callable[[], Result], *, timeout: float | None = None, since: float | None = None
     ) -> Result:
-        """Call the client; whatever goes wrong within it is an `EngineDiedError`."""
+        """Call the client; anything that goes wrong in it is an `EngineDiedError`."""
 
         def guarded() -> Result:
             try:
@@ -271,16 +263,14 @@ class VllmEngine:
             except TinyZeroError:
                 raise
             except Exception as error:  # a library's, of any type
-                kind, lines = type(error).__name__, str(error).strip().splitlines() or [""]
+                name, lines = type(error).__name__, str(error).strip().splitlines() or [""]
                 # EngineDeadError's own message only refers to vLLM's log.
-                reason = "its process ended" if kind == "EngineDeadError" else f"{kind}: {lines[0]}"
+                reason = "its process ended" if name == "EngineDeadError" else f"{name}: {lines[0]}"
                 raise EngineDiedError(reason) from error
 
-        if self._thread is None:
+        if self._thread is None or self._timeout is None:
             return guarded()
-        assert self._timeout is not None
-        timeout = self._timeout if timeout is None else timeout
-        return self._thread.call(guarded, timeout=timeout, since=since, meanwhile=meanwhile)
+        return self._thread.call(guarded, timeout=self._timeout if timeout is None else timeout, since=since)
 
 
 def free_cached_memory() -> None:
@@ -298,9 +288,11 @@ def _generations(request: Request, output: RequestOutput) -> list[Generation]:
     requested = request.params.logprobs
     if requested and (output.logprobs is None or [*map(len, output.logprobs)] != [*map(len, output.tokens)]):
         raise EngineDiedError("it did not give the log-probability of each token")
-    logprobs: Sequence[list[float] | None] = output.logprobs or [None] * request.samples
+    logprobs: Sequence[list[float] | None] = (
+        output.logprobs if requested and output.logprobs else [None] * request.samples
+    )
     ends = () if request.params.ignore_eos else request.eos_ids
     return [
-        Generation(tokens, values if requested else None, finished=tokens[-1] in ends)
+        Generation(tokens, values, finished=tokens[-1] in ends)
         for tokens, values in zip(output.tokens, logprobs, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""vLLM's output: errors only in this process; in its own everything goes to a file, which has the reason of its end."""
+"""vLLM's output: errors only in this process; its own process writes to a file, which has the reason of a failure."""
 
 import contextlib
 import logging
@@ -12,7 +12,7 @@ from multiprocessing import spawn
 from pathlib import Path
 
 LINES = 400
-"""Of the end of the file, which are searched for the reason."""
+"""At the end of the file, which are searched for the reason."""
 
 LEVEL = "VLLM_LOGGING_LEVEL"
 """vLLM's environment variable; if the user has set it, it applies to all processes."""
@@ -22,13 +22,9 @@ _UNINFORMATIVE = ("EngineDeadError", "Engine core initialization failed", "Worke
 
 
 class EngineLog:
-    """The log file of one engine after another."""
+    """The log file of consecutive engines, which append to it."""
 
     def __init__(self, path: Path) -> None:
-        """
-        Args:
-            path: created, or appended to.
-        """
         self.path = path
         self._python = spawn.get_executable()
         self._begin = 0
@@ -44,7 +40,7 @@ class EngineLog:
         wrapper.write_text(f"#!/bin/sh\n{level}{command}\n", encoding="utf-8")
         wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
         try:
-            if _runs(wrapper):  # a folder may forbid it; then the output goes to the terminal
+            if _runs(wrapper):  # a folder may forbid execution; then the output goes to the terminal
                 spawn.set_executable(str(wrapper))
             yield
         finally:
@@ -52,7 +48,7 @@ class EngineLog:
             wrapper.unlink(missing_ok=True)
 
     def reason(self) -> str | None:
-        """The last error that the present engine's process has logged, in one line; None if there is none."""
+        """The last error that the current engine's process has logged, in one line; None if there is none."""
         if not self.path.exists():
             return None
         with self.path.open("rb") as file:
@@ -64,7 +60,7 @@ class EngineLog:
 
 
 def quiet_logger() -> None:
-    """Let vLLM log nothing but errors in this process, also before it has set up its logger."""
+    """Let vLLM log only errors in this process, even before it has set up its logger."""
     if LEVEL not in os.environ:
         logging.getLogger("vllm").setLevel(logging.ERROR)
 

@@ -1,7 +1,7 @@
-"""Whether an engine has the policy's weights: both are asked for the probabilities of the same few tokens.
+"""Whether an engine has the policy's weights: both compute the log-probabilities of the same few tokens.
 
-It notices weights that the engine never had: its own are made up at the start, and lost after each sleep. One that only
-stays as it was a small update ago it does not: that differs by less than kernels do, until the updates have added up.
+This notices weights that the engine never received: its own are dummies at the start, and lost after each sleep.
+Weights that are a few small updates old are not noticed: they differ by less than kernels do, until updates add up.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,26 +23,19 @@ from tinyzero_trainer.types import Generation, Prompt, Rollout
 if TYPE_CHECKING:
     from tinyzero_trainer.rollout.vllm.engine import VllmEngine
 
-PROBES, PROBE_TOKENS, ANSWER_TOKENS = 4, 4, 8
-"""Prompts, of tokens spread over the vocabulary, and what is generated after each."""
+PROBES, PROBE_TOKENS, COMPLETION_TOKENS = 4, 4, 8
+"""Number of prompts, their tokens, and the tokens generated after each."""
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Nats a token, on average, by which kernels of one type may differ; with a weight made up it is far more.
+"""Mean difference per token, in nats, between kernels of one dtype. A dummy weight gives far more, one step at a
+learning rate of 1e-6 far less."""
 
-One step at a learning rate of 1e-6 is far less, so a weight of the step before passes.
-"""
-
-PARAMS = SamplingParams(ANSWER_TOKENS, temperature=1.0, ignore_eos=True, logprobs=True)
-"""With which an engine answers the probes."""
+PARAMS = SamplingParams(COMPLETION_TOKENS, temperature=1.0, ignore_eos=True, logprobs=True)
+"""For the completions of the probes."""
 
 
 def make_check(language_model: LanguageModel, dtype: torch.dtype) -> Callable[["VllmEngine"], None]:
-    """A check for `VllmEngine`: raises a VllmError if its log-probabilities are not the policy's.
-
-    Args:
-        language_model: the policy's.
-        dtype: that both compute in.
-    """
+    """A check for `VllmEngine`; see `compare`."""
     prompts = probes(len(language_model.tokenizer))
 
     def check(engine: "VllmEngine") -> None:
@@ -51,20 +44,20 @@ def make_check(language_model: LanguageModel, dtype: torch.dtype) -> Callable[["
     return check
 
 
-def compare(language_model: LanguageModel, dtype: torch.dtype, answers: Sequence[Generation]) -> None:
-    """Compare an engine's answers to the probes with the policy; with several ranks all must, at the same time.
+def compare(language_model: LanguageModel, dtype: torch.dtype, completions: Sequence[Generation]) -> None:
+    """Compare an engine's completions of the probes with the policy. All ranks must call this at the same time.
 
     Args:
         language_model: the policy's.
-        dtype: that both compute in.
-        answers: one to each of `probes`.
+        dtype: in which both compute.
+        completions: one of each of `probes`.
 
     Raises:
-        VllmError: the engine has other weights.
+        VllmError: the engine has different weights.
     """
     prompts = probes(len(language_model.tokenizer))
-    theirs = torch.tensor([value for answer in answers for value in answer.logprobs or ()])
-    gap = (theirs - completion_logprobs(language_model, list(zip(prompts, answers, strict=True)))).abs().mean()
+    theirs = torch.tensor([value for completion in completions for value in completion.logprobs or ()])
+    gap = (theirs - completion_logprobs(language_model, list(zip(prompts, completions, strict=True)))).abs().mean()
     if not gap <= TOLERANCE[dtype]:  # also if it is NaN
         raise VllmError(
             f"vLLM's log-probabilities differ from the policy's by {gap:.3g} a token after its weights were sent, "
@@ -85,7 +78,7 @@ def probes(vocabulary: int) -> list[list[int]]:
 
 
 def completion_logprobs(language_model: LanguageModel, rows: Sequence[tuple[list[int], Generation]]) -> Tensor:
-    """[tokens] log π of every token of some completions under the present weights, at temperature 1; on the CPU."""
+    """[tokens] log π of every token of some completions under the current weights, at temperature 1; on the CPU."""
     samples = [
         Rollout(Prompt(Item(None), "", prompt), rollout, "", Score(0.0, correct=False)) for prompt, rollout in rows
     ]

