@@ -1,29 +1,26 @@
-"""What the benchmarks share: the command they measure, the machine they run on, and tables for the README.
+"""What the benchmarks share: the command they measure, the machine's versions, a fixed workload, and Markdown tables.
 
-Not a benchmark: run by itself it does nothing.
+Not a benchmark: it has no results.
 """
 
 import importlib.metadata
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
 TINYZERO = (sys.executable, "-c", "from tinyzero_sdk.cli import main; main()")
-"""The command line of the environment that runs the benchmark, installed there or on its path only."""
+"""`tinyzero` in the environment that runs the benchmark, whether it is installed there or only on the path."""
 
 
 def machine(*distributions: str) -> dict[str, str]:
-    """Where and with what a benchmark runs.
-
-    Args:
-        distributions: those whose version matters, beside tinyzero-sdk.
-    """
+    """The date, the machine, its load over the last minute, and the versions of tinyzero-sdk and `distributions`."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             processor = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -38,9 +35,37 @@ def machine(*distributions: str) -> dict[str, str]:
     }
 
 
-def print_machine(*distributions: str) -> None:
-    """Print `machine` in one line; the load is that of the minute before."""
-    print(", ".join(f"{name} {value}" for name, value in machine(*distributions).items()), end="\n\n", flush=True)
+def print_machine(*distributions: str) -> dict[str, str]:
+    """Print `machine` in one line, and return it."""
+    found = machine(*distributions)
+    print(", ".join(f"{name} {value}" for name, value in found.items()), end="\n\n", flush=True)
+    return found
+
+
+def fixed_workload(model: Path, *, prompt_tokens: int, new_tokens: int, steps: int) -> list[str]:
+    """Arguments of `tinyzero train` for full-length completions of prompts of one length, and little else."""
+    return [
+        *("--task", str(Path(__file__).with_name("fixed_task.py")), "--model", str(model)),
+        *(f"task.prompt_tokens={prompt_tokens}", "data.prompt_template=base", f"run.steps={steps}"),
+        *(f"rollout.max_completion_tokens={new_tokens}", "rollout.ignore_eos=true", "rollout.return_logprobs=never"),
+        *("eval.num_problems=8", "eval.every=0", "eval.greedy=false", "log.rollouts_every=0", "checkpoint.every=0"),
+        f"reward.num_workers={min(8, os.cpu_count() or 1)}",
+    ]
+
+
+def last_of_each(arguments: Sequence[str]) -> list[str]:
+    """Arguments of `tinyzero` with the last setting of each key only; flags stay as they are.
+
+    Example:
+        >>> last_of_each(["--recipe", "ppo", "a.b=1", "--model", "x", "c.d=2", "a.b=3"])
+        ['--recipe', 'ppo', '--model', 'x', 'c.d=2', 'a.b=3']
+    """
+    last = {word.partition("=")[0]: index for index, word in enumerate(arguments)}
+    return [
+        word
+        for index, word in enumerate(arguments)
+        if "=" not in word or word.startswith("-") or last[word.partition("=")[0]] == index
+    ]
 
 
 def table(title: str, rows: Mapping[str, Mapping[str, str]]) -> str:
@@ -51,16 +76,16 @@ def table(title: str, rows: Mapping[str, Mapping[str, str]]) -> str:
         rows: by name, the cells by the head of their column; all rows have the same columns.
     """
     columns = list(next(iter(rows.values())))
-    drawn = Table(title, *columns, box=MARKDOWN)
+    markdown = Table(title, *columns, box=MARKDOWN)
     for name, cells in rows.items():
-        drawn.add_row(name, *(cells[column] for column in columns))
-    # Never so narrow that a cell is broken; and cells as they stand, whatever brackets or colons they hold.
+        markdown.add_row(name, *(cells[column] for column in columns))
+    # Wide enough for every cell, with brackets and colons printed as they are.
     console = Console(width=1000, markup=False, emoji=False, highlight=False)
     with console.capture() as capture:
-        console.print(drawn)
+        console.print(markdown)
     return "\n".join(line.rstrip() for line in capture.get().strip().splitlines()) + "\n"
 
 
 def print_table(title: str, rows: Mapping[str, Mapping[str, str]]) -> None:
-    """Print what `table` gives."""
-    print(table(title, rows), end="")
+    """Print a Markdown table; see `table`."""
+    print(table(title, rows), end="", flush=True)

@@ -16,7 +16,7 @@ import typer
 from benchmarks.common import machine, print_machine, print_table
 from tinyzero_sdk import load_task
 from tinyzero_sdk.fuzz import FuzzReport, fuzz
-from tinyzero_sdk.fuzz.findings import SAYS
+from tinyzero_sdk.fuzz.findings import DESCRIPTIONS
 from tinyzero_sdk.workers.process import count_cores
 
 VERSIONS = ("tinyzero-countdown", "tinyzero-multiply", "tinyzero-gsm8k")
@@ -38,7 +38,7 @@ def find_hole(name: str, seeds: int, limit: float) -> dict[str, Any]:
         "slowest": _median([max(report.seconds for report in reports)]) if len(found) == seeds else None,
         "tried": _median([report.tried if report.findings else None for report in reports]),
         "smallest": shortest.completion if shortest else None,
-        "says": SAYS[shortest.kind] if shortest else None,
+        "says": DESCRIPTIONS[shortest.kind] if shortest else None,
     }
 
 
@@ -75,7 +75,7 @@ def main(
         print_table(title, {name: _clean_row(report) for name, report in clean.items()})
         for name, report in clean.items():
             for finding in report.findings:
-                print(f"{name}: {SAYS[finding.kind]}: {finding.completion!r} for {finding.ground_truth!r}")
+                print(f"{name}: {DESCRIPTIONS[finding.kind]}: {finding.completion!r} for {finding.ground_truth!r}")
 
 
 def _row(hole: dict[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Tokens a second of the rollout engine `torch` beside vLLM's own offline generation: same model, same requests.
+"""Tokens per second of the rollout engine `torch` and of vLLM's offline generation: same model, same requests.
 
 python benchmarks/rollout.py                  a model of about ten million parameters, 4,096 × 256 tokens
 python benchmarks/rollout.py --shape 0.5B --prompts 128 --samples 8 --prompt-tokens 140 --new-tokens 1024
@@ -6,7 +6,6 @@ python benchmarks/rollout.py --shape 0.5B --prompts 128 --samples 8 --prompt-tok
 
 import json
 import os
-import subprocess
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -19,13 +18,14 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.common import machine, print_machine, print_table
+from benchmarks.commands import KILLED, run
+from benchmarks.common import print_machine, print_table
 from benchmarks.shapes import write_model
 
 ENGINES = ("torch", "vllm")
 DISTRIBUTIONS = ("torch", "transformers", "tinyzero-trainer")
-TOKENS = 1000
-"""Prompts are of the first so many tokens."""
+VOCABULARY = 1000
+"""Prompts are random tokens below this number."""
 
 
 def main(
@@ -34,19 +34,22 @@ def main(
     samples: Annotated[int | None, typer.Option(help="completions of each: 16, and 4 on the CPU")] = None,
     prompt_tokens: int = 24,
     new_tokens: Annotated[int | None, typer.Option(help="of each completion: 256, and 32 on the CPU")] = None,
-    repeat: Annotated[int, typer.Option(help="repetitions after one that warms up; the median counts")] = 3,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; none = a GPU where there is one")] = None,
-    engine: Annotated[list[str] | None, typer.Option(help="torch, vllm; none = both")] = None,
+    repeat: Annotated[int, typer.Option(help="repetitions after a warm-up; the median counts")] = 3,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU if there is one")] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="torch, vllm; default: both")] = None,
     vllm_option: Annotated[list[str] | None, typer.Option(help="KEY=JSON for vLLM's LLM")] = None,
     limit: Annotated[float, typer.Option(help="seconds for each engine")] = 600,
-    output: Annotated[Path | None, typer.Option(help="JSON of the results")] = None,
+    output: Annotated[Path | None, typer.Option(help="JSON file for the results")] = None,
     worker: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Measure each engine in a process of its own, with log-probabilities and without."""
+    """Measure each engine in a separate process, with log-probabilities and without."""
     if worker is not None:
         work(json.loads(worker))
         return
-    device = device or ("cuda" if has_gpu() else "cpu")
+    if device is None:
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     few = device == "cpu"
     job = {
         "prompts": prompts or (8 if few else 256),
@@ -55,10 +58,9 @@ def main(
         "new_tokens": new_tokens or (32 if few else 256),
         "repeat": repeat,
         "device": device,
-        "vllm": dict(read_option(word) for word in vllm_option or []),
+        "vllm": {key: json.loads(value) for key, _, value in (one.partition("=") for one in vllm_option or [])},
     }
-    print_machine(*DISTRIBUTIONS)
-    found: dict[str, Any] = {"machine": machine(*DISTRIBUTIONS), "shape": shape, "job": job, "engines": {}}
+    found: dict[str, Any] = {"machine": print_machine(*DISTRIBUTIONS), "shape": shape, "job": job, "engines": {}}
     with TemporaryDirectory() as folder:
         found["parameters"] = write_model(Path(folder, "model"), shape)
         for name in engine or ENGINES:
@@ -70,41 +72,25 @@ def main(
     show(found)
 
 
-def has_gpu() -> bool:
-    """Whether torch can see one."""
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def read_option(word: str) -> tuple[str, Any]:
-    """`KEY=JSON`."""
-    key, _, value = word.partition("=")
-    return key, json.loads(value)
-
-
 def measure(name: str, job: dict[str, Any], limit: float) -> dict[str, Any]:
-    """What a process with this engine finds, or why it does not."""
+    """What a process with this engine measures, or why it fails."""
     if name == "vllm" and find_spec("vllm") is None:
         return {"error": "vLLM is not installed"}
     command = [sys.executable, __file__, "--worker", json.dumps({**job, "engine": name})]
-    path = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_WAIT_POLICY": "PASSIVE"}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, env=environment)
-    except subprocess.TimeoutExpired:
+    done = run(command, limit, env={"OMP_WAIT_POLICY": "PASSIVE"})
+    if done.code == KILLED:
         return {"error": f"not done after {limit:g} s"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"found": ')]
-    if done.returncode or not lines:
-        return {"error": (done.stderr or done.stdout)[-2000:]}
-    result: dict[str, Any] = json.loads(lines[-1])["found"]
+    results = [line for _, line in done.lines if line.startswith('{"found": ')]
+    if done.code or not results:
+        return {"error": done.output[-2000:]}
+    result: dict[str, Any] = json.loads(results[-1])["found"]
     return result
 
 
 def work(job: dict[str, Any]) -> None:
-    """In a process of its own: start an engine, and time it."""
+    """In the separate process: start an engine, and time it."""
     random, started = Random(0), time.perf_counter()
-    prompts = [[random.randrange(TOKENS) for _ in range(job["prompt_tokens"])] for _ in range(job["prompts"])]
+    prompts = [[random.randrange(VOCABULARY) for _ in range(job["prompt_tokens"])] for _ in range(job["prompts"])]
     start = start_torch if job["engine"] == "torch" else start_vllm
     generate, about = start(job, prompts)
     about["start_s"] = time.perf_counter() - started
@@ -115,7 +101,7 @@ def work(job: dict[str, Any]) -> None:
             tokens = generate(logprobs, number)
             seconds.append(time.perf_counter() - began)
         expected = job["prompts"] * job["samples"] * job["new_tokens"]
-        assert tokens == expected, f"{tokens} tokens came, expected {expected}"
+        assert tokens == expected, f"got {tokens} tokens, expected {expected}"
         name = "with log-probs" if logprobs else "without"
         about[name] = {"seconds": seconds, "tokens_per_s": tokens / median(seconds[1:] or seconds)}
     print(json.dumps({"found": about}), flush=True)
@@ -146,9 +132,9 @@ def start_torch(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dic
 
 
 def start_vllm(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dict[str, Any]]:
-    """vLLM in this process, with CUDA graphs; no text is made of the tokens, as with the other engine."""
+    """vLLM in this process, with CUDA graphs; tokens are not decoded, as with the other engine."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it asks for flashinfer even where that is missing
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it needs flashinfer, which may be missing
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
     from vllm import LLM, SamplingParams
 
@@ -180,7 +166,7 @@ def start_vllm(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dict
 
 
 def add_ratios(found: dict[str, Any]) -> None:
-    """How many times vLLM's rate ours is, where both are known."""
+    """The rate of `torch` over that of vLLM, if both are known."""
     ours, theirs = (found["engines"].get(name, {}) for name in ENGINES)
     found["ratio"] = {
         name: ours[name]["tokens_per_s"] / theirs[name]["tokens_per_s"]
@@ -190,7 +176,7 @@ def add_ratios(found: dict[str, Any]) -> None:
 
 
 def show(found: dict[str, Any]) -> None:
-    """Print a table, and what failed."""
+    """Print a table, and the errors."""
     rows = {}
     for name, engine in found["engines"].items():
         if "error" in engine:

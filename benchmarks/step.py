@@ -1,10 +1,9 @@
-"""One training step of a 0.5B model on one GPU, part by part; with --trl beside TRL's GRPOTrainer doing the same job.
+"""The phases of one training step of a 0.5B model on one GPU; with --trl, TRL's GRPOTrainer on the same job.
 
 python benchmarks/step.py --engine torch --engine vllm --trl measured --trl best
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -13,20 +12,23 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.common import TINYZERO, machine, print_machine, table
+from benchmarks.commands import run, watch_gpu_memory
+from benchmarks.common import TINYZERO, fixed_workload, print_machine, print_table
 from benchmarks.shapes import write_model
-from benchmarks.watching import Watched, run_watched
-from tinyzero_trainer.monitoring.metrics_log import read_metrics
+from benchmarks.training import mean_timings, metrics_of
 
 CEILING = 790e12
-"""Floating-point operations a second that a bf16 matrix product reaches on an H200."""
+"""bf16 FLOP/s that a matrix product reaches on an H200."""
 
 TRL = {
     "measured": (16, {}),
     "liger": (32, {"use_liger_kernel": True, "vllm_importance_sampling_correction": False}),
     "best": (16, {"vllm_importance_sampling_correction": False, "torch_compile": True}),
 }
-"""Micro-batch and settings: the configuration whose figures are quoted, and the quicker ones that were found."""
+"""Micro-batch size and settings: a plain configuration, and the faster ones that were found."""
+
+Job = dict[str, int]
+"""A step's work: prompts, samples, prompt_tokens, new_tokens; and the number of steps."""
 
 
 def main(
@@ -38,106 +40,92 @@ def main(
     steps: int = 3,
     engine: Annotated[list[str] | None, typer.Option(help="torch, vllm")] = None,
     trl: Annotated[list[str] | None, typer.Option(help=f"one of {', '.join(TRL)}")] = None,
-    word: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for tinyzero train")] = None,
-    limit: Annotated[float, typer.Option(help="seconds for each")] = 400,
-    output: Annotated[Path | None, typer.Option(help="JSON of the results")] = None,
+    override: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for tinyzero train")] = None,
+    limit: Annotated[float, typer.Option(help="seconds for each run")] = 400,
+    output: Annotated[Path | None, typer.Option(help="JSON file for the results")] = None,
 ) -> None:
     """Measure, and print a table."""
-    print_machine("torch", "transformers", "tinyzero-trainer")
-    found: dict[str, Any] = {"machine": machine("torch", "transformers", "tinyzero-trainer"), "runs": {}}
-    names = ("prompts", "samples", "prompt_tokens", "new_tokens", "steps")
-    job = dict(zip(names, (prompts, samples, prompt_tokens, new_tokens, steps), strict=True))
+    found: dict[str, Any] = {"machine": print_machine("torch", "transformers", "tinyzero-trainer"), "runs": {}}
+    job = {"prompts": prompts, "samples": samples, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
+    job["steps"] = steps
+
+    def add(name: str, result: dict[str, Any]) -> None:
+        """Save it now, in case the next run fails."""
+        found["runs"][name] = result
+        print(json.dumps(found["runs"]), flush=True)
+        if output is not None:
+            output.write_text(json.dumps(found, indent=2))
+
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
         parameters = write_model(folder / "model", shape)
         for name in engine if engine is not None else ([] if trl else ["torch"]):
-            words = [f"rollout.engine={name}", *(word or [])]
-            found["runs"][f"tinyzero, {name}"] = ours(folder, job, words, parameters, limit)
-            save(found, output)
+            overrides = [f"rollout.engine={name}", *(override or [])]
+            add(f"tinyzero, {name}", run_tinyzero(folder, job, overrides, parameters, limit))
         for name in trl or []:
-            found["runs"][f"TRL, {name}"] = theirs(folder, job, *TRL[name], limit)
-            save(found, output)
-    rows = {name: cells(run, job) for name, run in found["runs"].items()}
-    print(table(f"{shape}, {prompts} × {samples} × ({prompt_tokens} + {new_tokens}) tokens", rows))
+            add(f"TRL, {name}", run_trl(folder, job, *TRL[name], limit))
+    rows = {name: cells(result, job) for name, result in found["runs"].items()}
+    print_table(f"{shape}, {prompts} × {samples} × ({prompt_tokens} + {new_tokens}) tokens", rows)
 
 
-def save(found: dict[str, Any], output: Path | None) -> None:
-    """Now, in case the next one fails."""
-    print(json.dumps(found["runs"]), flush=True)
-    if output is not None:
-        output.write_text(json.dumps(found, indent=2))
-
-
-def ours(folder: Path, job: dict[str, int], words: list[str], parameters: int, limit: float) -> dict[str, Any]:
+def run_tinyzero(folder: Path, job: Job, overrides: list[str], parameters: int, limit: float) -> dict[str, Any]:
     """Means over all steps but the first."""
-    run = folder / "-".join(words).replace("/", "_")[:60]
-    ran = run_watched([*TINYZERO, "train", *settings(folder / "model", run, job), *words], limit)
-    rows = read_metrics(run / "metrics.jsonl")[2:] if (run / "metrics.jsonl").exists() else []
+    directory = folder / "-".join(overrides).replace("/", "_")[:60]
+    with watch_gpu_memory() as memory:
+        arguments = [*train_arguments(folder / "model", job), "--output", str(directory), *overrides]
+        done = run([*TINYZERO, "train", *arguments], limit)
+    peak, rows = memory.peak(), metrics_of(directory)[2:]
     if not rows:
-        return {"error": ran.timed_output[-2000:], "peak_gb": peak_gb(ran)}
-    seconds = {name: fmean(row[name] for row in rows) for name in rows[0] if name.startswith("timing_s/")}
-    tokens = job["prompts"] * job["samples"] * (job["prompt_tokens"] + job["new_tokens"])
-    update = seconds["timing_s/update_actor"]
+        return {"error": done.timed_output[-2000:], "peak_bytes": peak}
+    seconds = mean_timings(rows)
     return {
         "step_s": [row["timing_s/step"] for row in rows],
         "timing_s": seconds,
-        "mfu": 6 * parameters * tokens / update / CEILING,
+        "mfu": 6 * parameters * tokens_of(job) / seconds["timing_s/update_actor"] / CEILING,
         "rollout_tokens_per_s": job["prompts"] * job["samples"] * job["new_tokens"] / seconds["timing_s/gen"],
-        "peak_gb": peak_gb(ran),
-        "words": words,
+        "peak_bytes": peak,
+        "overrides": overrides,
     }
 
 
-def settings(model: Path, run: Path, job: dict[str, int]) -> list[str]:
-    """Of `tinyzero train`: full-length completions of prompts of one length, and little else."""
-    return [
-        "--task", str(Path(__file__).with_name("fixed_task.py")), "--model", str(model),
-        "--output", str(run), f"task.prompt_tokens={job['prompt_tokens']}", "data.prompt_template=base",
-        f"data.prompts_per_step={job['prompts']}", f"rollout.group_size={job['samples']}",
-        f"rollout.max_completion_tokens={job['new_tokens']}", "rollout.ignore_eos=true",
-        "rollout.return_logprobs=never",
-        f"run.steps={job['steps']}", "eval.num_problems=8", "eval.every=0", "eval.greedy=false", "log.rollouts_every=0",
-        "checkpoint.every=0", "optimizer.micro_batch_tokens=32768", f"reward.num_workers={min(8, os.cpu_count() or 1)}",
-    ]  # fmt: skip
+def train_arguments(model: Path, job: Job) -> list[str]:
+    """Of `tinyzero train`."""
+    work = fixed_workload(model, prompt_tokens=job["prompt_tokens"], new_tokens=job["new_tokens"], steps=job["steps"])
+    batch = [f"data.prompts_per_step={job['prompts']}", f"rollout.group_size={job['samples']}"]
+    return [*work, *batch, "optimizer.micro_batch_tokens=32768"]
 
 
-def theirs(
-    folder: Path, job: dict[str, int], micro_batch: int, options: dict[str, Any], limit: float
-) -> dict[str, Any]:
+def tokens_of(job: Job) -> int:
+    """Prompt and completion tokens of a step."""
+    return job["prompts"] * job["samples"] * (job["prompt_tokens"] + job["new_tokens"])
+
+
+def run_trl(folder: Path, job: Job, micro_batch: int, options: dict[str, Any], limit: float) -> dict[str, Any]:
     """Seconds of each step but the first."""
     command = [sys.executable, str(Path(__file__).with_name("trl_step.py")), str(folder / "model")]
-    command += [f"--{name.replace('_', '-')}={value}" for name, value in job.items()]
-    command += [
-        f"--micro-batch={micro_batch}",
-        *(f"--option={key}={json.dumps(value)}" for key, value in options.items()),
-    ]
-    ran = run_watched(command, limit, cwd=folder)
-    lines = [json.loads(line) for line in ran.output.splitlines() if line.startswith('{"step_s"')]
-    seconds = [line["step_s"] for line in lines]
+    command += [f"--{name.replace('_', '-')}={value}" for name, value in (job | {"micro_batch": micro_batch}).items()]
+    command += [f"--option={key}={json.dumps(value)}" for key, value in options.items()]
+    with watch_gpu_memory() as memory:
+        done = run(command, limit, cwd=folder)
+    seconds = [json.loads(line)["step_s"] for line in done.output.splitlines() if line.startswith('{"step_s"')]
     if not seconds:
-        return {"error": ran.timed_output[-2000:], "peak_gb": peak_gb(ran)}
-    return {"step_s": seconds[1:] or seconds, "peak_gb": peak_gb(ran), "options": options, "micro_batch": micro_batch}
+        return {"error": done.timed_output[-2000:], "peak_bytes": memory.peak()}
+    measured = {"step_s": seconds[1:] or seconds, "peak_bytes": memory.peak()}
+    return {**measured, "options": options, "micro_batch": micro_batch}
 
 
-def peak_gb(ran: Watched) -> float | None:
-    """Most memory that the run had on the GPU, in GB; None = nobody could be asked."""
-    most = ran.watch.most()
-    return None if most is None else most / 1e9
-
-
-def cells(run: dict[str, Any], job: dict[str, int]) -> dict[str, str]:
+def cells(result: dict[str, Any], job: Job) -> dict[str, str]:
     """A row of the table."""
-    tokens = job["prompts"] * job["samples"] * (job["prompt_tokens"] + job["new_tokens"])
-    step, parts = fmean(run["step_s"]) if "step_s" in run else None, run.get("timing_s", {})
-    names = ("gen", "update_actor", "update_weights", "reward")
-    rest = 1 - (parts["timing_s/gen"] + parts["timing_s/update_actor"]) / parts["timing_s/step"] if parts else None
+    step, seconds = fmean(result["step_s"]) if "step_s" in result else None, result.get("timing_s", {})
+    phases = ("gen", "update_actor", "update_weights", "reward")
+    busy = seconds["timing_s/gen"] + seconds["timing_s/update_actor"] if seconds else 0.0
     return {
         "step": "failed" if step is None else f"{step:.1f} s",
-        "tokens/s": "" if step is None else f"{tokens / step:,.0f}",
-        **{name: f"{parts[f'timing_s/{name}']:.2f} s" if parts else "" for name in names},
-        "all else": "" if rest is None else f"{100 * rest:.1f} %",
-        "MFU": f"{100 * run['mfu']:.1f} %" if "mfu" in run else "",
-        "peak": "" if run["peak_gb"] is None else f"{run['peak_gb']:.0f} GB",
+        "tokens/s": "" if step is None else f"{tokens_of(job) / step:,.0f}",
+        **{name: f"{seconds[f'timing_s/{name}']:.2f} s" if seconds else "" for name in phases},
+        "all else": f"{100 * (1 - busy / seconds['timing_s/step']):.1f} %" if seconds else "",
+        "MFU": f"{100 * result['mfu']:.1f} %" if "mfu" in result else "",
+        "peak": "" if result["peak_bytes"] is None else f"{result['peak_bytes'] / 1e9:.0f} GB",
     }
 
 

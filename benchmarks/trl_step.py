@@ -1,6 +1,6 @@
-"""Training steps of TRL's GRPOTrainer with vLLM on the same GPU, for `step.py` to stand beside ours.
+"""Training steps of TRL's GRPOTrainer with colocated vLLM, for `step.py` to compare with ours.
 
-Not a benchmark by itself: `python benchmarks/step.py --trl …` runs it. Prints one JSON line a step.
+Not a benchmark by itself: `python benchmarks/step.py --trl …` runs it. Prints one JSON line per step.
 """
 
 import json
@@ -23,8 +23,8 @@ def main(
     micro_batch: int = 16,
     option: Annotated[list[str] | None, typer.Option(help="KEY=JSON of GRPOConfig")] = None,
 ) -> None:
-    """Train for some steps, and print what each took."""
-    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it asks for flashinfer even where that is missing
+    """Train for some steps, and print the seconds of each."""
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it needs flashinfer, which may be missing
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer

@@ -1,1 +1,1 @@
-"""What `benchmarks/several_gpus.py` is made of."""
+"""The suites of `benchmarks/several_gpus.py`, the scheduler of their jobs, and the tables of their results."""

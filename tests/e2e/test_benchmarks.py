@@ -1,5 +1,6 @@
-"""The benchmarks find the faults they look for, and every one of them is documented. None is run here."""
+"""The benchmarks find the faults they look for, and every script is documented and can be imported."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -10,18 +11,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import common, data, host, house, learn, score_file, small_gpu, startup, watching
+from benchmarks import commands, common, data, host, house, learn, score_file, small_gpu, startup
 from benchmarks import step as step_benchmark
 
 BENCHMARKS = Path(common.__file__).parent
 SOLVABLE, UNSOLVABLE = ((3, 5, 17), 4), ((1, 1, 1), 100)
 
 
-@pytest.mark.parametrize(
-    "script", sorted({path.name for path in BENCHMARKS.glob("*.py")} - {"common.py", "training.py"})
-)
-def test_every_script_is_documented(script):
-    assert f"`benchmarks/{script}" in (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("script", sorted(path.stem for path in BENCHMARKS.glob("*.py")))
+def test_every_script_can_be_imported_and_is_documented(script):
+    importlib.import_module(f"benchmarks.{script}")
+    if script not in ("common", "training"):
+        assert f"`benchmarks/{script}.py" in (BENCHMARKS / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -51,10 +52,12 @@ def test_the_gain_is_that_of_the_last_step_over_the_first():
         {"step": 1, "timing_s/testing": 2.0},
         {"step": 2, learn.held_out_key("countdown"): 0.5, learn.size_key("countdown"): 400.0},
     ]
-    learnt = learn.learning(rows, learn.Times(first_line=1.0, evaluated=5.0, whole=60.0))
-    assert (learnt.before, learnt.after, learnt.evaluation_seconds) == (0.2, 0.5, 3.0)
-    assert learnt.points == pytest.approx(30)
-    assert learnt.percent(learnt.before) == "20.0 ± 2.0 %"
+    lines = [(1.0, "countdown"), (5.0, "held-out accuracy before training: 20.0 %"), (60.0, "done")]
+    found = learn.learning(rows, commands.Finished(lines, 0, 61.0))
+    assert (found.before, found.after, found.evaluation) == (0.2, 0.5, 3.0)
+    assert (found.first_line, found.evaluated, found.whole) == (1.0, 5.0, 61.0)
+    assert found.gain == pytest.approx(30)
+    assert learn.with_error(found.before, found.problems) == "20.0 ± 2.0 %"
 
 
 def test_a_table_is_markdown_whatever_its_cells_hold(capsys):
@@ -92,7 +95,7 @@ def test_the_file_to_score_is_what_it_claims(tmp_path):
     assert len({row["extra_info"]["key"] for row in rows}) == 64 / score_file.SAMPLES
 
 
-def test_what_a_small_model_reached_in_time_is_told_from_what_it_reached():
+def test_a_small_model_has_an_accuracy_within_the_time_and_one_at_the_end():
     accuracy, size = learn.held_out_key("countdown"), learn.size_key("countdown")
     rows = [{"step": 0, accuracy: 0.2, size: 100.0, "model/parameters": 9.8e6, "timing_s/testing": 9.0}]
     for step in range(1, 101):
@@ -109,17 +112,20 @@ def test_what_a_small_model_reached_in_time_is_told_from_what_it_reached():
 
 
 @pytest.mark.slow
-def test_a_command_at_its_limit_is_killed_with_all_that_it_started():
-    child = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
-    ran = watching.run_watched([sys.executable, "-c", child], 2)
-    assert ran.code == watching.KILLED
-    pid, said = filter(None, ran.output.splitlines())
-    assert said == "stopped after 2 s"
-    deadline = time.monotonic() + 45
-    while _runs(int(pid)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not _runs(int(pid))
-    failed = watching.run_watched([sys.executable, "-c", "import sys; print('out'); sys.exit('why')"], 10)
+def test_a_command_at_its_limit_is_killed_with_all_its_processes_even_detached_ones():
+    child = (
+        "import subprocess, time; gone = subprocess.Popen(['sleep', '600'], start_new_session=True); "
+        "print(gone.pid, flush=True); time.sleep(600)"
+    )
+    printed = []
+    ran = commands.run(
+        [sys.executable, "-c", child], 600, until=lambda: printed, on_line=lambda _, line: printed.append(line)
+    )
+    assert (ran.code, ran.output.splitlines()) == (0, printed)
+    assert not _runs(int(printed[0]))
+    ran = commands.run(["sleep", "600"], 0.1)
+    assert (ran.code, ran.output) == (commands.KILLED, "stopped after 0.1 s")
+    failed = commands.run([sys.executable, "-c", "import sys; print('out'); sys.exit('why')"], 600)
     assert (failed.code, sorted(failed.output.split())) == (1, ["out", "why"])
 
 
@@ -132,10 +138,12 @@ def _runs(pid):
 
 def test_a_step_that_failed_has_a_row_like_the_others():
     job = {"prompts": 128, "samples": 8, "prompt_tokens": 140, "new_tokens": 1024}
-    parts = dict.fromkeys(("gen", "update_actor", "update_weights", "reward"), 2.0)
-    seconds = {f"timing_s/{name}": value for name, value in (parts | {"step": 16.0}).items()}
+    phases = dict.fromkeys(("gen", "update_actor", "update_weights", "reward"), 2.0)
+    seconds = {f"timing_s/{name}": value for name, value in (phases | {"step": 16.0}).items()}
     ours = {"step_s": [14.0, 16.0], "timing_s": seconds, "mfu": 0.46}
-    rows = [step_benchmark.cells(run, job) for run in (ours | {"peak_gb": 84.7}, {"error": "…", "peak_gb": None})]
+    rows = [
+        step_benchmark.cells(run, job) for run in (ours | {"peak_bytes": 84.7e9}, {"error": "…", "peak_bytes": None})
+    ]
     assert rows[0].keys() == rows[1].keys()
     assert rows[0]["tokens/s"] == "79,462"
     assert (rows[0]["MFU"], rows[0]["peak"], rows[0]["gen"]) == ("46.0 %", "85 GB", "2.00 s")
