@@ -26,7 +26,7 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import compose, gather, make_config
 from tinyzero_trainer.config.parallel import parallel_dims
 from tinyzero_trainer.config.resume import resume_config
-from tinyzero_trainer.controller.collector import RolloutBatch
+from tinyzero_trainer.controller.pending_batch import RolloutBatch
 from tinyzero_trainer.sft.default_model import SETTINGS
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
