@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from tests.trainer.conftest import random_model
 from tests.trainer.doctor.machines import facts_of, seen
 from tinyzero_trainer.models import files as model_files
-from tinyzero_trainer.models.files import Model, find_fault, find_model
+from tinyzero_trainer.models.files import Fault, Model, find_model
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model
 
@@ -77,6 +77,10 @@ def split_in_two(directory: Path) -> None:
         held = {name: tensors[name] for name in tensors if names[name] == file}
         save_file(held, directory / file, {"format": "pt"})
     (directory / model_files.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+
+def find_fault(directory: Path) -> Fault | None:
+    return find_model("m", directory, directory).fault
 
 
 def cut(file: str, size: int) -> Callable[[Path], None]:

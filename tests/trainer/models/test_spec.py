@@ -25,7 +25,7 @@ from tests.trainer.models.test_files import empty_snapshot
 from tests.trainer.plan.planned import COMMON, HALF_B, PUBLISHED, SPECS
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.models.hub import find_spec
-from tinyzero_trainer.models.well_known import well_known
+from tinyzero_trainer.models.spec import well_known
 
 ARCHITECTURES: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**COMMON),
@@ -60,9 +60,8 @@ def test_parameters_are_counted_exactly(name: str, tmp_path: Path) -> None:
 
 def test_well_known_models_need_no_download() -> None:
     assert {name: SPECS[name].parameters for name in PUBLISHED} == PUBLISHED
-    of_the_same_shape = {SPECS[name].parameters for name in SPECS.keys() - PUBLISHED.keys()}
-    assert of_the_same_shape <= set(PUBLISHED.values())
     assert well_known("Qwen/Qwen2.5-0.5B-Instruct") == replace(SPECS[HALF_B], name="Qwen/Qwen2.5-0.5B-Instruct")
+    assert well_known("Qwen/Qwen2.5-Math-7B") == replace(SPECS["Qwen/Qwen2.5-7B"], name="Qwen/Qwen2.5-Math-7B")
     assert well_known("Qwen/Qwen2.5-0.5B-Something") is None
 
 
@@ -109,7 +108,7 @@ LLAMA = {key: value for key, value in LlamaConfig(**COMMON).to_dict().items() if
         ({"model_type": "own", "auto_map": {"AutoConfig": "code.Config"}}, "it brings code of its own in auto_map"),
     ],
 )
-def test_each_fault_is_told_in_a_line(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_each_fault_is_one_line(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     content = {**LLAMA, **changes}
     (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(SettingsError) as caught:

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from tests.trainer.configurations import said
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.models.well_known import WELL_KNOWN, well_known
+from tinyzero_trainer.models.spec import WELL_KNOWN
 
 HALF_B = "Qwen/Qwen2.5-0.5B"
-SPECS = {name: spec for name in WELL_KNOWN if (spec := well_known(name)) is not None}
+SPECS = WELL_KNOWN
 GRPO = ("data.prompts_per_step=32", "rollout.group_size=8")
 """As TinyZero's users run it on one GPU, with 1,024 new tokens."""
 
@@ -33,18 +33,6 @@ PUBLISHED = {
     "Qwen/Qwen2.5-7B": 7_615_616_512,
     "Qwen/Qwen2.5-14B": 14_770_033_664,
     "Qwen/Qwen2.5-32B": 32_763_876_352,
-    "Qwen/Qwen3-0.6B": 596_049_920,
-    "Qwen/Qwen3-1.7B": 1_720_574_976,
-    "Qwen/Qwen3-4B": 4_022_468_096,
-    "Qwen/Qwen3-8B": 8_190_735_360,
-    "Qwen/Qwen3-14B": 14_768_307_200,
-    "Qwen/Qwen3-32B": 32_762_123_264,
-    "meta-llama/Llama-3.2-1B": 1_235_814_400,
-    "meta-llama/Llama-3.2-3B": 3_212_749_824,
-    "meta-llama/Llama-3.1-8B": 8_030_261_248,
-    "mistralai/Mistral-7B-v0.1": 7_241_732_096,
-    "mistralai/Mistral-7B-v0.3": 7_248_023_552,
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000,
 }
 """By the safetensors on the Hub."""
 SETTINGS = st.fixed_dictionaries(

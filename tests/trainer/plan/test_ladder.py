@@ -15,7 +15,7 @@ from tinyzero_trainer.estimate.memory import host_bytes
 from tinyzero_trainer.estimate.speed import predict_speed
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec
-from tinyzero_trainer.models.spec import ModelSpec
+from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
 from tinyzero_trainer.plan.plan import WORTHWHILE, Plan, make_plan
 
 RTX_4090 = find_gpu_spec("RTX 4090") or GpuSpec("", 0, 0, 0, 0)
@@ -49,8 +49,10 @@ def test_the_fewest_sequences_are_tried_though_they_are_no_half() -> None:
         "algorithm.kl_coefficient=0.001",
         "rollout.max_completion_tokens=257",
     )
-    name = "meta-llama/Llama-3.2-1B"
-    found = planned(SPECS[name], config_of(*words, "model.compile=false", model=name), 10)
+    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 128_256}
+    sizes |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64}
+    spec = spec_from_config("Llama-3.2-1B", {"model_type": "llama", "tie_word_embeddings": True, **sizes})
+    found = planned(spec, config_of(*words, "model.compile=false", model="Llama-3.2-1B"), 10)
     assert (found.fits, found.config.rollout.max_num_seqs) == (True, 16)
 
 

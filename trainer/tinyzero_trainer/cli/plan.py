@@ -68,19 +68,19 @@ def plan(
     from tinyzero_trainer.config.compose import compose, gather
     from tinyzero_trainer.config.parallel import flag_settings as ray_settings
     from tinyzero_trainer.config.tasks import flag_settings
-    from tinyzero_trainer.models.hub import find_spec, shape_of_own
+    from tinyzero_trainer.models.hub import find_spec
     from tinyzero_trainer.plan.limits import refuse_cpu, refuse_or_note
     from tinyzero_trainer.plan.target_gpu import choose_target, gpus_for
-    from tinyzero_trainer.sft.default_model import SETTINGS as SUIT_OWN_MODEL
+    from tinyzero_trainer.sft.default_model import SETTINGS, default_spec
 
     flags: dict[str, Any] = {**flag_settings(task or ()), "model.path": model, "run.recipe": recipe}
     flags |= ray_settings(gpus, address)
     overrides = gather(TrainConfig, flags, words or (), config)
     owned = get(overrides, "model.path") is None
-    resolved = compose(overrides, SUIT_OWN_MODEL if owned else None, needs_task=False).config
+    resolved = compose(overrides, SETTINGS if owned else None, needs_task=False).config
     refuse_cpu(resolved)
     target = choose_target(gpu, gpu_memory, resolved.run.device)
-    spec = shape_of_own(resolved.default_model) if owned else find_spec(resolved.model.path)
+    spec = default_spec(resolved.default_model) if owned else find_spec(resolved.model.path)
     for note in refuse_or_note(spec, resolved, prompt_tokens, gpus_for(gpu, gpu_memory)):
         warn(note)
     report = plan_for(spec, resolved, target, prompt_tokens)

@@ -118,15 +118,14 @@ def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     Also whether memory was planned for: before a model is made for minutes, not after.
     """
     from tinyzero_trainer.cli import preflight
-    from tinyzero_trainer.models.hub import shape_of_own
-    from tinyzero_trainer.sft.default_model import plan
+    from tinyzero_trainer.sft.default_model import default_spec, plan
 
     own = plan(overrides)
     if own is None:
         return overrides, False
     preflight.check(own.config, resume=False)
     stderr.print(own.about, soft_wrap=True, markup=False)
-    preflight.warn_of_memory(own.config, shape_of_own(own.config.default_model))
+    preflight.warn_of_memory(own.config, default_spec(own.config.default_model))
     return own.settle(), True
 
 

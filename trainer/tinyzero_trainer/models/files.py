@@ -5,38 +5,31 @@ Without torch and transformers, so that `tinyzero doctor` can report on a model 
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any, TypeAlias
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
-from tinyzero_trainer.models.spec import COUNTED, ModelSpec, spec_from_config
-from tinyzero_trainer.models.well_known import CONFIG_FILE, well_known
+from tinyzero_trainer.models.spec import CONFIG_FILE, COUNTED, ModelSpec, spec_from_config, well_known
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 """What transformers loads: one file, or those that the index names."""
 
-Sizes: TypeAlias = dict[str, tuple[int, ...]]
-"""Of tensors, by their names."""
-
 _POINTER = b"version https://git-lfs"
+"""Git leaves a text that begins so in place of a large file that Git LFS has not fetched."""
+
+Content = TypeVar("Content")
 
 
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong with a model's files."""
+class Fault(Exception):
+    """What is wrong with a model's files, and what to do; with a command, where one helps."""
 
-    what: str
-    do: str
-    command: str = ""
-
-    @property
-    def line(self) -> str:
-        """All in one line."""
-        return f"{self.what}; {self.do}{f': {self.command}' if self.command else ''}"
+    def __init__(self, what: str, do: str = "copy or download it again", command: str = "") -> None:
+        self.what, self.do, self.command = what, do, command
+        super().__init__(f"{what}; {do}{f': {command}' if command else ''}")
 
 
 @dataclass(frozen=True)
@@ -50,29 +43,18 @@ class Model:
     """Whether it is a directory; otherwise a name on the Hub."""
 
     parameters: int | None
-    """From the headers of its safetensors; None = there are none here, or they are broken."""
+    """From the headers of its safetensors; None if it has none here, or they are broken."""
 
     fault: Fault | None = None
-    """What is wrong with its files; None = nothing that can be seen without loading it."""
+    """What is wrong with its files; None if nothing can be seen without loading it."""
 
     shape: ModelSpec | None = None
-    """What memory depends on; None = not known."""
+    """What memory depends on; None = unknown."""
 
     @property
     def size(self) -> int | None:
-        """Parameters, of a model that is not here too; None = not known."""
+        """Parameters, also of a model that is not downloaded; None = unknown."""
         return self.parameters or (self.shape.parameters if self.shape else None)
-
-
-class _Broken(Exception):
-    """A file is not what it should be."""
-
-    def __init__(self, file: Path, what: str, command: str = "") -> None:
-        super().__init__(what)
-        self.fault = Fault(f"{file} {what}", "copy or download it again", command or _download(file.parent))
-
-
-# ---- where a model is ------------------------------------------------------------------------------------------------
 
 
 def hub_cache() -> Path:
@@ -88,200 +70,167 @@ def cached_snapshot(model: str, cache: Path) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(model, CONFIG_FILE, cache_dir=cache)
-    except HFValidationError:  # no name that the Hub allows
+        file = try_to_load_from_cache(model, CONFIG_FILE, cache_dir=cache)
+    except HFValidationError:  # not a name that the Hub allows
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(file).parent if isinstance(file, str) else None
 
 
 def find_model(name: str, path: Path, cache: Path) -> Model:
-    """A model that is a directory, or in the Hub's cache; of one that is neither, the shape if many people use it.
+    """A model that is a directory, or in the Hub's cache; of one that is neither, the shape if it is well known.
 
     Args:
         name: how the user calls it.
         path: the directory, or its name on the Hub.
         cache: of the Hub.
     """
-    local = path.expanduser()
-    if local.is_dir():
-        return _in_directory(name, local, local=True)
+    if path.expanduser().is_dir():
+        return _in_directory(name, path.expanduser(), local=True)
     snapshot = cached_snapshot(str(path), cache)
-    if snapshot is None or not _has_weights(snapshot):  # what is missing will be downloaded
+    if snapshot is None or not _is_complete(snapshot):  # what is missing will be downloaded
         return Model(name, False, None, shape=well_known(str(path)))
-    found = _in_directory(name, snapshot, local=False)
-    command = f"hf download {path} --force-download"
-    return replace(found, fault=found.fault and replace(found.fault, command=command))
+    return _in_directory(name, snapshot, local=False, download=f"hf download {path} --force-download")
 
 
-def _has_weights(snapshot: Path) -> bool:
+def _is_complete(snapshot: Path) -> bool:
     try:
-        return bool(weight_files(snapshot)) and not missing_files(snapshot)
-    except _Broken:
-        return True  # to be reported, since it is not downloaded again
+        files = weight_files(snapshot)
+    except Fault:
+        return True  # a broken index is reported: it would not be downloaded again
+    return bool(files) and all(file.is_file() for file in files)
 
 
-def _in_directory(name: str, directory: Path, *, local: bool) -> Model:
-    try:
-        sizes = read_sizes(directory)
-    except _Broken:
-        sizes = {}
+def _in_directory(name: str, directory: Path, *, local: bool, download: str = "") -> Model:
+    """The first fault is reported, and whatever can be read in spite of it."""
+    faults: list[Fault] = []
+
+    def read(reader: Callable[[Path], Content], otherwise: Content) -> Content:
+        try:
+            return reader(directory)
+        except Fault as fault:
+            faults.append(Fault(fault.what, fault.do, download or fault.command))
+            return otherwise
+
+    config, sizes = read(read_config, {}), read(read_sizes, {})
     parameters = sum(map(math.prod, sizes.values())) or None
-    return Model(name, local, parameters, fault=find_fault(directory), shape=_shape_of(name, directory, parameters))
-
-
-def _shape_of(name: str, directory: Path, parameters: int | None) -> ModelSpec | None:
-    try:
-        config = read_config(directory)
-        return spec_from_config(name, config, None if config["model_type"] in COUNTED else parameters)
-    except (_Broken, ArithmeticError, KeyError, TypeError, ValueError):
-        return None
-
-
-# ---- what is wrong with it -------------------------------------------------------------------------------------------
-
-
-def find_fault(directory: Path) -> Fault | None:
-    """Why a model's directory cannot be loaded; None where nothing can be seen without loading it."""
-    try:
-        config = read_config(directory)
-        if (directory / "tokenizer.json").is_file():
-            _read_object(directory / "tokenizer.json")
-        for missing in missing_files(directory):
-            raise _Broken(missing, f"is missing, which {INDEX} names")
-        sizes = read_sizes(directory)
-        if not sizes:
-            do = "give --model a directory with config.json, model.safetensors and tokenizer"
-            return Fault(f"{directory} holds no safetensors", do)
-        return mismatch(directory, config, sizes)
-    except _Broken as broken:
-        return broken.fault
+    is_counted = config.get("model_type") in COUNTED
+    spec = read(lambda _: _spec(name, directory, config, None if is_counted else parameters), None)
+    if is_counted and spec is not None and sizes and "quantization_config" not in config:
+        read(lambda _: _check_sizes(directory, spec, sizes), None)
+    return Model(name, local, parameters, faults[0] if faults else None, spec)
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """What config.json says.
+    """The content of config.json; reads the tokenizer too, if there is one, to see that it is whole.
 
     Raises:
-        _Broken: it says nothing of a model.
+        Fault: one of them is broken, or config.json names no architecture.
     """
     config = _read_object(directory / CONFIG_FILE)
     if not isinstance(config.get("model_type"), str):
-        raise _Broken(directory / CONFIG_FILE, "names no model_type")
+        raise _fault(directory / CONFIG_FILE, "names no model_type")
+    if (directory / "tokenizer.json").is_file():
+        _read_object(directory / "tokenizer.json")
     return config
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files with a model's weights, there or not; none if there is neither one file nor an index.
+    """The files with a model's weights, present or not; none if there is neither one file nor an index.
 
     Raises:
-        _Broken: the index is broken.
+        Fault: the index is broken.
     """
     if (directory / WEIGHTS).is_file():
         return [directory / WEIGHTS]
     if not (directory / INDEX).is_file():
         return []
-    named = _read_object(directory / INDEX).get("weight_map")
-    if not isinstance(named, dict) or not named:
-        raise _Broken(directory / INDEX, "names no files")
-    return [directory / name for name in sorted(map(str, named.values()))]
+    files = _read_object(directory / INDEX).get("weight_map")
+    if not isinstance(files, dict) or not files:
+        raise _fault(directory / INDEX, "names no files")
+    return sorted({directory / str(name) for name in files.values()})
 
 
-def missing_files(directory: Path) -> list[Path]:
-    """Files that the index names and that are not there."""
-    return [file for file in weight_files(directory) if not file.is_file()]
-
-
-def read_sizes(directory: Path) -> Sizes:
-    """The sizes of a model's tensors, by the headers of its files; empty if it has none.
+def read_sizes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """The sizes of a model's tensors, by name, from the headers of its files.
 
     Raises:
-        _Broken: a file is cut off, or is something else.
+        Fault: there are no weights, or a file is missing, cut off or something else.
     """
-    sizes: Sizes = {}
-    for file in dict.fromkeys(weight_files(directory)):
-        sizes |= _sizes_in(file)
+    files, sizes = weight_files(directory), dict[str, tuple[int, ...]]()
+    if not files:
+        do = "give --model a directory with config.json, model.safetensors and tokenizer"
+        raise Fault(f"{directory} holds no safetensors", do)
+    for file in files:
+        if not file.is_file():
+            raise _fault(file, f"is missing, which {INDEX} names")
+        try:
+            with safe_open(file, framework="numpy") as tensors:
+                sizes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise _damaged(file, f"is cut off, or is no safetensors file ({error})") from error
+        except OSError as error:
+            raise _unreadable(file, error) from error
     return sizes
 
 
-def _sizes_in(file: Path) -> Sizes:
-    _refuse_pointer(file)
+def _spec(name: str, directory: Path, config: dict[str, Any], parameters: int | None) -> ModelSpec | None:
     try:
-        with safe_open(file, framework="numpy") as tensors:
-            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        reason = str(error).rpartition(": ")[2] if "JSON" not in str(error) else "its header is invalid"
-        raise _Broken(file, f"is cut off, or is no safetensors file ({reason})") from error
-    except OSError as error:
-        raise _unreadable(file, error) from error
+        return spec_from_config(name, config, parameters)
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+        if config.get("model_type") not in COUNTED:
+            return None  # transformers knows what its config.json means
+        what = f"has no {error}" if isinstance(error, KeyError) else f"has impossible sizes ({error})"
+        raise _fault(directory / CONFIG_FILE, what) from error
 
 
-def _unreadable(file: Path, error: OSError) -> _Broken:
-    return _Broken(file, f"cannot be read ({error.strerror or error})", f"ls -l {quote(str(file))}")
+def _check_sizes(directory: Path, spec: ModelSpec, sizes: dict[str, tuple[int, ...]]) -> None:
+    """Raise a `Fault` if the weights do not have the sizes of config.json."""
+    found = {name.removeprefix("model."): size for name, size in sizes.items()}  # the head's name has no such prefix
+    for name, size in _expected_sizes(spec):
+        if found.get(name) != size:
+            has = f"one of {_by(found[name])}" if name in found else "none"
+            what = f"{directory / CONFIG_FILE} asks for {name} of {_by(size)}, and the weights have {has}"
+            raise Fault(what, "copy or download both again, of one model", _download(directory))
 
 
-def _refuse_pointer(file: Path) -> None:
-    """Git leaves a text of three lines in place of a large file that Git LFS has not fetched."""
-    try:
-        with file.open("rb") as stream:
-            is_pointer = stream.read(len(_POINTER)) == _POINTER
-    except OSError as error:
-        raise _unreadable(file, error) from error
-    if is_pointer:
-        raise _Broken(file, "is a pointer of Git LFS, not the file", f"git -C {quote(str(file.parent))} lfs pull")
+def _expected_sizes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield "embed_tokens.weight", (spec.vocabulary, spec.hidden)
+    for layer in range(spec.layers):
+        for name, (inside, outside) in spec.matrices.items():
+            block = "self_attn" if name in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
+            yield f"layers.{layer}.{block}.{name}.weight", (outside, inside)
+    if not spec.tied:
+        yield "lm_head.weight", (spec.vocabulary, spec.hidden)
 
 
 def _read_object(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise _Broken(file, "is missing")
-    _refuse_pointer(file)
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise _fault(file, "is missing") from error
     except OSError as error:
         raise _unreadable(file, error) from error
     except (ValueError, RecursionError) as error:
-        raise _Broken(file, "is not valid JSON") from error
+        raise _damaged(file, "is not valid JSON") from error
     if not isinstance(content, dict):
-        raise _Broken(file, "holds no JSON object")
+        raise _fault(file, "holds no JSON object")
     return content
 
 
-# ---- whether its files go together -----------------------------------------------------------------------------------
+def _fault(file: Path, what: str) -> Fault:
+    return Fault(f"{file} {what}", command=_download(file.parent))
 
 
-def mismatch(directory: Path, config: Mapping[str, Any], held: Sizes) -> Fault | None:
-    """Where the weights are not of the sizes that config.json tells of; only for the architectures counted here.
-
-    Args:
-        directory: the model's.
-        config: its config.json.
-        held: its tensors.
-    """
-    if config["model_type"] not in COUNTED or "quantization_config" in config:
-        return None
-    file = directory / CONFIG_FILE
-    try:
-        shape = spec_from_config("", config)
-    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
-        what = f"has no {error}" if isinstance(error, KeyError) else f"has impossible sizes ({error})"
-        return _Broken(file, what).fault
-    there = {name.removeprefix("model."): size for name, size in held.items()}  # the head's name has no such beginning
-    for name, size in _asked(shape):
-        if there.get(name) != size:
-            has = f"one of {_by(there[name])}" if name in there else "none"
-            do = "copy or download both again, of one model"
-            what = f"{file} asks for {name} of {_by(size)}, and the weights have {has}"
-            return Fault(what, do, _download(directory))
-    return None
+def _damaged(file: Path, what: str) -> Fault:
+    with file.open("rb") as stream:
+        if stream.read(len(_POINTER)) == _POINTER:
+            command = f"git -C {quote(str(file.parent))} lfs pull"
+            return Fault(f"{file} is a pointer of Git LFS, not the file", command=command)
+    return _fault(file, what)
 
 
-def _asked(shape: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Tensors that a model of a shape must have."""
-    yield "embed_tokens.weight", (shape.vocabulary, shape.hidden)
-    for layer in range(shape.layers):
-        for name, (inside, outside) in shape.matrices.items():
-            part = "self_attn" if name in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
-            yield f"layers.{layer}.{part}.{name}.weight", (outside, inside)
-    if not shape.tied:
-        yield "lm_head.weight", (shape.vocabulary, shape.hidden)
+def _unreadable(file: Path, error: OSError) -> Fault:
+    return Fault(f"{file} cannot be read ({error.strerror or error})", command=f"ls -l {quote(str(file))}")
 
 
 def _download(directory: Path) -> str:

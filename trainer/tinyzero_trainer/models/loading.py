@@ -117,7 +117,7 @@ def _loading_error(source: str, reason: str) -> str:
     """One line: which file is at fault, what is wrong with it, and what to do; by its files, or else by a reason."""
     fault = find_model(source, Path(source), hub_cache()).fault
     if fault is not None:
-        return f"cannot load the model {source!r}: {fault.line}"
+        return f"cannot load the model {source!r}: {fault}"
     advice = "give a directory with config.json, safetensors and tokenizer, or a model name on the Hub"
     return f"cannot load the model {source!r} ({reason}); {advice}"
 

@@ -1,11 +1,13 @@
-"""A model's shape, read from what transformers writes as config.json, and its exact number of parameters."""
+"""A model's sizes, read from what transformers writes as config.json, and its exact number of parameters. No torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+CONFIG_FILE = "config.json"
+
 COUNTED = ("llama", "mistral", "qwen2", "qwen3")
-"""Architectures (`model_type`) whose parameters are counted here; those of others are counted by transformers."""
+"""Architectures (`model_type`) whose parameters are counted here; transformers counts those of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +15,7 @@ class ModelSpec:
     """What memory and time depend on."""
 
     name: str
-    """How the user calls the model."""
+    """As the user gave it."""
 
     parameters: int
     """All of them; a head that is the embedding counts once."""
@@ -22,17 +24,11 @@ class ModelSpec:
     """Width of the residual stream."""
 
     layers: int
-    """Number of decoder layers."""
-
     heads: int
     """Attention heads."""
 
     kv_heads: int
-    """Heads of keys and values."""
-
     head_size: int
-    """Width of a head."""
-
     mlp: int
     """Width inside the gated MLP."""
 
@@ -43,14 +39,14 @@ class ModelSpec:
     """Whether the output head is the embedding."""
 
     graphs: bool = True
-    """Whether `rollout.engine=torch` generates with CUDA graphs, which asks for room; see `has_graphs`."""
+    """Whether `rollout.engine=torch` generates with CUDA graphs, which need memory; see `has_graphs`."""
 
     context: int | None = None
     """Tokens of the longest sequence it was made for; None = its config.json does not say."""
 
     @property
     def embedding(self) -> int:
-        """Parameters of the embedding; those of the head are as many."""
+        """Parameters of the embedding; the head has as many."""
         return self.vocabulary * self.hidden
 
     @property
@@ -65,7 +61,7 @@ class ModelSpec:
 
     @property
     def attention(self) -> int:
-        """Width of the queries, and of what attention gives."""
+        """Width of the queries, and of the attention's output."""
         return self.heads * self.head_size
 
     @property
@@ -75,17 +71,17 @@ class ModelSpec:
 
     @property
     def cache_numbers(self) -> int:
-        """Numbers that a token's keys and values are in a cache."""
+        """Numbers in the KV cache per token."""
         return 2 * self.layers * self.kv
 
     @property
     def repeated_heads(self) -> int:
-        """How many copies transformers makes of keys and values for the queries that share them; 0 = none share."""
+        """Copies of keys and values that transformers makes for grouped queries; 0 = queries are not grouped."""
         return self.heads // self.kv_heads if self.heads > self.kv_heads else 0
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """Input and output width of a layer's linear layers, by their names."""
+        """Input and output width of a layer's linear layers, by name."""
         return {
             "q_proj": (self.hidden, self.attention),
             "k_proj": (self.hidden, self.kv),
@@ -103,12 +99,12 @@ class ModelSpec:
 
 
 def spec_from_config(name: str, config: Mapping[str, Any], parameters: int | None = None) -> ModelSpec:
-    """The shape that a config.json describes.
+    """The sizes in a config.json.
 
     Args:
         name: how the user calls the model.
-        config: what is in the file; of a model that sees or hears too, its part on text.
-        parameters: their number; none = counted here.
+        config: content of the file; of a multimodal model its text part.
+        parameters: their number; None = counted here.
 
     Raises:
         KeyError, TypeError, ValueError: it does not describe a decoder, or `parameters` is needed.
@@ -119,37 +115,40 @@ def spec_from_config(name: str, config: Mapping[str, Any], parameters: int | Non
         824
     """
     kind = str(config.get("model_type"))
-    hidden, layers, heads = _first(config, _HIDDEN), _first(config, _LAYERS), _first(config, _HEADS)
+    hidden = _size(config, "hidden_size", "n_embd", "d_model")
+    layers = _size(config, "num_hidden_layers", "n_layer", "num_layers")
+    heads = _size(config, "num_attention_heads", "n_head", "num_heads")
     config = {**_DEFAULTS.get(kind, {}), **config}
-    kv_heads, head_size = config.get("num_key_value_heads") or heads, config.get("head_dim") or hidden // heads
-    shape = ModelSpec(
+    mlp = config.get("n_inner") or 4 * hidden
+    derived = {"num_key_value_heads": heads, "head_dim": hidden // heads, "intermediate_size": mlp}
+    config |= {key: value for key, value in derived.items() if not config.get(key)}
+    spec = ModelSpec(
         name=name,
         parameters=parameters or 0,
         hidden=hidden,
         layers=layers,
         heads=heads,
-        kv_heads=min(_size("num_key_value_heads", kv_heads), heads),
-        head_size=_size("head_dim", head_size),
-        mlp=_size("intermediate_size", config.get("intermediate_size") or config.get("n_inner") or 4 * hidden),
-        vocabulary=_size("vocab_size", config["vocab_size"]),
+        kv_heads=min(_size(config, "num_key_value_heads"), heads),
+        head_size=_size(config, "head_dim"),
+        mlp=_size(config, "intermediate_size"),
+        vocabulary=_size(config, "vocab_size"),
         tied=bool(config.get("tie_word_embeddings", kind not in COUNTED)),
         graphs=has_graphs(config),
         context=context_in(config),
     )
     if parameters is not None:
-        return shape
+        return spec
     if kind not in COUNTED:
         raise ValueError(f"parameters of the architecture {kind!r} are not counted here")
-    return ModelSpec(**{key: getattr(shape, key) for key in shape.__slots__} | {"parameters": _count(shape, config)})
+    return replace(spec, parameters=_count(spec, config))
 
 
 def context_in(config: Mapping[str, Any]) -> int | None:
-    """Tokens of the longest sequence, as far as a config.json says it; see `models.LanguageModel.context`."""
-    found = next((config[name] for name in _CONTEXT if config.get(name) is not None), None)
+    """Tokens of the longest sequence, as far as a config.json says it; see `models.loading.LanguageModel.context`."""
+    keys = ("max_position_embeddings", "n_positions")
+    found = next((config[key] for key in keys if config.get(key) is not None), None)
     return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
 
-
-_CONTEXT = ("max_position_embeddings", "n_positions")
 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": {"intermediate_size": 11_008},
@@ -159,43 +158,28 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 """What transformers takes where a config.json says nothing."""
 
-_LARGEST = 2**31
-"""No size is that large."""
 
-_HIDDEN, _LAYERS = ("hidden_size", "n_embd", "d_model"), ("num_hidden_layers", "n_layer", "num_layers")
-_HEADS = ("num_attention_heads", "n_head", "num_heads")
-
-
-def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
+def _size(config: Mapping[str, Any], *names: str) -> int:
     name = next((name for name in names if config.get(name) is not None), names[0])
-    return _size(name, config[name])
-
-
-def _size(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _LARGEST:
+    value = config[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
         raise ValueError(f"{name} is {str(value)[:40]!r}, expected a whole number of at least 1")
     return value
 
 
-def _count(shape: ModelSpec, config: Mapping[str, Any]) -> int:
-    """Parameters of Llama's architecture and its kin: norms, matrices, and the biases that each kind has."""
-    kind = config["model_type"]
-    attention = shape.attention + 2 * shape.kv
+def _count(spec: ModelSpec, config: Mapping[str, Any]) -> int:
+    """Parameters of Llama and its relatives: matrices, norms, and the biases of each architecture."""
+    kind, biases = config["model_type"], 0
+    attention = spec.attention + 2 * spec.kv
     if kind == "qwen2":
         biases = attention
     elif kind in ("llama", "qwen3") and config.get("attention_bias"):
-        biases = attention + shape.hidden
-    else:
-        biases = 0
+        biases = attention + spec.hidden
     if kind == "llama" and config.get("mlp_bias"):
-        biases += 2 * shape.mlp + shape.hidden
-    norms = 2 * shape.hidden + (2 * shape.head_size if kind == "qwen3" else 0)
-    matrices = sum(inside * outside for inside, outside in shape.matrices.values())
-    return shape.embeddings + shape.hidden + shape.layers * (matrices + biases + norms)
-
-
-GRAPH_KINDS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Architectures (`model_type`) that its fused decoder knows."""
+        biases += 2 * spec.mlp + spec.hidden
+    norms = 2 * spec.hidden + (2 * spec.head_size if kind == "qwen3" else 0)
+    matrices = sum(inside * outside for inside, outside in spec.matrices.values())
+    return spec.embeddings + spec.hidden + spec.layers * (matrices + biases + norms)
 
 
 def has_graphs(config: Mapping[str, Any]) -> bool:
@@ -203,7 +187,7 @@ def has_graphs(config: Mapping[str, Any]) -> bool:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     slides = config.get("sliding_window") and config.get("use_sliding_window", True)
     return (
-        config.get("model_type") in GRAPH_KINDS
+        config.get("model_type") in COUNTED
         and rope.get("rope_type", rope.get("type", "default")) in ("default", "linear", "llama3", "yarn")  # fixed ones
         and set(config.get("layer_types") or ["full_attention"]) == {"full_attention"}
         and not slides
@@ -213,15 +197,37 @@ def has_graphs(config: Mapping[str, Any]) -> bool:
 
 
 def context_error(name: str, context: int, prompt: int, max_tokens: int) -> str:
-    """That a prompt and the longest completion exceed a model's context, and what to do.
-
-    Args:
-        name: the model's.
-        context: tokens that it was made for.
-        prompt: tokens.
-        max_tokens: of the completion.
-    """
+    """That a prompt and the longest completion, in tokens, exceed a model's context, and what to do."""
     return (
         f"a prompt of {prompt} token{'s' * (prompt != 1)} and rollout.max_completion_tokens={max_tokens} exceed the "
         f"{context} tokens that {name} was made for; lower rollout.max_completion_tokens"
     )
+
+
+def _qwen2_5(size: str, *sizes: int, tied: bool = True) -> ModelSpec:
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    config = dict(zip((*names, "vocab_size"), sizes, strict=True))
+    return spec_from_config(f"Qwen/Qwen2.5-{size}", {"model_type": "qwen2", "tie_word_embeddings": tied, **config})
+
+
+_QWEN2_5 = (
+    _qwen2_5("0.5B", 896, 4864, 24, 14, 2, 151_936),
+    _qwen2_5("1.5B", 1536, 8960, 28, 12, 2, 151_936),
+    _qwen2_5("3B", 2048, 11_008, 36, 16, 2, 151_936),
+    _qwen2_5("7B", 3584, 18_944, 28, 28, 4, 152_064, tied=False),
+    _qwen2_5("14B", 5120, 13_824, 48, 40, 8, 152_064, tied=False),
+    _qwen2_5("32B", 5120, 27_648, 64, 40, 8, 152_064, tied=False),
+)
+WELL_KNOWN = {spec.name: spec for spec in _QWEN2_5}
+"""Models of which a plan needs no network."""
+
+
+def well_known(model: str) -> ModelSpec | None:
+    """The sizes of a well-known model, also of its instruction-tuned, coding and mathematical variants; else None.
+
+    Example:
+        >>> well_known("Qwen/Qwen2.5-0.5B-Instruct").parameters
+        494032768
+    """
+    spec = WELL_KNOWN.get(model.removesuffix("-Instruct").replace("-Coder-", "-").replace("-Math-", "-"))
+    return spec and replace(spec, name=model)

@@ -14,8 +14,7 @@ from tinyzero_trainer.estimate.memory import Phase, host_bytes, predict_memory
 from tinyzero_trainer.estimate.workload import workload_on
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.hub import find_spec
-from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
-from tinyzero_trainer.models.well_known import WELL_KNOWN
+from tinyzero_trainer.models.spec import WELL_KNOWN, ModelSpec
 from tinyzero_trainer.plan.plan import ENGINE_DECIDES, Change, Plan, candidate_changes, make_plan
 from tinyzero_trainer.plan.target_gpu import TargetGpu, on_gpu, present_gpu
 
@@ -88,7 +87,7 @@ def after_out_of_memory(
         resumed: whether only settings count that `--resume` may change.
     """
     found = _find(config)
-    spec = found or spec_from_config(*next(iter(WELL_KNOWN.items())))  # what lowers memory is much the same for all
+    spec = found or next(iter(WELL_KNOWN.values()))  # what lowers memory is much the same for all
     target = None if found is None else target or present_gpu(device_of(config))
     present = config
     if target is not None:

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 from tinyzero_sdk.console import stderr
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import build, get, merge, read_toml, to_mapping
-from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config import DefaultModelConfig, TrainConfig
 from tinyzero_trainer.config.compose import compose
 from tinyzero_trainer.config.model_defaults import TINY_NAME
 from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.hardware import nvml
+from tinyzero_trainer.models.hub import find_spec
+from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
 from tinyzero_trainer.utils.startup import without_collector
 
 if TYPE_CHECKING:
@@ -178,6 +180,23 @@ def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
     cache = Path(settings.directory or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/tinyzero/models")
     output = cache.expanduser().absolute() / f"{titles}-{key}"
     return DefaultModel(overrides, config, recipe, output)
+
+
+def default_spec(config: DefaultModelConfig) -> ModelSpec:
+    """The sizes of the default model, which has the tiny one's vocabulary."""
+    tiny = find_spec(None)
+    sizes = {
+        "model_type": "qwen2",
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.hidden_size // config.head_size,
+        "num_key_value_heads": config.kv_heads,
+        "intermediate_size": config.mlp_size,
+        "vocab_size": tiny.vocabulary,
+        "max_position_embeddings": tiny.context,
+        "tie_word_embeddings": True,
+    }
+    return spec_from_config("the small model that train makes (default_model)", sizes)
 
 
 def on_gpu(device: str, progress: "Progress") -> bool:
