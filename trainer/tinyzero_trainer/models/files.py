@@ -104,19 +104,19 @@ def _in_directory(name: str, directory: Path, *, local: bool, download: str = ""
     """The first fault is reported, and whatever can be read in spite of it."""
     faults: list[Fault] = []
 
-    def read(reader: Callable[[Path], Content], otherwise: Content) -> Content:
+    def read(reader: Callable[[Path], Content]) -> Content | None:
         try:
             return reader(directory)
         except Fault as fault:
             faults.append(Fault(fault.what, fault.do, download or fault.command))
-            return otherwise
+            return None
 
-    config, sizes = read(read_config, {}), read(read_sizes, {})
+    config, sizes = read(read_config) or {}, read(read_sizes) or {}
     parameters = sum(map(math.prod, sizes.values())) or None
     is_counted = config.get("model_type") in COUNTED
-    spec = read(lambda _: _spec(name, directory, config, None if is_counted else parameters), None)
+    spec = read(lambda _: _spec(name, directory, config, None if is_counted else parameters))
     if is_counted and spec is not None and sizes and "quantization_config" not in config:
-        read(lambda _: _check_sizes(directory, spec, sizes), None)
+        read(lambda _: _check_sizes(directory, spec, sizes))
     return Model(name, local, parameters, faults[0] if faults else None, spec)
 
 
