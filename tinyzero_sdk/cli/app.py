@@ -74,7 +74,7 @@ def build_app() -> typer.Typer:
         *(tasks.tasks, tasks.plugins, new.new, check.check, fuzz.fuzz),
         *(data.data, data.sample, score.score, rescore.rescore),
     ):
-        app.command()(command)
+        app.command(command.__name__)(command)
     for plugin in load_plugins():
         plugin.call("register_commands", app=app)
         if plugin.error:
