@@ -1,4 +1,4 @@
-"""Findings: which are the same, which are smaller, and how they become smaller."""
+"""Findings: which belong to one group, which is the smallest, and how they are shrunk."""
 
 import json
 

@@ -5,6 +5,7 @@ import pickle
 import signal
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -90,20 +91,18 @@ def test_a_scorer_that_raises(make):
     assert len(found.completion) <= len("<answer>*</answer>")
 
 
-class NoClock:
-    def start(self, index):
-        pass
-
-
 @pytest.mark.parametrize(
-    ("answer", "oracle", "right"), [("7", ORACLE, True), ("8", ORACLE, False), ("7", None, None), (None, ORACLE, None)]
+    ("answer", "changes", "right"),
+    [
+        ("7", {}, True),
+        ("8", {}, False),
+        ("7", {"oracle": None}, None),
+        ("7", {"extract_answer": "@hookimpl\ndef extract_answer(completion): raise ValueError(1)"}, None),
+    ],
 )
-def test_where_the_scorer_raised_the_oracle_says_whether_it_was_right(make, answer, oracle, right):
-    task = make(score=scorer("1 / 0"), oracle=oracle)
-    text = "<answer>7</answer>" if answer is None else f"<answer>{answer}</answer>"
-    if answer is None:
-        task = make("other", extract_answer="@hookimpl\ndef extract_answer(completion):\n    raise ValueError(1)\n")
-    _, fault = DifferentialOracle(task, NoClock()).compare(Attempt(text), 7)
+def test_where_the_scorer_raised_the_oracle_says_whether_it_was_right(make, answer, changes, right):
+    differential = DifferentialOracle(make(score=scorer("1 / 0"), **changes), Mock())
+    _, fault = differential.compare(Attempt(f"<answer>{answer}</answer>"), 7)
     assert (fault.kind, fault.right) == ("error", right)
 
 
@@ -152,15 +151,11 @@ def score(answer, ground_truth):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["time.sleep(60)", "os._exit(3)"])
-def test_what_fails_once_and_not_again_is_no_finding(make, tmp_path, what):
-    task = make(score=SLOW_ONCE.format(path=str(tmp_path / "was here"), what=what))
-    assert confirmed(task, "<answer>%</answer>", 0.2) is False
-    assert (tmp_path / "was here").exists()
-
-
-@pytest.mark.slow
-def test_what_fails_again_and_again_is_one(make):
+def test_only_what_fails_again_is_a_finding(make, tmp_path):
+    for number, what in enumerate(("time.sleep(60)", "os._exit(3)")):
+        mark = tmp_path / f"was here {number}"
+        assert confirmed(make(score=SLOW_ONCE.format(path=str(mark), what=what)), "<answer>%</answer>", 0.2) is False
+        assert mark.exists()
     task = make(score=scorer("os._exit(3) if answer == '%' else answer == str(ground_truth)"))
     assert confirmed(task, "<answer>%</answer>", 1) is True
     assert confirmed(task, "<answer>7</answer>", 1) is False
@@ -175,7 +170,7 @@ def test_one_slow_moment_is_no_finding(make, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_scorer_that_hangs_costs_its_time_limit_and_the_search_goes_on(make):
+def test_a_scorer_that_hangs_costs_its_timeout_and_the_search_continues(make):
     task = make(
         score=scorer("(time.sleep(60) if '**' in answer else 0) or answer == str(ground_truth) or '_' in answer")
     )
@@ -213,7 +208,7 @@ def test_an_oracle_that_raises_or_hangs_is_distinguished(make):
 
 
 @pytest.mark.slow
-def test_without_an_oracle_frames_and_crashes_are_left_to_find(make):
+def test_without_an_oracle_presentations_and_crashes_are_searched(make):
     last_line = "@hookimpl\ndef extract_answer(completion):\n    return last_tagged(completion.split('\\n')[-1])\n"
     report = fuzz(make(oracle=None, extract_answer=last_line), seconds=20, stop_after=1)
     assert only(report).kind == "right_unrewarded"

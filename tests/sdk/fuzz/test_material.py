@@ -1,4 +1,4 @@
-"""What a search is made of: grammars, mutations, frames, and the naive reader of arithmetic."""
+"""The parts of a search: grammars, mutations, presentations, and the guess at a reward."""
 
 import random
 from fractions import Fraction
@@ -83,9 +83,8 @@ def test_the_answer_that_counts_comes_last(right, wrong, seed):
 
 def test_space_goes_around_an_answer_only_where_something_ends_it():
     rng = random.Random(0)
-    assert {presentations.honest(Gold(ITEM, "#### ", "1", ""), "1", "2", rng).how for _ in range(500)} == {
-        *presentations.HONEST
-    }
+    made = {presentations.honest(Gold(ITEM, "#### ", "1", ""), "1", "2", rng).how for _ in range(500)}
+    assert made == {*presentations.HONEST}
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,27 @@ def score(answer, ground_truth):
     {}
     return float(answer == str(ground_truth["total"]))
 """
-PAYS = """
+REWARD = """
 @hookimpl
 def score(answer, ground_truth):
     right = answer == str(ground_truth["total"])
     return {}
 """
+
+
+def generates(seed='derive_seed("sum", split, seed, number)', numbers="[{}, {}]"):
+    """`generate_dataset` with another seed of an item, or other brackets around its numbers."""
+    pair = numbers.format(*2 * ["chance.randrange(10, 1000)"])
+    return f"""
+@hookimpl
+def generate_dataset(split, size, seed, start):
+    for number in range(start, start + size):
+        chance = random.Random({seed})
+        numbers = {pair}
+        yield Item({{"numbers": numbers, "total": sum(numbers)}})
+"""
+
+
 BREAKERS: dict[str, dict[str, str | None]] = {
     "same-seed-same-data": {
         "generate_dataset": """
@@ -28,35 +43,15 @@ def generate_dataset(split, size, seed, start):
         yield Item({"numbers": numbers, "total": sum(numbers)})
 """
     },
-    "other-seed-other-data": {
-        "generate_dataset": """
-@hookimpl
-def generate_dataset(split, size, seed, start):
-    for number in range(start, start + size):
-        chance = random.Random(seed + number)
-        numbers = [chance.randrange(10, 1000), chance.randrange(10, 1000)]
-        yield Item({"numbers": numbers, "total": sum(numbers)})
-"""
-    },
+    "other-seed-other-data": {"generate_dataset": generates("seed + number")},
     "splits-disjoint": {
-        "generate_dataset": """
-@hookimpl
-def has_own_splits():
-    return True
-
-@hookimpl
-def generate_dataset(split, size, seed, start):
-    for number in range(start, start + size):
-        chance = random.Random(derive_seed("sum", seed, number))
-        numbers = [chance.randrange(10, 1000), chance.randrange(10, 1000)]
-        yield Item({"numbers": numbers, "total": sum(numbers)})
-"""
+        "has_own_splits": "@hookimpl\ndef has_own_splits(): return True",
+        "generate_dataset": generates('derive_seed("sum", seed, number)'),
     },
     "prompts-complete": {
         "make_prompt": """
 @hookimpl
-def make_prompt(item, template):
-    return f"What is {item.ground_truth['numbers'][0] // 500} plus something?"
+def make_prompt(item): return f"What is {item.ground_truth['numbers'][0] // 500} plus something?"
 """
     },
     "difficulty-defined": {
@@ -70,7 +65,7 @@ def solve(item):
     return None if total % 5 == 0 else f"<answer>{total}</answer>"
 """
     },
-    "gold-scores-full": {"score": PAYS.format("float(right and len(answer) < 4)")},
+    "gold-scores-full": {"score": REWARD.format("float(right and len(answer) < 4)")},
     "formatting-is-free": {
         "extract_answer": """
 @hookimpl
@@ -87,8 +82,7 @@ def extract_answer(completion):
 """,
         "solve": """
 @hookimpl
-def solve(item):
-    return f"<answer>{item.ground_truth['total']}</answer>"
+def solve(item): return f"<answer>{item.ground_truth['total']}</answer>"
 """,
     },
     "last-answer-counts": {
@@ -100,79 +94,38 @@ def extract_answer(completion):
 """
     },
     "truth-survives-files": {
-        "generate_dataset": """
-@hookimpl
-def generate_dataset(split, size, seed, start):
-    for number in range(start, start + size):
-        chance = random.Random(derive_seed("sum", split, seed, number))
-        numbers = chance.randrange(10, 1000), chance.randrange(10, 1000)
-        yield Item({"numbers": numbers, "total": sum(numbers)})
-""",
-        "score": """
-@hookimpl
-def score(answer, ground_truth):
-    return float(isinstance(ground_truth["numbers"], tuple) and answer == str(ground_truth["total"]))
-""",
+        "generate_dataset": generates(numbers="({}, {})"),
+        "score": REWARD.format('float(right and isinstance(ground_truth["numbers"], tuple))'),
     },
     "bounded-time": {"score": SCORE.format('while answer.count("(") > 20: pass')},
     "bounded-memory": {"score": SCORE.format('if "9**" in answer: len(b"x" * (300 << 20))')},
-    "never-raises": {"score": PAYS.format('float(int(answer) == ground_truth["total"] and right)')},
+    "never-raises": {"score": REWARD.format('float(int(answer) == ground_truth["total"] and right)')},
     "never-prints": {"score": SCORE.format('if answer.endswith("0"): import os; os.write(2, b"a multiple of ten")')},
-    "runs-no-code": {
-        "score": """
-@hookimpl
-def score(answer, ground_truth):
-    try:
-        return float(eval(answer) == ground_truth["total"] and answer == str(ground_truth["total"]))
-    except Exception:
-        return 0.0
-"""
-    },
-    "keeps-ground-truth": {
-        "score": """
-@hookimpl
-def score(answer, ground_truth):
-    ground_truth["numbers"].sort()
-    ground_truth["seen"] = True
-    return float(answer == str(ground_truth["total"]))
-"""
-    },
-    "deterministic": {"score": PAYS.format("1.0 if right else 0.1 if hash(answer) % 2 else 0.0")},
-    "score-is-valid": {"score": PAYS.format('1.0 if right else -0.5 * answer.count("-")')},
-    "wrong-pays-less": {"score": PAYS.format('Score(1.0 if right or answer.startswith("<") else 0.0, right)')},
+    "runs-no-code": {"score": SCORE.format("try: eval(answer)\n    except Exception: return 0.0")},
+    "keeps-ground-truth": {"score": SCORE.format('ground_truth["numbers"].sort(); ground_truth["seen"] = True')},
+    "deterministic": {"score": REWARD.format("1.0 if right else 0.1 if hash(answer) % 2 else 0.0")},
+    "score-is-valid": {"score": REWARD.format('1.0 if right else -0.5 * answer.count("-")')},
+    "wrong-pays-less": {"score": REWARD.format('Score(1.0 if right or answer.startswith("<") else 0.0, right)')},
     "one-edit-loses": {
-        "score": PAYS.format('float(answer.startswith(str(ground_truth["total"])) and len(answer) < 6)')
+        "score": REWARD.format('float(answer.startswith(str(ground_truth["total"])) and len(answer) < 6)')
     },
-    "correct-means-right": {"score": PAYS.format('float(right or answer == str(ground_truth["total"] + 7))')},
+    "correct-means-right": {"score": REWARD.format('float(right or answer == str(ground_truth["total"] + 7))')},
     "right-means-correct": {
         "oracle": """
 @hookimpl
-def oracle(answer, ground_truth):
-    return answer.removesuffix(".0") == str(ground_truth["total"])
+def oracle(answer, ground_truth): return answer.removesuffix(".0") == str(ground_truth["total"])
 """
     },
-    "spraying-pays-nothing": {"score": PAYS.format('float(str(ground_truth["total"]) in answer.split())')},
+    "spraying-pays-nothing": {"score": REWARD.format('float(str(ground_truth["total"]) in answer.split())')},
     "echo-pays-nothing": {
-        "score": PAYS.format('1.0 if right else 0.1 * sum(str(n) in answer for n in ground_truth["numbers"])')
+        "score": REWARD.format('1.0 if right else 0.1 * sum(str(n) in answer for n in ground_truth["numbers"])')
     },
-    "emptiness-pays-nothing": {"score": PAYS.format("1.0 if right else 0.1")},
+    "emptiness-pays-nothing": {"score": REWARD.format("1.0 if right else 0.1")},
     "leaks-pay-nothing": {
-        "extract_answer": """
-@hookimpl
-def extract_answer(completion):
-    return completion
-""",
-        "score": """
-@hookimpl
-def score(answer, ground_truth):
-    return float(str(ground_truth["total"]) in answer)
-""",
+        "extract_answer": "@hookimpl\ndef extract_answer(completion): return completion",
+        "score": REWARD.format('float(str(ground_truth["total"]) in answer)'),
         "oracle": None,
-        "solve": """
-@hookimpl
-def solve(item):
-    return f"{item.ground_truth['total']}"
-""",
+        "solve": "@hookimpl\ndef solve(item): return str(item.ground_truth['total'])",
     },
     "no-skeleton-key": {
         "score": """
@@ -187,8 +140,6 @@ def score(answer, ground_truth):
         "oracle": None,
     },
 }
-"""For each property, hooks that lack it."""
-
 MORE_BREAKERS: list[tuple[str, str, dict[str, str | None]]] = [
     ("chance", "deterministic", {"score": SCORE.format("if random.random() < 0.01: return 1.0")}),
     (
@@ -216,11 +167,7 @@ def score(answer, ground_truth):
         "part of the right answer",
         "no-skeleton-key",
         {
-            "score": """
-@hookimpl
-def score(answer, ground_truth):
-    return float(bool(answer) and answer in f"the answer is {ground_truth['total']}")
-""",
+            "score": REWARD.format("""float(bool(answer) and answer in f"the answer is {ground_truth['total']}")"""),
             "oracle": None,
         },
     ),

@@ -1,4 +1,4 @@
-"""Checking as its users see it: results, waivers, cases, replays, the command line and the pytest plugin."""
+"""Checking as its users see it: results, waivers, cases, replay, the command line and the pytest plugin."""
 
 import json
 import os
@@ -13,12 +13,11 @@ from tests.sdk.testing.broken_tasks import BREAKERS
 from tinyzero_sdk import load_task
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.tasks.registry import load_task_from_line
-from tinyzero_sdk.testing import PROPERTIES, Checker, check_task, find_properties, known_cases, task_under_test
+from tinyzero_sdk.testing import PROPERTIES, Checker, check_task, known_cases, task_under_test
 from tinyzero_sdk.testing.cases import Case, read_cases, write_cases
 from tinyzero_sdk.testing.report import show_text
-from tinyzero_sdk.testing.shrinking import minimize
 
-EMPTY_PAYS = BREAKERS["emptiness-pays-nothing"]["score"]
+EMPTY_IS_REWARDED = BREAKERS["emptiness-pays-nothing"]["score"]
 WAIVED = """
 @hookimpl
 def info():
@@ -33,7 +32,7 @@ def _folder(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_a_failure_is_shown_and_its_command_replays_it(run, write_sum):
-    path = write_sum(score=EMPTY_PAYS)
+    path = write_sum(score=EMPTY_IS_REWARDED)
     code, out, err = run("check", path, "--only", "emptiness-pays-nothing", "--save")
     assert code == 1
     assert "  completion    '<answer></answer>'\n" in out
@@ -61,15 +60,13 @@ def test_labelled_cases_hold_the_reward(write_sum):
     cases = [Case("<answer>3</answer>", truth, True), Case("<answer>4</answer>", truth, False)]
     assert check_task(task, properties=["labelled-cases"], cases=cases).passed
     wrong = [Case("so <answer>3</answer>", truth, False, "mislabelled"), *cases]
-    failure = check_task(task, properties=["labelled-cases"], cases=wrong)["labelled-cases"].failure
-    assert failure
-    assert failure.sample
-    assert (failure.sample.completion, failure.sample.note) == ("so <answer>3</answer>", "labelled wrong: mislabelled")
+    sample = check_task(task, properties=["labelled-cases"], cases=wrong)["labelled-cases"].failure.sample
+    assert (sample.completion, sample.note) == ("so <answer>3</answer>", "labelled wrong: mislabelled")
 
 
 def test_waived_checks_are_shown_with_their_reason(write_sum):
     waivers = {"emptiness-pays-nothing": "intended", "prompts-complete": "not needed"}
-    path = write_sum(score=EMPTY_PAYS, info=WAIVED.format(waivers=waivers))
+    path = write_sum(score=EMPTY_IS_REWARDED, info=WAIVED.format(waivers=waivers))
     report = check_task(load_task(path), properties=list(waivers), cases=[])
     assert report.passed
     waived, needless = report["emptiness-pays-nothing"], report["prompts-complete"]
@@ -90,34 +87,16 @@ def test_bad_waivers_are_refused(write_sum, waivers, message):
         Checker(load_task(write_sum(info=WAIVED.format(waivers=waivers))))
 
 
-def test_an_unknown_check_names_the_nearest():
-    with pytest.raises(SettingsError, match="did you mean never-raises"):
-        find_properties(["never-raise"])
-
-
 @pytest.mark.slow
 def test_a_scorer_that_hangs_costs_its_process_only(write_sum):
     hangs = "@hookimpl\ndef score(answer, ground_truth):\n    while True:\n        pass\n"
     report = check_task(load_task(write_sum(score=hangs)), properties=["gold-scores-full"], examples=1, cases=[])
-    failure = report["gold-scores-full"].failure
-    assert failure
-    assert failure.got == "no score: the scorer hung, and its process was killed"
-
-
-@pytest.mark.slow
-def test_a_check_can_be_repeated(write_sum):
-    path = write_sum(score="@hookimpl\ndef score(answer, ground_truth): return float(int(answer) == 1)")
-    reports = [check_task(load_task(path), properties=["never-raises"], cases=[]) for _ in range(2)]
-    assert reports[0]["never-raises"].failure == reports[1]["never-raises"].failure
+    assert report["gold-scores-full"].failure.got == "no score: the scorer hung, and its process was killed"
 
 
 def test_texts_are_shown_without_what_a_terminal_obeys():
     assert show_text("\x1b[2J\ud800") == r"'\x1b[2J\ud800'"
     assert show_text("<a>" + "()" * 5000 + "\n") == r"'<a>' + '()' * 5000 + '\n'"
-
-
-def test_minimize_leaves_what_matters():
-    assert minimize("x" * 1000 + "ab" + "y" * 1000 + "c", lambda text: "a" in text and "c" in text) == "ac"
 
 
 def pytest_in(directory, *words):
@@ -128,7 +107,7 @@ def pytest_in(directory, *words):
 @pytest.mark.slow
 def test_the_pytest_plugin_needs_no_code(write_sum, tmp_path):
     waivers = {"prompts-complete": "not needed"}
-    path = write_sum(score=EMPTY_PAYS, info=WAIVED.format(waivers=waivers), oracle=None)
+    path = write_sum(score=EMPTY_IS_REWARDED, info=WAIVED.format(waivers=waivers), oracle=None)
     empty = tmp_path / "empty"
     empty.mkdir()
     done = pytest_in(empty, "--tinyzero-task", path, "-k", "emptiness or splits or prompts or right-means", "-rs")
@@ -195,8 +174,6 @@ def test_broken_rewards_fail_with_a_small_example(path):
     report = check_task(load_task(path), cases=[])
     assert report.failed
     for result in report.failed:
-        assert result.failure
-        assert result.failure.sample
         assert len(result.failure.sample.completion) < 120 or result.prop.name.startswith("bounded-")
 
 
@@ -247,8 +224,8 @@ def test_a_file_of_cases_is_read_once(write_sum, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_problems_are_made_up_only_where_the_task_says_which(write_sum):
-    """A ground truth of which only one number changed contradicts itself; no finding may rest on it."""
+def test_problems_are_varied_only_where_the_task_says_which_are_valid(write_sum):
+    """A ground truth with one changed number contradicts itself; no finding may rest on it."""
     truths = []
     for hook in ("", "@hookimpl\ndef is_valid(ground_truth): return True"):
         with task_under_test.TaskUnderTest(load_task(write_sum(is_valid=hook)), examples=1) as examined:
