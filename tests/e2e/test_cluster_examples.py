@@ -22,7 +22,7 @@ import yaml
 from tinyzero_sdk.settings import flatten, to_mapping
 from tinyzero_trainer.config import AlgorithmConfig, ModelConfig, RunConfig, TrainConfig
 from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL
-from tinyzero_trainer.executors.ray.paths import with_absolute_paths
+from tinyzero_trainer.executors.ray.build import with_absolute_paths
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples/cluster"

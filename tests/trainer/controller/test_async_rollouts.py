@@ -27,7 +27,7 @@ from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step import STOPPING, TrainingStep
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
-from tinyzero_trainer.executors.ray import remote_workers as stand_ins
+from tinyzero_trainer.executors.ray import remote_workers
 from tinyzero_trainer.executors.ray.calls import ActorHandle
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.types import Generation, Prompt, Rollout
@@ -377,27 +377,13 @@ def test_ranks_are_asked_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch
         at_work.pop()
         return [None] * len(calls)
 
-    class Sending:
-        """Weights of no parcels; a streaming call's answer."""
-
-        def options(self, **_: Any) -> "Sending":
-            return self
-
-        def remote(self) -> "Sending":
-            return self
-
-        def __iter__(self) -> Any:
-            return iter(())
-
-        def completed(self) -> None:
-            pass
-
     remote = SimpleNamespace(remote=lambda *args: None)
-    actor = SimpleNamespace(do=remote, help_with_weights=remote, weights=Sending(), load_weights=remote)
-    monkeypatch.setattr(stand_ins, "import_ray", lambda: SimpleNamespace(put=lambda given: given))
-    monkeypatch.setattr(stand_ins, "gather", answers)
+    names = ("do", "help_with_weights", "open_store", "join_group", "broadcast", "receive", "load_weights")
+    actor = SimpleNamespace(**dict.fromkeys(names, remote))
+    monkeypatch.setattr(remote_workers, "import_ray", lambda: SimpleNamespace(put=lambda given: given))
+    monkeypatch.setattr(remote_workers, "gather", answers)
     members = [ActorHandle(name, actor, trains=True) for name in ("first", "second")]
-    ranks = stand_ins.TrainerActors(members, "cpu")
+    ranks = remote_workers.TrainerActors(members)
     for other in (lambda stop: ranks.send_weights(members), lambda stop: ranks.pass_weights("load_weights", [0])):
         with run_in_background(other) as sent:
             for _ in range(3):

@@ -139,7 +139,7 @@ class VllmConfig:
     """GPUs that the engine's model is split over; on the CPU, processes."""
 
     separate_process: bool = True
-    """Run the engine in a separate process, which can be replaced if it dies; otherwise in the trainer's."""
+    """Run the engine in a separate process, which can be restarted if it dies; otherwise in the trainer's."""
 
     cuda_graphs: bool = True
     """Capture CUDA graphs, which takes half a minute at the start and makes decoding faster."""

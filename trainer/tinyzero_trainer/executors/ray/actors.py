@@ -24,7 +24,6 @@ with without_collector():
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.distributed.cuda_allocator import expand_segments
     from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_weights, compute_dtype
-    from tinyzero_trainer.errors import EngineDiedError
     from tinyzero_trainer.estimate.workload import workload_on
     from tinyzero_trainer.executors.ray.reward_actor import BaseActor
     from tinyzero_trainer.executors.ray.weight_broadcast import Shapes, WeightGroup
@@ -35,57 +34,57 @@ with without_collector():
     from tinyzero_trainer.rollout.build import build_engine
     from tinyzero_trainer.rollout.vllm.engine import START_SECONDS
     from tinyzero_trainer.rollout.vllm.sync_check import PARAMS, compare, probes
-    from tinyzero_trainer.rollout.vllm.weight_transfer import Weights, buckets
     from tinyzero_trainer.rollout.weight_sync import named_weights
     from tinyzero_trainer.training.build import Learners, build_learners
     from tinyzero_trainer.types import Generation
     from tinyzero_trainer.utils.oom import catch_out_of_memory
 
-BUCKET_BYTES = 2**26
-"""Of weights in one object of Ray's store: small, since the store of 1 GiB holds two on their way and the batches."""
-
 JOIN_SECONDS = 300
-"""For all ranks to find each other; models are loaded afterwards."""
+"""For processes to find each other; models are loaded afterwards."""
+
+Address = tuple[str, int]
+"""Host and port."""
 
 
 class BatchStopped(TinyZeroError):
-    """A batch that is no longer wanted."""
+    """A batch that is no longer needed."""
 
 
-class WeightGroupActor(BaseActor):
-    """A member of the group in which weights go from GPU to GPU. `leave_group` may be called meanwhile."""
+class EngineActor(BaseActor):
+    """An actor that may have a rollout engine, and takes part in broadcasts of weights to dedicated engines.
 
+    `finished`, `stop` and `leave_group` may be called while another method runs.
+    """
+
+    engine: RolloutEngine
+    weight_group: WeightGroup | None = None
     _config: TrainConfig
     _device: torch.device
-    weight_group: WeightGroup | None = None
-    _group_store: dist.TCPStore | None = None
+    _store: dist.TCPStore
+    _finished = 0
+    _stopped = False
 
-    def open_group(self, host: str, count: int) -> int:
-        """Create the store by which the members find the sender; returns its port."""
-        self._group_store = dist.TCPStore(host, 0, count, is_master=True, wait_for_workers=False)
-        return self._group_store.port
+    def open_store(self, count: int) -> Address:
+        """Create the store by which `count` processes find each other; this one is the first of them."""
+        host = self.host()
+        self._store = dist.TCPStore(host, 0, count, is_master=True, wait_for_workers=False)
+        return host, self._store.port
 
-    def join_group(self, host: str, port: int, index: int, count: int) -> None:
-        """Join the group as member `index` of `count`."""
+    def _connect(self, address: Address, index: int, count: int) -> dist.TCPStore:
+        """The store at an address, as process `index` of `count`."""
         wait = timedelta(seconds=JOIN_SECONDS)
-        store = dist.TCPStore(host, port, count, is_master=False, timeout=wait) if index else self._group_store
-        assert store is not None
-        dtype = compute_dtype(self._config.model.dtype, self._device)
+        return dist.TCPStore(*address, count, is_master=False, timeout=wait) if index else self._store
+
+    def join_group(self, address: Address, index: int, count: int) -> None:
+        """Join a weight group as member `index` of `count`."""
+        store, dtype = self._connect(address, index, count), compute_dtype(self._config.model.dtype, self._device)
         self.weight_group = WeightGroup(store, index, count, self._device, dtype)
 
     def leave_group(self) -> None:
-        """Abort it, so that no member waits in it."""
+        """Abort the weight group, so that no member waits in it."""
         if self.weight_group is not None:
             self.weight_group.abort()
             self.weight_group = None
-
-
-class EngineActor(WeightGroupActor):
-    """An actor with a rollout engine. `finished` and `stop` may be called while `generate` runs."""
-
-    _engine: RolloutEngine | None = None
-    _finished = 0
-    _stopped = False
 
     def generate(
         self, prompts: Sequence[list[int]], samples: int, params: SamplingParams, seed: int, first: int
@@ -108,7 +107,7 @@ class EngineActor(WeightGroupActor):
             self._finished = 0
 
     def finished(self) -> int:
-        """Finished completions of the present batch."""
+        """Finished completions of the current batch."""
         return self._finished
 
     def stop(self) -> None:
@@ -121,15 +120,8 @@ class EngineActor(WeightGroupActor):
 
     def close(self) -> None:
         """See `RolloutEngine`."""
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
-
-    @property
-    def engine(self) -> RolloutEngine:
-        """It must have been built."""
-        assert self._engine is not None
-        return self._engine
+        self.engine.close()
+        del self.engine
 
 
 class TrainerActor(EngineActor):
@@ -137,6 +129,9 @@ class TrainerActor(EngineActor):
 
     It may have a rollout engine, which time-shares the GPU with them.
     """
+
+    _learners: Learners
+    _pass: Iterator[tuple[str, Tensor]] | None = None
 
     def __init__(self, config: TrainConfig, index: int, count: int, device: str) -> None:
         """
@@ -150,23 +145,14 @@ class TrainerActor(EngineActor):
             # All ranks have to take part in the comparison with the engine: see `check_engine`.
             config = replace(config, vllm=replace(config.vllm, verify_weights=False))
         self._config, self._index, self._count, self._device = config, index, count, torch.device(device)
-        self._store: dist.TCPStore | None = None
-        self._learners: Learners | None = None
-        self._pass: Iterator[tuple[str, Tensor]] | None = None
 
     def set_visible_gpus(self, gpus: Sequence[str]) -> None:
         """Before CUDA is used: the GPUs that this process and its children see, its own first."""
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
 
-    def open_store(self, host: str) -> int:
-        """On the first rank: create the store by which the others find it; returns its port."""
-        self._store = dist.TCPStore(host, 0, self._count, is_master=True, wait_for_workers=False)
-        return self._store.port
-
-    def join(self, host: str, port: int) -> None:
+    def join(self, address: Address) -> None:
         """Initialize the process group of all ranks."""
-        wait = timedelta(seconds=JOIN_SECONDS)
-        store = self._store or dist.TCPStore(host, port, self._count, is_master=False, timeout=wait)
+        store = self._connect(address, self._index, self._count)
         backend = "gloo"
         if self._device.type == "cuda":
             self._device, backend = choose_device("cuda"), "cpu:gloo,cuda:nccl"
@@ -187,90 +173,53 @@ class TrainerActor(EngineActor):
                 self._learners.policy.warm_up(settings_at(self._config, 1), work.micro_batch * work.slices)
         return without_weights(self._learners.language_model) if self._index == 0 else None
 
-    def critic_parameters(self) -> int:
-        """Number of parameters of the critic."""
-        assert self._learners is not None
-        assert self._learners.critic is not None
-        return self._learners.critic.parameters
-
     def gpu_memory(self) -> GpuMemoryUsage | None:
         """Of its GPU."""
         return memory_usage(self._device)
 
     def do(self, role: str, method: str, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
-        """Call a method of `policy` or `critic`; the first rank returns its result."""
-        result = getattr(getattr(self._learners, role), method)(*arguments[0], **arguments[1])
+        """Call a method of `policy` or `critic`, or read a property; the first rank returns its result."""
+        found, (args, kwargs) = getattr(getattr(self._learners, role), method), arguments
+        result = found(*args, **kwargs) if callable(found) else found
         return result if self._index == 0 else None
-
-    # ---- weights: all ranks iterate over them together ---------------------------------------------------------------
-
-    def build_engine(self) -> list[str]:
-        """Start an engine with the present weights, in place of one that failed; returns messages for the user."""
-        assert self._learners is not None
-        notes = list[str]()
-        with suppress(Exception):  # it may have failed
-            self.close()
-        with self._one_pass(), catch_out_of_memory("the rollout engine took over the weights"):
-            self._engine = build_engine(
-                self._config, self._learners.language_model, notes.append, source=self._full_weights, number=self._index
-            )
-        return notes
-
-    def load_weights(self) -> EngineDiedError | None:
-        """See `RolloutEngine`; returns the engine's failure, since raising it would not wait for the other ranks."""
-        try:
-            with self._one_pass(), catch_out_of_memory("the rollout engine took over the weights"):
-                self.engine.load_weights()
-        except EngineDiedError as error:
-            return error
-        return None
-
-    def weights(self) -> Iterator[Weights]:
-        """The policy's full weights on the CPU, gathered one after another by all ranks."""
-        dtype = compute_dtype(self._config.model.dtype, self._device)
-        for bucket in buckets(self._full_weights(), dtype, BUCKET_BYTES):
-            yield [(name, tensor.cpu()) for name, tensor in bucket]
-
-    def broadcast(self) -> Shapes:
-        """Send the policy's weights to the engines of the group; returns their names and shapes."""
-        sent: Shapes = []
-
-        def recorded() -> Iterator[tuple[str, Tensor]]:
-            for name, tensor in self._full_weights():
-                sent.append((name, tuple(tensor.shape)))
-                yield name, tensor
-
-        assert self.weight_group is not None
-        with self._one_pass():
-            self.weight_group.send(recorded())
-        return sent
-
-    def help_with_weights(self) -> None:
-        """Help to gather the weights that other ranks use."""
-        with self._one_pass():
-            pass
-
-    def probe_engine(self) -> list[Generation]:
-        """Its engine's completions of the probes, for `check_engine`."""
-        prompts = probes(len(self._language_model.tokenizer))
-        return [group[0] for group in self.engine.generate(prompts, 1, PARAMS, seed=0)]
-
-    def check_engine(self, completions: list[Generation]) -> None:
-        """Together with all other ranks: whether the engine of these completions has the policy's weights."""
-        compare(self._language_model, compute_dtype(self._config.model.dtype, self._device), completions)
 
     def free_memory(self) -> None:
         """Return cached GPU memory to the driver: the engine of another rank needs it."""
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
-    @property
-    def _language_model(self) -> LanguageModel:
-        assert self._learners is not None
-        return self._learners.language_model
+    # ---- weights: all ranks iterate over them together ---------------------------------------------------------------
+
+    def build_engine(self) -> list[str]:
+        """Start an engine with the current weights, in place of one that failed; returns messages for the user."""
+        notes = list[str]()
+        with suppress(Exception):  # there is none yet, or it failed
+            self.close()
+        with self._one_pass(), catch_out_of_memory("the rollout engine took over the weights"):
+            self.engine = build_engine(
+                self._config, self._learners.language_model, notes.append, source=self._full_weights, number=self._index
+            )
+        return notes
+
+    def load_weights(self) -> None:
+        """See `RolloutEngine`."""
+        with self._one_pass(), catch_out_of_memory("the rollout engine took over the weights"):
+            self.engine.load_weights()
+
+    def broadcast(self) -> Shapes:
+        """Send the policy's weights to the engines of the weight group; returns their names and shapes."""
+        with self._one_pass():
+            group = self.weight_group
+            assert group is not None, "an engine has died, and `leave_group` came first"
+            return group.send(self._full_weights())
+
+    def help_with_weights(self) -> None:
+        """Help to gather the weights that other ranks use."""
+        with self._one_pass():
+            pass
 
     def _full_weights(self) -> Iterator[tuple[str, Tensor]]:
-        self._pass = named_weights(self._language_model.model)
+        self._pass = named_weights(self._learners.language_model.model)
         return self._pass
 
     @contextmanager
@@ -283,9 +232,21 @@ class TrainerActor(EngineActor):
             for _ in self._full_weights() if self._pass is None else self._pass:
                 pass
 
+    # ---- vllm.verify_weights -----------------------------------------------------------------------------------------
+
+    def probe_engine(self) -> list[Generation]:
+        """The probes' completions by its engine, for `check_engine`."""
+        prompts = probes(len(self._learners.language_model.tokenizer))
+        return [group[0] for group in self.engine.generate(prompts, 1, PARAMS, seed=0)]
+
+    def check_engine(self, completions: list[Generation]) -> None:
+        """Together with all other ranks: whether the engine of these completions has the policy's weights."""
+        dtype = compute_dtype(self._config.model.dtype, self._device)
+        compare(self._learners.language_model, dtype, completions)
+
 
 class RolloutActor(EngineActor):
-    """A dedicated rollout engine, with weights of its own."""
+    """A dedicated rollout engine, with its own copy of the weights."""
 
     def __init__(self, config: TrainConfig, index: int, device: str) -> None:
         """
@@ -303,29 +264,19 @@ class RolloutActor(EngineActor):
         cast_weights(language_model.model, compute_dtype(self._config.model.dtype, self._device))
         language_model.model.to(self._device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
         self._state = language_model.model.state_dict()
-        self._engine = build_engine(self._config, language_model, notes.append, number=self._index)
+        self.engine = build_engine(self._config, language_model, notes.append, number=self._index)
         return notes
 
     @torch.no_grad()
-    def load_bucket(self, bucket: Weights) -> None:
-        """Copy some of the policy's weights."""
-        for name, tensor in bucket:
-            self._state[name].copy_(tensor)
-
-    def load_weights(self) -> None:
-        """After the last bucket, give the weights to the engine."""
-        self.engine.load_weights()
-
-    def shapes(self) -> Shapes:
-        """Names and shapes of its weights."""
-        return [(name, tuple(tensor.shape)) for name, tensor in self._state.items()]
-
-    def receive(self) -> None:
-        """Receive all weights from the group."""
+    def receive(self) -> Shapes:
+        """Receive all weights from the weight group; returns their names and shapes."""
         assert self.weight_group is not None
-        for bucket in self.weight_group.receive(self.shapes()):
-            self.load_bucket(bucket)
-        self.load_weights()
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in self._state.items()]
+        for bucket in self.weight_group.receive(shapes):
+            for name, tensor in bucket:
+                self._state[name].copy_(tensor)
+        self.engine.load_weights()
+        return shapes
 
 
 class _WeightlessModel(nn.Module):

@@ -11,15 +11,15 @@ from typing import Any
 from tinyzero_sdk import Task
 from tinyzero_trainer.checkpoint.run_directory import OWNER
 from tinyzero_trainer.config import RewardConfig, TrainConfig
+from tinyzero_trainer.config.model_defaults import directory_of
 from tinyzero_trainer.config.parallel import ParallelDims, parallel_dims
 from tinyzero_trainer.errors import EngineDiedError, NoCapacityError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.ray import actors
 from tinyzero_trainer.executors.ray.calls import ActorHandle, gather
 from tinyzero_trainer.executors.ray.cluster import RESOURCES_SECONDS, RayError, import_ray, placement_group
-from tinyzero_trainer.executors.ray.paths import with_absolute_paths
 from tinyzero_trainer.executors.ray.remote_engine import ColocatedEngines, DedicatedEngines, RemoteEngine
-from tinyzero_trainer.executors.ray.remote_workers import RemoteCritic, RemotePolicy, RemotePool, TrainerActors
+from tinyzero_trainer.executors.ray.remote_workers import RemoteLearner, RemotePool, TrainerActors
 from tinyzero_trainer.executors.ray.reward_actor import RewardActor
 from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.executors.tasks import run_tasks
@@ -53,17 +53,11 @@ def build_ray_workers(
     with placement_group(config.ray, bundles) as group, ActorPool(group) as pool, ExitStack() as stack:
         if (idle := _idle_gpus(config)) is not None:
             display.log(idle)
-        ranks = TrainerActors(_start_ranks(config, pool, dims), dims.device)
-        number = dims.dedicated_engines
+        ranks = TrainerActors(_start_ranks(config, pool, dims))
+        number, engine = dims.dedicated_engines, "the rollout engine"
+        names = [engine if number == 1 else f"{engine} {index} of {number}" for index in range(number)]
         engines = [
-            pool.start(
-                "the rollout engine" if number == 1 else f"the rollout engine {index} of {number}",
-                actors.RolloutActor,
-                config,
-                index,
-                dims.device,
-            )
-            for index in range(number)
+            pool.start(name, actors.RolloutActor, config, index, dims.device) for index, name in enumerate(names)
         ]
         scorers = iter([pool.start(f"the scorer of {name}", RewardActor) for name in tasks])
         _check_run_directory(config, ranks)
@@ -71,13 +65,13 @@ def build_ray_workers(
         language_model, notes = _load_models(config, ranks, engines, checkpoint)
         for note in dict.fromkeys(notes):
             display.log(note)
-        critic = None
+        policy: Any = RemoteLearner(ranks, "policy", parameters=language_model.parameters)
+        critic: Any = None
         if config.algorithm.needs_critic:
-            first = ranks.actors[0]
-            critic = RemoteCritic(ranks, gather([(first, first.handle.critic_parameters.remote())])[0])
+            critic = RemoteLearner(ranks, "critic", parameters=ranks.do("critic", "parameters"))
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
-        remote = _connect_engines(config, pool, ranks, engines, display)
+        remote = _connect_engines(config, pool, ranks, engines, display.log)
 
         def make_pool(reward: RewardConfig, task: Task) -> RemotePool:
             """Of the next scorer: tasks come in the same order."""
@@ -86,40 +80,61 @@ def build_ray_workers(
                 gather([(scorer, scorer.handle.start.remote(reward, task))], policy_intact=True)
                 return scorer
 
-            scorer = start(next(scorers))
-            limits = {WorkerDiedError: config.ray.max_restarts}
+            scorer, limits = start(next(scorers)), {WorkerDiedError: config.ray.max_restarts}
             return RemotePool(
-                Restartable(scorer.name, scorer, lambda died: start(pool.replace(died)), limits, display.log)
+                Restartable(scorer.name, scorer, lambda died: start(pool.restart(died)), limits, display.log)
             )
 
         run = stack.enter_context(run_tasks(config, tasks, language_model.tokenizer, make_pool))
         display.end_phase()
         try:
-            yield Workers(run, language_model, remote, RemotePolicy(ranks), critic, display)
+            yield Workers(run, language_model, remote, policy, critic, display)
         finally:
             remote.close()
 
 
+def with_absolute_paths(config: TrainConfig) -> TrainConfig:
+    """The same with absolute paths, since actors have other working directories.
+
+    Names on the Hugging Face Hub and of modules stay as they are; tasks carry the absolute path of their file.
+    """
+    model, (file, _, function) = directory_of(config.model.path), config.algorithm.policy_loss.rpartition(":")
+    if model is not None and model.expanduser().is_dir():
+        config = replace(config, model=replace(config.model, path=_absolute(model)))
+    if file.endswith(".py"):
+        loss = f"{_absolute(file)}:{function}"
+        config = replace(config, algorithm=replace(config.algorithm, policy_loss=loss))
+    return replace(config, run=replace(config.run, output=_absolute(config.run.output)))
+
+
+def _absolute(path: str | Path) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
 def _connect_engines(
-    config: TrainConfig, pool: "ActorPool", ranks: TrainerActors, engines: list[ActorHandle], display: Progress
+    config: TrainConfig,
+    pool: "ActorPool",
+    ranks: TrainerActors,
+    engines: Sequence[ActorHandle],
+    report: Callable[[str], None],
 ) -> RemoteEngine:
     """The engines of the run as one: dedicated ones where there are any, else those colocated with the ranks."""
-    dims = parallel_dims(config)
+    dims, chunks = parallel_dims(config), config.rollout.chunks_per_engine
     restarts = config.vllm.max_restarts if config.vllm.separate_process else 0
     if not engines:
-        by_all = config.vllm.verify_weights and dims.world_size > 1  # a single rank checks its engine by itself
-        colocated = ColocatedEngines(ranks, dims.engine_ranks, restarts, display.log, check_sync=by_all)
-        return RemoteEngine(colocated, config.rollout.chunks_per_engine)
+        check_sync = config.vllm.verify_weights and dims.world_size > 1  # a single rank checks its engine by itself
+        return ColocatedEngines(ranks, dims.engine_ranks, chunks, restarts, report, check_sync=check_sync)
 
     def restart(died: ActorHandle) -> ActorHandle:
-        engine = pool.replace(died)
+        engine = pool.restart(died)
         gather([(engine, engine.handle.build.remote(config.model.path))], policy_intact=True)
         ranks.send_weights([engine])
         return engine
 
     limits = {WorkerDiedError: config.ray.max_restarts, EngineDiedError: restarts}
-    dedicated = [Restartable(each.name, each, restart, limits, display.log) for each in engines]
-    return RemoteEngine(DedicatedEngines(ranks, dedicated), config.rollout.chunks_per_engine)
+    return DedicatedEngines(
+        ranks, [Restartable(engine.name, engine, restart, limits, report) for engine in engines], chunks
+    )
 
 
 def _idle_gpus(config: TrainConfig) -> str | None:
@@ -134,25 +149,17 @@ def _idle_gpus(config: TrainConfig) -> str | None:
 
 def _start_ranks(config: TrainConfig, pool: "ActorPool", dims: ParallelDims) -> list[ActorHandle]:
     """All ranks; those that share an engine see each other's GPUs."""
+    count, shared = dims.world_size, dims.engine_tp
     ranks = [
-        pool.start(
-            f"policy rank {index} of {dims.world_size}",
-            actors.TrainerActor,
-            config,
-            index,
-            dims.world_size,
-            dims.device,
-        )
-        for index in range(dims.world_size)
+        pool.start(f"policy rank {index} of {count}", actors.TrainerActor, config, index, count, dims.device)
+        for index in range(count)
     ]
-    spread = dims.engine_tp
-    if dims.dedicated_engines or spread < 2 or dims.device == "cpu":
+    if dims.dedicated_engines or shared < 2 or dims.device == "cpu":
         return ranks
     gpus = gather([(rank, rank.handle.gpu.remote()) for rank in ranks])
-    for start in range(0, len(ranks), spread):
-        shared = gpus[start : start + spread]
-        for place, rank in enumerate(ranks[start : start + spread]):
-            gather([(rank, rank.handle.set_visible_gpus.remote([*shared[place:], *shared[:place]]))])
+    for index, rank in enumerate(ranks):
+        start = index - index % shared
+        gather([(rank, rank.handle.set_visible_gpus.remote([*gpus[index : start + shared], *gpus[start:index]]))])
     return ranks
 
 
@@ -166,7 +173,7 @@ def _check_run_directory(config: TrainConfig, ranks: TrainerActors) -> None:
     if not owner.exists():  # no run holds it
         return
     content = owner.read_bytes()
-    visible = gather([(rank, rank.handle.sees.remote(owner, content)) for rank in ranks.actors])
+    visible = ranks.gather(lambda rank: rank.sees.remote(owner, content))
     blind = next((rank for rank, sees in zip(ranks.actors, visible, strict=True) if not sees), None)
     if blind is not None:
         (host,) = gather([(blind, blind.handle.host.remote())])
@@ -183,9 +190,8 @@ def _load_models(
     path = None if checkpoint is None else checkpoint.absolute()
     loading = [(engine, engine.handle.build.remote(config.model.path)) for engine in engines]
     first = ranks.actors[0]
-    (host,) = gather([(first, first.handle.host.remote())])
-    (port,) = gather([(first, first.handle.open_store.remote(host))])
-    gather([(rank, rank.handle.join.remote(host, port)) for rank in ranks.actors])
+    (address,) = gather([(first, first.handle.open_store.remote(len(ranks.actors)))])
+    ranks.gather(lambda rank: rank.join.remote(address))
     building = [(rank, rank.handle.build.remote(path)) for rank in ranks.actors]
     results = gather([*building, *loading])
     return results[0], [note for notes in results[len(building) :] for note in notes]
@@ -199,7 +205,7 @@ class ActorPool:
         Args:
             group: Ray's placement group, with the bundles of `ParallelDims`: an actor for each of their CPUs.
         """
-        self._group, self._actors, self._starts = group, list[ActorHandle](), list[Callable[[], Any]]()
+        self._group, self._starts, self._handles = group, dict[str, Callable[[], Any]](), dict[str, Any]()
         order = by_node(import_ray().util.placement_group_table(group)["bundles_to_node_id"], group.bundle_specs)
         self._bundles = [bundle for bundle in order for _ in range(int(group.bundle_specs[bundle]["CPU"]))]
 
@@ -207,9 +213,9 @@ class ActorPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for actor in self._actors:
+        for handle in self._handles.values():
             with suppress(Exception):  # Ray itself may have ended
-                import_ray().kill(actor.handle)
+                import_ray().kill(handle)
 
     def start(self, name: str, kind: type, *args: Any) -> ActorHandle:
         """Start an actor in the next bundle.
@@ -219,26 +225,25 @@ class ActorPool:
             kind: its class.
             args: of the class.
         """
-        start = partial(self._start, self._bundles[len(self._actors)], kind, args)
-        self._actors.append(ActorHandle(name, start(), trains=kind is actors.TrainerActor))
-        self._starts.append(start)
-        return self._actors[-1]
+        start = self._starts[name] = partial(self._start, self._bundles[len(self._starts)], kind, args)
+        self._handles[name] = start()
+        return ActorHandle(name, self._handles[name], trains=kind is actors.TrainerActor)
 
-    def replace(self, died: ActorHandle) -> ActorHandle:
+    def restart(self, died: ActorHandle) -> ActorHandle:
         """Start the same actor again, in the bundle of the one that died.
 
         Raises:
             NoCapacityError: that bundle's resources are gone, for example with its machine.
         """
-        ray, index = import_ray(), [actor.name for actor in self._actors].index(died.name)
+        ray = import_ray()
         with suppress(Exception):  # it may have ended
-            ray.kill(self._actors[index].handle)
-        self._actors[index] = replace(died, handle=self._starts[index]())
-        started, _ = ray.wait([self._actors[index].handle.host.remote()], timeout=RESOURCES_SECONDS)
+            ray.kill(self._handles[died.name])
+        handle = self._handles[died.name] = self._starts[died.name]()
+        started, _ = ray.wait([handle.host.remote()], timeout=RESOURCES_SECONDS)
         if not started:
             end = f"has died, and in {RESOURCES_SECONDS:g} s no other could be started on its machine"
             raise NoCapacityError(died.name, end, policy_intact=not died.trains)
-        return self._actors[index]
+        return replace(died, handle=handle)
 
     def _start(self, bundle: int, kind: type, args: tuple[Any, ...]) -> Any:
         ray = import_ray()

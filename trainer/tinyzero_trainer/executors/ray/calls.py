@@ -39,7 +39,11 @@ Call = tuple[ActorHandle, Any]
 
 
 def gather(
-    calls: Sequence[Call], *, meanwhile: Callable[[], None] | None = None, policy_intact: bool = False
+    calls: Sequence[Call],
+    *,
+    meanwhile: Callable[[], None] | None = None,
+    policy_intact: bool = False,
+    returned: tuple[type[TinyZeroError], ...] = (),
 ) -> list[Any]:
     """The results in order.
 
@@ -47,44 +51,43 @@ def gather(
         calls: under way.
         meanwhile: called now and then; may raise to stop waiting.
         policy_intact: whether the training ranks are as they were before the step.
+        returned: errors that take the place of a result, once all actors have answered.
 
     Raises:
         WorkerDiedError: an actor has died.
         TinyZeroError: raised by an actor. Other exceptions are raised as Ray wraps them.
     """
     ray = import_ray()
-    actors = {reference: actor for actor, reference in calls}
+    actors, results = {reference: actor for actor, reference in calls}, dict[Any, Any]()
     pending, failed, deadline = list(actors), list[BaseException](), float("inf")
     while pending and time.monotonic() < deadline:
         done, pending = ray.wait(pending, timeout=TICK_SECONDS if meanwhile or failed else None)
         for reference in done:
-            error = _error_of(ray, reference, actors[reference], policy_intact)
-            if isinstance(error, TinyZeroError):
-                raise error
-            if error is not None:
+            try:
+                results[reference] = _result(ray, reference, actors[reference], policy_intact)
+            except returned as error:
+                results[reference] = error
+            except ray.exceptions.RayTaskError as error:
                 failed.append(error)
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         if meanwhile is not None:
             meanwhile()
     if failed:
         raise failed[0]
-    return [ray.get(reference) for _, reference in calls]
+    return [results[reference] for _, reference in calls]
 
 
-def _error_of(ray: Any, reference: Any, actor: ActorHandle, policy_intact: bool) -> BaseException | None:
+def _result(ray: Any, reference: Any, actor: ActorHandle, policy_intact: bool) -> Any:
     try:
-        ray.get(reference)
+        return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
-        # Ray's own error is of the cause's type too, but has a message of many lines.
-        cause = error.cause
-        if isinstance(cause, EngineDiedError):
-            cause.worker = actor.name
-        return cause if isinstance(cause, TinyZeroError) else error
+        if isinstance(error.cause, EngineDiedError):
+            error.cause.worker = actor.name
+        if isinstance(error.cause, TinyZeroError):
+            raise error.cause from None  # Ray's own error is of the cause's type too, but has a message of many lines
+        raise
     except ray.exceptions.RayError as error:
-        died = WorkerDiedError(actor.name, _end_of(error), policy_intact=policy_intact and not actor.trains)
-        died.__cause__ = error
-        return died
-    return None
+        raise WorkerDiedError(actor.name, _end_of(error), policy_intact=policy_intact and not actor.trains) from error
 
 
 def _end_of(error: Exception) -> str:
@@ -95,5 +98,5 @@ def _end_of(error: Exception) -> str:
     matches = {key: re.search(pattern, text) for key, pattern in _DETAILS.items()}
     process, machine, kind = ((matches[key] or [None, None])[1] for key in _DETAILS)
     where = f" on {machine}" if machine else ""
-    ended = "was ended, since its machine's memory had run out" if kind == "NODE_OUT_OF_MEMORY" else "has died"
+    ended = "was killed, since its machine ran out of memory" if kind == "NODE_OUT_OF_MEMORY" else "has died"
     return f"(process {process}{where}) {ended}" if process else ended

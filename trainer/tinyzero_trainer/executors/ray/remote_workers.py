@@ -1,23 +1,20 @@
 """Ray proxies of policy, critic and reward pool; that of the rollout engine is in remote_engine.py."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, Self
-
-from torch import Tensor
+from typing import Any, Literal, Self
 
 from tinyzero_sdk import Completion, Score
+from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.records import Json
-from tinyzero_trainer.algorithms.batch import TrainingBatch
-from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.ray.calls import ActorHandle, gather
 from tinyzero_trainer.executors.ray.cluster import import_ray
 from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.monitoring.performance import GpuMemoryUsage
-from tinyzero_trainer.types import Rollout
 
 ABORT_SECONDS = 60.0
 """For actors to return from a weight group that was aborted."""
@@ -26,32 +23,42 @@ ABORT_SECONDS = 60.0
 class TrainerActors:
     """The training ranks: each is called with the whole batch, and the first returns the result."""
 
-    def __init__(self, actors: Sequence[ActorHandle], device: str) -> None:
+    def __init__(self, actors: Sequence[ActorHandle]) -> None:
         """
         Args:
             actors: `TrainerActor`s, one for each rank.
-            device: that they are on: `cpu` or `cuda`.
         """
-        self.actors, self._device = actors, device
-        self._receivers: list[ActorHandle] = []  # engines in the present weight group
+        self.actors = actors
+        self._receivers: list[ActorHandle] = []  # engines in the current weight group
         self._lock = Lock()  # with calls of two threads at once, ranks would wait for each other in different ones
 
     def do(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of every rank's policy or critic."""
+        """Call a method of every rank's policy or critic, or read a property."""
+        args = tuple(arg.absolute() if isinstance(arg, Path) else arg for arg in args)  # of the trainer's directory
         arguments = import_ray().put((args, kwargs))  # once for each machine
-        with self._lock:
-            return gather([(actor, actor.handle.do.remote(role, method, arguments)) for actor in self.actors])[0]
+        return self.gather(lambda actor: actor.do.remote(role, method, arguments))[0]
 
-    def pass_weights(self, method: str, ranks: Sequence[int]) -> list[Any]:
-        """Call a method that iterates over the full weights on some ranks, while the others help to gather them."""
+    def gather(self, call: Callable[[Any], Any]) -> list[Any]:
+        """The results of the same call of every rank."""
         with self._lock:
-            return gather(
-                [
-                    (actor, getattr(actor.handle, method if rank in ranks else "help_with_weights").remote())
-                    for rank, actor in enumerate(self.actors)
-                ],
-                policy_intact=True,
-            )
+            return gather([(actor, call(actor.handle)) for actor in self.actors])
+
+    def pass_weights(
+        self, method: str, ranks: Sequence[int], returned: tuple[type[TinyZeroError], ...] = ()
+    ) -> list[Any]:
+        """Call a method that iterates over the full weights on some ranks, while the others help to gather them.
+
+        Args:
+            method: of `TrainerActor`.
+            ranks: those.
+            returned: errors that take the place of a result.
+        """
+        with self._lock:
+            calls = [
+                (actor, getattr(actor.handle, method if rank in ranks else "help_with_weights").remote())
+                for rank, actor in enumerate(self.actors)
+            ]
+            return gather(calls, returned=returned)
 
     def check_engine(self, rank: int) -> None:
         """Compare the engine of a rank with the policy, whose log-probabilities all ranks compute together.
@@ -59,145 +66,55 @@ class TrainerActors:
         Raises:
             VllmError: the engine has other weights.
         """
+        actor = self.actors[rank]
         with self._lock:
-            actor = self.actors[rank]
-            (probes,) = gather([(actor, actor.handle.probe_engine.remote())], policy_intact=True)
-            gather([(actor, actor.handle.check_engine.remote(probes)) for actor in self.actors], policy_intact=True)
-
-    def cards(self) -> list[GpuMemoryUsage]:
-        """GPUs of all ranks."""
-        with self._lock:
-            gpus = gather([(actor, actor.handle.gpu_memory.remote()) for actor in self.actors])
-        return [gpu for gpu in gpus if gpu is not None]
+            (probes,) = gather([(actor, actor.handle.probe_engine.remote())])
+            gather([(actor, actor.handle.check_engine.remote(probes)) for actor in self.actors])
 
     def send_weights(self, engines: Sequence[ActorHandle]) -> None:
-        """Send the policy's weights to engines, a bucket at a time, once the ranks' present call has returned."""
+        """Broadcast the policy's weights to dedicated engines, once the ranks' current call has returned."""
+        first, *others = self.actors
         with self._lock:
-            if self._device == "cuda":
-                self._broadcast(engines)
-            else:
-                self._through_object_store(engines)
-
-    def _broadcast(self, engines: Sequence[ActorHandle]) -> None:
-        """From GPU to GPU."""
-        first, *others = self.actors
-        if self._receivers != list(engines):
-            count = 1 + len(engines)
-            (host,) = gather([(first, first.handle.host.remote())])
-            (port,) = gather([(first, first.handle.open_group.remote(host, count))])
-            ends = enumerate((first, *engines))
-            gather([(actor, actor.handle.join_group.remote(host, port, index, count)) for index, actor in ends])
-            self._receivers = list(engines)
-        sending = [(first, first.handle.broadcast.remote())]
-        sending += [(actor, actor.handle.help_with_weights.remote()) for actor in others]
-        try:
-            sent, *_ = gather([*sending, *((engine, engine.handle.receive.remote()) for engine in engines)])
-            received = gather([(engine, engine.handle.shapes.remote()) for engine in engines])
-            assert all(sent == shapes for shapes in received), "engines take the policy's weights, in its order"
-        except BaseException as error:
-            self._receivers = []
-            leaving = [actor.handle.leave_group.remote() for actor in (first, *engines)]
-            rank_died = isinstance(error, WorkerDiedError) and error.worker in [actor.name for actor in self.actors]
-            if not rank_died:  # else the run is over, and the other ranks wait for it in a group of their own
-                waited = [*leaving, *(call for _, call in sending)]
-                import_ray().wait(waited, num_returns=len(waited), timeout=ABORT_SECONDS)
-            raise
-
-    def _through_object_store(self, engines: Sequence[ActorHandle]) -> None:
-        """Through the machines' shared memory."""
-        first, *others = self.actors
-        helping = [(actor, actor.handle.help_with_weights.remote()) for actor in others]
-        sending = first.handle.weights.options(num_returns="streaming", _generator_backpressure_num_objects=2).remote()
-        failed: Exception | None = None
-        buckets = iter(sending)
-        while failed is None:
+            if self._receivers != list(engines):
+                members = (first, *engines)
+                (address,) = gather([(first, first.handle.open_store.remote(len(members)))])
+                joining = [actor.handle.join_group.remote(address, i, len(members)) for i, actor in enumerate(members)]
+                gather(list(zip(members, joining, strict=True)))
+                self._receivers = list(engines)
+            sending = [(first, first.handle.broadcast.remote())]
+            sending += [(actor, actor.handle.help_with_weights.remote()) for actor in others]
             try:
-                bucket = next(buckets, None)
-                if bucket is None:
-                    break
-                gather([(engine, engine.handle.load_bucket.remote(bucket)) for engine in engines])
-            except Exception as error:  # of any type: the ranks would wait until the rest is taken
-                failed = error
-        with suppress(Exception):
-            for _ in buckets:
-                pass
-        gather([(first, sending.completed()), *helping])  # if a rank has died, that is the reason
-        if failed is not None:
-            raise failed
-        gather([(engine, engine.handle.load_weights.remote()) for engine in engines])
+                shapes = gather([*sending, *((engine, engine.handle.receive.remote()) for engine in engines)])
+                received = shapes[len(sending) :]
+                assert received == [shapes[0]] * len(engines), "engines have the policy's weights, in its order"
+            except BaseException as error:
+                self._receivers = []
+                leaving = [actor.handle.leave_group.remote() for actor in (first, *engines)]
+                rank_died = isinstance(error, WorkerDiedError) and error.worker in [actor.name for actor in self.actors]
+                if not rank_died:  # else the run is over, and the other ranks wait for it in their process group
+                    waited = [*leaving, *(call for _, call in sending)]
+                    import_ray().wait(waited, num_returns=len(waited), timeout=ABORT_SECONDS)
+                raise
 
 
-class RemotePolicy:
-    """See `PolicyWorker`."""
+class RemoteLearner:
+    """The `PolicyWorker` or `CriticWorker` of all ranks: methods that are not here are called on every rank."""
 
-    def __init__(self, group: TrainerActors) -> None:
-        self._group = group
+    def __init__(self, ranks: TrainerActors, role: Literal["policy", "critic"], *, parameters: int) -> None:
+        """
+        Args:
+            ranks: all of them.
+            role: what is called there.
+            parameters: of the whole model.
+        """
+        self._ranks, self._role, self.parameters, self.ranks = ranks, role, parameters, len(ranks.actors)
 
-    @property
-    def ranks(self) -> int:
-        """See `PolicyWorker`."""
-        return len(self._group.actors)
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return partial(self._ranks.do, self._role, method)
 
     def cards(self) -> list[GpuMemoryUsage]:
         """See `PolicyWorker`."""
-        return self._group.cards()
-
-    def logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
-        """See `PolicyWorker`."""
-        result: Tensor = self._group.do("policy", "logprobs", samples, temperature)
-        return result
-
-    def reference_logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
-        """See `PolicyWorker`."""
-        result: Tensor = self._group.do("policy", "reference_logprobs", samples, temperature)
-        return result
-
-    def update(self, batch: TrainingBatch, now: StepSettings) -> dict[str, float]:
-        """See `PolicyWorker`."""
-        metrics: dict[str, float] = self._group.do("policy", "update", batch, now)
-        return metrics
-
-    def export(self, directory: Path) -> None:
-        """See `PolicyWorker`."""
-        self._group.do("policy", "export", directory.absolute())
-
-    def save(self, directory: Path) -> None:
-        """See `PolicyWorker`."""
-        self._group.do("policy", "save", directory.absolute())
-
-    def load(self, directory: Path) -> None:
-        """See `PolicyWorker`."""
-        self._group.do("policy", "load", directory.absolute())
-
-
-class RemoteCritic:
-    """See `CriticWorker`."""
-
-    def __init__(self, group: TrainerActors, parameters: int) -> None:
-        self._group, self._parameters = group, parameters
-
-    @property
-    def parameters(self) -> int:
-        """See `CriticWorker`."""
-        return self._parameters
-
-    def values(self, samples: Sequence[Rollout]) -> Tensor:
-        """See `CriticWorker`."""
-        result: Tensor = self._group.do("critic", "values", samples)
-        return result
-
-    def update(self, batch: TrainingBatch) -> dict[str, float]:
-        """See `CriticWorker`."""
-        metrics: dict[str, float] = self._group.do("critic", "update", batch)
-        return metrics
-
-    def save(self, directory: Path) -> None:
-        """See `CriticWorker`."""
-        self._group.do("critic", "save", directory.absolute())
-
-    def load(self, directory: Path) -> None:
-        """See `CriticWorker`."""
-        self._group.do("critic", "load", directory.absolute())
+        return [gpu for gpu in self._ranks.gather(lambda actor: actor.gpu_memory.remote()) if gpu is not None]
 
 
 class RemotePool:

@@ -1,4 +1,4 @@
-"""Weights from the first rank to dedicated engines on GPUs: broadcasts in a process group of these alone.
+"""Weights from the first rank to dedicated engines: broadcasts in a process group of these alone.
 
 If a member dies, the others wait in the group until `abort` is called from another thread.
 """
@@ -18,7 +18,7 @@ JOIN_TIMEOUT = timedelta(seconds=300)
 """For all members to join."""
 
 BUCKET_BYTES = 2**28
-"""Of GPU memory for one broadcast, in each process: large enough for NCCL's full bandwidth."""
+"""Of memory for one broadcast, in each process: large enough for NCCL's full bandwidth."""
 
 Shapes = list[tuple[str, tuple[int, ...]]]
 """Names and shapes of all weights, in the order of sending."""
@@ -45,13 +45,16 @@ class WeightGroup:
             group = dist.ProcessGroupGloo(store, index, count, JOIN_TIMEOUT)
         self._group = group
 
-    def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Send to all receivers."""
+    def send(self, weights: Iterable[tuple[str, Tensor]]) -> Shapes:
+        """Send to all receivers; returns what was sent."""
+        sent: Shapes = []
         for bucket in buckets(weights, self._dtype, BUCKET_BYTES):
             self._broadcast(torch.cat([tensor.to(self._device).flatten() for _, tensor in bucket]))
+            sent += [(name, tuple(tensor.shape)) for name, tensor in bucket]
+        return sent
 
     def receive(self, shapes: Shapes) -> Iterator[Weights]:
-        """What the sender sends, a bucket at a time."""
+        """Weights of these shapes, a bucket at a time."""
         for bucket in split(shapes, self._dtype):
             sizes = [prod(shape) for _, shape in bucket]
             flat = torch.empty(sum(sizes), dtype=self._dtype, device=self._device)
@@ -59,7 +62,7 @@ class WeightGroup:
             yield [(name, piece.view(shape)) for (name, shape), piece in zip(bucket, flat.split(sizes), strict=True)]
 
     def abort(self) -> None:
-        """Raise an error in all members that wait; the group cannot be used again."""
+        """Raise an error in all waiting members; the group cannot be used again."""
         self._group.abort()
 
     def _broadcast(self, tensor: Tensor) -> None:
