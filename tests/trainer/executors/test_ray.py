@@ -217,23 +217,23 @@ def test_the_doctor_sees_two_nodes_as_they_are(folder: Path, found: dict[str, An
     assert (code, error) == (1, "")
     assert list((folder / "checked").iterdir()) == []
     ray = said["facts"]["ray"]
-    assert (ray["address"], ray["trouble"], ray["directory"]) == (found["address"], "", str(folder / "checked"))
+    assert (ray["address"], ray["error"], ray["directory"]) == (found["address"], "", str(folder / "checked"))
     assert [node["head"] for node in ray["nodes"]] == [True, False]
     for node in ray["nodes"]:
         assert (node["alive"], node["error"], node["store"]) == (True, "", 2**28)
         assert [node[name] for name in ("gpus", "gpus_free", "cpus", "cpus_free")] == [2] * 4
-        inside, here = node["inside"], ray["here"]
-        assert inside["packages"]["torch"] == metadata.version("torch")
+        report = node["report"]
+        assert report["packages"]["torch"] == metadata.version("torch")
         for name in ("python", "packages", "shared_memory"):
-            assert inside[name] == here[name]
-        assert inside["directory"] == "shared"
+            assert report[name] == ray["local"][name]
+        assert report["directory"] == "shared"
     levels = {finding["check"]: finding["level"] for finding in said["findings"]}
     assert (levels["2 nodes"], levels["versions"], levels["run directory"]) == ("ok",) * 3
     [layout] = [finding for finding in said["findings"] if finding["check"] == "layout"]
-    assert (layout["level"], "4 CPUs are there" in layout["what"]) == ("error", True)  # five actors
+    assert (layout["level"], "4 CPUs exist" in layout["what"]) == ("error", True)  # five actors
     later = found["later"]
-    assert (later.trouble, [node.alive for node in later.nodes]) == ("", [True, False])
-    assert later.nodes[0].inside is not None
+    assert (later.error, [node.alive for node in later.nodes]) == ("", [True, False])
+    assert later.nodes[0].report is not None
 
 
 # ---- deaths ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tinyzero_trainer.models.device import DeviceError, choose_device
 from tinyzero_trainer.models.loading import LanguageModel, ModelError, from_parts, load_model
 
 CPU = torch.device("cpu")
@@ -35,8 +34,3 @@ def test_a_directory_that_holds_no_model_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot load the model") as refused:
         load_model(str(tmp_path), CPU)
     assert "\n" not in str(refused.value)
-
-
-def test_an_unknown_device_is_refused() -> None:
-    with pytest.raises(DeviceError, match=r"run\.device='abacus' cannot be used"):
-        choose_device("abacus")

@@ -9,15 +9,48 @@ import typer
 from typer.core import TyperCommand
 
 from tinyzero_sdk.console import stderr, stdout
+from tinyzero_trainer.config.model_defaults import TINY_MODEL
 
-Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, by the keys below.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, by the keys below.")]
+TrainOverrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings; `tinyzero train --help` lists the keys.")
+]
 TaskOptions = Annotated[
     list[str] | None,
     typer.Option(
         "--task", metavar="TASK[:WEIGHT]", help="Name of a task, or a task file; repeat it for several tasks in a run."
     ),
 ]
+RecipeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe",
+        metavar="NAME",
+        help="An algorithm's settings, which yours override: a name listed by `tinyzero recipes`, or a .toml file.",
+    ),
+]
 ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings from a TOML file.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        help="Directory or Hugging Face Hub name of a transformers causal LM.",
+        show_default=f"{TINY_MODEL}; on a GPU, one made for the task",
+    ),
+]
+GpusOption = Annotated[
+    int | None,
+    typer.Option("--gpus", metavar="N", min=0, help="Train in several processes on N GPUs, with Ray; 0 = on the CPU."),
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="A running Ray cluster, or `auto`; by default Ray starts on this machine.",
+    ),
+]
 
 
 class CommandWithKeys(TyperCommand):

@@ -1,12 +1,20 @@
 """`tinyzero plan`: a run's GPU memory and speed, and settings with which it fits. plan_report.py prints it."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tinyzero_sdk.console import print_json, warn
+from tinyzero_trainer.cli.options import (
+    AddressOption,
+    ConfigOption,
+    GpusOption,
+    ModelOption,
+    RecipeOption,
+    TaskOptions,
+    TrainOverrides,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,30 +23,13 @@ if TYPE_CHECKING:
 
 
 def plan(
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, as `tinyzero train` takes them.")
-    ] = None,
-    task: Annotated[
-        list[str] | None,
-        typer.Option("--task", metavar="TASK[:WEIGHT]", help="As for train; a model's defaults may depend on it."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="MODEL",
-            help="Directory or Hub name of a transformers causal LM; no weights are read.",
-            show_default="the small one that train makes on a GPU",
-        ),
-    ] = None,
-    recipe: Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="As for train.")] = None,
-    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings from a TOML file.")] = None,
-    gpus: Annotated[
-        int | None, typer.Option("--gpus", metavar="N", min=0, help="As for train: several GPUs, all of one model.")
-    ] = None,
-    address: Annotated[
-        str | None, typer.Option("--address", metavar="HOST:PORT", help="As for train; it is not contacted.")
-    ] = None,
+    overrides: TrainOverrides = None,
+    task: TaskOptions = None,
+    model: ModelOption = None,
+    recipe: RecipeOption = None,
+    config: ConfigOption = None,
+    gpus: GpusOption = None,
+    address: AddressOption = None,
     gpu: Annotated[
         str | None,
         typer.Option("--gpu", metavar="NAME", help="GPU model, such as 'RTX 4090'.", show_default="this machine's"),
@@ -75,9 +66,9 @@ def plan(
 
     flags: dict[str, Any] = {**flag_settings(task or ()), "model.path": model, "run.recipe": recipe}
     flags |= ray_settings(gpus, address)
-    overrides = gather(TrainConfig, flags, words or (), config)
-    owned = get(overrides, "model.path") is None
-    resolved = compose(overrides, SETTINGS if owned else None, needs_task=False).config
+    settings = gather(TrainConfig, flags, overrides or (), config)
+    owned = get(settings, "model.path") is None
+    resolved = compose(settings, SETTINGS if owned else None, needs_task=False).config
     refuse_cpu(resolved)
     target = choose_target(gpu, gpu_memory, resolved.run.device)
     spec = default_spec(resolved.default_model) if owned else find_spec(resolved.model.path)
@@ -88,7 +79,7 @@ def plan(
         print_json(as_json(report))
     else:
         changed = {change.key for change in report.plan.changes}
-        kept = [word for word in words or () if word.partition("=")[0] not in changed]
+        kept = [word for word in overrides or () if word.partition("=")[0] not in changed]
         given = {"--model": model, "--recipe": recipe, "--config": config, "--gpus": gpus, "--address": address}
         show(report, typed=_typed(task, given, kept))
     raise typer.Exit(int(not report.plan.fits))

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.cli.options import CommandWithKeys, ConfigOption, TaskOptions, Words, exit_by_signal
+from tinyzero_trainer.cli.options import CommandWithKeys, ConfigOption, Overrides, TaskOptions, exit_by_signal
 from tinyzero_trainer.utils.startup import without_collector
 from tinyzero_trainer.utils.threads import calm_threads
 
@@ -22,7 +22,7 @@ class WarmStartCommand(CommandWithKeys):
 
 
 def warm_start(
-    words: Words = None,
+    overrides: Overrides = None,
     task: TaskOptions = None,
     output: Annotated[
         Path | None, typer.Option("--output", metavar="DIR", help="Directory for the model; must not exist yet.")
@@ -38,7 +38,7 @@ def warm_start(
     from tinyzero_trainer.utils.signals import StopFlag, left_at_once
 
     flags = {**flag_settings(task or ()), "run.output": output and str(output)}
-    resolved = build(SftConfig, gather(SftConfig, flags, words or (), config))
+    resolved = build(SftConfig, gather(SftConfig, flags, overrides or (), config))
     for flag, value in (("--task", resolved.task_specs), ("--output", resolved.run.output)):
         if not value:
             raise SettingsError(f"a warm start needs {flag}")

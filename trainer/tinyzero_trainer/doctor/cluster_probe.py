@@ -1,168 +1,185 @@
-"""Looks at a Ray that is there, through ray_probe.py, which asks each node through node_probe.py. It judges nothing.
+"""Looks at a Ray cluster, and has node_probe.py run on each of its nodes. Judges nothing.
 
-A few seconds, or `SECONDS` where Ray does not answer. Meanwhile there is a marker in the run directory; nothing else is
-changed here or on the nodes.
+Takes a few seconds, or `SECONDS` where Ray does not answer. Ray is contacted from a child process, this module as a
+script: Ray replaces signal handlers, prints, and may wait for minutes. Meanwhile there is a marker in the run
+directory; nothing else is changed here or on the nodes.
 """
 
 import json
+import logging
 import os
-import re
 import sys
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tinyzero_trainer.doctor.consistency_checks import SAME, WHERE_USED
-from tinyzero_trainer.doctor.facts import Facts
-from tinyzero_trainer.doctor.probe import ask_apart, without_user
-from tinyzero_trainer.doctor.ray_facts import Inside, Node, Ray, Token, Trouble
-from tinyzero_trainer.executors.ray.cluster import in_one_line, is_host_and_port, not_listening
+from tinyzero_trainer.doctor import node_probe
+from tinyzero_trainer.doctor.child import ask_child, run_stages
+from tinyzero_trainer.doctor.cluster_checks import NO_ADDRESS, SAME, SAME_WHERE_INSTALLED
+from tinyzero_trainer.doctor.facts import Node, NodeReport, RayCluster
+from tinyzero_trainer.executors.ray.cluster import import_ray, is_host_and_port, not_listening
 
 SECONDS = 75.0
 """For all of it."""
 
-_TROUBLES: tuple[tuple[str, Trouble], ...] = (
-    (r"no authentication token was found|RAY_AUTH_TOKEN_PATH is set but", "no token"),
-    (r"InvalidAuthToken|Unauthenticated|AuthenticationError", "token"),
-    (r"Version mismatch", "versions"),
-    (r"any running Ray instance|multiple active Ray instances", "nobody"),
-    (r"node_ip_address\.json|expects this IP address|No node info found|Failed to get node info", "outside"),
-    (r"Invalid address|Malformed address", "form"),
-    (r"No module named 'ray'|needs Ray", "missing"),
-)
-"""What Ray says, and what it means."""
-
-
-def with_ray(facts: Facts, address: str | None, *, directory: Path, model: str) -> Facts:
-    """The same, with what is to be said of Ray. If no address is given, that costs no time.
-
-    Args:
-        facts: of this machine.
-        address: ray.address.
-        directory: see `look_at_ray`.
-        model: see `look_at_ray`.
-    """
-    ray = None if address is None else look_at_ray(address, directory=directory, model=model)
-    return replace(facts, ray=ray, ray_address=without_user(os.environ.get("RAY_ADDRESS", "")), token=token())
+REPORT_SECONDS = 25.0
+"""For all nodes together, each of which starts a process first."""
 
 
 def look_at_ray(
-    address: str, *, directory: Path, model: str, command: Iterable[str] = (), timeout: float = SECONDS
-) -> Ray:
-    """What is to be seen from here.
+    address: str, *, directory: Path, model: str, command: Sequence[str] = (), timeout: float = SECONDS
+) -> RayCluster:
+    """The cluster and its nodes.
 
     Args:
         address: `auto` or HOST:PORT.
         directory: the run directory, which need not exist.
-        model: path of the model's directory; empty = it is none.
-        command: another process to ask, for tests.
+        model: path of the model's directory; empty = the model is not a directory.
+        command: another probe, for tests.
         timeout: seconds.
     """
     named = (os.environ.get("RAY_ADDRESS") or address) if address == "auto" else address
-    if trouble := not_reached(named):
-        return Ray(without_user(named), *trouble)
-    if not command and not installed():
-        return Ray(named, "missing")
+    if named != "auto":
+        if "://" in named or not is_host_and_port(named):
+            return RayCluster("", NO_ADDRESS)  # not repeated, since it may contain a password
+        if reason := not_listening(named):
+            return RayCluster(named, reason)
     with marker(directory) as (path, content):
-        asked = json.dumps({"address": address, "look": [[*SAME, *WHERE_USED], path, content, model]})
-        command = tuple(command) or (sys.executable, "-P", "-m", "tinyzero_trainer.doctor.ray_probe", asked)
-        seen = ask_apart(command, timeout, "connect")
-    return ray_of(seen, named, str(Path(path).parent) if path else "")
-
-
-def installed() -> bool:
-    """Whether Ray is, without an import of it."""
-    try:
-        return bool(metadata.version("ray"))
-    except metadata.PackageNotFoundError:
-        return False
-
-
-def not_reached(address: str) -> tuple[Trouble, str] | None:
-    """What is wrong with an address before Ray is asked, which would try for half a minute."""
-    if "://" in address:
-        return "scheme", ""
-    if address == "auto":
-        return None
-    if not is_host_and_port(address):
-        return "form", ""
-    reason = not_listening(address)
-    return None if reason is None else ("nobody", reason)
+        names = [*SAME, *SAME_WHERE_INSTALLED]
+        asked = json.dumps({"address": address, "look": [names, path, content, model]})
+        seen = ask_child(command or ("-m", "tinyzero_trainer.doctor.cluster_probe", asked), timeout, "connect")
+    cluster = RayCluster(named, directory=str(Path(path).parent) if path else "", sends_token=sends_token(address))
+    if error := seen.get("connect_error") or seen.get("nodes_error"):
+        return replace(cluster, error=error)
+    nodes = [Node(**node | {"report": _report(node.get("report"))}) for node in seen["nodes"].values()]
+    if late := seen.get("reports_error"):
+        nodes = [replace(node, error=late) if node.alive else node for node in nodes]
+    nodes.sort(key=lambda node: (not node.head, len(node.address), node.address))
+    return replace(cluster, address=seen["address"], nodes=tuple(nodes), local=_report(seen["local"]))
 
 
 @contextmanager
 def marker(directory: Path) -> Iterator[tuple[str, str]]:
-    """A file in a directory, or in the nearest one above it that exists: its path and what is in it.
+    """A file in a directory, or in the nearest one above it that exists: its path and its content.
 
-    The path is empty where nothing can be written, of which `check_disk` tells.
+    The path is empty where nothing can be written, which `check_disk` reports.
     """
-    directory, content = directory.expanduser().absolute(), uuid.uuid4().hex
-    there = next((parent for parent in (directory, *directory.parents) if parent.is_dir()), None)
-    path = there / f".tinyzero-doctor-{content}" if there else None
+    content, directory = uuid.uuid4().hex, directory.expanduser().absolute()
+    existing = next(parent for parent in (directory, *directory.parents) if parent.is_dir())
+    path = existing / f".tinyzero-doctor-{content}"
     try:
-        if path is not None:
-            path.write_text(content, encoding="utf-8")
+        path.write_text(content, encoding="utf-8")
     except OSError:
-        path = None
+        yield "", content
+        return
     try:
-        yield str(path or ""), content
+        yield str(path), content
     finally:
-        if path is not None:
-            with suppress(OSError):
-                path.unlink()
+        path.unlink(missing_ok=True)
 
 
-def ray_of(seen: dict[str, Any], address: str, directory: str) -> Ray:
-    """A record from what ray_probe.py said.
-
-    Args:
-        seen: its last line, with the error of the stage at which it ended, if it did.
-        address: as given.
-        directory: that nodes were asked for.
-    """
-    if error := seen.get("connect_error") or seen.get("nodes_error"):
-        return Ray(address, trouble_of(error), in_one_line(re.sub(r"^\w+: ", "", error)))
-    nodes = [Node(**node | {"inside": _inside(node.get("inside"))}) for node in seen["nodes"]]
-    if late := seen.get("inside_error"):
-        nodes = [Node(**vars(node) | {"error": late}) if node.alive else node for node in nodes]
-    nodes.sort(key=lambda node: (not node.head, _number(node.address), node.host))
-    return Ray(seen["address"], "", "", tuple(nodes), _inside(seen["here"]), directory)
+def sends_token(address: str) -> bool:
+    """Whether Ray authenticates with a token; with `auto`, and then alone, it sends one that exists without a mode."""
+    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
+        return True
+    given = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    return address == "auto" and (given or Path("~/.ray/auth_token").expanduser().is_file())
 
 
-def trouble_of(error: str) -> Trouble:
-    """What an error means.
-
-    Example:
-        >>> trouble_of("ConnectionError: Failed\\nRpcError: InvalidAuthToken: Authentication token is missing")
-        'token'
-    """
-    if re.search(r"it takes longer than", error):
-        return "time"
-    return next((trouble for pattern, trouble in _TROUBLES if re.search(pattern, error)), "other")
-
-
-def token() -> Token:
-    """Where Ray would look for one; in this order."""
-    mode = os.environ.get("RAY_AUTH_MODE", "")
-    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        if os.environ.get(name):
-            return Token(mode, name)
-    with suppress(OSError, RuntimeError):
-        if (Path.home() / ".ray" / "auth_token").is_file():
-            return Token(mode, "~/.ray/auth_token")
-    return Token(mode)
-
-
-def _inside(found: dict[str, Any] | None) -> Inside | None:
+def _report(found: dict[str, Any] | None) -> NodeReport | None:
     if found is None:
         return None
-    gpus = None if found["gpus"] is None else tuple(found["gpus"])
-    return Inside(**found | {"gpus": gpus})
+    return NodeReport(**found | {"gpus": None if found["gpus"] is None else tuple(found["gpus"])})
 
 
-def _number(address: str) -> tuple[int, ...]:
-    return tuple(int(part) if part.isdigit() else 0 for part in address.split("."))
+# ---- in the child process --------------------------------------------------------------------------------------------
+
+
+def main(address: str, look: list[Any]) -> None:
+    """Look, and print.
+
+    Args:
+        address: `auto` or HOST:PORT.
+        look: arguments of `node_probe.look`.
+    """
+
+    def connect(seen: dict[str, Any]) -> None:
+        ray = import_ray()
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+        seen["address"] = ray.get_runtime_context().gcs_address
+
+    def nodes(seen: dict[str, Any]) -> None:
+        import ray
+
+        free = ray._private.state.available_resources_per_node()
+        seen["nodes"] = {node["NodeID"]: _node(node, free.get(node["NodeID"], {})) for node in ray.nodes()}
+        seen["local"] = node_probe.look(*look)
+
+    def reports(seen: dict[str, Any]) -> None:
+        _ask_nodes({key: node for key, node in seen["nodes"].items() if node["alive"]}, look)
+
+    def shutdown(seen: dict[str, Any]) -> None:
+        import ray
+
+        ray.shutdown()
+
+    run_stages({"connect": connect, "nodes": nodes, "reports": reports, "shutdown": shutdown}, _chain)
+
+
+def _node(node: dict[str, Any], free: dict[str, float]) -> dict[str, Any]:
+    """Fields of `Node`."""
+    total = node["Resources"]
+    return {
+        "address": node["NodeManagerAddress"],
+        "alive": node["Alive"],
+        "reason": "" if node["Alive"] else _first_line(node.get("DeathReasonMessage") or ""),
+        "head": "node:__internal_head__" in total,
+        "cpus": total.get("CPU", 0.0),
+        "gpus": total.get("GPU", 0.0),
+        "cpus_free": free.get("CPU", 0.0),
+        "gpus_free": free.get("GPU", 0.0),
+        "store": int(total.get("object_store_memory", 0)),
+    }
+
+
+def _ask_nodes(nodes: dict[str, dict[str, Any]], look: list[Any]) -> None:
+    """Add `report` or `error` to each, by a task that reserves none of the node's resources."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ray.cloudpickle.register_pickle_by_value(node_probe)
+    task = ray.remote(node_probe.look)
+    calls = {}
+    for key in nodes:
+        strategy = NodeAffinitySchedulingStrategy(key, soft=False)
+        calls[key] = task.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy).remote(*look)
+    done, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=REPORT_SECONDS)
+    for key, call in calls.items():
+        if call not in done:
+            nodes[key]["error"] = f"no answer within {REPORT_SECONDS:g} s"
+            continue
+        try:
+            nodes[key]["report"] = ray.get(call)
+        except Exception as error:  # anything may go wrong on another machine
+            nodes[key]["error"] = _first_line(str(getattr(error, "cause", None) or error))
+
+
+def _chain(error: BaseException | None) -> str:
+    """An exception and those that caused it, each with its type: Ray's reasons are at the end."""
+    found = []
+    while error is not None:
+        found.append(f"{type(error).__name__}: {error}")
+        error = error.__cause__ or error.__context__
+    return "\n".join(found)
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+if __name__ == "__main__":
+    main(**json.loads(sys.argv[1]))

@@ -1,15 +1,16 @@
-"""What was seen of a machine, and what the user means to do on it. Records only: nothing here looks or judges."""
+"""What was seen of a machine and of a Ray cluster, and what the configuration requires. Records only."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
-from tinyzero_trainer.doctor.ray_facts import Placement, Ray, Token
+from tinyzero_trainer.config.parallel import ParallelDims
 from tinyzero_trainer.hardware.gpu import Driver, GpuInfo
 from tinyzero_trainer.models.files import Model
 
 
 @dataclass(frozen=True)
 class Torch:
-    """The installed torch, as a process of its own saw it."""
+    """The installed torch, as a child process saw it."""
 
     version: str = ""
     """With its local part, such as `2.13.0+cpu`; empty = it cannot be imported."""
@@ -35,56 +36,44 @@ class Torch:
     transformers_error: str = ""
     """Why transformers' models cannot be imported."""
 
-    nccl: str = ""
-    """Version of its NCCL; empty = it has none, or it is not known."""
-
 
 @dataclass(frozen=True)
 class Package:
     """An installed distribution."""
 
     name: str
-    """Normalised."""
+    """Normalized."""
 
     version: str
-    """As its metadata has it."""
-
     requires: tuple[str, ...] = ()
-    """Requirements on other packages as its metadata has them, markers included."""
+    """Requirements in its metadata, markers included."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a process may use here."""
+    """What this process may use here, within a container's limits."""
 
-    python: tuple[int, int, int]
+    python: str
     """Version of Python."""
 
     cores: int
-    """CPU cores that this process may use, a container's limit included."""
-
     memory: int
-    """Bytes of main memory, or of the container's share."""
+    """Bytes of host memory."""
 
     memory_free: int
-    """Bytes of it that are free."""
-
     shared_memory: int | None
     """Bytes of /dev/shm; None = there is none."""
 
     open_files: tuple[int, int]
-    """Limit on open files, and how high it may be raised."""
+    """Limit on open files, and the most it may be raised to."""
 
     container: bool = False
-    """Whether this is a container."""
-
-    shared_memory_free: int | None = None
-    """Bytes of /dev/shm that are free; None = not known."""
+    shared_memory_free: int = 0
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A directory that will be written."""
+    """A directory that a run writes to."""
 
     path: str
     """As the user would name it."""
@@ -93,12 +82,89 @@ class Folder:
     """Bytes free on its disk."""
 
     writable: bool = True
-    """Whether it, or what it would be made in, may be written."""
+    """Whether it, or the directory in which it would be created, is writable."""
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What a process on a node sees."""
+
+    python: str
+    packages: dict[str, str] = field(default_factory=dict)
+    """Versions of those that must be the same on all nodes, by name; packages that bring tasks are among them."""
+
+    shared_memory: int | None = None
+    """Bytes of /dev/shm; None = there is none."""
+
+    open_files: int = 0
+    gpus: tuple[str, ...] | None = None
+    """Names of the GPUs that the driver knows; None = it cannot be queried."""
+
+    directory: Literal["shared", "unwritable", "other", "missing", ""] = ""
+    """The run directory: the one that the trainer sees, the same without write permission, another one under that
+    path, or none; empty = not looked for."""
+
+    model: bool | None = None
+    """Whether the model's directory exists; None = the model is not a directory."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a Ray cluster, as Ray knows it."""
+
+    address: str
+    """IP address."""
+
+    alive: bool = True
+    reason: str = ""
+    """Why it is not alive, in Ray's words."""
+
+    head: bool = False
+    cpus: float = 0
+    """By Ray's count; so are the next three."""
+
+    gpus: float = 0
+    cpus_free: float = 0
+    gpus_free: float = 0
+    store: int = 0
+    """Bytes of its object store."""
+
+    report: NodeReport | None = None
+    """None = it runs no task."""
+
+    error: str = ""
+    """Why it runs none."""
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    """The Ray cluster of `--address`."""
+
+    address: str
+    error: str = ""
+    """Why it cannot be examined, in Ray's words; empty = it was."""
+
+    nodes: tuple[Node, ...] = ()
+    """All, the head first; also those that have left."""
+
+    local: NodeReport | None = None
+    """The same report by this machine, to compare."""
+
+    directory: str = ""
+    """The run directory that nodes looked for, or the one in which it would be created."""
+
+    sends_token: bool = False
+    """Whether Ray authenticates from here with a token."""
+
+    @property
+    def alive(self) -> tuple[Node, ...]:
+        """Nodes that answer Ray."""
+        return tuple(node for node in self.nodes if node.alive)
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """What the user means to do, from the configuration."""
+    """What a configuration requires of a machine or cluster."""
 
     device: str = "auto"
     """run.device."""
@@ -106,10 +172,10 @@ class Requirements:
     engine: str = "torch"
     """rollout.engine."""
 
-    model_copies: int = 1
+    trained_models: int = 1
     """Models of this size that are trained: 2 with a critic."""
 
-    frozen_copies: int = 0
+    frozen_models: int = 0
     """Models that are held but not trained: 1 with a reference."""
 
     keep: int = 2
@@ -121,17 +187,20 @@ class Requirements:
     offload: str | None = None
     """memory.cpu_offload."""
 
-    host_bytes: int = 0
-    """What that keeps in main memory; 0 = nothing, or the model's shape is not known."""
+    offload_bytes: int = 0
+    """Host memory that it takes; 0 = none, or the model's shape is not known."""
 
     names_model: bool = True
-    """Whether a model is named; otherwise `train` makes one of its own on a GPU."""
+    """Whether a model is given; otherwise `train` makes one on a GPU."""
 
     address: str | None = None
-    """ray.address; the run's processes are then on the nodes of that Ray."""
+    """ray.address; the run's processes are then on the nodes of that cluster."""
 
-    placement: Placement | None = None
-    """What the run takes of a Ray; None = it has no executor `ray`, or nobody said how large it is."""
+    dims: ParallelDims | None = None
+    """The run's processes; None = it is a single process, or its size is not given."""
+
+    scorers: int = 1
+    """Actors that score, one for each task."""
 
 
 @dataclass(frozen=True)
@@ -139,11 +208,7 @@ class Facts:
     """Everything that was seen."""
 
     machine: Machine
-    """CPU, memory and limits."""
-
     torch: Torch
-    """The installed torch and the GPUs it sees."""
-
     driver: Driver | None
     """None = no trace of an NVIDIA driver."""
 
@@ -151,13 +216,13 @@ class Facts:
     """CUDA_VISIBLE_DEVICES; None = not set."""
 
     packages: tuple[Package, ...]
-    """Of those whose versions have to fit together, the installed ones."""
+    """Those installed of the packages whose versions have to fit together."""
 
     output: Folder
     """The run directory."""
 
     hub_cache: Folder
-    """Where models of the Hub are kept."""
+    """Where models of the Hugging Face Hub are kept."""
 
     offline: bool
     """Whether HF_HUB_OFFLINE forbids downloads."""
@@ -165,11 +230,10 @@ class Facts:
     model: Model
     """The model to train."""
 
-    ray: Ray | None = None
-    """The Ray that was asked for; None = none was."""
+    ray: RayCluster | None = None
+    """None = no --address."""
 
-    ray_address: str = ""
-    """RAY_ADDRESS, without a user's name and password."""
-
-    token: Token = field(default_factory=Token)
-    """What is set here for a Ray that asks for a token."""
+    @property
+    def installed(self) -> dict[str, Package]:
+        """The packages by name."""
+        return {package.name: package for package in self.packages}

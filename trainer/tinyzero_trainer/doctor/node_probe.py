@@ -1,7 +1,7 @@
-"""What a process finds around it on a node of a cluster: run by Ray there, and by the doctor here to compare.
+"""What a process sees on a node of a cluster: run there by Ray, and here to compare.
 
-It is sent to the nodes as it stands, since what is installed there may be older, or missing. So it uses nothing but the
-standard library, and leaves out what cannot be seen.
+Its source is sent to the nodes, since what is installed there may be older, or missing. Therefore it uses nothing but
+the standard library.
 """
 
 import os
@@ -21,27 +21,23 @@ GROUPS = ("tinyzero.plugins", "tinyzero.tasks")
 GPU_SECONDS = 10.0
 
 MARKER_SECONDS = 3.0
-"""For a file that was just written to be seen through a network's file system."""
+"""Until a file that was just written is visible through a network file system."""
 
 
 def look(names: list[str], marker: str, content: str, model: str) -> dict[str, Any]:
-    """What there is.
+    """Fields of `NodeReport`, for JSON.
 
     Args:
-        names: of packages whose versions are asked for.
-        marker: path of a file that was written into the run directory; empty = do not look.
+        names: packages whose versions to report.
+        marker: path of a file that was written into the run directory; empty = do not look for it.
         content: of that file.
-        model: path of the model's directory; empty = it is none.
-
-    Returns:
-        Fields of `Inside`, for JSON.
+        model: path of the model's directory; empty = the model is not a directory.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    shared = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None
     return {
         "python": python_version(),
         "packages": versions(names),
-        "shared_memory": shared,
+        "shared_memory": shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None,
         "open_files": 2**31 if soft == resource.RLIM_INFINITY else soft,
         "gpus": gpus(),
         "directory": directory(marker, content) if marker else "",
@@ -50,7 +46,7 @@ def look(names: list[str], marker: str, content: str, model: str) -> dict[str, A
 
 
 def versions(names: list[str]) -> dict[str, str]:
-    """Of those that are installed, and of all that bring tasks."""
+    """Versions of the installed packages among these and of all that bring tasks."""
     found = {}
     points = [point for group in GROUPS for point in metadata.entry_points(group=group)]
     plugins = [point.dist.name for point in points if point.dist is not None]
@@ -61,21 +57,19 @@ def versions(names: list[str]) -> dict[str, str]:
 
 
 def gpus() -> list[str] | None:
-    """Names of the GPUs that the driver knows, whichever of them Ray gives out; None = it cannot be asked."""
-    if shutil.which("nvidia-smi") is None:
-        return None
+    """Names of the GPUs that the driver knows, whichever of them Ray assigns; None = it cannot be queried."""
     command = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=GPU_SECONDS, check=False
+            command, capture_output=True, text=True, errors="replace", timeout=GPU_SECONDS, check=True
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.SubprocessError):
         return None
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else None
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
 def directory(marker: str, content: str, seconds: float = MARKER_SECONDS) -> str:
-    """Whether the directory of a file that somebody else wrote is the same one here; see `Inside.directory`."""
+    """Whether the directory of a file that another machine wrote is the same one here; see `NodeReport.directory`."""
     file, deadline = Path(marker), time.monotonic() + seconds
     if not file.parent.is_dir():
         return "missing"

@@ -1,38 +1,14 @@
-"""What torch sees, for `probe.py`: run as a script in a process of its own, where an import may crash or hang.
+"""What torch sees: run as a script in a child process of probe.py, where an import may crash or hang."""
 
-Each stage adds to a mapping and prints it as a line of JSON; the last line that came out is what is known.
-"""
-
-import json
-import os
 import re
-import sys
 import warnings
-from collections.abc import Callable
 from typing import Any
 
-
-def main() -> None:
-    """Look, and tell."""
-    # Whatever the libraries print goes to stderr.
-    back = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    seen: dict[str, Any] = {}
-    warnings.simplefilter("ignore")
-    for stage, look in STAGES.items():
-        seen["stage"] = stage
-        print(json.dumps(seen), file=back, flush=True)
-        try:
-            look(seen)
-        except Exception as error:  # the border to libraries that may be broken in any way
-            seen[f"{stage}_error"] = _one_line(error)
-            if stage == "torch":
-                break
-    del seen["stage"]
-    print(json.dumps(seen), file=back, flush=True)
+from tinyzero_trainer.doctor.child import run_stages
 
 
-def _torch(seen: dict[str, Any]) -> None:
+def look_at_torch(seen: dict[str, Any]) -> None:
+    """Version and build."""
     import torch
 
     seen |= {
@@ -43,56 +19,42 @@ def _torch(seen: dict[str, Any]) -> None:
     }
 
 
-def _cuda(seen: dict[str, Any]) -> None:
+def look_at_gpus(seen: dict[str, Any]) -> None:
+    """Visible GPUs, as fields of `GpuInfo`."""
     import torch
 
     if torch.version.cuda is None and torch.version.hip is None:
         return
-    torch.cuda.init()  # says why it fails, which is_available() does not
-    seen["gpus"] = [_gpu(torch.cuda.get_device_properties(index), index) for index in range(torch.cuda.device_count())]
+    torch.cuda.init()  # raises the reason of a failure, which is_available() does not
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    seen["gpus"] = [
+        {
+            "index": index,
+            "name": gpu.name,
+            "capability": [gpu.major, gpu.minor],
+            "memory": gpu.total_memory,
+            "uuid": str(getattr(gpu, "uuid", "")).removeprefix("GPU-"),
+        }
+        for index, gpu in enumerate(gpus)
+    ]
 
 
-def _gpu(properties: Any, index: int) -> dict[str, Any]:
-    return {
-        "index": index,
-        "name": properties.name,
-        "capability": [properties.major, properties.minor],
-        "memory": properties.total_memory,
-        "uuid": str(getattr(properties, "uuid", "")).removeprefix("GPU-"),
-    }
-
-
-def _transformers(seen: dict[str, Any]) -> None:
+def look_at_transformers(seen: dict[str, Any]) -> None:
+    """Whether its models can be imported; they are lazy, and import torchvision wherever it is installed."""
     import transformers
 
-    # Imported only when asked for, and with them what they import wherever it is installed, such as torchvision.
     for name in ("AutoModelForCausalLM", "PreTrainedModel"):
         getattr(transformers, name)
 
 
-def _nccl(seen: dict[str, Any]) -> None:
-    import torch
-
-    if torch.version.cuda is not None and torch.distributed.is_nccl_available():
-        seen["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-
-
-STAGES: dict[str, Callable[[dict[str, Any]], None]] = {
-    "torch": _torch,
-    "cuda": _cuda,
-    "transformers": _transformers,
-    "nccl": _nccl,
-}
-
-
-def _one_line(error: BaseException) -> str:
-    while error.__cause__ is not None:  # transformers says only that an import failed
+def root_cause(error: BaseException) -> str:
+    """The first line of the exception at the end of the chain: transformers says only that an import failed."""
+    while error.__cause__ is not None:
         error = error.__cause__
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return re.sub(r"\s+", " ", text) or type(error).__name__
 
 
 if __name__ == "__main__":
-    main()
-    sys.stdout.flush()
-    os._exit(0)  # a broken library may crash on its way out too
+    warnings.simplefilter("ignore")
+    run_stages({"torch": look_at_torch, "cuda": look_at_gpus, "transformers": look_at_transformers}, root_cause)

@@ -1,1 +1,1 @@
-"""What NVML, CUDA and the data sheets say about GPUs, and what the host has. Judges nothing, and imports no torch."""
+"""GPUs and host as NVML, CUDA, data sheets and the kernel describe them. Judges nothing, and imports no torch."""

@@ -1,4 +1,4 @@
-"""Whether torch has kernels for a GPU, and which torch would. No torch in here, so that any GPU can be simulated.
+"""Whether torch has kernels for a GPU, and which build of torch has. No torch in here, so any GPU can be simulated.
 
 A GPU runs machine code (`sm_XY`) of its own major version and of no newer minor one, and may compile PTX
 (`compute_XY`) of any older version. `sm_90a` runs on 9.0 alone, `sm_100f` on its own family
@@ -54,7 +54,6 @@ class MissingKernels:
     what: str
     do: str
     commands: tuple[str, ...]
-    """To be typed as they stand."""
 
     @property
     def line(self) -> str:
@@ -72,16 +71,16 @@ def missing_kernels(
     driver: CudaVersion | None = None,
     others: Sequence[str] = (),
 ) -> MissingKernels | None:
-    """What stands against training on a GPU, or None.
+    """Why torch cannot compute on a GPU; None = it can, or that is not known.
 
     Args:
         name: the GPU's.
         capability: the GPU's.
         torch: version of torch.
-        cuda: what it was built for; None = not for NVIDIA, so there is nothing to say.
-        archs: of `torch.cuda.get_arch_list()`; nothing is said where it is empty.
-        driver: newest CUDA that the driver supports, which bears on the advice; None = not known, torch's own is taken.
-        others: GPUs that torch does have kernels for, as `named_outside` names them.
+        cuda: the CUDA it was built for; None = it was not built for NVIDIA.
+        archs: of `torch.cuda.get_arch_list()`; empty = not known.
+        driver: newest CUDA that the driver supports, for the advice; None = not known, torch's own is assumed.
+        others: GPUs that torch has kernels for, as `named_outside` names them.
     """
     if cuda is None or not archs or has_kernels(capability, archs):
         return None
@@ -101,7 +100,7 @@ def missing_kernels(
 
 
 def named_outside(index: int, visible: str | None) -> str:
-    """What CUDA_VISIBLE_DEVICES calls the GPU that is `cuda:index` under its present value (None = not set).
+    """The GPU `cuda:index` in a new CUDA_VISIBLE_DEVICES, given the present one (None = not set).
 
     Example:
         >>> named_outside(1, None), named_outside(1, "4,6")
@@ -112,11 +111,11 @@ def named_outside(index: int, visible: str | None) -> str:
 
 
 def build_for(capability: Capability | None, driver: CudaVersion | None = None) -> str | None:
-    """The series of PyTorch's builds, such as `cu126`, that runs on a GPU with its driver; None = there is none.
+    """The series of PyTorch's builds, such as `cu126`, that runs on a GPU with its driver; None if none does.
 
     Args:
-        capability: the GPU's; None = not known, a common one is taken.
-        driver: newest CUDA that the driver supports; None = not known, CUDA 12 is taken.
+        capability: the GPU's; None = not known, a common one is assumed.
+        driver: newest CUDA that the driver supports; None = not known, CUDA 12 is assumed.
 
     Example:
         >>> build_for((6, 1), (13, 0)), build_for((12, 0), (12, 8)), build_for((9, 0), (13, 0)), build_for((3, 7))
@@ -133,7 +132,7 @@ def build_for(capability: Capability | None, driver: CudaVersion | None = None) 
 
 
 def parse_cuda(version: str) -> CudaVersion:
-    """The version of CUDA as torch writes it.
+    """A version of CUDA as torch writes it.
 
     Example:
         >>> parse_cuda("12.8")
@@ -143,6 +142,6 @@ def parse_cuda(version: str) -> CudaVersion:
     return int(major), int(minor.partition(".")[0] or 0)
 
 
-def install(build: str, *packages: str) -> str:
-    """What to type for a torch of a series, and for packages that must match it; short enough for a line."""
-    return f"pip install --force-reinstall {' '.join(('torch', *packages))} -i {WHEELS}/{build}"
+def install(build: str) -> str:
+    """The command that installs a torch of a series."""
+    return f"pip install --force-reinstall torch -i {WHEELS}/{build}"

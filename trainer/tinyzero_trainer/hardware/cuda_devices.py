@@ -1,8 +1,7 @@
-"""The GPUs that CUDA shows a process, in CUDA's own order: `cuda:N` is the one at place N. No torch in here.
+"""The GPUs that CUDA shows a process, in CUDA's order: `cuda:N` is the one at index N. No torch in here.
 
-CUDA_DEVICE_ORDER (by default the fastest first, which is not the order of nvidia-smi), CUDA_VISIBLE_DEVICES and parts
-of a GPU (MIG) are CUDA's to judge, so the driver's libcuda is asked: in a process of its own, which may crash or hang,
-and which leaves the one that asks free to fork.
+CUDA applies CUDA_DEVICE_ORDER (by default the fastest first, unlike nvidia-smi), CUDA_VISIBLE_DEVICES and MIG, so
+libcuda is queried: in a child process, which may crash or hang, and which leaves this one free to fork.
 """
 
 import ctypes
@@ -11,32 +10,27 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tinyzero_trainer.hardware.gpu import GpuInfo
+from tinyzero_trainer.hardware.gpu import GpuInfo
 
 SECONDS = 20.0
-"""A machine with many GPUs takes some of them to wake up."""
+"""A driver wakes many GPUs in some seconds."""
 
 _NO_DEVICE = 100
-"""cuInit's answer where there is no GPU, or all are hidden."""
+"""cuInit's status where there is no GPU, or all are hidden."""
 
 _MAJOR, _MINOR = 75, 76
-"""Attributes of a GPU: its compute capability."""
+"""Attributes of a GPU: compute capability."""
 
 
-def visible_gpus(command: Sequence[str] = (), timeout: float = SECONDS) -> "tuple[GpuInfo, ...] | None":
-    """The GPUs that a run would see; None = CUDA is not there, or cannot be asked.
+def visible_gpus(command: Sequence[str] = (), timeout: float = SECONDS) -> tuple[GpuInfo, ...] | None:
+    """The GPUs that a run would see; None = there is no CUDA, or it cannot be queried.
 
     Args:
-        command: another one to run, for tests.
+        command: another command to run, for tests.
         timeout: seconds.
     """
-    from tinyzero_trainer.hardware.gpu import (
-        GpuInfo,  # not in the process that is started, which shall be there at once
-    )
-
     # -P: nothing in the working directory can stand in for a library.
     command = tuple(command) or (sys.executable, "-P", "-m", "tinyzero_trainer.hardware.cuda_devices")
     try:
@@ -50,10 +44,10 @@ def visible_gpus(command: Sequence[str] = (), timeout: float = SECONDS) -> "tupl
 
 
 def ask_cuda(library: Any) -> list[dict[str, Any]] | None:
-    """What libcuda says of each GPU, as fields of `GpuInfo`; None = it cannot say.
+    """Fields of `GpuInfo` for each GPU; None = libcuda fails.
 
     Args:
-        library: libcuda, opened.
+        library: libcuda.
     """
     number = ctypes.c_int(0)
     status = library.cuInit(0)
@@ -67,7 +61,7 @@ def ask_cuda(library: Any) -> list[dict[str, Any]] | None:
 
 def _ask_gpu(library: Any, place: int) -> dict[str, Any] | None:
     device, memory, name, own = ctypes.c_int(0), ctypes.c_size_t(0), ctypes.create_string_buffer(256), _Uuid()
-    # The later one names a part of a GPU by itself, not by the GPU.
+    # The newer one gives a MIG instance its own UUID, not the GPU's.
     ask_uuid = getattr(library, "cuDeviceGetUuid_v2", None) or library.cuDeviceGetUuid
     faults = (
         library.cuDeviceGet(ctypes.byref(device), place),
@@ -99,15 +93,5 @@ def _pair(numbers: list[int | None]) -> tuple[int, int] | None:
     return None if major is None or minor is None else (major, minor)
 
 
-def main() -> None:
-    """Ask, and print JSON."""
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        print("null")
-        return
-    print(json.dumps(ask_cuda(library)))
-
-
 if __name__ == "__main__":
-    main()
+    print(json.dumps(ask_cuda(ctypes.CDLL("libcuda.so.1"))))  # without it the exit code is 1

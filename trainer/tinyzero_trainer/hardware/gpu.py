@@ -1,4 +1,4 @@
-"""Records of NVIDIA's GPUs and driver as they are found on a machine. No torch in here."""
+"""Records of the NVIDIA GPUs and driver that a machine has. No torch in here."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -27,7 +27,7 @@ class GpuInfo:
     """An NVIDIA GPU of this machine."""
 
     index: int
-    """NVML's number; for a visible GPU that of `cuda:N`."""
+    """NVML's index; for a visible GPU the N of `cuda:N`."""
 
     name: str
     capability: Capability | None
@@ -40,10 +40,10 @@ class GpuInfo:
     """Bytes; None = not known."""
 
     used: int | None = None
-    """Bytes that processes hold, without what the driver keeps for itself; None = not known."""
+    """Bytes that processes hold, without the driver's own; None = not known."""
 
     processes: tuple[Process, ...] = ()
-    """As far as the driver tells: in a container it does not."""
+    """Those that the driver lists: none in a container."""
 
     uuid: str = ""
     """Without `GPU-`."""
@@ -51,7 +51,7 @@ class GpuInfo:
 
 @dataclass(frozen=True)
 class Link:
-    """The connection of two GPUs, by NVML's numbers."""
+    """The connection of two GPUs, by NVML's indices."""
 
     first: int
     second: int
@@ -68,13 +68,13 @@ class Driver:
     """The newest CUDA that it supports."""
 
     gpus: tuple[GpuInfo, ...] = ()
-    """All that it knows, visible to this process or not."""
+    """All GPUs, visible to this process or not."""
 
     error: str = ""
-    """Why it cannot be asked; empty = it can."""
+    """Why it cannot be queried; empty = it can."""
 
     failed: tuple[str, ...] = ()
-    """GPUs that do not answer, and why."""
+    """GPUs that do not answer, each with the reason."""
 
     links: tuple[Link, ...] = ()
     """Between each pair of GPUs."""

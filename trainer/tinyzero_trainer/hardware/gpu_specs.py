@@ -1,7 +1,6 @@
-"""What well-known GPUs can do, by their makers' data sheets, found by the name that the driver gives them.
+"""Memory, FLOP/s and bandwidth of well-known GPUs by NVIDIA's data sheets, found by the driver's name of a GPU.
 
-For planning and for the share of the peak that an update reaches. Whether torch has kernels for a GPU is the
-doctor's to say. No torch in here.
+For plans, and for the fraction of the peak that an update reaches. No torch in here.
 
 Sources: NVIDIA's data sheets of the data-centre GPUs, dense (half of what they print "with sparsity"); of the GeForce
 and RTX GPUs the architecture whitepapers of Ampere (GA102), Ada and Blackwell, with accumulation in float32.
@@ -13,13 +12,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """A kind of GPU."""
+    """A GPU model."""
 
     name: str
-    """How people call it."""
-
     memory: float
-    """GiB that the driver shows, at the most."""
+    """GiB that the driver shows, at most."""
 
     tflops: float
     """Dense bfloat16 TFLOP/s with accumulation in float32; of GPUs without bfloat16, float16."""
@@ -39,12 +36,12 @@ class GpuSpec:
         return self.tflops * 1e12
 
     def flops_in(self, size: int) -> float:
-        """FLOP/s with numbers of so many bytes: 4 is float32."""
+        """FLOP/s with numbers of `size` bytes: 4 is float32."""
         return self.float32 * 1e12 if size == 4 else self.flops
 
 
 BFLOAT16_FROM = (8, 0)
-"""Compute capability from which a GPU computes in bfloat16; older ones only act as if, at a fraction of the speed."""
+"""Compute capability from which a GPU computes in bfloat16; older ones emulate it, at a fraction of the speed."""
 
 
 def has_bfloat16(capability: tuple[int, int] | None, gpu: GpuSpec | None = None) -> bool:
@@ -52,7 +49,7 @@ def has_bfloat16(capability: tuple[int, int] | None, gpu: GpuSpec | None = None)
 
     Args:
         capability: its compute capability; None = not known.
-        gpu: what is known of its kind, where that is not.
+        gpu: its model, which counts where that is not known.
 
     Example:
         >>> has_bfloat16((7, 5)), has_bfloat16((8, 9)), has_bfloat16(None, find_gpu_spec("Tesla T4"))
@@ -61,8 +58,8 @@ def has_bfloat16(capability: tuple[int, int] | None, gpu: GpuSpec | None = None)
     return capability >= BFLOAT16_FROM if capability is not None else gpu is None or gpu.bfloat16
 
 
-_CARDS = (
-    # The first pattern that is found in the driver's name counts, so that a special kind stands before the plain one.
+_SPECS = (
+    # The first pattern that is found in the driver's name counts, so a variant stands before the plain model.
     (r"GB300|B300", GpuSpec("B300", 268, 2250, 8000, 75)),
     (r"GB200|B200", GpuSpec("B200", 179, 2250, 8000, 75)),
     (r"H200 NVL", GpuSpec("H200 NVL", 140.4, 835, 4800, 60)),
@@ -103,15 +100,15 @@ _CARDS = (
 
 
 def known_gpus() -> tuple[GpuSpec, ...]:
-    """All of them."""
-    return tuple(gpu for _, gpu in _CARDS)
+    """All GPU models in the list."""
+    return tuple(gpu for _, gpu in _SPECS)
 
 
 def find_gpu_spec(name: str) -> GpuSpec | None:
-    """The GPU of a name that a driver, or a person, gives.
+    """The GPU model with a name that the driver, or the user, gives.
 
     Returns:
-        None if it is not known, or is a part of a GPU (MIG), which can do a part of what the GPU can.
+        None if it is not known, or is a MIG instance, which has a fraction of the GPU.
 
     Example:
         >>> find_gpu_spec("NVIDIA A100-SXM4-80GB").tflops
@@ -121,4 +118,4 @@ def find_gpu_spec(name: str) -> GpuSpec | None:
     """
     if re.search(r"\bMIG\b", name):
         return None
-    return next((gpu for pattern, gpu in _CARDS if re.search(rf"(?<![A-Za-z0-9]){pattern}", name, re.I)), None)
+    return next((gpu for pattern, gpu in _SPECS if re.search(rf"(?<![A-Za-z0-9]){pattern}", name, re.I)), None)

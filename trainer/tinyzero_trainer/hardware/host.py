@@ -1,4 +1,4 @@
-"""The CPU cores and the memory that a process may use here, within a container's limits. No torch in here."""
+"""CPU cores and memory that this process may use, within a container's limits. No torch in here."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ def cores() -> int:
 
 
 def host_memory() -> tuple[int, int]:
-    """Bytes of main memory in all and free, within a container's limit."""
+    """Bytes of memory, total and free, within a container's limit."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free = total
     for line in _read("/proc/meminfo").splitlines():

@@ -1,35 +1,69 @@
-"""What NVIDIA's driver says about its GPUs, asked through NVML (nvidia-ml-py), in NVML's order, which is not CUDA's.
+"""The GPUs of NVIDIA's driver, by NVML (nvidia-ml-py) and in its order, which is not CUDA's.
 
-Which GPUs a process sees, and in which order, is CUDA's to say: cuda_devices.py. No torch in here.
+Which GPUs a process sees, and in which order, is up to CUDA: cuda_devices.py. No torch in here.
 """
 
 import os
 import re
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypeVar
+
+import pynvml
 
 from tinyzero_trainer.hardware.gpu import Driver, GpuInfo, Link, Process
 
 T = TypeVar("T")
 
+SECONDS = 15.0
+"""A driver wakes many GPUs in some seconds; a broken one may hang."""
+
 _PCIE_PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """NVML's levels of topology by the names that `nvidia-smi topo -m` gives them."""
 
 
-def nvidia_driver() -> Driver | None:
-    """The driver and all its GPUs; None = there is none."""
-    import pynvml
+def nvidia_driver(timeout: float = SECONDS) -> Driver | None:
+    """The driver and all its GPUs; None = there is none.
 
+    Args:
+        timeout: seconds.
+    """
+    try:
+        return _within(timeout, _driver)
+    except TimeoutError:
+        return Driver(error=f"NVML: no answer within {timeout:g} s")
+
+
+def _within(timeout: float, ask: Callable[[], T]) -> T:
+    """What `ask` returns; a driver that hangs is left to its thread, which does not keep the process alive.
+
+    Raises:
+        TimeoutError: it takes longer.
+    """
+    answer: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(ask())
+        except Exception as error:  # raised in the thread that waits
+            answer.set_exception(error)
+
+    Thread(target=work, daemon=True).start()
+    return answer.result(timeout)
+
+
+def _driver() -> Driver | None:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         if isinstance(error, pynvml.NVMLError_LibraryNotFound):
             if Path("/proc/driver/nvidia/version").exists():
-                return Driver(error="there is an NVIDIA driver, but this container was started without its GPUs")
+                return Driver(error="there is an NVIDIA driver, but this container was started without GPUs")
             return None
         return Driver(error=f"NVML: {error}")
     try:
@@ -39,7 +73,7 @@ def nvidia_driver() -> Driver | None:
                 handles[index] = pynvml.nvmlDeviceGetHandleByIndex(index)
                 pynvml.nvmlDeviceGetMemoryInfo(handles[index])
             except pynvml.NVMLError_NotSupported:
-                continue  # of this one only the size is not known
+                continue  # only its size is not known
             except pynvml.NVMLError as error:
                 handles.pop(index, None)
                 failed.append(f"GPU {index}: {error}")
@@ -48,8 +82,8 @@ def nvidia_driver() -> Driver | None:
             version=_known(pynvml.nvmlSystemGetDriverVersion) or "",
             cuda=(cuda // 1000, cuda % 1000 // 10) if cuda else None,
             gpus=tuple(_gpu(index, handle) for index, handle in handles.items()),
-            error="" if handles else f"NVML: {', '.join(failed) or 'it lists no GPU'}",
-            failed=tuple(failed) if handles else (),
+            error="" if handles or failed else "NVML: it lists no GPU",
+            failed=tuple(failed),
             links=tuple(Link(one, two, _link(handles[one], handles[two])) for one, two in combinations(handles, 2)),
         )
     finally:
@@ -57,8 +91,6 @@ def nvidia_driver() -> Driver | None:
 
 
 def _gpu(index: int, handle: Any) -> GpuInfo:
-    import pynvml
-
     # The newer version leaves what the driver keeps for itself out of `used`.
     memory = _known(pynvml.nvmlDeviceGetMemoryInfo, handle, version=pynvml.nvmlMemory_v2) or _known(
         pynvml.nvmlDeviceGetMemoryInfo, handle
@@ -80,8 +112,6 @@ def _gpu(index: int, handle: Any) -> GpuInfo:
 
 
 def _link(first: Any, second: Any) -> str:
-    import pynvml
-
     if _known(pynvml.nvmlDeviceGetP2PStatus, first, second, pynvml.NVML_P2P_CAPS_INDEX_NVLINK) == 0:
         return "NVLink"
     level = _known(pynvml.nvmlDeviceGetTopologyCommonAncestor, first, second)
@@ -89,23 +119,21 @@ def _link(first: Any, second: Any) -> str:
 
 
 def _known(ask: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
-    """An answer of NVML; None where this GPU or driver has none."""
-    import pynvml
-
-    with suppress(pynvml.NVMLError, UnicodeDecodeError):  # a process's name is bytes that anyone may choose
+    """NVML's answer; None where this GPU or driver has none."""
+    with suppress(pynvml.NVMLError, UnicodeDecodeError):  # a process's name may be any bytes
         return ask(*arguments, **options)
     return None
 
 
 def sees_gpu(device: str) -> bool:
-    """Whether a run would be on a GPU, guessed within milliseconds: torch may still find that it cannot use it.
+    """Whether a run would use a GPU, guessed within milliseconds; torch may still be unable to use it.
 
     Args:
-        device: `run.device`; any but `auto` is taken at its word.
+        device: `run.device`.
     """
     if device != "auto":
         return device.startswith("cuda")
-    # Indices up to the first invalid one are seen, so -1 in front hides all.
+    # GPUs are visible up to the first invalid index, so a leading -1 hides all.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     hidden = visible is not None and visible.strip().partition(",")[0] in ("", "-1")
     return not hidden and torch_is_for_cuda() and count_gpus() > 0
@@ -124,13 +152,15 @@ def torch_is_for_cuda() -> bool:
 
 
 def count_gpus() -> int:
-    """How many GPUs the driver has; 0 without a driver."""
-    import pynvml
+    """Number of GPUs that the driver has; 0 without a driver."""
 
-    try:
+    def count() -> int:
         pynvml.nvmlInit()
-        count = pynvml.nvmlDeviceGetCount()
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return 0
-    return int(count)
+        try:
+            return int(pynvml.nvmlDeviceGetCount())
+        finally:
+            pynvml.nvmlShutdown()
+
+    with suppress(pynvml.NVMLError, TimeoutError):
+        return _within(SECONDS, count)
+    return 0

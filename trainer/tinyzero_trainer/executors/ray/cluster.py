@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import torch
-
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import RayConfig
 from tinyzero_trainer.config.parallel import Resources
@@ -80,6 +78,8 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
 
 
 def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
+    import torch  # late: `tinyzero doctor` uses this module where torch may be broken
+
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
     logging.getLogger("ray").setLevel(logging.ERROR)
     # For each worker that dies Ray prints a paragraph on standard output, which no setting prevents; calls.py makes one

@@ -1,0 +1,152 @@
+"""`tinyzero doctor`: settings in, findings out. The findings themselves are tested in tests/trainer/doctor."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer.doctor.machines import (
+    ADDRESS,
+    CU124,
+    GIB,
+    H200,
+    NODE,
+    OTHER,
+    RTX_5090,
+    SEVEN_B,
+    TRANSFORMERS,
+    VERSIONS,
+    eight_gpu_nodes,
+    facts_of,
+    machine,
+    reporting,
+    with_ray,
+)
+from tests.trainer.doctor.test_package_checks import VLLM
+from tinyzero_sdk.cli import main
+from tinyzero_trainer.cli import doctor as command
+from tinyzero_trainer.config import AlgorithmConfig, ModelConfig, TrainConfig
+from tinyzero_trainer.doctor import cluster_probe, probe
+from tinyzero_trainer.doctor.facts import Facts, Folder, Requirements
+from tinyzero_trainer.models.files import Model
+from tinyzero_trainer.models.hub import find_spec
+
+BAD = facts_of(
+    RTX_5090,
+    archs=CU124,
+    machine=machine(shared_memory=64 * 2**20, open_files=(256, 512), cores=2, container=True),
+    packages=(VLLM, TRANSFORMERS),
+    output=Folder("runs/of-a-long-name-that-nobody-would-type-twice", GIB),
+    model=SEVEN_B,
+)
+
+
+def run(facts: Facts, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(command.stdout, "_width", 80)
+    monkeypatch.setattr(probe, "look", lambda *_, **__: facts)
+    monkeypatch.setattr(cluster_probe, "look_at_ray", lambda *_, **__: facts.ray)
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", *words])
+    return int(ended.value.code or 0)
+
+
+def test_eighty_columns_and_an_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(BAD, monkeypatch, "reward.num_workers=9") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "  pip install --force-reinstall torch -i https://download.pytorch.org/whl/cu130" in lines
+    assert lines[-1] == "2 errors, 4 warnings"
+    cluster = with_ray(
+        NODE, reporting(OTHER, packages=VERSIONS | {"torch": "2.11.0"}, directory="missing", shared_memory=2**26)
+    )
+    assert run(cluster, monkeypatch, "--address", ADDRESS, "--gpus", "32") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "  pip install 'torch==2.13.0+cu130'" in lines
+    assert lines[-1] == "4 errors"
+    assert run(facts_of(), monkeypatch) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "no problems found"
+
+
+def test_json_has_findings_and_facts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for facts, ok in ((BAD, False), (facts_of(), True)):
+        assert run(facts, monkeypatch, "--json") == (0 if ok else 1)
+        printed = json.loads(capsys.readouterr().out)
+        assert printed.keys() == {"ok", "findings", "facts"}
+        assert printed["ok"] is ok
+        assert {key for one in printed["findings"] for key in one} == {"check", "level", "what", "do", "commands"}
+        assert printed["facts"]["torch"]["version"] == facts.torch.version
+
+
+def test_what_a_configuration_requires() -> None:
+    config = TrainConfig(algorithm=AlgorithmConfig(advantage_estimator="gae", kl_coefficient=0.001))
+    assert command.requirements_of(config) == Requirements(trained_models=2, frozen_models=1, names_model=False)
+    assert command.requirements_of(TrainConfig(model=ModelConfig(path="tiny"))) == Requirements()
+
+
+def test_offloaded_memory_is_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Model("Qwen/Qwen2.5-7B", False, None, shape=find_spec("Qwen/Qwen2.5-7B"))
+    small = facts_of(H200, model=model, machine=machine(memory=24 * GIB, memory_free=22 * GIB))
+    assert run(small, monkeypatch, "memory.cpu_offload=always", "model.path=Qwen/Qwen2.5-7B") == 1
+    assert "113.5 GiB" in " ".join(capsys.readouterr().out.split())
+
+
+def test_flags_are_those_of_train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = with_ray(*eight_gpu_nodes(8, 8))
+    words = ["--address", ADDRESS, "--gpus", "16", "run.task=countdown", "rollout.engine=vllm"]
+    run(facts, monkeypatch, "--json", *words, "rollout.num_engines=2", "vllm.tensor_parallel=4")
+    printed = json.loads(capsys.readouterr().out)
+    [layout] = [finding for finding in printed["findings"] if finding["check"] == "layout"]
+    assert layout["what"].startswith("8 ranks, 2 engines of 4 GPUs and 1 scorer take 16 GPUs and 11 CPUs")
+    assert [node["gpus_free"] for node in printed["facts"]["ray"]["nodes"]] == [8, 8]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["reward.num_wrokers=9"], "reward.num_workers"),
+        (["run.device=cuda:x"], "give auto, cpu, cuda or cuda:N"),
+        (["--model", "./nowhere"], "there is no directory ./nowhere"),
+        (["--gpus", "16", "rollout.num_engines=16"], "of ray.gpus=16"),
+        (["--address", ADDRESS, f"ray.address={ADDRESS}"], "given twice"),
+    ],
+)
+def test_what_train_would_refuse_is_refused(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(BAD, monkeypatch, *words) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_guide_shows_the_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--gpus 16 rollout.engine=vllm rollout.num_engines=1 vllm.tensor_parallel=4"
+    guide = (Path(__file__).parents[3] / "docs/doctor.md").read_text(encoding="utf-8")
+    assert f"    $ tinyzero doctor --address auto {words}\n" in guide
+    run(with_ray(*eight_gpu_nodes(8, 4)), monkeypatch, "--address", ADDRESS, *words.split())
+    shown = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    sample = shown[next(number for number, line in enumerate(shown) if " layout " in line) : -1]
+    assert "\n".join(f"    {line}" for line in sample) in guide
+
+
+@pytest.mark.slow
+def test_this_machine(tmp_path: Path) -> None:
+    code = "import sys; from tinyzero_sdk.cli import main; main(sys.argv[1:])"
+    arguments = ["doctor", "--json", "run.device=cpu", "--output", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    printed = json.loads(done.stdout)
+    levels = {finding["check"]: finding["level"] for finding in printed["findings"]}
+    assert (printed["facts"]["torch"]["version"], levels["torch"]) == (torch.__version__, "ok")
+    assert levels["model"] == "ok"
+    assert printed["facts"]["machine"]["cores"] >= 1
+    assert done.returncode == (0 if printed["ok"] else 1)
+    assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_help_imports_no_torch() -> None:
+    code = "import sys; from tinyzero_trainer.cli import doctor; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "transformers", "packaging.requirements"} & set(done.stdout.split())

@@ -1,0 +1,50 @@
+"""Why a run cannot reach Ray."""
+
+from typing import Any
+
+import pytest
+
+from tests.trainer.doctor.test_cluster_checks import MISMATCH
+from tinyzero_trainer.config import RayConfig
+from tinyzero_trainer.executors.ray.cluster import RayError, check_address, placement_group
+
+
+@pytest.mark.parametrize("address", ["http://10.0.0.1:8265", "ray://x:1", "x", "x:y", "127.0.0.1:1"])
+def test_an_address_at_which_no_ray_can_be(address: str) -> None:
+    with pytest.raises(RayError, match="`ray start"):
+        check_address(address)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("AuthenticationError", r": no token\b.*; `tinyzero doctor --address 10\.0\.0\.1:6379`.*same RAY_AUTH_TOKEN$"),
+        (
+            "RuntimeError",
+            r": Ray 2\.55\.0, Python 3\.12\.3 there, Ray 2\.60\.0, Python 3\.11\.2 here; `tinyzero doctor",
+        ),
+        ("ConnectionError", r"ray\.address='10\.0\.0\.1:6379': Failed to connect; .*same RAY_AUTH_TOKEN$"),
+    ],
+)
+def test_the_reason_is_one_line(error: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    kinds = {
+        "AuthenticationError": (ray.exceptions.AuthenticationError, "no token"),
+        "RuntimeError": (RuntimeError, MISMATCH),
+        "ConnectionError": (ConnectionError, "Failed to connect\nand more"),
+    }
+    kind, text = kinds[error]
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise kind(text)
+
+    monkeypatch.setattr(ray, "init", fail)
+    monkeypatch.setattr("tinyzero_trainer.executors.ray.cluster.check_address", lambda _: None)
+    with (
+        pytest.raises(RayError, match=words) as raised,
+        placement_group(RayConfig(address="10.0.0.1:6379"), [{"CPU": 1}]),
+    ):
+        pass
+    assert "\n" not in str(raised.value)
