@@ -134,7 +134,7 @@ def check_nodes(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     for node, report in reports:
         if report.gpus is not None and len(report.gpus) != node.gpus:
             what = f"Ray counts {_count(node.gpus, 'GPU')} on {node.address}, where the driver knows {len(report.gpus)}"
-            level = "error" if node.gpus > len(report.gpus) else "warning"
+            level: Level = "error" if node.gpus > len(report.gpus) else "warning"
             start = f"ray start {'--head' if node.head else f'--address={ray.address}'} --num-gpus={len(report.gpus)}"
             do = f"{RESTART}, without CUDA_VISIBLE_DEVICES if all GPUs are for it"
             yield Finding("gpu", level, what, do, ("ray stop", start))
@@ -205,7 +205,7 @@ def check_shared_directory(facts: Facts, requirements: Requirements) -> Iterator
     if ray is None or ray.error:
         return
     reports = [(node, node.report) for node in ray.alive if node.report is not None]
-    found = _grouped((report.directory, node) for node, report in reports)
+    found = _grouped((str(report.directory), node) for node, report in reports)
     share = "give --output a directory that all machines share, such as one on NFS"
     for state, problem, do in (
         ("missing", "does not exist on", share),

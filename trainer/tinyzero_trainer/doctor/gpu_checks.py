@@ -34,7 +34,8 @@ def check_driver(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
         elif not facts.torch.hip:
             yield Finding("driver", "note", "no NVIDIA GPU: training runs on the CPU, which suits the tiny model")
     elif driver.error:
-        do, commands = "see the output of nvidia-smi; after an update of the driver, reboot", ("nvidia-smi",)
+        commands: tuple[str, ...] = ("nvidia-smi",)
+        do = "see the output of nvidia-smi; after an update of the driver, reboot"
         if facts.machine.container:
             do, commands = f"{do}; a container has to be started with its GPUs", (*commands, *CONTAINER)
         yield _if_used(Finding("driver", "error", driver.error, do, commands), requirements)
@@ -98,7 +99,8 @@ def check_visibility(facts: Facts, requirements: Requirements) -> Iterator[Findi
         return
     count = len(driver.gpus)
     gpus = f"the {driver.gpus[0].name}" if count == 1 else f"any of the {count} GPUs" if count else "a GPU"
-    what, commands = f"torch {torch.version} does not see {gpus}", ("nvidia-smi",)
+    commands: tuple[str, ...] = ("nvidia-smi",)
+    what = f"torch {torch.version} does not see {gpus}"
     if torch.cuda is None:
         build = build_for(_capability(driver), driver.cuda)
         what += ": it was built for the CPU only"
