@@ -2,64 +2,66 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.sampling import block_size, sample_tokens, streams, uniforms
 
 ANY = 16  # max_tokens does not matter here
+HIGHEST = 1.0 - 2**-53
 
 
-def frequencies(logits: torch.Tensor, params: SamplingParams, draws: int = 40_000) -> torch.Tensor:
-    uniform = torch.rand(draws, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    tokens, _ = sample_tokens(logits.expand(draws, -1), uniform, params)
-    return torch.bincount(tokens, minlength=logits.shape[-1]) / draws
+def sample(logits: Tensor, uniform: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    return sample_tokens(logits, uniform, params, torch.tensor([params.temperature, params.top_p]))
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_tokens_come_as_often_as_their_probability_says(temperature: float) -> None:
-    logits = torch.tensor([[2.0, 0.0, -1.0, 1.0, -20.0]])
-    expected = torch.softmax(logits[0] / temperature, dim=-1)
-    assert torch.allclose(frequencies(logits, SamplingParams(ANY, temperature)), expected, atol=0.01)
+def frequencies(logits: Tensor, params: SamplingParams, count: int = 40_000) -> Tensor:
+    uniform = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    tokens, _ = sample(logits.expand(count, -1), uniform, params)
+    return torch.bincount(tokens, minlength=logits.shape[-1]) / count
 
 
-def test_temperature_zero_takes_the_likeliest() -> None:
+PROBABILITIES = torch.tensor([0.5, 0.3, 0.15, 0.05])
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        (SamplingParams(ANY), PROBABILITIES),
+        (SamplingParams(ANY, 0.5), PROBABILITIES**2 / (PROBABILITIES**2).sum()),
+        (SamplingParams(ANY, 2.0), PROBABILITIES.sqrt() / PROBABILITIES.sqrt().sum()),
+        (SamplingParams(ANY, top_k=2), torch.tensor([0.625, 0.375, 0, 0])),
+        (SamplingParams(ANY, top_p=0.9), torch.tensor([0.5, 0.3, 0.15, 0]) / 0.95),
+        (SamplingParams(ANY, top_p=0.01), torch.tensor([1.0, 0, 0, 0])),  # the most probable token always stays
+    ],
+    ids=str,
+)
+def test_frequencies_are_the_probabilities(params: SamplingParams, expected: Tensor) -> None:
+    found = frequencies(PROBABILITIES.log()[None], params)
+    assert torch.allclose(found, expected, atol=0.01)
+    assert not found[expected == 0].any()
+
+
+def test_temperature_zero_is_greedy() -> None:
     logits = torch.randn(50, 9, generator=torch.Generator().manual_seed(0))
-    tokens, logprobs = sample_tokens(logits, torch.rand(50, dtype=torch.float64), SamplingParams(ANY, 0.0))
+    tokens, logprobs = sample(logits, torch.rand(50, dtype=torch.float64), SamplingParams(ANY, 0.0))
     assert torch.equal(tokens, logits.argmax(dim=-1))
     assert torch.allclose(logprobs, torch.log_softmax(logits, dim=-1).amax(dim=-1))
 
 
-def test_top_k_and_top_p_leave_out_the_rest_and_keep_the_proportions() -> None:
-    probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    logits = probabilities.log()[None]
-    assert torch.allclose(
-        frequencies(logits, SamplingParams(ANY, top_k=2)), torch.tensor([0.625, 0.375, 0, 0]), atol=0.01
-    )
-    top_p = frequencies(logits, SamplingParams(ANY, top_p=0.9))
-    assert torch.allclose(top_p, torch.tensor([0.5, 0.3, 0.15, 0]) / 0.95, atol=0.01)
-    assert frequencies(logits, SamplingParams(ANY, top_p=0.01))[0] == 1  # the likeliest always stays
-
-
-def test_logprobs_are_those_of_the_tempered_distribution_before_top_p() -> None:
+def test_logprobs_are_those_at_the_temperature_before_top_p_and_top_k() -> None:
     logits = torch.randn(20, 7, generator=torch.Generator().manual_seed(3))
     uniform = torch.rand(20, dtype=torch.float64)
-    tokens, logprobs = sample_tokens(logits, uniform, SamplingParams(ANY, 0.7, top_p=0.5, top_k=3))
+    tokens, logprobs = sample(logits, uniform, SamplingParams(ANY, 0.7, top_p=0.5, top_k=3))
     expected = torch.log_softmax(logits / 0.7, dim=-1).gather(1, tokens[:, None])[:, 0]
     assert torch.allclose(logprobs, expected)
 
 
-@pytest.mark.parametrize("uniform", [0.0, 1.0 - 2**-53])
-def test_no_number_draws_an_impossible_token(uniform: float) -> None:
-    logits = torch.tensor([[float("-inf"), 0.0, 0.0, float("-inf")]])
-    tokens, _ = sample_tokens(logits, torch.tensor([uniform], dtype=torch.float64), SamplingParams(ANY))
-    assert tokens.item() in (1, 2)
-
-
 @pytest.mark.parametrize("params", [SamplingParams(ANY), SamplingParams(ANY, top_p=0.9), SamplingParams(ANY, top_k=3)])
-def test_logits_that_are_not_numbers_give_some_token_and_a_logprob_that_tells(params: SamplingParams) -> None:
+def test_nan_logits_give_some_token_and_a_nan_logprob(params: SamplingParams) -> None:
     logits = torch.full((3, 70), float("nan"))
     logits[1] = torch.randn(70, generator=torch.Generator().manual_seed(0))
-    tokens, logprobs = sample_tokens(logits, torch.rand(3, dtype=torch.float64), params)
+    tokens, logprobs = sample(logits, torch.rand(3, dtype=torch.float64), params)
     assert ((tokens >= 0) & (tokens < 70)).all()
     assert logprobs.isnan().tolist() == [True, False, True]
 
@@ -71,43 +73,36 @@ def test_logits_that_are_not_numbers_give_some_token_and_a_logprob_that_tells(pa
     spread=st.sampled_from([0.0, 1.0, 30.0]),
     possible=st.floats(0.01, 1.0),
 )
-def test_a_draw_by_blocks_is_that_of_one_sum_over_the_vocabulary(
+def test_sampling_by_blocks_inverts_the_cumulative_distribution(
     vocabulary: int, seed: int, spread: float, possible: float
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = spread * torch.randn(40, vocabulary, generator=generator)
-    ruled_out = torch.rand(40, vocabulary, generator=generator) > possible
-    ruled_out[torch.arange(40), torch.randint(vocabulary, (40,), generator=generator)] = False
-    logits.masked_fill_(ruled_out, -torch.inf)
+    impossible = torch.rand(40, vocabulary, generator=generator) > possible
+    impossible[torch.arange(40), torch.randint(vocabulary, (40,), generator=generator)] = False
+    logits.masked_fill_(impossible, -torch.inf)
     uniform = torch.rand(40, dtype=torch.float64, generator=generator)
-    uniform[:2] = torch.tensor([0.0, 1.0 - 2**-53])
-    tokens, logprobs = sample_tokens(logits, uniform, SamplingParams(ANY))
+    uniform[:2] = torch.tensor([0.0, HIGHEST])
+    tokens, logprobs = sample(logits, uniform, SamplingParams(ANY))
     expected = logits.double().softmax(dim=-1)
     after = expected.cumsum(dim=-1).gather(1, tokens[:, None])[:, 0]
-    drawn = expected.gather(1, tokens[:, None])[:, 0]
+    sampled = expected.gather(1, tokens[:, None])[:, 0]
     assert (after >= uniform - 1e-6).all()
-    assert (after - drawn <= uniform + 1e-6).all()
-    assert not ruled_out[torch.arange(40), tokens].any()
-    assert torch.allclose(logprobs.double(), drawn.log(), atol=1e-4)
+    assert (after - sampled <= uniform + 1e-6).all()
+    assert not impossible[torch.arange(40), tokens].any()
+    assert torch.allclose(logprobs.double(), sampled.log(), atol=1e-4)
 
 
 @pytest.mark.parametrize("vocabulary", [16, 500])
-def test_sums_that_differ_in_their_last_bit_draw_no_token_that_is_not_there(vocabulary: int) -> None:
+def test_sums_that_differ_in_their_last_bit_select_no_impossible_token(vocabulary: int) -> None:
     logits = 12 * torch.randn(4000, vocabulary, generator=torch.Generator().manual_seed(1))
-    logits[:, 14:] = -torch.inf  # what is possible is in one block
-    tokens, _ = sample_tokens(logits, torch.full((4000,), 1.0 - 2**-53, dtype=torch.float64), SamplingParams(ANY))
+    logits[:, 14:] = -torch.inf  # all possible tokens are in one block
+    tokens, _ = sample(logits, torch.full((4000,), HIGHEST, dtype=torch.float64), SamplingParams(ANY))
     assert tokens.max() <= 13
 
 
 def test_blocks_are_about_as_many_as_they_are_long() -> None:
     assert [block_size(vocabulary) for vocabulary in (1, 256, 257, 1252, 151_936)] == [16, 16, 32, 64, 512]
-
-
-def test_knobs_on_the_device_stand_for_those_of_the_parameters() -> None:
-    logits, uniform = torch.randn(60, 30), torch.rand(60, dtype=torch.float64)
-    expected = sample_tokens(logits, uniform, SamplingParams(ANY, 0.5, top_p=0.6))
-    found = sample_tokens(logits, uniform, SamplingParams(ANY, 0.9, top_p=0.9), torch.tensor([0.5, 0.6]))
-    assert all(torch.equal(left, right) for left, right in zip(found, expected, strict=True))
 
 
 def test_random_numbers_are_splitmix64s() -> None:
@@ -125,12 +120,11 @@ def test_random_numbers_are_splitmix64s() -> None:
             start = mix((mix((seed + weyl) & mask) + (row + 1) * weyl) & mask)
             for index in (0, 1, 1000):
                 expected = (mix((start + (index + 1) * weyl) & mask) >> 11) * 2.0**-53
-                assert uniforms(starts, index)[row].item() == expected
                 assert uniforms(starts, torch.full((3,), index))[row].item() == expected
 
 
 def test_random_numbers_are_uniform_along_rows_and_steps() -> None:
-    numbers = torch.stack([uniforms(streams(1, torch.arange(500)), index) for index in range(400)])
+    numbers = uniforms(streams(1, torch.arange(500)), torch.arange(400)[:, None])  # [steps, rows]
     assert abs(numbers.mean() - 0.5) < 0.003
     assert (torch.histc(numbers, 10, 0, 1) / numbers.numel() - 0.1).abs().max() < 0.003
     for left, right in ((numbers[1:], numbers[:-1]), (numbers[:, 1:], numbers[:, :-1])):

@@ -28,7 +28,6 @@ class BatchedEngine(RolloutEngine, ABC):
         first: int = 0,
         on_progress: Callable[[int], None] | None = None,
     ) -> list[list[Generation]]:
-        """See `RolloutEngine`."""
         rows = len(prompts) * samples
         if not rows:
             return [[] for _ in prompts]
@@ -38,7 +37,7 @@ class BatchedEngine(RolloutEngine, ABC):
             for start in range(0, rows, size):
                 owners = [row // samples for row in range(start, min(rows, start + size))]
                 state.reset([len(prompts[owner]) for owner in owners], first * samples + start, params, seed)
-                self._prefill(prompts, owners, params)
+                self._prefill(state, prompts, owners, params)
                 self._decode(state, len(owners), params, on_progress or (lambda _: None))
                 flat += state.generations(len(owners), params)
         return [flat[row : row + samples] for row in range(0, rows, samples)]
@@ -47,7 +46,7 @@ class BatchedEngine(RolloutEngine, ABC):
         """Everything after the first token of each row."""
         active = torch.arange(rows)  # slots, on the CPU
         for index in range(1, params.max_tokens):
-            finished = self._finished(index)
+            finished = self._finished(state, index)
             if finished is not None:
                 kept = (finished[active] == 0).nonzero().squeeze(1)
                 on_progress(len(active) - len(kept))
@@ -55,8 +54,8 @@ class BatchedEngine(RolloutEngine, ABC):
                     active = active[kept]
                     if not len(active):
                         break
-                    self._keep(active, kept, params)
-            self._step(index, params)
+                    self._keep(state, active, kept, params)
+            self._step(state, index, params)
         on_progress(len(active))
 
     @abstractmethod
@@ -68,17 +67,19 @@ class BatchedEngine(RolloutEngine, ABC):
         """Allocate buffers; returns the state and the number of rows (prompts × samples) per batch."""
 
     @abstractmethod
-    def _prefill(self, prompts: Sequence[list[int]], owners: list[int], params: SamplingParams) -> None:
+    def _prefill(
+        self, state: BatchState, prompts: Sequence[list[int]], owners: list[int], params: SamplingParams
+    ) -> None:
         """Start a batch, row i with prompt `owners[i]`: run the prompts, sample the first token of each row."""
 
     @abstractmethod
-    def _finished(self, index: int) -> Tensor | None:
+    def _finished(self, state: BatchState, index: int) -> Tensor | None:
         """`BatchState.finished` on the CPU, before token `index` is sampled; None = not checked at this step."""
 
     @abstractmethod
-    def _keep(self, active: Tensor, kept: Tensor, params: SamplingParams) -> None:
+    def _keep(self, state: BatchState, active: Tensor, kept: Tensor, params: SamplingParams) -> None:
         """Drop finished sequences; `active` [n] are the slots of the others, `kept` [n] their places among the last."""
 
     @abstractmethod
-    def _step(self, index: int, params: SamplingParams) -> None:
+    def _step(self, state: BatchState, index: int, params: SamplingParams) -> None:
         """Sample token `index` of every sequence."""

@@ -1,7 +1,7 @@
-"""One token a sequence at a time: two decoders behind one small protocol.
+"""Decoding one token per sequence and step, for torch_engine.py. How tokens are sampled is in batch_state.py.
 
-`FusedDecoder` runs Llama-like models with a cache and projections laid out for generation; it is two to three
-times as fast as `TransformersDecoder`, which runs any causal LM through transformers' own forward pass.
+`FusedDecoder` runs Llama-like models with a cache and projections laid out for generation; it is two to three times as
+fast as `TransformersDecoder`, which runs any causal LM through transformers' own forward pass.
 """
 
 from functools import partial
@@ -18,26 +18,26 @@ from tinyzero_trainer.rollout.fused_weights import FusedWeights
 from tinyzero_trainer.rollout.weight_sync import engine_weights, plain_twin
 
 CACHE_BLOCK = 64
-"""Slots by which the cache grows, so that short completions do not pay for the longest allowed."""
+"""Positions by which the cache grows, so that short completions do not pay for the longest allowed."""
 
 
 class Decoder(Protocol):
     """A batch of sequences that grow together, each padded on the left."""
 
     def load_weights(self) -> None:
-        """Take over the model's weights as they are now."""
+        """Take over the model's current weights."""
 
     def start(self, tokens: Tensor, mask: Tensor, copies: int) -> Tensor:
-        """Begin a batch: tokens and mask [prompts, length]; returns logits [prompts × copies, vocabulary]."""
+        """Start a batch: tokens and mask [prompts, length]; returns logits [prompts × copies, vocabulary]."""
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append tokens [batch]; returns the next logits [batch, vocabulary]."""
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all sequences but those at `rows` [kept]."""
+        """Drop all sequences except those at `rows` [kept]."""
 
     def end(self) -> None:
-        """Give back the batch's memory."""
+        """Free the batch's memory."""
 
 
 def build_decoder(model: PreTrainedModel) -> Decoder:
@@ -45,7 +45,7 @@ def build_decoder(model: PreTrainedModel) -> Decoder:
     return FusedDecoder(model) if FusedDecoder.fits(model) else TransformersDecoder(model)
 
 
-class TransformersDecoder:
+class TransformersDecoder(Decoder):
     """Any causal LM, through its own forward pass and cache."""
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -57,12 +57,11 @@ class TransformersDecoder:
 
     @torch.no_grad()
     def load_weights(self) -> None:
-        """Nothing to do for a plain model, whose own weights it reads; of a sharded one, take what it has now."""
+        """A plain model's own weights are read; those of a sharded one are gathered."""
         if self._model is not self._policy:
             self._model.load_state_dict(dict(engine_weights(self._policy)), assign=True)
 
     def start(self, tokens: Tensor, mask: Tensor, copies: int) -> Tensor:
-        """See `Decoder`."""
         self._cache = cache = DynamicCache(config=self._model.config)
         self._mask = mask.long()
         positions = (self._mask.cumsum(dim=1) - 1).clamp(min=0)
@@ -73,20 +72,17 @@ class TransformersDecoder:
         return logits.repeat_interleave(copies, dim=0)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """See `Decoder`."""
         self._mask = F.pad(self._mask, (0, 1), value=1)
         logits = self._forward(tokens[:, None], self._position[:, None])
         self._position = self._position + 1
         return logits
 
     def keep(self, rows: Tensor) -> None:
-        """See `Decoder`."""
         assert self._cache is not None
         self._cache.batch_select_indices(rows)
         self._mask, self._position = self._mask[rows], self._position[rows]
 
     def end(self) -> None:
-        """See `Decoder`."""
         self._cache = None
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -101,7 +97,7 @@ class TransformersDecoder:
         return out.logits[:, -1]
 
 
-class FusedDecoder:
+class FusedDecoder(Decoder):
     """Llama-like decoders: fused projections, a cache that grows in blocks, no mask where none is needed."""
 
     @classmethod
@@ -125,7 +121,6 @@ class FusedDecoder:
         self._weights.load()
 
     def start(self, tokens: Tensor, mask: Tensor, copies: int) -> Tensor:
-        """See `Decoder`."""
         prompts, length = tokens.shape
         mask = mask.bool()
         positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
@@ -137,12 +132,11 @@ class FusedDecoder:
         self._caches = [self._new_cache(prompts, length) for _ in range(self._layers)]
         hidden = self._forward(tokens, positions, allowed[:, None] if self._padded else None, causal=True)
         self._caches = [cache.repeat_interleave(copies, dim=0) for cache in self._caches]
-        self._mask = mask.repeat_interleave(copies, dim=0)  # [batch, length] of real slots
+        self._mask = mask.repeat_interleave(copies, dim=0)  # [batch, length] not padding
         self._position = positions[:, -1].repeat_interleave(copies) + 1
         return F.linear(hidden[:, -1], self._weights["head"]).repeat_interleave(copies, dim=0)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """See `Decoder`."""
         if self._length == self._caches[0].shape[3]:
             block = self._new_cache(len(tokens), CACHE_BLOCK)
             self._caches = [torch.cat([cache, block], dim=3) for cache in self._caches]
@@ -155,12 +149,10 @@ class FusedDecoder:
         return F.linear(hidden[:, -1], self._weights["head"])
 
     def keep(self, rows: Tensor) -> None:
-        """See `Decoder`."""
         self._caches = [cache.index_select(0, rows) for cache in self._caches]
         self._mask, self._position = self._mask[rows], self._position[rows]
 
     def end(self) -> None:
-        """See `Decoder`."""
         self._caches = []
 
     def _new_cache(self, rows: int, length: int) -> Tensor:
@@ -174,8 +166,8 @@ class FusedDecoder:
         Args:
             tokens: [batch, length].
             positions: [batch, length].
-            allowed: bool, broadcastable to [batch, heads, length, slots], or None.
-            causal: whether a query sees only slots up to its own, where `allowed` is None.
+            allowed: bool, broadcastable to [batch, heads, length, cache length]; None = see `causal`.
+            causal: whether a query attends only to positions up to its own.
         """
         weights = self._weights
         hidden = F.embedding(tokens, weights["embed"])

@@ -37,14 +37,13 @@ class TorchEngine(BatchedEngine):
         self._device = next(self._model.parameters()).device
 
     def load_weights(self) -> None:
-        """See `RolloutEngine`."""
         self._decoder.load_weights()
 
     def sleep(self) -> None:
-        """See `RolloutEngine`; no memory is kept between two calls."""
+        """Nothing to free: no memory is kept between two calls."""
 
     def close(self) -> None:
-        """See `RolloutEngine`."""
+        """Nothing to free."""
 
     @contextmanager
     def _session(self) -> Iterator[None]:
@@ -59,27 +58,28 @@ class TorchEngine(BatchedEngine):
 
     def _reserve(self, prompts: Sequence[list[int]], samples: int, params: SamplingParams) -> tuple[BatchState, int]:
         size = samples * min(len(prompts), max(1, self._max_num_seqs // samples))
-        self._state = BatchState(size, params.max_tokens, self._eos_ids, self._device)
-        return self._state, size
+        return BatchState(size, params.max_tokens, self._eos_ids, self._device), size
 
-    def _prefill(self, prompts: Sequence[list[int]], owners: list[int], params: SamplingParams) -> None:
+    def _prefill(
+        self, state: BatchState, prompts: Sequence[list[int]], owners: list[int], params: SamplingParams
+    ) -> None:
         batch = prompts[owners[0] : owners[-1] + 1]
         longest = max(map(len, batch))
         tokens = [[self._pad_id] * (longest - len(prompt)) + prompt for prompt in batch]
         mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in batch]
         tensors = torch.tensor(tokens, device=self._device), torch.tensor(mask, device=self._device)
         self._rows = len(owners)
-        self._state.set_rows(torch.arange(self._rows), self._rows)
-        self._state.sample(self._decoder.start(*tensors, len(owners) // len(batch)), self._rows, params)
+        state.set_rows(torch.arange(self._rows), self._rows)
+        state.sample(self._decoder.start(*tensors, len(owners) // len(batch)), self._rows, params)
 
-    def _finished(self, index: int) -> Tensor | None:
-        return None if index % DROP_EVERY else self._state.finished.cpu()
+    def _finished(self, state: BatchState, index: int) -> Tensor | None:
+        return None if index % DROP_EVERY else state.finished.cpu()
 
-    def _keep(self, active: Tensor, kept: Tensor, params: SamplingParams) -> None:
+    def _keep(self, state: BatchState, active: Tensor, kept: Tensor, params: SamplingParams) -> None:
         self._rows = len(active)
-        self._state.set_rows(active, self._rows)
+        state.set_rows(active, self._rows)
         self._decoder.keep(kept.to(self._device))
 
-    def _step(self, index: int, params: SamplingParams) -> None:
-        logits = self._decoder.step(self._state.last_token[self._state.slot_ids[: self._rows]])
-        self._state.sample(logits, self._rows, params)
+    def _step(self, state: BatchState, index: int, params: SamplingParams) -> None:
+        logits = self._decoder.step(state.last_token[state.slot_ids[: self._rows]])
+        state.sample(logits, self._rows, params)

@@ -66,7 +66,10 @@ class GraphEngine(BatchedEngine):
     """Generates with static buffers; for models that `FusedDecoder.fits`."""
 
     _cache: Cache
-    _check: "_AsyncCopy | None"
+    """Exists if `_state` is not None."""
+
+    _check: Callable[[], Tensor] | None
+    """The last copy of `BatchState.finished` to the host."""
 
     def __init__(
         self,
@@ -83,14 +86,14 @@ class GraphEngine(BatchedEngine):
     ) -> None:
         """
         Args:
-            language_model: for its sizes and end tokens; its weights are not read.
+            language_model: for its sizes and end tokens.
             source: yields the weights.
             dtype: to compute in.
             device: to compute on.
             max_num_seqs: sequences generated at a time; None = as many as fit.
-            keep_memory: whether `sleep` keeps the buffers unless memory is scarce, and with them the graphs.
+            keep_memory: whether `sleep` keeps buffers and graphs, unless memory is scarce.
             kernels: whether Triton's are used; None = on a GPU, if they run there.
-            memory: returns what is free for the caches; None = the GPU's, and on the CPU no limit.
+            memory: returns what is free for the buffers; None = asks the GPU; no limit on the CPU.
             report: receives messages for the user.
         """
         model, self._eos_ids, self._pad_id = language_model.model, language_model.eos_ids, language_model.pad_id
@@ -112,16 +115,14 @@ class GraphEngine(BatchedEngine):
         self._weights.load()
 
     def load_weights(self) -> None:
-        """See `RolloutEngine`."""
         self._weights.load()
 
     def sleep(self) -> None:
-        """See `RolloutEngine`; keeps memory that nothing else needs."""
+        """Keeps memory that nothing else needs."""
         if not self._kept:
             self.close()
 
     def close(self) -> None:
-        """See `RolloutEngine`."""
         self._drop_buffers()
         self._weights.drop()
         self._allocated = 0
@@ -159,9 +160,11 @@ class GraphEngine(BatchedEngine):
             self._drop_buffers()
             read_at_a_time = min(longest * len(prompts), max(longest, PREFILL_TOKENS))
             wanted = self._fitting(wanted, length, steps, self._model.prefill_bytes(read_at_a_time))
-            self._state = state = BatchState(wanted, steps, self._eos_ids, self._device)
-            self._cache = Cache(self._model, wanted + 1, length)
-            self._tables = self._model.tables(length)
+            state, cache = (
+                BatchState(wanted, steps, self._eos_ids, self._device),
+                Cache(self._model, wanted + 1, length),
+            )
+            self._state, self._cache = state, cache
             self._capture_sizes = capture_sizes(wanted)
         batches = -(-rows // min(wanted, state.slots))
         return state, -(-rows // batches)  # of about the same size
@@ -195,18 +198,18 @@ class GraphEngine(BatchedEngine):
         return drawing_bytes(self._model.dtype.itemsize, by_kernel=by_kernel, greedy=greedy)
 
     def _drop_buffers(self) -> None:
+        if self._state is not None:
+            del self._cache
         self._state = None
         self._runner.forget()
-        for name in ("_cache", "_tables"):
-            if hasattr(self, name):
-                delattr(self, name)
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
-    def _prefill(self, prompts: Sequence[list[int]], owners: list[int], params: SamplingParams) -> None:
+    def _prefill(
+        self, state: BatchState, prompts: Sequence[list[int]], owners: list[int], params: SamplingParams
+    ) -> None:
         """See `BatchedEngine`; in parts of a bounded number of tokens and logits."""
-        state, start = self._state, 0
-        assert state is not None
+        start = 0
         while start < len(owners):
             end = _part_end(prompts, owners, start, self._model.vocabulary)
             distinct, copies = torch.tensor(owners[start:end]).unique_consecutive(return_counts=True)
@@ -215,23 +218,22 @@ class GraphEngine(BatchedEngine):
             tokens = torch.tensor([prompt + [self._pad_id] * (longest - len(prompt)) for prompt in part])
             lengths = torch.tensor([len(prompt) for prompt in part])
             tokens, lengths, copies = (tensor.to(self._device) for tensor in (tokens, lengths, copies))
-            logits = self._model.prefill(tokens, lengths, copies, slice(start, end), self._cache, self._tables)
+            logits = self._model.prefill(tokens, lengths, copies, slice(start, end), self._cache)
             state.set_rows(torch.arange(start, end), end - start)
             self._sample(state, logits, end - start, params)
             start = end
         self._check = None
-        self._enter(torch.arange(len(owners)), params)
+        self._enter(state, torch.arange(len(owners)), params)
 
-    def _enter(self, active: Tensor, params: SamplingParams) -> None:
+    def _enter(self, state: BatchState, active: Tensor, params: SamplingParams) -> None:
         """Let the next steps work on these slots."""
-        state, rows = self._state, self._padded(len(active))
-        assert state is not None
+        rows, cache = self._padded(len(active)), self._cache
         # What is fixed in a graph; it reads the values of temperature and top-p.
         key = (rows, params.temperature == 0, params.top_p < 1, params.top_k, params.ignore_eos)
 
         def step() -> None:
             """Reads and writes the buffers only."""
-            self._sample(state, self._model.step(state, rows, self._cache, self._tables), rows, params)
+            self._sample(state, self._model.step(state, rows, cache), rows, params)
 
         if key not in self._runner:
             state.set_rows(None, rows)  # preparing it changes only the spare slot
@@ -239,18 +241,17 @@ class GraphEngine(BatchedEngine):
         state.set_rows(active, rows)
         self._rows, self._key = rows, key
 
-    def _finished(self, index: int) -> Tensor | None:
-        return self._check.result() if self._check is not None and index % CHECK_EVERY == 0 else None
+    def _finished(self, state: BatchState, index: int) -> Tensor | None:
+        return self._check() if self._check is not None and index % CHECK_EVERY == 0 else None
 
-    def _keep(self, active: Tensor, kept: Tensor, params: SamplingParams) -> None:
+    def _keep(self, state: BatchState, active: Tensor, kept: Tensor, params: SamplingParams) -> None:
         if self._padded(len(active)) < self._rows:
-            self._enter(active, params)
+            self._enter(state, active, params)
 
-    def _step(self, index: int, params: SamplingParams) -> None:
-        assert self._state is not None
+    def _step(self, state: BatchState, index: int, params: SamplingParams) -> None:
         self._runner.run(self._key)
         if index % CHECK_EVERY == CHECK_EVERY - CHECK_LAG and not params.ignore_eos:
-            self._check = _AsyncCopy(self._state.finished)
+            self._check = _copy_to_host(state.finished)
 
     def _sample(self, state: BatchState, logits: Tensor, rows: int, params: SamplingParams) -> None:
         if self._samples_by_kernel(params):
@@ -267,24 +268,21 @@ class GraphEngine(BatchedEngine):
         return next(size for size in self._capture_sizes if size >= rows)
 
 
-class _AsyncCopy:
-    """A copy of a tensor to the host that does not make the host wait."""
+def _copy_to_host(tensor: Tensor) -> Callable[[], Tensor]:
+    """Begin to copy a tensor as it is now; what is returned waits for the copy."""
+    if not tensor.is_cuda:
+        copy = tensor.clone()
+        return lambda: copy
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copy.copy_(tensor, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._event = None
-        if not tensor.is_cuda:
-            self._copy = tensor.clone()
-            return
-        self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        self._copy.copy_(tensor, non_blocking=True)
-        self._event = torch.cuda.Event()
-        self._event.record()
+    def result() -> Tensor:
+        event.synchronize()
+        return copy
 
-    def result(self) -> Tensor:
-        """The tensor as it was when the copy was begun, on the CPU."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._copy
+    return result
 
 
 def _part_end(prompts: Sequence[list[int]], owners: list[int], start: int, vocabulary: int) -> int:

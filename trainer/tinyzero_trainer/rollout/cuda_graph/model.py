@@ -19,10 +19,10 @@ from tinyzero_trainer.rollout.fused_weights import FusedWeights
 
 
 class Cache:
-    """Keys and values of every layer, each [slots, kv heads, length, head size]."""
+    """Keys and values of every layer, each [slots, kv heads, length, head size], and tables of the rotary embedding."""
 
     def __init__(self, model: "GraphModel", slots: int, length: int) -> None:
-        self.length = length
+        self.length, self.tables = length, model.tables(length)
         shape = (slots, model.kv_heads, length, model.head_size)
         self.keys, self.values = (
             [torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(model.layers)] for _ in range(2)
@@ -75,9 +75,7 @@ class GraphModel:
         cos, sin = (table[0, :, : self.head_size // 2].float().contiguous() for table in tables)
         return cos, sin
 
-    def prefill(
-        self, tokens: Tensor, lengths: Tensor, copies: Tensor, slots: slice, cache: Cache, tables: Tables
-    ) -> Tensor:
+    def prefill(self, tokens: Tensor, lengths: Tensor, copies: Tensor, slots: slice, cache: Cache) -> Tensor:
         """Run each prompt once, whatever the number of its completions.
 
         Args:
@@ -86,7 +84,6 @@ class GraphModel:
             copies: [prompts] completions of each.
             slots: of the cache, one for each completion, in order.
             cache: receives the keys and values.
-            tables: of the rotary embedding.
 
         Returns:
             Logits [slots, vocabulary] of the first token of each completion.
@@ -95,7 +92,7 @@ class GraphModel:
         indices, count = torch.arange(prompts, device=tokens.device), slots.stop - slots.start
         # [slots]; output_size saves asking the device for the sum.
         repeats = torch.repeat_interleave(indices, copies, output_size=count)
-        cos, sin = (table[:longest, None] for table in tables)  # [longest, 1, half]
+        cos, sin = (table[:longest, None] for table in cache.tables)  # [longest, 1, half]
         group = self.heads // self.kv_heads
         hidden = F.embedding(tokens, self._weights["embed"]).flatten(0, 1)  # [prompts × longest, hidden]
         for layer in range(self.layers):
@@ -112,13 +109,13 @@ class GraphModel:
         last = hidden.view(prompts, longest, -1)[indices, lengths - 1]
         return self._logits(last)[repeats]
 
-    def step(self, state: BatchState, rows: int, cache: Cache, tables: Tables) -> Tensor:
+    def step(self, state: BatchState, rows: int, cache: Cache) -> Tensor:
         """Append the newest token of each sequence; logits [rows, vocabulary] of the next."""
         hidden = F.embedding(state.last_token[state.slot_ids[:rows]], self._weights["embed"])  # [rows, hidden]
         for layer in range(self.layers):
             fused = self._project(layer, hidden)
             keys, values = cache.keys[layer], cache.values[layer]
-            attended = self._ops.attend(fused, tables, state, rows, keys, values, self.heads)
+            attended = self._ops.attend(fused, cache.tables, state, rows, keys, values, self.heads)
             hidden = self._finish_layer(layer, hidden, attended)
         return self._logits(hidden)
 
