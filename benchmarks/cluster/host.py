@@ -1,8 +1,8 @@
-"""The work of processors: what the driver does for each completion, pickles, and checksums; all of it was measured."""
+"""Work on processors, all measured: the driver's work per completion, pickles, and checksums."""
 
 import hashlib
 import pickle
-import time
+import timeit
 from collections.abc import Callable, Sequence
 from random import Random
 
@@ -12,28 +12,26 @@ HOST = {
     "reward": ((60, 65.4e-3 / 4096), (1024, 154.1e-3 / 1024)),
     "driver": ((60, 37.0e-3 / 4096), (1024, 61.2e-3 / 1024)),
 }
-"""The driver's seconds for a completion at two lengths, as measured (`benchmarks/host.py`): decoding and scoring; and
-drawing prompts, advantages, metrics and samples. In between, and beyond, a straight line. Laying out micro-batches is
-the ranks' work, and in the plan's update."""
+"""The driver's seconds per completion at two lengths (`benchmarks/host.py`), interpolated linearly: decoding and
+scoring; and sampling prompts, advantages, metrics and saved samples. Building micro-batches is in the plan's update."""
 
 WIRE_BYTES, DUMPS, LOADS = 8.2, 27e-9, 60e-9
-"""Bytes of a generated token with its text in a pickle, and the seconds to write and to read it, without
-log-probabilities: `benchmarks/scaling.py --measure`, the fastest of several runs on the machine of `HOST`, which others
-used too."""
+"""Bytes of a generated token with its text in a pickle, and seconds to write and read it, without log-probabilities:
+`benchmarks/scaling.py --measure`, the fastest of several runs on the machine of `HOST`, which was not idle."""
 
 SHA256 = 1.6e9
-"""Bytes a second that one process takes the SHA-256 of; the same."""
+"""Bytes per second of SHA-256 in one process, measured the same way."""
 
 
-def host_seconds(part: str, lengths: Sequence[int]) -> float:
-    """The driver's seconds of a part of `HOST` for completions of these lengths."""
-    (short, least), (long, most) = HOST[part]
+def host_seconds(work: str, lengths: Sequence[int]) -> float:
+    """The driver's seconds of an entry of `HOST` for completions of these lengths."""
+    (short, least), (long, most) = HOST[work]
     slope = (most - least) / (long - short)
     return (least - slope * short) * len(lengths) + slope * sum(lengths)
 
 
 def measure(tokens: int = 1024, completions: int = 1024, block: int = 2**27) -> dict[str, str]:
-    """What `WIRE_BYTES`, `DUMPS`, `LOADS` and `SHA256` are on this machine; the best of five."""
+    """`WIRE_BYTES`, `DUMPS`, `LOADS` and `SHA256` on this machine; the best of five."""
     random = Random(0)
     made = [
         (Generation([random.randrange(152_064) for _ in range(tokens)], None, True), "x" * 4 * tokens)
@@ -49,9 +47,4 @@ def measure(tokens: int = 1024, completions: int = 1024, block: int = 2**27) -> 
 
 
 def _best(work: Callable[[], object]) -> float:
-    found = []
-    for _ in range(5):
-        started = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - started)
-    return min(found)
+    return min(timeit.repeat(work, number=1))

@@ -14,7 +14,7 @@ from benchmarks import scaling
 from benchmarks.cluster import failures
 from benchmarks.cluster.generation import Engines, Lengths
 from benchmarks.cluster.host import measure
-from benchmarks.cluster.memory import phase_bytes, places_for
+from benchmarks.cluster.memory import phase_bytes, slots_for
 from benchmarks.cluster.network import NIC, Cluster, Group, Traffic, broadcast
 from benchmarks.cluster.step import (
     Run,
@@ -38,15 +38,15 @@ assert H200 is not None
 EVEN = Lengths(median=1024, spread=0.0, most=1024)
 
 
-def run_of(*words: str, model: str = HALF_B, nodes: int = 1, gpus: int = 8, lengths: Lengths = EVEN) -> Run:
-    words = ("data.prompts_per_step=32", "rollout.group_size=8", "rollout.max_completion_tokens=1024", *words)
-    return scaling.make_run(model, lengths=lengths, words=words, nodes=nodes, gpus=gpus, prompt=140)
+def run_of(*overrides: str, model: str = HALF_B, nodes: int = 1, gpus: int = 8, lengths: Lengths = EVEN) -> Run:
+    overrides = ("data.prompts_per_step=32", "rollout.group_size=8", "rollout.max_completion_tokens=1024", *overrides)
+    return scaling.make_run(model, lengths=lengths, overrides=overrides, nodes=nodes, gpus=gpus, prompt=140)
 
 
 # ---- one GPU ---------------------------------------------------------------------------------------------------------
 
 MEASURED = run_of("data.prompts_per_step=128", "optimizer.num_mini_batches=1", gpus=1)
-"""What stands in benchmarks/README.md, "A step, part by part"."""
+"""What stands in benchmarks/README.md, "The phases of a step"."""
 
 
 def test_one_gpu_takes_as_long_as_was_measured() -> None:
@@ -110,13 +110,13 @@ def test_links_limit_by_what_goes_over_them() -> None:
 LOADS = st.lists(st.integers(1, 50), min_size=1, max_size=60)
 
 
-def engines(step: Callable[[int, float], float], count: int, places: int, refills: bool, reading: float = 0) -> Engines:
-    return Engines(count, places, refills, step, prompt=7, reading=reading)
+def engines(step: Callable[[int, float], float], count: int, places: int, refills: bool, prefill: float = 0) -> Engines:
+    return Engines(count, places, refills, step, prompt=7, prefill=prefill)
 
 
 @given(LOADS, st.integers(1, 5), st.integers(1, 20), st.booleans(), st.booleans())
 def test_every_token_is_generated_once(lengths: list[int], count: int, places: int, refills: bool, queue: bool) -> None:
-    by_sequences = engines(lambda sequences, _: sequences, count, places, refills, reading=3)
+    by_sequences = engines(lambda sequences, _: sequences, count, places, refills, prefill=3)
     assert sum(by_sequences.generate(lengths, shared=queue)) == sum(lengths) + 3 * len(lengths)
     by_cache = engines(lambda sequences, length: sequences * length, count, places, refills)
     cached = sum(length * 7 + length**2 / 2 for length in lengths)
@@ -229,14 +229,14 @@ def test_a_step_ahead_takes_as_long_as_the_slower_half() -> None:
 
 def test_an_engine_has_room_for_more_where_shards_are_smaller() -> None:
     spec, config, gpu = SPECS["Qwen/Qwen2.5-7B"], run_of(model="Qwen/Qwen2.5-7B").config, 60 * 2**30
-    places = [places_for(spec, config, 140, shards, 4096, gpu) for shards in (8, 16, 64, math.inf)]
+    places = [slots_for(spec, config, 140, shards, 4096, gpu) for shards in (8, 16, 64, math.inf)]
     assert places == sorted(places)
     assert len(set(places)) == 4
     for shards, count in zip((8, 64), (places[0], places[2]), strict=True):
         assert phase_bytes(spec, config, 140, shards, count)["gen"] <= gpu
         assert phase_bytes(spec, config, 140, shards, count + 1)["update_weights"] > gpu
-    with pytest.raises(ValueError, match="in 1 shards leaves no room"):
-        places_for(spec, config, 140, 1, 4096, gpu)
+    with pytest.raises(ValueError, match="in 1 shards leaves no memory"):
+        slots_for(spec, config, 140, 1, 4096, gpu)
 
 
 def test_what_is_held_fits_the_gpu() -> None:
@@ -275,7 +275,7 @@ def test_more_gpus_do_not_shorten_a_checkpoint_beyond_the_file_system() -> None:
 @pytest.mark.slow
 def test_the_page_has_the_tables_that_the_script_prints() -> None:
     page = scaling.DOCS.read_text(encoding="utf-8")
-    assert scaling.write_docs(page, dict(scaling.Tables(scaling.make_run()).each())) == page
+    assert scaling.write_docs(page, scaling.Tables(scaling.make_run()).all()) == page
 
 
 def test_a_table_without_a_place_in_the_page_is_said() -> None:
@@ -299,7 +299,7 @@ def test_the_page_takes_no_other_tables_than_the_usual(monkeypatch: pytest.Monke
 
 
 def test_a_gpu_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(TinyZeroError, match="--GPU 'abacus' is not known"):
+    with pytest.raises(TinyZeroError, match="--gpu 'abacus' is not known"):
         scaling.make_run(gpu="abacus")
 
 
