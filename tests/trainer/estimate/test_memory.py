@@ -1,12 +1,334 @@
-"""Host memory that offloading takes. The memory of GPUs is tested against the code in test_estimate_and_code.py."""
+"""Predicted memory: its laws, what the code holds, and what was measured on a GPU."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import (
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
-from tests.trainer.plan.planned import config_of
-from tinyzero_trainer.estimate.memory import host_bytes
-from tinyzero_trainer.models.hub import find_spec
+from tests.trainer.plan.planned import (
+    COMMON,
+    GRPO,
+    H200,
+    HALF_B,
+    MODELS,
+    SETTINGS,
+    SPECS,
+    config_of,
+    configured,
+    on,
+    phase_of,
+)
+from tinyzero_sdk.settings import flatten
+from tinyzero_trainer.config import OptimizerConfig, TrainConfig
+from tinyzero_trainer.config.run import COMPILED_FROM, compiles
+from tinyzero_trainer.distributed import fsdp as sharding
+from tinyzero_trainer.distributed.dtensor import local_shard
+from tinyzero_trainer.distributed.fsdp import FsdpOptions
+from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.estimate.engine_memory import engine_of
+from tinyzero_trainer.estimate.fit import predict_within, settle, usable, with_settings
+from tinyzero_trainer.estimate.memory import Part, _Step, host_bytes, predict_memory
+from tinyzero_trainer.estimate.speed import predict_speed
+from tinyzero_trainer.estimate.workload import workload_of
+from tinyzero_trainer.executors.ray.weight_broadcast import BUCKET_BYTES
+from tinyzero_trainer.hardware.gpu import GIB
+from tinyzero_trainer.models import fused_logprobs as head
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
+from tinyzero_trainer.plan.plan import make_plan
+from tinyzero_trainer.sft import default_model as own_model
+from tinyzero_trainer.training.optimizer import Optimizer
 
-SPEC = find_spec("Qwen/Qwen2.5-7B")
+SEVEN_B = "Qwen/Qwen2.5-7B"
+SMALL = {"model_type": "qwen2", **COMMON, "num_key_value_heads": 2, "tie_word_embeddings": False}
+STATE = ("weights in float32", "AdamW's moments", "gradients in float32")
+
+
+LARGER = ["rollout.max_completion_tokens", "data.prompts_per_step", "rollout.max_num_seqs"]
+
+
+@given(MODELS, SETTINGS, st.sampled_from(LARGER), st.integers(1, 3000))
+@settings(max_examples=40, deadline=None)
+def test_more_of_anything_takes_no_less_memory(name: str, values: dict[str, Any], key: str, more: int) -> None:
+    if key == "rollout.max_num_seqs" and values[key] is None:
+        values = {**values, key: 8}
+    before = predict_memory(SPECS[name], configured(values)).peak
+    assert predict_memory(SPECS[name], configured({**values, key: values[key] + more})).peak >= before
+
+
+@given(SETTINGS)
+@settings(max_examples=40, deadline=None)
+def test_a_larger_model_takes_more_memory_and_time(values: dict[str, Any]) -> None:
+    family = ["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-7B"]
+    config = configured(values)
+    sizes = [predict_memory(SPECS[name], config) for name in family]
+    updates = [next(phase.total for phase in memory.phases if phase.name == "update_actor") for memory in sizes]
+    assert updates == sorted(updates)
+    # The deepest is not the largest, and where there is little to compute a step takes what launching each layer takes.
+    times = [predict_speed(replace(SPECS[name], layers=28), config, H200).step for name in family]
+    assert times == sorted(times)
+
+
+@given(MODELS, SETTINGS)
+@settings(max_examples=40, deadline=None)
+def test_no_saving_setting_takes_more_memory(name: str, values: dict[str, Any]) -> None:
+    dear = {**values, "memory.activation_checkpointing": False, "memory.cpu_offload": None}
+    peaks = [
+        predict_memory(SPECS[name], configured({**dear, **cheaper})).peak
+        for cheaper in (
+            {},
+            {"memory.cpu_offload": "idle"},
+            {"memory.cpu_offload": "idle", "memory.activation_checkpointing": True},
+            {"memory.cpu_offload": "always", "memory.activation_checkpointing": True},
+        )
+    ]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+@given(MODELS, SETTINGS)
+@settings(max_examples=40, deadline=None)
+def test_the_parts_make_the_whole(name: str, values: dict[str, Any]) -> None:
+    config = configured(values)
+    memory = predict_memory(SPECS[name], config)
+    for phase in memory.phases:
+        assert all(part.size > 0 and part.what for part in phase.parts)
+        assert phase.total == sum(phase.of(role) for role in ("policy", "critic", "reference", "rollout", "process"))
+        assert not phase.of("critic") or config.algorithm.needs_critic
+        assert not phase.of("reference") or config.algorithm.kl_coefficient
+    speed = predict_speed(SPECS[name], config, H200)
+    assert speed.seconds.keys() - {"reward"} == {phase.name for phase in memory.phases}
+    assert all(seconds > 0 for seconds in speed.seconds.values())
+
+
+@pytest.mark.slow
+@given(MODELS, SETTINGS, st.booleans(), st.integers(8, 100))
+@settings(max_examples=8, deadline=None)
+def test_one_gpu_is_planned_as_one_process_is(name: str, values: dict[str, Any], keeps: bool, gib: int) -> None:
+    spec, alone = SPECS[name], configured(values)
+    several = on(alone, 1)
+    assert predict_memory(spec, several, keeps=keeps) == predict_memory(spec, alone, keeps=keeps)
+    assert predict_speed(spec, several, H200) == predict_speed(spec, alone, H200)
+    one, other = (make_plan(spec, config, gib * GIB) for config in (several, alone))
+    assert (one.memory, one.changes, one.requested) == (other.memory, other.changes, other.requested)
+    assert host_bytes(spec, several) == host_bytes(spec, alone)
+
+
+@given(MODELS, SETTINGS, st.sampled_from([1, 2]))
+@settings(max_examples=15, deadline=None)
+def test_more_ranks_hold_no_more_each_and_the_same_together(name: str, values: dict[str, Any], replicas: int) -> None:
+    config = configured({**values, "data.prompts_per_step": 512, "optimizer.num_mini_batches": 1})
+    held = []
+    for count in (counts := [replicas * shards for shards in (1, 2, 4, 8)]):
+        memory = predict_memory(SPECS[name], on(config, count, parallel__dp_replicate=replicas), gpu="rank")
+        parts = phase_of(memory, "update_actor").parts
+        held.append(sum(part.size for part in parts if part.what in STATE[:2]))  # its worst moment may lack gradients
+    assert held == sorted(held, reverse=True)
+    for count, each in zip(counts, held, strict=True):
+        assert replicas * held[0] <= count * each <= replicas * held[0] + 40 * count * count
+
+
+@given(MODELS, SETTINGS, st.integers(1, 3))
+@settings(max_examples=15, deadline=None)
+def test_nothing_is_gained_or_lost_between_kinds_of_gpus(name: str, values: dict[str, Any], engines: int) -> None:
+    spec, config = SPECS[name], on(configured(values), 4, rollout__num_engines=engines)
+    worst, rank, engine = (predict_memory(spec, config, gpu=gpu) for gpu in (None, "rank", "engine"))
+    assert worst.peak == max(rank.peak, engine.peak)
+    assert not any(phase.of("rollout") for phase in rank.phases)
+    assert all(phase.of("rollout") > 0 and phase.of("policy") == 0 for phase in engine.phases)
+    assert {phase.gpu for phase in worst.phases} <= {"rank", "engine"}
+    speed = predict_speed(spec, config, H200)
+    assert speed.seconds.keys() - {"reward"} == {phase.name for phase in rank.phases}
+    assert speed.gpus == 4
+
+
+@contextmanager
+def rank_of(count: int, index: int) -> Iterator[None]:
+    """Within, this process is one of several ranks; what others send is made up."""
+    dist.init_process_group("fake", store=FakeStore(), rank=index, world_size=count)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def held_by(count: int, index: int, replicas: int) -> dict[str, int]:
+    """Bytes that a rank holds after a backward pass."""
+    with rank_of(count, index):
+        torch.manual_seed(0)
+        model = Qwen2ForCausalLM(Qwen2Config(**{key: value for key, value in SMALL.items() if key != "model_type"}))
+        sharding.shard(model, sharding.FsdpOptions(torch.device("cpu"), torch.bfloat16, replicas=replicas))
+        optimizer = Optimizer(model, OptimizerConfig())
+        optimizer.begin()
+        tokens = torch.zeros(1, 8, dtype=torch.long)
+        model(input_ids=tokens).logits.sum().backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        tensors = [list(model.parameters()), list(optimizer._moments()), gradients]
+        return dict(zip(STATE, (sum(local_shard(one).nbytes for one in of_kind) for of_kind in tensors), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "replicas"), [(2, 1), (4, 2), (3, 1)])
+def test_a_rank_holds_what_is_planned(count: int, replicas: int) -> None:
+    spec = spec_from_config("small", SMALL)
+    config = on(
+        config_of("rollout.max_completion_tokens=64", "optimizer.micro_batch_tokens=256"),
+        count,
+        parallel__dp_replicate=replicas,
+    )
+    memory = predict_memory(spec, config, 64, gpu="rank")
+    [update] = [phase for phase in memory.phases if phase.name == "update_actor"]
+    planned = {part.what: part.size for part in update.parts if part.what in STATE}
+    assert planned.keys() == set(STATE)
+    held = [held_by(count, index, replicas) for index in range(count)]
+    for what, size in planned.items():
+        assert sum(one[what] for one in held) == replicas * (8 if "AdamW" in what else 4) * spec.parameters
+        if count == 3:  # rows that cannot be shared evenly go to the first ranks; of a small model that is a lot
+            assert held[0][what] == pytest.approx(size, rel=0.03)
+        else:
+            assert {one[what] for one in held} == {size}
+
+
+def test_constants_are_those_of_the_code() -> None:
+    assert constants.HEAD_ELEMENTS[2] == head.CHUNK_ELEMENTS[torch.bfloat16]
+    assert constants.HEAD_ELEMENTS[4] == head.CHUNK_ELEMENTS[torch.float32]
+    assert constants.WEIGHT_BUCKET == BUCKET_BYTES
+
+
+def kept_for_backward(layers: int, tokens: int, *, compiled: bool) -> int:
+    """Bytes that autograd keeps of a model's forward pass."""
+    config = Qwen2Config(**COMMON | {"num_hidden_layers": layers}, num_key_value_heads=2)
+    model = Qwen2ForCausalLM(config).to(torch.bfloat16)
+    for layer in model.model.layers if compiled else ():
+        layer.forward = torch.compile(layer.forward, dynamic=True, backend="aot_eager_decomp_partition")
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        states = model.model(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=False).last_hidden_state
+    assert states.requires_grad
+    return sum(kept.values())
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler has many for itself
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_activations_of_a_layer_are_what_autograd_keeps(compiled: bool) -> None:
+    tokens = 256
+    measured = (kept_for_backward(5, tokens, compiled=compiled) - kept_for_backward(3, tokens, compiled=compiled)) / 2
+    spec = ModelSpec("m", 0, hidden=64, layers=1, heads=4, kv_heads=2, head_size=16, mlp=96, vocabulary=100, tied=False)
+    words = (
+        f"model.compile={str(compiled).lower()}",
+        f"optimizer.micro_batch_tokens={tokens}",
+        "rollout.max_completion_tokens=64",
+    )
+    memory = predict_memory(spec, config_of(*words), prompt_tokens=64)
+    phase = next(phase for phase in memory.phases if phase.name == "update_actor")
+    [planned] = [part.size for part in phase.parts if part.what == "activations"]
+    assert planned == pytest.approx(measured, rel=0.02)
+
+
+def moments_of_update(spec: ModelSpec, config: TrainConfig, prompt_tokens: int) -> list[list[Part]]:
+    work = workload_of(config, prompt_tokens)
+    return _Step(spec, config, work, engine_of(spec, config, work))._update("policy")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("budget", [128, 65_536])
+@pytest.mark.parametrize(("estimator", "models"), [("k3", 1), ("exact", 2)])
+def test_logits_are_the_chunk_that_the_head_makes(dtype: torch.dtype, budget: int, estimator: str, models: int) -> None:
+    """Of one model, or with `exact` of both together, in the type that is computed in."""
+    spec = SPECS[HALF_B]
+    words = (f"optimizer.micro_batch_tokens={budget}", f"model.dtype={str(dtype).removeprefix('torch.')}")
+    kl = ("algorithm.kl_coefficient=0.1", f"algorithm.kl_estimator={estimator}")
+    moments = moments_of_update(
+        spec, config_of(*words, *kl, "rollout.max_completion_tokens=64", "data.prompts_per_step=128"), 64
+    )
+    rows = min(budget // 2, head._rows(torch.empty(0, dtype=dtype), models * spec.vocabulary, None))
+    assert (rows == 64) == (budget == 128)
+    chunk = models * rows * spec.vocabulary * dtype.itemsize
+    [own] = [part.size for moment in moments for part in moment if (part.role, part.what) == ("policy", "logits")]
+    [reference] = [
+        part.size for moment in moments for part in moment if (part.role, part.what) == ("reference", "logits")
+    ]
+    assert own == pytest.approx(chunk, rel=0.01)
+    assert reference == (0 if estimator == "exact" else own)
+
+
+def test_an_exact_kl_takes_no_more_than_one_of_the_sampled_token() -> None:
+    words = ("algorithm.kl_coefficient=0.1", *GRPO)
+    sampled, exact = (
+        predict_memory(SPECS[HALF_B], config_of(*words, f"algorithm.kl_estimator={name}")) for name in ("k3", "exact")
+    )
+    assert exact.peak == sampled.peak
+
+
+def test_the_references_embedding_and_head_stay_beside_the_policys_update(toy_model: LanguageModel) -> None:
+    reference = copy.deepcopy(toy_model.model).requires_grad_(False)
+    with sharding.process_group(torch.device("cpu")):
+        sharding.shard(reference, FsdpOptions(torch.device("cpu"), torch.float32))
+        with sharding.on_device(reference), torch.no_grad():
+            reference(torch.zeros(1, 3, dtype=torch.long))
+            gathered = {
+                name for name, weight in reference.named_parameters(remove_duplicate=False)
+                if not isinstance(weight, DTensor)
+            }  # fmt: skip
+    assert {name for name in gathered if "layers" in name} == set()
+    assert {"model.embed_tokens.weight", "lm_head.weight"} <= gathered
+    spec = SPECS["Qwen/Qwen2.5-7B"]
+    for moment in moments_of_update(spec, config_of("algorithm.kl_coefficient=0.1", model=spec.name), 64):
+        [planned] = [part.size for part in moment if (part.role, part.what) == ("reference", "weights at work")]
+        assert planned >= 2 * spec.embeddings
+
+
+def test_a_reference_below_an_adapter_takes_its_weights_once() -> None:
+    words = ("lora.rank=8", "rollout.max_completion_tokens=1024", "optimizer.micro_batch_tokens=2048")
+    alone, with_kl = (
+        phase_of(predict_memory(SPECS[HALF_B], config_of(*words, *more)), "update_actor")
+        for more in ((), ("algorithm.kl_coefficient=0.1",))
+    )
+    assert not with_kl.of("reference")
+    gathered = [[part for part in phase.parts if part.what == "weights at work"] for phase in (alone, with_kl)]
+    assert gathered[0] == gathered[1]
+    assert len(gathered[1]) == 1
+
+
+@pytest.mark.parametrize("wanted", [None, False, True])
+@pytest.mark.parametrize("parameters", [COMPILED_FROM - 1, COMPILED_FROM])
+def test_layers_are_planned_as_they_are_compiled(
+    wanted: bool | None, parameters: int, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Any] = []
+    for name, fake in {
+        "_compile": compiled.append,
+        "_size": lambda _: parameters,
+        "_fully_shard": lambda *_, **__: None,
+        "register_fsdp_forward_method": lambda *_: None,
+    }.items():
+        monkeypatch.setattr(sharding, name, fake)
+    with sharding.process_group(torch.device("cpu")):
+        sharding.shard(
+            copy.deepcopy(toy_model.model), FsdpOptions(torch.device("cuda"), torch.bfloat16, compile=wanted)
+        )  # fmt: skip
+    expected = parameters >= 100_000_000 if wanted is None else wanted
+    assert bool(compiled) == compiles(wanted, parameters) == expected
 
 
 @pytest.mark.parametrize(
@@ -21,11 +343,87 @@ SPEC = find_spec("Qwen/Qwen2.5-7B")
     ],
 )
 def test_bytes_of_a_parameter_in_host_memory(words: tuple[str, ...], bytes_each: int) -> None:
-    assert host_bytes(SPEC, config_of(*words)) == bytes_each * SPEC.parameters
+    assert host_bytes(SPECS[SEVEN_B], config_of(*words)) == bytes_each * SPECS[SEVEN_B].parameters
 
 
 def test_a_critic_doubles_it_and_an_adapter_takes_little() -> None:
-    critic = host_bytes(SPEC, config_of("memory.cpu_offload=always", "algorithm.advantage_estimator=gae"))
-    assert critic == 32 * SPEC.parameters - 12 * SPEC.embedding  # the language model head, which no critic trains
-    adapter = host_bytes(SPEC, config_of("memory.cpu_offload=always", "lora.rank=8", "algorithm.kl_coefficient=0.01"))
-    assert adapter == 4 * SPEC.parameters + 16 * SPEC.adapter(8)
+    critic = host_bytes(SPECS[SEVEN_B], config_of("memory.cpu_offload=always", "algorithm.advantage_estimator=gae"))
+    assert (
+        critic == 32 * SPECS[SEVEN_B].parameters - 12 * SPECS[SEVEN_B].embedding
+    )  # the language model head, which no critic trains
+    adapter = host_bytes(
+        SPECS[SEVEN_B], config_of("memory.cpu_offload=always", "lora.rank=8", "algorithm.kl_coefficient=0.01")
+    )
+    assert adapter == 4 * SPECS[SEVEN_B].parameters + 16 * SPECS[SEVEN_B].adapter(8)
+
+
+def test_host_memory_holds_what_is_offloaded_once_for_each_replica() -> None:
+    config, spec = config_of("memory.cpu_offload=idle"), SPECS[HALF_B]
+    whole = host_bytes(spec, config)
+    assert host_bytes(spec, on(config, 8)) == whole
+    assert host_bytes(spec, on(config, 8, parallel__dp_replicate=2)) == 2 * whole
+    assert host_bytes(spec, on(config, 16, parallel__dp_replicate=2)) == whole
+
+
+LARGE_BATCH = (
+    "data.prompts_per_step=128",
+    "rollout.max_completion_tokens=1024",
+    "optimizer.micro_batch_tokens=32768",
+    "eval.num_problems=8",
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "recipe", "model", "prompt", "measured"),
+    [
+        (("eval.greedy=false", *LARGE_BATCH), None, HALF_B, 140, 62.45e9),
+        (("rollout.engine=vllm", *LARGE_BATCH), None, HALF_B, 140, 68.1e9),
+        (
+            (
+                "rollout.engine=vllm",
+                "vllm.gpu_memory_gb=14.02",
+                "vllm.sleep_mode=false",
+                "rollout.max_completion_tokens=1024",
+                *GRPO,
+            ),
+            "tinyzero-grpo",
+            "Qwen/Qwen2.5-1.5B",
+            256,
+            80.0 * GIB,
+        ),
+        (
+            (
+                "rollout.engine=vllm",
+                "vllm.gpu_memory_gb=19.82",
+                "vllm.sleep_mode=true",
+                "rollout.max_completion_tokens=1024",
+                *GRPO,
+            ),
+            "tinyzero-grpo",
+            "Qwen/Qwen2.5-3B",
+            256,
+            113.57 * GIB,
+        ),
+    ],
+    ids=["torch, 0.5B", "vllm, 0.5B", "vllm, 1.5B", "vllm, 3B"],
+)
+def test_peaks_as_the_driver_counted_them(
+    words: tuple[str, ...], recipe: str | None, model: str, prompt: int, measured: float
+) -> None:
+    spec, limit = SPECS[model], usable(140 * GIB)
+    config = settle(spec, config_of(*words, recipe=recipe, model=model), limit, prompt)
+    memory = predict_within(spec, config, limit, prompt)
+    assert memory.worst.name == "update_actor"
+    assert memory.peak == pytest.approx(measured, rel=0.1)
+
+
+OWN = ModelSpec(
+    "m", 9_930_624, hidden=384, layers=6, heads=6, kv_heads=2, head_size=64, mlp=1024, vocabulary=1252, tied=True
+)
+
+
+def test_memory_of_the_own_models_run_as_measured_on_an_h200() -> None:
+    config = with_settings(TrainConfig(), dict(flatten(own_model.SETTINGS)))
+    memory = predict_within(OWN, config, 130 * GIB, 24)
+    held = memory.peak - constants.CONTEXT - {part.what: part.size for part in memory.worst.parts}["allocator"]
+    assert held == pytest.approx(16.34 * GIB, rel=0.1)  # perf/max_memory_allocated_gb

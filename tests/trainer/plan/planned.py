@@ -1,4 +1,4 @@
-"""Runs to plan: configurations, real and drawn, and the models and GPUs that they are for."""
+"""Runs to plan: configurations, real and generated, and the models and GPUs that they are for."""
 
 from typing import Any
 
@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 from tests.trainer.configurations import said
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.models.spec import WELL_KNOWN
+from tinyzero_trainer.estimate.fit import with_settings
+from tinyzero_trainer.estimate.memory import Memory, Phase
+from tinyzero_trainer.hardware.gpu import GIB
+from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec
+from tinyzero_trainer.models.spec import WELL_KNOWN, ModelSpec, spec_from_config
+from tinyzero_trainer.plan.target_gpu import TargetGpu
 
 HALF_B = "Qwen/Qwen2.5-0.5B"
 SPECS = WELL_KNOWN
@@ -19,6 +24,41 @@ def config_of(*words: str, recipe: str | None = None, model: str = HALF_B) -> Tr
     return make_config(said(*words, f"model.path={model}", task="countdown", recipe=recipe))
 
 
+def configured(values: dict[str, Any]) -> TrainConfig:
+    """A configuration of `SETTINGS`; vLLM's memory is fixed."""
+    if values["rollout.engine"] == "vllm":
+        values = {**values, "vllm.gpu_memory_gb": 20.0, "vllm.sleep_mode": False}
+    return with_settings(TrainConfig(), values)
+
+
+def on(config: TrainConfig, gpus: int, **settings: Any) -> TrainConfig:
+    """The configuration through Ray on several GPUs; `group__name=value` sets more."""
+    given = {key.replace("__", "."): value for key, value in settings.items()}
+    return with_settings(config, {"run.executor": "ray", "ray.gpus": gpus, **given})
+
+
+def gpu_of(name: str) -> GpuSpec:
+    gpu = find_gpu_spec(name)
+    assert gpu is not None
+    return gpu
+
+
+def target_of(name: str) -> TargetGpu:
+    gpu = gpu_of(name)
+    return TargetGpu(gpu.name, int(gpu.memory * GIB), gpu)
+
+
+def shape_like(model: Any) -> ModelSpec:
+    return spec_from_config("m", model.config.to_dict())
+
+
+def phase_of(memory: Memory, name: str) -> Phase:
+    [found] = [phase for phase in memory.phases if phase.name == name]
+    return found
+
+
+H200 = gpu_of("H200")
+ASYNC = {"rollout.max_async_level": 1, "rollout.return_logprobs": "always", "rollout_correction.is_level": "token"}
 COMMON: dict[str, Any] = {
     "vocab_size": 100,
     "hidden_size": 64,

@@ -1,144 +1,269 @@
-"""`tinyzero plan`, as it is typed: what it says, in words and as JSON."""
+"""What a plan proposes where a run does not fit: it fits, is needed, and makes the shortest step."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.trainer.configurations import call
-from tests.trainer.plan.planned import HALF_B, PUBLISHED
-from tinyzero_trainer.estimate.fit import usable
-from tinyzero_trainer.hardware.gpu import GIB, Driver, GpuInfo
-from tinyzero_trainer.plan import target_gpu as target
-
-
-@pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target, "nvidia_driver", lambda: None)
-    monkeypatch.setattr(target, "visible_gpus", lambda: None)
-
-
-PPO = ("--task", "countdown", "--model", HALF_B, "--recipe", "tinyzero-ppo", "rollout.engine=vllm")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        (*PPO, "--gpu", "RTX 4090"),
-        (
-            "--model",
-            "Qwen/Qwen2.5-7B",
-            "--gpu",
-            "H200",
-            "algorithm.advantage_estimator=gae",
-            "algorithm.kl_coefficient=0.1",
-        ),
-        ("--model", "Qwen/Qwen2.5-7B", "--gpu-memory", "8GB"),
-    ],
+from tests.trainer.plan.planned import (
+    GRPO,
+    H200,
+    HALF_B,
+    MODELS,
+    SETTINGS,
+    SPECS,
+    config_of,
+    gpu_of,
+    on,
+    target_of,
 )
-def test_eighty_columns(words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    from tinyzero_trainer.cli import plan_report as view
+from tinyzero_trainer.cli.plan_report import plan_for
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.parallel import planned_dims
+from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.estimate.engine_memory import GB, needed_by_vllm
+from tinyzero_trainer.estimate.fit import predict_within, settle, usable, with_settings
+from tinyzero_trainer.estimate.memory import host_bytes, predict_memory
+from tinyzero_trainer.estimate.speed import predict_speed
+from tinyzero_trainer.estimate.workload import workload_on
+from tinyzero_trainer.hardware.gpu import GIB
+from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
+from tinyzero_trainer.plan import plan
+from tinyzero_trainer.plan.plan import WORTHWHILE, Plan, candidate_changes, make_plan
+from tinyzero_trainer.plan.target_gpu import TargetGpu
 
-    monkeypatch.setattr(view.stdout, "_width", 80)
-    code, out, _ = call(capsys, "plan", *words)
-    assert max(len(line) for line in out.splitlines() if not line.startswith("tinyzero train")) <= 80
-    assert code == (1 if "8GB" in words else 0)
-    assert ("to train with them:" in out) == (code == 0)
-
-
-def test_without_a_model_it_plans_the_one_that_train_makes(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--task", "countdown", "--gpu", "H200", "--json")
-    found = json.loads(call(capsys, "plan", *words)[1])
-    assert found["model"]["parameters"] == 9_926_784
-    assert found["work"]["completions"] == 128 * 16
-    smaller = json.loads(call(capsys, "plan", *words, "default_model.layers=4", "data.prompts_per_step=8")[1])
-    assert smaller["model"]["layers"] == 4
-    assert smaller["work"]["completions"] == 8 * 16
-    assert json.loads(call(capsys, "plan", *words, "--model", "tiny")[1])["model"]["parameters"] == 653_824
+RTX_4090 = gpu_of("RTX 4090")
+SEVEN_B = "Qwen/Qwen2.5-7B"
 
 
-def test_what_to_type_is_what_was_typed_and_what_is_proposed(capsys: pytest.CaptureFixture[str]) -> None:
-    words = (*PPO, "optimizer.micro_batch_tokens=65536", "task.numbers=[3, 4]", "--gpu", "4090")
-    out = call(capsys, "plan", *words)[1]
-    [line] = [line for line in out.splitlines() if line.startswith("tinyzero train")]
-    assert line.startswith(
-        f"tinyzero train --task countdown --model {HALF_B} --recipe tinyzero-ppo rollout.engine=vllm"
-    )
-    assert "'task.numbers=[3, 4]'" in line
-    assert line.count("optimizer.micro_batch_tokens=") == 1
-    assert "micro_batch_tokens=65536" not in line
-    assert " vllm.gpu_memory_gb=" in line
-    assert " vllm.sleep_mode=true" in line
+def step(spec: ModelSpec, config: TrainConfig) -> float:
+    return predict_speed(spec, config, RTX_4090).step
+
+
+def planned(spec: ModelSpec, config: TrainConfig, gib: float, host: int | None = None) -> Plan:
+    return make_plan(spec, config, int(gib * GIB), gpu=RTX_4090, host=host)
 
 
 @pytest.mark.slow
-def test_what_others_hold_of_the_gpu_that_is_here_is_planned_around(
-    capsys: pytest.CaptureFixture[str], monkeypatch: Any
+@given(MODELS, SETTINGS, st.integers(6, 200), st.sampled_from([0, 1, 2, 8]), st.integers(0, 1))
+@settings(max_examples=40, deadline=None)
+def test_what_is_proposed_is_a_configuration_that_fits(
+    name: str, values: dict[str, Any], gib: int, gpus: int, engines: int
 ) -> None:
-    from tinyzero_trainer.cli import plan_report as view
-
-    def planned(taken: int, *more: str) -> tuple[int, str]:
-        gpu = GpuInfo(0, "NVIDIA GeForce RTX 4090", (8, 9), 24 * GIB, used=taken, uuid="a")
-        monkeypatch.setattr(target, "nvidia_driver", lambda: Driver(gpus=(gpu,)))
-        monkeypatch.setattr(target, "visible_gpus", lambda: (gpu,))
-        return call(capsys, "plan", "--task", "countdown", "--model", HALF_B, *more)[:2]
-
-    monkeypatch.setattr(view.stdout, "_width", 80)
-    line = "NVIDIA GeForce RTX 4090: 24.0 GiB, 9.0 GiB of it in use by other processes"
-    code, out = planned(9 * GIB)
-    assert (code, line in out.splitlines()) == (0, True)
-    assert ", of 15.0 GiB; " in out
-    assert max(len(line) for line in out.splitlines() if not line.startswith("tinyzero train")) <= 80
-    assert "other processes" not in planned(2**20)[1]
-    assert planned(23 * GIB)[0] == 1
-    found = json.loads(planned(9 * GIB, "--json")[1])
-    assert found["gpu"]["in_use"] == 9 * GIB
-    assert found["gpu"]["usable"] == usable(15 * GIB) >= found["proposed"]["peak"]
-
-
-def test_json_holds_all_that_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(call(capsys, "plan", *PPO, "--gpu", "RTX 4090", "--json")[1])
-    assert found["model"]["parameters"] == PUBLISHED[HALF_B]
-    assert found["gpu"] == {"name": "RTX 4090", "memory": 24 * GIB, "in_use": 0, "usable": usable(24 * GIB)}
-    names = [phase["phase"] for phase in found["proposed"]["phases"]]
-    assert names == ["gen", "old_log_prob", "ref", "values", "update_critic", "update_actor", "update_weights"]
-    assert max(phase["total"] for phase in found["proposed"]["phases"]) == found["proposed"]["peak"]
-    assert found["speed"]["step"] == pytest.approx(sum(found["speed"]["seconds"].values()))
-    assert {change["key"] for change in found["changes"]} == {word.split("=")[0] for word in found["overrides"].split()}
-
-
-@pytest.mark.usefixtures("no_gpu")
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((), "this machine has no NVIDIA GPU to plan for"),
-        (("--gpu", "GTX 1080"), "--gpu 'GTX 1080' is not known"),
-        (("--gpu-memory", "much"), "--gpu-memory 'much' is not a size"),
-        (("--gpu-memory", "24GB", "optimizer.micro_batch_token=3"), "optimizer.micro_batch_tokens"),
-        (("--gpu-memory", "24GB", "vllm.sleep_mode=true"), "has no effect"),
-        (("--gpu-memory", "24GB", "--model", "./nowhere"), "there is no directory ./nowhere"),
-        (("--gpu-memory", "24GB", "--recipe", "grpoo"), "no recipe 'grpoo'"),
-    ],
-)
-def test_wrong_use_is_refused(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, "plan", *words)
-    assert (code, out) == (2, "")
-    assert message in err
+    config = with_settings(TrainConfig(), values)
+    if gpus:
+        config = on(config, gpus, rollout__num_engines=engines if gpus > 1 else 0)
+    found = make_plan(SPECS[name], config, gib * GIB)
+    changed = with_settings(config, {change.key: change.value for change in found.changes})
+    assert planned_dims(changed) == planned_dims(config)
+    assert predict_within(SPECS[name], changed, found.limit).peak == found.memory.peak
+    assert found.fits == (found.memory.peak <= usable(gib * GIB))
+    assert all(change.value != change.before and change.trade_off for change in found.changes)
+    assert config.rollout.engine == "vllm" or not any(change.key.startswith("vllm.") for change in found.changes)
 
 
 @pytest.mark.slow
-def test_a_local_model_is_planned_without_torch(toy_model_path: Path) -> None:
-    code = (
-        "import sys; from tinyzero_sdk.cli import main\n"
-        "try: main(sys.argv[1:])\n"
-        "finally: print(*sys.modules, file=sys.stderr)"
+@given(MODELS, SETTINGS, st.integers(6, 200))
+@settings(max_examples=40, deadline=None)
+def test_nothing_is_proposed_that_is_not_needed(name: str, values: dict[str, Any], gib: int) -> None:
+    spec, config = SPECS[name], with_settings(TrainConfig(), values)
+    found = make_plan(spec, config, gib * GIB)
+    made = {change.key: change.value for change in found.changes}
+    for key in made.keys() - {*plan.ENGINE_DECIDES, "optimizer.learning_rate"} if found.fits else ():
+        others = {other: value for other, value in made.items() if other != key and not other.startswith("vllm")}
+        without = settle(spec, with_settings(config, others), found.limit)
+        if predict_memory(spec, without).peak <= found.limit:
+            assert step(spec, without) > step(spec, found.config)
+
+
+@pytest.mark.slow
+@given(MODELS, SETTINGS, st.integers(6, 80), st.floats(1.02, 4))
+@settings(max_examples=40, deadline=None)
+def test_more_memory_makes_no_step_slower(name: str, values: dict[str, Any], gib: int, factor: float) -> None:
+    spec, config = SPECS[name], with_settings(TrainConfig(), values)
+    less, more = (planned(spec, config, size) for size in (gib, gib * factor))
+    assert more.fits or not less.fits
+    if less.fits and less.config.lora.rank == more.config.lora.rank:  # else they train something else
+        assert step(spec, more.config) <= WORTHWHILE * step(spec, less.config)
+
+
+def test_the_fewest_sequences_are_tried_though_they_are_no_half() -> None:
+    """Of 480, where 30 is the last half."""
+    words = ("rollout.max_num_seqs=480", "model.dtype=float32", "lora.rank=16", "optimizer.num_mini_batches=4")
+    words += ("data.prompts_per_step=4", "rollout.group_size=2", "optimizer.micro_batch_tokens=621")
+    words += (
+        "algorithm.advantage_estimator=gae",
+        "algorithm.kl_coefficient=0.001",
+        "rollout.max_completion_tokens=257",
     )
-    words = ["plan", "--model", str(toy_model_path), "--gpu-memory", "8GB", "rollout.engine=vllm"]
-    words += ["rollout.max_completion_tokens=32", "--prompt-tokens", "32"]
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
-    assert "GiB in phase" in done.stdout
-    assert not {"torch", "transformers", "numpy", "pyarrow"} & set(done.stderr.split())
+    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 128_256}
+    sizes |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64}
+    spec = spec_from_config("Llama-3.2-1B", {"model_type": "llama", "tie_word_embeddings": True, **sizes})
+    found = planned(spec, config_of(*words, "model.compile=false", model="Llama-3.2-1B"), 10)
+    assert (found.fits, found.config.rollout.max_num_seqs) == (True, 16)
+
+
+@pytest.mark.parametrize(("gib", "seconds"), [(8, 165), (12, 155), (16, 151), (24, 149)])
+def test_a_small_gpu_is_not_planned_slower_than_it_need_be(gib: int, seconds: float) -> None:
+    """Than an exhaustive search found."""
+    name = "Qwen/Qwen2.5-1.5B"
+    found = planned(SPECS[name], config_of("data.prompts_per_step=128", model=name), gib)
+    assert found.fits
+    assert step(SPECS[name], found.config) < seconds
+
+
+def test_a_tie_goes_to_the_fewest_changes() -> None:
+    """Smaller micro-batches take no longer by the prediction, and are not proposed where idle weights are enough."""
+    spec = SPECS["Qwen/Qwen2.5-0.5B"]
+    config = with_settings(TrainConfig(), {"rollout.max_completion_tokens": 1024, "data.prompts_per_step": 32})
+    found = planned(spec, config, 60)
+    assert "optimizer.micro_batch_tokens" not in {change.key for change in found.changes}
+    tight = planned(spec, config, 20)
+    [change] = [change for change in tight.changes if change.key == "optimizer.micro_batch_tokens"]
+    larger = with_settings(tight.config, {"optimizer.micro_batch_tokens": 2 * change.value})
+    assert predict_within(spec, larger, tight.limit).peak > tight.limit
+
+
+def test_nothing_is_offloaded_that_host_memory_cannot_hold() -> None:
+    spec, config = SPECS[SEVEN_B], config_of(model=SEVEN_B)
+    rich, poor = planned(spec, config, 24), planned(spec, config, 24, host=64 * GIB)
+    assert rich.config.memory.cpu_offload == "always"
+    assert host_bytes(spec, rich.config) > 100 * GIB
+    assert host_bytes(spec, poor.config) <= 64 * GIB
+    requested = with_settings(config, {"memory.cpu_offload": "always"})
+    assert planned(spec, requested, 24, host=64 * GIB).config.memory.cpu_offload == "always"
+
+
+def test_the_order_of_what_is_tried() -> None:
+    config = config_of("rollout.engine=vllm", "vllm.sleep_mode=false", "vllm.gpu_memory_gb=30")
+    assert [next(iter(move)) for move in candidate_changes(config)] == [
+        "vllm.sleep_mode",
+        "rollout.max_num_seqs",
+        "optimizer.micro_batch_tokens",
+        "memory.cpu_offload",
+        "memory.activation_checkpointing",
+        "memory.cpu_offload",
+        "lora.rank",
+    ]
+
+
+@pytest.mark.parametrize("engines_decide", [True, False])
+def test_replicas_are_given_up_before_anything_is_offloaded(engines_decide: bool) -> None:
+    words = () if engines_decide else ("rollout.max_num_seqs=64",)
+    config = config_of(*GRPO, *words, "rollout.max_completion_tokens=1024", model=SEVEN_B)
+    found = make_plan(SPECS[SEVEN_B], on(config, 16, parallel__dp_replicate=16), target_of("H100").free)
+    assert found.fits
+    assert {change.key: change.value for change in found.changes}["parallel.dp_replicate"] == 1
+    assert "memory.cpu_offload" not in [change.key for change in found.changes]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "world_size", "words", "gib"),
+    [
+        (8, None, "rollout.max_completion_tokens=65536 data.prompts_per_step=8 rollout.engine=vllm", 140.4),
+        (4, 4, "rollout.max_completion_tokens=8192 data.prompts_per_step=32", 30),
+    ],
+)
+def test_gpus_stay_divided_as_requested(gpus: int, world_size: int | None, words: str, gib: float) -> None:
+    config = on(config_of(*words.split(), model=SEVEN_B), gpus, parallel__world_size=world_size)
+    found = make_plan(SPECS[SEVEN_B], config, int(gib * GIB), gpu=H200)
+    assert found.requested.peak > found.limit
+    assert planned_dims(found.config) == planned_dims(config)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "sizes"),
+    [
+        (0, {"rollout.max_completion_tokens": 1024}, [32768, 16384, 8192, 4096, 2048]),
+        # Ranks that share a sequence take half of it each.
+        (8, {"parallel.sequence_parallel": 2, "rollout.max_completion_tokens": 7936}, [32768, 16384, 8192, 4096]),
+    ],
+)
+def test_the_next_smaller_micro_batch_is_the_next_power_of_two(
+    gpus: int, changes: dict[str, Any], sizes: list[int]
+) -> None:
+    """Half of an odd budget would skip what is nearly as large and fits."""
+    config = config_of(*GRPO, "optimizer.micro_batch_tokens=33562")
+    config = with_settings(on(config, gpus) if gpus else config, changes)
+    found = []
+    while (size := plan.smaller_micro_batch(config, workload_on(config))) is not None:
+        found.append(size)
+        config = with_settings(config, {"optimizer.micro_batch_tokens": size})
+    assert found == sizes
+
+
+@pytest.mark.parametrize(("size", "words"), [(1024, "evaluations are"), (8, "completions are")])
+def test_who_is_generated_in_more_rounds(size: int, words: str) -> None:
+    config = config_of(f"eval.num_problems={size}", "rollout.max_completion_tokens=1024", *GRPO)  # 256 completions
+    weights = SPECS[HALF_B].parameters * (18 if size > 256 else 6)
+    config = with_settings(config, {"memory.cpu_offload": None if size > 256 else "idle"})
+    limit = int(weights + (7 if size > 256 else 3.5) * GIB)
+    found = make_plan(SPECS[HALF_B], config, int(limit / (1 - constants.MARGIN)))
+    [costs] = [change.trade_off for change in found.changes if change.key == "rollout.max_num_seqs"]
+    assert costs.startswith(words)
+
+
+def test_an_engine_without_cuda_graphs_asks_for_no_room() -> None:
+    """It takes 512 sequences at a time on any GPU, so that fewer have to be asked for."""
+    spec = replace(SPECS["Qwen/Qwen2.5-1.5B"], graphs=False)
+    config = config_of("data.prompts_per_step=128", "rollout.max_completion_tokens=1024", model=spec.name)
+    roomy, tight = (make_plan(spec, config, gib * GIB) for gib in (300, 32))
+    assert roomy.config.rollout.max_num_seqs == 512
+    assert tight.requested.peak > tight.limit
+    assert tight.fits
+    assert (tight.config.rollout.max_num_seqs or 0) < 512
+
+
+LARGER = "Qwen/Qwen2.5-1.5B"
+
+
+VLLM = "rollout.engine=vllm"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "gib", "words"),
+    [
+        *((HALF_B, 24, (f"vllm.gpu_memory_gb={size}",)) for size in (0.5, 1, 1.5, 2, 5)),
+        (LARGER, 22.5, ("vllm.gpu_memory_gb=4", "rollout.max_num_seqs=64")),
+    ],
+)
+def test_little_memory_for_vllm_is_no_reason_that_nothing_fits(model: str, gib: float, words: tuple[str, ...]) -> None:
+    spec, config, memory = SPECS[model], config_of(VLLM, *words, model=model), int(gib * GIB)
+    assert make_plan(spec, config_of(VLLM, *words[1:], model=model), memory).fits
+    assert make_plan(spec, config, memory).fits
+
+
+@pytest.mark.slow
+@given(
+    st.sampled_from([HALF_B, LARGER]),
+    st.floats(0.1, 60),
+    st.sampled_from([None, False, True]),
+    st.sampled_from([None, 16, 64, 480]),
+    st.integers(6, 80),
+)
+@settings(max_examples=6, deadline=None)
+def test_what_vllm_is_given_never_decides_whether_something_fits(
+    model: str, size: float, sleep: bool | None, sequences: int | None, gib: int
+) -> None:
+    spec = SPECS[model]
+    open_ = with_settings(config_of(VLLM, model=model), {"vllm.sleep_mode": sleep, "rollout.max_num_seqs": sequences})
+    given_ = with_settings(open_, {"vllm.gpu_memory_gb": size})
+    left_out, found = (make_plan(spec, config, gib * GIB) for config in (open_, given_))
+    assert found.fits or not left_out.fits
+    if found.fits:
+        least = needed_by_vllm(spec, found.config, workload_on(found.config), sequences=1)
+        given_now = found.config.vllm.gpu_memory_gb
+        assert given_now is not None
+        assert given_now * GB + GB / 100 >= least
+
+
+def test_an_unknown_gpu_and_a_model_that_is_only_counted_are_planned_too() -> None:
+    spec = ModelSpec(
+        "m", 10**9, hidden=2048, layers=16, heads=32, kv_heads=8, head_size=64, mlp=8192, vocabulary=128_000, tied=True
+    )
+    planned = plan_for(spec, on(config_of(*GRPO), 2), TargetGpu("a GPU", 24 * GIB, None))
+    assert planned.plan.fits
+    assert (planned.speed, planned.interconnect) == (None, None)

@@ -1,0 +1,287 @@
+"""`tinyzero plan`, as it is typed: what it prints, in text and as JSON."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.configurations import call
+from tests.trainer.plan.planned import GRPO, HALF_B, PUBLISHED, SPECS, config_of
+from tinyzero_trainer.cli import plan_report
+from tinyzero_trainer.estimate.engine_memory import GB
+from tinyzero_trainer.estimate.fit import predict_within, usable
+from tinyzero_trainer.hardware.gpu import GIB, Driver, GpuInfo
+from tinyzero_trainer.plan import target_gpu as target
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "nvidia_driver", lambda: None)
+    monkeypatch.setattr(target, "visible_gpus", lambda: None)
+
+
+SEVEN_B = "Qwen/Qwen2.5-7B"
+PPO = ("--task", "countdown", "--model", HALF_B, "--recipe", "tinyzero-ppo", "rollout.engine=vllm")
+APART = (
+    "--task",
+    "countdown",
+    "--model",
+    SEVEN_B,
+    "--gpus",
+    "4",
+    "--gpu",
+    "H200",
+    "--address",
+    "10.0.0.1:6379",
+    "rollout.num_engines=1",
+    "rollout.engine=vllm",
+)
+
+
+def plan(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr, each in one line."""
+    code, out, err = call(capsys, "plan", *words)
+    return code, " ".join(out.split()), " ".join(err.split())
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    return json.loads(call(capsys, "plan", *words, "--json")[1])
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_report.stdout, "_width", 80)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*PPO, "--gpu", "RTX 4090"),
+        ("--model", SEVEN_B, "--gpu", "H200", "algorithm.advantage_estimator=gae", "algorithm.kl_coefficient=0.1"),
+        ("--model", SEVEN_B, "--gpu-memory", "8GB"),
+        (*APART, "vllm.tensor_parallel=2"),
+        ("--model", SEVEN_B, "--gpus", "16", "--gpu", "A100", "parallel.dp_replicate=2"),
+        ("--model", SEVEN_B, "--gpus", "4", "--gpu", "L40S", "rollout.num_engines=1"),
+    ],
+)
+def test_a_report_fits_eighty_columns(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "plan", *words)
+    assert max(len(line) for line in out.splitlines() if not line.startswith("tinyzero train")) <= 80
+    assert code == (1 if "8GB" in words else 0)
+    assert code == 0 or "to train with them:" not in out
+    fixes = "; take a smaller model, a GPU with more memory, or more GPUs (--gpus N)"
+    assert (fixes in " ".join(out.split())) == (code == 1)
+
+
+def test_without_a_model_it_plans_the_one_that_train_makes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--task", "countdown", "--gpu", "H200", "--json")
+    found = json.loads(call(capsys, "plan", *words)[1])
+    assert found["model"]["parameters"] == 9_926_784
+    assert found["work"]["completions"] == 128 * 16
+    smaller = json.loads(call(capsys, "plan", *words, "default_model.layers=4", "data.prompts_per_step=8")[1])
+    assert smaller["model"]["layers"] == 4
+    assert smaller["work"]["completions"] == 8 * 16
+    assert json.loads(call(capsys, "plan", *words, "--model", "tiny")[1])["model"]["parameters"] == 653_824
+
+
+def test_what_to_type_is_what_was_typed_and_what_is_proposed(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*PPO, "optimizer.micro_batch_tokens=65536", "task.numbers=[3, 4]", "--gpu", "4090")
+    out = call(capsys, "plan", *words)[1]
+    [line] = [line for line in out.splitlines() if line.startswith("tinyzero train")]
+    assert line.startswith(
+        f"tinyzero train --task countdown --model {HALF_B} --recipe tinyzero-ppo rollout.engine=vllm"
+    )
+    assert "'task.numbers=[3, 4]'" in line
+    assert line.count("optimizer.micro_batch_tokens=") == 1
+    assert "micro_batch_tokens=65536" not in line
+    assert " vllm.gpu_memory_gb=" in line
+    assert " vllm.sleep_mode=true" in line
+
+
+@pytest.mark.slow
+def test_what_others_hold_of_the_gpu_that_is_here_is_planned_around(
+    capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+
+    def planned(taken: int, *more: str) -> tuple[int, str]:
+        gpu = GpuInfo(0, "NVIDIA GeForce RTX 4090", (8, 9), 24 * GIB, used=taken, uuid="a")
+        monkeypatch.setattr(target, "nvidia_driver", lambda: Driver(gpus=(gpu,)))
+        monkeypatch.setattr(target, "visible_gpus", lambda: (gpu,))
+        return call(capsys, "plan", "--task", "countdown", "--model", HALF_B, *more)[:2]
+
+    monkeypatch.setattr(plan_report.stdout, "_width", 80)
+    line = "NVIDIA GeForce RTX 4090: 24.0 GiB, 9.0 GiB of it in use by other processes"
+    code, out = planned(9 * GIB)
+    assert (code, line in out.splitlines()) == (0, True)
+    assert ", of 15.0 GiB; " in out
+    assert max(len(line) for line in out.splitlines() if not line.startswith("tinyzero train")) <= 80
+    assert "other processes" not in planned(2**20)[1]
+    assert planned(23 * GIB)[0] == 1
+    found = json.loads(planned(9 * GIB, "--json")[1])
+    assert found["gpu"]["in_use"] == 9 * GIB
+    assert found["gpu"]["usable"] == usable(15 * GIB) >= found["proposed"]["peak"]
+
+
+def test_each_type_of_gpu_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = plan(capsys, *APART, "vllm.tensor_parallel=2", "optimizer.micro_batch_tokens=65536")
+    assert code == 0
+    assert "4 GPUs: 2 ranks and 1 engine on 2 GPUs each of 2 rank GPUs:" in out
+    assert "each of 2 engine GPUs:" in out
+    assert "assumes that NVLink reaches 350 of its 450 GB/s each way" in out
+    assert "--gpus 4 --address 10.0.0.1:6379 rollout.num_engines=1 rollout.engine=vllm vllm.tensor_parallel=2" in out
+    colocated = plan(capsys, "--model", SEVEN_B, "--gpus", "16", "--gpu", "H200")[1]
+    assert "16 GPUs: 16 ranks with an engine on each" in colocated
+    assert "tokens/s" not in colocated  # no times are predicted over several nodes
+    assert "engine GPU" not in colocated
+
+
+@pytest.mark.usefixtures("narrow")
+def test_the_page_has_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "plan.md").read_text()
+    *_, example = page.partition("    tinyzero plan --task countdown --model Qwen/Qwen2.5-7B --gpus")
+    typed, printed = example.split("\n\n", 1)
+    words = typed.replace("\\\n", " ").split()
+    out = call(capsys, "plan", "--task", "countdown", "--model", SEVEN_B, "--gpus", *words)[1]
+    lines = [line.rstrip() for line in out.split("the requested settings fit")[0].splitlines()]
+    assert "\n".join(f"    {line}".rstrip() for line in lines).strip() in printed
+
+
+def test_json_holds_all_that_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(call(capsys, "plan", *PPO, "--gpu", "RTX 4090", "--json")[1])
+    assert found["model"]["parameters"] == PUBLISHED[HALF_B]
+    assert found["gpu"] == {"name": "RTX 4090", "memory": 24 * GIB, "in_use": 0, "usable": usable(24 * GIB)}
+    names = [phase["phase"] for phase in found["proposed"]["phases"]]
+    assert names == ["gen", "old_log_prob", "ref", "values", "update_critic", "update_actor", "update_weights"]
+    assert max(phase["total"] for phase in found["proposed"]["phases"]) == found["proposed"]["peak"]
+    assert found["speed"]["step"] == pytest.approx(sum(found["speed"]["seconds"].values()))
+    assert {change["key"] for change in found["changes"]} == {word.split("=")[0] for word in found["overrides"].split()}
+
+
+def test_json_has_each_type_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, *APART)
+    assert [(one["gpu"], one["count"]) for one in found["gpus"]] == [("rank", 3), ("engine", 1)]
+    assert found["proposed"]["peak"] == max(one["peak"] for one in found["gpus"])
+    assert found["interconnect"] == {"kind": "NVLink", "rated": 450e9, "reached": 350e9}
+    assert found["speed"]["tokens_per_s_and_gpu"] == pytest.approx(found["speed"]["tokens_per_s"] / 4)
+    assert as_json(capsys, "--model", SEVEN_B, "--gpu", "H200")["interconnect"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+@pytest.mark.parametrize(
+    ("recipe", "words"), [("tinyzero-grpo", GRPO), ("tinyzero-ppo", ("data.prompts_per_step=256",))]
+)
+def test_the_run_that_ended_without_memory_fits_a_gpu_of_24_gb(
+    recipe: str, words: tuple[str, ...], engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (*words, f"rollout.engine={engine}")
+    arguments = ["--task", "countdown", "--model", HALF_B, "--recipe", recipe, *words]
+    code, out, _ = call(capsys, "plan", *arguments, "--gpu-memory", "24GB", "--prompt-tokens", "256", "--json")
+    found = json.loads(out)
+    assert (code, found["fits"]) == (0, True)
+    assert found["requested"]["peak"] > 24e9
+    assert found["proposed"]["peak"] <= 23.5 * GIB
+    assert (found["work"]["completions"], found["work"]["completion"]) == (256, 1024)
+    # The words are taken by train, and mean what was planned.
+    proposed = config_of(*words, *found["overrides"].split(), recipe=recipe)
+    assert predict_within(SPECS[HALF_B], proposed, usable(24 * 10**9), 256).peak == found["proposed"]["peak"]
+    assert "lora.rank" not in found["overrides"]
+    assert "memory.cpu_offload=always" not in found["overrides"]
+
+
+LARGER = "Qwen/Qwen2.5-1.5B"
+
+
+VLLM = "rollout.engine=vllm"
+
+
+GEMMA = {
+    "model_type": "gemma3_text",
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "vocab_size": 262_144,
+}
+
+
+def test_the_plan_says_that_vllm_has_no_room_for_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", "--gpu", "A100", "--model", LARGER, VLLM)
+    code, out, _ = call(capsys, *words, "vllm.gpu_memory_gb=1")
+    out = " ".join(out.split())
+    assert "vllm.gpu_memory_gb=1 is too small: weights, workspaces and one sequence are predicted to take " in out
+    assert "the requested settings fit" not in out
+    [line] = [line for line in out.split("to train with them: ") if line.startswith("tinyzero train")]
+    assert line.count("vllm.gpu_memory_gb=") == 1
+    assert code == 0
+    assert "micro_batch_tokens" not in line  # nothing else is amiss
+    again = [word for word in line.split() if word.startswith("vllm.")]
+    out = call(capsys, *words, *again)[1]
+    assert "too small" not in out
+    found = json.loads(call(capsys, *words, "vllm.gpu_memory_gb=1", "--json")[1])
+    assert 3.1 * GB < found["vllm_needs"] < 10 * GB
+    assert json.loads(call(capsys, *words, *again, "--json")[1])["vllm_needs"] == 0
+
+
+@pytest.mark.slow
+def test_without_cuda_graphs_it_recommends_vllm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA))
+    words = ("--model", str(tmp_path), "--gpu", "H200", *GRPO)
+    assert "rollout.engine=torch has no CUDA graphs for this architecture" in plan(capsys, *words)[1]
+    assert "CUDA graphs" not in plan(capsys, *words, "rollout.engine=vllm")[1]
+    assert "CUDA graphs" not in plan(capsys, "--model", HALF_B, "--gpu", "H200")[1]
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "this machine has no NVIDIA GPU to plan for"),
+        ("--gpu GTX1080", "--gpu 'GTX1080' is not known"),
+        ("--gpu-memory much", "--gpu-memory 'much' is not a size"),
+        (f"--gpu-memory {'9' * 500}", "expected at most 100000GB"),
+        ("--gpu-memory 100001GB", "expected at most 100000GB"),
+        ("--gpu-memory 24GB optimizer.micro_batch_token=3", "optimizer.micro_batch_tokens"),
+        ("--gpu-memory 24GB vllm.sleep_mode=true", "has no effect"),
+        ("--gpu-memory 24GB rollout.num_engines=1", "has no such setting"),
+        ("--gpu-memory 24GB --model ./nowhere", "there is no directory ./nowhere"),
+        ("--gpu-memory 24GB --recipe grpoo", "no recipe 'grpoo'"),
+        ("run.device=cpu", "run.device=cpu uses no GPU, and a plan is for GPUs; leave it out"),
+        ("--gpu H200 --gpus 0", "a run on Ray with ray.gpus=0 uses no GPU, and a plan is for GPUs; give --gpus N"),
+        ("run.executor=ray", "a run on Ray with ray.gpus=0 uses no GPU, and a plan is for GPUs; give --gpus N"),
+        ("run.executor=ray ray.gpus=2 run.device=cpu", "run.device=cpu, but each process has one of ray.gpus=2"),
+        ("--gpu H200 --gpus 2 rollout.num_engines=2", "leave no GPU of ray.gpus=2 to train on"),
+        ("--gpu H200 --gpus 4 parallel.dp_replicate=3", "parallel.dp_replicate=3 does not divide the 4 ranks"),
+        ("--gpu H200 --gpus 8 parallel.sequence_parallel=8", "does not divide the model's 14 attention heads"),
+        (
+            "--gpu H200 rollout.engine=vllm vllm.tensor_parallel=2",
+            "takes 2 GPUs, and the plan is for one; give",
+        ),
+    ],
+)
+def test_wrong_use_is_refused_in_one_line(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "plan", "--model", HALF_B, *words.split())
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert len(err) < 420
+
+
+@pytest.mark.slow
+def test_a_local_model_is_planned_without_torch(toy_model_path: Path) -> None:
+    code = (
+        "import sys; from tinyzero_sdk.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print(*sys.modules, file=sys.stderr)"
+    )
+    words = ["plan", "--model", str(toy_model_path), "--gpu-memory", "8GB", "rollout.engine=vllm"]
+    words += ["rollout.max_completion_tokens=32", "--prompt-tokens", "32"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert "GiB in phase" in done.stdout
+    assert not {"torch", "transformers", "numpy", "pyarrow"} & set(done.stderr.split())
