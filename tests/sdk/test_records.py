@@ -35,9 +35,6 @@ def test_defaults_of_score_and_completion():
     score = Score(1.0, True)
     assert (score.reason, score.answer, score.masked) == ("ok", None, False)
     assert Completion("x") == Completion("x", token_count=None, finished=True)
-
-
-def test_reasons_match_their_type():
     assert get_args(Reason) == REASONS
 
 

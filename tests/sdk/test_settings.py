@@ -1,4 +1,4 @@
-"""Settings: words and TOML into dataclasses, and what each mistake says."""
+"""Settings: overrides and TOML into dataclasses, and the message of each mistake."""
 
 import dataclasses
 import json
@@ -61,7 +61,7 @@ TREES = st.recursive(
 
 
 @given(st.integers() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.lists(st.integers()))
-def test_a_words_value_is_toml(value):
+def test_the_value_of_an_override_is_toml(value):
     assert parse_overrides([f"a.b={json.dumps(value)}"]) == {"a": {"b": value}}
 
 
@@ -97,7 +97,7 @@ def test_other_values_are_text(text, value):
         (["a=1", "a.b=2"], "'a.b' is set below 'a', which already has a value"),
     ],
 )
-def test_impossible_words(words, message):
+def test_impossible_overrides(words, message):
     with pytest.raises(SettingsError, match=message.replace(".", r"\.")):
         parse_overrides(words)
 
@@ -106,6 +106,7 @@ def test_impossible_words(words, message):
 def test_merge_puts_one_tree_on_another(base, over):
     before = json.dumps(base)
     merged = merge(base, over)
+    assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 9}}) == {"a": {"b": 9, "c": 2}, "d": 3}
     assert merge(base, {}) == base
     assert merge({}, over) == over
     assert merge(merged, over) == merged
@@ -122,10 +123,6 @@ def test_a_tree_is_the_sum_of_its_leaves(tree):
     assert get(tree, "a.b.d") is None
 
 
-def test_merge_keeps_what_is_not_set():
-    assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 9}}) == {"a": {"b": 9, "c": 2}, "d": 3}
-
-
 @given(
     st.builds(
         Outer,
@@ -136,7 +133,7 @@ def test_merge_keeps_what_is_not_set():
         inner=st.builds(Inner, rate=st.floats(1e-9, 1e9), names=st.lists(st.text()).map(tuple)),
     )
 )
-def test_settings_survive_the_way_through_a_mapping(settings):
+def test_settings_survive_a_mapping(settings):
     assert build(Outer, to_mapping(settings)) == settings
 
 
@@ -174,7 +171,7 @@ def test_what_means_the_same_is_taken():
         ({"inner": {"rate": True}}, "task.inner.rate: got True; input should be a valid number"),
     ],
 )
-def test_each_mistake_names_the_key_and_the_cure(values, message):
+def test_each_mistake_names_the_key_and_the_fix(values, message):
     with pytest.raises(SettingsError) as caught:
         build(Outer, values, prefix="task.")
     assert str(caught.value).startswith(message)
@@ -210,11 +207,5 @@ def test_description_lists_every_leaf_with_its_help():
     assert fields["task.size"].help == "How many."
     assert fields["task.mode"].help == ""
     assert fields["task.inner.rate"].help == "How fast; above zero."
-
-
-def test_a_field_without_default_is_marked_so():
     assert next(iter(describe(Completion))).default is dataclasses.MISSING
-
-
-def test_class_without_source_has_no_help():
-    assert field_docs(dataclasses.make_dataclass("Made", [("size", int, 1)])) == {}
+    assert field_docs(dataclasses.make_dataclass("Made", [("size", int, 1)])) == {}  # a class without source

@@ -1,4 +1,4 @@
-"""`tinyzero score`, as it is typed."""
+"""`tinyzero score` and `rescore`, as they are typed."""
 
 import json
 
@@ -7,6 +7,11 @@ import pytest
 pytestmark = pytest.mark.usefixtures("scored_here")
 
 GOOD = {"completion": "<answer>1</answer>", "ground_truth": 1}
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 @pytest.mark.usefixtures("real_workers")
@@ -29,6 +34,11 @@ def test_bad_rows_are_reported_with_their_lines_and_end_with_one(run, write_task
     assert lines[1].startswith(f"{tmp_path / 'in.jsonl'}:4: no completion")
     assert "2 bad rows not scored" in out
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
+    (tmp_path / "in.jsonl").write_text('{"completion": 1}\n')
+    code, out, _ = run(*words)
+    assert code == 1
+    assert f"no row of {tmp_path / 'in.jsonl'} can be scored" in out
+    assert "1 bad row not scored" in out
 
 
 @pytest.mark.usefixtures("real_workers")
@@ -56,32 +66,20 @@ def test_limits_are_taken(run, write_task, tmp_path):
     assert out.splitlines()[-1].split()[:3] == ["timeout", "1", "100.0%"]
 
 
-@pytest.mark.parametrize("limit", ["--memory-limit", "--timeout"])
-def test_limit_that_is_none_is_one_line(run, write_task, tmp_path, limit):
-    (tmp_path / "in.jsonl").write_text(json.dumps(GOOD))
-    code, _, err = run("score", tmp_path / "in.jsonl", "-t", write_task(), "-o", tmp_path / "o.jsonl", limit, "inf")
-    assert code == 2
-    assert "expected finite numbers above 0" in err
-    assert len(err.splitlines()) == 1
-
-
 def several(path):
     """Outputs with several completions of a prompt, difficulties and lengths."""
-    rows = [
-        {
-            "completion": f"<answer>{answer}</answer>",
-            "ground_truth": 1,
-            "tokens": 10 * answer,
-            "extra_info": {"key": key, "difficulty": 3},
-        }
-        for key, answers in {"a": [1, 1, 2, 2], "b": [2, 2, 2, 1]}.items()
-        for answer in answers
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_rows(
+        path,
+        [
+            {"completion": f"<answer>{answer}</answer>", "ground_truth": 1, "tokens": 10 * answer}
+            | {"extra_info": {"key": key, "difficulty": 3}}
+            for key, answers in {"a": [1, 1, 2, 2], "b": [2, 2, 2, 1]}.items()
+            for answer in answers
+        ],
+    )
 
 
-def test_summary_tells_of_prompts_difficulty_and_tokens(run, write_task, tmp_path):
+def test_summary_has_prompts_difficulty_and_tokens(run, write_task, tmp_path):
     words = ["score", several(tmp_path / "in.jsonl"), "-t", write_task(), "-o", tmp_path / "out.jsonl"]
     code, out, _ = run(*words)
     assert code == 0
@@ -100,7 +98,7 @@ def test_summary_tells_of_prompts_difficulty_and_tokens(run, write_task, tmp_pat
     assert "no row at the start of the file has 'nothing'" in err
 
 
-def test_rescore_tells_what_flipped(run, write_task, tmp_path):
+def test_rescore_shows_what_flipped(run, write_task, tmp_path):
     scored = tmp_path / "scored.parquet"
     run("score", several(tmp_path / "in.jsonl"), "-t", write_task(), "-o", scored)
     code, out, _ = run("rescore", scored, "-t", write_task())
@@ -144,16 +142,18 @@ def options():
 WANTED = "@hookimpl\ndef score(answer, options):\n    return float(answer == str(options.wanted))\n"
 
 
-def test_rescore_tells_which_options_differ_and_how_many_rows_it_compared(run, write_task, tmp_path):
+def test_rescore_shows_which_options_differ_and_how_many_rows_it_compared(run, write_task, tmp_path):
     task = write_task(extra=TUNABLE, score=WANTED)
     run("score", several(tmp_path / "in.jsonl"), "-t", task, "-o", tmp_path / "scored.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "scored.jsonl").read_text().splitlines()]
     for row in rows[4:]:
         del row["correct"]
-    (tmp_path / "scored.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "scored.jsonl", rows)
     words = ["rescore", tmp_path / "scored.jsonl", "-t", task, "--allow-version-mismatch", "task.wanted=2"]
-    code, out, _ = run(*words)
+    code, out, _ = run(*words, f"task.colour={'long ' * 30}")
     assert code == 1
+    assert "colour" in out
+    code, out, _ = run(*words)
     before, now = out.splitlines()[1].split(" · ")
     assert before.startswith("before: say ")
     assert before.endswith('with {"wanted": 1}')
@@ -162,41 +162,24 @@ def test_rescore_tells_which_options_differ_and_how_many_rows_it_compared(run, w
     assert "4 of these rows compared" in out
     assert "accuracy 50.0% before, 50.0% now" in out
     code, out, _ = run(*words, "--json")
-    told = json.loads(out)
-    assert [told[name] for name in ("rows", "compared", "old_accuracy", "new_accuracy")] == [8, 4, 0.5, 0.5]
-    assert told["new"]["accuracy"] == 0.625
-
-
-def test_file_of_bad_rows_only_is_reported_plainly(run, write_task, tmp_path):
-    (tmp_path / "in.jsonl").write_text('{"completion": 1}\n')
-    code, out, _ = run("score", tmp_path / "in.jsonl", "-t", write_task(), "-o", tmp_path / "out.jsonl")
-    assert code == 1
-    assert f"no row of {tmp_path / 'in.jsonl'} can be scored" in out
-    assert "1 bad row not scored" in out
+    report = json.loads(out)
+    assert [report[name] for name in ("rows", "compared", "old_accuracy", "new_accuracy")] == [8, 4, 0.5, 0.5]
+    assert report["new"]["accuracy"] == 0.625
 
 
 def test_ground_truths_of_another_form_are_reported_with_their_column(run, write_task, tmp_path):
     task = write_task(score="@hookimpl\ndef score(answer, ground_truth):\n    return ground_truth['target']\n")
     rows = [{"completion": "none", "ground_truth": "1"}, GOOD | {"ground_truth": "seven"}]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "in.jsonl", rows)
     code, _, err = run("score", tmp_path / "in.jsonl", "-t", task, "-o", tmp_path / "out.jsonl")
     assert code == 1
     assert "ground_truth of row 2 is 'seven'" in err
     assert "TypeError" in err
     assert "Traceback" not in err
-    (tmp_path / "in.jsonl").write_text(
-        json.dumps({"completion": GOOD["completion"], "reward_model": {"ground_truth": 2}})
-    )
+    row = {"completion": GOOD["completion"], "reward_model": {"ground_truth": 2}}
+    (tmp_path / "in.jsonl").write_text(json.dumps(row))
     _, _, err = run("score", tmp_path / "in.jsonl", "-t", task, "-o", tmp_path / "out.jsonl")
     assert "reward_model.ground_truth of row 1 is 2" in err
-
-
-def test_options_are_reported_in_80_columns(run, write_task, tmp_path):
-    (tmp_path / "in.jsonl").write_text(json.dumps(GOOD))
-    words = [f"task.colour={'long ' * 30}"]
-    task = write_task(extra=TUNABLE, score=WANTED)
-    _, out, _ = run("score", tmp_path / "in.jsonl", "-t", task, "-o", tmp_path / "out.jsonl", *words)
-    assert max(map(len, out.splitlines()[1:])) <= 80
 
 
 def test_what_is_odd_in_the_grouping_is_reported(run, write_task, tmp_path):
@@ -221,8 +204,7 @@ def with_lengths(path, **columns):
     for count, finished in LENGTHS.values():
         values = {"count": count, "list": [1] * count, "end": finished}
         rows.append(GOOD | {name: values[kind] for name, kind in columns.items()})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_rows(path, rows)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The split guard and the builder: the same problems for any block size and number of workers."""
+"""Splits and the builder of data sets: the same problems for any block size and number of workers."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -11,7 +11,7 @@ from tinyzero_sdk import Item, load_task
 from tinyzero_sdk.data.build import write_dataset
 from tinyzero_sdk.data.files import read_rows
 from tinyzero_sdk.data.rows import row_to_item
-from tinyzero_sdk.errors import BrokenTaskError, DataError, ExhaustedError, SettingsError
+from tinyzero_sdk.errors import DataError, ExhaustedError, SettingsError, TinyZeroError
 from tinyzero_sdk.seeds import split_of_key
 from tinyzero_sdk.tasks.splits import iterate_split
 
@@ -114,42 +114,37 @@ def problems(task, split, **arguments):
 
 @given(
     keys=st.lists(st.integers(0, 40), max_size=200),
-    share=st.sampled_from([1 / 16, 0.5]),
+    fraction=st.sampled_from([1 / 16, 0.5]),
     block=st.integers(1, 300),
     split=st.sampled_from(["train", "test"]),
 )
-def test_split_is_the_candidates_in_order_without_repeats_whatever_the_block(keys, share, block, split):
-    expected = [key for key in dict.fromkeys(keys) if split_of_key(str(key), share) == split]
-    found, error = problems(Numbers(keys), split, test_fraction=share, block=block)
+def test_split_is_the_candidates_in_order_without_repeats_whatever_the_block(keys, fraction, block, split):
+    expected = [key for key in dict.fromkeys(keys) if split_of_key(str(key), fraction) == split]
+    found, error = problems(Numbers(keys), split, test_fraction=fraction, block=block)
     assert found == expected
     assert f"only {len(expected)} different" in error
 
 
 @settings(max_examples=25)
 @given(keys=st.lists(st.integers(), min_size=1, max_size=30), block=st.integers(1, 5000))
-def test_endless_task_with_few_problems_is_found_out_at_the_same_candidate(keys, block):
+def test_endless_task_with_few_problems_ends_at_the_same_candidate(keys, block):
     small, big = (problems(Numbers(keys, endless=True), "train", block=size) for size in (block, 4096))
     assert small[0] == big[0] == [key for key in dict.fromkeys(keys) if split_of_key(str(key)) == "train"]
 
 
-def test_exhausted_task_says_how_many_there_are_and_were_asked_for():
+def test_exhausted_task_says_how_many_problems_it_has_and_what_to_type():
     task = Numbers(list(range(100)), endless=True)
     there = len(problems(task, "train")[0])
-    with pytest.raises(
-        DataError, match=rf"task numbers has only {there} different train problems, 1,000 were requested"
-    ):
+    with pytest.raises(DataError, match=rf"numbers has only {there} different train problems, 1,000 were requested"):
         list(iterate_split(task, "train", size=1000))
     assert len(list(iterate_split(task, "train", size=there))) == there
-
-
-def test_exhausted_task_says_what_to_type():
     with pytest.raises(ExhaustedError, match=r"--size 100, or --size all\).*change the test fraction"):
         list(iterate_split(Numbers(list(range(107)), endless=True), "train", size=1000))
     with pytest.raises(ExhaustedError, match=r"100 different test .*--test-size 100, or --test-size all\)$"):
         list(iterate_split(Numbers(list(range(100)), has_own_splits=True), "test", size=1000))
 
 
-def test_own_splits_are_kept_and_a_share_for_them_is_refused():
+def test_own_splits_are_kept_and_a_test_fraction_is_refused():
     task = Numbers(list(range(100)), has_own_splits=True)
     for split in ("train", "test"):
         assert problems(task, split)[0] == task.keys
@@ -157,10 +152,10 @@ def test_own_splits_are_kept_and_a_share_for_them_is_refused():
         iterate_split(task, "train", test_fraction=0.5)
 
 
-@pytest.mark.parametrize("share", [0, 1, -0.1, float("nan")])
-def test_share_that_leaves_a_split_empty_is_refused(share):
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, float("nan")])
+def test_test_fraction_that_leaves_a_split_empty_is_refused(fraction):
     with pytest.raises(SettingsError, match="between 0 and 1"):
-        iterate_split(Numbers([1]), "train", test_fraction=share)
+        iterate_split(Numbers([1]), "train", test_fraction=fraction)
 
 
 def build(task, output, workers=1, **arguments):
@@ -218,7 +213,7 @@ def test_ground_truths_of_several_shapes_need_json_lines(task_file, tmp_path):
     assert {tuple(truth) for truth in truths} == {("n",), ("m",)}
 
 
-def test_existing_files_are_kept_unless_told_otherwise(task_file, tmp_path):
+def test_existing_files_are_kept_unless_overwrite(task_file, tmp_path):
     task = load_task(task_file)
     (tmp_path / "test.parquet").write_text("mine")
     with pytest.raises(DataError, match=r"test\.parquet already exists"):
@@ -227,28 +222,19 @@ def test_existing_files_are_kept_unless_told_otherwise(task_file, tmp_path):
     assert build(task, tmp_path, overwrite=True)["test.parquet"] != b"mine"
 
 
+RAISED = r"generate_dataset raised RuntimeError: no more ideas \(.*halves\.py:\d+\)"
+
+
 @pytest.mark.parametrize(
-    ("fault", "workers", "message"),
+    ("options", "workers", "message"),
     [
-        ("raise", 1, r"generate_dataset raised RuntimeError: no more ideas \(.*halves\.py:\d+\)"),
-        pytest.param(
-            "raise",
-            2,
-            r"generate_dataset raised RuntimeError: no more ideas \(.*halves\.py:\d+\)",
-            marks=pytest.mark.slow,
-        ),
-        ("exit", 2, "died while task 'halves'"),
+        ({"fault": "raise"}, 1, RAISED),
+        pytest.param({"fault": "raise"}, 2, RAISED, marks=pytest.mark.slow),
+        pytest.param({"fault": "exit"}, 2, "died while task 'halves'", marks=pytest.mark.slow),
+        ({"keys": 1000}, 1, "different train problems, 1,500 were requested"),
     ],
 )
-def test_task_that_fails_leaves_no_file(task_file, tmp_path, fault, workers, message):
-    task = load_task(task_file, options={"fault": fault})
-    with pytest.raises(BrokenTaskError, match=message):
-        build(task, tmp_path, workers)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_too_small_a_task_leaves_no_file(task_file, tmp_path):
-    task = load_task(task_file, options={"keys": 1000})
-    with pytest.raises(DataError, match="different train problems, 1,500 were requested"):
-        build(task, tmp_path)
+def test_task_that_fails_or_is_too_small_leaves_no_file(task_file, tmp_path, options, workers, message):
+    with pytest.raises(TinyZeroError, match=message):
+        build(load_task(task_file, options=options), tmp_path, workers)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The wire format: our rows and those of TinyZero, there and back without loss."""
+"""The row format: our rows and those of TinyZero, written and read without loss."""
 
 from types import SimpleNamespace
 
@@ -131,15 +131,16 @@ def test_ground_truth_is_found(row, expected):
     assert ground_truth_of(row) == expected
 
 
-@pytest.mark.parametrize("row", [{}, {"ground_truth": None}, {"reward_model": {}}, {"reward_model": "rule"}])
-def test_missing_ground_truth_is_reported(row):
-    with pytest.raises(DataError, match="no ground truth"):
-        ground_truth_of(row)
-
-
-def test_completion_must_be_text():
+@pytest.mark.parametrize(
+    ("read", "row", "problem"),
+    [
+        *((ground_truth_of, row, "no ground truth") for row in ({}, {"ground_truth": None}, {"reward_model": {}})),
+        (ground_truth_of, {"reward_model": "rule"}, "no ground truth"),
+        (completion_of, {"completion": None}, "no completion"),
+        (completion_of, {"completion": ["a"]}, "of type list"),
+    ],
+)
+def test_missing_ground_truth_or_completion_is_reported(read, row, problem):
+    with pytest.raises(DataError, match=problem):
+        read(row)
     assert completion_of({"completion": ""}) == Completion("")
-    with pytest.raises(DataError, match="no completion"):
-        completion_of({"completion": None})
-    with pytest.raises(DataError, match="of type list"):
-        completion_of({"completion": ["a"]})

@@ -1,11 +1,11 @@
-"""What extensions bring along: families of tasks, and score wrappers."""
+"""What plugins add: families of tasks, large ones too, and score wrappers."""
 
 import json
 
 import pytest
 
 from tinyzero_sdk import load_task
-from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TaskClashError, TaskNotFoundError
+from tinyzero_sdk.errors import BrokenTaskError, TaskClashError, TaskNotFoundError
 from tinyzero_sdk.plugins.registry import load_plugins
 
 FAMILY = """
@@ -57,11 +57,11 @@ def test_two_families_with_one_name_clash(family, install):
         ("", ["tinyzero-sdk>=99"]),
     ],
 )
-def test_broken_extension_does_not_break_the_others(family, install, code, requires):
+def test_broken_plugin_does_not_break_the_others(family, install, code, requires):
     code = f"from tinyzero_sdk import hookimpl\n{code}"
     install("tz-aaa", modules={"aaa_module": code}, plugins={"aaa": "aaa_module"}, requires=requires)
     assert load_task("family/say").name == "family/say"
-    [broken] = [extension for extension in load_plugins() if extension.name == "aaa"]
+    [broken] = [plugin for plugin in load_plugins() if plugin.name == "aaa"]
     assert broken.error
 
 
@@ -90,13 +90,70 @@ def test_hook_score_wrappers(install, write_task):
     assert load_task(path, wrappers=["double", "add"]).score_completion("<answer>3</answer>", 3).value == 12
 
 
-def test_unknown_wrapper(write_task):
-    with pytest.raises(SettingsError, match="no score wrapper 'trase'; did you mean 'trace'"):
-        load_task(write_task(), wrappers=["trase"])
-
-
 def test_trace_shows_each_score_on_stderr(write_task, capsys):
     load_task(write_task(), wrappers=["trace"]).score_completion("<answer>\ud800</answer>", 3)
     line = json.loads(capsys.readouterr().err)
     assert line["answer"] == "\ud800"
     assert (line["value"], line["reason"], line["ground_truth"]) == (0.0, "wrong", 3)
+
+
+LARGE_FAMILY = """
+from tinyzero_sdk import hookimpl
+from tinyzero_sdk.errors import TaskNotFoundError
+loaded = []
+@hookimpl
+def task_names():
+    return [f"big/{number}" for number in range(12)]
+@hookimpl
+def load_family_task(name):
+    loaded.append(name)
+    if name == "big/7":
+        raise TaskNotFoundError("big/7 is not supported: it is too big")
+    import big_hooks, big_unsafe
+    return big_unsafe if name == "big/3" else big_hooks
+"""
+UNSAFE = "@hookimpl\ndef info(): return TaskInfo('Say it.', unsafe_scorer='it evaluates it')"
+
+
+@pytest.fixture
+def large_family(install, task_source):
+    modules = {"big_family": LARGE_FAMILY, "big_hooks": task_source(), "big_unsafe": task_source(extra=UNSAFE)}
+    install("tz-big", modules=modules, plugins={"big": "big_family"})
+
+
+@pytest.mark.usefixtures("large_family")
+def test_a_large_family_is_one_line_and_is_not_loaded(run, monkeypatch):
+    import big_family
+
+    monkeypatch.setenv("COLUMNS", "160")
+    out = run("tasks")[1]
+    assert "big/…" in out
+    assert "12 tasks; to list them: tinyzero tasks big" in out
+    assert "big/3" not in out
+    assert big_family.loaded == []
+    names = [row["name"] for row in json.loads(run("tasks", "--json")[1])]
+    assert [name for name in names if name.startswith("big/")] == sorted(f"big/{number}" for number in range(12))
+
+
+@pytest.mark.usefixtures("large_family")
+def test_the_list_of_a_family_describes_each_task(run):
+    rows = {row["name"]: row for row in json.loads(run("tasks", "big", "--json")[1])}
+    assert len(rows) == 12
+    assert rows["big/3"]["unsafe_scorer"] == "it evaluates it"
+    assert rows["big/4"]["unsafe_scorer"] == ""
+    assert rows["big/7"]["unsupported"] == "big/7 is not supported: it is too big"
+    out = run("tasks", "big")[1]
+    assert "unsafe scorer: Say it." in out
+    assert "12 from tz-big" in out
+
+
+@pytest.mark.usefixtures("large_family")
+def test_the_family_says_why_a_task_is_not_supported():
+    with pytest.raises(TaskNotFoundError, match=r"^big/7 is not supported: it is too big$"):
+        load_task("big/7")
+
+
+@pytest.mark.usefixtures("large_family")
+def test_the_message_for_an_unknown_task_is_short():
+    with pytest.raises(TaskNotFoundError, match=r"did you mean big/9.*installed: big/… \(12 tasks\)"):
+        load_task("big/99")

@@ -63,14 +63,14 @@ def test_each_task_answers_for_itself(install, task_source):
     assert say.score_completion("<answer>3</answer>", 3).correct
 
 
-def test_unknown_name_tells_the_nearest_and_what_to_do(install):
+def test_unknown_name_gets_the_nearest_and_what_to_do(install):
     install("tz-say", tasks={"say_number": "m"})
     with pytest.raises(TaskNotFoundError, match="did you mean say_number") as caught:
         load_task("say_numbr")
     assert "./my_task.py" in str(caught.value)
 
 
-def test_two_distributions_with_one_name_clash_only_when_it_is_asked_for(install, task_source):
+def test_two_distributions_with_one_name_clash_only_when_it_is_loaded(install, task_source):
     install("tz-one", modules={"one_module": task_source()}, tasks={"same": "one_module", "other": "one_module"})
     install("tz-two", version="3.0", modules={"two_module": task_source()}, tasks={"same": "two_module"})
     assert load_task("other").name == "other"
@@ -86,14 +86,8 @@ BROKEN = {
     "missing hooks": ({"score": None, "difficulty": None}, "lacks the hooks score, difficulty"),
     "misspelt hook": ({"extra": "@hookimpl\ndef solv(item): return ''"}, "no hook has that name; did you mean solve?"),
     "unlike any hook": ({"extra": "@hookimpl\ndef xyzzy(): return ''"}, "the hooks are generate_dataset, "),
-    "no hookimpl": (
-        {"score": "def score(answer, ground_truth): return 1.0"},
-        "score has the name of a hook but lacks @hookimpl",
-    ),
-    "optional without hookimpl": (
-        {"extra": "def solve(item): return ''"},
-        "solve has the name of a hook but lacks @hookimpl",
-    ),
+    "no hookimpl": ({"score": "def score(answer): return 1.0"}, "score has the name of a hook but lacks @hookimpl"),
+    "optional without hookimpl": ({"extra": "def solve(item): return ''"}, "solve has the name of a hook but lacks"),
     "argument with default": (
         {"score": "@hookimpl\ndef score(answer, ground_truth, options=None): return 1.0"},
         "score gives options a default",
@@ -114,11 +108,11 @@ BROKEN = {
     "info raises": ({"extra": "@hookimpl\ndef info(): return 1 / 0"}, "ZeroDivisionError"),
     "info of another type": ({"extra": "@hookimpl\ndef info(): return 'hello'"}, "expected a TaskInfo"),
     "endless range": (
-        {"extra": "@hookimpl\ndef info(): return TaskInfo(score_range=(0.0, float('inf')))"},
+        {"extra": "@hookimpl\ndef info(): return TaskInfo(score_range=(0, float('inf')))"},
         "finite bounds around 0",
     ),
     "range without 0": (
-        {"extra": "@hookimpl\ndef info(): return TaskInfo(score_range=(1.0, 2.0))"},
+        {"extra": "@hookimpl\ndef info(): return TaskInfo(score_range=(1, 2))"},
         "finite bounds around 0",
     ),
 }
@@ -192,9 +186,6 @@ def score(answer, ground_truth, options): return options.scale * (answer == str(
         load_task(path, options={"scal": 1})
     with pytest.raises(SettingsError, match=r"task.scale: got 'much'"):
         load_task(path, options={"scale": "much"})
-
-
-def test_task_without_options_refuses_them(write_task):
     with pytest.raises(SettingsError, match="'say' has no options, got size"):
         load_task(write_task(), options={"size": 1})
 

@@ -1,8 +1,7 @@
-"""The guards: which scores they let through and refuse, and what a scorer may do without harm."""
+"""The score guard: which scores it accepts and refuses, and what a scorer may do without harm."""
 
 import math
 import pickle
-import time
 from decimal import Decimal
 from fractions import Fraction
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.relative_time import relative_time
 from tinyzero_sdk import Completion, Score, load_task
 from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.records import REASONS
@@ -67,35 +67,11 @@ class Unshowable:
 @pytest.mark.parametrize(
     "returned",
     [
-        None,
-        "1.0",
-        True,
-        np.True_,
-        1j,
-        [1.0],
-        np.array(1.0),
-        Decimal(1),
-        math.nan,
-        math.inf,
-        -math.inf,
-        np.float64("nan"),
-        10**400,
-        10**5000,
-        Fraction(10**400),
-        1.0000001,
-        -0.1,
-        2,
-        Unshowable(),
-        Score(math.nan, False),
-        Score(2.0, True),
-        Score(None, False),
-        Score(True, True),
-        Score(0.0, None),
-        Score(1.0, np.True_),
-        Score(0.0, False, "because"),
-        Score(1.0, True, "wrong"),
-        Score(0.0, False, parts={"format": math.inf}),
-        Score(0.0, False, parts=[1.0]),
+        *(None, "1.0", True, np.True_, 1j, [1.0], np.array(1.0), Decimal(1), math.nan, math.inf, -math.inf),
+        *(np.float64("nan"), 10**400, 10**5000, Fraction(10**400), 1.0000001, -0.1, 2, Unshowable()),
+        *(Score(math.nan, False), Score(2.0, True), Score(None, False), Score(True, True), Score(0.0, None)),
+        *(Score(1.0, np.True_), Score(0.0, False, "because"), Score(1.0, True, "wrong")),
+        *(Score(0.0, False, parts={"format": math.inf}), Score(0.0, False, parts=[1.0])),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -103,12 +79,6 @@ def test_refused_score(returned):
     refusing = guard(returned)
     assert refusing.score_completion("<answer>3</answer>", 3) == Score(0.0, False, "error")
     assert refusing.error_count == 1
-
-
-def test_torch_tensor_is_refused():
-    torch = pytest.importorskip("torch")
-    with pytest.raises(BrokenTaskError, match="Tensor"):
-        guard(torch.tensor(1.0)).check(torch.tensor(1.0), "3")
 
 
 @pytest.mark.parametrize(
@@ -134,17 +104,8 @@ def test_full_marks_are_the_end_of_the_range():
 
 @given(
     st.one_of(
-        st.floats(),
-        st.integers(),
-        st.text(),
-        st.none(),
-        st.complex_numbers(),
-        st.builds(
-            Score,
-            st.one_of(st.floats(), st.none()),
-            st.one_of(st.booleans(), st.none()),
-            st.one_of(st.sampled_from(REASONS), st.text()),
-        ),
+        *(st.floats(), st.integers(), st.text(), st.none(), st.complex_numbers()),
+        st.builds(Score, st.floats() | st.none(), st.booleans() | st.none(), st.sampled_from(REASONS) | st.text()),
     )
 )
 def test_whatever_a_scorer_returns_the_score_is_valid(returned):
@@ -210,16 +171,10 @@ def test_extraction_that_raises_or_lies_is_contained(write_task):
 
 
 @pytest.mark.parametrize(
-    "code",
-    [
-        "yield\n    raise ValueError",
-        "yield\n    return 1.0",
-        "yield\n    return Score(float('nan'), False)",
-        "yield\n    return Score(1.0, True, answer=3)",
-    ],
+    "end", ["raise ValueError", "return 1.0", "return Score(float('nan'), False)", "return Score(1.0, True, answer=3)"]
 )
-def test_wrapper_that_fails_is_contained(write_task, code):
-    task = load_task(write_task(extra=f"@hookimpl(wrapper=True)\ndef score_completion():\n    {code}"))
+def test_wrapper_that_fails_is_contained(write_task, end):
+    task = load_task(write_task(extra=f"@hookimpl(wrapper=True)\ndef score_completion():\n    yield\n    {end}"))
     assert task.score_completion("<answer>3</answer>", 3) == Score(0.0, False, "error")
     assert task.error_count == 1
 
@@ -250,10 +205,6 @@ def test_special_tokens_do_not_change_the_score(write_task):
 def test_an_endless_completion_is_read_at_its_end_only(write_task, filling):
     task = load_task(write_task())
     text = f"<answer>4</answer>{filling * 1_000_000}<answer>3</answer>"
-    seconds = []
-    for _ in range(3):
-        started = time.perf_counter()
-        assert task.score_completion(text, 3).correct
-        seconds.append(time.perf_counter() - started)
-    assert min(seconds) < 5  # some 0.01 s; the whole of it takes many seconds
+    assert task.score_completion(text, 3).correct
+    assert relative_time(lambda: task.score_completion(text, 3)) < 200  # some 2; the whole of it takes thousands
     assert task.score_completion(f"<answer>3</answer>{'x' * 2**20}", 3).reason == "no_answer"
