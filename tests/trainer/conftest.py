@@ -22,7 +22,7 @@ from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.models.loading import LanguageModel, from_parts, save_model
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
-from tinyzero_trainer.sft.train import warm_start
+from tinyzero_trainer.sft.train import fine_tune
 from tinyzero_trainer.utils.signals import StopFlag
 
 torch.set_num_threads(1)  # the models are so small that a second thread only waits
@@ -116,8 +116,8 @@ def make_warm_model(toy_task: str, output: Path) -> None:
         | {"eval_size": 8, "test_fraction": 0.4, "template": "base"},
         "settings": {"optimizer": {"learning_rate": 1e-3}},
     }
-    with Progress() as display:
-        warm_start(build(SftConfig, values), display=display, stop=StopFlag())
+    with Progress() as progress:
+        fine_tune(build(SftConfig, values), progress=progress, stop=StopFlag())
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def stand_ins(monkeypatch):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     put("controller.loop", "train", None)
     monkeypatch.setattr("tinyzero_sdk.evaluation.evaluate.evaluate", evaluate)
-    put("sft.train", "warm_start", types.SimpleNamespace(summary="model: made"))
+    put("sft.train", "fine_tune", types.SimpleNamespace(summary="model: made"))
     return calls
 
 
@@ -208,8 +208,8 @@ def test_warmstart_needs_an_output(capsys, stand_ins):
 def test_the_stand_ins_take_what_the_real_ones_take():
     from tinyzero_sdk.evaluation.evaluate import evaluate
     from tinyzero_trainer.controller.loop import train
-    from tinyzero_trainer.sft.train import warm_start
+    from tinyzero_trainer.sft.train import fine_tune
 
     assert list(inspect.signature(train).parameters) == ["config", "resume", "tasks"]
     assert list(inspect.signature(evaluate).parameters) == ["plan", "output", "observer"]
-    assert list(inspect.signature(warm_start).parameters) == ["config", "display", "stop"]
+    assert list(inspect.signature(fine_tune).parameters) == ["config", "progress", "stop"]

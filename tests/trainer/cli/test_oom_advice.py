@@ -22,7 +22,7 @@ from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.plan import advice as advice_of_plan
 from tinyzero_trainer.rollout import TorchEngine
 from tinyzero_trainer.rollout.cuda_graph.kv_capacity import KvCacheError
-from tinyzero_trainer.sft import train as warmstart
+from tinyzero_trainer.sft import train as sft
 from tinyzero_trainer.training import policy
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.policy import Policy
@@ -276,12 +276,12 @@ def test_a_warm_start_without_memory_names_its_own_settings(
     def short(*args: Any, **kwargs: Any) -> None:
         raise torch.OutOfMemoryError(ALLOCATOR)
 
-    monkeypatch.setattr(warmstart, "_loss", short)
+    monkeypatch.setattr(sft, "_loss", short)
     words = ("--task", toy_task, "--output", str(tmp_path / "made"), "task.limit=5", "training.batch_size=8")
     code, _, told = call(capsys, "warmstart", *words, "run.device=cpu", "training.test_fraction=0.4")
     assert code == 2
     assert told.splitlines()[-1] == (
-        "error: the GPU's memory ran out while the model learnt from demonstrations (Tried to allocate 4.64 GiB); give "
+        "error: the GPU's memory ran out while the model was fine-tuned (Tried to allocate 4.64 GiB); give "
         "training.batch_size=4"
     )
     assert not (tmp_path / "made").exists()

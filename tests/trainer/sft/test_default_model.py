@@ -27,7 +27,7 @@ from tinyzero_trainer.hardware.nvml import sees_gpu
 from tinyzero_trainer.plan import advice
 from tinyzero_trainer.plan.target_gpu import TargetGpu
 from tinyzero_trainer.sft import default_model
-from tinyzero_trainer.sft import train as warmstart
+from tinyzero_trainer.sft import train as sft
 from tinyzero_trainer.sft.default_model import DefaultModel, plan
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.sft.train import SftResult
@@ -183,12 +183,12 @@ def copy_instead(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Let warm starts copy the tiny model, in no time; returns where to."""
     made = []
 
-    def warm_start(config: SftConfig, **_: object) -> SftResult:
+    def fine_tune(config: SftConfig, **_: object) -> SftResult:
         made.append(Path(config.run.output))
         shutil.copytree(BUILT_IN_MODEL, config.run.output)
         return SftResult(Path(config.run.output), {}, f"{config.run.output}: made")
 
-    monkeypatch.setattr(warmstart, "warm_start", warm_start)
+    monkeypatch.setattr(sft, "fine_tune", fine_tune)
     return made
 
 
@@ -231,12 +231,12 @@ def test_a_signal_while_it_is_made_is_one_line_and_leaves_nothing(
     number: signal.Signals, code: int, toy_task: str, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    def warm_start(config: SftConfig, **_: object) -> None:
+    def fine_tune(config: SftConfig, **_: object) -> None:
         Path(config.run.output).mkdir()
         os.kill(os.getpid(), number)
         raise AssertionError("a signal ends it at once")
 
-    monkeypatch.setattr(warmstart, "warm_start", warm_start)
+    monkeypatch.setattr(sft, "fine_tune", fine_tune)
     left, _, told = call(capsys, "train", "--task", toy_task, "--output", str(tmp_path / "run"))
     assert left == code
     assert told.splitlines()[-1] == (f"stopped by {number.name} before the small model was made; nothing is left of it")
@@ -248,12 +248,12 @@ def test_no_memory_to_make_it_in_names_its_own_settings(toy_task: str, monkeypat
     def short(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0")
 
-    monkeypatch.setattr(warmstart, "_train", short)
+    monkeypatch.setattr(sft, "_train", short)
     with pytest.raises(OutOfMemoryError) as error:
         own(toy_task, "task.limit=5", "data.test_fraction=0.4", "run.device=auto").settle()
     assert str(error.value) == (
-        "the GPU's memory ran out while the model learnt from demonstrations (Tried to allocate 4.64 GiB); give "
-        "default_model.layers=3, or --model tiny"
+        "the GPU's memory ran out while the model was fine-tuned (Tried to allocate 4.64 GiB); give "
+        "a smaller default_model.layers or default_model.mlp_size, or --model tiny"
     )
 
 

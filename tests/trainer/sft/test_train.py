@@ -14,7 +14,7 @@ from tinyzero_trainer.config.sft import SftConfig, SftTrainingConfig
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.sft.dataset import Example, pack
-from tinyzero_trainer.sft.train import _loss, learning_rate, warm_start
+from tinyzero_trainer.sft.train import _loss, fine_tune, learning_rate
 from tinyzero_trainer.utils.signals import StopFlag
 
 
@@ -38,8 +38,8 @@ def test_the_preset_is_for_its_own_task_only(warm_model: Path, toy_task: str) ->
 
 def test_an_existing_directory_is_never_overwritten(tmp_path: Path, toy_task: str) -> None:
     config = build(SftConfig, {"tasks": {"toy": {"task": toy_task}}, "run": {"output": str(tmp_path)}})
-    with Progress() as display, pytest.raises(TinyZeroError, match="exists already"):
-        warm_start(config, display=display, stop=StopFlag())
+    with Progress() as progress, pytest.raises(TinyZeroError, match="exists already"):
+        fine_tune(config, progress=progress, stop=StopFlag())
 
 
 @pytest.mark.slow
@@ -48,8 +48,8 @@ def test_a_task_without_demonstrations_is_refused(tmp_path: Path, toy_task: str)
     source = Path(toy_task).read_text()
     mute.write_text(source[: source.index("@hookimpl\ndef demonstrate")])
     config = build(SftConfig, {"tasks": {"mute": {"task": str(mute)}}, "run": {"output": str(tmp_path / "out")}})
-    with Progress() as display, pytest.raises(TinyZeroError, match="gives no demonstrations"):
-        warm_start(config, display=display, stop=StopFlag())
+    with Progress() as progress, pytest.raises(TinyZeroError, match="gives no demonstrations"):
+        fine_tune(config, progress=progress, stop=StopFlag())
     assert not (tmp_path / "out").exists()
 
 
@@ -59,8 +59,8 @@ def test_impossible_settings_for_later_stop_it_at_once(tmp_path: Path, toy_task:
         "run": {"output": str(tmp_path / "out")},
         "settings": {"optimizer": {"lr": 1.0}},
     }
-    with Progress() as display, pytest.raises(TinyZeroError, match=r"unknown key 'optimizer\.lr'"):
-        warm_start(build(SftConfig, values), display=display, stop=StopFlag())
+    with Progress() as progress, pytest.raises(TinyZeroError, match=r"unknown key 'optimizer\.lr'"):
+        fine_tune(build(SftConfig, values), progress=progress, stop=StopFlag())
 
 
 def test_several_tasks_share_a_model_a_preset_and_a_card(tmp_path: Path, toy_task: str) -> None:
@@ -77,8 +77,8 @@ def test_several_tasks_share_a_model_a_preset_and_a_card(tmp_path: Path, toy_tas
         | {"template": "base"},
         "settings": {"run": {"steps": 9}},
     }
-    with Progress() as display:
-        made = warm_start(build(SftConfig, values), display=display, stop=StopFlag())
+    with Progress() as progress:
+        made = fine_tune(build(SftConfig, values), progress=progress, stop=StopFlag())
     assert [(name, result.problems) for name, result in made.evaluations.items()] == [("plus", 5), ("more", 5)]
     assert "on 5 problems of plus, " in made.summary
     recorded = recorded_defaults(
@@ -120,8 +120,8 @@ def test_seconds_take_the_place_of_steps(tmp_path: Path, toy_task: str) -> None:
     }
     with pytest.raises(TinyZeroError, match=r"steps=9 has no effect with seconds=0\.2"):
         build(SftConfig, values | {"training": training | {"steps": 9}})
-    with Progress() as display:
-        made = warm_start(build(SftConfig, values), display=display, stop=StopFlag())
+    with Progress() as progress:
+        made = fine_tune(build(SftConfig, values), progress=progress, stop=StopFlag())
     again = tomllib.loads((made.output / "warmstart.toml").read_text())
     again["run"]["output"] = "again"
     assert build(SftConfig, again).training.seconds == 0.2

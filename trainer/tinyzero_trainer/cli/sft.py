@@ -47,5 +47,5 @@ def warm_start(
     with exit_by_signal(), left_at_once(stopped), Progress() as display:
         display.phase("loading PyTorch")
         with without_collector():
-            from tinyzero_trainer.sft.train import warm_start as make_model
-        display.done(make_model(resolved, display=display, stop=StopFlag()).summary)
+            from tinyzero_trainer.sft.train import fine_tune
+        display.done(fine_tune(resolved, progress=display, stop=StopFlag()).summary)

@@ -1,7 +1,7 @@
-"""The default model: on a GPU where no model is named, a small one made for the task by supervised fine-tuning.
+"""The default model: where no model is named, a GPU trains a small one that is fine-tuned on the task first.
 
-It is made once, kept in the user's cache under a key of everything it depends on, and trained as if `--model` had
-named it. On the CPU the tiny model of the wheel is trained instead. Imports torch only to make a model.
+It is made once and kept in the user's cache, under a key of everything it depends on. On the CPU the tiny model that
+comes with the trainer is trained instead. Imports torch only to make a model.
 """
 
 import hashlib
@@ -10,31 +10,34 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tinyzero_sdk import Task
 from tinyzero_sdk.console import stderr
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import build, get, merge, read_toml, to_mapping
 from tinyzero_trainer.config import DefaultModelConfig, TrainConfig
 from tinyzero_trainer.config.compose import compose
 from tinyzero_trainer.config.model_defaults import TINY_NAME
-from tinyzero_trainer.config.sft import SftConfig
+from tinyzero_trainer.config.sft import SftConfig, SftRunConfig, TinyShape
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
+from tinyzero_trainer.monitoring.progress import Progress
+from tinyzero_trainer.utils.signals import StopFlag, left_at_once
 from tinyzero_trainer.utils.startup import without_collector
-
-if TYPE_CHECKING:
-    from tinyzero_sdk import Task
-    from tinyzero_trainer.monitoring.progress import Progress
+from tinyzero_trainer.utils.threads import calm_threads
 
 _PRESET = read_toml(Path(__file__).with_suffix(".toml"))
 SETTINGS: Mapping[str, Any] = _PRESET["settings"]
-"""Settings under which the model is trained by reinforcement learning; the user's own take precedence."""
+"""Defaults of its reinforcement learning; the user's settings take precedence."""
+
+_SMALLER = f"give a smaller default_model.layers or default_model.mlp_size, or --model {TINY_NAME}"
 
 TEMPLATES = ("compact", "base")
 """Where the user names none, the first of these that the task has."""
@@ -54,7 +57,7 @@ class DefaultModel:
     """How the model is made."""
 
     directory: Path
-    """Its place in the cache, to which only whole models are moved."""
+    """Its place in the cache, to which only complete models are moved."""
 
     @property
     def about(self) -> str:
@@ -73,37 +76,33 @@ class DefaultModel:
         Raises:
             TinyZeroError: it cannot be made or kept.
         """
-        from filelock import FileLock, Timeout
-
-        from tinyzero_trainer.utils.signals import left_at_once
-
         if not self.directory.is_dir():
-            lock = FileLock(self.directory.with_name(f"{self.directory.name}.lock"))
             try:
                 self.directory.parent.mkdir(parents=True, exist_ok=True)
-                with left_at_once("before the small model was made; nothing is left of it"):
-                    try:
-                        held = lock.acquire(blocking=False)
-                    except Timeout:
-                        waiting = f"waiting for another process that makes the same model (it holds {lock.lock_file})"
-                        stderr.print(waiting, soft_wrap=True, markup=False)
-                        held = lock.acquire()
-                    with held:
-                        if not self.directory.is_dir():  # the other process may have made it
-                            self._fine_tune(self.directory.with_name(f"{self.directory.name}.tmp"))
+                with left_at_once("before the small model was made; nothing is left of it"), self._locked():
+                    if not self.directory.is_dir():  # another process may have made it
+                        self._make(self.directory.with_name(f"{self.directory.name}.tmp"))
             except OSError as error:
                 raise TinyZeroError(
                     f"cannot keep a model in {self.directory.parent}: {error.strerror or error}; give "
                     "default_model.directory"
                 ) from error
-        named = {"model": {"path": str(self.directory) if self.directory.is_dir() else TINY_NAME}}
-        return merge({key: value for key, value in self.overrides.items() if key != "default_model"}, named)
+        path = str(self.directory) if self.directory.is_dir() else TINY_NAME
+        kept = {key: value for key, value in self.overrides.items() if key != "default_model"}
+        return merge(kept, {"model": {"path": path}})
 
-    def _fine_tune(self, temporary: Path) -> None:
-        from tinyzero_trainer.monitoring.progress import Progress
-        from tinyzero_trainer.utils.signals import StopFlag
-        from tinyzero_trainer.utils.threads import calm_threads
+    def _locked(self) -> AbstractContextManager[object]:
+        from filelock import FileLock, Timeout
 
+        lock = FileLock(self.directory.with_name(f"{self.directory.name}.lock"))
+        try:
+            return lock.acquire(blocking=False)
+        except Timeout:
+            waiting = f"waiting for another process that makes the same model (it holds {lock.lock_file})"
+            stderr.print(waiting, soft_wrap=True, markup=False)
+            return lock.acquire()
+
+    def _make(self, temporary: Path) -> None:
         calm_threads()
         shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
         with Progress() as progress:
@@ -112,17 +111,13 @@ class DefaultModel:
                 return
             import torch
 
-            from tinyzero_trainer.sft.train import warm_start
+            from tinyzero_trainer.sft.train import fine_tune
             from tinyzero_trainer.utils.oom import catch_out_of_memory
 
-            run = replace(self.recipe.run, device=self.config.run.device, output=str(temporary))
-            shape = self.recipe.model
-            smaller = f"layers={shape.layers // 2}" if shape.layers > 1 else f"mlp_size={max(1, shape.mlp_size // 2)}"
+            recipe = replace(self.recipe, run=SftRunConfig(str(temporary), device=self.config.run.device))
             try:
-                with catch_out_of_memory(
-                    "a small model was made", f"give default_model.{smaller}, or --model {TINY_NAME}"
-                ):
-                    made = warm_start(replace(self.recipe, run=run), display=progress, stop=StopFlag())
+                with catch_out_of_memory("the default model was made", _SMALLER):
+                    made = fine_tune(recipe, progress=progress, stop=StopFlag())
                 os.replace(made.output, self.directory)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -134,7 +129,7 @@ def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
     """The model to train where the user named none and there is a GPU; otherwise None.
 
     Args:
-        overrides: the user's settings of a new run, as a nested mapping.
+        overrides: the user's settings of a new run, nested.
 
     Raises:
         SettingsError: a setting is unknown, impossible or without effect; a task has no demonstrations.
@@ -159,27 +154,25 @@ def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
         raise SettingsError(
             f"the tasks share no template of {' and '.join(TEMPLATES)}; give data.prompt_template or --model"
         )
-    settings = config.default_model
-    shape = {name: getattr(settings, name) for name in ("hidden_size", "layers", "head_size", "kv_heads", "mlp_size")}
+    settings = to_mapping(config)["default_model"]
+    shape = {name: value for name, value in settings.items() if name in TinyShape.__dataclass_fields__}
     training = {
         **_PRESET["training"],
-        "seconds": settings.seconds,
+        "seconds": settings["seconds"],
         "template": templates.pop(),
         "test_fraction": config.data.test_fraction,
         "eval_size": SETTINGS["eval"]["num_problems"],
     }
-    content = {"model": shape, "training": training, "settings": SETTINGS, "tasks": config.tasks}
-    recipe = build(SftConfig, content)
+    recipe = build(SftConfig, {"model": shape, "training": training, "settings": SETTINGS, "tasks": config.tasks})
     depends = {
         "recipe": to_mapping(recipe),
         "tasks": {name: task.version for name, task in tasks.items()},
         "trainer": version("tinyzero-trainer"),
     }
     key = hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:12]
-    titles = re.sub(r"[^A-Za-z0-9+_-]", "_", "+".join(spec.name for spec in config.task_specs))
-    cache = Path(settings.directory or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/tinyzero/models")
-    output = cache.expanduser().absolute() / f"{titles}-{key}"
-    return DefaultModel(overrides, config, recipe, output)
+    names = re.sub(r"[^A-Za-z0-9+_-]", "_", "+".join(tasks))
+    cache = config.default_model.directory or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/tinyzero/models"
+    return DefaultModel(overrides, config, recipe, Path(cache).expanduser().absolute() / f"{names}-{key}")
 
 
 def default_spec(config: DefaultModelConfig) -> ModelSpec:
@@ -199,8 +192,8 @@ def default_spec(config: DefaultModelConfig) -> ModelSpec:
     return spec_from_config("the small model that train makes (default_model)", sizes)
 
 
-def on_gpu(device: str, progress: "Progress") -> bool:
-    """Whether torch, too, would take a GPU."""
+def on_gpu(device: str, progress: Progress) -> bool:
+    """Whether torch can use a GPU too."""
     progress.phase("loading PyTorch")
     with without_collector():
         from tinyzero_trainer.models.device import choose_device
@@ -208,7 +201,7 @@ def on_gpu(device: str, progress: "Progress") -> bool:
     return choose_device(device).type == "cuda"
 
 
-def _prompt_template(name: str, task: "Task", template: str | None) -> str:
+def _prompt_template(name: str, task: Task, template: str | None) -> str:
     """The user's template, or the first of `TEMPLATES` that the task has.
 
     Raises:
@@ -220,10 +213,8 @@ def _prompt_template(name: str, task: "Task", template: str | None) -> str:
             f"task {name!r} has no demonstrations to make a small model from; give --model DIR, or model.path="
             f"{TINY_NAME} for the tiny one that comes with the trainer"
         )
-    for candidate in () if template else TEMPLATES[:-1]:
-        try:
-            if isinstance(task.make_prompt(item, candidate), str):
-                return candidate
-        except TinyZeroError:
-            continue  # it has no such template
-    return template or TEMPLATES[-1]
+    if template is None:
+        with suppress(TinyZeroError):  # it has no such template
+            if isinstance(task.make_prompt(item, TEMPLATES[0]), str):
+                return TEMPLATES[0]
+    return template or TEMPLATES[1]
