@@ -1,11 +1,11 @@
-"""How fast answers are scored, how many verdicts are wrong, and what exploits are paid, beside three others.
+"""How fast answers are scored, how many scores are wrong, and what exploits score: our tasks and three other scorers.
 
     python benchmarks/score.py [--task countdown …] [--completions 2000] [--runs 5] [--json]
 
-Contestants: `Task.score_completion` of this project; the methods of TinyZero's rewards; reasoning-gym's nearest
-scorers; math-verify. The last two are the published packages, where they are installed (`benchmarks/scoring/` says
-how each is called). Rates: one process, 1.3 kB completions, medians of interleaved runs. Verdicts: on the labelled
-cases that our tasks ship, in a process of its own for each contestant, with a time limit for each answer.
+Scorers: `Task.score_completion` of this project; the methods of TinyZero's rewards; reasoning-gym's closest scorers;
+math-verify. The last two are the published packages, if installed (`benchmarks/scoring/` shows how each is called).
+Rates: one process, 1.3 kB completions, medians of interleaved runs. Wrong scores: on the labelled cases that our tasks
+ship, in a separate process for each scorer, with a timeout for each answer.
 """
 
 import json
@@ -18,13 +18,10 @@ import typer
 
 from benchmarks.common import machine, print_machine, print_table
 from benchmarks.scoring import math_verify, reasoning_gym, tinyzero
-from benchmarks.scoring.tinyzero import countdown as tinyzero_method
-from benchmarks.scoring.verdicts import LIMIT, Verdicts, judge_cases, payments
-from benchmarks.scoring.workloads import LENGTH, OPTIONS, SHARES, Workload, make_workloads
+from benchmarks.scoring.outcomes import TIMEOUT, Outcomes, judge_cases, rewards_of
+from benchmarks.scoring.workloads import LENGTH, OPTIONS, Workload, make_workloads
 from tinyzero_sdk import load_task
 from tinyzero_sdk.testing.cases import cases_path, read_cases
-
-__all__ = ["EXPLOITS", "HONEST", "LENGTH", "SHARES", "make_workloads", "tinyzero_method"]
 
 Reward = Callable[[str, Any], float]
 
@@ -33,8 +30,8 @@ VERSIONS = ("tinyzero-countdown", "tinyzero-multiply", "tinyzero-gsm8k", "sympy"
 OURS = "this project"
 ABSENT = "not installed"
 
-PATIENCE = 1.0
-"""Seconds in which a contestant goes through a workload, or as far as it comes."""
+RUN_SECONDS = 1.0
+"""A scorer goes through a workload for at most this long."""
 
 EXPLOITS: list[tuple[str, list[int], int]] = [
     ("2**3-4", [2, 3, 4], 4),
@@ -51,7 +48,7 @@ EXPLOITS: list[tuple[str, list[int], int]] = [
     ("", [17, 5, 3], 15),
     ("I give up", [17, 5, 3], 15),
 ]
-"""Answers to countdown that deserve nothing: (answer, numbers, target)."""
+"""Answers to countdown that deserve 0: (answer, numbers, target)."""
 
 HONEST = [
     ("<answer>17 - 5 + 3</answer>", "plain"),
@@ -60,29 +57,29 @@ HONEST = [
     ("<answer>17 − 5 + 3</answer>", "a true minus sign"),
     ("<answer>17 - 5 + 3 = 15</answer>", "the target at the end"),
 ]
-"""Completions that deserve full marks, for 17, 5, 3 and the target 15."""
+"""Completions that deserve 1, for the numbers 17, 5, 3 and the target 15."""
 
 
-def find_contestants(name: str) -> dict[str, Reward | None]:
-    """The rewards for one of our tasks by contestant; None where a package is not installed."""
+def find_scorers(name: str) -> dict[str, Reward | None]:
+    """The scorers of one of our tasks; None if a package is not installed."""
     task = load_task(name, options=OPTIONS[name])
     others = (("TinyZero's method", tinyzero.REWARDS), reasoning_gym.rewards(), math_verify.rewards())
     ours: Reward = lambda completion, ground_truth: task.score_completion(completion, ground_truth).value  # noqa: E731
-    return {OURS: ours, **{who: rewards.get(name) for who, rewards in others}}
+    return {OURS: ours, **{scorer: rewards.get(name) for scorer, rewards in others}}
 
 
 def measure(
-    contestants: dict[str, Reward | None], workloads: dict[str, Workload], runs: int
+    scorers: dict[str, Reward | None], workloads: dict[str, Workload], runs: int
 ) -> dict[str, dict[str, float | None]]:
-    """Scores per second by workload and contestant: medians of interleaved runs."""
-    rates: dict[str, dict[str, list[float]]] = {name: {who: [] for who in contestants} for name in workloads}
+    """Scores per second by workload and scorer: medians of interleaved runs."""
+    rates: dict[str, dict[str, list[float]]] = {name: {scorer: [] for scorer in scorers} for name in workloads}
     for _ in range(runs):
         for name, workload in workloads.items():
-            for who, reward in contestants.items():
+            for scorer, reward in scorers.items():
                 if reward is not None:
-                    rates[name][who].append(_rate(reward, workload))
+                    rates[name][scorer].append(_rate(reward, workload))
     return {
-        name: {who: statistics.median(values) if values else None for who, values in row.items()}
+        name: {scorer: statistics.median(values) if values else None for scorer, values in row.items()}
         for name, row in rates.items()
     }
 
@@ -93,41 +90,30 @@ def _rate(reward: Reward, workload: Workload) -> float:
         for completion, ground_truth in workload[begin : begin + 100]:
             reward(completion, ground_truth)
             done += 1
-        if time.perf_counter() - start > PATIENCE:
+        if time.perf_counter() - start > RUN_SECONDS:
             break
     return done / (time.perf_counter() - start)
 
 
-def judge(contestants: dict[str, Reward | None], name: str) -> dict[str, Verdicts | None]:
-    """How often each contestant is wrong about the cases that the task ships."""
-    cases = read_cases(cases_path(load_task(name)))
-    return {who: reward and judge_cases(reward, cases) for who, reward in contestants.items()}
+def score_tables(scorers: dict[str, Reward | None]) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
+    """What each scorer gives in countdown for exploits, and for right answers."""
 
+    def cell(reward: Reward | None, completion: str, numbers: list[int], target: int) -> str:
+        if reward is None:
+            return ABSENT
+        (value,) = rewards_of(reward, [(completion, {"target": target, "numbers": numbers})])
+        return f"no score in {TIMEOUT:g} s" if value is None else f"{value:g}"
 
-def pays(reward: Reward, completion: str, ground_truth: Any) -> str:
-    """What a reward pays for one completion."""
-    (paid,) = payments(reward, [(completion, ground_truth)])
-    return f"no score in {LIMIT:g} s" if paid is None else f"{paid:g}"
-
-
-def what_is_paid(contestants: dict[str, Reward | None]) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
-    """What each contestant pays in countdown for exploits, and for right answers."""
     exploits = {
-        f"`{answer}`" if answer else "nothing between the tags": (
-            f"<answer>{answer}</answer>",
-            _truth(numbers, target),
-        )
+        f"`{answer}`" if answer else "nothing between the tags": (f"<answer>{answer}</answer>", numbers, target)
         for answer, numbers, target in EXPLOITS
     }
-    honest = {what: (completion, _truth([17, 5, 3], 15)) for completion, what in HONEST}
-    exploits_paid, honest_paid = (
-        {
-            name: {who: pays(reward, *asked) if reward else ABSENT for who, reward in contestants.items()}
-            for name, asked in table.items()
-        }
-        for table in (exploits, honest)
+    honest = {label: (completion, [17, 5, 3], 15) for completion, label in HONEST}
+    exploit_scores, honest_scores = (
+        {name: {scorer: cell(reward, *asked) for scorer, reward in scorers.items()} for name, asked in each.items()}
+        for each in (exploits, honest)
     )
-    return exploits_paid, honest_paid
+    return exploit_scores, honest_scores
 
 
 def main(
@@ -136,24 +122,25 @@ def main(
     runs: Annotated[int, typer.Option(help="interleaved runs; the median counts")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
 ) -> None:
-    """Measure how fast answers are scored, how many verdicts are wrong, and what exploits are paid."""
+    """Measure how fast answers are scored, how many scores are wrong, and what exploits score."""
     tasks = task or [*OPTIONS]
     if unknown := set(tasks) - set(OPTIONS):
         raise typer.BadParameter(f"got --task {' '.join(sorted(unknown))}, expected some of {', '.join(OPTIONS)}")
-    about = machine(*VERSIONS)
-    if not as_json:
-        print_machine(*VERSIONS)
-    contestants = {name: find_contestants(name) for name in tasks}
-    rates = {name: measure(contestants[name], make_workloads(completions, name), runs) for name in tasks}
-    verdicts = {name: judge(contestants[name], name) for name in tasks}
-    exploits, honest = what_is_paid(contestants["countdown"]) if "countdown" in tasks else ({}, {})
+    about = machine(*VERSIONS) if as_json else print_machine(*VERSIONS)
+    scorers = {name: find_scorers(name) for name in tasks}
+    rates = {name: measure(scorers[name], make_workloads(completions, name), runs) for name in tasks}
+    outcomes: dict[str, dict[str, Outcomes | None]] = {}
+    for name in tasks:
+        cases = read_cases(cases_path(load_task(name)))
+        outcomes[name] = {scorer: reward and judge_cases(reward, cases) for scorer, reward in scorers[name].items()}
+    exploits, honest = score_tables(scorers["countdown"]) if "countdown" in tasks else ({}, {})
     if as_json:
-        counts = {name: {who: found and vars(found) for who, found in row.items()} for name, row in verdicts.items()}
-        print(json.dumps({**about, "rates": rates, "verdicts": counts, "exploits": exploits, "honest": honest}))
+        counts = {name: {who: found and vars(found) for who, found in row.items()} for name, row in outcomes.items()}
+        print(json.dumps({**about, "rates": rates, "outcomes": counts, "exploits": exploits, "honest": honest}))
         return
     title = f"scores of {LENGTH / 1000:g} kB completions (ours is … times as fast)"
     print_table(title, {f"{name}, {kind}": _compare(row) for name in tasks for kind, row in rates[name].items()})
-    print_table("scores of labelled cases", {key: row for name in tasks for key, row in _count(name, verdicts[name])})
+    print_table("scores of labelled cases", {key: row for name in tasks for key, row in _count(name, outcomes[name])})
     if exploits:
         print_table("score of an answer that deserves 0", exploits)
         print_table("score of a right answer", honest)
@@ -162,28 +149,24 @@ def main(
 def _compare(rates: dict[str, float | None]) -> dict[str, str]:
     ours = rates[OURS]
     assert ours is not None
-    cells = {who: f"{rate:,.0f} /s ({ours / rate:.2f}×)" if rate else ABSENT for who, rate in rates.items()}
+    cells = {scorer: f"{rate:,.0f} /s ({ours / rate:.2f}×)" if rate else ABSENT for scorer, rate in rates.items()}
     return {**cells, OURS: f"{ours:,.0f} /s"}
 
 
-def _count(name: str, verdicts: dict[str, Verdicts | None]) -> list[tuple[str, dict[str, str]]]:
+def _count(name: str, outcomes: dict[str, Outcomes | None]) -> list[tuple[str, dict[str, str]]]:
     """The rows of a task."""
-    found = verdicts[OURS]
-    assert found is not None
+    ours = outcomes[OURS]
+    assert ours is not None
     labels = {
-        f"{name}: wrong of {found.cases}": "wrong",
+        f"{name}: wrong of {ours.cases}": "wrong",
         f"{name}: wrong answers accepted": "false_accepts",
         f"{name}: right answers rejected": "false_rejects",
         f"{name}: no score (hangs, raises)": "failures",
     }
     return [
-        (label, {who: str(getattr(row, field)) if row else ABSENT for who, row in verdicts.items()})
+        (label, {scorer: str(getattr(row, field)) if row else ABSENT for scorer, row in outcomes.items()})
         for label, field in labels.items()
     ]
-
-
-def _truth(numbers: list[int], target: int) -> dict[str, Any]:
-    return {"target": target, "numbers": numbers}
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How fast `tinyzero score` scores a large file, in how much memory, and what answers that hang cost.
+"""The speed and memory of `tinyzero score` on a large file, and the cost of answers that hang.
 
     python benchmarks/score_file.py [--rows 1000000] [--workers 2] [--runs 1] [--timeout 0.5] [--keep DIR]
 
-A million gsm8k completions of about 600 characters, eight of each prompt, from Parquet to Parquet; wall clock and CPU
-time of the whole command, memory summed over all its processes. Target: 100,000 rows/s and less than 1 GB on 2 cores.
-Then the same file under a task that hangs on one row in 10,000: each costs its timeout and itself, nothing else.
+A million gsm8k completions of about 600 characters, eight per prompt, from Parquet to Parquet; wall clock and CPU time
+of the whole command, memory summed over all its processes. Target: 100,000 rows/s and less than 1 GB on 2 cores. Then
+the same file with a task that hangs on one row in 10,000: each should cost its timeout, and affect no other row.
 """
 
 import os
@@ -15,6 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,18 +34,18 @@ LENGTH = 600
 """Characters of a completion."""
 
 SAMPLES = 8
-"""Completions of a prompt."""
+"""Completions per prompt."""
 
 PROBLEMS = 20_000
-"""Different problems; prompts beyond them repeat a problem under a key of their own."""
+"""Different problems; further prompts repeat a problem with another key."""
 
 HANG_EVERY = 10_000
-"""One row in so many makes the second task hang."""
+"""The second task hangs on one row in this many."""
 
 MARK = "I am stuck"
-"""What stands in the answer of such a row."""
+"""The answer of such a row."""
 
-SHARES = {"right": 0.6, "wrong": 0.25, "no answer": 0.1, "not a number": 0.05}
+MIX = {"right": 0.6, "wrong": 0.25, "no answer": 0.1, "not a number": 0.05}
 
 HANGING_TASK = f"""
 import time
@@ -67,27 +68,27 @@ class Run:
     """One run of the command."""
 
     seconds: float
-    """Wall clock, from its start to its end."""
+    """Wall clock."""
 
     cpu_seconds: float
     """Of all its processes."""
 
     pss: int
-    """Most bytes at a time, shared pages counted once."""
+    """Peak bytes, with shared pages counted once."""
 
     rss: int
-    """Most bytes at a time, shared pages counted for each process."""
+    """Peak bytes, with shared pages counted for each process."""
 
 
 def make_file(path: Path, rows: int) -> None:
-    """Write the completions; the same for the same number of rows."""
+    """Write the completions; they depend on the number of rows alone."""
     task, dice = load_task("gsm8k", options={"source": "synthetic"}), random.Random(0)
     items = list(task.dataset("train", min(PROBLEMS, -(-rows // SAMPLES))))
     lines = [line for item in items for line in str(item.data["answer"]).split("\n")[:-1]]
     writer: pq.ParquetWriter | None = None
     for start in range(0, rows, 1 << 14):
-        part = [_row(items, lines, row, dice) for row in range(start, min(rows, start + (1 << 14)))]
-        table = pa.Table.from_pylist(part)
+        chunk = range(start, min(rows, start + (1 << 14)))
+        table = pa.Table.from_pylist([_row(items, lines, row, dice) for row in chunk])
         writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd")
         writer.write_table(table)
     assert writer is not None
@@ -97,7 +98,7 @@ def make_file(path: Path, rows: int) -> None:
 def _row(items: list[Item], lines: list[str], row: int, dice: random.Random) -> dict[str, object]:
     prompt = row // SAMPLES
     item = items[prompt % len(items)]
-    kind = dice.choices(list(SHARES), list(SHARES.values()))[0]
+    kind = dice.choices(list(MIX), list(MIX.values()))[0]
     right = str(item.ground_truth)
     answer = {
         "right": right,
@@ -112,63 +113,52 @@ def _row(items: list[Item], lines: list[str], row: int, dice: random.Random) -> 
     text = "<think>" + str(item.data["answer"]).rpartition("\n")[0]
     while len(text) < LENGTH:
         text += "\nWait. " + dice.choice(lines)
-    extra = {"key": str(prompt), "difficulty": steps(item)}
+    extra = {"key": str(prompt), "difficulty": float(str(item.data["answer"]).count("\n"))}
     return {"completion": text[: LENGTH - len(end)] + end, "ground_truth": item.ground_truth, "extra_info": extra}
 
 
-def steps(item: Item) -> float:
-    """Steps of the solution."""
-    return float(str(item.data["answer"]).count("\n"))
-
-
 def score(source: Path, output: Path, task: str, workers: int, *options: str) -> Run:
-    """Run the command and watch it."""
+    """Run the command, and sample its memory ten times per second."""
     command = [*TINYZERO, "score", str(source), "--task", task, "-o", str(output), "--workers", str(workers), *options]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    started = time.perf_counter()
+    before, started, peaks = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter(), {"Pss": 0, "Rss": 0}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        peaks = {"Pss": 0, "Rss": 0}
-        watcher = threading.Thread(target=_watch, args=(process, peaks))
+
+        def watch() -> None:
+            while process.poll() is None:
+                found = [_memory(pid) for pid in _family(process.pid)]
+                for name in peaks:
+                    peaks[name] = max(peaks[name], sum(memory.get(name, 0) for memory in found))
+                time.sleep(0.1)
+
+        watcher = threading.Thread(target=watch)
         watcher.start()
         code = process.wait()
         seconds = time.perf_counter() - started
         watcher.join()
     if code not in (0, 1):
-        raise SystemExit(f"{' '.join(command)} ended with {code}")
+        raise SystemExit(f"{' '.join(command)} exited with {code}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Run(seconds, cpu, peaks["Pss"], peaks["Rss"])
 
 
-def _watch(process: subprocess.Popen, peaks: dict[str, int]) -> None:
-    while process.poll() is None:
-        found = [_memory(pid) for pid in _family(process.pid)]
-        for name in peaks:
-            peaks[name] = max(peaks[name], sum(memory.get(name, 0) for memory in found))
-        time.sleep(0.1)
-
-
 def _family(pid: int) -> Iterator[int]:
-    """A process and all that descend from it."""
+    """A process and its descendants."""
     yield pid
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:  # it has ended
-        return
-    for child in children:
-        yield from _family(int(child))
+    with suppress(OSError):  # it has ended
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            yield from _family(int(child))
 
 
 def _memory(pid: int) -> dict[str, int]:
-    try:
+    with suppress(OSError):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    except OSError:
-        return {}
-    return {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines}
+        return {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines}
+    return {}
 
 
 def compare(plain: Path, hanging: Path) -> dict[str, int]:
-    """What became of the rows that hang, and whether any other row has another verdict or place."""
+    """How the hanging rows are scored, and how many other rows have another score or place."""
     names = ["completion", "score", "correct", "reason", "answer"]
     ours, theirs = pq.read_table(plain, columns=names), pq.read_table(hanging, columns=names)
     hangs = pc.match_substring(theirs["completion"], MARK)
@@ -189,9 +179,9 @@ def compare(plain: Path, hanging: Path) -> dict[str, int]:
 def main(
     rows: Annotated[int, typer.Option(help="completions")] = 1_000_000,
     workers: Annotated[int, typer.Option(help="scoring processes")] = 2,
-    runs: Annotated[int, typer.Option(help="of the plain task; the median counts")] = 1,
-    timeout: Annotated[float, typer.Option(help="seconds for one answer, where some hang")] = 0.5,
-    keep: Annotated[Path | None, typer.Option(help="directory for the files, which are kept there")] = None,
+    runs: Annotated[int, typer.Option(help="without hanging rows; the median counts")] = 1,
+    timeout: Annotated[float, typer.Option(help="seconds per answer, in the run in which some hang")] = 0.5,
+    keep: Annotated[Path | None, typer.Option(help="directory that keeps the files")] = None,
 ) -> None:
     """Measure scoring of a large file."""
     print_machine("tinyzero-gsm8k", "pyarrow")
@@ -211,7 +201,7 @@ def main(
 
 
 def print_plain(source: Path, rows: int, workers: int, measured: list[Run]) -> None:
-    """The table of the plain task."""
+    """The table of the runs without hanging rows."""
     seconds = statistics.median(run.seconds for run in measured)
     lengths = pc.utf8_length(pq.ParquetFile(source).read_row_group(0, ["completion"])["completion"])
     cells = {
@@ -228,7 +218,7 @@ def print_plain(source: Path, rows: int, workers: int, measured: list[Run]) -> N
 
 
 def print_hanging(found: dict[str, int], run: Run, base: float, timeout: float, workers: int) -> None:
-    """The table of the task that hangs."""
+    """The table of the run with hanging rows."""
     expected = base + found["hanging rows"] * timeout / workers
     result = {name: f"{count:,}" for name, count in found.items()}
     result |= {

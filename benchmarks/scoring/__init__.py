@@ -1,1 +1,1 @@
-"""What `benchmarks/score.py` compares, and on what: others' rewards, workloads, verdicts on labelled cases."""
+"""The scorers that `benchmarks/score.py` compares, its workloads, and the outcomes on labelled cases."""

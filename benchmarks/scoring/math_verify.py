@@ -1,7 +1,7 @@
-"""math-verify as a reward: `verify(parse(gold), parse(answer))`, by the published package, where it is installed.
+"""math-verify as a reward: `verify(parse(gold), parse(answer))`, from the published package, if installed.
 
-It knows no answer tags: it gets the answer that our task finds in the completion. It compares values, so in countdown
-it cannot know which numbers were given.
+It does not know the answer tags, so it gets the answer that our task extracts. It compares values, so in countdown it
+cannot know which numbers were given.
 """
 
 import importlib.metadata
@@ -22,12 +22,12 @@ _GOLD: dict[str, Callable[[Any], Any]] = {
 
 
 def rewards() -> tuple[str, dict[str, Reward]]:
-    """What to call it, and its rewards by our tasks' names: none without the package."""
+    """The package's name and version, and its rewards by the names of our tasks: none without the package."""
     try:
         import math_verify  # noqa: F401
     except ImportError:
         return "math-verify", {}
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it tells of every time limit it runs into
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it logs every timeout
     return f"math-verify {importlib.metadata.version('math-verify')}", {name: _reward(name) for name in _GOLD}
 
 

@@ -1,7 +1,7 @@
-"""reasoning-gym's nearest scorers: countdown, products, gsm_symbolic; the published package, where it is installed.
+"""reasoning-gym's closest scorers: countdown, products, gsm_symbolic; from the published package, if installed.
 
-The first hands the answer to sympy's parser, which is eval: it is called on texts that this project made, and nothing
-else. Without the package it has a stand-in, and the other two are left out.
+The first passes the answer to sympy's parser, which calls eval: use it only on texts that this project generates.
+Without the package a stand-in replaces it, and the other two are missing.
 """
 
 import importlib.metadata
@@ -14,7 +14,7 @@ Reward = Callable[[str, Any], float]
 
 
 def rewards() -> tuple[str, dict[str, Reward]]:
-    """What to call it, and its rewards by our tasks' names."""
+    """The package's name and version, and its rewards by the names of our tasks."""
     try:
         import reasoning_gym
     except ImportError:
@@ -38,7 +38,7 @@ def _reward(dataset: Any, entry: Callable[[Any], dict[str, Any]]) -> Reward:
 
 
 def stand_in(completion: str, ground_truth: dict[str, Any]) -> float:
-    """The method of its countdown scorer, in code of our own."""
+    """Our reimplementation of its countdown scorer."""
     from sympy.parsing.sympy_parser import parse_expr
 
     found = re.findall(r"<answer>\s?(.*?)\s?</answer>", completion, re.DOTALL)

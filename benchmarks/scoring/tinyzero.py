@@ -1,7 +1,7 @@
-"""The methods of TinyZero's rewards, in code of our own.
+"""Our reimplementations of TinyZero's rewards.
 
-Left out are the originals' random printing and their search for the assistant's turn, so these are a little faster.
-The first evaluates the answer: it is called on texts that this project made, and nothing else.
+Without the originals' random printing and their search for the assistant's turn they are a little faster. The first
+evaluates the answer: use it only on texts that this project generates.
 """
 
 import re

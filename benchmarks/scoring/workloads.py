@@ -12,19 +12,19 @@ Workload = list[tuple[str, Any]]
 """Completions with their ground truths."""
 
 OPTIONS: dict[str, dict[str, Any]] = {"countdown": {}, "multiply": {}, "gsm8k": {"source": "synthetic"}}
-"""The tasks, and how they make problems by themselves."""
+"""The tasks, with the options with which they generate problems."""
 
 LENGTH = 1300
 """Characters of a completion."""
 
-SHARES = {"right": 0.5, "wrong": 0.3, "malformed": 0.1, "no tag": 0.1}
-"""The mix."""
+MIX = {"right": 0.5, "wrong": 0.3, "malformed": 0.1, "no tag": 0.1}
+"""Fractions of the workload `mix`."""
 
 
 def make_workloads(count: int, name: str = "countdown") -> dict[str, Workload]:
     """Completions of `LENGTH` characters on distinct problems of a task: all right, and the mix."""
     task, rng = load_task(name, options=OPTIONS[name]), random.Random(0)
-    kinds = [kind for kind, share in SHARES.items() for _ in range(round(share * count))]
+    kinds = [kind for kind, fraction in MIX.items() for _ in range(round(fraction * count))]
     rng.shuffle(kinds)
     right, mix = [], []
     for item, kind in zip(task.dataset("train"), kinds, strict=False):
@@ -64,7 +64,7 @@ def _malformed_answers(name: str, gold: str) -> list[str]:
 
 def _completion(name: str, answer: str | None, rng: random.Random) -> str:
     end = "</think>\nI could not find it." if answer is None else f"</think>\n<answer>{answer}</answer>"
-    if name == "gsm8k" and answer is not None:  # in both notations, so that everyone finds it
+    if name == "gsm8k" and answer is not None:  # in both notations, for all scorers
         end = f"</think>\n#### {answer}\n<answer>{answer}</answer>"
     text = "<think>"
     while len(text) < LENGTH:

@@ -1,4 +1,4 @@
-"""The comparison of scorers counts what it says: the mixes it measures on, and verdicts that hang, raise or end it."""
+"""The comparison of scorers: its workloads, rewards that hang, raise or die, and no exploit is rewarded here."""
 
 import os
 import sys
@@ -7,17 +7,18 @@ from collections import Counter
 
 import pytest
 
+from benchmarks import score
 from benchmarks.scoring import reasoning_gym, tinyzero
-from benchmarks.scoring.verdicts import judge_cases, payments
-from benchmarks.scoring.workloads import LENGTH, OPTIONS, SHARES, make_workloads
+from benchmarks.scoring.outcomes import judge_cases, rewards_of
+from benchmarks.scoring.workloads import LENGTH, MIX, OPTIONS, make_workloads
 from tinyzero_sdk import load_task
 from tinyzero_sdk.testing.cases import Case
 
 REASONS = {"right": "ok", "wrong": "wrong", "malformed": "malformed", "no tag": "no_answer"}
 
 
-@pytest.mark.parametrize("name", ["multiply", "gsm8k"])
-def test_the_mix_is_what_its_shares_say(name):
+@pytest.mark.parametrize("name", ["countdown", "multiply", "gsm8k"])
+def test_the_mix_has_its_fractions(name):
     task = load_task(name)
     workloads = make_workloads(200, name)
     reasons = {
@@ -25,7 +26,7 @@ def test_the_mix_is_what_its_shares_say(name):
         for kind, workload in workloads.items()
     }
     assert reasons["right answers"] == {"ok": 200}
-    assert reasons["mix"] == {REASONS[kind]: 200 * share for kind, share in SHARES.items()}
+    assert reasons["mix"] == {REASONS[kind]: 200 * fraction for kind, fraction in MIX.items()}
     assert {len(completion) for workload in workloads.values() for completion, _ in workload} == {LENGTH}
     assert all(tinyzero.REWARDS[name](*asked) == 1.0 for asked in workloads["right answers"])
 
@@ -47,9 +48,9 @@ def fickle(completion, ground_truth):
 
 
 @pytest.mark.slow
-def test_a_reward_that_hangs_raises_or_dies_gives_no_score_and_is_asked_on(capfd):
+def test_a_reward_that_hangs_raises_or_dies_gives_no_score_and_the_next_answer_is_scored(capfd):
     asked = [(text, "good") for text in ("good", "hang", "raise", "print", "die", "leave", "good")]
-    assert payments(fickle, asked, limit=0.3) == [1.0, None, None, 0.0, None, None, 1.0]
+    assert rewards_of(fickle, asked, timeout=0.3) == [1.0, None, None, 0.0, None, None, 1.0]
     assert "printed" not in capfd.readouterr().out
 
 
@@ -58,7 +59,7 @@ def test_wrong_scores_are_counted_by_their_kind():
         *(Case("good", "good", True), Case("good", "good", False), Case("bad", "good", False)),
         *(Case("bad", "good", True), Case("worse", "good", True), Case("raise", "good", True)),
     ]
-    counted = judge_cases(fickle, cases, limit=5)
+    counted = judge_cases(fickle, cases, timeout=5)
     assert (counted.cases, counted.false_accepts, counted.false_rejects, counted.failures) == (6, 1, 2, 1)
     assert counted.wrong == 4
 
@@ -81,3 +82,16 @@ def test_the_stand_in_for_reasoning_gym_pays_what_the_package_was_seen_to_pay():
     assert reasoning_gym.stand_in("<answer>2**3-4</answer>", truth) == 1.0
     assert reasoning_gym.stand_in("<answer>2+3</answer>", truth) == 0.05
     assert reasoning_gym.stand_in("", truth) == 0.01
+
+
+@pytest.mark.parametrize(("answer", "numbers", "target"), score.EXPLOITS)
+def test_no_exploit_is_rewarded(answer, numbers, target):
+    for reward in ("binary", "tinyzero"):
+        graded = load_task("countdown", options={"reward": reward})
+        result = graded.score_completion(f"<answer>{answer}</answer>", {"target": target, "numbers": numbers})
+        assert result.value == (0.1 if result.reason == "wrong" and reward == "tinyzero" else 0.0)
+
+
+@pytest.mark.parametrize("completion", [completion for completion, _ in score.HONEST])
+def test_right_answers_are_rewarded(completion):
+    assert load_task("countdown").score_completion(completion, {"target": 15, "numbers": [17, 5, 3]}).value == 1.0

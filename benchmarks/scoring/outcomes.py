@@ -1,0 +1,85 @@
+"""The rewards for labelled cases, computed in a separate process: some answers make some rewards hang or die."""
+
+import multiprocessing
+import os
+import resource
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tinyzero_sdk.testing.cases import Case
+
+Reward = Callable[[str, Any], float]
+
+TIMEOUT = 2.0
+"""Seconds for one answer."""
+
+MEMORY_BYTES = 8 * 2**30
+
+
+@dataclass
+class Outcomes:
+    """How often a reward is wrong about labelled cases."""
+
+    cases: int = 0
+    false_accepts: int = 0
+    """Wrong answers with full credit."""
+
+    false_rejects: int = 0
+    """Right answers without full credit."""
+
+    failures: int = 0
+    """No score: it hung, raised, or died."""
+
+    @property
+    def wrong(self) -> int:
+        return self.false_accepts + self.false_rejects + self.failures
+
+
+def judge_cases(reward: Reward, cases: Sequence[Case], timeout: float = TIMEOUT) -> Outcomes:
+    """Compare the rewards of all cases with their labels."""
+    values = rewards_of(reward, [(case.completion, case.ground_truth) for case in cases], timeout)
+    outcomes = Outcomes(cases=len(cases), failures=values.count(None))
+    for case, value in zip(cases, values, strict=True):
+        outcomes.false_accepts += value == 1.0 and not case.correct
+        outcomes.false_rejects += value is not None and value != 1.0 and case.correct
+    return outcomes
+
+
+def rewards_of(reward: Reward, asked: Sequence[tuple[str, Any]], timeout: float = TIMEOUT) -> list[float | None]:
+    """The reward of each (completion, ground truth); None if it takes longer than `timeout`, raises or dies."""
+    values: list[float | None] = []
+    context = multiprocessing.get_context("fork")
+    while len(values) < len(asked):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_serve, args=(reward, asked[len(values) :], sender))
+        process.start()
+        sender.close()  # the child's end is then the only one, and closes when it dies
+        try:
+            while len(values) < len(asked):
+                if not receiver.poll(timeout):
+                    values.append(None)
+                    break
+                values.append(receiver.recv())
+        except EOFError:
+            values.append(None)
+        finally:
+            process.kill()
+            process.join()
+    return values
+
+
+def _serve(reward: Reward, asked: Sequence[tuple[str, Any]], sender: Connection) -> None:
+    """In the child process."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - rewards that evaluate answers may print
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    warnings.simplefilter("ignore")  # from evaluated answers
+    for completion, ground_truth in asked:
+        try:
+            value: float | None = float(reward(completion, ground_truth))
+        except Exception:  # counted as a failure
+            value = None
+        sender.send(value)
