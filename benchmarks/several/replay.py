@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tinyzero_trainer.utils.threads import calm_threads
+from tinyzero_trainer.utils.startup import calm_threads
 
 calm_threads()
 

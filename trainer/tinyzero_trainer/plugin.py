@@ -13,9 +13,18 @@ if TYPE_CHECKING:
 @hookimpl
 def register_commands(app: "typer.Typer") -> None:
     """Add `train`, `warmstart`, `recipes`, `plan` and `doctor`."""
-    from tinyzero_trainer.cli import app as trainer_app
+    from tinyzero_trainer.cli.doctor import doctor
+    from tinyzero_trainer.cli.options import CommandWithKeys
+    from tinyzero_trainer.cli.plan import plan
+    from tinyzero_trainer.cli.recipes import recipes
+    from tinyzero_trainer.cli.sft import warm_start
+    from tinyzero_trainer.cli.train import train
 
-    trainer_app.register(app)
+    app.command("train", cls=CommandWithKeys)(train)
+    app.command("recipes")(recipes)
+    app.command("warmstart", cls=CommandWithKeys)(warm_start)
+    app.command("plan")(plan)
+    app.command("doctor")(doctor)
 
 
 @hookimpl

@@ -251,7 +251,7 @@ def test_recipes_tells_two_apart_with_the_defaults_of_whichever_says_nothing(cap
         "algorithm.kl_coefficient": ["0.04", "0.0"],
         "optimizer.num_mini_batches": ["1", "4"],
     }
-    assert call(capsys, "recipes", "diff", "grpo", "grpo")[1] == "grpo and grpo set the same\n"
+    assert call(capsys, "recipes", "diff", "grpo", "grpo")[1] == "grpo and grpo have the same settings\n"
 
 
 def test_recipes_as_json(capsys) -> None:

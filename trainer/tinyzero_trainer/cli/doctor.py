@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from tinyzero_sdk.cli.summary_report import count
 from tinyzero_sdk.console import print_json, stderr, stdout
@@ -52,9 +54,6 @@ def doctor(
 
 def _show(findings: "Sequence[Finding]") -> None:
     """The findings, each with its advice below it; a command has its own unbroken line, to be copied."""
-    from rich.table import Table
-    from rich.text import Text
-
     for finding in findings:
         advice = f"\n{finding.do}{':' if finding.commands else ''}" if finding.do else ""
         row = Table.grid(padding=(0, 1, 0, 0), expand=False)

@@ -1,4 +1,4 @@
-"""What several commands share: options, help that ends with the configuration's keys, and exit codes of signals."""
+"""What several commands share: options, help with the configuration's keys, and exit codes of signals."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,24 +54,22 @@ AddressOption = Annotated[
 
 
 class CommandWithKeys(TyperCommand):
-    """A command whose help ends with the keys of a configuration."""
-
-    def config_class(self) -> type:
-        """The configuration's dataclass."""
-        raise NotImplementedError
+    """`train` or `warmstart`, whose help ends with the keys of its configuration."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # click's types or typer's own, by typer's version
         """Typer's help, which prints itself, and a panel for each group of keys."""
+        from tinyzero_trainer.config import TrainConfig
         from tinyzero_trainer.config.help import key_help
+        from tinyzero_trainer.config.sft import SftConfig
 
         super().format_help(ctx, formatter)
-        for panel in key_help(self.config_class()):
+        for panel in key_help(TrainConfig if self.name == "train" else SftConfig):
             stdout.print(panel)
 
 
 @contextmanager
 def exit_by_signal() -> Iterator[None]:
-    """Within, a signal that ends the work prints one line and sets the exit code."""
+    """Print one line and set the exit code if a signal ends the work in the block."""
     from tinyzero_trainer.utils.signals import Stopped
 
     try:

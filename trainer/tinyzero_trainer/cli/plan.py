@@ -1,7 +1,8 @@
-"""`tinyzero plan`: a run's GPU memory and speed, and settings with which it fits. plan_report.py prints it."""
+"""`tinyzero plan`: a run's GPU memory and speed, and settings that fit. plan_report.py prints them."""
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+import shlex
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -15,11 +16,6 @@ from tinyzero_trainer.cli.options import (
     TaskOptions,
     TrainOverrides,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tinyzero_trainer.cli.plan_report import PlanReport
 
 
 def plan(
@@ -39,7 +35,7 @@ def plan(
         typer.Option(
             "--gpu-memory",
             metavar="SIZE",
-            help="Its memory: 24GB as on the box (10^9 bytes), or 22.5GiB as nvidia-smi shows it.",
+            help="Its memory: 24GB as sold (10^9 bytes), or 22.5GiB as nvidia-smi shows it.",
             show_default="all of the GPU",
         ),
     ] = None,
@@ -51,10 +47,10 @@ def plan(
 ) -> None:
     """Predict a run's GPU memory and speed, and propose settings that fit a GPU.
 
-    Takes the options of `tinyzero train`, and loads nothing. Exit code 1 if no settings are found that fit.
+    Takes the options of `tinyzero train`, and loads no model. Exit code 1 if no settings are found that fit.
     """
     from tinyzero_sdk.settings import get
-    from tinyzero_trainer.cli.plan_report import plan_for, show
+    from tinyzero_trainer.cli.plan_report import as_json, plan_for, show
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.config.compose import compose, gather
     from tinyzero_trainer.config.parallel import flag_settings as ray_settings
@@ -85,55 +81,8 @@ def plan(
     raise typer.Exit(int(not report.plan.fits))
 
 
-def as_json(report: "PlanReport") -> dict[str, Any]:
-    """What `--json` prints, in bytes and seconds."""
-    from tinyzero_trainer.plan.advice import as_overrides
-
-    plan, speed, interconnect = report.plan, report.speed, report.interconnect
-
-    def phases(memory: Any) -> list[dict[str, Any]]:
-        return [
-            {"phase": one.name, "gpu": one.gpu, "total": one.total, "parts": list(map(asdict, one.parts))}
-            for one in memory.phases
-        ]
-
-    return {
-        "model": asdict(report.spec),
-        "gpu": {
-            "name": report.target.name,
-            "memory": report.target.memory,
-            "in_use": report.target.in_use,
-            "usable": plan.limit,
-        },
-        "work": asdict(report.work),
-        "requested": {"peak": plan.requested.peak, "phases": phases(plan.requested)},
-        "proposed": {"peak": plan.memory.peak, "phases": phases(plan.memory)},
-        "gpus": [
-            {"gpu": one.kind, "count": one.count, "peak": one.memory.peak, "phases": phases(one.memory)}
-            for one in report.kinds
-        ],
-        "fits": plan.fits,
-        "vllm_needs": plan.shortfall,
-        "host_bytes": report.host,
-        "changes": list(map(asdict, plan.changes)),
-        "overrides": as_overrides(plan.changes),
-        "interconnect": None if interconnect is None else asdict(interconnect),
-        "speed": None
-        if speed is None
-        else {
-            "seconds": dict(speed.seconds),
-            "step": speed.step,
-            "tokens_per_s": speed.throughput,
-            "tokens_per_s_and_gpu": speed.throughput / speed.gpus,
-            "generated_per_s": speed.rollout,
-        },
-    }
-
-
-def _typed(task: list[str] | None, flags: "Mapping[str, object]", words: list[str]) -> str:
+def _typed(task: list[str] | None, flags: Mapping[str, object], words: list[str]) -> str:
     """What the user typed, as `tinyzero train` takes it."""
-    import shlex
-
     tasks = task or ([] if flags["--config"] else ["TASK"])
     pairs = ((flag, str(value)) for flag, value in flags.items() if value is not None and value != "")
     given = [*(("--task", one) for one in tasks), *pairs]

@@ -1,9 +1,13 @@
-"""A plan with its speed and a report of it, for the terminal."""
+"""A plan with its speed, and its report for the terminal or as JSON."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from rich.console import RenderableType
+from rich.table import Table
+
+from tinyzero_sdk.cli.summary_report import table
 from tinyzero_sdk.console import stdout
 from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.config import TrainConfig
@@ -19,9 +23,6 @@ from tinyzero_trainer.models.spec import ModelSpec
 from tinyzero_trainer.plan.advice import as_overrides, in_use_message, on_which_gpu, shortfall_message
 from tinyzero_trainer.plan.plan import ENGINE_DECIDES, Plan, make_plan
 from tinyzero_trainer.plan.target_gpu import TargetGpu, on_gpu
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,49 @@ def plan_for(spec: ModelSpec, config: TrainConfig, target: TargetGpu, prompt_tok
     )
     work, held = workload_on(plan.config, prompt_tokens), host_bytes(spec, plan.config)
     return PlanReport(spec, target, plan, work, speed, held, kinds, interconnect, shortfall_message(config, plan))
+
+
+def as_json(report: PlanReport) -> dict[str, Any]:
+    """What `--json` prints, in bytes and seconds."""
+    plan, speed, interconnect = report.plan, report.speed, report.interconnect
+
+    def phases(memory: Any) -> list[dict[str, Any]]:
+        return [
+            {"phase": one.name, "gpu": one.gpu, "total": one.total, "parts": list(map(asdict, one.parts))}
+            for one in memory.phases
+        ]
+
+    return {
+        "model": asdict(report.spec),
+        "gpu": {
+            "name": report.target.name,
+            "memory": report.target.memory,
+            "in_use": report.target.in_use,
+            "usable": plan.limit,
+        },
+        "work": asdict(report.work),
+        "requested": {"peak": plan.requested.peak, "phases": phases(plan.requested)},
+        "proposed": {"peak": plan.memory.peak, "phases": phases(plan.memory)},
+        "gpus": [
+            {"gpu": one.kind, "count": one.count, "peak": one.memory.peak, "phases": phases(one.memory)}
+            for one in report.kinds
+        ],
+        "fits": plan.fits,
+        "vllm_needs": plan.shortfall,
+        "host_bytes": report.host,
+        "changes": list(map(asdict, plan.changes)),
+        "overrides": as_overrides(plan.changes),
+        "interconnect": None if interconnect is None else asdict(interconnect),
+        "speed": None
+        if speed is None
+        else {
+            "seconds": dict(speed.seconds),
+            "step": speed.step,
+            "tokens_per_s": speed.throughput,
+            "tokens_per_s_and_gpu": speed.throughput / speed.gpus,
+            "generated_per_s": speed.rollout,
+        },
+    }
 
 
 def show(report: PlanReport, *, typed: str) -> None:
@@ -152,9 +196,7 @@ def _summary(report: PlanReport) -> Iterator[str]:
         )
 
 
-def _phases(report: PlanReport, memory: Memory) -> "RenderableType":
-    from tinyzero_sdk.cli.summary_report import table
-
+def _phases(report: PlanReport, memory: Memory) -> RenderableType:
     speed = report.speed
     roles = [role for role in ROLES if any(phase.of(role) for phase in memory.phases)]
     names = ["GiB in phase", *roles, "all", *(["seconds"] if speed else [])]
@@ -166,9 +208,7 @@ def _phases(report: PlanReport, memory: Memory) -> "RenderableType":
     return shown
 
 
-def _changes(plan: Plan) -> "RenderableType":
-    from rich.table import Table
-
+def _changes(plan: Plan) -> RenderableType:
     shown = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     shown.add_column(no_wrap=True)
     shown.add_column()

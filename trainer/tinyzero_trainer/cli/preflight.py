@@ -1,22 +1,19 @@
-"""What is checked before a run starts, in the second before PyTorch is loaded; what was loaded for it is returned."""
+"""What is checked before a run starts, in the second before PyTorch is imported."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tinyzero_sdk.console import warn
-
 if TYPE_CHECKING:
     from tinyzero_sdk import Task
     from tinyzero_trainer.config import TrainConfig
-    from tinyzero_trainer.models.spec import ModelSpec
 
 
 def check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
-    """Check whatever needs no model: tasks, scorers, the loss's file, engine, GPUs and run directory.
+    """Check all that needs no model: tasks, scorers, the loss's file, engine, Ray's address and run directory.
 
     Returns:
-        The tasks, by the names that the run gives them.
+        The run's tasks by name.
 
     Raises:
         TinyZeroError: says what to change.
@@ -47,11 +44,3 @@ def check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
     if config.run.output:
         RunDirectory(Path(config.run.output)).check(resume=resume)
     return tasks
-
-
-def warn_of_memory(config: "TrainConfig", spec: "ModelSpec | None" = None) -> None:
-    """Warn of a run that will not fit into the GPU's memory; `spec` is of a model that has yet to be made."""
-    from tinyzero_trainer.plan import advice
-
-    if (warning := advice.warning(config, spec)) is not None:
-        warn(warning)

@@ -1,17 +1,17 @@
-"""`tinyzero recipes`: the recipes that `tinyzero train --recipe` takes, what each sets, and how two of them differ."""
+"""`tinyzero recipes`: the recipes for `tinyzero train --recipe`, what each sets, and how two of them differ."""
 
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from tinyzero_sdk.console import print_json, stdout
 from tinyzero_sdk.errors import SettingsError
 
-WORDS = "nothing, NAME, or diff NAME NAME"
-
 
 def recipes(
-    words: Annotated[
+    names: Annotated[
         list[str] | None,
         typer.Argument(metavar="NAME | diff NAME NAME", help="One to show, or two to compare.", show_default=False),
     ] = None,
@@ -19,9 +19,9 @@ def recipes(
 ) -> None:
     """List the recipes for training, show what one sets, or how two differ.
 
-    A recipe holds only what an algorithm means; a .toml file of your own is taken wherever a name is.
+    A recipe holds the settings that define an algorithm. In place of a NAME you may give your own .toml file.
     """
-    match words or []:
+    match names or []:
         case []:
             _list(json)
         case [name] if name != "diff":
@@ -29,7 +29,7 @@ def recipes(
         case ["diff", left, right]:
             _diff(left, right, json)
         case given:
-            raise SettingsError(f"got {' '.join(given)!r} after recipes; expected {WORDS}")
+            raise SettingsError(f"got {' '.join(given)!r} after recipes; expected nothing, NAME, or diff NAME NAME")
 
 
 def _list(as_json: bool) -> None:
@@ -41,9 +41,9 @@ def _list(as_json: bool) -> None:
         return
     table = _table("recipe", "", no_wrap=True)
     for one in found:
-        table.add_row(f"[cyan]{one.name}[/]", _plain(one.about, f"\n{one.source}"))
+        table.add_row(f"[cyan]{one.name}[/]", Text.assemble(one.about, (f"\n{one.source}", "dim")))
     stdout.print(table)
-    stdout.print("\nto see one: tinyzero recipes NAME; to train by it: tinyzero train --recipe NAME", style="dim")
+    stdout.print("\nto see one: tinyzero recipes NAME; to train with it: tinyzero train --recipe NAME", style="dim")
 
 
 def _one(name: str, as_json: bool) -> None:
@@ -55,19 +55,19 @@ def _one(name: str, as_json: bool) -> None:
         parts = {"settings": dict(flatten(recipe.settings)), "full_size": dict(flatten(recipe.full_size))}
         print_json({"name": recipe.name, "about": recipe.about, "source": recipe.source, **parts})
         return
-    stdout.print(f"[bold cyan]{recipe.name}[/] ", _plain(recipe.about))
-    stdout.print(_plain("", recipe.source))
+    stdout.print(f"[bold cyan]{recipe.name}[/] ", Text(recipe.about))
+    stdout.print(Text(recipe.source, "dim"))
     help = _help()
     for title, settings in (
-        ("what it means", recipe.settings),
-        ("for models of full size; what suits a model wins over it", recipe.full_size),
+        ("settings", recipe.settings),
+        ("settings for full-size models; the defaults of a model override them", recipe.full_size),
     ):
         if not settings:
             continue
         table = _table("", "", no_wrap=False)
         table.show_header = False
         for key, value in flatten(settings):
-            table.add_row(_setting(key, format_value(value)), help.get(key, ""))
+            table.add_row(Text.assemble((key, "cyan"), f"\n= {format_value(value)}"), help.get(key, ""))
         stdout.print(f"\n[bold]{title}[/]")
         stdout.print(table)
 
@@ -82,17 +82,17 @@ def _diff(left: str, right: str, as_json: bool) -> None:
         print_json({key: {left: sides[0][key], right: sides[1][key]} for key in keys})
         return
     if not keys:
-        stdout.print(f"{left} and {right} set the same")
+        stdout.print(f"{left} and {right} have the same settings")
         return
     table = _table("setting", left, right)
     for key in keys:
-        table.add_row(f"[cyan]{key}[/]", *(_plain(format_value(side[key])) for side in sides))
+        table.add_row(f"[cyan]{key}[/]", *(Text(format_value(side[key])) for side in sides))
     stdout.print(table)
-    stdout.print("\nwhere only one of them sets something, the other has the default", style="dim")
+    stdout.print("\nwhere only one recipe sets a key, the other has the default", style="dim")
 
 
 def _resolved(recipe: Any) -> dict[str, Any]:
-    """All settings under a recipe and the defaults, by full names; lists as such, as TOML has them."""
+    """All settings of a recipe and the defaults, by full names."""
     from tinyzero_sdk.settings import flatten, merge
     from tinyzero_trainer.config.unused import default_settings
 
@@ -108,22 +108,8 @@ def _help() -> dict[str, str]:
     return {field.key: field.help for field in describe(TrainConfig) if field.type != TABLE}
 
 
-def _table(*columns: str, no_wrap: bool = True) -> Any:
-    from rich.table import Table
-
+def _table(*columns: str, no_wrap: bool = True) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for place, name in enumerate(columns):
-        table.add_column(name, no_wrap=no_wrap and place == 0)
+    for index, name in enumerate(columns):
+        table.add_column(name, no_wrap=no_wrap and index == 0)
     return table
-
-
-def _setting(key: str, value: str) -> Any:
-    from rich.text import Text
-
-    return Text.assemble((key, "cyan"), "\n= ", value)
-
-
-def _plain(text: str, dim: str = "") -> Any:
-    from rich.text import Text
-
-    return Text.assemble(text, (dim, "dim"))

@@ -6,19 +6,8 @@ from typing import Annotated
 import typer
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.cli.options import CommandWithKeys, ConfigOption, Overrides, TaskOptions, exit_by_signal
-from tinyzero_trainer.utils.startup import without_collector
-from tinyzero_trainer.utils.threads import calm_threads
-
-
-class WarmStartCommand(CommandWithKeys):
-    """`warmstart`, whose help lists its keys."""
-
-    def config_class(self) -> type:
-        """The configuration of a warm start."""
-        from tinyzero_trainer.config.sft import SftConfig
-
-        return SftConfig
+from tinyzero_trainer.cli.options import ConfigOption, Overrides, TaskOptions, exit_by_signal
+from tinyzero_trainer.utils.startup import calm_threads, without_collector
 
 
 def warm_start(

@@ -1,6 +1,6 @@
-"""`tinyzero train`: from what the user typed to one call of the training loop.
+"""`tinyzero train`: from the command line to one call of the training loop.
 
-Whatever is slow to import (torch above all) is imported inside the functions, after the settings have been checked.
+What is slow to import (torch above all) is imported inside functions, after the settings have been checked.
 """
 
 import time
@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tinyzero_sdk.cli.task_options import AllowUnsafe
-from tinyzero_sdk.console import stderr
+from tinyzero_sdk.console import stderr, warn
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.cli.options import (
     AddressOption,
-    CommandWithKeys,
     ConfigOption,
     GpusOption,
     ModelOption,
@@ -25,22 +24,12 @@ from tinyzero_trainer.cli.options import (
     exit_by_signal,
 )
 from tinyzero_trainer.config.model_defaults import TINY_MODEL, directory_of, other_task
-from tinyzero_trainer.utils.startup import without_collector
-from tinyzero_trainer.utils.threads import calm_threads
+from tinyzero_trainer.utils.startup import calm_threads, without_collector
 
 if TYPE_CHECKING:
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.config.compose import Composition
-
-
-class TrainCommand(CommandWithKeys):
-    """`train`, whose help lists its keys."""
-
-    def config_class(self) -> type:
-        """The configuration of a run."""
-        from tinyzero_trainer.config import TrainConfig
-
-        return TrainConfig
+    from tinyzero_trainer.models.spec import ModelSpec
 
 
 def train(
@@ -88,7 +77,7 @@ def train(
         tasks = preflight.check(resolved, resume=resume)
         _announce(resolved, composition)
         if not is_planned:
-            preflight.warn_of_memory(resolved)
+            _warn_of_memory(resolved)
         stderr.print("loading PyTorch", style="dim")
         calm_threads()
         with without_collector():
@@ -99,9 +88,9 @@ def train(
 
 
 def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The overrides, on a GPU with a small model made for the task where they name none.
+    """The overrides, on a GPU with a small model made for the task if they name none.
 
-    Also whether memory was planned for: before a model is made for minutes, not after.
+    Also whether the user was warned of too little memory: that is before a model is trained for minutes.
     """
     from tinyzero_trainer.cli import preflight
     from tinyzero_trainer.sft.default_model import default_spec, plan
@@ -111,8 +100,16 @@ def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         return overrides, False
     preflight.check(own.config, resume=False)
     stderr.print(own.about, soft_wrap=True, markup=False)
-    preflight.warn_of_memory(own.config, default_spec(own.config.default_model))
+    _warn_of_memory(own.config, default_spec(own.config.default_model))
     return own.settle(), True
+
+
+def _warn_of_memory(config: "TrainConfig", spec: "ModelSpec | None" = None) -> None:
+    """Warn of a run that will not fit into the GPU's memory; `spec` is of a model that does not exist yet."""
+    from tinyzero_trainer.plan import advice
+
+    if (warning := advice.warning(config, spec)) is not None:
+        warn(warning)
 
 
 def _with_output(overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,7 +123,7 @@ def _with_output(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _announce(config: "TrainConfig", composition: "Composition | None") -> None:
-    """Say at once what is about to happen, since loading takes seconds; no composition: the run is resumed."""
+    """Print at once what is about to happen, since loading takes seconds; no composition = the run is resumed."""
     verb = "resuming the training of" if composition is None else "training"
     where, specs = directory_of(config.model.path), config.task_specs
     model = TINY_MODEL if where is None else config.model.path
@@ -150,7 +147,7 @@ def _announce(config: "TrainConfig", composition: "Composition | None") -> None:
 
 
 def _origins(composition: "Composition") -> Iterator[str]:
-    """A line for the recipe's settings that hold, and one for the model's."""
+    """A line for the settings taken from the recipe, and one for those recorded with the model."""
     from tinyzero_sdk.settings import format_value
 
     origins = {

@@ -20,8 +20,7 @@ from tinyzero_trainer.config.model_defaults import TINY_MODEL, TINY_NAME, direct
 from tinyzero_trainer.config.renamed_keys import with_new_names
 from tinyzero_trainer.config.tasks import identity, load_tasks, read_task_specs, task_of, with_task_table
 from tinyzero_trainer.monitoring.progress import Progress
-from tinyzero_trainer.utils.startup import without_collector
-from tinyzero_trainer.utils.threads import calm_threads
+from tinyzero_trainer.utils.startup import calm_threads, without_collector
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

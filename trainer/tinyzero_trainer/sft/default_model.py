@@ -30,8 +30,7 @@ from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.utils.signals import StopFlag, left_at_once
-from tinyzero_trainer.utils.startup import without_collector
-from tinyzero_trainer.utils.threads import calm_threads
+from tinyzero_trainer.utils.startup import calm_threads, without_collector
 
 _PRESET = read_toml(Path(__file__).with_suffix(".toml"))
 SETTINGS: Mapping[str, Any] = _PRESET["settings"]

@@ -1,9 +1,8 @@
-"""Work in a thread beside the one that goes on: both are over at the end, whichever fails. No torch in here."""
+"""Work in a thread, concurrent with a block: both are over at its end, whichever fails. No torch in here."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from threading import Event
 from typing import TypeVar
 
 from tinyzero_trainer.utils.signals import Stop
@@ -12,30 +11,19 @@ Result = TypeVar("Result")
 
 
 class Unwanted:
-    """Whether nobody waits for the result any more; a `Stop`."""
+    """A `Stop` that is requested once nobody waits for the result any more."""
 
-    def __init__(self) -> None:
-        self._event = Event()
-
-    @property
-    def requested(self) -> bool:
-        """See `Stop`."""
-        return self._event.is_set()
-
-    def request(self) -> None:
-        """Nobody does."""
-        self._event.set()
+    requested = False
 
 
 @contextmanager
 def run_in_background(work: Callable[[Stop], Result]) -> Iterator["Future[Result]"]:
-    """Do work in a thread while the block runs; it is done, or has failed, once the block is left.
+    """Work in a thread while the block runs; it is done, or has failed, once the block is left.
 
-    What it raises is in the future, for whoever wants its result. If the block raises, the result is unwanted: the
-    work is told to stop, and waited for.
+    The future holds its result or exception. If the block raises, the work is asked to stop, and waited for.
 
     Args:
-        work: polls what it is given, and ends soon after a stop is requested.
+        work: polls the `Stop` that it is given, and ends soon after one is requested.
 
     Example:
         >>> with run_in_background(lambda stop: 6 * 7) as answer:
@@ -44,11 +32,11 @@ def run_in_background(work: Callable[[Stop], Result]) -> Iterator["Future[Result
         42
     """
     unwanted = Unwanted()
-    with ThreadPoolExecutor(1, thread_name_prefix="beside") as pool:
-        under_way = pool.submit(work, unwanted)
+    with ThreadPoolExecutor(1, thread_name_prefix="background") as pool:
+        future = pool.submit(work, unwanted)
         try:
-            yield under_way
-            wait([under_way])
+            yield future
+            wait([future])
         except BaseException:
-            unwanted.request()
+            unwanted.requested = True
             raise
