@@ -15,7 +15,7 @@ def prompts() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def next_logits(model: PreTrainedModel, sequence: torch.Tensor) -> torch.Tensor:
-    """What the model says after one unpadded sequence, without any cache."""
+    """The model's logits after one unpadded sequence, without a cache."""
     return model(input_ids=sequence[None], use_cache=False).logits[0, -1]
 
 
@@ -69,12 +69,10 @@ def test_other_architectures_take_the_general_path() -> None:
         torch.testing.assert_close(logits[row], next_logits(model, tokens[row, -length:]), atol=1e-4, rtol=1e-4)
 
 
-def test_sliding_windows_take_the_general_path(any_model: PreTrainedModel) -> None:
+@pytest.mark.parametrize(("name", "value"), [("sliding_window", 16), ("mlp_bias", True)])
+def test_models_that_it_does_not_compute_take_the_general_path(
+    name: str, value: object, any_model: PreTrainedModel
+) -> None:
     assert isinstance(build_decoder(any_model), FusedDecoder)
-    any_model.config.sliding_window = 16
-    assert isinstance(build_decoder(any_model), TransformersDecoder)
-
-
-def test_biases_in_the_mlp_take_the_general_path(any_model: PreTrainedModel) -> None:
-    any_model.config.mlp_bias = True
+    setattr(any_model.config, name, value)
     assert isinstance(build_decoder(any_model), TransformersDecoder)

@@ -1,4 +1,4 @@
-"""The graph engine on the CPU, its steps called rather than replayed, beside the plain engine."""
+"""The graph engine on the CPU, its steps called rather than replayed, compared with `TorchEngine`."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -12,8 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.trainer.conftest import random_model
 from tests.trainer.rollout.engines import ENDS, flat, graph, plain
-from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout import cuda_graph as graph_package
+from tinyzero_trainer.rollout import SamplingParams, cuda_graph
 from tinyzero_trainer.rollout.cuda_graph.engine import capture_sizes, kernels_run
 from tinyzero_trainer.rollout.cuda_graph.graph_runner import GraphRunner
 from tinyzero_trainer.rollout.cuda_graph.kv_capacity import FreeMemory, KvCacheError
@@ -31,21 +30,10 @@ def assert_same(ours: list[list[Generation]], theirs: list[list[Generation]]) ->
 
 
 def sizes_of(model: Any) -> tuple[int, int]:
-    """Bytes of a sequence with 64 slots and 24 tokens, and of reading the prompts."""
+    """Bytes of a sequence of 64 positions, 24 of them sampled, and of the prefill."""
     engine = graph(model)
     engine._sampling = engine._sampling_bytes(ALL)
     return engine._sequence_bytes(64, 24), engine._model.prefill_bytes(max(map(len, PROMPTS)) * len(PROMPTS))
-
-
-def untied_llama_with_biases() -> Any:
-    torch.manual_seed(1)
-    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "attention_bias": True, "tie_word_embeddings": False}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, max_position_embeddings=256))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model.eval()
 
 
 @pytest.mark.slow
@@ -63,14 +51,19 @@ def untied_llama_with_biases() -> Any:
     ],
     ids=str,
 )
-def test_draws_what_the_plain_engine_draws(any_model: Any, params: SamplingParams) -> None:
-    assert_same(
-        graph(any_model).generate(PROMPTS, 4, params, seed=1), plain(any_model).generate(PROMPTS, 4, params, seed=1)
-    )
+def test_completions_are_those_of_the_torch_engine(any_model: Any, params: SamplingParams) -> None:
+    ours, theirs = (engine(any_model).generate(PROMPTS, 4, params, seed=1) for engine in (graph, plain))
+    assert_same(ours, theirs)
 
 
-def test_biases_everywhere_and_a_head_of_its_own() -> None:
-    model = untied_llama_with_biases()
+def test_biases_everywhere_and_an_untied_head() -> None:
+    torch.manual_seed(1)
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "attention_bias": True, "tie_word_embeddings": False}
+    model: Any = LlamaForCausalLM(LlamaConfig(**sizes, **heads, max_position_embeddings=256)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
     assert model.model.layers[0].self_attn.o_proj.bias.abs().sum() > 0
     assert_same(graph(model).generate(PROMPTS, 4, ALL, seed=2), plain(model).generate(PROMPTS, 4, ALL, seed=2))
 
@@ -84,21 +77,12 @@ def test_biases_everywhere_and_a_head_of_its_own() -> None:
     at_a_time=st.integers(1, 30),
     seed=st.integers(-(2**63), 2**64),
 )
-def test_whatever_the_batch(lengths: list[int], samples: int, max_tokens: int, at_a_time: int, seed: int) -> None:
+def test_any_batch(lengths: list[int], samples: int, max_tokens: int, at_a_time: int, seed: int) -> None:
     model = random_model("qwen2")
     prompts = [[(7 * place + length) % 97 for place in range(length)] for length in lengths]
     params = SamplingParams(max_tokens, logprobs=True)
     ours = graph(model, max_num_seqs=at_a_time).generate(prompts, samples, params, seed=seed)
     assert_same(ours, plain(model).generate(prompts, samples, params, seed=seed))
-
-
-@pytest.mark.slow
-def test_what_is_drawn_does_not_depend_on_how_many_are_drawn_at_a_time() -> None:
-    model = random_model("qwen2")
-    whole = graph(model).generate(PROMPTS, 6, ALL, seed=3)
-    for at_a_time in (3, 29):
-        assert_same(graph(model, max_num_seqs=at_a_time).generate(PROMPTS, 6, ALL, seed=3), whole)
-        assert_same(plain(model, max_num_seqs=at_a_time).generate(PROMPTS, 6, ALL, seed=3), whole)
 
 
 @pytest.mark.slow
@@ -120,25 +104,14 @@ def test_a_temperature_that_changes_needs_no_new_graph() -> None:
     model = random_model("qwen2")
     engine, other = graph(model), plain(model)
     engine.generate(PROMPTS, 4, SamplingParams(24, 1.0, top_p=0.9), seed=0)
-    ready = set(engine._runner._runs)
+    before = {key[1:] for key in engine._runner._runs}  # without batch sizes
     for temperature, top_p in ((0.6, 0.9), (1.4, 0.5)):
         params = SamplingParams(24, temperature, top_p=top_p, logprobs=True)
         assert_same(engine.generate(PROMPTS, 4, params, seed=0), other.generate(PROMPTS, 4, params, seed=0))
-    kinds = {key[1:] for key in engine._runner._runs}
-    assert kinds == {key[1:] for key in ready}
+    assert {key[1:] for key in engine._runner._runs} == before
 
 
-def test_room_is_made_for_how_tokens_are_drawn() -> None:
-    """Top-p takes many times the logits' memory: buffers that were made for less are made anew, once."""
-    engine, sizes = graph(random_model("qwen2"), memory=lambda: FreeMemory(2**40, 0)), []
-    engine._kernels = True
-    for params in (ALL, SamplingParams(24, 0.0), SamplingParams(24, top_p=0.9), ALL):
-        engine._reserve(PROMPTS, 4, params)
-        sizes.append(engine._allocated)
-    assert sizes[0] < sizes[1] < sizes[2] == sizes[3]
-
-
-def test_an_end_in_the_first_token_and_rows_that_leave_early() -> None:
+def test_an_end_in_the_first_token_and_early_finishes() -> None:
     model = random_model("qwen2")
     ends = set(range(0, 97, 2))
     params = SamplingParams(60, logprobs=True)
@@ -165,55 +138,65 @@ def test_weights_are_taken_over_when_they_are_loaded_and_not_before(any_model: A
 
 
 def test_weights_stay_at_their_addresses() -> None:
-    model = random_model("qwen2")
-    engine = graph(model)
+    engine = graph(random_model("qwen2"))
     addresses = {name: tensor.data_ptr() for name, tensor in engine._weights._tensors.items()}
     engine.load_weights()
     assert {name: tensor.data_ptr() for name, tensor in engine._weights._tensors.items()} == addresses
 
 
-def test_sleep_gives_everything_back_only_where_it_is_not_to_be_kept() -> None:
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_memory_for_each_way_of_sampling() -> None:
+    """Top-p takes many times the logits' memory: smaller buffers are allocated anew, once."""
+    engine, sizes = graph(random_model("qwen2"), memory=lambda: FreeMemory(2**40, 0)), []
+    engine._kernels = True
+    for params in (ALL, SamplingParams(24, 0.0), SamplingParams(24, top_p=0.9), ALL):
+        engine._reserve(PROMPTS, 4, params)
+        sizes.append(engine._allocated)
+    assert sizes[0] < sizes[1] < sizes[2] == sizes[3]
+
+
+@pytest.mark.parametrize(
+    ("keep", "unused", "kept"), [(True, None, True), (False, None, False), (True, 60, True), (True, 5, False)]
+)
+def test_sleep_keeps_memory_only_if_it_may_and_nothing_else_needs_it(
+    keep: bool, unused: int | None, kept: bool
+) -> None:
     model = random_model("qwen2")
-    for keep, left in ((True, True), (False, False)):
-        engine = graph(model, keep_memory=keep)
-        before = engine.generate(PROMPTS, 2, ALL, seed=7)
-        engine.sleep()
-        assert (engine._state is not None, engine._weights.loaded) == (left, left)
-        assert_same(engine.generate(PROMPTS, 2, ALL, seed=7), before)
-
-
-def test_fewer_at_a_time_where_memory_is_short_and_the_user_is_told_once() -> None:
-    model, notes = random_model("qwen2"), []
-    size, reading = sizes_of(model)
-    engine = graph(model, memory=lambda: FreeMemory(5 * size + reading, 15 * size), report=notes.append)
-    ours = engine.generate(PROMPTS, 10, ALL, seed=8)
-    assert engine._state is not None
-    assert engine._state.slots == 18  # of 20 that would fit to the last byte
-    assert_same(ours, plain(model).generate(PROMPTS, 10, ALL, seed=8))
-    present = engine._state
-    engine.generate(PROMPTS, 10, ALL, seed=8)
-    assert engine._state is present  # rather than to capture every graph anew for as few
-    assert notes == ["the GPU has room for 18 sequences of 64 tokens at a time; 50 are wanted"]
-    engine.sleep()  # others need what it took
-    assert engine._state is None
-
-
-def test_what_fits_beside_the_others_is_kept() -> None:
-    model = random_model("qwen2")
-    size, reading = sizes_of(model)
-    engine = graph(model, memory=lambda: FreeMemory(60 * size + reading, 0))
-    engine.generate(PROMPTS, 10, ALL, seed=8)
+    size, prefill = sizes_of(model)
+    memory = None if unused is None else lambda: FreeMemory(unused * size + prefill, 15 * size)
+    engine = graph(model, keep_memory=keep, memory=memory)
+    before = engine.generate(PROMPTS, 10, ALL, seed=7)
     engine.sleep()
-    assert engine._state is not None
+    assert (engine._state is not None, engine._weights.loaded) == (kept, kept)
+    assert_same(engine.generate(PROMPTS, 10, ALL, seed=7), before)
 
 
-def test_no_room_for_a_few_is_one_line() -> None:
+def test_with_little_memory_batches_are_smaller_and_the_user_is_told_once() -> None:
+    model, notes = random_model("qwen2"), []
+    size, prefill = sizes_of(model)
+    engine = graph(model, memory=lambda: FreeMemory(5 * size + prefill, 15 * size), report=notes.append)
+    ours = engine.generate(PROMPTS, 10, ALL, seed=8)
+    state = engine._state
+    assert state is not None
+    assert state.slots == 18  # of 20 that would fit to the last byte
+    assert_same(ours, plain(model).generate(PROMPTS, 10, ALL, seed=8))
+    engine.generate(PROMPTS, 10, ALL, seed=8)
+    assert engine._state is state  # rather than to capture every graph again for as few
+    assert notes == ["the GPU has room for 18 sequences of 64 tokens at a time; 50 are wanted"]
+
+
+def test_too_little_memory_for_a_few_sequences_is_an_error() -> None:
     model = random_model("qwen2")
-    size, reading = sizes_of(model)
-    engine = graph(model, memory=lambda: FreeMemory(4 * size + reading, 4 * size))
+    size, prefill = sizes_of(model)
+    engine = graph(model, memory=lambda: FreeMemory(4 * size + prefill, 4 * size))
     with pytest.raises(KvCacheError, match=r"expected room for 8\)"):
         engine.generate(PROMPTS, 10, ALL, seed=8)
     assert len(engine.generate(PROMPTS[:3], 2, ALL, seed=8)) == 3  # there is room for six
+
+
+# ---- kernels and graphs ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -221,17 +204,16 @@ def test_no_room_for_a_few_is_one_line() -> None:
     [
         (ModuleNotFoundError("No module named 'triton'"), "ModuleNotFoundError: No module named 'triton'"),
         (RuntimeError("Failed to find C compiler.\nSet CC."), "RuntimeError: Failed to find C compiler."),
-        (KeyError(), "KeyError: "),
     ],
 )
-def test_kernels_that_do_not_run_are_told_of_and_done_without(
+def test_kernels_that_do_not_run_are_reported_and_not_used(
     error: Exception, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def try_out(model: Any, eos_ids: Any) -> None:
         raise error
 
     notes: list[str] = []
-    monkeypatch.setattr(graph_package, "triton_kernels", SimpleNamespace(try_out=try_out), raising=False)
+    monkeypatch.setattr(cuda_graph, "triton_kernels", SimpleNamespace(try_out=try_out), raising=False)
     assert not kernels_run(graph(random_model("llama"))._model, ENDS, notes.append)
     assert not notes
     on_a_gpu: Any = SimpleNamespace(device=torch.device("cuda"))
@@ -239,7 +221,7 @@ def test_kernels_that_do_not_run_are_told_of_and_done_without(
     assert notes == [f"Triton's kernels do not run here ({why}); generation is slower without, and takes more memory"]
 
 
-def test_a_step_that_fails_while_it_is_captured_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_while_it_is_captured_raises_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Graph:
         def capture_begin(self, **options: Any) -> None:
             self.capturing = True
@@ -263,21 +245,19 @@ def test_a_step_that_fails_while_it_is_captured_says_why(monkeypatch: pytest.Mon
         ("stream", lambda which: nullcontext()),
     ):
         monkeypatch.setattr(torch.cuda, name, fake)
-    replayer = GraphRunner(torch.device("cuda"))
+    runner = GraphRunner(torch.device("cuda"))
     with pytest.raises(torch.OutOfMemoryError, match=r"2\.00 GiB"):
-        replayer.prepare("key", step)
-    assert "key" not in replayer
+        runner.prepare("key", step)
+    assert "key" not in runner
 
 
-def test_levels_are_few_and_hold_every_batch() -> None:
-    for most in (1, 7, 8, 9, 100, 4096, 5000):
-        levels = capture_sizes(most)
-        assert levels[-1] == most
-        assert len(levels) < 24
-        assert all(
-            next(level for level in levels if level >= rows) <= max(8, 1.5 * rows) for rows in range(1, most + 1)
-        )
+@pytest.mark.parametrize("most", [1, 7, 8, 9, 100, 4096, 5000])
+def test_captured_batch_sizes_are_few_and_waste_little(most: int) -> None:
+    sizes = capture_sizes(most)
+    assert sizes[-1] == most
+    assert len(sizes) < 24
+    assert all(next(size for size in sizes if size >= rows) <= max(8, 1.5 * rows) for rows in range(1, most + 1))
 
 
-def test_nothing_to_do() -> None:
+def test_no_prompts() -> None:
     assert graph(random_model("llama")).generate([], 4, ALL, seed=0) == []

@@ -42,7 +42,7 @@ def test_an_engine_ends_when_the_trainer_is_killed(before: str) -> None:
             time.sleep(0.01)
 
 
-def test_a_trainer_that_was_gone_before_ends_it_at_once() -> None:
+def test_an_engine_ends_at_once_if_the_trainer_has_ended() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     environment = {**os.environ, parent_watchdog.TRAINER: str(gone.pid)}
@@ -51,7 +51,7 @@ def test_a_trainer_that_was_gone_before_ends_it_at_once() -> None:
     assert engine.returncode == 1
 
 
-def test_in_the_trainers_own_process_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trainers_own_process_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(parent_watchdog.TRAINER, str(os.getpid()))
     monkeypatch.setattr(parent_watchdog.threading, "Thread", None)
     parent_watchdog.exit_with_trainer()
@@ -60,7 +60,7 @@ def test_in_the_trainers_own_process_nothing_happens(monkeypatch: pytest.MonkeyP
 
 
 def is_running(pid: int) -> bool:
-    """Nobody may reap it here, so it may be left as a zombie."""
+    """Not as a zombie: it cannot be reaped here."""
     try:
         with open(f"/proc/{pid}/stat") as stream:
             return stream.read().rpartition(")")[2].split()[0] != "Z"

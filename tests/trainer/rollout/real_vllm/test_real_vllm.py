@@ -25,7 +25,7 @@ from tinyzero_trainer.rollout.weight_sync import named_weights
 from tinyzero_trainer.types import Generation
 
 STEPS = 3
-OTHER_LAYOUT = pytest.mark.nightly(reason="starts vLLM twice more; where engines are is tested with the engine `torch`")
+OTHER_LAYOUT = pytest.mark.nightly(reason="starts vLLM twice more; placement is tested with the engine `torch`")
 
 
 def make_config(output: Path, **changes: object) -> TrainConfig:
@@ -81,16 +81,10 @@ def prompts(tiny: LanguageModel) -> list[list[int]]:
 
 
 def greedy(engine: VllmEngine, tiny: LanguageModel, prompts: list[list[int]]) -> None:
-    """Checks that the engine's likeliest completions are the policy's."""
+    """Checks that the engine's greedy completions are the policy's."""
     params = SamplingParams(40, temperature=0.0)
     ours = TorchEngine(tiny)
     assert engine.generate(prompts, 1, params, seed=0) == ours.generate(prompts, 1, params, seed=0)
-
-
-def test_greedy_completions_are_the_torch_engines(
-    engine: VllmEngine, tiny: LanguageModel, prompts: list[list[int]]
-) -> None:
-    greedy(engine, tiny, prompts)
 
 
 def test_equal_seeds_give_equal_completions_and_other_seeds_others(
@@ -102,6 +96,8 @@ def test_equal_seeds_give_equal_completions_and_other_seeds_others(
     assert first != engine.generate(prompts, 4, params, seed=2)
     assert all(rollout.logprobs is None for group in first for rollout in group)
     assert len({tuple(rollout.token_ids) for rollout in first[0]}) > 1
+    groups = engine.generate(prompts, 8, SamplingParams(30, ignore_eos=True), seed=3)
+    assert {(len(rollout.token_ids), rollout.finished) for group in groups for rollout in group} == {(30, False)}
 
 
 def test_logprobs_are_the_policys_and_ends_are_ends(
@@ -123,13 +119,8 @@ def test_logprobs_are_the_policys_and_ends_are_ends(
         assert rollout.logprobs == pytest.approx(expected.tolist(), abs=1e-3)
 
 
-def test_nothing_ends_where_ends_are_ignored(engine: VllmEngine, prompts: list[list[int]]) -> None:
-    groups = engine.generate(prompts, 8, SamplingParams(30, ignore_eos=True), seed=3)
-    assert {(len(rollout.token_ids), rollout.finished) for group in groups for rollout in group} == {(30, False)}
-
-
 def test_more_prompt_tokens_than_go_through_at_once(engine: VllmEngine, notes: list[str]) -> None:
-    # vLLM for the CPU would die of a prompt of which one half is to wait.
+    # vLLM for the CPU dies of a chunked prompt.
     groups = engine.generate([[5 + place] * 50 for place in range(100)], 2, SamplingParams(2), seed=0)
     assert len(groups) == 100
     assert notes == []
@@ -142,11 +133,11 @@ def test_a_stop_leaves_the_engine_usable(engine: VllmEngine, prompts: list[list[
     before = engine.generate(prompts, 2, SamplingParams(9), seed=0)
     with pytest.raises(KeyboardInterrupt):
         engine.generate(prompts * 9, 8, SamplingParams(40, ignore_eos=True), seed=0, on_progress=stop)
-    engine.load_weights()  # which the cache of an aborted prompt would not survive
+    engine.load_weights()  # resets the cache, which the aborted prompts have released
     assert engine.generate(prompts, 2, SamplingParams(9), seed=0) == before
 
 
-def test_new_weights_arrive_and_a_head_that_does_not_is_noticed(
+def test_new_weights_arrive_and_a_missing_head_is_noticed(
     engine: VllmEngine, tiny: LanguageModel, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     embedding = tiny.model.get_input_embeddings().weight
@@ -158,6 +149,7 @@ def test_new_weights_arrive_and_a_head_that_does_not_is_noticed(
             noise = torch.randn(before.shape, generator=torch.Generator().manual_seed(seed))
             embedding.copy_(before + 0.3 * before.std() * noise)
 
+    greedy(engine, tiny, prompts)
     try:
         change(1)
         engine.load_weights()
@@ -176,7 +168,7 @@ def test_new_weights_arrive_and_a_head_that_does_not_is_noticed(
         engine.load_weights()
 
 
-def test_an_engine_that_is_killed_is_replaced_and_its_batch_repeated(
+def test_a_killed_engine_is_restarted_and_its_batch_repeated(
     restarting: RestartingEngine,
     prompts: list[list[int]],
     run: Path,
@@ -203,9 +195,9 @@ def test_an_engine_that_is_killed_is_replaced_and_its_batch_repeated(
     assert (run / "vllm.log").exists()
 
 
-def test_why_it_does_not_start_is_said_in_one_line(toy_model: LanguageModel, tmp_path: Path) -> None:
+def test_the_reason_for_a_failed_start_is_one_line(toy_model: LanguageModel, tmp_path: Path) -> None:
     with pytest.raises(VllmError, match=r"vLLM did not start: .*head_dim=16") as error:
-        build_engine(make_config(tmp_path), toy_model)  # whose heads are smaller than any that vLLM has kernels for
+        build_engine(make_config(tmp_path), toy_model)  # its heads are smaller than vLLM's kernels support
     assert "\n" not in str(error.value)
 
 
@@ -221,7 +213,7 @@ def check_run(output: Path) -> None:
         assert line["response_length/max"] <= 48
 
 
-@pytest.mark.nightly(reason="the process apart is the default, and the fast tests run both around a fake vLLM")
+@pytest.mark.nightly(reason="a separate process is the default, and the fast tests run both with a fake vLLM")
 def test_three_steps_in_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "run"
     config = make_config(output, vllm__separate_process=False, vllm__max_restarts=2, vllm__timeout=1800.0)
@@ -233,14 +225,14 @@ def test_three_steps_in_one_process(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("engines", "spread"),
     [
-        pytest.param(0, 1, id="one beside each rank", marks=OTHER_LAYOUT),
-        pytest.param(0, 2, id="one beside both, of two processes", marks=OTHER_LAYOUT),
-        pytest.param(1, 2, id="one apart, of two processes"),
+        pytest.param(0, 1, id="one colocated with each rank", marks=OTHER_LAYOUT),
+        pytest.param(0, 2, id="one colocated with both, of two processes", marks=OTHER_LAYOUT),
+        pytest.param(1, 2, id="one dedicated, of two processes"),
     ],
 )
 def test_three_steps_of_two_ranks_of_ray(engines: int, spread: int, tmp_path: Path) -> None:
     more: dict[str, Any] = {"run__executor": "ray", "parallel__world_size": 2, "rollout__num_engines": engines}
     more["vllm__tensor_parallel"] = spread
-    # In a process of its own, since Ray leaves much open in one that goes on.
+    # In a separate process, since Ray leaves much open.
     apart(train, tmp_path, make_config(tmp_path / "run", **more))
     check_run(tmp_path / "run")
