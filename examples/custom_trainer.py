@@ -10,8 +10,8 @@ from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.algorithms.advantages import grpo
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
-from tinyzero_trainer.config import AlgorithmConfig, DataConfig, OptimizerConfig, RewardConfig
-from tinyzero_trainer.data.prompts import PromptSource
+from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig, RewardConfig
+from tinyzero_trainer.data import PromptSource
 from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.models.loading import load_model
 from tinyzero_trainer.rewards.pool import scoring_pool
@@ -31,9 +31,7 @@ def train(steps: int = 40, prompts_per_step: int = 32) -> list[float]:
     policy = Policy(
         model, algorithm=AlgorithmConfig(), optimizer=OPTIMIZER, max_tokens=PARAMS.max_tokens, reference=None
     )
-    stream = PromptSource(task, model.tokenizer, DataConfig(prompt_template="compact", test_fraction=1 / 8)).training(
-        seed=0
-    )
+    stream = PromptSource(task, model.tokenizer, prompt_template="compact", test_fraction=1 / 8).stream(seed=0)
     mean_rewards = []
     with scoring_pool(RewardConfig(), task) as pool:
         for step in range(1, steps + 1):

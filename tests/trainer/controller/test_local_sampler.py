@@ -10,7 +10,6 @@ from tinyzero_sdk.cli import main
 from tinyzero_sdk.evaluation.evaluate import evaluate
 from tinyzero_sdk.evaluation.protocol import EVALUATION_SEED, EvaluationRequest
 from tinyzero_sdk.evaluation.sample_log import SampleFile
-from tinyzero_trainer.config import DataConfig
 from tinyzero_trainer.controller.eval_config import LocalModels
 from tinyzero_trainer.data import prompts
 from tinyzero_trainer.data.prompts import PromptSource
@@ -52,7 +51,7 @@ def rows_of(path):
 
 def test_the_problems_are_those_held_out_in_training(plan, toy_task, toy_model, tmp_path):
     result = evaluate(plan(), tmp_path / "out.jsonl", Quiet())
-    held_out = PromptSource(load_task(toy_task), toy_model.tokenizer, DataConfig(test_fraction=0.4)).held_out(6)
+    held_out = PromptSource(load_task(toy_task), toy_model.tokenizer, test_fraction=0.4).held_out(6)
     rows = rows_of(tmp_path / "out.jsonl")
     assert [row["numbers"] for row in rows[::2]] == [prompt.item.data["numbers"] for prompt in held_out]
     assert (result.problems, result.samples, sum(result.by_reason.values())) == (6, 2, 12)

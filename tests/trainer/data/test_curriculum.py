@@ -140,7 +140,7 @@ def test_settings_that_cannot_work_are_refused(values: dict, message: str) -> No
 
 def stream(size: int = 30, of_each: int = 1, seed: int = 0, progress=None, **settings) -> PromptStream:
     config = CurriculumConfig(**{"buckets": 3, **settings})
-    return problems("p", size, of_each).training(seed, progress, config)
+    return problems("p", size, of_each).stream(seed, progress, config)
 
 
 def solved(bucket: int, share: float) -> list[Rollout]:
@@ -190,7 +190,7 @@ def test_the_bucket_near_the_target_is_drawn_most() -> None:
 
 
 def test_problems_that_wait_come_in_their_order() -> None:
-    plain = [problem for _, problem, _ in take(problems("p", 60).training(0), 60)]
+    plain = [problem for _, problem, _ in take(problems("p", 60).stream(0), 60)]
     drawn = take(stream(60), 60)
     for bucket in range(3):
         own = [problem for _, problem, of in drawn if of == bucket]

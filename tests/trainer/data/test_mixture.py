@@ -51,7 +51,7 @@ def test_two_to_one_begins_with_the_first() -> None:
 
 def mixture(progress: dict[str, StreamState] | None = None, curriculum: CurriculumConfig | None = None) -> Mixture:
     streams = {
-        name: problems(name, size).training(3, (progress or {}).get(name), curriculum)
+        name: problems(name, size).stream(3, (progress or {}).get(name), curriculum)
         for name, size in (("large", 40), ("small", 8))
     }
     return Mixture(streams, [2.0, 1.0])

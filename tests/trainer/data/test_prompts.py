@@ -8,7 +8,6 @@ from transformers import PreTrainedTokenizerBase
 from tests.trainer import toy_task
 from tinyzero_sdk import Task, load_task
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.config import DataConfig
 from tinyzero_trainer.data.prompts import PromptSource
 
 
@@ -28,11 +27,11 @@ def divided_task(tmp_path: Path) -> Task:
 
 def test_a_test_share_without_effect_is_refused_before_anything_is_asked(divided_task: Task) -> None:
     tokenizer: PreTrainedTokenizerBase = NoTokenizer()  # type: ignore[assignment]
-    source = PromptSource(divided_task, tokenizer, DataConfig(test_fraction=0.4))
+    source = PromptSource(divided_task, tokenizer, test_fraction=0.4)
     for ask in (
         lambda: source.held_out(3),
-        lambda: source.some(3, seed=0),
-        lambda: next(source.training(seed=0)),
+        lambda: source.sample(3, seed=0),
+        lambda: next(source.stream(seed=0)),
     ):
         with pytest.raises(SettingsError, match=r"a test fraction \(0\.4\) has no effect on 'divided'"):
             ask()

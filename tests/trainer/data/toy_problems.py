@@ -1,4 +1,4 @@
-"""A source of made-up problems for tests of the training stream: no task, no tokenizer."""
+"""A source of synthetic problems for tests of the training stream: no task, no tokenizer."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -12,7 +12,7 @@ from tinyzero_trainer.types import Prompt
 
 
 class Problems:
-    """Stands for a PromptSource: `size` problems, the n-th of difficulty n // of_each."""
+    """Fake of a PromptSource: `size` problems, the n-th of difficulty n // of_each."""
 
     def __init__(self, name: str, size: int, of_each: int) -> None:
         self.name, self.size = name, size
@@ -23,10 +23,10 @@ class Problems:
         Random(derive_seed(self.name, seed, number)).shuffle(order)
         return (Item(None, index) for index in order)
 
-    def word(self, item: Item, bucket: int = 0) -> Prompt:
+    def prompt(self, item: Item, bucket: int = 0) -> Prompt:
         return Prompt(item, str(item.data), [1], self.name, bucket)
 
-    training = PromptSource.training
+    stream = PromptSource.stream
 
 
 def problems(name: str, size: int, of_each: int = 1) -> Problems:

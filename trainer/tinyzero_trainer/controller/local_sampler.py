@@ -38,7 +38,12 @@ class LocalSampler:
         with catch_out_of_memory("the model was loaded", "take a smaller model or a GPU with more memory"):
             self._model = load_model(config.model.path, choose_device(config.run.device))
             self._engine = build_local_engine(config, self._model, report)
-        self._prompts = PromptSource(task, self._model.tokenizer, config.data)
+        self._prompts = PromptSource(
+            task,
+            self._model.tokenizer,
+            prompt_template=config.data.prompt_template,
+            max_prompt_tokens=config.data.max_prompt_tokens,
+        )
         self._params = SamplingParams(config.rollout.max_completion_tokens, request.temperature, request.top_p)
         self._samples, self._seed = request.samples, config.run.seed
         max_num_seqs = config.rollout.max_num_seqs or FEW_SEQUENCES
@@ -59,7 +64,7 @@ class LocalSampler:
             group = problems[start : start + self._group_size]
             if not any(problem.missing for problem in group):
                 continue
-            prompts = [self._prompts.word(problem.item) for problem in group]
+            prompts = [self._prompts.prompt(problem.item) for problem in group]
             check_context(self._model, prompts, self._params.max_tokens)
             seed = derive_seed("evaluation", self._seed, start)
             with catch_out_of_memory("completions were generated", advice):

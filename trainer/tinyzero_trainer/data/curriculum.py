@@ -1,6 +1,6 @@
-"""The difficulty curriculum: problems in buckets by difficulty, drawn by how often the model solves each bucket's.
+"""The difficulty curriculum: problems in buckets by difficulty, sampled by the model's pass rate on each bucket.
 
-Pure functions over the measured pass rates. Where problems wait until their bucket is drawn is in prompts.py.
+Pure functions over the measured pass rates. Problems wait in prompts.py until their bucket is sampled.
 """
 
 from bisect import bisect_right
@@ -14,21 +14,21 @@ from tinyzero_trainer.config import CurriculumConfig
 from tinyzero_trainer.utils.ema import ema
 
 SAMPLE = 1024
-"""Problems whose difficulties decide where the buckets lie."""
+"""Problems whose difficulties set the edges of the buckets."""
 
 PassRates = tuple[float | None, ...]
-"""Average share of correct completions of each bucket; None = never sampled."""
+"""Average fraction of correct completions of each bucket; None = never sampled."""
 
 
 def bucket_edges(difficulties: Sequence[float], buckets: int, *, task: str) -> tuple[float, ...]:
-    """The least difficulty of each bucket but the first: quantiles, so that buckets are about equally large.
+    """The lowest difficulty of each bucket but the first: quantiles, so that buckets are about equally large.
 
-    Problems of equal difficulty are never parted: they go where the middle one of them belongs, so there may be fewer
-    buckets than asked for.
+    Problems of equal difficulty stay together, in the bucket of the middle one, so there may be fewer buckets than
+    requested.
 
     Args:
         difficulties: of a sample of the problems.
-        buckets: how many are asked for.
+        buckets: how many are requested.
         task: for the message.
 
     Raises:
@@ -58,18 +58,18 @@ def bucket_of(difficulty: float, edges: Sequence[float]) -> int:
 
 
 def bucket_weights(pass_rates: PassRates, sizes: Sequence[int], config: CurriculumConfig) -> tuple[float, ...]:
-    """The chance of each bucket to be drawn; they sum to 1 and none is below `config.floor`.
+    """The probability of each bucket; they sum to 1 and none is below `config.min_probability`.
 
-    What is above the floor is shared out among the problems, and so to buckets by their size, in proportion to
+    What is above that minimum is divided among the problems, and so among buckets by size, in proportion to
     (p/t)^2t · ((1-p)/(1-t))^(2-2t), where p is the bucket's pass rate and t the target. For t = ½ this is 4 p (1-p),
-    the variance of a reward of 0 or 1, scaled: where all completions of a prompt earn the same, advantages are zero
-    and nothing is learnt. Other targets move the peak to p = t and keep the zeros at 0 and 1. A bucket that was never
-    sampled counts as one at the target, so that it is tried. The formula is ours.
+    the variance of a reward of 0 or 1, scaled: where all completions of a prompt score the same, advantages are zero
+    and train nothing. Other targets move the peak to p = t and keep the zeros at 0 and 1. A bucket that was never
+    sampled counts as one at the target, so that it is tried. The formula is this project's own.
 
     Args:
         pass_rates: of each bucket.
         sizes: problems in each, of a sample.
-        config: target and floor.
+        config: target and minimum.
     """
     interest = [1.0 if rate is None else _interest(rate, config.target_pass_rate) for rate in pass_rates]
     if not any(interest):

@@ -1,4 +1,4 @@
-"""Several tasks in one run: whose problem comes next, so that every stretch of the run has the tasks in proportion."""
+"""Several tasks in one run: which one's problem comes next, so that any part of the run has them in proportion."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -9,12 +9,11 @@ from tinyzero_trainer.types import Prompt, Rollout
 
 
 def next_share(weights: Sequence[float], counts: Sequence[int]) -> int:
-    """Which of several comes next.
+    """The index of the one that comes next.
 
-    Of those whose share has room for another, the one that must come soonest to keep its share; the first of equals.
-    Starting from nothing, after n calls each has come n · weight / sum of weights times, give or take less than 1,
-    which taking the one furthest behind does not keep to from seven on (R. Tijdeman, The chairman assignment problem,
-    Discrete Mathematics 32, 1980).
+    Of those that may come without exceeding their share, the one that is due first; the first of equals. After n calls
+    each has come n · weight / sum of weights times, within less than 1; taking the one furthest behind breaks that
+    bound from seven on (R. Tijdeman, The chairman assignment problem, Discrete Mathematics 32, 1980).
 
     Args:
         weights: above 0.
@@ -33,30 +32,24 @@ def next_share(weights: Sequence[float], counts: Sequence[int]) -> int:
     return min(possible, key=lambda index: (counts[index] + 1) / shares[index])
 
 
-def some_of_each(samples: Sequence[Rollout], tasks: int, count: int) -> list[Rollout]:
-    """The first `count` samples, or where there are several tasks the first of each, as many of one as of another.
-
-    Args:
-        samples: of a step.
-        tasks: how many there are.
-        count: how many samples are wanted, at most.
-    """
+def some_of_each(rollouts: Sequence[Rollout], tasks: int, count: int) -> list[Rollout]:
+    """The first `count` rollouts of a step; with several tasks equally many of each."""
     taken: dict[str, int] = {}
     chosen = []
-    for sample in samples:
-        taken[sample.prompt.task] = taken.get(sample.prompt.task, 0) + 1
-        if taken[sample.prompt.task] <= max(1, count // tasks):
-            chosen.append(sample)
+    for rollout in rollouts:
+        taken[rollout.prompt.task] = taken.get(rollout.prompt.task, 0) + 1
+        if taken[rollout.prompt.task] <= max(1, count // tasks):
+            chosen.append(rollout)
     return chosen[:count]
 
 
 class Mixture(Iterator[Prompt]):
-    """The training streams of all tasks as one, prompt after prompt."""
+    """The training streams of all tasks as one."""
 
     def __init__(self, streams: Mapping[str, PromptStream], weights: Sequence[float]) -> None:
         """
         Args:
-            streams: by the task's name; where each goes on decides where the mixture does.
+            streams: by the task's name.
             weights: of each.
         """
         assert len(streams) == len(weights)
@@ -70,11 +63,11 @@ class Mixture(Iterator[Prompt]):
         return next(streams[next_share(self._weights, [stream.progress.taken for stream in streams])])
 
     def progress(self) -> dict[str, StreamState]:
-        """How far each task has come, for a checkpoint."""
+        """Position of each task's stream, for a checkpoint."""
         return {name: stream.progress for name, stream in self._streams.items()}
 
     def close_step(self, samples: Sequence[Rollout]) -> dict[str, float]:
-        """Let the curricula learn from all completions of a step; their metrics, those of the step included."""
+        """Update the curricula with all completions of a step; their metrics."""
         metrics: dict[str, float] = {}
         for name, stream in self._streams.items():
             own = [sample for sample in samples if sample.prompt.task == name]

@@ -32,16 +32,16 @@ EVALUATION_SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """How far the training stream of a task has come; part of a checkpoint."""
+    """Position of a task's training stream; part of a checkpoint."""
 
     taken: int = 0
     """Problems handed out, over all epochs."""
 
     epoch: int = 0
-    """Times that all problems have been through."""
+    """Completed passes over all problems."""
 
     read: int = 0
-    """Problems of this epoch that were looked at: those handed out, and those that wait for their bucket."""
+    """Problems of this epoch that were read: those handed out, and those that wait for their bucket."""
 
     taken_from: tuple[int, ...] = (0,)
     """Problems of this epoch handed out from each bucket."""
@@ -51,63 +51,74 @@ class StreamState:
 
 
 class PromptSource:
-    """Problems of one task, worded for one model."""
+    """Problems of one task as prompts for one model."""
 
-    def __init__(self, task: Task, tokenizer: PreTrainedTokenizerBase, data: DataConfig, name: str = "") -> None:
+    def __init__(
+        self,
+        task: Task,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        name: str = "",
+        prompt_template: str | None = DataConfig.prompt_template,
+        test_fraction: float = DataConfig.test_fraction,
+        max_prompt_tokens: int = DataConfig.max_prompt_tokens,
+    ) -> None:
         """
         Args:
             task: whose problems.
             tokenizer: the model's.
-            data: the template, and what is held out.
-            name: what the run calls the task; empty = what it calls itself.
+            name: what the run calls the task; empty = its own name.
+            prompt_template: None = `chat` if the model has a chat template, else `base`.
+            test_fraction: fraction of all problems that is held out.
+            max_prompt_tokens: longer prompts are errors.
         """
         self.task, self.name = task, name or task.name
-        self._tokenizer, self._data = tokenizer, data
-        self.template = data.prompt_template or ("chat" if tokenizer.chat_template else "base")
+        self._tokenizer, self._test_fraction, self._max_tokens = tokenizer, test_fraction, max_prompt_tokens
+        self.template = prompt_template or ("chat" if tokenizer.chat_template else "base")
 
-    def training(
+    def stream(
         self, seed: int, progress: StreamState | None = None, curriculum: CurriculumConfig | None = None
     ) -> "PromptStream":
-        """Problems of the training split for ever: each once, then all again in another order.
+        """Problems of the training split without end: each once, then all again in another order.
 
         Args:
             seed: sets the order.
-            progress: where a resumed run goes on.
-            curriculum: whether problems are chosen by their difficulty; None = no.
+            progress: where a resumed run continues.
+            curriculum: whether problems are chosen by difficulty; None = no.
         """
         return PromptStream(self, seed, progress or StreamState(), curriculum or CurriculumConfig())
 
     def held_out(self, count: int) -> list[Prompt]:
-        """The first `count` problems of the test split, or all there are."""
-        return [self.word(item) for item in self._items("test", EVALUATION_SEED, count)]
+        """The first `count` problems of the test split, or all of them."""
+        return [self.prompt(item) for item in self._items("test", EVALUATION_SEED, count)]
 
-    def some(self, most: int, seed: int) -> list[Prompt]:
-        """Different problems of the training split: `most` of them, or all there are."""
-        return [self.word(item) for item in self._items("train", seed, most)]
+    def sample(self, count: int, seed: int) -> list[Prompt]:
+        """Different problems of the training split: `count`, or all of them."""
+        return [self.prompt(item) for item in self._items("train", seed, count)]
 
-    def word(self, item: Item, bucket: int = 0) -> Prompt:
+    def prompt(self, item: Item, bucket: int = 0) -> Prompt:
         """The prompt of one problem.
 
         Raises:
-            DataError: it is empty, or longer than `data.max_prompt_tokens`.
+            DataError: it is empty, or longer than `max_prompt_tokens`.
         """
         text, token_ids = encode_prompt(self._tokenizer, self.task.make_prompt(item, self.template))
-        if not 0 < len(token_ids) <= self._data.max_prompt_tokens:
+        if not 0 < len(token_ids) <= self._max_tokens:
             raise DataError(
                 f"a prompt of task {self.name!r} has {len(token_ids)} tokens, expected 1 to "
-                f"data.max_prompt_tokens={self._data.max_prompt_tokens}; raise it or change the template"
+                f"data.max_prompt_tokens={self._max_tokens}; raise it or change the template"
             )
         return Prompt(item, text, token_ids, self.name, bucket)
 
     def epoch(self, seed: int, number: int) -> Iterator[Item]:
-        """All problems of the training split once, in the order of this epoch, counted from 0."""
+        """All problems of the training split once, in the order of this epoch (0-based)."""
         return self._items("train", derive_seed("epoch", seed, number), None)
 
     def _items(self, split: Split, seed: int, most: int | None) -> Iterator[Item]:
-        """Different problems of a split: `most` of them, or all there are, but one at the least."""
+        """Different problems of a split: `most` or all of them, and at least one."""
         found = False
         try:
-            for item in self.task.dataset(split, most, seed=seed, test_fraction=self._data.test_fraction):
+            for item in self.task.dataset(split, most, seed=seed, test_fraction=self._test_fraction):
                 found = True
                 yield item
         except DataError:
@@ -116,18 +127,18 @@ class PromptSource:
 
 
 class PromptStream(Iterator[Prompt]):
-    """The training problems of one task for ever, each once an epoch.
+    """The training problems of one task without end, each once per epoch.
 
-    With a curriculum the bucket of each problem is drawn, and those of other buckets wait in order: an epoch ends when
-    none waits any more. The draw depends on how many came before, so a resumed stream draws the same.
+    With a curriculum the bucket of each problem is sampled, and problems of other buckets wait in order: an epoch ends
+    when none is waiting. Sampling depends on how many came before, so a resumed stream gives the same problems.
     """
 
     def __init__(self, source: PromptSource, seed: int, progress: StreamState, curriculum: CurriculumConfig) -> None:
         """
         Args:
-            source: words the problems.
-            seed: sets their order, and the draws.
-            progress: where to go on.
+            source: of the problems.
+            seed: sets their order, and the buckets sampled.
+            progress: where to continue.
             curriculum: its settings; `buckets=0` = none.
 
         Raises:
@@ -153,16 +164,16 @@ class PromptStream(Iterator[Prompt]):
         progress = self.progress
         taken_from = tuple(count + (place == bucket) for place, count in enumerate(progress.taken_from))
         self.progress = replace(progress, taken=progress.taken + 1, taken_from=taken_from)
-        return self._source.word(item, bucket)
+        return self._source.prompt(item, bucket)
 
     def close_step(self, samples: Sequence[Rollout]) -> dict[str, float]:
-        """Measure the pass rates and weigh the buckets anew.
+        """Update the pass rates and the weights of the buckets.
 
         Args:
             samples: all completions of this task's problems.
 
         Returns:
-            `bucket_K/weight`, as it was in the step, and `bucket_K/pass_rate` after it; nothing without a curriculum.
+            `bucket_K/weight` during the step and `bucket_K/pass_rate` after it; nothing without a curriculum.
         """
         if not self._curriculum.buckets:
             return {}
@@ -174,7 +185,7 @@ class PromptStream(Iterator[Prompt]):
         return metrics | {f"bucket_{bucket}/pass_rate": rate for bucket, rate in enumerate(rates) if rate is not None}
 
     def _find_buckets(self) -> tuple[tuple[float, ...], list[int]]:
-        """Where the buckets lie, and how many problems of the sample are in each."""
+        """The edges of the buckets, and how many problems of a sample are in each."""
         items = list(islice(self._source.epoch(self._seed, 0), SAMPLE))
         difficulties = [self._source.task.difficulty(item) for item in items]
         edges = bucket_edges(difficulties, self._curriculum.buckets, task=self._source.name)
@@ -182,9 +193,9 @@ class PromptStream(Iterator[Prompt]):
         return edges, [found[bucket] for bucket in range(len(edges) + 1)]
 
     def _catch_up(self) -> None:
-        """Read again what was read of this epoch, and leave out what was handed out."""
+        """Read again what was read of this epoch, and skip what was handed out."""
         read = self.progress.read
-        if not self._edges:  # none waits, and the difficulties are of no use
+        if not self._edges:  # none waits, and no difficulty is needed
             next(islice(self._items, read, read), None)
             return
         for item in islice(self._items, read):
@@ -194,7 +205,7 @@ class PromptStream(Iterator[Prompt]):
                 waiting.popleft()
 
     def _choose(self) -> int:
-        """The bucket of the next problem, which waits there: drawn among those that have one left in this epoch."""
+        """The bucket of the next problem, which waits there: sampled from those with one left in this epoch."""
         chance = 0.0
         if self._edges:
             chance = Random(derive_seed("curriculum", self._seed, self._source.name, self.progress.taken)).random()
@@ -203,7 +214,7 @@ class PromptStream(Iterator[Prompt]):
             bucket = choose_bucket(self._weights, available, chance)
             if self._waiting[bucket] or self._read_until(bucket):
                 return bucket
-            # The epoch has been read to its end: what waits is all that is left of it.
+            # The epoch has been read to its end: only waiting problems are left.
             available = [place for place, waiting in enumerate(self._waiting) if waiting]
         epoch = self.progress.epoch + 1
         self.progress = replace(self.progress, epoch=epoch, read=0, taken_from=(0,) * len(self._waiting))
@@ -211,7 +222,7 @@ class PromptStream(Iterator[Prompt]):
         return self._choose()
 
     def _read_until(self, bucket: int) -> bool:
-        """Read on until a problem of `bucket` comes; False at the end of the epoch."""
+        """Read until a problem of `bucket` comes; False at the end of the epoch."""
         for item in self._items:
             self.progress = replace(self.progress, read=self.progress.read + 1)
             if self._sort(item) == bucket:

@@ -49,7 +49,14 @@ def run_tasks(
         running = {}
         for spec, (name, task) in zip(config.task_specs, tasks.items(), strict=True):
             pool = stack.enter_context(make_pool(config.reward, task))
-            prompts = PromptSource(task, tokenizer, config.data, name)
+            prompts = PromptSource(
+                task,
+                tokenizer,
+                name=name,
+                prompt_template=config.data.prompt_template,
+                test_fraction=config.data.test_fraction,
+                max_prompt_tokens=config.data.max_prompt_tokens,
+            )
             running[name] = RunTask(task, spec.weight, prompts, pool)
         yield running
 
@@ -63,7 +70,7 @@ def training_stream(config: TrainConfig, tasks: Mapping[str, RunTask], progress:
         progress: of each task so far; a task without any starts at its first problem.
     """
     streams = {
-        name: task.prompts.training(config.run.seed, progress.get(name), config.curriculum)
+        name: task.prompts.stream(config.run.seed, progress.get(name), config.curriculum)
         for name, task in tasks.items()
     }
     return Mixture(streams, [task.weight for task in tasks.values()])

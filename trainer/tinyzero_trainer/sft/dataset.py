@@ -20,7 +20,6 @@ from tinyzero_sdk import Task
 from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.workers.process import to_picklable_error
-from tinyzero_trainer.config import DataConfig
 from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.data.mixture import next_share
 from tinyzero_trainer.data.prompts import PromptSource
@@ -110,8 +109,8 @@ class Demonstrations:
     def __init__(self, config: SftConfig, task: Task, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._config, self._task, self._tokenizer = config, task, tokenizer
         training, seed = config.training, config.run.seed
-        data = DataConfig(prompt_template=training.template, test_fraction=training.test_fraction)
-        self._prompts = PromptSource(task, tokenizer, data).some(MOST_PROBLEMS, seed)
+        source = PromptSource(task, tokenizer, prompt_template=training.template, test_fraction=training.test_fraction)
+        self._prompts = source.sample(MOST_PROBLEMS, seed)
         self._random = Random(derive_seed("order", seed))
         self._sampled = 0
         self.longest = max(len(prompt.token_ids) for prompt in self._prompts) + training.max_tokens
