@@ -156,9 +156,6 @@ def check_keys(cls: type, values: Mapping[str, Any], prefix: str = "", *, in_hel
         values: nested mapping.
         prefix: put before every key in messages, e.g. `task.`.
         in_help: whether --help lists all keys; if not, the message lists those that are known at that place.
-
-    Raises:
-        SettingsError: names the first unknown key and those nearest to it.
     """
     _check_table(values, prefix, [field.key for field in describe(cls, prefix)], in_help)
 

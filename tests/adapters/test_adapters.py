@@ -1,4 +1,4 @@
-"""The adapters by themselves; with the packages they are for: `test_real_packages.py`."""
+"""The adapters by themselves; `test_real_packages.py` runs them with the trainers."""
 
 import json
 import pickle
@@ -21,9 +21,12 @@ UNSAFE = {
 }
 
 
-def test_verl_calls_the_task_that_the_row_names():
+def test_verl_calls_the_task_that_the_row_names_with_what_verl_passes():
     assert compute_score("countdown", RIGHT, TRUTH) == 1.0
-    assert compute_score("countdown", WRONG, TRUTH, {"index": 3}, reward_router_address="ignored") == 0.0
+    of_verl = {"reward_router_address": "1.2.3.4:5", "reward_model_tokenizer": None}
+    assert compute_score("countdown", WRONG, TRUTH, {"index": 3}, **of_verl) == 0.0
+    truth = {"target": np.int64(7), "numbers": np.array([3, 4])}
+    assert compute_score("countdown", RIGHT, truth) == 1.0
 
 
 @pytest.mark.parametrize(("source", "task"), [("openai/gsm8k", "gsm8k"), ("hiyouga/geometry3k", "NAME")])
@@ -97,32 +100,19 @@ def test_a_misspelt_key_of_verl_is_refused_with_the_nearest(key, near):
         compute_score("countdown", RIGHT, TRUTH, **{key: 1})
 
 
-def test_a_misspelt_key_of_a_single_task_is_refused_too():
+def test_a_misspelt_key_of_a_single_task_is_refused_and_another_is_ignored_with_a_warning():
     with pytest.raises(SettingsError, match="no key 'detail' in reward_kwargs; did you mean details"):
         ComputeScore("countdown")("", RIGHT, TRUTH, detail=True)
-
-
-def test_a_key_that_nobody_knows_is_reported_and_the_reward_comes():
     with pytest.warns(UserWarning, match="'sandbox_url' has no effect on the reward; known: task, options"):
         assert compute_score("countdown", RIGHT, TRUTH, sandbox_url="x") == 1.0
     with pytest.warns(UserWarning, match="'sandbox_url' has no effect on the reward; known: details"):
         assert ComputeScore("countdown")("", RIGHT, TRUTH, sandbox_url="x") == 1.0
 
 
-def test_the_keys_that_verl_itself_passes_are_no_surprise():
-    ours = {"reward_router_address": "1.2.3.4:5", "reward_model_tokenizer": None}
-    assert compute_score("countdown", RIGHT, TRUTH, **ours) == 1.0
-
-
 def test_verl_may_be_given_the_task_and_its_options():
     details = {"score": 0.1, "acc": 0.0, "reason": "wrong"}
     options = {"reward": "tinyzero"}
     assert compute_score("lighteval/MATH", WRONG, TRUTH, task="countdown", options=options, details=True) == details
-
-
-def test_verl_rows_may_hold_numpy():
-    truth = {"target": np.int64(7), "numbers": np.array([3, 4])}
-    assert compute_score("countdown", RIGHT, truth) == 1.0
 
 
 def test_a_data_file_cannot_choose_a_file_to_run(write_task):
@@ -182,7 +172,7 @@ def test_trl_without_a_ground_truth_says_what_to_do():
         ([], ""),
     ],
 )
-def test_what_the_assistant_said(completion, text):
+def test_text_of_the_last_message(completion, text):
     assert text_of(completion) == text
 
 
@@ -193,7 +183,7 @@ def test_rows_of_trl_are_the_problems_of_the_task():
     assert given == [{"prompt": task.make_prompt(item, "compact"), "ground_truth": item.ground_truth} for item in items]
 
 
-def test_an_unsafe_scorer_needs_leave_and_gets_a_worker(write_task):
+def test_an_unsafe_scorer_needs_permission_and_gets_a_worker(write_task):
     path = write_task(**UNSAFE)
     with pytest.raises(UnsafeScorerError, match="--allow-unsafe-scorers"):
         RewardFunction(path)

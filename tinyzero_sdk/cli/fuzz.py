@@ -113,12 +113,12 @@ def _describe(task: "Task", path: Path, finding: "Finding") -> Text:
     from tinyzero_sdk.fuzz.findings import DESCRIPTIONS
     from tinyzero_sdk.testing.report import show_text, show_truth
 
-    says = {True: "right", False: "wrong", None: "cannot tell"}[finding.right]
+    label = {True: "right", False: "wrong", None: "unknown"}[finding.right]
     facts = [
         ("completion", show_text(finding.completion)),
         ("ground truth", show_truth(finding.ground_truth)),
         ("score", f"{finding.score:g}"),
-        ("oracle", says),
+        ("oracle", label),
         ("traits", finding.note or ", ".join(finding.traits) or "its value only"),
         ("replay", _replay(task, path, finding) or "too long for a command; --json prints all of it"),
     ]

@@ -105,11 +105,7 @@ def _without_views(kind: pa.DataType) -> pa.DataType:
 
 
 def check_json_types(path: Path, schema: pa.Schema) -> None:
-    """Refuse columns that JSON cannot hold.
-
-    Raises:
-        DataError: names the first one.
-    """
+    """Refuse columns that JSON cannot hold."""
     for field in schema:
         if not fits_json(field.type):
             raise DataError(f"column {field.name!r} of {path} is {field.type}, which JSON lacks; write .parquet")

@@ -252,7 +252,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _claim(path: Path) -> BinaryIO:
-    """A new file beside `path`, locked while it is open, which marks it as in use."""
+    """A new file next to `path`, locked while it is open, which marks it as in use."""
     while True:
         file = open(path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp"), "xb")  # noqa: SIM115
         with contextlib.suppress(OSError):  # some network file systems have no locks; nothing is swept there

@@ -197,26 +197,23 @@ class EndpointSampler:
             message = message.replace(key, "…")  # some servers repeat it
         if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
             fix = f"check the key in {variable}" if key else f"set the environment variable {variable} to the key"
-            return EndpointError(
-                f"{url} refuses access ({error.status_code}); {fix}, or name another one with --api-key-env"
-            )
-        if isinstance(error, openai.APITimeoutError):
-            seconds = f"{self._options.timeout:g} s"
-            return EndpointError(f"{url} did not answer within {seconds}, {tries} times; raise --timeout")
-        if isinstance(error, openai.APIConnectionError):
-            return EndpointError(
-                f"cannot reach {url} ({error.__cause__ or message}), tried {tries} times; is it running?"
-            )
-        if isinstance(error, openai.NotFoundError):
+            text = f"{url} refuses access ({error.status_code}); {fix}, or name another one with --api-key-env"
+        elif isinstance(error, openai.APITimeoutError):
+            text = f"{url} did not answer within {self._options.timeout:g} s, {tries} times; raise --timeout"
+        elif isinstance(error, openai.APIConnectionError):
+            text = f"cannot reach {url} ({error.__cause__ or message}), tried {tries} times; is it running?"
+        elif isinstance(error, openai.NotFoundError):
             model = self._parameters["model"]
-            return EndpointError(f"{url} has no model {model!r}, or is not the base of an API ({message})")
-        if isinstance(error, openai.BadRequestError | openai.UnprocessableEntityError):
-            return EndpointError(f"{url} refuses the request ({message})")
-        if isinstance(error, openai.APIStatusError):
-            return EndpointError(f"{url} answered {error.status_code} {tries} times ({message}); try again later")
-        if isinstance(error, openai.APIError):
-            return EndpointError(f"{url} gave no answer ({message})")
-        return error
+            text = f"{url} has no model {model!r}, or is not the base of an API ({message})"
+        elif isinstance(error, openai.BadRequestError | openai.UnprocessableEntityError):
+            text = f"{url} refuses the request ({message})"
+        elif isinstance(error, openai.APIStatusError):
+            text = f"{url} answered {error.status_code} {tries} times ({message}); try again later"
+        elif isinstance(error, openai.APIError):
+            text = f"{url} gave no answer ({message})"
+        else:
+            return error
+        return EndpointError(text)
 
 
 def _read(answer: Any) -> list[Completion]:

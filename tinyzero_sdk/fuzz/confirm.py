@@ -1,7 +1,6 @@
-"""A second look at what a worker did not survive: one slow moment of the machine is no finding.
+"""Confirmation of hangs and crashes: one slow moment of the machine is no finding.
 
-A completion blamed for a hang or a crash is tried again, alone and in fresh processes, and counts only if none of them
-survives it.
+A completion blamed for either is tried again, alone and in fresh processes, and counts only if none of them survives.
 """
 
 import pickle
@@ -45,7 +44,7 @@ class Confirmation:
         self._start()
 
     def look(self) -> bool | None:
-        """Whether it failed every time; None as long as that is open. Called again and again."""
+        """Whether it failed every time; None while that is open. Called repeatedly."""
         if self._has_survived():
             return False
         index, seconds = self._process.timer.index, self._process.timer.seconds
@@ -70,7 +69,7 @@ class Confirmation:
         self._process = WorkerProcess(self._task, self._service)
 
     def _has_survived(self) -> bool:
-        """Whether the process said that it is done, or why it cannot even begin."""
+        """Whether the process reported that it is done, or why it cannot start."""
         try:
             while self._process.connection.poll():
                 if pickle.loads(self._process.connection.recv_bytes()) is not None:

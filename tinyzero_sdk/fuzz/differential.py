@@ -1,6 +1,6 @@
 """Differential testing: the task's score of a completion against its oracle.
 
-Runs in the child process; the timer tells the parent which attempt is being scored, so that a hang can be attributed.
+Runs in the child process. Its timer shows the parent which attempt is being scored, so that a hang can be attributed.
 """
 
 import traceback
@@ -44,7 +44,7 @@ class DifferentialOracle:
         self._full = task.info.score_range[1]
 
     def preparing(self) -> None:
-        """Tell the parent that no attempt is being scored."""
+        """Show the parent that no attempt is being scored."""
         self._timer.start(PREPARING)
 
     def compare(

@@ -119,7 +119,7 @@ class _Worker:
         self.tried = 0
         self.lines = 0
         self.batch = b""
-        self.unsettled: Finding | None = None  # what it is making smaller
+        self.unsettled: Finding | None = None  # the finding it is shrinking
 
 
 class _FuzzRun:
@@ -140,22 +140,22 @@ class _FuzzRun:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing found is still being made smaller."""
+        """Whether no finding is still being shrunk."""
         return not any(worker.unsettled for worker in self._workers)
 
     @property
     def has_enough(self) -> bool:
-        """Whether as much is found as was asked for."""
+        """Whether as many findings as requested are there."""
         return self._settings.stop_after is not None and len(self.found) >= self._settings.stop_after
 
     def close(self) -> None:
-        """End all processes; what was not tried again is not kept."""
+        """End all processes; suspects that were not confirmed are dropped."""
         self._end_workers()
         if self._confirmation is not None:
             self._confirmation.close()
 
     def settle(self) -> None:
-        """The search is over; what was blamed last is still tried again."""
+        """End the search; the last suspects are still tried again."""
         self._end_workers()
         until = time.monotonic() + _SETTLE_SECONDS + _SETTLE_TIMES * self._timeout
         while (self._suspects or self._confirmation) and not self.has_enough and time.monotonic() < until:
@@ -169,12 +169,12 @@ class _FuzzRun:
         self._workers.clear()
 
     def _keep_unsettled(self, worker: _Worker) -> None:
-        """The finding that a worker could not make smaller counts as it is."""
+        """Keep the finding that a worker could not shrink, as it is."""
         if worker.unsettled is not None:
             self.found.add(worker.unsettled)
 
     def step(self, patience: float) -> None:
-        """Take what has come, and look after the workers."""
+        """Receive messages, and replace workers that ended or hang."""
         watched = {worker.process.connection: worker for worker in self._workers if not worker.ended}
         for connection in wait(list(watched), patience):
             self._drain(watched[cast(Connection, connection)])
@@ -188,7 +188,7 @@ class _FuzzRun:
         self._try_suspects()
 
     def _try_suspects(self) -> None:
-        """Look after the trial of what was blamed: one at a time, so that they do not slow each other down."""
+        """Try what was blamed again: one at a time, so that they do not slow each other down."""
         if self._confirmation is None:
             if self._suspects:
                 suspect = self._suspects.pop(0)
@@ -244,7 +244,7 @@ class _FuzzRun:
             self.found.add(finding)
 
     def _retire(self, worker: _Worker, kind: Kind) -> None:
-        """End a worker, note what it was at, and put another in its place."""
+        """End a worker, blame its attempt, and start another."""
         index = worker.process.timer.index
         worker.process.kill()
         self._drain(worker)
@@ -255,8 +255,7 @@ class _FuzzRun:
             self._useless += 1
         if self._useless > _MOST_USELESS:
             raise BrokenTaskError(
-                f"the workers of task {self._task.name!r} end or hang before they try anything; messages above may "
-                "tell why"
+                f"the workers of task {self._task.name!r} end or hang before they try anything; see the messages above"
             )
         self._workers.remove(worker)
         worker.process.close()

@@ -18,11 +18,7 @@ SDK = "tinyzero-sdk"
 
 
 def check_sdk_version(distribution: Distribution) -> None:
-    """Refuse a distribution that requires another version of the SDK, before its code is imported.
-
-    Raises:
-        VersionMismatchError: names both versions.
-    """
+    """Refuse a distribution that requires another version of the SDK, before its code is imported."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
@@ -38,11 +34,7 @@ def check_sdk_version(distribution: Distribution) -> None:
 
 
 def check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
-    """Refuse a registered task that lacks a required hook, or whose hooks are invalid.
-
-    Raises:
-        BrokenTaskError: says which function and what to change; the caller adds the task's name.
-    """
+    """Refuse a registered task that lacks a required hook, or whose hooks are invalid; the caller adds its name."""
     check_spelling(manager, plugin, hookspecs)
     own = {caller.name: caller.get_hookimpls() for caller in manager.get_hookcallers(plugin) or []}
     missing = [name for name in hookspecs.REQUIRED if name not in own]
@@ -56,11 +48,7 @@ def check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
 
 
 def check_spelling(manager: pluggy.PluginManager, plugin: object, specs: ModuleType) -> None:
-    """Refuse unmarked functions named like a hook, marked functions that are no hook, and arguments with a default.
-
-    Raises:
-        BrokenTaskError: see `check_hooks`.
-    """
+    """Refuse unmarked functions named like a hook, marked functions that are no hook, and arguments with a default."""
     known = [name for name, value in vars(specs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec")]
     for name in known:
         if _is_own_function(plugin, name) and not hasattr(getattr(plugin, name), f"{hookspecs.PROJECT}_impl"):

@@ -29,11 +29,7 @@ def module_name(name: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that cannot be a distribution, a module and a task at once, or that is taken.
-
-    Raises:
-        SettingsError: says why, and what to do.
-    """
+    """Refuse a name that cannot be a distribution, a module and a task at once, or that is taken."""
     if not _NAME.fullmatch(name) or len(name) > _LONGEST:
         near = "-".join(re.findall("[a-z0-9]+", name.lower())).lstrip("-0123456789")[:_LONGEST].rstrip("-")
         hint = f", such as {near}" if len(near) > 1 else ""

@@ -68,7 +68,7 @@ def render_example(name: str) -> dict[str, str]:
 
 
 def render_file(name: str, task_file: Path) -> dict[str, str]:
-    """The files of a package around a task file and the cases beside it.
+    """The files of a package around a task file and its cases.
 
     Raises:
         TaskNotFoundError, BrokenTaskError: it cannot be read, or is not a task.

@@ -58,7 +58,7 @@ def provenance_of(task: Task) -> Provenance:
 
 
 class RowSource(NamedTuple):
-    """Where a row comes from; None where it does not say."""
+    """Where a row comes from; None where unknown."""
 
     data_source: str | None
     """Task that generated the problem, or the name of a data set."""

@@ -146,10 +146,13 @@ class ScoringPool(ClosesOnExit):
             yield cast(AnyBatch, done.batch), scores
 
     def _work(self, jobs: deque["_Job"], largest_job: int) -> None:
-        """Give jobs, wait for a message or a limit, and deal with it."""
+        """Hand out jobs, wait for a message or a limit, and handle it."""
         busy = sum(worker.job is not None for worker in self._workers)
         if jobs:
-            self._fill(self._size + sum(self._is_suspect(worker) for worker in self._workers))
+            # The successor of a worker that may well have to be killed starts while that uses up its time.
+            limit = self._timeout / 2
+            suspects = [worker for worker in self._workers if worker.job and worker.process.timer.seconds > limit]
+            self._fill(self._size + len(suspects))
         for worker in self._workers:
             if jobs and worker.ready and worker.job is None and busy < self._size:
                 worker.give(_cut(jobs, min(self._job_rows, largest_job)))
@@ -166,10 +169,6 @@ class ScoringPool(ClosesOnExit):
     def _fill(self, size: int) -> None:
         while len(self._workers) < size:
             self._workers.append(_Worker(WorkerProcess(self._task_bytes, self._service)))
-
-    def _is_suspect(self, worker: "_Worker") -> bool:
-        """Whether it may well have to be killed: its successor starts while it uses up its time."""
-        return worker.job is not None and worker.process.timer.seconds > self._timeout / 2
 
     def _receive(self, worker: "_Worker") -> bool:
         """Take one message; False if there are no more."""
@@ -193,7 +192,7 @@ class ScoringPool(ClosesOnExit):
         return True
 
     def _is_over(self, worker: "_Worker") -> bool:
-        """Whether a worker is dead, or too late."""
+        """Whether a worker is dead, or over its time."""
         if worker.ended or worker.process.has_ended():
             worker.ended = True
         elif not worker.ready:
@@ -201,7 +200,7 @@ class ScoringPool(ClosesOnExit):
         return worker.ended or worker.process.timer.seconds > self._timeout
 
     def _retire(self, worker: "_Worker") -> list["_Job"]:
-        """End a worker, give the answer it was at its score, and return the jobs that are still to do."""
+        """End a worker, score the answer that it was working on, and return the remaining jobs."""
         reason: Reason = "error" if worker.ended else "timeout"
         # A closed socket is seen at once, and by then the worker may be at a later answer than the one that closed it.
         caught = worker.process.has_ended() or (worker.job is not None and worker.job.careful)
@@ -212,7 +211,7 @@ class ScoringPool(ClosesOnExit):
         self._remove(worker)
         if not worker.ready:
             raise BrokenTaskError(
-                f"a scoring worker ended or hung while it loaded task {self._task_name!r}; messages above may say why"
+                f"a scoring worker ended or hung while it loaded task {self._task_name!r}; see the messages above"
             )
         # Between our look and the kill a late worker may have gone on to another answer, which is not to blame.
         if worker.job is not None and running is not None and (late or (worker.ended and caught)):
@@ -269,13 +268,13 @@ class _Job:
     """Whether to find out which answer ends its worker (see `ScoreBatch.careful`)."""
 
     def without(self, place: int) -> list["_Job"]:
-        """What is left of it without the answer at `place`."""
+        """The remaining jobs without the answer at `place`."""
         parts = (replace(self, stop=place), replace(self, start=place + 1))
         return [part for part in parts if part.start < part.stop]
 
 
 class _Queue(Generic[AnyBatch]):
-    """The batches that were taken and not passed on, in order, and the jobs in them that no worker has."""
+    """The batches in progress, in order, and their jobs that no worker has yet."""
 
     def __init__(self) -> None:
         self.batches: deque[_Open] = deque()
@@ -326,7 +325,7 @@ class _Worker:
             self.ended = True
 
     def take(self, scores: ScoreColumns) -> float | None:
-        """Pass on what it answered; the seconds its job took, if that was the end of it."""
+        """Pass its scores on; the seconds that its job took, if that was the end of it."""
         assert self.job is not None, "a score without a request"
         if len(scores):
             self.job.owner.put(self.job.start, scores)
@@ -340,7 +339,7 @@ class _Worker:
         return time.monotonic() - self._given
 
     def running(self) -> int | None:
-        """Place in its batch of the answer it is at."""
+        """Place in its batch of the answer that it is scoring."""
         index = self.process.timer.index
         if self.job is None or index is None:
             return None
@@ -349,7 +348,7 @@ class _Worker:
 
 
 def score_answers(task: Task, connection: Connection, timer: SharedTimer, *, memory_limit: int) -> None:
-    """What a scoring worker does (see `workers.process.Service`): parcels of answers in, their scores out."""
+    """What a scoring worker does (see `workers.process.Service`): batches in, their scores out."""
     at_start = _address_space()
     if at_start >= memory_limit:
         connection.send(
@@ -398,7 +397,7 @@ def _answer(batch: ScoreBatch, task: Task, connection: Connection, timer: Shared
 
 
 def _address_space() -> int:
-    """Bytes of address space in use; 0 where the system does not say."""
+    """Bytes of address space in use; 0 if unknown."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")

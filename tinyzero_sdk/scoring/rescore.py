@@ -83,7 +83,7 @@ class RescoreReport:
 
     scored: ScoreReport
     before: list[Provenance] = field(default_factory=list)
-    """What produced the old scores, as far as the rows say."""
+    """What produced the old scores, as far as it is known."""
 
     compared: int = 0
     """Rows with an old and a new score, to which the numbers below refer."""

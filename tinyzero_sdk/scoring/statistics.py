@@ -35,7 +35,7 @@ def wilson(rate: float, size: float, z: float = NORMAL_95) -> tuple[float, float
     center = rate + z * z / (2 * size)
     spread = z * math.sqrt(rate * (1 - rate) / size + z * z / (4 * size * size))
     scale = 1 + z * z / size
-    # The rate lies within, whatever rounding says.
+    # The rate lies within, in spite of rounding.
     return max(0.0, min(rate, (center - spread) / scale)), min(1.0, max(rate, (center + spread) / scale))
 
 
@@ -164,7 +164,7 @@ def majority_at_k(
         answers: [G, n] the answers of each prompt as integers, below 0 for none.
         correct: [G, n] whether the completions are correct.
         k: number of completions drawn.
-        draws: of each prompt, where not all are counted; None = as many as `draws_each` says.
+        draws: of each prompt, where not all are counted; None = `draws_each`.
         seed: of the draws.
     """
     prompts, size = answers.shape

@@ -89,7 +89,7 @@ def _equal(left: Node, right: Node) -> bool:
 
 
 def _settle(left: Node, right: Node) -> Verdict:
-    """What can be told without sympy."""
+    """What is known without sympy."""
     if left.value is not None and right.value is not None:
         return "equal" if left.value == right.value else "different"
     if "infinity" in left.name + right.name:

@@ -33,11 +33,11 @@ Kind = Literal["number", "symbol", "constant", "add", "mul", "pow", "call"]
 
 Shape = Literal["value", "equation", "set", "()", "[]", "(]", "[)"]
 """One expression; two with `=` between them; several whose order is of no importance (`{a, b}`, or bare `a, b`);
-several in order, in brackets: a pair in any of them may be meant as an interval."""
+several in order, in brackets: a pair in any of them may be an interval."""
 
 
 class ExpressionError(ValueError):
-    """A text is no expression, or a larger one than is read; the message tells which."""
+    """A text is no expression, or exceeds a limit; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """What a text says: an expression, or several in a shape."""
+    """The content of a text: an expression, or several in a shape."""
 
     shape: Shape
     """How the parts stand together."""

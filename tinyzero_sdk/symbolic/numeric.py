@@ -36,7 +36,7 @@ class Point:
 
     values: dict[str, Fraction]
     digits: int
-    """How many are reckoned with."""
+    """Digits of the arithmetic."""
 
     _mp: Any = field(init=False)
     _rounding: Any = field(init=False)
@@ -95,7 +95,7 @@ class Point:
 
     def _power(self, base: Any, exponent: Any) -> Any:
         mp = self._mp
-        if abs(base) < self._rounding:  # nought, or so near that the digits do not tell
+        if abs(base) < self._rounding:  # zero, or too close to it for these digits
             raise UndefinedError
         if abs(exponent * mp.log(base)) > _LARGEST_LOGARITHM:
             raise BeyondError
@@ -131,7 +131,7 @@ def points_for(seed: str, *nodes: Node) -> Iterator[Point]:
 
 
 def _coordinate(pattern: int, place: int, constants: list[Fraction], chance: int) -> Fraction:
-    """A number whose sign is the bit of a pattern at `place`, and whose size is told by the next two."""
+    """A number whose sign is the bit of a pattern at `place`, and whose size is given by the next two."""
     negative, size = pattern >> place & 1, sum((pattern >> (place + n) % _BITS & 1) << n - 1 for n in (1, 2))
     chosen = constants[chance % len(constants)]
     share = Fraction((chance >> 64) + 1, 2**128 + 1)
@@ -152,7 +152,7 @@ def _constants(node: Node) -> Iterable[Fraction]:
 
 
 def digits_for(*nodes: Node) -> int:
-    """How many digits tell the expressions apart as far as their constants go: x from x + 10^-100, say."""
+    """Digits that distinguish the expressions as far as their constants do: x from x + 10^-100, say."""
     return min(_MOST_DIGITS, _DIGITS + sum(map(_digits, nodes)))
 
 

@@ -2,7 +2,7 @@
 
 sum      = ["+" | "-"] term { ("+" | "-") term }
 term     = product { ("*" | "/") product }
-product  = power { power }                        beside one another: 2x, 3(x + 1), x sin x
+product  = power { power }                        next to one another: 2x, 3(x + 1), x sin x
 power    = postfix [ "^" ["-"] power ]
 postfix  = atom { "!" | "%" }
 atom     = number | letter | constant | function … | "\\frac" … | "(" sum ")" | "{" sum "}" | "|" sum "|"
@@ -80,7 +80,7 @@ def _split(tokens: list[Token]) -> tuple[Shape, list[list[Token]]]:
 
 
 def _is_bracketed(tokens: list[Token]) -> bool:
-    """Whether the first token is a bracket that the last one closes, of whatever kinds the two are."""
+    """Whether the first token is a bracket that the last one closes, whatever their types."""
     depth = 0
     for place, token in enumerate(tokens):
         if token.kind == "operator":
@@ -165,11 +165,11 @@ class _Parser:
         return multiply(factors)
 
     def _product(self) -> list[Node]:
-        """Factors beside one another."""
+        """Factors next to one another."""
         starts_with_number = self._next.kind == "number"
         factors = [self._power()]
         if starts_with_number and self._place and self._tokens[self._place - 1].kind == "number":
-            factors += self._fraction_beside(factors)
+            factors += self._mixed_number(factors)
         while self._next.kind in ("letter", "constant", "function", "structure") or self._sees("(", "{"):
             braced = self._sees("{")
             factors.append(self._power())
@@ -177,15 +177,15 @@ class _Parser:
                 raise ExpressionError("a number in braces after a factor is ambiguous")
         return factors
 
-    def _fraction_beside(self, factors: list[Node]) -> list[Node]:
-        """What stands beside a number, where that is a fraction: of two numbers it makes a mixed number."""
+    def _mixed_number(self, factors: list[Node]) -> list[Node]:
+        """What follows a number, if that is a fraction: with another number it makes a mixed number."""
         if self._next != Token("structure", "frac"):
             return []
         whole, part = factors[0].value, self._power()
         if part.value is None or whole is None:
             return [part]
         if whole.denominator != 1 or not 0 < part.value < 1:
-            raise ExpressionError("a fraction beside a number is ambiguous")
+            raise ExpressionError("a fraction next to a number is ambiguous")
         factors[0] = number(whole + part.value)
         return []
 

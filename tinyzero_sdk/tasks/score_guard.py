@@ -1,4 +1,4 @@
-"""The guard around a task's scorer: whatever the scorer does with a model's text, the caller gets a valid `Score`.
+"""The guard around a task's scorer: the caller gets a valid `Score`, whatever a model's text makes the scorer do.
 
 Valid means finite and in range; where the scorer raises or returns something else, the score is 0 with the reason
 `error`, counted here.
@@ -112,7 +112,7 @@ class ScoreGuard:
         if reason not in REASONS or (correct and reason != "ok"):
             raise self._refusal("reason=", reason, f"one of {', '.join(REASONS)}, and ok where the answer is correct")
         if reason == "ok" and not correct:
-            reason = "wrong"  # `ok` is the default of the record, not what the author meant
+            reason = "wrong"  # `ok` is only the default of the record
         if parts:
             parts = {name: self._check_value(part, _FINITE) for name, part in parts.items()}
         if answer is None and score.answer is not None:  # after wrappers, which pass on what was extracted

@@ -73,11 +73,7 @@ def read_candidates(
 
 
 def check_test_fraction(task: CandidateSource, test_fraction: float) -> None:
-    """Refuse a fraction that would leave a split empty, or have no effect.
-
-    Raises:
-        SettingsError: it is not between 0 and 1, or it is set although the task has its own splits.
-    """
+    """Refuse a fraction that would leave a split empty, or have no effect."""
     if not 0 < test_fraction < 1:
         raise SettingsError(f"the test fraction is {test_fraction}; expected a number between 0 and 1, such as 0.0625")
     if task.has_own_splits and test_fraction != DEFAULT_TEST_FRACTION:

@@ -16,11 +16,7 @@ def enter_worker() -> None:
 
 
 def check_allowed(task_name: str, why: str, allowed: bool) -> None:
-    """Do nothing for a safe scorer, or one that the user allowed.
-
-    Raises:
-        UnsafeScorerError: the user must allow it first.
-    """
+    """Refuse an unsafe scorer that the user has not allowed."""
     if why and not allowed:
         raise UnsafeScorerError(
             f"the scorer of task {task_name!r} is unsafe for a model's text ({why}); to run it in worker processes "
@@ -29,11 +25,7 @@ def check_allowed(task_name: str, why: str, allowed: bool) -> None:
 
 
 def check_place(task_name: str, why: str, allowed: bool) -> None:
-    """Do nothing for a safe scorer, or for an allowed one in a worker process.
-
-    Raises:
-        UnsafeScorerError: the user must allow it first, or must not score in this process.
-    """
+    """Refuse an unsafe scorer that the user has not allowed, or that would run outside of a worker process."""
     check_allowed(task_name, why, allowed)
     if why and not _is_worker:
         raise UnsafeScorerError(

@@ -1,7 +1,7 @@
-"""Labelled completions: what a reward must say of them. One JSON Lines format for the cases a task ships,
-those that `tinyzero fuzz` finds, and those that `tinyzero check` replays.
+"""Labelled completions, in one JSON Lines format: those that a task ships, those that `tinyzero fuzz` finds, and those
+that `tinyzero check` replays.
 
-A package keeps them beside its module as `cases.jsonl`, a task file `my_task.py` as `my_task.cases.jsonl`.
+A package keeps them next to its module as `cases.jsonl`, a task file `my_task.py` as `my_task.cases.jsonl`.
 """
 
 import json

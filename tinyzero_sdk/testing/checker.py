@@ -133,11 +133,7 @@ class Checker(ClosesOnExit):
 
 
 def check_waivers(task: Task) -> None:
-    """Refuse waivers of unknown properties, and those without a reason.
-
-    Raises:
-        SettingsError: says which.
-    """
+    """Refuse waivers of unknown properties, and those without a reason."""
     check_names(list(task.info.waivers), f"a waiver of task {task.name!r}: ")
     for name, reason in task.info.waivers.items():
         if not isinstance(reason, str) or not reason.strip():

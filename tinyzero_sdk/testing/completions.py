@@ -64,34 +64,36 @@ def hostile_text(choose: Choose, times: Sequence[int] = TIMES) -> str:
         if choose(3) < 2:
             pieces.append(HOSTILE[choose(len(HOSTILE))] * count)
         else:
-            left, right = _NESTS[choose(len(_NESTS))]
-            pieces.append(left * count + "1" + right * count)
+            pieces.append(_nested(_NESTS[choose(len(_NESTS))], count))
     return "".join(pieces)
+
+
+def _nested(brackets: tuple[str, str], count: int) -> str:
+    left, right = brackets
+    count = min(count, MEGABYTE // len(left + right))
+    return left * count + "1" + right * count
 
 
 def huge_text(choose: Choose) -> str:
     if choose(2) == 0:
         piece = HOSTILE[choose(len(HOSTILE))]
         return piece * (MEGABYTE // len(piece))
-    left, right = _NESTS[choose(len(_NESTS))]
-    count = MEGABYTE // len(left + right)
-    return left * count + "1" + right * count
+    return _nested(_NESTS[choose(len(_NESTS))], MEGABYTE)
 
 
 def every_piece(gold: Gold, times: Sequence[int]) -> Iterator[str]:
-    """Every hostile piece and nest, so many times, in the place of gold's answer; and once behind that."""
+    """Every hostile piece and nest in the place of gold's answer, each as often as `times`; pieces after it too."""
     for piece in HOSTILE:
         for count in times:
             yield gold.with_answer(piece * min(count, MEGABYTE // len(piece)))
         yield gold.with_answer(gold.answer + piece)
-    for left, right in _NESTS:
+    for brackets in _NESTS:
         for count in times:
-            count = min(count, MEGABYTE // len(left + right))
-            yield gold.with_answer(left * count + "1" + right * count)
+            yield gold.with_answer(_nested(brackets, count))
 
 
 def place(text: str, gold: Gold, choose: Choose) -> str:
-    """A completion with `text` in the place of gold's answer, beside it, around it, or alone."""
+    """A completion with `text` in the place of gold's answer, next to it, around it, or alone."""
     before, answer, after = gold.before, gold.answer, gold.after
     ways = (
         gold.with_answer(text),

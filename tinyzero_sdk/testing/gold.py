@@ -85,7 +85,7 @@ def find_gold(task: Task, item: Item) -> Gold | None:
     if not found:
         raise BrokenTaskError(
             f"task {task.name!r}: extract_answer found {answer!r} in the gold completion {completion!r}; "
-            "expected a part of that text, so that the answer can be told from its surroundings; "
+            "expected a part of that text, so that the answer can be cut out of it; "
             "return the answer as the completion spells it, and normalize it in `score`"
         )
     return Gold(item, before, found, after)

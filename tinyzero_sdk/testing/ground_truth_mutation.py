@@ -1,6 +1,6 @@
 """Ground truths with other numbers, whatever their form: any JSON.
 
-Whether a task has such a problem is not known here: who uses one asks the task to solve it.
+Whether a task has such a problem is unknown here: callers let the task solve it.
 """
 
 import json
@@ -19,12 +19,12 @@ _ROUND = (1, 2, 10, 100, 1000)
 
 
 def numbers_in(truth: Json) -> list[str]:
-    """The numbers that a ground truth names, as they stand there."""
+    """The numbers in a ground truth, as they are written."""
     return re.findall(r"[0-9]+(?:\.[0-9]+)?", json.dumps(truth))[:100]
 
 
 def integers(value: Json, path: Path = ()) -> Iterator[tuple[Path, int]]:
-    """The whole numbers that stand in a ground truth, each with its path; a bare number is none."""
+    """The integers in a ground truth, each with its path; a bare number is not one of them."""
     if isinstance(value, int) and not isinstance(value, bool):
         if path:
             yield path, value
@@ -34,7 +34,7 @@ def integers(value: Json, path: Path = ()) -> Iterator[tuple[Path, int]]:
 
 
 def entries(truth: Json) -> Iterator[tuple[Path, int]]:
-    """Those of them that stand in a list with others."""
+    """Those of them that are in a list with others."""
     for path, number in integers(truth):
         holder = _get(truth, path[:-1])
         if isinstance(holder, list) and len(holder) > 1:

@@ -126,7 +126,7 @@ def _show(arguments: tuple[Any, ...]) -> str:
 
 
 class _Output:
-    """What comes out on the descriptors 1 and 2."""
+    """What is written to the descriptors 1 and 2."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process lives
@@ -135,7 +135,7 @@ class _Output:
             os.dup2(self._file.fileno(), descriptor)
 
     def take(self) -> str:
-        """The first of what came since the last call."""
+        """The first bytes written since the last call."""
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
@@ -150,7 +150,7 @@ class _Output:
         return text.decode("utf-8", "backslashreplace")
 
     def restore(self) -> None:
-        """Put stderr back, for the worker's own last words."""
+        """Restore stderr, for a last message of the worker itself."""
         os.dup2(self._stderr, 2)
 
 
@@ -242,7 +242,7 @@ class _SandboxServer:
             if len(answer) > LONG:
                 digest = hashlib.blake2b(answer.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
                 result["answer"] = f"{answer[:200]} … {answer[-20:]} (hash {digest})"
-        limit = sys.getrecursionlimit()  # no audit event tells of it
+        limit = sys.getrecursionlimit()  # it has no audit event
         sys.setrecursionlimit(self._recursion_limit)
         raised_limit = () if limit == self._recursion_limit else (f"sys.setrecursionlimit {limit}",)
         return Outcome(

@@ -45,7 +45,7 @@ def _cut_down(pieces: list[str], holds: Callable[[str], bool], is_over: Callable
             else:
                 start += size
         if size == 1 and is_smaller:
-            is_smaller = False  # once more: a piece may be free to go, now that another is gone
+            is_smaller = False  # once more: a piece may be unnecessary, now that another is gone
         else:
             size //= 2
     return pieces
@@ -88,7 +88,7 @@ def shrink_pair(
 
 
 def _smaller_pairs(text: str, truth: Json) -> Iterator[tuple[str, Json]]:
-    """Pairs with an entry less, or a smaller number, in both; and another number of the truth that makes up for it."""
+    """Pairs with one entry less, or a smaller number, in both; also with another number of the truth adjusted to it."""
     for path, value in entries(truth):
         rest = without(truth, path)
         for shorter in _texts_without(text, str(value)):
@@ -105,7 +105,7 @@ def _smaller_pairs(text: str, truth: Json) -> Iterator[tuple[str, Json]]:
 
 
 def _adjusted(truth: Json, change: int) -> Iterator[Json]:
-    """The truth with one of its numbers otherwise: small, or what a change elsewhere may have made of it."""
+    """The truth with one other number: a small one, or one that a change elsewhere may lead to."""
     for path, value in integers(truth):
         likely = (value - change, value + change, value // change if change else 0, value * change)
         for number in dict.fromkeys((*range(1, 13), *likely)):
@@ -125,7 +125,7 @@ def _two_renamed(text: str, truth: Json) -> Iterator[tuple[str, Json]]:
 
 
 def _texts_without(text: str, number: str) -> Iterator[str]:
-    """The text without an occurrence of a number and a few tokens beside it."""
+    """The text without an occurrence of a number and a few tokens around it."""
     tokens = _tokens(text)
     for place in [place for place, token in enumerate(tokens) if token == number]:
         for left in range(4):

@@ -172,7 +172,7 @@ class TaskUnderTest(ClosesOnExit):
 
     @cached_property
     def wrong_credit(self) -> float:
-        """The most that an honest wrong answer is known to pay; at least 0."""
+        """The highest known score of an honest wrong answer; at least 0."""
         try:
             return max(0.0, *(outcome.value for outcome in self._observe_pairs(self.wrongs)))
         except NotChecked:

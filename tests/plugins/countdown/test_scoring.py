@@ -129,6 +129,5 @@ def test_the_longest_answer_that_is_read():
 def test_as_many_large_numbers_as_fit_are_evaluated_exactly():
     numbers = [999_999_999] * 25
     answer = "*".join(map(str, numbers))
-    assert binary.score_completion(
-        f"<answer>{answer}</answer>", {"target": 999_999_999**25, "numbers": numbers}
-    ).correct
+    truth = {"target": 999_999_999**25, "numbers": numbers}
+    assert binary.score_completion(f"<answer>{answer}</answer>", truth).correct

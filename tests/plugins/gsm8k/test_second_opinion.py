@@ -1,4 +1,4 @@
-"""Scorer and second opinion give one verdict wherever the latter gives any, on mutated answers as on the grammar's."""
+"""Scorer and second opinion agree wherever the latter decides, on mutated answers as on the grammar's."""
 
 import random
 import re
@@ -35,7 +35,7 @@ def answer(source, truth):
 
 
 def compare(count, seed):
-    """Compares the two on `count` answers; returns how many the second opinion could score_answer."""
+    """Compares the two on `count` answers; returns how many the second opinion could decide."""
     source, judged = random.Random(seed), 0
     for _ in range(count):
         truth = source.choice(TRUTHS)
@@ -122,28 +122,21 @@ def test_the_two_share_no_list():
 
 def test_the_second_opinion_can_judge_most_spellings():
     for text in (
-        "1,042",
-        "$42",
-        "18 dollars",
-        "3/4",
-        "1 1/2",
-        "1.5e3",
-        "1.5 × 10^3",
-        r"\boxed{42}",
-        r"\frac{3}{4}",
-        "−5",
-        "–5",
-        "2½",
-        r"2\frac{1}{2}",
-        r"2\tfrac12",
-        "5×10³",
-        r"4.2 \times 10^1",
-        r"42 \text{ apples}",
-        "42 cm^2",
-        "42 m²",
-        "{42}",
-        "She has 42 apples left.",
-        "The total cost is $42.",
+        *(
+            "1,042",
+            "$42",
+            "18 dollars",
+            "3/4",
+            "1 1/2",
+            "1.5e3",
+            "1.5 × 10^3",
+            r"\boxed{42}",
+            r"\frac{3}{4}",
+            "−5",
+            "–5",
+        ),
+        *("2½", r"2\frac{1}{2}", r"2\tfrac12", "5×10³", r"4.2 \times 10^1", r"42 \text{ apples}", "42 cm^2", "42 m²"),
+        *("{42}", "She has 42 apples left.", "The total cost is $42."),
     ):
         assert is_right(text, str(read_number(text))) is True, text
         assert is_right(text, "17") is False, text
@@ -153,9 +146,8 @@ def test_grammar_reaches_right_and_wrong_answers():
     task = load_task("gsm8k", options={"source": "synthetic"})
     item = Item("42", {"question": "?", "answer": "#### 42"})
     grammar = task.grammar(item)
-    assert {name for texts in grammar.values() for text in texts for name in re.findall(r"<(\w+)>", text)} <= set(
-        grammar
-    )
+    named = {name for texts in grammar.values() for text in texts for name in re.findall(r"<(\w+)>", text)}
+    assert named <= set(grammar)
     source = random.Random(0)
     reasons = {task.score(answer(source, "42"), "42").reason for _ in range(300)}
     assert reasons == {"ok", "wrong", "malformed"}

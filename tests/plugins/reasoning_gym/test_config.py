@@ -1,4 +1,4 @@
-"""A configuration as options, on one made up for it; on reasoning-gym's: `test_tasks.py`."""
+"""A configuration as options, on a fake one; `test_tasks.py` has those of reasoning-gym."""
 
 import dataclasses
 import datetime

@@ -1,4 +1,4 @@
-"""The search for scorers that evaluate text, on data sets made up for it; on reasoning-gym's: `test_tasks.py`."""
+"""The search for scorers that evaluate text, on fake data sets; `test_tasks.py` has those of reasoning-gym."""
 
 import importlib
 import sys

@@ -20,7 +20,7 @@ from tinyzero_reasoning_gym.unsupported import UNSUPPORTED
 from tinyzero_sdk import Completion, load_task
 from tinyzero_sdk.cli import main
 from tinyzero_sdk.data.rows import item_to_row, row_to_item
-from tinyzero_sdk.errors import SettingsError, TaskNotFoundError, UnsafeScorerError
+from tinyzero_sdk.errors import SettingsError, TaskNotFoundError
 from tinyzero_sdk.scoring.pool import ScoringPool
 
 SUPPORTED = [name for name in find_names() if name not in UNSUPPORTED]
@@ -145,25 +145,6 @@ def test_scorers_that_evaluate_by_a_simple_search_are_among_them():
     found = {name for name in SUPPORTED if EVALUATES.search(inspect.getsource(find_classes(name)[0].score_answer))}
     assert found
     assert found <= UNSAFE
-
-
-def test_an_unsafe_scorer_never_runs_here(tmp_path):
-    mark = tmp_path / "ran"
-    attack = f"<answer>[[open({str(mark)!r}, 'w').close()]]</answer>"
-    task = load_task("rg/binary_matrix")
-    [item] = task.generate("train", 1)
-    for refused in (task, load_task("rg/binary_matrix", allow_unsafe_scorers=True)):
-        with pytest.raises(UnsafeScorerError):
-            refused.score_completion(attack, item.ground_truth)
-        with pytest.raises(UnsafeScorerError):
-            refused.score("[[0]]", item.ground_truth)
-        refused.solve(item)
-    with pytest.raises(UnsafeScorerError, match="--allow-unsafe-scorers"):
-        ScoringPool(task)
-    assert not mark.exists()
-    with ScoringPool(load_task("rg/binary_matrix", allow_unsafe_scorers=True)) as pool:
-        pool.score([Completion(attack)], [item.ground_truth])
-    assert mark.exists(), "if it does not run in a worker either, the scorer is safe and this file is out of date"
 
 
 def test_options_are_the_fields_of_the_configuration():

@@ -1,31 +1,16 @@
-"""Evaluating at servers as they are: what they leave out, refuse, repeat, and when they fail."""
+"""Servers as they are: what they leave out, refuse and repeat, and how they fail."""
 
 import sys
+from unittest.mock import Mock
 
 import pytest
 
-from tests.sdk.evaluation.evaluating import rows_of
-from tests.sdk.evaluation.evaluating import server as server
-from tests.sdk.evaluation.evaluating import task as task
+from tests.sdk.evaluation.conftest import rows_of
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.evaluation import openai_endpoint as endpoint_module
 from tinyzero_sdk.evaluation.evaluate import evaluate
 from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions, plan_endpoint
 from tinyzero_sdk.evaluation.protocol import EvaluationRequest
-
-
-class Quiet:
-    """An observer that only remembers."""
-
-    def __init__(self):
-        self.seen = []
-
-    def sampling(self, kept, ahead, total):
-        assert kept + ahead <= total
-        self.seen.append((kept, total))
-
-    def scoring(self, share):
-        pass
 
 
 @pytest.fixture
@@ -39,16 +24,17 @@ def sample(server, task, tmp_path, monkeypatch):
     def sample(size=3, samples=2, **options):
         output = tmp_path / "out.jsonl"
         request = EvaluationRequest(task=task, model="m", size=size, samples=samples)
-        observer = Quiet()
+        observer = Mock()
         evaluate(plan_endpoint(request, EndpointOptions(server.url, **options)), output, observer)
-        assert observer.seen[-1] == (size * samples, size * samples)
+        kept, finished, total = observer.sampling.call_args.args
+        assert (kept, finished, total) == (size * samples, 0, size * samples)
         return rows_of(output)
 
     return sample
 
 
 @pytest.mark.slow
-def test_one_completion_at_a_time_where_the_server_takes_no_notice_of_n(server, sample):
+def test_one_completion_at_a_time_where_the_server_ignores_n(server, sample):
     server.takes_n = False
     rows = sample(samples=3, concurrency=1)
     assert len(rows) == len(server.requests) == 9
@@ -139,7 +125,7 @@ def test_a_server_that_repeats_the_key_does_not_make_us_print_it(server, sample)
     assert "secret-key" not in str(caught.value)
 
 
-def test_a_slow_server_is_given_up_after_the_timeout(server, sample):
+def test_a_slow_server_times_out(server, sample):
     server.delay = 0.5
     with pytest.raises(TinyZeroError, match=r"did not answer within 0\.1 s, 1 times; raise --timeout"):
         sample(size=1, samples=1, timeout=0.1, retries=0)
@@ -153,7 +139,7 @@ def test_no_server(sample, server, tmp_path):
 
 
 @pytest.mark.slow
-def test_so_many_requests_at_a_time_and_no_more(server, sample):
+def test_concurrency_is_kept(server, sample):
     server.delay = 0.02
     sample(size=12, samples=1, concurrency=3)
     assert server.busiest == 3

@@ -1,4 +1,4 @@
-"""An evaluation that was stopped: what its file holds, and going on from there."""
+"""An evaluation that was stopped: what its file holds, and resuming from it."""
 
 import json
 import os
@@ -6,14 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 
 import pytest
 
-from tests.sdk.evaluation.evaluating import rows_of
-from tests.sdk.evaluation.evaluating import server as server
-from tests.sdk.evaluation.evaluating import task as task
+from tests.sdk.evaluation.conftest import rows_of
 from tinyzero_sdk.errors import DataError, SettingsError
 from tinyzero_sdk.evaluation.sample_log import SampleFile
+from tinyzero_sdk.scoring.outputs import RESULT_COLUMNS
 
 
 def row(index):
@@ -94,7 +94,7 @@ def wait_for_lines(path, count):
 
 
 @pytest.mark.slow
-def test_a_killed_evaluation_goes_on_to_the_same_result(server, task, tmp_path):
+def test_a_killed_evaluation_resumes_to_the_same_result(server, task, tmp_path):
     server.delay = 0.05
     output = tmp_path / "out.jsonl"
     for killed in range(2):
@@ -109,18 +109,15 @@ def test_a_killed_evaluation_goes_on_to_the_same_result(server, task, tmp_path):
     _, told = process.communicate(timeout=60)
     assert (process.returncode, told) == (0, "")
     rows = rows_of(output)
-    assert [(row["extra_info"]["index"], row["sample"]) for row in rows] == [
-        (i, s) for i in range(30) for s in range(2)
-    ]
-    added = ("score", "correct", "reason", "answer", "task", "task_version", "task_options", "task_wrappers")
-    without = [json.dumps({key: row[key] for key in row if key not in added}).encode() + b"\n" for row in rows]
-    assert kept <= set(without)  # what was paid for is still there, as it was
+    assert [(row["extra_info"]["index"], row["sample"]) for row in rows] == list(product(range(30), range(2)))
+    lines = [json.dumps({key: row[key] for key in row if key not in RESULT_COLUMNS}).encode() + b"\n" for row in rows]
+    assert kept <= set(lines)  # completions that cost something are still there, unchanged
     assert len(kept) > 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_evaluation_says_how_to_go_on(server, task, tmp_path, number, code):
+def test_a_stopped_evaluation_says_how_to_resume(server, task, tmp_path, number, code):
     server.delay = 0.3
     output = tmp_path / "out.jsonl"
     process = evaluate_in_a_process(server, task, output)

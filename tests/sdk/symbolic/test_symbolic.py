@@ -1,4 +1,4 @@
-"""Symbolic equality: what is read, what is refused, what is equal, and that no text costs or does anything."""
+"""Symbolic equality: what is read, refused and equal, and that no text takes long or has an effect."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ DOCUMENT = (Path(__file__).parents[3] / "docs/symbolic.md").read_text(encoding="
 
 
 def verdicts(left, right):
-    """Of both comparisons, in both directions, which must agree."""
+    """The results of both comparisons, which must agree in both directions."""
     a, b = parse(left), parse(right)
     proved, alike = equal(a, b), numerically_equal(a, b)
     assert (equal(b, a), numerically_equal(b, a)) == (proved, alike)
@@ -137,7 +137,7 @@ def test_agreement_of_values_is_no_proof():
         ("|a b c d f|", "abs(a b c) abs(d f)"),
     ],
 )
-def test_points_of_either_sign_and_any_size_do_not_part_what_is_equal(left, right):
+def test_points_of_either_sign_and_any_size_agree_on_equal_expressions(left, right):
     assert numerically_equal(parse(left), parse(right))
     assert numerically_equal(parse(right), parse(left))
 
@@ -173,7 +173,7 @@ def test_a_name_is_never_more_than_letters():
     assert str(to_sympy(parse("E").parts[0]).is_real) == "True"  # a letter, and not sympy's constant
 
 
-# ---- laws ------------------------------------------------------------------------------------------------------------
+# ---- properties ------------------------------------------------------------------------------------------------------
 
 LEAVES = st.one_of(st.integers(0, 99), st.sampled_from("xyz"))
 TREES = st.recursive(LEAVES, lambda inner: st.tuples(st.sampled_from("+-*/^"), inner, inner), max_leaves=8)

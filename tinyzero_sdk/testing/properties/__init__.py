@@ -52,11 +52,7 @@ def find_properties(names: Sequence[str]) -> list[Property]:
 
 
 def check_names(names: Sequence[str], what: str) -> None:
-    """Refuse an unknown name; the error names the nearest.
-
-    Raises:
-        SettingsError: begins with `what`.
-    """
+    """Refuse an unknown name; the error begins with `what` and names the nearest."""
     known = [prop.name for prop in PROPERTIES]
     for name in names:
         if name not in known:

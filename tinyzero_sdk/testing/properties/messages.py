@@ -1,4 +1,4 @@
-"""Outcomes as text, in the words that all properties share."""
+"""Outcomes as text, for the messages of all properties."""
 
 from tinyzero_sdk.testing.sandbox_child import Outcome
 

@@ -1,4 +1,4 @@
-"""Properties of what must not pay: the texts of a model that has found a way around the task."""
+"""Properties of what must not be rewarded: texts of a model that has found a way around the task."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ TEMPLATES = ("base", "chat", "compact")
 
 
 def _is_rewarded(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
-    """The completion is correct (and the oracle does not say that it is right), or pays more than a wrong answer."""
+    """The completion is correct (and the oracle does not call it right), or scores more than a wrong answer."""
     credit = subject.wrong_credit
     if outcome.oracle or (not outcome.correct and outcome.value <= credit):
         return None

@@ -5,9 +5,7 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
-from tests.sdk.evaluation.evaluating import CHAT, rows_of
-from tests.sdk.evaluation.evaluating import server as server
-from tests.sdk.evaluation.evaluating import task as task
+from tests.sdk.evaluation.conftest import CHAT, rows_of
 from tinyzero_sdk import load_task
 from tinyzero_sdk.evaluation.protocol import EVALUATION_SEED
 from tinyzero_sdk.plugins.registry import load_plugins

@@ -1,4 +1,4 @@
-"""A server that is a fake, a task to evaluate at it, and a read of what was kept."""
+"""A fake server, and a task to evaluate at it."""
 
 import functools
 import json
