@@ -12,10 +12,10 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.fuzz.differential import DifferentialOracle
 from tinyzero_sdk.fuzz.findings import size_of
 from tinyzero_sdk.records import Item, Json
+from tinyzero_sdk.testing.completions import Stock
 from tinyzero_sdk.testing.gold import Gold, find_gold
 from tinyzero_sdk.testing.grammar import Grammar
 from tinyzero_sdk.testing.ground_truth_mutation import nudge, numbers_in
-from tinyzero_sdk.testing.mutations import Stock
 
 _COMMON_MARKS = (("<answer>", "</answer>"), ("\\boxed{", "}"), ("#### ", ""), ("", ""))  # without gold completions
 _COMMON_NUMBERS = ("0", "1", "2", "10", "100", "1000")

@@ -24,9 +24,8 @@ from tinyzero_sdk.fuzz.reward_guess import guess_value
 from tinyzero_sdk.records import Item, Json
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.tasks.task import Task
-from tinyzero_sdk.testing.completions import malformed
+from tinyzero_sdk.testing.completions import malformed, mutate
 from tinyzero_sdk.testing.ground_truth_mutation import fit
-from tinyzero_sdk.testing.mutations import mutate
 from tinyzero_sdk.testing.shrinking import shrink_pair
 from tinyzero_sdk.workers.process import SharedTimer, to_picklable_error
 

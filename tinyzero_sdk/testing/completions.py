@@ -1,13 +1,318 @@
-"""Malformed and hostile completions, for the checks and for the fuzzer.
+"""Texts to test a scorer with: changed answers, and malformed and hostile completions. Nothing here knows a task.
 
-Every choice is left to a `Choose`, so that chance or hypothesis can make it. A choice of 0 is the simplest everywhere,
-which is where hypothesis shrinks to. Changed answers come from `mutations.py`.
+The checks of `testing` take near misses and whole completions, the search of `fuzz` takes all changes too. Most changes
+keep an answer readable, so that they reach the code behind the parser; those that break it come from `SYMBOLS` and
+`STRANGE`. Every choice is left to a `Choose`, made by chance or by hypothesis, which shrinks to a choice of 0: that is
+the simplest in the texts of the second part.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from tinyzero_sdk.testing.gold import Gold
 from tinyzero_sdk.testing.grammar import Choose
+
+Tokens = list[str]
+tokenize = re.compile(r"[0-9]+|[A-Za-z]+|[ ]+|.", re.DOTALL).findall
+"""Runs of digits, of letters and of spaces; anything else by itself. Joined they are the text again."""
+
+SYMBOLS = (
+    *("+", "-", "*", "/", "**", "//", ".", ",", "=", "%", "^", "!", "(", ")", "#", "_", "e", "E", "j", " ", "\n", "|"),
+    *("&", "~", "<<", ">>", "==", "$", "\\", "×", "÷", "−", "·", ":", ";", "'", '"'),
+)
+"""Separators and operators between two numbers, in any notation."""
+
+STRANGE = (
+    *("\x00", "\t", "\r\n", "\u200b", "\u00a0", "\u2028", "\u202e", "\ufeff", "\ud800", "π", "½", "²", "①", "٣", "５"),
+    *("Ⅳ", "∞", "nan", "inf", "None", "True", "x", "\\frac{", "\\boxed{", "}", "{", "[", "]", "$$", "**", "<answer>"),
+    *("</answer>", "</think>", "####", "1e999", "0x", "0b1", "1_", "1/0", "or", "and", "if"),
+)
+"""Pieces that a parser may misread."""
+
+_JOINTS = (".", ".", ".", ".", "", " ", ",", "_", "e", "**", "//", "^", "%", "0", "=", " or ")
+_OPERATORS = ("+", "-", "*", "/")
+_OTHER_DIGITS = [{ord("0") + digit: zero + digit for digit in range(10)} for zero in (0x660, 0x966, 0xFF10, 0x1D7CE)]
+_SPELLINGS: tuple[Callable[[str], str], ...] = (
+    *(spelling.format for spelling in ("+{}", "-{}", "0{}", "{}.", "{}.0", ".{}", "{}e0", "{}00e-2")),
+    lambda n: f"{n[0]},{n[1:]}",
+    lambda n: f"{n[:-3]},{n[-3:]}",
+    lambda n: f"{n[0]}_{n[1:]}",
+    *(spelling.format for spelling in ("{}/1", "({})", "{{{}}}", "${}", "{}%", "{}.0000001", "{}.0009", "{}e1")),
+    lambda n: f"0x{_whole_part(n):x}",
+    lambda n: f"{_whole_part(n) - 1}.9999999",
+    *("abs({})".format, "int('{}')".format),
+    lambda n: n[::-1],
+    *(lambda n, table=table: n.translate(table) for table in _OTHER_DIGITS),
+)
+
+
+def _whole_part(number: str) -> int:
+    return int(number.partition(".")[0][:18])
+
+
+EDIT_PIECES = [
+    *"0123456789", *" .,-+*/()=_%$!^eExX'\"", *"abn", *"\n\t\0", "**", "//", ".0", "_0", ",000",
+    "\u200b", "\u200e", "\ufeff", "\u00a0", "٣", "３", "²", "½", "−", "ⅷ", "𝟗", "е",
+]  # fmt: skip
+"""Replacements for one character of an answer: digits and signs, and what only looks like them."""
+
+
+@dataclass(slots=True)
+class Stock:
+    """The material of mutations."""
+
+    choose: Choose
+    numbers: Sequence[str] = ("0", "1")
+    """Numbers of the ground truth, and a few common ones."""
+
+    answers: Sequence[str] = ("1",)
+    """Other answers to splice with."""
+
+    def pick(self, things: Sequence[str]) -> str:
+        return things[self.choose(len(things))]
+
+
+def one_edit(text: str, choose: Choose) -> str:
+    """`text` with one character deleted, inserted, replaced, or swapped with the next."""
+    if not text:
+        return EDIT_PIECES[choose(len(EDIT_PIECES))]
+    kind, place = choose(4), choose(len(text))
+    if kind == 0:
+        return text[:place] + text[place + 1 :]
+    if kind == 1:
+        place = choose(2) * len(text) or place  # at the end as often as anywhere else
+        return text[:place] + EDIT_PIECES[choose(len(EDIT_PIECES))] + text[place:]
+    if kind == 2:
+        return text[:place] + EDIT_PIECES[choose(len(EDIT_PIECES))] + text[place + 1 :]
+    return text[:place] + text[place + 1 : place + 2] + text[place] + text[place + 2 :]
+
+
+def edit_character(tokens: Tokens, stock: Stock) -> Tokens:
+    """One character changed, whatever token it is in."""
+    return [one_edit("".join(tokens), stock.choose)]
+
+
+def replace_answer(tokens: Tokens, stock: Stock) -> Tokens:
+    return [stock.pick(stock.answers)] if stock.answers else tokens
+
+
+def _number_places(tokens: Tokens) -> list[int]:
+    return [place for place, token in enumerate(tokens) if "0" <= token[0] <= "9"]
+
+
+def _symbol_places(tokens: Tokens) -> list[int]:
+    return [place for place, token in enumerate(tokens) if not (token[0].isalnum() or token[0] in " ()")]
+
+
+def change_number(tokens: Tokens, stock: Stock) -> Tokens:
+    places = _number_places(tokens)
+    if places:
+        tokens[places[stock.choose(len(places))]] = stock.pick(stock.numbers)
+    return tokens
+
+
+def change_digit(tokens: Tokens, stock: Stock) -> Tokens:
+    """A digit inserted, deleted or replaced."""
+    places = _number_places(tokens)
+    if places:
+        place = places[stock.choose(len(places))]
+        digits, at, width = tokens[place], stock.choose(len(tokens[place]) + 1), stock.choose(2)
+        tokens[place] = digits[:at] + stock.pick("0123456789")[: stock.choose(3)] + digits[at + width :] or "0"
+    return tokens
+
+
+def lengthen_two(tokens: Tokens, stock: Stock) -> Tokens:
+    """The same digit before, or after, two of the numbers, which keeps a difference: 5 - 3 becomes 15 - 13."""
+    places = _number_places(tokens)
+    if places:
+        digit, in_front = stock.pick("123456789"), stock.choose(2) == 0
+        for place in {places[stock.choose(len(places))], places[stock.choose(len(places))]}:
+            tokens[place] = digit + tokens[place] if in_front else tokens[place] + digit
+    return tokens
+
+
+def swap_numbers(tokens: Tokens, stock: Stock) -> Tokens:
+    places = _number_places(tokens)
+    if len(places) > 1:
+        one, other = places[stock.choose(len(places))], places[stock.choose(len(places))]
+        tokens[one], tokens[other] = tokens[other], tokens[one]
+    return tokens
+
+
+def shuffle_numbers(tokens: Tokens, stock: Stock) -> Tokens:
+    places = _number_places(tokens)
+    for count in range(len(places), 1, -1):
+        one, other = places[count - 1], places[stock.choose(count)]
+        tokens[one], tokens[other] = tokens[other], tokens[one]
+    return tokens
+
+
+def change_operators(tokens: Tokens, stock: Stock) -> Tokens:
+    return [stock.pick(_OPERATORS) if token in _OPERATORS else token for token in tokens]
+
+
+def respell_number(tokens: Tokens, stock: Stock) -> Tokens:
+    """A number in another notation, with the same value or nearly so."""
+    places = _number_places(tokens)
+    if places:
+        place = places[stock.choose(len(places))]
+        tokens[place] = _SPELLINGS[stock.choose(len(_SPELLINGS))](tokens[place])
+    return tokens
+
+
+def join_numbers(tokens: Tokens, stock: Stock) -> Tokens:
+    """Two neighbouring numbers with one symbol between them, whatever was there."""
+    places = _number_places(tokens)
+    if len(places) > 1:
+        at = stock.choose(len(places) - 1)
+        joint = stock.pick(_JOINTS if stock.choose(10) < 7 else SYMBOLS)
+        tokens[places[at] + 1 : places[at + 1]] = [joint]
+    return tokens
+
+
+def change_symbol(tokens: Tokens, stock: Stock) -> Tokens:
+    places = _symbol_places(tokens)
+    if places:
+        tokens[places[stock.choose(len(places))]] = stock.pick(SYMBOLS[: 6 if stock.choose(2) == 0 else None])
+    return tokens
+
+
+def double_token(tokens: Tokens, stock: Stock) -> Tokens:
+    places = _symbol_places(tokens) or range(len(tokens))
+    if places:
+        place = places[stock.choose(len(places))]
+        tokens.insert(place, tokens[place])
+    return tokens
+
+
+def put_in(tokens: Tokens, stock: Stock) -> Tokens:
+    place = stock.choose(len(tokens) + 1)
+    tokens.insert(place, stock.pick(SYMBOLS if stock.choose(10) < 7 else stock.numbers))
+    return tokens
+
+
+def put_in_strange(tokens: Tokens, stock: Stock) -> Tokens:
+    """A strange piece inserted, or in place of a token."""
+    place = stock.choose(len(tokens) + 1)
+    tokens[place : place + stock.choose(2)] = [stock.pick(STRANGE)]
+    return tokens
+
+
+def put_in_step(tokens: Tokens, stock: Stock) -> Tokens:
+    """A neutral operation after a number, or a number without effect."""
+    places = _number_places(tokens)
+    if places:
+        step = stock.pick((" + 0", " - 0", " * 1", " / 1", "**1", "//1", "e0", ".0", " % 1000", "!", ",", " or 1", "#"))
+        tokens.insert(places[stock.choose(len(places))] + 1, step)
+    return tokens
+
+
+def take_out(tokens: Tokens, stock: Stock) -> Tokens:
+    place = stock.choose(len(tokens))
+    del tokens[place : place + 1 + stock.choose(3)]
+    return tokens
+
+
+def repeat_span(tokens: Tokens, stock: Stock) -> Tokens:
+    """A span of the answer repeated, in place or elsewhere."""
+    start = stock.choose(len(tokens))
+    place = stock.choose(len(tokens) + 1)
+    tokens[place:place] = tokens[start : start + 1 + stock.choose(5)]
+    return tokens
+
+
+def bracket_span(tokens: Tokens, stock: Stock) -> Tokens:
+    """Brackets around two neighbouring numbers, or more."""
+    places = _number_places(tokens)
+    if len(places) > 1:
+        first = stock.choose(len(places) - 1)
+        last = first + 1 + stock.choose(len(places) - first - 1)
+        tokens.insert(places[last] + 1, ")")
+        tokens.insert(places[first], "(")
+    return tokens
+
+
+def drop_brackets(tokens: Tokens, stock: Stock) -> Tokens:
+    return [token for token in tokens if token not in "()"]
+
+
+def splice(tokens: Tokens, stock: Stock) -> Tokens:
+    """The beginning of this answer and the end of another."""
+    other = tokenize(stock.pick(stock.answers))
+    return tokens[: stock.choose(len(tokens) + 1)] + other[stock.choose(len(other) + 1) :]
+
+
+def claim_result(tokens: Tokens, stock: Stock) -> Tokens:
+    """A result claimed after the answer, or before it."""
+    sign, number = stock.pick(("=", " = ", " == ", "\n= ", " or ", ", ", " ")), stock.pick(stock.numbers)
+    return [*tokens, sign, number] if stock.choose(10) < 7 else [number, sign, *tokens]
+
+
+def wrap(tokens: Tokens, stock: Stock) -> Tokens:
+    left, right = _MARKS[stock.choose(len(_MARKS))]
+    return [left, *tokens, right]
+
+
+_MARKS = [
+    ("$", "$"), ("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\\boxed{", "}"), ("**", "**"), ("`", "`"), ("(", ")"),
+    ("[", "]"), ("{", "}"), ("'", "'"), ('"', '"'), ("", "."), ("", ";"), ("x = ", ""), ("The answer is ", ""),
+    ("-(", ")"), ("-(-(", "))"), ("\n", "\n"), ("\t", ""), ("", " dollars"), ("#", ""), ("", "#"), ("", "\\,"),
+    ("+", ""), ("-", ""), ("", ".0"), ("", "/1"), ("", " = ?"), ("", "%"), ("0", ""), ("0x", ""), ("", "e0"),
+]  # fmt: skip
+
+MUTATORS: tuple[Callable[[Tokens, Stock], Tokens], ...] = (
+    *(change_number, change_digit, lengthen_two, lengthen_two, swap_numbers, shuffle_numbers, respell_number),
+    *(join_numbers, join_numbers, change_symbol, change_symbol, change_operators, double_token, put_in, put_in_strange),
+    *(put_in_step, take_out, repeat_span, bracket_span, drop_brackets, splice, claim_result, wrap),
+)
+"""The mutations of the fuzzer; those that find faults most often are listed twice."""
+
+_NEAR_MISSES = (
+    *(edit_character, replace_answer, wrap, join_numbers, join_numbers, swap_numbers, swap_numbers, change_symbol),
+    *(change_symbol, lengthen_two),
+)
+
+LONGEST = 4000
+"""Characters of the longest answer that a mutation may leave."""
+
+
+def mutate(answer: str, stock: Stock) -> str:
+    """The answer after one change, or a few."""
+    while True:
+        tokens = tokenize(answer) or [stock.pick(stock.numbers)]
+        answer = "".join(MUTATORS[stock.choose(len(MUTATORS))](tokens, stock))[:LONGEST]
+        if stock.choose(2) == 0:
+            return answer
+
+
+def near_miss(answer: str, others: Sequence[str], choose: Choose) -> str:
+    """`answer` after one to three changes that a model might make, in error or to game the reward."""
+    stock = Stock(choose, answers=others)
+    for _ in range(1 + choose(3)):
+        answer = "".join(_NEAR_MISSES[choose(len(_NEAR_MISSES))](tokenize(answer), stock))
+    return answer
+
+
+_SIGNS = ("+", "-", "*", "/", "+", "-", "*", "/", "*", "/", "**", "//", ".", ".", ".", ".", ".", "%", "^", "")
+
+
+def rearrange(text: str, choose: Choose) -> str:
+    """The numbers of `text` in any order, with any signs between them and brackets around some: 4 + 5 - 2 may become
+    5/(2.4)."""
+    tokens = tokenize(text)
+    numbers = [tokens[place] for place in _number_places(tokens)]
+    for place in range(len(numbers) - 1, 0, -1):
+        other = choose(place + 1)
+        numbers[place], numbers[other] = numbers[other], numbers[place]
+    while len(numbers) > 1:
+        place = choose(len(numbers) - 1)
+        joined = numbers[place] + _SIGNS[choose(len(_SIGNS))] + numbers[place + 1]
+        numbers[place : place + 2] = [f"({joined})" if len(numbers) > 2 and choose(2) else joined]
+    return numbers[0] if numbers else text
+
+
+# Whole completions
 
 MALFORMED = [
     "{}", "<answer>{}", "{}</answer>", "<answer>{}</answer", "</answer>{}<answer>", "<answer><answer>{}</answer>",

@@ -29,9 +29,9 @@ from tinyzero_sdk.data.rows import plain
 from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, describe_error
 from tinyzero_sdk.records import Item, Json, Score, Split
 from tinyzero_sdk.tasks.task import Task
+from tinyzero_sdk.testing.completions import Stock, join_numbers, near_miss, rearrange, tokenize
 from tinyzero_sdk.testing.gold import LONG, Gold, TestCompletion, find_gold
 from tinyzero_sdk.testing.grammar import Grammar
-from tinyzero_sdk.testing.mutations import Stock, join_numbers, near_miss, rearrange, tokenize
 from tinyzero_sdk.workers.process import SharedTimer
 
 MEMORY_GIB = 1.0

@@ -13,7 +13,7 @@ from typing import Any
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.tasks.task import Task
-from tinyzero_sdk.testing import completions, mutations
+from tinyzero_sdk.testing import completions
 from tinyzero_sdk.testing.gold import Gold, TestCompletion
 from tinyzero_sdk.testing.grammar import Choose, Grammar
 
@@ -93,7 +93,7 @@ def near_miss(golds: Sequence[Gold]) -> SearchStrategy[TestCompletion]:
     others = [gold.answer for gold in golds]
 
     def make(gold: Gold, choose: Choose) -> TestCompletion:
-        changed = mutations.near_miss(gold.answer, others, choose)
+        changed = completions.near_miss(gold.answer, others, choose)
         return gold.sample(gold.with_answer(changed), f"gold's answer {gold.answer!r} changed")
 
     return _from_gold(golds, make)
@@ -103,7 +103,7 @@ def one_edit(golds: Sequence[Gold]) -> SearchStrategy[TestCompletion]:
     """Gold completions with one character of the answer changed."""
 
     def make(gold: Gold, choose: Choose) -> TestCompletion:
-        edited = mutations.one_edit(gold.answer, choose)
+        edited = completions.one_edit(gold.answer, choose)
         return gold.sample(gold.with_answer(edited), f"one edit of gold's answer {gold.answer!r}")
 
     return _from_gold(golds, make)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tinyzero_sdk.fuzz import presentations
 from tinyzero_sdk.fuzz.reward_guess import guess_value
 from tinyzero_sdk.records import Item
+from tinyzero_sdk.testing.completions import _SPELLINGS, LONGEST, MUTATORS, Stock, mutate, near_miss, tokenize
 from tinyzero_sdk.testing.gold import Gold
 from tinyzero_sdk.testing.grammar import Grammar
-from tinyzero_sdk.testing.mutations import _SPELLINGS, LONGEST, MUTATORS, Stock, mutate, near_miss, tokenize
 
 ITEM = Item(1)
 RULES = {"sum": ["<n>", "<n> + <sum>", "(<sum>)"], "n": ["1", "20", "<m> <n"], "never": ["<never>"]}
