@@ -1,4 +1,4 @@
-# The commands of this repository; `make help` lists them. Each sets up .venv by itself, once.
+# The commands of this repository; `make help` lists them. The first one that needs .venv sets it up.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -14,29 +14,29 @@ help:  ## list the commands
 train: $(READY)  ## train the tiny model on countdown, into a new directory under runs/ (no GPU needed)
 	@$(BIN)/tinyzero train --task countdown
 
-test: $(READY)  ## the fast tests: all that are not marked slow, nightly or gpu
+test: $(READY)  ## run the fast tests (under a minute)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal
 
-slow: $(READY)  ## the slow tests
+slow: $(READY)  ## run the slow tests (several minutes)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not nightly and not gpu"
 
-nightly: $(READY)  ## what takes too long for every change; a release requires it
+nightly: $(READY)  ## run the tests that take too long for every change; required for a release
 	@PYTHONDONTWRITEBYTECODE= HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n auto --dist worksteal -m "nightly and not gpu"
 
-lint: $(READY)  ## ruff, mypy, and the order of imports
+lint: $(READY)  ## check style (ruff), types (mypy) and the order of imports (import-linter)
 	@$(BIN)/python -m ruff check
 	@$(BIN)/python -m ruff format --check
 	@$(BIN)/python -m mypy
 	@PYTHONPATH=plugins/reasoning_gym $(BIN)/lint-imports --no-logo
 
-# Beside modules without a figure, what takes much longer than a few minutes on two cores, or a GPU.
-NOT_IN_BENCH = common training watching fixed_task shapes trl_step recipes ablations two_tasks \
+# Modules without results, and scripts that need a GPU or much longer than a few minutes on two cores.
+NOT_IN_BENCH = common commands training fixed_task shapes trl_step recipes ablations two_tasks \
   step memory rollout small_gpu several_gpus
 
-bench: $(READY)  ## measure the figures of benchmarks/README.md on this machine
+bench: $(READY)  ## run the benchmarks that need no GPU and take minutes
 	@for script in $(filter-out $(NOT_IN_BENCH:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
 
-clean:  ## remove the environment, builds and caches (not runs/)
+clean:  ## delete .venv, builds and caches, but not runs/
 	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 

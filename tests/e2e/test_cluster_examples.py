@@ -1,4 +1,4 @@
-"""The files in examples/cluster: what they name exists, and what can be run on one machine without a GPU runs."""
+"""The files in examples/cluster: the options they name exist, and they run as far as one machine without a GPU can."""
 
 import json
 import os
@@ -9,9 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ import pytest
 import yaml
 
 from tinyzero_sdk.settings import flatten, to_mapping
-from tinyzero_trainer.config import AlgorithmConfig, ModelConfig, RunConfig, TrainConfig
+from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL
-from tinyzero_trainer.executors.ray.build import with_absolute_paths
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples/cluster"
@@ -33,8 +31,9 @@ SMALL = shlex.split(
     "--task countdown --model ./model parallel.world_size=2 data.prompts_per_step=4 rollout.group_size=4 "
     "rollout.max_completion_tokens=16 eval.num_problems=8 eval.every=0 checkpoint.every=1"
 )
+SBATCH = ("bash", str(EXAMPLES / "slurm.sbatch"))
 WITHIN = 240.0
-"""Seconds for what takes twenty on an idle machine."""
+"""Seconds for what takes 20 on an idle machine."""
 
 
 def named(files: list[Path]) -> pytest.MarkDecorator:
@@ -48,10 +47,10 @@ def test_bash_reads_the_scripts(file: Path) -> None:
 
 
 def commands(text: str) -> list[str]:
-    """What is typed behind `tinyzero train`, and the words that scripts put together for it."""
+    """The arguments of `tinyzero train`, also those that scripts collect for it."""
     joined = text.replace("\\\n", " ")
     found = re.findall(r"tinyzero train ([^`#\n]*)|words\+?=\((.*)\)|sbatch slurm\.sbatch ([^`#\n]*)", joined)
-    return ["".join(parts) for parts in found]
+    return ["".join(groups) for groups in found]
 
 
 @named(NAMING)
@@ -85,7 +84,7 @@ def test_options_of_ray_exist(file: Path) -> None:
     assert set(re.findall(r"(?<!\S)--[a-z-]+", used)) <= options
 
 
-def test_a_job_for_kuberay_is_whole() -> None:
+def test_the_job_for_kuberay_is_complete() -> None:
     script, job = yaml.safe_load_all((EXAMPLES / "kuberay-job.yaml").read_text(encoding="utf-8"))
     assert (script["kind"], job["kind"], job["apiVersion"]) == ("ConfigMap", "RayJob", "ray.io/v1")
     train = script["data"]["train.sh"]
@@ -111,26 +110,7 @@ def test_a_job_for_kuberay_is_whole() -> None:
     assert f"ray[default]=={cluster['rayVersion']}'" in image
 
 
-def test_paths_hold_in_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model").mkdir()
-    config = TrainConfig(
-        run=RunConfig(output="runs/a"),
-        model=ModelConfig(path="model"),
-        algorithm=AlgorithmConfig(policy_loss="./loss.py:mine"),
-    )
-    found = with_absolute_paths(config)
-    assert found.run.output == str(tmp_path / "runs/a")
-    assert found.model.path == str(tmp_path / "model")
-    assert found.algorithm.policy_loss == f"{tmp_path / 'loss.py'}:mine"
-    assert with_absolute_paths(found) == found
-    for path in (None, "tiny", "Qwen/Qwen2.5-0.5B"):
-        kept = replace(config, model=ModelConfig(path=path), algorithm=AlgorithmConfig(policy_loss="package.loss:mine"))
-        again = with_absolute_paths(kept)
-        assert (again.model, again.algorithm) == (kept.model, kept.algorithm)
-
-
-def test_a_machine_of_ones_own_has_a_token_or_is_not_started(tmp_path: Path) -> None:
+def test_node_sh_starts_nothing_without_a_token(tmp_path: Path) -> None:
     for name in ("ray", "python"):
         (tmp_path / name).write_text('#!/bin/sh\necho "$0 $RAY_AUTH_MODE $*"\n')
         (tmp_path / name).chmod(0o755)
@@ -140,15 +120,15 @@ def test_a_machine_of_ones_own_has_a_token_or_is_not_started(tmp_path: Path) -> 
         command = ["bash", str(EXAMPLES / "node.sh"), "10.0.0.1:6379"]
         done = subprocess.run(command, env=usual | tokens, capture_output=True, text=True, check=False)
         assert done.returncode == code
-        wanted = f"{tmp_path / 'ray'} token start --address=10.0.0.1:6379 --block\n" if not code else ""
-        assert done.stdout == wanted
+        expected = f"{tmp_path / 'ray'} token start --address=10.0.0.1:6379 --block\n" if not code else ""
+        assert done.stdout == expected
         assert ("export RAY_AUTH_TOKEN=SECRET" in done.stderr) == bool(code)
 
 
-# ---- run for real, on one machine ------------------------------------------------------------------------------------
+# ---- real runs, on one machine ---------------------------------------------------------------------------------------
 
 SRUN = """#!/bin/bash
-# Both nodes are this machine; tasks are started elsewhere than where the job was submitted.
+# Both nodes are this machine; tasks start in another directory than the job was submitted from.
 cd /
 while [ "${1#--}" != "$1" ]; do shift; done
 tasks=()
@@ -160,17 +140,20 @@ SCONTROL = '#!/bin/bash\necho "$@" >> "$SCONTROL_LOG"\n'
 
 
 @contextmanager
-def started(command: list[str], environment: dict[str, str], directory: Path, log: Path) -> Iterator[subprocess.Popen]:
-    """A command in a process of its own, whose children are gone at the end."""
+def started(
+    command: Sequence[str], environment: dict[str, str], directory: Path, log: Path
+) -> Iterator[subprocess.Popen]:
+    """A running command, which is killed at the end with its children."""
     with log.open("a") as file:
         process = subprocess.Popen(command, env=environment, cwd=directory, stdout=file, stderr=subprocess.STDOUT)
     try:
         yield process
     finally:
-        everyone = [*psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []
-        for each in [process, *everyone]:
-            if each.is_running() if isinstance(each, psutil.Process) else each.poll() is None:
-                each.kill()
+        if process.poll() is None:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+            process.kill()
         process.wait()
 
 
@@ -187,7 +170,7 @@ def steps_of(run: Path) -> list[int]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A directory to type in, with a model."""
+    """A working directory with a model."""
     directory = tmp_path / "place"
     shutil.copytree(BUILT_IN_MODEL, directory / "model")
     return directory
@@ -199,7 +182,7 @@ def environment_of(programs: Path, **more: str) -> dict[str, str]:
 
 
 def job_of(programs: Path, number: int, **more: str) -> dict[str, str]:
-    """The environment of a job, in which Slurm is made up."""
+    """The environment of a Slurm job, with fake srun and scontrol."""
     programs.mkdir()
     for name, text in {"srun": SRUN, "scontrol": SCONTROL}.items():
         write_program(programs / name, text)
@@ -212,13 +195,13 @@ def write_program(file: Path, text: str) -> None:
     file.chmod(0o755)
 
 
-ALL_MADE_UP = {
-    # Asked for an address, or waiting for all nodes.
+FAKE_PROGRAMS = {
+    # Prints an address, or waits for all nodes.
     "python": """#!/bin/bash
 [ "$1" = - ] || { echo 10.0.0.1; exit; }
 until [ "$(grep -c 'ray start' "$STARTED")" = 2 ]; do /bin/sleep 0.05; done
 """,
-    # The first to start fails.
+    # The first start fails.
     "ray": """#!/bin/bash
 if mkdir failed 2>/dev/null; then exit 1; fi
 sleep 60 & sleeping=$!
@@ -241,34 +224,25 @@ exit 3
 @pytest.mark.parametrize(
     ("number", "code", "queued"), [(signal.SIGUSR1, 143, True), (signal.SIGTERM, 143, False), (None, 3, False)]
 )
-def test_what_a_slurm_job_does_at_its_end(
+def test_a_slurm_job_ends_as_its_signal_asks(
     number: signal.Signals | None, code: int, queued: bool, tmp_path: Path
 ) -> None:
     programs, log, record = tmp_path / "programs", tmp_path / "log", tmp_path / "started"
-    environment = job_of(
-        programs,
-        7,
-        VENV=str(tmp_path),
-        STARTED=str(record),
-        LASTS="0" if number is None else "1",
-        SLURM_GPUS_ON_NODE="8",
-    )
+    lasts = "0" if number is None else "1"
+    environment = job_of(programs, 7, VENV=str(tmp_path), STARTED=str(record), LASTS=lasts, SLURM_GPUS_ON_NODE="8")
     (tmp_path / "bin").mkdir()
-    for name, text in ALL_MADE_UP.items():
+    for name, text in FAKE_PROGRAMS.items():
         write_program(tmp_path / "bin" / name, text.replace("mkdir failed", f"mkdir {tmp_path}/failed"))
     for again in (False, True):
         (tmp_path / "waiting").unlink(missing_ok=True)
-        with started(
-            ["bash", str(EXAMPLES / "slurm.sbatch"), "--task", "countdown"], environment, tmp_path, log
-        ) as job:
+        with started([*SBATCH, "--task", "countdown"], environment, tmp_path, log) as job:
             if number is not None:
                 until((tmp_path / "waiting").exists, log)
                 job.send_signal(number)
             assert job.wait(60) == code, log.read_text()
-        [trained] = [line for line in record.read_text().splitlines() if line.startswith("train ")]
-        resume = " --resume" if again else ""
-        assert trained == f"train --output runs/7 --address 10.0.0.1:20007 --gpus 16 --task countdown{resume}"
-        lines = record.read_text().splitlines()
+        lines, resume = record.read_text().splitlines(), " --resume" if again else ""
+        trained = [line for line in lines if line.startswith("train ")]
+        assert trained == [f"train --output runs/7 --address 10.0.0.1:20007 --gpus 16 --task countdown{resume}"]
         for node in "01":
             assert any(line.startswith(f"{node}: ray start") for line in lines)
             assert f"{node}: ended" in lines
@@ -276,14 +250,14 @@ def test_what_a_slurm_job_does_at_its_end(
     assert (programs / "scontrol.log").exists() == queued
 
 
-REAL = pytest.mark.nightly(reason="starts Ray; the slow tests run the scripts with stand-ins for all programs")
+REAL = pytest.mark.nightly(reason="starts Ray; the slow tests run the scripts with fake programs")
 
 
 @REAL
-def test_a_slurm_job_saves_when_its_time_is_up_is_queued_again_and_goes_on(place: Path, tmp_path: Path) -> None:
+def test_a_slurm_job_saves_at_its_time_limit_is_requeued_and_resumes(place: Path, tmp_path: Path) -> None:
     programs, log, job = tmp_path / "programs", tmp_path / "log", str(os.getpid())
     environment = job_of(programs, int(job), VENV=str(Path(sys.executable).parents[1]))
-    command = ["bash", str(EXAMPLES / "slurm.sbatch"), *SMALL, "run.steps=12"]
+    command = [*SBATCH, *SMALL, "run.steps=12"]
     run = place / "runs" / job
     with started(command, environment, place, log) as process:
         until(lambda: (run / "checkpoints/step_2").exists() or process.poll() is not None, log)
@@ -307,7 +281,7 @@ def command_lines() -> list[str]:
 
 
 @REAL
-def test_machines_of_ones_own(place: Path, tmp_path: Path) -> None:
+def test_training_on_two_nodes_started_by_node_sh(place: Path, tmp_path: Path) -> None:
     log, port = tmp_path / "log", str(20_000 + (os.getpid() + 5_000) % 10_000)
     environment = environment_of(Path(sys.executable).parent, RAY_AUTH_TOKEN="0" * 64, PORT=port)
     short = f"/tmp/ray-own-{port}"

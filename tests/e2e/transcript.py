@@ -1,10 +1,10 @@
-"""Documents as transcripts: run every block in order, compare what the commands print, or write it anew.
+"""Runs the blocks of a document in order, and compares or updates the output that it shows.
 
-A document for this has three kinds of blocks, and no others:
+Such a document has three types of blocks, and no others:
 - ```python, which begins with a comment: `# FILE` writes the file, `# FILE, at the end` adds to it, and
-  `# FILE, in place of NAME` puts the block where the function, class or constant NAME was;
-- ```json, the content of the file that was named last in backticks;
-- ```console, `$ command` lines, each followed by what it prints. ```console exit=1 says how the last command exits.
+  `# FILE, in place of NAME` replaces the function, class or constant NAME;
+- ```json, the content of the last file named in backticks;
+- ```console, `$ command` lines, each followed by its output. ```console exit=1 gives the exit code of the last command.
 """
 
 import ast
@@ -21,7 +21,7 @@ from pathlib import Path
 
 WIDTH = 80
 HOME = "/home/you"
-"""What stands for the directory in which the commands run."""
+"""Shown in place of the directory in which the commands run."""
 
 _BLOCK = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"# ([\w./-]+\.\w+)(?:, (?:(at the end)|in place of (\w+)))?\n")
@@ -32,11 +32,11 @@ _VARYING = [
     (re.compile(r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}-[0-9]{6}\b"), "DATE"),
     (re.compile(r"\b[0-9]+\.[0-9]+\.[0-9]+(?:\.dev[0-9]+)?\b"), "VERSION"),
     (re.compile(rf" *\b{_NUMBER} ?s\b"), " TIME"),
-    # How many completions a check or the fuzzer tries in its time; not the result.
+    # The number of completions that a check or the fuzzer tries in its time.
     (re.compile(rf" *\b{_NUMBER} ((?:completions )?tried)\b"), r" NUMBER \1"),
     (re.compile(rf"\({_NUMBER}/s\)"), "(NUMBER/s)"),
-    # What a model makes of a task differs in the last digit from one processor to another, and so in the end in the
-    # first digit. How far it is in an evaluation when a line is due depends on the clock.
+    # Training differs in the last digit from one processor to another, and so in the end in the first digit. The
+    # progress of an evaluation depends on the clock.
     (re.compile(r"^(step [0-9,]+/[0-9,]+) .*"), r"\1 NUMBERS"),
     (re.compile(rf"^(held-out accuracy[a-z 0-9]*:) {_NUMBER} %"), r"\1 NUMBER"),
     (re.compile(rf"-> {_NUMBER} % \([+-]{_NUMBER} points"), "-> NUMBER (NUMBER points"),
@@ -45,7 +45,7 @@ _VARYING = [
 
 
 def normalise(output: str) -> list[str]:
-    """The lines of an output, without what differs from one run to the next."""
+    """The lines of an output, without what varies from run to run."""
     lines: list[str] = []
     for line in output.splitlines():
         for pattern, replacement in _VARYING:
@@ -59,7 +59,7 @@ def normalise(output: str) -> list[str]:
 
 
 class TranscriptError(AssertionError):
-    """A document does not say what happens."""
+    """A document does not show what happens."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Shell:
     """From `make_environment`."""
 
     def run(self, command: str) -> tuple[str, int]:
-        """What a command prints, stdout and stderr as they come, and its exit code."""
+        """The output of a command (stdout and stderr, interleaved) and its exit code."""
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=self.directory,
@@ -95,12 +95,12 @@ def blocks(text: str) -> Iterator[tuple[str, str]]:
 
 
 def run_document(text: str, shell: Shell, *, compare: bool = True) -> str:
-    """Run every block of a document; returns the document with the outputs as they are now.
+    """Run every block of a document; returns the document with the present outputs.
 
     An output that differs only in what varies from run to run stays as it was.
 
     Raises:
-        TranscriptError: a block is of no known kind, a command ends with another exit code, or, with `compare`,
+        TranscriptError: a block has an unknown type, a command has another exit code, or, with `compare`,
             prints something else.
     """
     pieces, end = [], 0
@@ -115,18 +115,18 @@ def run_document(text: str, shell: Shell, *, compare: bool = True) -> str:
         elif language == "console":
             body = _run_console(body, rest, shell, compare)
         else:
-            raise TranscriptError(f"a block of no known kind, ```{language}: {body[:60]!r}")
+            raise TranscriptError(f"a block of unknown type, ```{language}: {body[:60]!r}")
         pieces += [before, f"```{language}{rest}\n{body}```"]
         end = block.end()
     return "".join([*pieces, text[end:]])
 
 
 def split_console(body: str) -> Iterator[tuple[str, str]]:
-    """The commands of a console block, each with the output that stands under it."""
-    parts = re.split(r"^\$ ((?:.*\\\n)*.*)\n", body, flags=re.MULTILINE)
-    if parts[0] or len(parts) < 3:
+    """The commands of a console block, each with its output."""
+    pieces = re.split(r"^\$ ((?:.*\\\n)*.*)\n", body, flags=re.MULTILINE)
+    if pieces[0] or len(pieces) < 3:
         raise TranscriptError(f"a console block that does not begin with `$ `: {body[:60]!r}")
-    yield from zip(parts[1::2], parts[2::2], strict=True)
+    yield from zip(pieces[1::2], pieces[2::2], strict=True)
 
 
 def _run_console(body: str, rest: str, shell: Shell, compare: bool) -> str:
@@ -135,17 +135,17 @@ def _run_console(body: str, rest: str, shell: Shell, compare: bool) -> str:
         raise TranscriptError(f"```console{rest} is not understood")
     steps = list(split_console(body))
     now = ""
-    for place, (command, said) in enumerate(steps):
+    for place, (command, shown) in enumerate(steps):
         output, code = shell.run(command)
         expected = int(exits[1] or 0) if place == len(steps) - 1 else 0
         if code != expected:
             raise TranscriptError(f"$ {command}\n{output}exited with {code}, not {expected}")
-        # Word by word, since where a line is broken depends on the length of what varies.
-        same = "\n".join(normalise(output)).split() == "\n".join(normalise(said)).split()
+        # Word by word: line breaks depend on the length of what varies.
+        same = "\n".join(normalise(output)).split() == "\n".join(normalise(shown)).split()
         if compare and not same:
-            difference = difflib.unified_diff(normalise(said), normalise(output), "document", "now", lineterm="")
+            difference = difflib.unified_diff(normalise(shown), normalise(output), "document", "now", lineterm="")
             raise TranscriptError("\n".join([f"$ {command}", *difference]))
-        now += f"$ {command}\n{said if same else output}"
+        now += f"$ {command}\n{shown if same else output}"
     return now.rstrip("\n") + "\n"
 
 
@@ -163,7 +163,7 @@ def _write_python(directory: Path, code: str) -> None:
 
 
 def _replace(file: str, code: str, name: str, added: str) -> str:
-    """The code with `added` where the top-level definition of `name` was, its decorators included."""
+    """The code with `added` in place of the top-level definition of `name` and its decorators."""
     lines = code.splitlines(keepends=True)
     for node in ast.parse(code).body:
         names = [getattr(node, "name", None), *(getattr(target, "id", None) for target in getattr(node, "targets", ()))]
@@ -181,7 +181,7 @@ def _write(directory: Path, name: str, content: str) -> None:
 
 
 def make_environment(folder: Path) -> dict[str, str]:
-    """An environment of its own over the running one, into which a document may install; needs no network.
+    """A new environment over the running one, into which a document may install; needs no network.
 
     Returns:
         The variables of a shell in which `python`, `pip`, `pytest` and `tinyzero` are those of the environment.

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,3 +90,18 @@ def test_a_rank_that_does_not_see_the_run_directory_is_named(
     told = re.escape(f"policy rank 1 of 2 on 10.0.0.1 does not see {run}, where it is to save its part")
     with nullcontext() if there == "the same" else pytest.raises(RayError, match=told):
         build._check_run_directory(config, ranks)
+
+
+def test_relative_paths_become_absolute_and_names_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    run, loss = {"run": {"task": "countdown", "output": "runs/a"}}, {"algorithm": {"policy_loss": "./loss.py:mine"}}
+    found = build.with_absolute_paths(make_config(run | loss | {"model": {"path": "model"}}))
+    assert found.run.output == str(tmp_path / "runs/a")
+    assert found.model.path == str(tmp_path / "model")
+    assert found.algorithm.policy_loss == f"{tmp_path / 'loss.py'}:mine"
+    assert build.with_absolute_paths(found) == found
+    for path in (None, "tiny", "Qwen/Qwen2.5-0.5B"):
+        algorithm = replace(found.algorithm, policy_loss="package.loss:mine")
+        named = replace(found, model=replace(found.model, path=path), algorithm=algorithm)
+        assert build.with_absolute_paths(named) == named
