@@ -1,4 +1,4 @@
-"""What to change after memory ran out: asked of the plan, at the border of the command line."""
+"""What to change after memory ran out, by the plan: added to the error where a command ends."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -36,7 +36,7 @@ _MIN_COMPLETION = 16
 
 @contextmanager
 def advise_on_out_of_memory(config: TrainConfig) -> Iterator[None]:
-    """Within, an `OutOfMemoryError` without advice is given some.
+    """Add advice to an `OutOfMemoryError` of the block that has none.
 
     Args:
         config: of the run.
@@ -55,7 +55,7 @@ def advice_for(error: OutOfMemoryError, config: TrainConfig) -> str:
         return _for_host(config)
     resumed = _has_checkpoint(config)
     phases = (FEW_SEQUENCES,) if isinstance(error, KvCacheError) else PHASES.get(error.phase, ())
-    with suppress(Exception):  # it asks a driver and reads files that may be broken in any way
+    with suppress(Exception):  # the driver, and the files it reads, may be broken in any way
         changes = after_out_of_memory(config, phases, resumed=resumed)
         if changes:
             return _again(config, changes)
@@ -65,7 +65,7 @@ def advice_for(error: OutOfMemoryError, config: TrainConfig) -> str:
 
 
 def _for_few_sequences(config: TrainConfig, error: KvCacheError) -> str:
-    """Where there is no room for even a few sequences, and no other setting helps."""
+    """If there is no room for even a few sequences, and no other setting helps."""
     if error.fitting:
         return f"{_again(config, f'rollout.max_num_seqs={error.fitting}')}, which is slow, or {LAST_RESORT}"
     tokens = config.rollout.max_completion_tokens
@@ -83,12 +83,12 @@ def _for_host(config: TrainConfig) -> str:
         return more
     with suppress(Exception):  # as above
         if fits_without_offload(config):
-            return f"{_again(config, 'memory.cpu_offload=none')}, which keeps all on the GPU, or {more}"
-    return f"memory.cpu_offload={config.memory.cpu_offload} takes it, and the GPU has no room for all: {more}"
+            return f"{_again(config, 'memory.cpu_offload=none')}, which keeps everything on the GPU, or {more}"
+    return f"memory.cpu_offload={config.memory.cpu_offload} uses it, and the GPU has no room for everything: {more}"
 
 
 def _again(config: TrainConfig, changes: str) -> str:
-    again = "go on from the last checkpoint with --resume" if _has_checkpoint(config) else "start again with"
+    again = "resume from the last checkpoint with --resume" if _has_checkpoint(config) else "start again with"
     return f"{again} {changes}"
 
 

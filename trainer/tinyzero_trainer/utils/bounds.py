@@ -1,4 +1,4 @@
-"""Numbers within bounds, as types of settings' fields."""
+"""Bounded numbers, as types of the configuration's fields."""
 
 import math
 from typing import Annotated

@@ -1,13 +1,13 @@
-"""The exponential average that the controllers of window and curriculum keep."""
+"""The exponential moving average of length control and curriculum."""
 
 
 def ema(average: float | None, value: float | None, decay: float) -> float | None:
     """The average after another value.
 
     Args:
-        average: before; None = there has been no value yet.
-        value: the new one; None = none was measured, and the average stays.
-        decay: share of the old average.
+        average: before it; None = there was no value yet.
+        value: None = none was measured, and the average stays.
+        decay: weight of the old average.
 
     Example:
         >>> ema(None, 1.0, 0.75), ema(1.0, 0.0, 0.75), ema(0.5, None, 0.75)

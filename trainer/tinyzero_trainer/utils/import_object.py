@@ -1,7 +1,7 @@
-"""Policy losses by name: those built in, and a user's own, by its file or module. No torch in here.
+"""Policy losses by name: the built-in ones, and the user's by file or module. No torch in here.
 
 `my_package.losses:my_loss` is a function of an installed module, `./my_loss.py:my_loss` one of a file, which may be
-the task's own. What the function takes and gives is in algorithms/losses.py.
+a task file. Arguments and result of the function: algorithms/losses.py.
 """
 
 import importlib
@@ -16,28 +16,28 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.tasks.local_packages import execute
 
 BUILT_IN = ("ppo", "gspo", "cispo", "reinforce")
-"""The names under which algorithms/losses.py registers its own."""
+"""Losses of algorithms/losses.py."""
 
 
 def check_name(name: str) -> None:
-    """Refuse what can be the name of no policy loss.
+    """Refuse what cannot be the name of a policy loss.
 
     Raises:
-        ValueError: says which names there are.
+        ValueError: lists the known names.
     """
     place, _, function = name.rpartition(":")
     if name not in BUILT_IN and not (place and function.isidentifier()):
         raise ValueError(
-            f"algorithm.policy_loss={name!r} is unknown; known: {', '.join(BUILT_IN)}, or a function of your own by "
+            f"algorithm.policy_loss={name!r} is unknown; known: {', '.join(BUILT_IN)}, or your own function by "
             "its file or module, such as ./my_loss.py:my_loss"
         )
 
 
 def check_place(name: str) -> None:
-    """Refuse a loss of one's own whose file or module is not there, without importing it.
+    """Refuse a user's loss whose file or module does not exist, without importing it.
 
     Raises:
-        SettingsError: says where it was looked for.
+        SettingsError: names the file or module.
     """
     if name in BUILT_IN:
         return
@@ -53,7 +53,7 @@ def check_place(name: str) -> None:
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """The function that a loss of one's own is.
+    """A user's policy loss.
 
     Raises:
         SettingsError: there is no such file, module or function, or it cannot be imported.
@@ -71,6 +71,6 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """The file as a module of its own; executed once."""
+    """The file as a module, which is executed once."""
     name = f"tinyzero_losses_{path.stem}_{abs(hash(str(path.resolve())))}"
     return sys.modules.get(name) or execute(name, path)

@@ -1,4 +1,4 @@
-"""Values of completions of unequal lengths, one after another in a flat tensor, and the same as a padded matrix."""
+"""Values of completions of unequal lengths: concatenated in a flat tensor, or as a padded matrix."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ def repeat_to_tokens(values: Tensor, lengths: Tensor, total: int | None = None) 
     Args:
         values: [completions]
         lengths: [completions] tokens of each.
-        total: how many tokens that makes, where it is known: a GPU need not be asked for it then.
+        total: their sum, if it is known; it saves a synchronization with the GPU.
     """
     return values.repeat_interleave(lengths, output_size=total)
 
@@ -37,12 +37,12 @@ def to_matrix(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def from_matrix(matrix: Tensor, lengths: Tensor) -> Tensor:
-    """[tokens] from [completions, longest]; what stands after a completion's end is left out."""
+    """[tokens] from [completions, longest], without what follows a completion's end."""
     return matrix[_present(lengths)]
 
 
 def last_tokens(lengths: Tensor) -> Tensor:
-    """[completions] the place of each completion's last token among all tokens."""
+    """[completions] the index of each completion's last token among all tokens."""
     return lengths.cumsum(0) - 1
 
 
@@ -56,16 +56,16 @@ def select(values: Tensor, lengths: Tensor, rows: Sequence[int]) -> Tensor:
 
 
 def token_indices(lengths: Tensor, rows: Sequence[int]) -> "np.ndarray | slice":
-    """Where the tokens of the chosen completions stand among all tokens, in the order of `rows`; on the CPU.
+    """Indices of the chosen completions' tokens among all tokens, in the order of `rows`; on the CPU.
 
-    By NumPy: torch would wake all its threads for each of these short operations.
+    In NumPy: torch would wake all its threads for each of these short operations.
     """
     all_lengths, chosen = lengths.numpy(), np.asarray(rows, dtype=np.int64)
     ends = all_lengths.cumsum()
     if len(chosen) and (np.diff(chosen) == 1).all():
         return slice(int(ends[chosen[0]] - all_lengths[chosen[0]]), int(ends[chosen[-1]]))
     chosen_lengths = all_lengths[chosen]
-    # From a token's place among the chosen ones to its place among all: as far as its completion was moved.
-    moved = ends[chosen] - chosen_lengths.cumsum()
-    found: np.ndarray = np.arange(chosen_lengths.sum()) + moved.repeat(chosen_lengths)
+    # A token's index among all is that among the chosen ones plus its completion's offset.
+    offsets = ends[chosen] - chosen_lengths.cumsum()
+    found: np.ndarray = np.arange(chosen_lengths.sum()) + offsets.repeat(chosen_lengths)
     return found

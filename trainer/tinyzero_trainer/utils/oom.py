@@ -1,7 +1,6 @@
-"""Running out of memory, on a GPU or on the host, told apart from other failures. Knows no settings.
+"""Running out of memory, on a GPU or on the host, as an error of its own. Knows no settings.
 
-Whoever works in a phase wraps it in `catch_out_of_memory`; what to change is added at the command line's border
-(cli/oom_advice.py).
+`catch_out_of_memory` wraps each phase of a run; the command line adds what to change (cli/oom_advice.py).
 """
 
 import errno
@@ -20,7 +19,7 @@ _GPU_SIGNS = (
     "_STATUS_ALLOC_FAILED",  # of cuBLAS, cuDNN, cuSOLVER, cuSPARSE
     "CUBLAS_STATUS_NOT_INITIALIZED",  # cuBLAS has no memory for its handle
 )
-"""In errors of allocations outside PyTorch's allocator: CUDA graphs, kernels, workspaces of libraries."""
+"""Errors of allocations outside PyTorch's allocator: CUDA graphs, kernels, workspaces of libraries."""
 
 _HOST_SIGNS = (
     "DefaultCPUAllocator",
@@ -30,25 +29,25 @@ _HOST_SIGNS = (
     "Cannot allocate memory",
     "(os error 12)",
 )
-"""In errors of allocations of host memory, pinned or not."""
+"""Errors of allocations of host memory, pinned or not."""
 
 
 class OutOfMemoryError(TinyZeroError):
-    """A GPU's memory, or the host's, is too small for the settings."""
+    """The memory of a GPU, or of the host, is too small for the settings."""
 
     def __init__(self, phase: str = "", reason: str = "", *, on_host: bool = False, advice: str = "") -> None:
         """
         Args:
-            phase: when it happened, in the past tense: "the weights were updated".
+            phase: when it happened, such as "the weights were updated".
             reason: the allocator's message.
-            on_host: whether it was the host's memory.
-            advice: what to do; empty = not known here.
+            on_host: whether it was host memory.
+            advice: what to do; empty = not known.
         """
         super().__init__(phase, reason)
         self.phase, self.reason, self.on_host, self.advice = phase, reason, on_host, advice
 
     def __str__(self) -> str:
-        memory = "the machine's memory (RAM)" if self.on_host else "the GPU's memory"
+        memory = "host memory (RAM)" if self.on_host else "the GPU's memory"
         because = f" ({self.reason})" if self.reason else ""
         advice = self.advice or "lower optimizer.micro_batch_tokens, or ask tinyzero plan which settings fit"
         return f"{memory} ran out while {self.phase}{because}; {advice}"
@@ -56,11 +55,11 @@ class OutOfMemoryError(TinyZeroError):
 
 @contextmanager
 def catch_out_of_memory(phase: str, advice: str = "") -> Iterator[None]:
-    """Turn running out of memory within the block into an `OutOfMemoryError`.
+    """Turn running out of memory in the block into an `OutOfMemoryError`.
 
     Args:
-        phase: what is done in the block, in the past tense: "the weights were updated".
-        advice: what to do where it is a GPU's memory; stands above advice from inside the block.
+        phase: what the block does, such as "the weights were updated".
+        advice: what to do if it is a GPU's memory; overrides advice from inside the block.
 
     Raises:
         OutOfMemoryError: memory ran out.
@@ -80,7 +79,7 @@ def catch_out_of_memory(phase: str, advice: str = "") -> Iterator[None]:
             raise
         line = str(cause).partition("\n")[0]
         reason = line.removeprefix("CUDA out of memory. ").partition(". ")[0].strip(" .")
-        traceback.clear_frames(error.__traceback__)  # they still hold the failed pass's tensors
+        traceback.clear_frames(error.__traceback__)  # they still hold the tensors of the failed pass
     torch.cuda.empty_cache()
     raise OutOfMemoryError(phase, reason, on_host=on_host, advice="" if on_host else advice)
 
@@ -95,8 +94,8 @@ def _is_of_host(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
     text = str(error)
-    if _is_of_gpu(error):  # newer releases of PyTorch name cudaErrorMemoryAllocation with a GPU's memory too
-        # CUDA reports pinned memory with the same words as a GPU's: only the failing line tells them apart.
+    if _is_of_gpu(error):
+        # CUDA uses the same words for pinned host memory and a GPU's: only the failing line distinguishes them.
         place = traceback.extract_tb(error.__traceback__)[-1:]
         pinned = any("pin_memory" in (frame.line or "") for frame in place)
         return pinned or any(sign in text for sign in ("cudaHostAlloc", "cudaHostRegister"))

@@ -1,7 +1,6 @@
-"""Ctrl-C and SIGTERM as a flag that the loop polls, so that a run saves before it ends.
+"""Ctrl-C and SIGTERM as a flag that the training loop polls, so that a run saves before it ends; and exit codes.
 
-What is saved, and when, is the loop's affair; this file only turns signals into a flag and the flag into an exit code.
-Work of which nothing can be saved is left at once.
+Work that cannot be saved ends at once.
 """
 
 import shlex
@@ -18,11 +17,11 @@ from tinyzero_sdk.errors import TinyZeroError
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _ECHO_SECONDS = 0.5
-"""A repeat within this time is the same request: `timeout` and service managers signal a process and then its group."""
+"""A repeat within this time is the same request: `timeout` and service managers signal a process, then its group."""
 
 
 class StopRequested(Exception):
-    """Raised inside a phase that was asked to end; the policy is as it was before the step."""
+    """A phase ended because a stop was requested; the policy is as it was before the step."""
 
 
 class Stopped(TinyZeroError):
@@ -32,9 +31,10 @@ class Stopped(TinyZeroError):
         """
         Args:
             stopped_by: the signal.
-            outcome: what is left of the work, and how to go on.
+            outcome: what is left of the work, and how to resume it.
         """
-        self.exit_code = exit_code(stopped_by)
+        self.exit_code = 128 + stopped_by
+        """As in a shell: 130 for SIGINT and 143 for SIGTERM."""
         super().__init__(f"stopped by {stopped_by.name} {outcome}")
 
 
@@ -45,16 +45,11 @@ class Interrupted(Stopped):
         """
         Args:
             stopped_by: the signal.
-            step: the last step that is in the checkpoint.
+            step: the last step in the checkpoint.
             output: the run directory.
         """
-        how_to_go_on = f"resume with: tinyzero train --output {shlex.quote(output)} --resume"
-        super().__init__(stopped_by, f"after step {step}, which is saved; {how_to_go_on}")
-
-
-def exit_code(stopped_by: signal.Signals) -> int:
-    """The shell's convention: 128 + signal, i.e. 130 for SIGINT and 143 for SIGTERM."""
-    return 128 + stopped_by
+        command = f"tinyzero train --output {shlex.quote(output)} --resume"
+        super().__init__(stopped_by, f"after step {step}, which is saved; resume with: {command}")
 
 
 class Stop(Protocol):
@@ -62,11 +57,11 @@ class Stop(Protocol):
 
     @property
     def requested(self) -> bool:
-        """Whether it shall end; once it does, for good."""
+        """Whether it is to end; once true, it stays true."""
 
 
 class StopFlag:
-    """Whether a signal asked the run to end. Starts down and never goes down again."""
+    """A `Stop` that is requested by a signal."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -74,11 +69,11 @@ class StopFlag:
 
     @property
     def requested(self) -> bool:
-        """True once a signal has come; long phases poll it."""
+        """True once a signal has come."""
         return self.signal is not None
 
     def handle(self, number: int, frame: FrameType | None = None) -> None:
-        """The signal handler: raises the flag; a second signal of the same kind leaves at once.
+        """The signal handler: raises the flag; a second signal of the same kind ends the process at once.
 
         Raises:
             KeyboardInterrupt: a second SIGINT.
@@ -87,15 +82,15 @@ class StopFlag:
         received, now = signal.Signals(number), time.monotonic()
         self.signal = self.signal or received
         if now - self._first_seen.setdefault(received, now) >= _ECHO_SECONDS:
-            raise KeyboardInterrupt if received is signal.SIGINT else SystemExit(exit_code(received))
+            raise KeyboardInterrupt if received is signal.SIGINT else SystemExit(128 + received)
 
 
 @contextmanager
 def catch_signals() -> Iterator[StopFlag]:
-    """Route SIGINT and SIGTERM to a `StopFlag`, and put the former handlers back at the end.
+    """Route SIGINT and SIGTERM to a `StopFlag`, and restore the former handlers at the end.
 
-    Python delivers signals to the main thread only; in any other the flag simply stays down. Libraries that
-    install handlers of their own (Ray does) must be started first.
+    Python delivers signals to the main thread only; in any other the flag stays down. Libraries that install handlers
+    themselves, as Ray does, must be started first.
     """
     stop = StopFlag()
     with _handled_by(stop.handle):
@@ -104,13 +99,13 @@ def catch_signals() -> Iterator[StopFlag]:
 
 @contextmanager
 def left_at_once(outcome: str) -> Iterator[None]:
-    """Within, SIGINT and SIGTERM end the work there and then: for work of which nothing can be saved.
+    """End the work in the block at once on SIGINT or SIGTERM: for work that cannot be saved.
 
     Args:
         outcome: see `Stopped`.
 
     Raises:
-        Stopped: a signal came; whoever began something has cleared it away.
+        Stopped: a signal came.
     """
     stop = StopFlag()
 
@@ -118,7 +113,7 @@ def left_at_once(outcome: str) -> Iterator[None]:
         again = stop.requested
         stop.handle(number, frame)
         if not again:
-            raise KeyboardInterrupt  # not SystemExit, which the guards around a task's code take for the task's
+            raise KeyboardInterrupt  # the guards around a task's code would take SystemExit for the task's
 
     with _handled_by(leave):
         try:
@@ -131,7 +126,7 @@ def left_at_once(outcome: str) -> Iterator[None]:
 
 @contextmanager
 def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Within, a handler has the signals; but in the main thread only."""
+    """Install a handler for the block, in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
