@@ -33,6 +33,7 @@ from tests.trainer.plan.planned import (
 )
 from tinyzero_sdk.settings import flatten
 from tinyzero_trainer.config import OptimizerConfig, TrainConfig
+from tinyzero_trainer.config.parallel import SINGLE_PROCESS
 from tinyzero_trainer.config.run import COMPILED_FROM, compiles
 from tinyzero_trainer.distributed import fsdp as sharding
 from tinyzero_trainer.distributed.dtensor import local_shard
@@ -247,7 +248,7 @@ def test_activations_of_a_layer_are_what_autograd_keeps(compiled: bool) -> None:
 
 def moments_of_update(spec: ModelSpec, config: TrainConfig, prompt_tokens: int) -> list[list[Part]]:
     work = workload_of(config, prompt_tokens)
-    return _Step(spec, config, work, engine_of(spec, config, work))._update("policy")
+    return _Step(spec, config, work, engine_of(spec, config, work), SINGLE_PROCESS)._update("policy")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -24,8 +24,7 @@ from tests.trainer.plan.planned import (
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.communication import Interconnect
-from tinyzero_trainer.estimate.engine_buffers import drawing_bytes
-from tinyzero_trainer.estimate.engine_memory import engine_of
+from tinyzero_trainer.estimate.engine_memory import engine_of, sampling_bytes
 from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.estimate.memory import predict_memory
 from tinyzero_trainer.estimate.speed import COLLECTING, decoding_step, predict_speed
@@ -118,7 +117,7 @@ def test_greedy_completions_of_remax_are_generated_too(engine: str, toy_model: L
     if engine == "torch":
         many = with_settings(remax, {"rollout.group_size": 1})  # as many as those that are drawn
         step = engine_of(spec, many, workload_of(many)).awake["a step"]
-        assert step == 32 * (drawing_bytes(2, by_kernel=False, greedy=True) * spec.vocabulary + 16 * spec.mlp)
+        assert step == 32 * (sampling_bytes(2, by_kernel=False, greedy=True) * spec.vocabulary + 16 * spec.mlp)
 
 
 @given(MODELS, st.sampled_from(known_gpus()), st.integers(1, 2048), st.integers(1, 4096), st.sampled_from([2, 4]))

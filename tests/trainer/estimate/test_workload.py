@@ -17,7 +17,7 @@ from tinyzero_trainer.config import OptimizerConfig, TrainConfig
 from tinyzero_trainer.distributed.groups import ALONE
 from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.estimate.memory import predict_memory
-from tinyzero_trainer.estimate.workload import workload_of, workload_on
+from tinyzero_trainer.estimate.workload import workload_of
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.vllm.engine_args import sequences_at_a_time
 from tinyzero_trainer.training import policy
@@ -115,9 +115,8 @@ def test_ranks_that_share_sequences_have_a_part_of_each() -> None:
     shared = with_settings(alone, {"parallel.sequence_parallel": 4})
     smaller = with_settings(shared, {"optimizer.micro_batch_tokens": 4096})
     # Two sequences a packed row, whose budget is four times a rank's.
-    assert [workload_on(config, 384).micro_batch for config in (alone, shared, smaller)] == [16_384, 8192, 4096]
-    assert (workload_on(smaller, 384).shares, workload_on(smaller, 384).micro_batches) == (2, 256 // 2)
-    assert workload_of(shared, 384).micro_batch == 16_384  # of one process by itself
+    assert [workload_of(config, 384).micro_batch for config in (alone, shared, smaller)] == [16_384, 8192, 4096]
+    assert (workload_of(smaller, 384).data_parallel, workload_of(smaller, 384).micro_batches) == (2, 256 // 2)
     peaks = [predict_memory(SPECS[HALF_B], config).worst.total for config in (alone, shared, smaller)]
     assert peaks == sorted(peaks, reverse=True)
 
@@ -131,5 +130,5 @@ def test_ranks_that_share_sequences_have_a_part_of_each() -> None:
     ],
 )
 def test_engines_divide_the_batch_and_the_evaluation(settings: dict[str, int], trained: int, evaluated: int) -> None:
-    work = workload_on(on(config_of("data.prompts_per_step=100", "eval.num_problems=1000"), 8, **settings))
-    assert (work.trained_at_a_time, work.evaluated_at_a_time, work.seats) == (trained, evaluated, 1000)
+    work = workload_of(on(config_of("data.prompts_per_step=100", "eval.num_problems=1000"), 8, **settings))
+    assert (work.trained_at_a_time, work.evaluated_at_a_time, work.max_num_seqs) == (trained, evaluated, 1000)

@@ -27,7 +27,7 @@ from tinyzero_trainer.estimate.engine_memory import GB, needed_by_vllm
 from tinyzero_trainer.estimate.fit import predict_within, settle, usable, with_settings
 from tinyzero_trainer.estimate.memory import host_bytes, predict_memory
 from tinyzero_trainer.estimate.speed import predict_speed
-from tinyzero_trainer.estimate.workload import workload_on
+from tinyzero_trainer.estimate.workload import workload_of
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
 from tinyzero_trainer.plan import plan
@@ -188,7 +188,7 @@ def test_the_next_smaller_micro_batch_is_the_next_power_of_two(
     config = config_of(*GRPO, "optimizer.micro_batch_tokens=33562")
     config = with_settings(on(config, gpus) if gpus else config, changes)
     found = []
-    while (size := plan.smaller_micro_batch(config, workload_on(config))) is not None:
+    while (size := plan.smaller_micro_batch(config, workload_of(config))) is not None:
         found.append(size)
         config = with_settings(config, {"optimizer.micro_batch_tokens": size})
     assert found == sizes
@@ -254,7 +254,7 @@ def test_what_vllm_is_given_never_decides_whether_something_fits(
     left_out, found = (make_plan(spec, config, gib * GIB) for config in (open_, given_))
     assert found.fits or not left_out.fits
     if found.fits:
-        least = needed_by_vllm(spec, found.config, workload_on(found.config), sequences=1)
+        least = needed_by_vllm(spec, found.config, workload_of(found.config), sequences=1)
         given_now = found.config.vllm.gpu_memory_gb
         assert given_now is not None
         assert given_now * GB + GB / 100 >= least

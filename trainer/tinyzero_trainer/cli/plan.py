@@ -47,7 +47,7 @@ def plan(
 ) -> None:
     """Predict a run's GPU memory and speed, and propose settings that fit a GPU.
 
-    Takes the options of `tinyzero train`, and loads no model. Exit code 1 if no settings are found that fit.
+    Takes the options of `tinyzero train` and loads no weights. The exit code is 1 if no settings are found that fit.
     """
     from tinyzero_sdk.settings import get
     from tinyzero_trainer.cli.plan_report import as_json, plan_for, show
@@ -56,7 +56,7 @@ def plan(
     from tinyzero_trainer.config.parallel import flag_settings as ray_settings
     from tinyzero_trainer.config.tasks import flag_settings
     from tinyzero_trainer.models.hub import find_spec
-    from tinyzero_trainer.plan.limits import refuse_cpu, refuse_or_note
+    from tinyzero_trainer.plan.limits import lora_warning, refuse_cpu, refuse_impossible
     from tinyzero_trainer.plan.target_gpu import choose_target, gpus_for
     from tinyzero_trainer.sft.default_model import SETTINGS, default_spec
 
@@ -68,8 +68,9 @@ def plan(
     refuse_cpu(resolved)
     target = choose_target(gpu, gpu_memory, resolved.run.device)
     spec = default_spec(resolved.default_model) if owned else find_spec(resolved.model.path)
-    for note in refuse_or_note(spec, resolved, prompt_tokens, gpus_for(gpu, gpu_memory)):
-        warn(note)
+    refuse_impossible(spec, resolved, prompt_tokens, gpus_for(gpu, gpu_memory))
+    if warning := lora_warning(spec, resolved):
+        warn(warning)
     report = plan_for(spec, resolved, target, prompt_tokens)
     if json:
         print_json(as_json(report))

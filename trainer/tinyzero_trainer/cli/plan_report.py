@@ -17,7 +17,7 @@ from tinyzero_trainer.estimate.constants import GPUS_OF_A_NODE
 from tinyzero_trainer.estimate.fit import predict_within
 from tinyzero_trainer.estimate.memory import ROLES, Memory, host_bytes
 from tinyzero_trainer.estimate.speed import Speed, predict_speed
-from tinyzero_trainer.estimate.workload import Workload, workload_on
+from tinyzero_trainer.estimate.workload import Workload, workload_of
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.spec import ModelSpec
 from tinyzero_trainer.plan.advice import as_overrides, in_use_message, on_which_gpu, shortfall_message
@@ -69,7 +69,7 @@ def plan_for(spec: ModelSpec, config: TrainConfig, target: TargetGpu, prompt_tok
         GpuKind(kind, dims.count(kind), predict_within(spec, plan.config, plan.limit, prompt_tokens, gpu=kind))
         for kind in dims.gpu_roles
     )
-    work, held = workload_on(plan.config, prompt_tokens), host_bytes(spec, plan.config)
+    work, held = workload_of(plan.config, prompt_tokens), host_bytes(spec, plan.config)
     return PlanReport(spec, target, plan, work, speed, held, kinds, interconnect, shortfall_message(config, plan))
 
 

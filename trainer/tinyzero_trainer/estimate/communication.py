@@ -1,4 +1,4 @@
-"""What the GPUs of one node send each other in a step, in seconds, as far as computing does not hide it.
+"""Seconds of communication between the GPUs of one node in a step that computation does not hide.
 
 Collectives are rings, as NCCL's all-gather and reduce-scatter are. Networks between nodes are not modelled.
 """
@@ -18,21 +18,18 @@ _NVLINK = {
     450e9: ("H200", "GH200", "H100", "H20"),
     300e9: ("A100", "A100 40GB"),
 }
-"""Bytes a second each way of GPUs whose machines have NVLink between all of them, by NVIDIA's data sheets, which give
-both ways together: 1.8 TB/s, 900 and 600 GB/s."""
+"""Bytes a second each way where NVLink connects all GPUs; NVIDIA's data sheets give the sum of both ways."""
 
 _PCIE = {
     64e9: ("H200 NVL", "H100 NVL", "H100 PCIe", "RTX PRO 6000 Blackwell", "RTX 5090", "RTX 5080", "RTX 5070 Ti"),
     16e9: ("V100 32GB", "V100", "T4"),
 }
-"""The same of 16 lanes of PCIe 5 and 3; all others have PCIe 4. Bridges between pairs of GPUs are left out."""
-
-_PCIE_4 = 32e9
+"""The same for 16 lanes of PCIe 5 and 3; all others have PCIe 4. Bridges between pairs of GPUs do not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interconnect:
-    """Between the GPUs of a node."""
+    """What connects the GPUs of a node."""
 
     kind: str
     """`NVLink` or `PCIe`."""
@@ -41,11 +38,11 @@ class Interconnect:
     """Bytes a second that a GPU sends, by the data sheet."""
 
     reached: float
-    """The same, as collectives reach it."""
+    """Bytes a second that collectives reach."""
 
     @classmethod
     def of(cls, gpu: GpuSpec) -> "Interconnect":
-        """Of machines with such GPUs.
+        """The one of machines with such GPUs.
 
         Example:
             >>> from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
@@ -56,7 +53,7 @@ class Interconnect:
         for rate, names in _NVLINK.items():
             if gpu.name in names:
                 return cls("NVLink", rate, constants.NVLINK_SHARE * rate)
-        rate = next((rate for rate, names in _PCIE.items() if gpu.name in names), _PCIE_4)
+        rate = next((rate for rate, names in _PCIE.items() if gpu.name in names), 32e9)
         return cls("PCIe", rate, constants.PCIE_SHARE * rate)
 
     def gather(self, size: float, count: int) -> float:
@@ -66,17 +63,17 @@ class Interconnect:
         return constants.RING_BASE + (count - 1) * constants.LINK_HOP + size * (count - 1) / count / self.reached
 
     def all_reduce(self, size: float, count: int) -> float:
-        """Seconds of an all-reduce of `size` bytes, which each GPU has: a reduce-scatter, then an all-gather."""
+        """Seconds of an all-reduce of `size` bytes: a reduce-scatter, then an all-gather."""
         return 2 * self.gather(size, count)
 
     def broadcast(self, size: float, count: int) -> float:
-        """Seconds in which one GPU sends `size` bytes to `count` others, piece after piece along a chain."""
+        """Seconds in which one GPU sends `size` bytes to `count` others, pipelined along a chain."""
         return constants.RING_BASE + count * constants.LINK_HOP + size / self.reached
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Of a run; nothing on one GPU."""
+    """Communication of a run; none on one GPU."""
 
     spec: ModelSpec
     config: TrainConfig
@@ -87,7 +84,7 @@ class Traffic:
     def with_forward(self, compute: float) -> float:
         """Seconds of a pass over the batch whose computation takes `compute` seconds.
 
-        While a layer computes, the next is gathered; embedding, head and the first layer are waited for.
+        The next layer is gathered during a layer's computation; embedding, head and the first layer are waited for.
         """
         if self.dims.world_size == 1:
             return compute
@@ -97,8 +94,7 @@ class Traffic:
         return count * (each + self._exchanged())
 
     def with_backward(self, compute: float) -> float:
-        """The same of a backward pass: layers are gathered again, and gradients reduced in float32; the last are waited
-        for."""
+        """The same for a backward pass: layers are gathered again, and gradients reduced in float32."""
         if self.dims.world_size == 1:
             return compute
         count, spec, rank = self.work.micro_batches, self.spec, self.config.lora.rank
@@ -110,7 +106,7 @@ class Traffic:
         return count * (max(compute / count, layers) + root + again * self._exchanged())
 
     def of_decoding(self, sequences: int) -> float:
-        """Seconds in which the GPUs of an engine reduce the outputs of attention and MLP, in one decoding step."""
+        """Seconds in which an engine's GPUs reduce the outputs of attention and MLP, in one decoding step."""
         size = number_bytes(self.config) * sequences * self.spec.hidden
         return 2 * self.spec.layers * self.interconnect.all_reduce(size, self.config.vllm.tensor_parallel)
 
@@ -124,22 +120,20 @@ class Traffic:
         return seconds
 
     def _gathered(self, parameters: int) -> float:
-        """Weights that a replica's ranks gather."""
         return self.interconnect.gather(number_bytes(self.config) * parameters, self.dims.dp_shard)
 
     def _reduced(self, parameters: int) -> float:
-        """Gradients that all ranks reduce: within each replica, then between replicas, shard by shard."""
+        """Reducing gradients within each replica, then between replicas, shard by shard."""
         size, shards = constants.MASTER_BYTES * parameters, self.dims.dp_shard
         between = self.interconnect.all_reduce(size / shards, self.dims.dp_replicate)
         return self.interconnect.gather(size, shards) + between
 
     def _exchanged(self) -> float:
-        """What sequence-parallel ranks exchange in a micro-batch: heads for tokens, and back."""
-        slices, spec = self.work.slices, self.spec
-        if slices == 1:
+        """Ulysses' exchange of heads for tokens and back, in a micro-batch; each rank sends as in an all-gather."""
+        ranks, spec = self.work.sequence_parallel, self.spec
+        if ranks == 1:
             return 0.0
-        repeated = slices // gcd(spec.kv_heads, slices)
+        repeated = ranks // gcd(spec.kv_heads, ranks)
         widths = (spec.attention, spec.kv * repeated, spec.kv * repeated, spec.attention)
         tokens = number_bytes(self.config) * self.work.micro_batch
-        # As many bytes leave each rank as in an all-gather.
-        return spec.layers * sum(self.interconnect.gather(tokens * width, slices) for width in widths)
+        return spec.layers * sum(self.interconnect.gather(tokens * width, ranks) for width in widths)

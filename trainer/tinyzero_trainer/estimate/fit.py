@@ -1,4 +1,4 @@
-"""How a configuration is fitted to a GPU's memory: what the rollout engine decides where a setting is left open."""
+"""How the rollout engine fills in settings that are left open, so that a run fits a GPU's memory."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,21 +9,19 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.parallel import GpuRole, planned_dims
 from tinyzero_trainer.config.unused import unused_settings
 from tinyzero_trainer.estimate import constants
-from tinyzero_trainer.estimate.engine_buffers import FEW_SEQUENCES
-from tinyzero_trainer.estimate.engine_memory import GB, needed_by_vllm
+from tinyzero_trainer.estimate.engine_memory import FEW_SEQUENCES, GB, needed_by_vllm
 from tinyzero_trainer.estimate.memory import Memory, predict_memory
-from tinyzero_trainer.estimate.workload import workload_on
+from tinyzero_trainer.estimate.workload import workload_of
 from tinyzero_trainer.models.spec import ModelSpec
 
 LEAST_TOKENS = 2048
-"""Micro-batches are made no smaller: below it a GPU waits more than it computes."""
+"""Smallest proposed micro-batch: below it a GPU waits more than it computes."""
 
 LEAST_SEQUENCES = 16
-"""Nor are fewer sequences generated at a time."""
+"""Fewest sequences proposed to be generated at a time."""
 
 AWAKE = ("gen", "gen_greedy", "update_weights")
 """Phases in which the rollout engine cannot sleep."""
-
 
 Settings = Mapping[str, Any]
 """Values by the full names of settings."""
@@ -37,18 +35,17 @@ def usable(memory: int) -> int:
 def settle(spec: ModelSpec, config: TrainConfig, limit: int, prompt_tokens: int | None = None) -> TrainConfig:
     """Decide what the configuration leaves to the rollout engine.
 
-    The engine `torch` takes as many sequences at a time as have room; without CUDA graphs `FEW_SEQUENCES`, room or not.
-    vLLM stays awake during the update where all its sequences have room beside it; else it sleeps, and has what is left
-    beside the weights. Where even that does not hold a few, it asks for more than there is. On GPUs of its own it has
-    no reason to sleep.
+    The engine `torch` generates as many sequences at a time as fit; without CUDA graphs always `FEW_SEQUENCES`. vLLM
+    stays awake during the update if all its sequences fit as well, or if it has dedicated GPUs; otherwise it sleeps and
+    takes what the weights leave, but at least enough for `LEAST_SEQUENCES`, whether that fits or not.
     """
     if config.rollout.engine == "vllm":
         return _settle_vllm(spec, config, limit, prompt_tokens)
     if config.rollout.max_num_seqs is not None:
         return config
-    if not spec.graphs:  # the engine asks nobody
+    if not spec.graphs:
         return with_settings(config, {"rollout.max_num_seqs": FEW_SEQUENCES})
-    count, settled = workload_on(config, prompt_tokens).at_a_time, config
+    count, settled = workload_of(config, prompt_tokens).at_a_time, config
     least = max(LEAST_SEQUENCES, config.rollout.group_size)
     while count // 2 >= least and awake_bytes(spec, settled, prompt_tokens) > limit:
         count //= 2
@@ -57,33 +54,29 @@ def settle(spec: ModelSpec, config: TrainConfig, limit: int, prompt_tokens: int 
 
 
 def _settle_vllm(spec: ModelSpec, config: TrainConfig, limit: int, prompt_tokens: int | None) -> TrainConfig:
-    vllm, work, dims = config.vllm, workload_on(config, prompt_tokens), planned_dims(config)
+    vllm, work, dims = config.vllm, workload_of(config, prompt_tokens), planned_dims(config)
     most = needed_by_vllm(spec, config, work)
     least = needed_by_vllm(spec, config, work, sequences=LEAST_SEQUENCES)
     for sleep in (False, True) if vllm.sleep_mode is None and dims.colocated else (vllm.sleep_mode,):
         given = _gigabytes(least) if vllm.gpu_memory_gb is None else vllm.gpu_memory_gb
         tight = replace(config, vllm=replace(vllm, gpu_memory_gb=given, sleep_mode=sleep))
-        memory = predict_memory(spec, tight, prompt_tokens, gpu=dims.generating)
-        awake = while_awake(memory) if sleep else memory.peak
+        peak = predict_memory(spec, tight, prompt_tokens, gpu=dims.generating).peak
+        awake = awake_bytes(spec, tight, prompt_tokens) if sleep else peak
         room = given * GB + (limit - awake) / (1 if vllm.separate_process else 1 + constants.SLACK)
         if vllm.gpu_memory_gb is not None:
-            settled, good = tight, memory.peak <= limit
+            settled, good = tight, peak <= limit
         else:
-            size = max(least, min(most + GB / 100, room))  # rounding down shall cost no sequence
+            size = max(least, min(most + GB / 100, room))  # so that rounding down costs no sequence
             settled, good = replace(config, vllm=replace(tight.vllm, gpu_memory_gb=_gigabytes(size))), room >= most
         if good:
             break
     return settled
 
 
-def while_awake(memory: Memory) -> int:
-    """Bytes of the worst phase in which the rollout engine cannot sleep."""
-    return max(phase.total for phase in memory.phases if phase.name in AWAKE)
-
-
 def awake_bytes(spec: ModelSpec, config: TrainConfig, prompt_tokens: int | None = None) -> int:
-    """The same of a configuration, on the GPU that a rollout engine is on."""
-    return while_awake(predict_memory(spec, config, prompt_tokens, gpu=planned_dims(config).generating))
+    """Bytes of the worst phase in which the rollout engine cannot sleep, on a GPU that it uses."""
+    memory = predict_memory(spec, config, prompt_tokens, gpu=planned_dims(config).generating)
+    return max(phase.total for phase in memory.phases if phase.name in AWAKE)
 
 
 def predict_within(
@@ -94,10 +87,7 @@ def predict_within(
     *,
     gpu: GpuRole | None = None,
 ) -> Memory:
-    """Memory of every phase, where the engine `torch` keeps what it has during the update if that fits.
-
-    With `memory.cpu_offload` it never does. For `GPU` see `predict_memory`.
-    """
+    """As `predict_memory`, where the engine `torch` keeps its memory if that fits and nothing is offloaded."""
     kept = predict_memory(spec, config, prompt_tokens, keeps=config.memory.cpu_offload is None, gpu=gpu)
     return kept if kept.peak <= limit else predict_memory(spec, config, prompt_tokens, gpu=gpu)
 
@@ -106,7 +96,7 @@ def with_settings(config: TrainConfig, settings: Settings) -> TrainConfig:
     """A configuration with some settings changed.
 
     Raises:
-        ValueError: they do not go together.
+        ValueError: they contradict one another, or one has no effect.
     """
     by_group = groupby(sorted(settings.items()), key=lambda item: item[0].partition(".")[0])
     groups = {name: {key.partition(".")[2]: value for key, value in items} for name, items in by_group}
@@ -124,5 +114,5 @@ def setting(config: TrainConfig, key: str) -> Any:
 
 
 def _gigabytes(size: float) -> float:
-    """Bytes as vllm.gpu_memory_gb takes them, rounded down."""
+    """Bytes in the unit of vllm.gpu_memory_gb, rounded down."""
     return max(0.01, int(size / GB * 100) / 100)

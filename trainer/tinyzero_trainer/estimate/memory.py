@@ -1,6 +1,6 @@
-"""What each role holds of a GPU in each phase of a step, in bytes, and the phase that needs most.
+"""Bytes of a GPU that each role holds in each phase of a step, at the phase's worst moment.
 
-The phases bear the names of their times in the metrics (`timing_s/*`). A phase's figure is that of its worst moment.
+Phases are named as their times in the metrics (`timing_s/*`).
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from math import gcd
 from typing import Literal
 
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.parallel import SINGLE_PROCESS, GpuRole, ParallelDims, planned_dims
+from tinyzero_trainer.config.parallel import GpuRole, ParallelDims, planned_dims
 from tinyzero_trainer.config.run import compiles
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.engine_memory import Engine, engine_of
@@ -25,31 +25,24 @@ class Part:
     """A part of what is held."""
 
     role: Role
-    """Whose it is; `process` = nobody's: the CUDA context, and what the allocator wastes."""
+    """Its owner; `process` = the CUDA context, NCCL, and what the allocator wastes."""
 
     what: str
-    """The reason for it."""
-
     size: int
     """Bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A phase of a step."""
+    """A phase of a step, at its worst moment."""
 
     name: str
-    """As in `timing_s/*`."""
-
     parts: tuple[Part, ...]
-    """What is held at its worst moment."""
-
     gpu: GpuRole = "rank"
-    """The kind of GPU that is meant."""
 
     @property
     def total(self) -> int:
-        """Bytes."""
+        """Bytes of all parts."""
         return sum(part.size for part in self.parts)
 
     def of(self, role: Role) -> int:
@@ -59,10 +52,9 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A step."""
+    """The memory of a step."""
 
     phases: tuple[Phase, ...]
-    """In their order."""
 
     @property
     def worst(self) -> Phase:
@@ -89,11 +81,10 @@ def predict_memory(
         spec: the model.
         config: of the run.
         prompt_tokens: see `workload_of`.
-        keeps: see `rollout.engine_of`.
-        gpu: which kind is meant; None = in each phase the one that holds most.
+        keeps: see `engine_of`.
+        gpu: a rank's or a dedicated engine's; None = in each phase the one that holds more.
     """
-    dims = planned_dims(config)
-    work = workload_of(config, prompt_tokens, dims)
+    dims, work = planned_dims(config), workload_of(config, prompt_tokens)
     found = list[Phase]()
     if gpu != "engine":
         engine = engine_of(spec, config, work, keeps=keeps) if dims.colocated else None
@@ -105,13 +96,9 @@ def predict_memory(
 
 
 def host_bytes(spec: ModelSpec, config: TrainConfig) -> int:
-    """Bytes that `memory.cpu_offload` keeps in main memory on a machine with a GPU; 0 without it.
+    """Bytes that `memory.cpu_offload` keeps in host memory; 0 without it.
 
-    Of what is trained the float32 weights and AdamW's two moments, with `always` its gradients too; and what is frozen.
-
-    Args:
-        spec: the model.
-        config: of the run.
+    These are float32 weights, AdamW's two moments, with `always` the gradients too, and what is frozen.
     """
     offload, algorithm = config.memory.cpu_offload, config.algorithm
     if offload is None:
@@ -130,10 +117,9 @@ def host_bytes(spec: ModelSpec, config: TrainConfig) -> int:
 
 
 def _engine_phases(spec: ModelSpec, config: TrainConfig, engine: Engine) -> Iterator[Phase]:
-    """Of a GPU of an engine's own; of several it is the one that its process is on.
+    """The phases on a dedicated engine's GPU, the first of several.
 
-    That process keeps the model, in the type that is computed in, to take new weights: all engines but the one that
-    computes with it have another copy.
+    Its process keeps a copy of the model to receive new weights; the engine without CUDA graphs computes with it.
     """
     number = number_bytes(config)
     twice = config.rollout.engine == "vllm" or spec.graphs
@@ -142,7 +128,7 @@ def _engine_phases(spec: ModelSpec, config: TrainConfig, engine: Engine) -> Iter
     coming = [Part("rollout", "weights on their way", max(constants.WEIGHT_BUCKET, number * spec.embedding))]
 
     def phase(name: str, own: list[Part], of_engine: list[Part]) -> Phase:
-        here = own if engine.own_process else [*own, *of_engine]
+        here = own if engine.separate_process else [*own, *of_engine]
         parts = (*own, *of_engine, *_process(here, several=True))
         return Phase(name, tuple(part for part in parts if part.size), "engine")
 
@@ -153,7 +139,7 @@ def _engine_phases(spec: ModelSpec, config: TrainConfig, engine: Engine) -> Iter
 
 
 def _process(held: list[Part], *, several: bool) -> Iterator[Part]:
-    """What a process takes beside what it holds."""
+    """A process's overhead on top of what it holds."""
     yield Part("process", "CUDA context", constants.CONTEXT)
     yield Part("process", "NCCL", constants.NCCL if several else 0)
     yield Part("process", "allocator", int(constants.SLACK * sum(part.size for part in held)))
@@ -163,17 +149,12 @@ class _Step:
     """The parts of each phase of a step."""
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        config: TrainConfig,
-        work: Workload,
-        engine: Engine | None,
-        dims: ParallelDims = SINGLE_PROCESS,
+        self, spec: ModelSpec, config: TrainConfig, work: Workload, engine: Engine | None, dims: ParallelDims
     ) -> None:
         self.spec, self.config, self.work, self.dims, self.engine = spec, config, work, dims, engine
         self.number = number_bytes(config)
         self.adapter = spec.adapter(config.lora.rank, config.lora.target_modules)
-        self.frozen: Role = "policy" if self.adapter else "reference"  # whose weights the KL is measured to
+        self.frozen: Role = "policy" if self.adapter else "reference"  # the owner of the KL's reference weights
         self.kl = config.algorithm.kl_coefficient > 0
         self.in_loss = self.kl and config.algorithm.kl_placement == "loss"
         self.exact = self.in_loss and config.algorithm.kl_estimator == "exact"
@@ -201,20 +182,16 @@ class _Step:
         if self.engine is not None:
             engine = self.engine.awake if awake else self.engine.asleep
             of_engine = [Part("rollout", what, size) for what, size in engine.items()]
-        here = parts if self.engine is None or self.engine.own_process else [*parts, *of_engine]
+        here = parts if self.engine is None or self.engine.separate_process else [*parts, *of_engine]
         process = _process(here, several=self.dims.gpus > 1)
         return Phase(name, tuple(part for part in (*parts, *of_engine, *process) if part.size))
 
     def _sent(self) -> Part:
-        """A tensor that the engine is to have: put together in float32 if it is in shards, then as engines take it."""
+        """A tensor for the engine: gathered in float32 if it is sharded, then cast."""
         size = (self.number + (constants.MASTER_BYTES if self.dims.dp_shard > 1 else 0)) * self.spec.embedding
-        if not self.dims.colocated:  # side by side with others
+        if not self.dims.colocated:
             size += self.number * self.spec.embedding + 2 * constants.WEIGHT_BUCKET
         return Part("policy", "a tensor on its way", size)
-
-    def shard(self, parameters: int) -> int:
-        """Of so many those that are here."""
-        return self.dims.shard(parameters)
 
     def _worst(self, name: str, moments: list[list[Part]], *active: Role) -> Phase:
         return max((self._phase(name, moment, *active) for moment in moments), key=lambda phase: phase.total)
@@ -224,35 +201,35 @@ class _Step:
         offload, spec, algorithm = self.config.memory.cpu_offload, self.spec, self.config.algorithm
         if offload == "always":
             return
-        everyone = offload is None
-        if everyone or "policy" in active:
-            yield from self._trained("policy", self.adapter or spec.parameters, everyone or phase == "update_actor")
-            frozen = self.shard(spec.parameters) if self.adapter else 0
+        stay = offload is None
+        if stay or "policy" in active:
+            yield from self._trained("policy", self.adapter or spec.parameters, stay or phase == "update_actor")
+            frozen = self.dims.shard(spec.parameters) if self.adapter else 0
             yield Part("policy", "frozen weights", constants.FROZEN_BYTES * frozen)
-        if algorithm.needs_critic and (everyone or "critic" in active):
+        if algorithm.needs_critic and (stay or "critic" in active):
             head = 0 if spec.tied else spec.embedding  # which the critic does not train
             trained = spec.parameters - head
-            yield from self._trained("critic", trained, everyone or phase == "update_critic")
-            yield Part("critic", "frozen weights", constants.FROZEN_BYTES * self.shard(head))
-        if self.kl and not self.adapter and (everyone or "reference" in active):
-            yield Part("reference", "weights", self.number * self.shard(spec.parameters))
+            yield from self._trained("critic", trained, stay or phase == "update_critic")
+            yield Part("critic", "frozen weights", constants.FROZEN_BYTES * self.dims.shard(head))
+        if self.kl and not self.adapter and (stay or "reference" in active):
+            yield Part("reference", "weights", self.number * self.dims.shard(spec.parameters))
 
     def _trained(self, role: Role, count: int, moments: bool) -> Iterator[Part]:
-        yield Part(role, "weights in float32", constants.MASTER_BYTES * self.shard(count))
+        yield Part(role, "weights in float32", constants.MASTER_BYTES * self.dims.shard(count))
         if moments:
-            yield Part(role, "AdamW's moments", 2 * constants.MASTER_BYTES * self.shard(count))
+            yield Part(role, "AdamW's moments", 2 * constants.MASTER_BYTES * self.dims.shard(count))
 
     # ---- passes over a micro-batch -------------------------------------------------------------------------------
 
     def _gathered(self, role: Role) -> Part:
-        """Weights in the type they are used in: of embedding, head, and the layers at work; see sharding.shard."""
+        """Gathered weights of embedding, head and the layers in use, in the compute dtype; see distributed/fsdp.py."""
         several, memory = self.dims.dp_shard > 1, self.config.memory
         again = several or role == "reference" or memory.activation_checkpointing or memory.cpu_offload
         layers = (
             constants.LAYERS_GATHERED + (constants.LAYERS_ARRIVING if several else 0) if again else self.spec.layers
         )
         size = self.spec.embeddings + layers * self.spec.layer
-        staged = constants.MASTER_BYTES * self.shard(self.spec.layer) if memory.cpu_offload == "always" else 0
+        staged = constants.MASTER_BYTES * self.dims.shard(self.spec.layer) if memory.cpu_offload == "always" else 0
         return Part(role, "weights at work", self.number * size + staged)
 
     def _forward(self, role: Role) -> list[Part]:
@@ -260,20 +237,20 @@ class _Step:
         return [self._gathered(role), self._layer(role), self._logits(role, models=int(role != "critic"))]
 
     def _layer(self, role: Role) -> Part:
-        """What a layer takes while it is computed without gradient."""
+        """A layer's activations without gradient."""
         layer = constants.HIDDEN_FORWARD * self.spec.hidden + constants.MLP_FORWARD * self.spec.mlp
         return Part(role, "a layer's activations", self.work.micro_batch * layer * self.number // 2)
 
     def _logits(self, role: Role, models: int = 1) -> Part:
-        """A chunk of those of `models` models; its gradient replaces its logits. See models/fused_logprobs.py."""
-        tokens = max(1, int(self.work.micro_batch * self.work.share))
+        """A chunk of the logits of `models` models; gradients replace them. See models/fused_logprobs.py."""
+        tokens = max(1, int(self.work.micro_batch * (self.work.completion / self.work.sequence)))
         count = min(constants.HEAD_ELEMENTS[self.number], tokens * models * self.spec.vocabulary)
         return Part(role, "logits", self.number * count)
 
     def _update(self, role: Role) -> list[list[Part]]:
         """The moments of an update that may be its worst."""
         spec, trained = self.spec, self.adapter if role == "policy" and self.adapter else self.spec.parameters
-        whole = 0 if self.config.memory.cpu_offload == "always" else constants.MASTER_BYTES * self.shard(trained)
+        whole = 0 if self.config.memory.cpu_offload == "always" else constants.MASTER_BYTES * self.dims.shard(trained)
         gradients = Part(role, "gradients in float32", whole if self.work.accumulates else 0)
         kept, layer = self._activations()
         held = [self._gathered(role), Part(role, "activations", kept), gradients]
@@ -281,7 +258,7 @@ class _Step:
         reducing = self._reducing(bool(self.adapter) and role == "policy") if self.dims.dp_shard > 1 else 0
         backward = Part(role, "gradients on their way", layer + self.number * of_head + reducing)
         embedding = 0 if self.adapter and role == "policy" else spec.embedding
-        root = (self.number + 4) * embedding + 4 * self.shard(embedding)
+        root = (self.number + 4) * embedding + 4 * self.dims.shard(embedding)
         reduced = [self._gathered(role), Part(role, "gradients in float32", whole), Part(role, "reducing", root)]
         if role == "critic":
             return [[*held, backward], reduced]
@@ -295,26 +272,26 @@ class _Step:
         return constants.LAYERS_REDUCED * (self.number + constants.MASTER_BYTES) * trained
 
     def _beside_reference(self, held: list[Part], moments: list[list[Part]]) -> list[list[Part]]:
-        """The moments of the policy's update with what the reference takes in them, and the moment of its own pass."""
-        # With `exact` its logits are only computed beside the policy's.
+        """The moments of the policy's update with the reference's memory, and the moment of the reference's pass."""
+        # With `exact` its logits are computed with the policy's.
         passing = [*held, self._layer(self.frozen), self._logits(self.frozen, models=0 if self.exact else 1)]
-        if self.adapter:  # it is the policy's model, whose weights are there
+        if self.adapter:  # the reference is the policy's own model
             return [*moments, passing]
-        # Its layers are gathered in its pass only; the rest of it stays, for there is no backward pass to give it back.
+        # Its layers are gathered in its pass only; the rest stays, since no backward pass frees it.
         rest = Part("reference", "weights at work", self.number * self.spec.embeddings)
         return [*([*moment, rest] for moment in moments), [*passing, self._gathered("reference")]]
 
     def _activations(self) -> tuple[int, int]:
-        """Bytes kept for the backward pass of all layers, and bytes that exist within the one that is at work."""
+        """Bytes kept for the backward pass of all layers, and bytes within the layer in use."""
         spec, tokens = self.spec, self.work.micro_batch
         hidden, mlp = constants.HIDDEN_EAGER, constants.MLP_EAGER
-        slices = self.dims.sequence_parallel
-        if slices == 1 and compiles(self.config.model.compile, spec.parameters):
+        ranks = self.dims.sequence_parallel
+        if ranks == 1 and compiles(self.config.model.compile, spec.parameters):
             hidden, mlp = constants.HIDDEN_COMPILED, constants.MLP_COMPILED
         attention = 2 * (2 * spec.attention + 2 * spec.kv) + 4 * spec.heads
-        if slices > 1:
-            # What attention gives is kept before and after it is exchanged, and heads that are too few twice.
-            repeated = slices // gcd(spec.kv_heads, slices)
+        if ranks > 1:
+            # Attention's output is kept before and after Ulysses' exchange, and so are repeated key and value heads.
+            repeated = ranks // gcd(spec.kv_heads, ranks)
             attention += 2 * (spec.attention + 2 * (repeated - 1) * spec.kv)
         layer = tokens * (hidden * spec.hidden + mlp * spec.mlp + attention) * self.number // 2
         adapted = 2 * tokens * self.config.lora.rank * len(spec.matrices) * self.number

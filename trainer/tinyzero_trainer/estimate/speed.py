@@ -1,7 +1,6 @@
-"""Seconds of each phase of a step, from a GPU's data sheet and a few measured shares of it.
+"""Seconds of each phase of a step, from a GPU's data sheet and the measured fractions of it that are reached.
 
-On several GPUs each has its share of the work; what they send each other, and computing does not hide, is in
-communication.py. All of them are taken to be in one node.
+Communication between several GPUs, all of one node, is in communication.py.
 """
 
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from tinyzero_trainer.hardware.gpu_specs import GpuSpec
 from tinyzero_trainer.models.spec import ModelSpec
 
 COLLECTING = ("gen", "reward", "gen_greedy")
-"""Phases that lie beside the update of the batch before with `rollout.max_async_level=1`."""
+"""Phases that overlap with the previous batch's update with `rollout.max_async_level=1`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +30,15 @@ class Speed:
     """Of the step, prompts included."""
 
     generated: int
-    """Of them, those that the model generates."""
+    """Of the step, without prompts."""
 
     gpus: int = 1
-    """Number of GPUs."""
-
     overlaps: bool = False
     """Whether the next batch is collected while this one is trained on."""
 
     @property
     def step(self) -> float:
-        """Seconds of the whole."""
+        """Seconds of the whole step."""
         if not self.overlaps:
             return sum(self.seconds.values())
         sent = self.seconds["update_weights"]
@@ -60,16 +57,9 @@ class Speed:
 
 
 def predict_speed(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, prompt_tokens: int | None = None) -> Speed:
-    """Time of a step on a GPU, or as many of a kind as the configuration names, with all completions at full length.
-
-    Args:
-        spec: the model.
-        config: of the run.
-        gpu: a kind of GPU.
-        prompt_tokens: see `workload_of`.
-    """
+    """Time of a step on the GPUs that the configuration names, all of one model, with completions at full length."""
     dims, algorithm = planned_dims(config), config.algorithm
-    work = workload_of(config, prompt_tokens, dims)
+    work = workload_of(config, prompt_tokens)
     traffic = Traffic(spec, config, work, dims, Interconnect.of(gpu))
     forward, whole = _passes(spec, config, gpu, work, traffic)
     prompts = dims.prompts_per_engine(config.data.prompts_per_step)
@@ -97,24 +87,24 @@ def predict_speed(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, prompt_tok
 def _passes(
     spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, work: Workload, traffic: Traffic
 ) -> tuple[float, float]:
-    """Seconds of a pass over the batch without gradient, and of a critic's or the policy's whole update."""
+    """Seconds of a pass over the batch without gradient, and of the policy's or critic's whole update."""
     size, dims = spec.parameters, traffic.dims
     share = constants.UPDATE_SHARE * size / (size + constants.HALF_SHARE_AT)
     unit = size * work.tokens_of_a_gpu / (gpu.flops_in(number_bytes(config)) * share)
     of_update = (8 if config.memory.activation_checkpointing else 6) * unit
-    # Layer after layer the host launches kernels: with few tokens to a micro-batch it is what takes long.
+    # With few tokens in a micro-batch the host's kernel launches, layer after layer, take longest.
     launching = work.micro_batches * spec.layers * constants.PASS_LAYER
     forward = max(traffic.with_forward(2 * unit), launching)
     update = traffic.with_forward(2 * unit) + traffic.with_backward(of_update - 2 * unit)
     update = max(update, of_update / (2 * unit) * launching) * work.epochs
     shard, trained = size / dims.dp_shard, 0 if config.lora.rank else size / dims.dp_shard
-    if config.memory.cpu_offload == "idle":  # weights and moments there and back
+    if config.memory.cpu_offload == "idle":  # weights and moments both ways
         update += 2 * 12 * trained / constants.PCIE
         forward += 4 * shard / constants.PCIE
     if config.memory.cpu_offload == "always":
-        travels = 12 * shard * work.micro_batches / constants.PCIE  # weights in both passes, and gradients
+        copied = 12 * shard * work.micro_batches / constants.PCIE  # weights in both passes, and gradients
         stepped = 28 * trained * dims.world_size  # the ranks share the machine's cores
-        update += work.epochs * travels + stepped * work.epochs * work.mini_batches / constants.HOST_STEP
+        update += work.epochs * copied + stepped * work.epochs * work.mini_batches / constants.HOST_STEP
         forward += work.micro_batches * 4 * shard / constants.PCIE
     return forward, update
 
@@ -128,7 +118,7 @@ def _generation(
     completions: int,
     prompts: int,
 ) -> float:
-    """Seconds in which an engine generates so many completions of its prompts, as many at a time as it takes."""
+    """Seconds in which an engine generates its completions, in rounds of as many as it holds."""
     at_a_time = min(work.trained_at_a_time, completions)
     if config.rollout.engine == "vllm":
         at_a_time = min(at_a_time, sequences_in_vllm(spec, config, work))
@@ -140,14 +130,14 @@ def _generation(
 
 
 def decoding_step(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, sequences: int, length: float) -> float:
-    """Seconds in which the rollout engine makes one token of each sequence.
+    """Seconds in which the rollout engine generates one token of each sequence.
 
     Args:
         spec: the model.
         config: of the run.
-        gpu: a kind of GPU.
+        gpu: its data sheet.
         sequences: generated at a time.
-        length: tokens that each has so far, its prompt included, in the mean.
+        length: mean number of tokens that a sequence has so far, prompt included.
     """
     number, cache = number_bytes(config), number_bytes(config) * spec.cache_numbers
     token = 2 * spec.parameters / gpu.flops_in(number)
@@ -164,18 +154,15 @@ def decoding_step(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, sequences:
     touched = number * spec.parameters + sequences * (length * cache + logit * spec.vocabulary)
     read = touched / (gpu.bandwidth * 1e9 * constants.TORCH_BANDWIDTH_SHARE)
     host = constants.TORCH_STEP + spec.layers * constants.TORCH_LAYER
-    # Kernels follow each other, so that what computes and what reads add up.
+    # Kernels run one after another, so the times of computing and of reading add up.
     seconds = host + read + sequences * token / constants.TORCH_SHARE
     if spec.graphs:
         return seconds
-    return max(seconds, constants.PLAIN_STEP + spec.layers * constants.PLAIN_LAYER)  # host and GPU work side by side
+    return max(seconds, constants.PLAIN_STEP + spec.layers * constants.PLAIN_LAYER)  # host and GPU overlap
 
 
 def reading(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, tokens: int) -> float:
-    """Seconds in which the rollout engine reads so many tokens of prompts, each once for all its completions.
-
-    vLLM's are within its decoding steps.
-    """
+    """Seconds in which the rollout engine reads prompts, each once for all completions; vLLM does so while decoding."""
     if config.rollout.engine == "vllm":
         return 0.0
     return 2 * spec.parameters * tokens / (gpu.flops_in(number_bytes(config)) * constants.TORCH_SHARE)

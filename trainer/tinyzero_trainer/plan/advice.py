@@ -11,7 +11,7 @@ from tinyzero_trainer.config.resume import RESUMABLE
 from tinyzero_trainer.estimate.engine_memory import GB, needed_by_vllm
 from tinyzero_trainer.estimate.fit import LEAST_SEQUENCES, Settings, setting, settle, with_settings
 from tinyzero_trainer.estimate.memory import Phase, host_bytes, predict_memory
-from tinyzero_trainer.estimate.workload import workload_on
+from tinyzero_trainer.estimate.workload import workload_of
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.spec import WELL_KNOWN, ModelSpec
@@ -176,7 +176,7 @@ def _candidates(spec: ModelSpec, config: TrainConfig) -> Iterator[Settings]:
     size = config.vllm.gpu_memory_gb
     if config.rollout.engine == "vllm" and size is not None:
         less = int(100 * _LESS * size) / 100
-        if less * GB >= needed_by_vllm(spec, config, workload_on(config), sequences=LEAST_SEQUENCES):
+        if less * GB >= needed_by_vllm(spec, config, workload_of(config), sequences=LEAST_SEQUENCES):
             yield {"vllm.gpu_memory_gb": less}
     yield from candidate_changes(config)
 

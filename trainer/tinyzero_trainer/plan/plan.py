@@ -20,7 +20,7 @@ from tinyzero_trainer.estimate.fit import (
 )
 from tinyzero_trainer.estimate.memory import Memory, host_bytes
 from tinyzero_trainer.estimate.speed import predict_speed
-from tinyzero_trainer.estimate.workload import Workload, workload_on
+from tinyzero_trainer.estimate.workload import Workload, workload_of
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec
 from tinyzero_trainer.models.spec import ModelSpec
 
@@ -132,7 +132,7 @@ def make_plan(
     requested = ladder.tried({})
     assert requested is not None
     start = requested
-    shortfall = shortfall_of_vllm(spec, requested.config, workload_on(requested.config, prompt_tokens))
+    shortfall = shortfall_of_vllm(spec, requested.config, workload_of(requested.config, prompt_tokens))
     if shortfall:  # as if it had not been set
         start = ladder.tried({"vllm.gpu_memory_gb": None}) or requested
     found = ladder.descend(start)
@@ -165,7 +165,7 @@ class _Ladder:
             return None
         size, asked = config.vllm.gpu_memory_gb, self.config.vllm.gpu_memory_gb
         if "vllm.gpu_memory_gb" in settings and size is not None and asked is not None and size >= asked:
-            work = workload_on(self.config, self.prompt_tokens)
+            work = workload_of(self.config, self.prompt_tokens)
             if not shortfall_of_vllm(self.spec, self.config, work):
                 return None  # it would be given no less than was requested
         if "memory.cpu_offload" in settings and self.host is not None and host_bytes(self.spec, config) > self.host:
@@ -232,7 +232,7 @@ def candidate_changes(config: TrainConfig, prompt_tokens: int | None = None) -> 
         config: what is changed, with what the rollout engine decides filled in.
         prompt_tokens: see `workload_of`.
     """
-    work, offload = workload_on(config, prompt_tokens), config.memory.cpu_offload
+    work, offload = workload_of(config, prompt_tokens), config.memory.cpu_offload
     if config.rollout.engine == "vllm" and config.vllm.sleep_mode is False:
         yield {"vllm.sleep_mode": True}
     if (count := fewer_sequences(config, work)) is not None:
@@ -262,7 +262,7 @@ def smaller_micro_batch(config: TrainConfig, work: Workload) -> int | None:
     """The power of two below optimizer.micro_batch_tokens; None = that is too few, or each sequence goes alone."""
     budget = min(config.optimizer.micro_batch_tokens, work.micro_batch)
     size = 1 << (budget - 1).bit_length() - 1
-    return size if budget * work.slices > work.sequence and size >= LEAST_TOKENS else None
+    return size if budget * work.sequence_parallel > work.sequence and size >= LEAST_TOKENS else None
 
 
 def _adapter(config: TrainConfig) -> Settings:
@@ -277,7 +277,7 @@ def _changes(
         value, before = setting(config, key), setting(requested, key)
         if value == before:
             continue
-        work = workload_on(config, prompt_tokens)
+        work = workload_of(config, prompt_tokens)
         if key == "rollout.max_num_seqs" and value >= work.completions:
             trade_off = "evaluations are generated in more rounds"
         if key == "vllm.gpu_memory_gb":

@@ -7,7 +7,7 @@ import torch
 
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import compute_dtype, device_of
-from tinyzero_trainer.estimate.engine_buffers import FEW_SEQUENCES
+from tinyzero_trainer.estimate.engine_memory import FEW_SEQUENCES
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.rollout.decoder import FusedDecoder

@@ -24,7 +24,7 @@ with without_collector():
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.distributed.cuda_allocator import expand_segments
     from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_weights, compute_dtype
-    from tinyzero_trainer.estimate.workload import workload_on
+    from tinyzero_trainer.estimate.workload import workload_of
     from tinyzero_trainer.executors.ray.reward_actor import BaseActor
     from tinyzero_trainer.executors.ray.weight_broadcast import Shapes, WeightGroup
     from tinyzero_trainer.models.device import choose_device
@@ -169,8 +169,8 @@ class TrainerActor(EngineActor):
             self._learners = build_learners(self._config, placement, checkpoint=checkpoint)
         if self._device.type == "cuda":
             with catch_out_of_memory("the largest micro-batch was tried out"):
-                work = workload_on(self._config, self._config.data.max_prompt_tokens)
-                self._learners.policy.warm_up(settings_at(self._config, 1), work.micro_batch * work.slices)
+                work = workload_of(self._config, self._config.data.max_prompt_tokens)
+                self._learners.policy.warm_up(settings_at(self._config, 1), work.micro_batch * work.sequence_parallel)
         return without_weights(self._learners.language_model) if self._index == 0 else None
 
     def gpu_memory(self) -> GpuMemoryUsage | None:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from tinyzero_trainer.estimate.engine_buffers import PREFILL_TOKENS, SLOTS, drawing_bytes
+from tinyzero_trainer.estimate.engine_memory import CACHE_BLOCK, PREFILL_TOKENS, sampling_bytes
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.batched_engine import BatchedEngine
@@ -156,7 +156,7 @@ class GraphEngine(BatchedEngine):
         if state is None or not large_enough:
             if state is not None:
                 length, steps = max(length, self._cache.length), max(steps, state.max_tokens)
-            length = -(-length // SLOTS) * SLOTS
+            length = -(-length // CACHE_BLOCK) * CACHE_BLOCK
             self._drop_buffers()
             read_at_a_time = min(longest * len(prompts), max(longest, PREFILL_TOKENS))
             wanted = self._fitting(wanted, length, steps, self._model.prefill_bytes(read_at_a_time))
@@ -195,7 +195,7 @@ class GraphEngine(BatchedEngine):
     def _sampling_bytes(self, params: SamplingParams) -> int:
         """Per logit of a step."""
         by_kernel, greedy = self._samples_by_kernel(params), params.temperature == 0
-        return drawing_bytes(self._model.dtype.itemsize, by_kernel=by_kernel, greedy=greedy)
+        return sampling_bytes(self._model.dtype.itemsize, by_kernel=by_kernel, greedy=greedy)
 
     def _drop_buffers(self) -> None:
         if self._state is not None:
