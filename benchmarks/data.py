@@ -1,4 +1,4 @@
-"""How fast `tinyzero data` writes TinyZero's amount of countdown puzzles, and whether the files keep their promises.
+"""How fast `tinyzero data` writes as many countdown puzzles as TinyZero has, and whether they are valid.
 
     python benchmarks/data.py [--runs 3]
 
@@ -30,10 +30,10 @@ SIZES = {"train": 327_680, "test": 1_024}
 TARGET_SECONDS = 12
 WORKERS = (1, 2, 3)
 SAMPLE = 4_096
-"""Puzzles whose gold answer is judged."""
+"""Puzzles whose gold answer is checked."""
 
 Puzzle = tuple[tuple[int, ...], int]
-"""The numbers in rising order, and the target: equal puzzles are equal, in whatever order a row has the numbers."""
+"""The sorted numbers and the target, so that puzzles compare equal in any order of numbers."""
 
 
 def write(output: Path, *options: str) -> float:
@@ -81,7 +81,7 @@ def wrong_golds(puzzles: Sequence[Puzzle]) -> int:
 
 
 def check(train: Sequence[Puzzle], test: Sequence[Puzzle]) -> dict[str, dict[str, str]]:
-    """What was checked, of how many puzzles, and how many fail."""
+    """Each property, with the number of puzzles checked and of failures."""
     puzzles = [*train, *test]
     sample = random.Random(0).sample(puzzles, min(SAMPLE, len(puzzles)))
     failures = {

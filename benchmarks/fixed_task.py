@@ -1,6 +1,6 @@
 """A task for measuring speed: every prompt has the same number of tokens, and half of all completions are right.
 
-Not a benchmark: `step.py` and others give it to the trainer. With the tiny tokenizer a letter is a token.
+Not a benchmark: `step.py` and others train on it. With the tiny tokenizer a letter is a token.
 """
 
 import zlib
@@ -60,5 +60,5 @@ def difficulty(item: Item) -> float:
 
 
 def is_right(completion: str) -> bool:
-    """A coin that falls the same way each time."""
+    """A deterministic coin toss."""
     return zlib.crc32(completion.encode(errors="replace")) % 2 == 1

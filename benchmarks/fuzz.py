@@ -1,9 +1,9 @@
-"""How soon the fuzzer finds planted holes, and what it finds in the shipped tasks.
+"""How long the fuzzer takes to find planted holes, and what it finds in the shipped tasks.
 
     python benchmarks/fuzz.py [--seeds 3] [--limit 60] [--clean-minutes 0] [--json]
 
-Each broken reward of tests/broken_rewards is searched until the first finding: one worker, medians over the seeds, the
-start of the worker included. `--clean-minutes N` searches each shipped task for N minutes on all cores, and counts.
+Each broken reward of tests/broken_rewards is searched until the first finding: one worker, medians over the seeds,
+including the start of the worker. `--clean-minutes N` searches each shipped task for N minutes on all cores.
 """
 
 import json
@@ -28,7 +28,7 @@ SHIPPED: dict[str, dict[str, str]] = {"countdown": {}, "multiply": {}, "gsm8k": 
 
 
 def find_hole(name: str, seeds: int, limit: float) -> dict[str, Any]:
-    """Seconds and completions until the first finding, over the seeds; None where one seed found nothing."""
+    """Seconds and completions until the first finding, over the seeds; None if a seed found nothing."""
     task = load_task(BROKEN / f"{name}.py")
     reports = [fuzz(task, seconds=limit, seed=seed, stop_after=1) for seed in range(seeds)]
     found = [report.findings[0] for report in reports if report.findings]
@@ -57,7 +57,7 @@ def search_clean(minutes: float) -> dict[str, FuzzReport]:
 def main(
     seeds: Annotated[int, typer.Option(help="searches of each broken reward; the median counts")] = 3,
     limit: Annotated[float, typer.Option(help="seconds at most for one of them")] = 60.0,
-    clean_minutes: Annotated[float, typer.Option(help="minutes for each shipped task; 0 = leave them out")] = 0.0,
+    clean_minutes: Annotated[float, typer.Option(help="minutes for each shipped task; 0 = skip them")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
 ) -> None:
     """Measure how soon planted holes are found, and search the shipped tasks."""
@@ -80,7 +80,9 @@ def main(
 
 def _row(hole: dict[str, Any]) -> dict[str, str]:
     if hole["seconds"] is None:
-        return dict.fromkeys(("after", "slowest", "tried", "smallest", "problem"), "") | {"after": "not by every seed"}
+        return dict.fromkeys(("after", "slowest", "tried", "smallest", "problem"), "") | {
+            "after": "not with every seed"
+        }
     return {
         "after": f"{hole['seconds']:.1f} s",
         "slowest": f"{hole['slowest']:.1f} s",

@@ -1,9 +1,9 @@
-"""What a training step costs the host beside generation and update: everything that is done for each completion.
+"""The host's work in a training step besides generation and update: everything that is done for each completion.
 
     python benchmarks/host.py [--workers 4] [--repeat 5]
 
-Completions are random, of a fake engine: 4,096 of about 60 tokens, as a small model on a GPU makes them, and 1,024 of
-1,024 tokens, as one of 0.5B parameters does. The network is left out; what is laid out for it is counted.
+Completions are random, from a fake engine: 4,096 of about 60 tokens, as from a small model on a GPU, and 1,024 of 1,024
+tokens, as from a model of 0.5B parameters. The network is not run, but its micro-batches are built.
 """
 
 import os
@@ -12,9 +12,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `tinyzero train` does,
 
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -31,8 +32,7 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.controller.heldout_eval import write_samples
 from tinyzero_trainer.controller.step_metrics import batch_metrics, timing_metrics
-from tinyzero_trainer.executors.base import Workers
-from tinyzero_trainer.executors.tasks import RunTask, run_tasks, training_stream
+from tinyzero_trainer.executors.tasks import run_tasks, training_stream
 from tinyzero_trainer.rewards.score import score
 from tinyzero_trainer.sft.tiny_model import build_tokenizer
 from tinyzero_trainer.training.micro_batches import micro_batches
@@ -43,22 +43,18 @@ TASK = "countdown"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A step's worth of completions."""
+    """The completions of a step."""
 
     prompts: int
-    """Problems."""
-
     samples: int
-    """Completions of each."""
+    """Completions per prompt."""
 
     shortest: int
-    """Tokens of the shortest completion."""
-
     longest: int
-    """Tokens of the longest; lengths are spread evenly."""
+    """Tokens of a completion; lengths are uniform."""
 
     step_seconds: float
-    """A whole step of this kind on one H200, of which the share is shown."""
+    """Of a whole step on one H200."""
 
 
 LOADS = {
@@ -67,79 +63,20 @@ LOADS = {
 }
 
 
-@dataclass(slots=True)
-class Stopwatch:
-    """Milliseconds of the parts, one value for each repetition."""
-
-    parts: dict[str, list[float]] = field(default_factory=dict)
-    """By the name of the part."""
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Charge what is done within to `name`."""
-        started = time.perf_counter()
-        yield
-        self.parts.setdefault(name, []).append(1000 * (time.perf_counter() - started))
-
-    def medians(self) -> dict[str, float]:
-        """Of each part; the first repetition, which warms up, is left out where there are more."""
-        return {name: statistics.median(values[1:] or values) for name, values in self.parts.items()}
-
-
-def rollouts(
-    prompts: list[Prompt], load: Load, vocabulary: int, end: int, seed: int
-) -> list[tuple[Prompt, Generation]]:
+def random_generations(prompts: list[Prompt], load: Load, end: int, seed: int) -> list[tuple[Prompt, Generation]]:
     """Random completions, group after group."""
     random, generator = Random(seed), torch.Generator().manual_seed(seed)
-    drawn = []
+    generations = []
     for prompt in prompts:
         for _ in range(load.samples):
             length = random.randint(load.shortest, load.longest)
-            tokens = torch.randint(vocabulary, (length,), generator=generator).tolist()
-            drawn.append((prompt, Generation([*tokens[:-1], end], [-1.0] * length, finished=True)))
-    return drawn
-
-
-def one_step(
-    config: TrainConfig, roles: Any, stream: Iterator[Prompt], load: Load, watch: Stopwatch, folder: Path, seed: int
-) -> None:
-    """All that a step does beside generation and update."""
-    tokenizer, group_size = roles.language_model.tokenizer, load.samples
-    with watch.part("drawing prompts"):
-        prompts = [next(stream) for _ in range(load.prompts)]
-    drawn = rollouts(prompts, load, 1000, tokenizer.eos_token_id, seed)
-    with watch.part("decoding and scoring"):
-        samples = score(drawn, tokenizer, {name: role.pool for name, role in roles.tasks.items()})
-    with watch.part("advantages and batch"):
-        experience = TrainingBatch.of(samples, group_size)
-        experience.old_logprobs = experience.engine_logprobs
-        experience.advantages = ESTIMATORS["grpo"](experience)
-    for layout in ("packed", "padded"):
-        with watch.part(f"micro-batches, {layout}"):
-            lay_out_all(experience, config, layout)
-    with watch.part("metrics"):
-        tasks = {name: role.task for name, role in roles.tasks.items()}
-        batch_metrics(tasks, samples, experience)
-        timing_metrics({"gen": 1.0, "step": 1.0}, samples, samples)
-    with watch.part("writing 16 samples"):
-        write_samples(folder / "samples.jsonl", samples[:16])
-
-
-def lay_out_all(experience: TrainingBatch, config: TrainConfig, layout: Any) -> None:
-    """What the update does before each forward pass."""
-    for part in experience.mini_batches(config.optimizer):
-        for batch in micro_batches(
-            part.rollouts,
-            token_budget=config.optimizer.micro_batch_tokens,
-            pad_id=0,
-            device=torch.device("cpu"),
-            layout=layout,
-        ):
-            part.select(batch.rows)
+            tokens = torch.randint(1000, (length,), generator=generator).tolist()
+            generations.append((prompt, Generation([*tokens[:-1], end], [-1.0] * length, finished=True)))
+    return generations
 
 
 def measure(load: Load, *, workers: int, repeat: int) -> dict[str, float]:
-    """Milliseconds of each part."""
+    """Median milliseconds of each kind of work; the first step, which warms up, does not count."""
     values: dict[str, Any] = {
         "tasks": {TASK: {}},
         "data": {"prompts_per_step": load.prompts, "prompt_template": "compact"},
@@ -147,40 +84,64 @@ def measure(load: Load, *, workers: int, repeat: int) -> dict[str, float]:
         "optimizer": {"num_mini_batches": 4, "micro_batch_tokens": 65536},
         "reward": {"num_workers": workers},
     }
-    config, tokenizer, watch = build(TrainConfig, values), build_tokenizer(), Stopwatch()
+    config, tokenizer = build(TrainConfig, values), build_tokenizer()
+    times: dict[str, list[float]] = defaultdict(list)
+
+    @contextmanager
+    def timed(name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        times[name].append(1000 * (time.perf_counter() - started))
+
     with run_tasks(config, load_tasks(config.task_specs), tokenizer) as tasks, TemporaryDirectory() as folder:
         stream = training_stream(config, tasks, {})
-        for number in range(repeat + 1):
-            one_step(config, _roles(tasks, tokenizer), stream, load, watch, Path(folder), number)
-    return watch.medians()
+        pools, loaded = ({name: getattr(task, part) for name, task in tasks.items()} for part in ("pool", "task"))
+        for step in range(repeat + 1):
+            with timed("sampling prompts"):
+                prompts = [next(stream) for _ in range(load.prompts)]
+            generations = random_generations(prompts, load, tokenizer.eos_token_id, step)
+            with timed("decoding and scoring"):
+                rollouts = score(generations, tokenizer, pools)
+            with timed("advantages and batch"):
+                batch = TrainingBatch.of(rollouts, load.samples)
+                batch.old_logprobs = batch.engine_logprobs
+                batch.advantages = ESTIMATORS["grpo"](batch)
+            for packing in ("packed", "padded"):
+                with timed(f"micro-batches, {packing}"):
+                    build_micro_batches(batch, config, packing)
+            with timed("metrics"):
+                batch_metrics(loaded, rollouts, batch)
+                timing_metrics({"gen": 1.0, "step": 1.0}, rollouts, rollouts)
+            with timed("writing 16 samples"):
+                write_samples(Path(folder) / "samples.jsonl", rollouts[:16])
+    return {name: statistics.median(values[1:] or values) for name, values in times.items()}
 
 
-def _roles(tasks: dict[str, RunTask], tokenizer: Any) -> Any:
-    """What `score` needs of a run's roles."""
-
-    @dataclass
-    class Model:
-        tokenizer: Any
-
-    return Workers(tasks, Model(tokenizer), None, None, None, None)  # type: ignore[arg-type]
+def build_micro_batches(batch: TrainingBatch, config: TrainConfig, packing: Any) -> None:
+    """What the update does before each forward pass."""
+    budget, cpu = config.optimizer.micro_batch_tokens, torch.device("cpu")
+    for mini_batch in batch.mini_batches(config.optimizer):
+        for micro_batch in micro_batches(
+            mini_batch.rollouts, token_budget=budget, pad_id=0, device=cpu, layout=packing
+        ):
+            mini_batch.select(micro_batch.rows)
 
 
 def main(
     workers: Annotated[int, typer.Option(help="scoring processes")] = 4,
-    repeat: Annotated[int, typer.Option(help="repetitions after one that warms up; medians are shown")] = 5,
+    repeat: Annotated[int, typer.Option(help="repetitions after a warm-up; medians are shown")] = 5,
 ) -> None:
-    """Measure the host's work on a step's completions, part by part."""
+    """Measure the host's work on the completions of a step."""
     print_machine("tinyzero-trainer", "torch", "transformers", "numpy")
-    found = {name: measure(load, workers=workers, repeat=repeat) for name, load in LOADS.items()}
-    parts = next(iter(found.values()))
-    rows = {part: {name: f"{found[name][part]:.1f} ms" for name in found} for part in parts}
-    totals = {
-        name: sum(value for part, value in of.items() if not part.endswith("padded")) for name, of in found.items()
+    found = {title: measure(load, workers=workers, repeat=repeat) for title, load in LOADS.items()}
+    rows = {
+        name: {title: f"{times[name]:.1f} ms" for title, times in found.items()} for name in next(iter(found.values()))
     }
-    rows["all, packed"] = {name: f"{total:.0f} ms" for name, total in totals.items()}
-    rows["share of a step on an H200"] = {
-        name: f"{total / 10 / LOADS[name].step_seconds:.1f} % of {LOADS[name].step_seconds:g} s"
-        for name, total in totals.items()
+    totals = {title: sum(times.values()) - times["micro-batches, padded"] for title, times in found.items()}
+    rows["all, packed"] = {title: f"{total:.0f} ms" for title, total in totals.items()}
+    rows["fraction of a step on an H200"] = {
+        title: f"{total / 10 / LOADS[title].step_seconds:.1f} % of {LOADS[title].step_seconds:g} s"
+        for title, total in totals.items()
     }
     print_table(f"median of {repeat}, {workers} scoring processes", rows)
 

@@ -1,6 +1,6 @@
-"""Models of well-known shapes with random weights, for measuring speed and memory where none can be downloaded.
+"""Models of well-known shapes with random weights, to measure speed and memory without a download.
 
-Not a benchmark. The tokenizer is the tiny model's; the vocabulary, as far as it has no tokens, is never spoken.
+Not a benchmark. The tokenizer is the tiny model's, which uses only the beginning of the vocabulary.
 """
 
 from concurrent.futures import ProcessPoolExecutor
@@ -21,7 +21,7 @@ SMALL = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "
 def write_model(directory: Path, shape: str) -> int:
     """Write a model directory as transformers, vLLM and the trainer load it; returns the number of parameters.
 
-    By a process of its own, whose end gives the GPU's memory back.
+    In a separate process, which frees the GPU's memory when it ends.
 
     Args:
         directory: must not exist yet.

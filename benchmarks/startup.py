@@ -1,4 +1,4 @@
-"""What starting costs: `import tinyzero_sdk` and `tinyzero --help`, over a bare interpreter.
+"""Start-up time of `import tinyzero_sdk` and `tinyzero --help`, over a bare interpreter.
 
     python benchmarks/startup.py [--runs 21]
 
@@ -22,7 +22,7 @@ STARTS = {
     "`import tinyzero_sdk`": ([sys.executable, "-c", "import tinyzero_sdk"], 0.15),
     "`tinyzero --help`": ([*TINYZERO, "--help"], 0.35),
 }
-"""The command, and the seconds it may take over a bare interpreter."""
+"""The command, and its target in seconds over a bare interpreter."""
 
 
 def seconds_of(command: list[str]) -> float:
@@ -42,7 +42,7 @@ def imported_by(command: list[str]) -> set[str]:
 
 
 def main(runs: Annotated[int, typer.Option(min=1, help="interleaved runs; the median counts")] = 21) -> None:
-    """Measure what starting costs."""
+    """Measure start-up times."""
     print_machine()
     commands = [BARE, *(command for command, _ in STARTS.values())]
     rounds = [[seconds_of(command) for command in commands] for _ in range(runs)]
