@@ -12,7 +12,7 @@ from torch import Tensor
 from tinyzero_trainer.executors.restart import RestartingEngine
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.vllm import call_timeout
-from tinyzero_trainer.rollout.vllm.client import Request, RequestOutput, VllmClient
+from tinyzero_trainer.rollout.vllm.client import Request, VllmClient
 from tinyzero_trainer.rollout.vllm.engine import VllmEngine
 from tinyzero_trainer.types import Generation
 
@@ -69,21 +69,21 @@ class FakeClient(VllmClient):
     def busy(self) -> bool:
         return bool(self.requests)
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> dict[str, list[Generation]]:
         kind = self._enter("step")
         time.sleep(0.001)
-        done = []
+        done = {}
         for name, request in list(self.requests.items()):
             self.steps[name] += 1
             if self.steps[name] == request.params.max_tokens:
                 del self.requests[name]
-                done.append(self._answer(request, kind))
+                done[name] = self._answer(request, kind)
         if kind == "forgets":
             self.requests.clear()
-            return []
+            return {}
         return done
 
-    def _answer(self, request: Request, kind: str | None) -> RequestOutput:
+    def _answer(self, request: Request, kind: str | None) -> list[Generation]:
         count = request.samples - (kind == "fewer")
         tokens = [[(request.seed + sample) % 1000] * request.params.max_tokens for sample in range(count)]
         if request.params.max_tokens > 1 and not request.params.ignore_eos:
@@ -91,7 +91,10 @@ class FakeClient(VllmClient):
         if kind == "empty":
             tokens[-1] = []
         wanted = request.params.logprobs and kind != "no logprobs"
-        return RequestOutput(request.name, tokens, [[-1.0] * len(each) for each in tokens] if wanted else None)
+        return [
+            Generation(each, [-1.0] * len(each) if wanted else None, each[-1:] == list(request.eos_ids[-1:]))
+            for each in tokens
+        ]
 
     def abort(self, names: list[str]) -> None:
         self.log.append(f"abort {len(names)}")

@@ -36,9 +36,9 @@ def test_cached_logits_equal_those_of_the_whole_sequence(any_model: PreTrainedMo
             rows = torch.tensor([5, 0, 3])
             decoder.keep(rows)
             sequences = [sequences[row] for row in rows]
-        drawn = torch.randint(1, 97, (len(sequences),), generator=generator)
-        sequences = [torch.cat([sequence, token[None]]) for sequence, token in zip(sequences, drawn, strict=True)]
-        logits = decoder.step(drawn)
+        sampled = torch.randint(1, 97, (len(sequences),), generator=generator)
+        sequences = [torch.cat([sequence, token[None]]) for sequence, token in zip(sequences, sampled, strict=True)]
+        logits = decoder.step(sampled)
 
 
 @torch.inference_mode()

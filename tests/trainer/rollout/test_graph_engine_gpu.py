@@ -1,4 +1,4 @@
-"""The graph engine on a GPU: captured steps and Triton kernels beside what plain torch computes."""
+"""The graph engine on a GPU: captured steps and Triton kernels, compared with plain torch."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ SAMPLED = SamplingParams(90, logprobs=True)
 
 
 def assert_almost_all_same(ours: list[list[Generation]], theirs: list[list[Generation]]) -> None:
-    """Sums in another order may tip a draw; then the rest of that completion is another one."""
+    """Sums in another order may change a token, and with it the rest of that completion."""
     pairs = list(zip(flat(ours), flat(theirs), strict=True))
     same = [(left, right) for left, right in pairs if left.token_ids == right.token_ids]
     assert len(same) >= 0.97 * len(pairs)
@@ -47,7 +47,7 @@ def assert_almost_all_same(ours: list[list[Generation]], theirs: list[list[Gener
     ],
     ids=str,
 )
-def test_draws_what_the_plain_engine_draws(kind: str, params: SamplingParams, kernels: bool) -> None:
+def test_completions_are_those_of_the_torch_engine(kind: str, params: SamplingParams, kernels: bool) -> None:
     model = random_model(kind).to(GPU)
     ours = graph(model, ENDS, kernels=kernels).generate(PROMPTS, 32, params, seed=1)
     assert_almost_all_same(ours, plain(model, ENDS, max_num_seqs=4096).generate(PROMPTS, 32, params, seed=1))
@@ -77,7 +77,7 @@ def test_attention_kernel(heads: int, kv_heads: int, size: int, dtype: torch.dty
 
 @pytest.mark.parametrize("vocabulary", [50, 1252, 151_936])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_drawing_kernel(vocabulary: int, dtype: torch.dtype) -> None:
+def test_sampling_kernel(vocabulary: int, dtype: torch.dtype) -> None:
     from tinyzero_trainer.rollout.cuda_graph import triton_kernels
 
     rows, params = 512, SamplingParams(8, 0.8)
@@ -94,7 +94,7 @@ def test_drawing_kernel(vocabulary: int, dtype: torch.dtype) -> None:
     expected, found = ({**vars(state)} for state in states)
     real = rows - 4
     same = expected["tokens"][:, :real] == found["tokens"][:, :real]
-    # Sums in float32 differ by 1e-8, and so do the places where one token ends and the next begins.
+    # Sums in float32 differ by 1e-8, and so do the boundaries between tokens.
     assert same.float().mean() > 1 - max(1e-4, 2e-8 * vocabulary)
     error = (expected["logprobs"] - found["logprobs"])[:, :real][same].abs()
     assert error.max() < 1e-4
@@ -104,7 +104,7 @@ def test_drawing_kernel(vocabulary: int, dtype: torch.dtype) -> None:
     assert (found["tokens"][:, 1] == vocabulary - 1).all()
 
 
-def test_tokens_come_as_often_as_their_probability_says() -> None:
+def test_frequencies_are_the_probabilities() -> None:
     from tinyzero_trainer.rollout.cuda_graph import triton_kernels
 
     rows = 100_000
@@ -117,7 +117,7 @@ def test_tokens_come_as_often_as_their_probability_says() -> None:
     torch.testing.assert_close(found, logits.softmax(dim=0), atol=0.006, rtol=0)
 
 
-def test_logprobs_in_bfloat16_are_nearly_the_policys() -> None:
+def test_logprobs_in_bfloat16_are_close_to_the_policys() -> None:
     tokenizer = build_tokenizer()
     model = build_model(TinyShape(hidden_size=128, layers=3, head_size=32, mlp_size=256), tokenizer, 0).to(GPU)
     rollouts = graph(model, ends={1}, dtype=torch.bfloat16).generate(
@@ -162,7 +162,7 @@ def test_the_same_again_in_larger_and_smaller_batches_and_after_sleep() -> None:
     assert_almost_all_same(engine.generate(PROMPTS, 32, SAMPLED, seed=3), first)
 
 
-def test_memory_is_what_was_reckoned_with() -> None:
+def test_memory_is_as_estimated() -> None:
     tokenizer = build_tokenizer()
     model = build_model(TinyShape(hidden_size=256, layers=4, head_size=64, mlp_size=512), tokenizer, 0).to(GPU)
     engine = graph(model, ENDS, dtype=torch.bfloat16)

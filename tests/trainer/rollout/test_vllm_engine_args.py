@@ -51,7 +51,7 @@ def test_a_missing_or_old_vllm_is_reported_before_a_model_is_loaded(
     [
         ({"vllm__sleep_mode": True}, "no sleep mode"),
         ({"vllm__gpu_memory_gb": 3.0}, "there is no GPU"),
-        ({"vllm__cuda_graphs": False}, r"^vllm\.cuda_graphs=false means nothing on the CPU: .*; leave it out$"),
+        ({"vllm__cuda_graphs": False}, r"^vllm\.cuda_graphs=false has no effect on the CPU: .*; leave it out$"),
     ],
 )
 def test_settings_for_a_gpu_are_refused_on_a_cpu_before_a_model_is_loaded(

@@ -35,11 +35,11 @@ class BatchedEngine(RolloutEngine, ABC):
         with self._session():
             state, size = self._reserve(prompts, samples, params)
             for start in range(0, rows, size):
-                owners = [row // samples for row in range(start, min(rows, start + size))]
-                state.reset([len(prompts[owner]) for owner in owners], first * samples + start, params, seed)
-                self._prefill(state, prompts, owners, params)
-                self._decode(state, len(owners), params, on_progress or (lambda _: None))
-                flat += state.generations(len(owners), params)
+                prompt_indices = [row // samples for row in range(start, min(rows, start + size))]
+                state.reset([len(prompts[index]) for index in prompt_indices], first * samples + start, params, seed)
+                self._prefill(state, prompts, prompt_indices, params)
+                self._decode(state, len(prompt_indices), params, on_progress or (lambda _: None))
+                flat += state.generations(len(prompt_indices), params)
         return [flat[row : row + samples] for row in range(0, rows, samples)]
 
     def _decode(self, state: BatchState, rows: int, params: SamplingParams, on_progress: Callable[[int], None]) -> None:
@@ -68,9 +68,9 @@ class BatchedEngine(RolloutEngine, ABC):
 
     @abstractmethod
     def _prefill(
-        self, state: BatchState, prompts: Sequence[list[int]], owners: list[int], params: SamplingParams
+        self, state: BatchState, prompts: Sequence[list[int]], prompt_indices: list[int], params: SamplingParams
     ) -> None:
-        """Start a batch, row i with prompt `owners[i]`: run the prompts, sample the first token of each row."""
+        """Start a batch, row i with prompt `prompt_indices[i]`; samples the first token of each row."""
 
     @abstractmethod
     def _finished(self, state: BatchState, index: int) -> Tensor | None:

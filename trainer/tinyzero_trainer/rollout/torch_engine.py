@@ -61,16 +61,16 @@ class TorchEngine(BatchedEngine):
         return BatchState(size, params.max_tokens, self._eos_ids, self._device), size
 
     def _prefill(
-        self, state: BatchState, prompts: Sequence[list[int]], owners: list[int], params: SamplingParams
+        self, state: BatchState, prompts: Sequence[list[int]], prompt_indices: list[int], params: SamplingParams
     ) -> None:
-        batch = prompts[owners[0] : owners[-1] + 1]
+        batch = prompts[prompt_indices[0] : prompt_indices[-1] + 1]
         longest = max(map(len, batch))
         tokens = [[self._pad_id] * (longest - len(prompt)) + prompt for prompt in batch]
         mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in batch]
         tensors = torch.tensor(tokens, device=self._device), torch.tensor(mask, device=self._device)
-        self._rows = len(owners)
+        self._rows = len(prompt_indices)
         state.set_rows(torch.arange(self._rows), self._rows)
-        state.sample(self._decoder.start(*tensors, len(owners) // len(batch)), self._rows, params)
+        state.sample(self._decoder.start(*tensors, len(prompt_indices) // len(batch)), self._rows, params)
 
     def _finished(self, state: BatchState, index: int) -> Tensor | None:
         return None if index % DROP_EVERY else state.finished.cpu()

@@ -206,14 +206,14 @@ class GraphEngine(BatchedEngine):
     # ---- steps -------------------------------------------------------------------------------------------------------
 
     def _prefill(
-        self, state: BatchState, prompts: Sequence[list[int]], owners: list[int], params: SamplingParams
+        self, state: BatchState, prompts: Sequence[list[int]], prompt_indices: list[int], params: SamplingParams
     ) -> None:
         """See `BatchedEngine`; in parts of a bounded number of tokens and logits."""
         start = 0
-        while start < len(owners):
-            end = _part_end(prompts, owners, start, self._model.vocabulary)
-            distinct, copies = torch.tensor(owners[start:end]).unique_consecutive(return_counts=True)
-            part = [prompts[owner] for owner in distinct.tolist()]
+        while start < len(prompt_indices):
+            end = _part_end(prompts, prompt_indices, start, self._model.vocabulary)
+            distinct, copies = torch.tensor(prompt_indices[start:end]).unique_consecutive(return_counts=True)
+            part = [prompts[index] for index in distinct.tolist()]
             longest = max(map(len, part))
             tokens = torch.tensor([prompt + [self._pad_id] * (longest - len(prompt)) for prompt in part])
             lengths = torch.tensor([len(prompt) for prompt in part])
@@ -223,7 +223,7 @@ class GraphEngine(BatchedEngine):
             self._sample(state, logits, end - start, params)
             start = end
         self._check = None
-        self._enter(state, torch.arange(len(owners)), params)
+        self._enter(state, torch.arange(len(prompt_indices)), params)
 
     def _enter(self, state: BatchState, active: Tensor, params: SamplingParams) -> None:
         """Let the next steps work on these slots."""
@@ -285,13 +285,13 @@ def _copy_to_host(tensor: Tensor) -> Callable[[], Tensor]:
     return result
 
 
-def _part_end(prompts: Sequence[list[int]], owners: list[int], start: int, vocabulary: int) -> int:
+def _part_end(prompts: Sequence[list[int]], prompt_indices: list[int], start: int, vocabulary: int) -> int:
     """The end of the part of the rows that starts at `start`."""
     longest = count = 0
     most = max(1, PREFILL_LOGITS // vocabulary)
-    for row in range(start, len(owners)):
-        if row == start or owners[row] != owners[row - 1]:
-            longest, count = max(longest, len(prompts[owners[row]])), count + 1
+    for row in range(start, len(prompt_indices)):
+        if row == start or prompt_indices[row] != prompt_indices[row - 1]:
+            longest, count = max(longest, len(prompts[prompt_indices[row]])), count + 1
         if row > start and (longest * count > PREFILL_TOKENS or row - start >= most):
             return row
-    return len(owners)
+    return len(prompt_indices)

@@ -101,7 +101,7 @@ def _attend_one(  # type: ignore[no-untyped-def]
     row, head = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slot_ids + row)
     position = tl.load(positions + slot).to(tl.int32)
-    kind = keys.dtype.element_ty
+    dtype = keys.dtype.element_ty
     d, e = tl.arange(0, HALF_BLOCK), tl.arange(0, WIDTH_BLOCK)
     half, width = d < HALF, e < 2 * HALF
     c = tl.load(cos + position * HALF + d, mask=half, other=0.0)
@@ -109,12 +109,12 @@ def _attend_one(  # type: ignore[no-untyped-def]
     line = fused + row.to(tl.int64) * (3 * KV_HEADS * 2 * HALF) + head * 2 * HALF
     left = tl.load(line + d, mask=half, other=0.0).to(tl.float32)
     right = tl.load(line + HALF + d, mask=half, other=0.0).to(tl.float32)
-    query_left = (left * c - right * s).to(kind).to(tl.float32)
-    query_right = (right * c + left * s).to(kind).to(tl.float32)
+    query_left = (left * c - right * s).to(dtype).to(tl.float32)
+    query_right = (right * c + left * s).to(dtype).to(tl.float32)
     line += KV_HEADS * 2 * HALF
     left = tl.load(line + d, mask=half, other=0.0).to(tl.float32)
     right = tl.load(line + HALF + d, mask=half, other=0.0).to(tl.float32)
-    key_left, key_right = (left * c - right * s).to(kind), (right * c + left * s).to(kind)
+    key_left, key_right = (left * c - right * s).to(dtype), (right * c + left * s).to(dtype)
     value = tl.load(line + KV_HEADS * 2 * HALF + e, mask=width, other=0.0)
     begin = (slot * KV_HEADS + head) * cache_length.to(tl.int64) * 2 * HALF
     here = begin + position * 2 * HALF
@@ -141,7 +141,7 @@ def _attend_one(  # type: ignore[no-untyped-def]
         total = total * shrink + tl.sum(weight, axis=0)
         highest = higher
     result = out + row.to(tl.int64) * (KV_HEADS * 2 * HALF) + head * 2 * HALF
-    tl.store(result + e, (sum_of / total).to(kind), mask=width)
+    tl.store(result + e, (sum_of / total).to(dtype), mask=width)
 
 
 @triton.jit
@@ -154,7 +154,7 @@ def _attend_group(  # type: ignore[no-untyped-def]
     row, head = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slot_ids + row)
     position = tl.load(positions + slot).to(tl.int32)
-    kind = keys.dtype.element_ty
+    dtype = keys.dtype.element_ty
     g, d, e = tl.arange(0, GROUP_BLOCK), tl.arange(0, HALF_BLOCK), tl.arange(0, WIDTH_BLOCK)
     member, half, width = g < GROUP, d < HALF, e < 2 * HALF
     c = tl.load(cos + position * HALF + d, mask=half, other=0.0)
@@ -164,12 +164,12 @@ def _attend_group(  # type: ignore[no-untyped-def]
     known = member[:, None] & half[None, :]
     left = tl.load(query, mask=known, other=0.0).to(tl.float32)
     right = tl.load(query + HALF, mask=known, other=0.0).to(tl.float32)
-    query_left = (left * c[None, :] - right * s[None, :]).to(kind)
-    query_right = (right * c[None, :] + left * s[None, :]).to(kind)
+    query_left = (left * c[None, :] - right * s[None, :]).to(dtype)
+    query_right = (right * c[None, :] + left * s[None, :]).to(dtype)
     line += (GROUP * KV_HEADS + head) * 2 * HALF
     left = tl.load(line + d, mask=half, other=0.0).to(tl.float32)
     right = tl.load(line + HALF + d, mask=half, other=0.0).to(tl.float32)
-    key_left, key_right = (left * c - right * s).to(kind), (right * c + left * s).to(kind)
+    key_left, key_right = (left * c - right * s).to(dtype), (right * c + left * s).to(dtype)
     value = tl.load(line + KV_HEADS * 2 * HALF + e, mask=width, other=0.0)
     begin = (slot * KV_HEADS + head) * cache_length.to(tl.int64) * 2 * HALF
     here = begin + position * 2 * HALF
@@ -194,11 +194,11 @@ def _attend_group(  # type: ignore[no-untyped-def]
         higher = tl.maximum(highest, tl.max(score, axis=1))
         shrink, weight = tl.exp(highest - higher), tl.exp(score - higher[:, None])
         taken = tl.load(values + place[:, None] + e[None, :], mask=inside[:, None] & width[None, :], other=0.0)
-        sum_of = tl.dot(weight.to(kind), taken, sum_of * shrink[:, None], input_precision="ieee")
+        sum_of = tl.dot(weight.to(dtype), taken, sum_of * shrink[:, None], input_precision="ieee")
         total = total * shrink + tl.sum(weight, axis=1)
         highest = higher
     result = out + row.to(tl.int64) * (GROUP * KV_HEADS * 2 * HALF) + (head * GROUP + g[:, None]) * 2 * HALF
-    tl.store(result + e[None, :], (sum_of / total[:, None]).to(kind), mask=member[:, None] & width[None, :])
+    tl.store(result + e[None, :], (sum_of / total[:, None]).to(dtype), mask=member[:, None] & width[None, :])
 
 
 @triton.jit
@@ -208,9 +208,9 @@ def _gated(gate_up, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped
     inside = offsets < width
     gate = tl.load(gate_up + row * 2 * width + offsets, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + offsets, mask=inside, other=0.0).to(tl.float32)
-    kind = out.dtype.element_ty
-    silu = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
-    tl.store(out + row * width + offsets, (silu * up).to(kind), mask=inside)
+    dtype = out.dtype.element_ty
+    silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    tl.store(out + row * width + offsets, (silu * up).to(dtype), mask=inside)
 
 
 @triton.jit

@@ -18,6 +18,7 @@ from torch import Tensor
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.vllm.log import EngineLog, quiet_logger
 from tinyzero_trainer.rollout.vllm.weight_transfer import Weights, buckets, packed
+from tinyzero_trainer.types import Generation
 
 BUCKET_BYTES = 2**29
 """Of weights per message, which take that much GPU memory once more: few round trips matter more than memory, which
@@ -32,8 +33,6 @@ class Request:
     """A request for completions of one prompt."""
 
     name: str
-    """Its output has the same."""
-
     prompt: list[int]
     samples: int
     params: SamplingParams
@@ -43,19 +42,6 @@ class Request:
 
     eos_ids: tuple[int, ...]
     """Every token that ends a completion."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """All completions of a request, in order."""
-
-    name: str
-
-    tokens: list[list[int]]
-    """Of each completion, including an end token."""
-
-    logprobs: list[list[float]] | None
-    """Of each token of each completion, if requested."""
 
 
 class VllmClient:
@@ -117,9 +103,9 @@ class VllmClient:
         """Whether a request is unfinished."""
         return bool(self._engine.has_unfinished_requests())
 
-    def step(self) -> list[RequestOutput]:
-        """Wait for the next tokens; returns the requests that they finish."""
-        return [_request_output(output) for output in self._engine.step() if output.finished]
+    def step(self) -> dict[str, list[Generation]]:
+        """Wait for the next tokens; returns the completions of the requests that they finish, by name."""
+        return {output.request_id: _generations(output) for output in self._engine.step() if output.finished}
 
     def abort(self, names: list[str]) -> None:
         """Drop requests."""
@@ -230,15 +216,15 @@ def _sampling_params(request: Request) -> Any:
     )
 
 
-def _request_output(output: Any) -> RequestOutput:
-    completions = sorted(output.outputs, key=lambda completion: int(completion.index))
-    tokens = [list(completion.token_ids) for completion in completions]
-    logprobs = None
-    if completions and completions[0].logprobs is not None:
-        # Flat lists, in which the sampled token comes first of those at its position.
-        flat = [completion.logprobs for completion in completions]
-        logprobs = [[each.logprobs[start] for start in each.start_indices] for each in flat]
-    return RequestOutput(output.request_id, tokens, logprobs)
+def _generations(output: Any) -> list[Generation]:
+    """The completions of a request, in order."""
+    found = []
+    for completion in sorted(output.outputs, key=lambda completion: int(completion.index)):
+        logprobs = completion.logprobs
+        if logprobs is not None:  # a flat list, in which the sampled token is the first at its position
+            logprobs = [logprobs.logprobs[start] for start in logprobs.start_indices]
+        found.append(Generation(list(completion.token_ids), logprobs, completion.finish_reason == "stop"))
+    return found
 
 
 @contextlib.contextmanager

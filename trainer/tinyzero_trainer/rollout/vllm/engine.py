@@ -15,7 +15,7 @@ from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.errors import EngineDiedError, VllmError
 from tinyzero_trainer.rollout.engine import RolloutEngine, SamplingParams
 from tinyzero_trainer.rollout.vllm.call_timeout import CallThread
-from tinyzero_trainer.rollout.vllm.client import Request, RequestOutput, VllmClient
+from tinyzero_trainer.rollout.vllm.client import Request, VllmClient
 from tinyzero_trainer.rollout.weight_sync import WeightSource
 from tinyzero_trainer.types import Generation
 
@@ -192,13 +192,13 @@ class VllmEngine(RolloutEngine):
         """The completions of some requests; if `on_progress` raises, the rest is aborted."""
         client, since = self._running, monotonic()
         waiting = {request.name: request for request in requests}
-        outputs: dict[str, RequestOutput] = {}
+        completions: dict[str, list[Generation]] = {}
 
         def add() -> None:
             for request in requests:
                 client.add(request)
 
-        def step() -> list[RequestOutput]:
+        def step() -> dict[str, list[Generation]]:
             if not client.busy():
                 raise EngineDiedError(f"it left {len(waiting)} of {len(requests)} prompts unanswered")
             return client.step()
@@ -206,10 +206,11 @@ class VllmEngine(RolloutEngine):
         try:
             self._call(add, since=since)
             while waiting:
-                finished = self._call(step, since=since)
-                finished = [output for output in finished if waiting.pop(output.name, None) is not None]
-                outputs |= {output.name: output for output in finished}
-                on_progress(sum(len(output.tokens) for output in finished))
+                finished = {name: each for name, each in self._call(step, since=since).items() if name in waiting}
+                for name, each in finished.items():
+                    _check_complete(waiting.pop(name), each)
+                completions |= finished
+                on_progress(sum(map(len, finished.values())))
         except EngineDiedError:
             raise
         except BaseException:
@@ -217,7 +218,7 @@ class VllmEngine(RolloutEngine):
                 with contextlib.suppress(EngineDiedError):  # noticed when the engine is used again
                     self._call(lambda: client.abort(list(waiting)))
             raise
-        return [_generations(request, outputs[request.name]) for request in requests]
+        return [completions[request.name] for request in requests]
 
     # ---- failures ----------------------------------------------------------------------------------------------------
 
@@ -279,20 +280,11 @@ def free_cached_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _generations(request: Request, output: RequestOutput) -> list[Generation]:
+def _check_complete(request: Request, completions: Sequence[Generation]) -> None:
     """Raises: EngineDiedError: less than what was requested."""
-    if len(output.tokens) != request.samples:
-        raise EngineDiedError(f"it gave {len(output.tokens)} completions for {request.samples}")
-    if not all(output.tokens):
+    if len(completions) != request.samples:
+        raise EngineDiedError(f"it gave {len(completions)} completions for {request.samples}")
+    if not all(completion.token_ids for completion in completions):
         raise EngineDiedError("it gave an empty completion")
-    requested = request.params.logprobs
-    if requested and (output.logprobs is None or [*map(len, output.logprobs)] != [*map(len, output.tokens)]):
+    if request.params.logprobs and any(len(each.logprobs or ()) != len(each.token_ids) for each in completions):
         raise EngineDiedError("it did not give the log-probability of each token")
-    logprobs: Sequence[list[float] | None] = (
-        output.logprobs if requested and output.logprobs else [None] * request.samples
-    )
-    ends = () if request.params.ignore_eos else request.eos_ids
-    return [
-        Generation(tokens, values, finished=tokens[-1] in ends)
-        for tokens, values in zip(output.tokens, logprobs, strict=True)
-    ]

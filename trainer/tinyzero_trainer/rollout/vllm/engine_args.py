@@ -55,7 +55,7 @@ def refuse_impossible(config: TrainConfig, device: torch.device) -> None:
         for name, reason in reasons.items():
             given = getattr(vllm, name)
             if given != getattr(VllmConfig(), name) and not (name == "sleep_mode" and given is False):
-                raise VllmError(f"vllm.{name}={format_value(given)} means nothing on the CPU: {reason}; leave it out")
+                raise VllmError(f"vllm.{name}={format_value(given)} has no effect on the CPU: {reason}; leave it out")
     elif 0 < (here := torch.cuda.device_count()) < vllm.tensor_parallel:  # 0: they are on other machines
         raise VllmError(f"vllm.tensor_parallel={vllm.tensor_parallel}, but there are {here} GPUs")
     expands = any(allocator.expands(os.environ.get(name)) for name in allocator.VARIABLES)

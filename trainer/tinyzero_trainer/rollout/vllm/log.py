@@ -40,8 +40,9 @@ class EngineLog:
         wrapper.write_text(f"#!/bin/sh\n{level}{command}\n", encoding="utf-8")
         wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
         try:
-            if _runs(wrapper):  # a folder may forbid execution; then the output goes to the terminal
-                spawn.set_executable(str(wrapper))
+            with contextlib.suppress(OSError):  # a folder may forbid execution; then the output goes to the terminal
+                if subprocess.run([wrapper, "-c", ""], check=False).returncode == 0:
+                    spawn.set_executable(str(wrapper))
             yield
         finally:
             spawn.set_executable(python)
@@ -63,10 +64,3 @@ def quiet_logger() -> None:
     """Let vLLM log only errors in this process, even before it has set up its logger."""
     if LEVEL not in os.environ:
         logging.getLogger("vllm").setLevel(logging.ERROR)
-
-
-def _runs(program: Path) -> bool:
-    try:
-        return subprocess.run([program, "-c", ""], check=False).returncode == 0
-    except OSError:
-        return False
