@@ -21,7 +21,7 @@ from benchmarks.several.jobs import SUITES, Setup, resume
 from benchmarks.several.scheduler import Failed, Job, RunningJob
 from tinyzero_sdk import Item, Score
 from tinyzero_sdk.settings import merge, parse_overrides, to_mapping
-from tinyzero_trainer.algorithms.adaptive_length import WindowState
+from tinyzero_trainer.algorithms.adaptive_length import LengthControlState
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import compose, gather, make_config
 from tinyzero_trainer.config.parallel import parallel_dims
@@ -200,7 +200,7 @@ def test_recorded_completions_are_cut_the_correct_ones_shorter_and_keep_their_sc
     generation = Generation([*range(100)], [-0.01 * index for index in range(100)], True)
     prompt = Prompt(Item(None), "p", [1, 2])
     rollouts = [Rollout(prompt, generation, "t", Score(right, right, "ok")) for right in (True, False) * 8]
-    whole = RolloutBatch(3, 2, rollouts, rollouts, None, 100, WindowState(), {}, {}, {})
+    whole = RolloutBatch(3, 2, rollouts, rollouts, None, 100, LengthControlState(), {}, {}, {})
     cut = replay.shortened(whole)
     assert cut == replay.shortened(whole)
     assert cut.kept is cut.rollouts

@@ -27,7 +27,7 @@ from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import completion_lengths, micro_batches
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.types import Rollout
-from tinyzero_trainer.utils import jagged as ragged
+from tinyzero_trainer.utils import jagged
 
 PROMPTS, SAMPLES, MAX_TOKENS, KL = 4, 6, 32, 0.04
 OWN = "a loss of one's own"
@@ -85,7 +85,7 @@ def main(folder: Path) -> None:
     weights = {name: value + 0.05 * torch.randn(value.shape, generator=generator) for name, value in named(start.model)}
     lengths = completion_lengths(samples)
     noise = 0.3 * torch.randn(int(lengths.sum()), generator=generator)
-    noise += ragged.repeat_to_tokens(0.3 * (rewards - rewards.mean()), lengths)  # else the losses come to nearly 0
+    noise += jagged.repeat_to_tokens(0.3 * (rewards - rewards.mean()), lengths)  # else the losses come to nearly 0
     results = [
         compare(name, folder / "start", samples, rewards, weights, noise, kl=kl, temperature=temperature)
         for name in ALGORITHMS
@@ -123,12 +123,12 @@ def compare(
     theirs.backward()
     lengths, advantages = completion_lengths(samples), inputs["advantages"]
     experience = TrainingBatch.of(
-        samples, SAMPLES, old_logprobs=old, advantages=ragged.repeat_to_tokens(advantages, lengths)
+        samples, SAMPLES, old_logprobs=old, advantages=jagged.repeat_to_tokens(advantages, lengths)
     )
     algorithm = AlgorithmConfig(**settings, kl_coefficient=kl)
     loss, clipped, gradient = ours(start, weights, experience, algorithm, kl=kl, temperature=temperature)
     estimated = ESTIMATORS[algorithm.advantage_estimator](TrainingBatch(rewards, lengths, SAMPLES))[
-        ragged.last_tokens(lengths)
+        jagged.last_tokens(lengths)
     ]
     expected = torch.cat([parameter.grad.flatten() for _, parameter in named(trainer.model)])
     return {
@@ -201,7 +201,7 @@ def ours(
     model.model.load_state_dict(weights, strict=False)
     reference = PolicyModel(beginning) if kl else None
     [batch] = micro_batches(experience.rollouts, token_budget=10**6, pad_id=model.pad_id, device=torch.device("cpu"))
-    part = experience.select(batch.rows)
+    part = experience.select(batch.indices)
     found = PolicyModel(model.model)(batch, temperature=temperature, reference=reference)
     given = LossInputs(
         part.old_logprobs,
@@ -224,7 +224,7 @@ def ours(
     policy.update(experience, StepSettings(1e-9, temperature, kl))
     gradient = torch.cat([parameter.grad.flatten() for _, parameter in named(model.model)])
     return (
-        (ragged.repeat_to_tokens(weight, part.lengths) * each).sum().item(),
+        (jagged.repeat_to_tokens(weight, part.lengths) * each).sum().item(),
         surrogate.clipped.float().mean().item(),
         gradient,
     )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.algorithms.adaptive_length import Measured, WindowState, measure, observe, window_at
+from tinyzero_trainer.algorithms.adaptive_length import LengthControlState, LengthStatistics, adapt, max_tokens_at
 from tinyzero_trainer.config import LengthControlConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.types import Generation, Prompt, Rollout
@@ -18,24 +18,26 @@ CONFIG = LengthControlConfig(mode="adaptive", warmup_steps=3, every=1, patience=
 FULL = 1024
 
 
-def after(state: WindowState, *, steps: int = 1, config: LengthControlConfig = CONFIG, step: int = 10, **measured):
+def after(
+    state: LengthControlState, *, steps: int = 1, config: LengthControlConfig = CONFIG, step: int = 10, **measured
+):
     values = {"success_rate": 0.7, "correct_length": 200.0, "length": 200.0, "truncated": 0.0, **measured}
     for _ in range(steps):
-        state = observe(state, Measured(**values), config, full=FULL, step=step)
+        state = adapt(state, LengthStatistics(**values), config, full=FULL, step=step)
     return state
 
 
 def test_it_starts_after_the_warm_up_from_the_length_of_what_is_correct() -> None:
-    state = after(WindowState(), step=2, correct_length=100.0)
-    assert window_at(state, CONFIG, full=FULL, step=3, seed=0) == FULL
-    assert after(state, step=3, correct_length=100.0).tokens == 132
+    state = after(LengthControlState(), step=2, correct_length=100.0)
+    assert max_tokens_at(state, CONFIG, full=FULL, step=3, seed=0) == FULL
+    assert after(state, step=3, correct_length=100.0).max_tokens == 132
 
 
 def test_without_anything_correct_it_waits() -> None:
-    assert after(WindowState(), steps=5, success_rate=0.0, correct_length=None).tokens is None
+    assert after(LengthControlState(), steps=5, success_rate=0.0, correct_length=None).max_tokens is None
 
 
-START = WindowState(tokens=500)
+START = LengthControlState(max_tokens=500)
 
 
 @pytest.mark.parametrize(
@@ -50,27 +52,27 @@ START = WindowState(tokens=500)
     ],
 )
 def test_a_decision(measured, tokens: int) -> None:
-    assert after(START, **measured).tokens == tokens
+    assert after(START, **measured).max_tokens == tokens
 
 
 def test_after_long_success_it_grows_once_to_see() -> None:
     states, state = [], START
     for _ in range(6):
         state = after(state, length=490.0, correct_length=490.0)
-        states.append(state.tokens)
+        states.append(state.max_tokens)
     assert states == [500, 500, 500, 500, 564, 564]
 
 
 def test_decisions_are_made_every_few_steps() -> None:
     config = replace(CONFIG, every=5)
-    assert after(START, config=config, step=11, success_rate=0.0).tokens == 500
-    assert after(START, config=config, step=15, success_rate=0.0).tokens == 564
+    assert after(START, config=config, step=11, success_rate=0.0).max_tokens == 500
+    assert after(START, config=config, step=15, success_rate=0.0).max_tokens == 564
 
 
 @given(
     st.lists(
         st.builds(
-            Measured,
+            LengthStatistics,
             success_rate=st.floats(0, 1),
             correct_length=st.none() | st.floats(1, 2000),
             length=st.floats(1, 2000),
@@ -80,35 +82,35 @@ def test_decisions_are_made_every_few_steps() -> None:
     ),
     st.integers(1, 200),
 )
-def test_it_stays_within_its_bounds_and_is_plain_json(batches: list[Measured], full: int) -> None:
-    state = WindowState()
+def test_it_stays_within_its_bounds_and_is_plain_json(batches: list[LengthStatistics], full: int) -> None:
+    state = LengthControlState()
     for step, measured in enumerate(batches, 1):
-        state = observe(state, measured, CONFIG, full=full, step=step)
-        window = window_at(state, CONFIG, full=full, step=step + 1, seed=0)
+        state = adapt(state, measured, CONFIG, full=full, step=step)
+        window = max_tokens_at(state, CONFIG, full=full, step=step + 1, seed=0)
         assert min(CONFIG.min_tokens, full) <= window <= full
-    assert WindowState(**asdict(state)) == state
+    assert LengthControlState(**asdict(state)) == state
 
 
 def test_truncated_completions_do_not_make_it_shrink_for_ever() -> None:
     """A model that would need 300 tokens: whatever is cut off fails, and the survivors are the short ones."""
-    config, state = replace(CONFIG, ema_decay=0.5), WindowState(tokens=128)
+    config, state = replace(CONFIG, ema_decay=0.5), LengthControlState(max_tokens=128)
     for step in range(100):
-        window = window_at(state, config, full=FULL, step=step, seed=0)
+        window = max_tokens_at(state, config, full=FULL, step=step, seed=0)
         fits = window >= 300
-        measured = Measured(
+        measured = LengthStatistics(
             0.9 if fits else 0.2, 250.0 if fits else window / 2, min(window, 250.0), 0.0 if fits else 0.8
         )
-        state = observe(state, measured, config, full=FULL, step=step + 10)
-    assert state.tokens is not None
-    assert 250 <= state.tokens <= 450
+        state = adapt(state, measured, config, full=FULL, step=step + 10)
+    assert state.max_tokens is not None
+    assert 250 <= state.max_tokens <= 450
 
 
 def test_exploring_is_a_single_step_and_depends_on_nothing_but_seed_and_step() -> None:
     config = replace(CONFIG, full_length_prob=0.3)
-    windows = [window_at(START, config, full=FULL, step=step, seed=1) for step in range(300)]
+    windows = [max_tokens_at(START, config, full=FULL, step=step, seed=1) for step in range(300)]
     assert set(windows) == {500, FULL}
     assert 50 < windows.count(FULL) < 130
-    assert windows == [window_at(START, config, full=FULL, step=step, seed=1) for step in range(300)]
+    assert windows == [max_tokens_at(START, config, full=FULL, step=step, seed=1) for step in range(300)]
 
 
 class Controller:
@@ -122,7 +124,7 @@ class Controller:
         self.averages: dict[str, float] = {}
         self.started = False
 
-    def step(self, number: int, measured: Measured) -> None:
+    def step(self, number: int, measured: LengthStatistics) -> None:
         for name, value in asdict(measured).items():
             if value is not None:
                 before, share = self.averages.get(name, value), self.config.ema_decay
@@ -163,17 +165,17 @@ class Controller:
 def test_it_follows_the_rules_step_by_step(seed: int, decay: float, every: int, full: int) -> None:
     draw = random.Random(seed)
     config = replace(CONFIG, ema_decay=decay, every=every, patience=draw.randint(1, 6), warmup_steps=draw.randint(1, 5))
-    state, reference = WindowState(), Controller(config, full)
+    state, reference = LengthControlState(), Controller(config, full)
     success, length = draw.random(), draw.uniform(20, full)
     for number in range(1, 80):
         success = min(1.0, max(0.0, success + draw.uniform(-0.15, 0.17)))
         length = min(float(full), max(1.0, length + draw.uniform(-30, 30)))
-        measured = Measured(
+        measured = LengthStatistics(
             success, length * draw.choice([0.8, 1.2]) if success > 0.1 else None, length, draw.choice([0.0, 0.05, 0.3])
         )
-        state = observe(state, measured, config, full=full, step=number)
+        state = adapt(state, measured, config, full=full, step=number)
         reference.step(number, measured)
-        assert window_at(state, config, full=full, step=number + 1, seed=0) == reference.length_control
+        assert max_tokens_at(state, config, full=full, step=number + 1, seed=0) == reference.length_control
 
 
 def test_what_is_measured_of_a_batch() -> None:
@@ -191,15 +193,17 @@ def test_what_is_measured_of_a_batch() -> None:
         sample(12, correct=False, finished=True),
         sample(16, correct=False, finished=False),
     ]
-    assert measure(mixed) == Measured(success_rate=0.5, correct_length=6.0, length=10.0, truncated=0.25)
-    assert measure(mixed[2:]).correct_length is None
+    assert LengthStatistics.of(mixed) == LengthStatistics(
+        success_rate=0.5, correct_length=6.0, length=10.0, truncated=0.25
+    )
+    assert LengthStatistics.of(mixed[2:]).correct_length is None
 
 
 def test_a_fixed_window_is_never_longer_than_the_full_one() -> None:
     fixed = LengthControlConfig(mode="fixed", max_tokens=300)
-    assert window_at(START, fixed, full=FULL, step=1, seed=0) == 300
-    assert window_at(START, fixed, full=200, step=1, seed=0) == 200
-    assert window_at(START, LengthControlConfig(), full=FULL, step=1, seed=0) == FULL
+    assert max_tokens_at(START, fixed, full=FULL, step=1, seed=0) == 300
+    assert max_tokens_at(START, fixed, full=200, step=1, seed=0) == 200
+    assert max_tokens_at(START, LengthControlConfig(), full=FULL, step=1, seed=0) == FULL
 
 
 @pytest.mark.parametrize(

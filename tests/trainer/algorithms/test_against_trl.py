@@ -7,8 +7,8 @@ both sides; TRL's side is its own trainer from the tokens on (`against_trl.py`).
   advantages of exactly 0 here, while there the rounding error of their mean is divided by 1e-4.
 * GSPO is TRL's loss `grpo` with `importance_sampling_level="sequence"`, since it refuses sequence-level ratios with its
   other losses. Here it is a policy loss that goes with any aggregation; the paper's is `seq-mean-token-mean`.
-* TRL's `epsilon_high` is with CISPO the bound itself and there is no lower bound; here the bound is `1 + clip_high` as
-  with the other losses, and `clip_low=1` takes the lower one away.
+* TRL's `epsilon_high` is with CISPO the bound itself and there is no lower bound; here the bound is
+  `1 + clip_ratio_high` as with the other losses, and `clip_ratio_low=1` removes the lower one.
 * TRL's two-sided clip `delta` is dual clip. Its loss `sapo` is the example of a loss of one's own in the documentation.
 * By default TRL multiplies k3 by the ratio, which makes its gradient the divergence's; the same is had here from the
   estimators `k3+` and `k2`, or exactly from `exact`. The comparison is of k3 itself (`use_bias_correction_kl=False`).

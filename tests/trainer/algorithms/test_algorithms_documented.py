@@ -17,7 +17,7 @@ from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.training.policy import Policy
-from tinyzero_trainer.utils import jagged as ragged
+from tinyzero_trainer.utils import jagged
 
 PAGE = (Path(__file__).parents[3] / "docs/algorithms.md").read_text(encoding="utf-8")
 HINTS = get_type_hints(AlgorithmConfig)
@@ -63,7 +63,7 @@ def test_the_loss_of_ones_own_trains(toy_model: LanguageModel, tmp_path: Path, m
         reference=None,
     )
     old = policy.logprobs(samples, 1.0)
-    advantages = ragged.repeat_to_tokens(torch.tensor([1.0, -1.0] * 6), lengths)
+    advantages = jagged.repeat_to_tokens(torch.tensor([1.0, -1.0] * 6), lengths)
     policy.update(TrainingBatch.of(samples, 4, old_logprobs=old, advantages=advantages), StepSettings(1e-3, 1.0, 0.0))
     gains = policy.logprobs(samples, 1.0) - old
     assert (gains * advantages).sum() > 1.0

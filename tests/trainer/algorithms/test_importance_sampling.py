@@ -18,7 +18,7 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.algorithms import importance_sampling as mismatch
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.importance_sampling import (
-    asks_engine,
+    engine_returns_logprobs,
     importance_weights,
     mismatch_metrics,
 )
@@ -41,7 +41,7 @@ TOKEN = RolloutCorrectionConfig(is_level="token")
 @pytest.mark.parametrize(("mode", "steps"), [("never", []), ("sample", [1, 11, 21]), ("always", list(range(1, 31)))])
 def test_the_engine_is_asked_in_no_step_in_one_of_ten_or_in_all(mode: Any, steps: list[int]) -> None:
     config = TrainConfig(rollout=RolloutConfig(return_logprobs=mode))
-    assert [step for step in range(1, 31) if asks_engine(config, step)] == steps
+    assert [step for step in range(1, 31) if engine_returns_logprobs(config, step)] == steps
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from tinyzero_trainer.algorithms.losses import PolicyLoss
 def clipped(logprobs, given):
     """PPO's surrogate, written anew."""
     ratio = (logprobs - given.old_logprobs).exp()
-    bounded = ratio.clamp(1 - given.clip_low, 1 + given.clip_high)
+    bounded = ratio.clamp(1 - given.clip_ratio_low, 1 + given.clip_ratio_high)
     plain, cut = -given.advantages * ratio, -given.advantages * bounded
     return PolicyLoss(torch.maximum(plain, cut), ratio.detach(), (cut > plain).detach())
 
@@ -118,9 +118,9 @@ def test_what_is_not_there_is_one_line(own: Path, name: str, message: str) -> No
     [
         ("number", "returned Tensor, expected a PolicyLoss"),
         ("summed", "its loss has the shape (), expected one value for each of 5 tokens"),
-        ("raises", "failed on a few made-up tokens: RuntimeError('boom')"),
+        ("raises", "failed on a few synthetic tokens: RuntimeError('boom')"),
         ("detached", "has no gradient with respect to log π"),
-        ("infinite", "is not finite on a few made-up tokens"),
+        ("infinite", "is not finite on a few synthetic tokens"),
     ],
 )
 def test_what_is_no_loss_is_one_line(own: Path, function: str, message: str) -> None:

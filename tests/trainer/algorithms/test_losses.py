@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_trainer.algorithms.losses import POLICY_LOSSES, LossInputs, token_weights, value_loss
-from tinyzero_trainer.utils import jagged as ragged
+from tinyzero_trainer.utils import jagged
 from tinyzero_trainer.utils.import_object import BUILT_IN
 
 LOW, HIGH = 0.2, 0.28
@@ -53,7 +53,7 @@ def reference(name: str, logprobs: torch.Tensor, given: LossInputs, mode: str, a
         if name == "gspo":
             ratios = [math.exp(sum(n - o for n, o in zip(new, old, strict=True)) / len(new))] * len(new)
         if name in ("ppo", "gspo"):
-            losses = [-surrogate(r, a, given.dual_clip) for r, a in zip(ratios, advantages, strict=True)]
+            losses = [-surrogate(r, a, given.dual_clip_c) for r, a in zip(ratios, advantages, strict=True)]
         else:
             constant = [clip(math.exp(f - o)) if name == "cispo" else 1.0 for f, o in zip(fixed, old, strict=True)]
             losses = [-c * a * n for c, a, n in zip(constant, advantages, new, strict=True)]
@@ -73,7 +73,7 @@ def aggregate(by_completion: list[list[float]], mode: str) -> float:
 
 def ours(name: str, logprobs: torch.Tensor, given: LossInputs, mode: str) -> torch.Tensor:
     weights = token_weights(given.lengths, mode, max_tokens=16).double()
-    return (ragged.repeat_to_tokens(weights, given.lengths) * POLICY_LOSSES[name](logprobs, given).loss).sum()
+    return (jagged.repeat_to_tokens(weights, given.lengths) * POLICY_LOSSES[name](logprobs, given).loss).sum()
 
 
 def slope(function: Callable[[torch.Tensor], float], at: torch.Tensor) -> list[float]:
@@ -103,7 +103,7 @@ def random_batch(
     tokens = int(lengths.sum())
     old, new, advantages = (torch.randn(tokens, generator=generator, dtype=torch.float64) for _ in range(3))
     if one_advantage:
-        advantages = ragged.repeat_to_tokens(advantages[: len(lengths)], lengths)
+        advantages = jagged.repeat_to_tokens(advantages[: len(lengths)], lengths)
     spread = 1.2 if name == "gspo" else 0.6  # its ratio is of a mean
     return (old + spread * new - 2).requires_grad_(), LossInputs(old - 2, advantages, lengths, LOW, HIGH, dual_clip)
 

@@ -48,18 +48,18 @@ def test_what_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
 # ---- in processes of their own ---------------------------------------------------------------------------------------
 
 
-def parts_of(start: str, case: str, placement: FsdpOptions) -> tuple[Policy, Critic]:
-    policy = make_policy(_load(start, placement), CASES[case], placement)
+def parts_of(start: str, case: str, options: FsdpOptions) -> tuple[Policy, Critic]:
+    policy = make_policy(_load(start, options), CASES[case], options)
     policy._optimizer = Optimizer(policy.language_model.model, OPTIMIZER)
-    critic = Critic(_load(start, placement), settings=CriticConfig(), optimizer=OPTIMIZER, placement=placement)
+    critic = Critic(_load(start, options), settings=CriticConfig(), optimizer=OPTIMIZER, options=options)
     return policy, critic
 
 
-def begin(start: str, directory: str, experience: TrainingBatch, placement: FsdpOptions = PLAIN) -> dict[str, Tensor]:
+def begin(start: str, directory: str, experience: TrainingBatch, options: FsdpOptions = PLAIN) -> dict[str, Tensor]:
     """Two updates, saved; with an adapter in a directory of its own."""
     weights = {}
     for case in ("all weights", "LoRA"):
-        policy, critic = parts_of(start, case, placement)
+        policy, critic = parts_of(start, case, options)
         path = Path(directory, case)
         path.mkdir(parents=True, exist_ok=True)
         for _ in range(2):
@@ -85,7 +85,7 @@ def go_on(start: str, directory: str, experience: TrainingBatch) -> dict[str, An
             policy = make_policy(language_model, CASES[case], PLAIN)
         policy._optimizer = Optimizer(policy.language_model.model, OPTIMIZER)
         policy.load(path)
-        critic = Critic(load_model(start, CPU), settings=CriticConfig(), optimizer=OPTIMIZER, placement=PLAIN)
+        critic = Critic(load_model(start, CPU), settings=CriticConfig(), optimizer=OPTIMIZER, options=PLAIN)
         critic.load(path)
         shown[f"{case}/values"] = critic.values(experience.rollouts)
         shown[f"{case}/logprobs"] = policy.logprobs(experience.rollouts, 0.8)
@@ -107,7 +107,7 @@ FOUR = pytest.mark.nightly(reason="four processes; replicas and lines are saved 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("count", "placement"),
+    ("count", "options"),
     [
         pytest.param(2, PLAIN, id="two"),
         pytest.param(
@@ -116,12 +116,12 @@ FOUR = pytest.mark.nightly(reason="four processes; replicas and lines are saved 
     ],
 )
 def test_a_run_saved_on_several_ranks_goes_on_on_one_and_three(
-    count: int, placement: FsdpOptions, toy_model: LanguageModel, tmp_path: Path
+    count: int, options: FsdpOptions, toy_model: LanguageModel, tmp_path: Path
 ) -> None:
     save_model(tmp_path / "start", toy_model)
     start, saved = str(tmp_path / "start"), str(tmp_path / "saved")
     experience = pickle.loads(pickle.dumps(make_up(toy_model)))
-    weights = on_ranks(count, begin, tmp_path, start, saved, experience, placement)[0]
+    weights = on_ranks(count, begin, tmp_path, start, saved, experience, options)[0]
     for case in ("all weights", "LoRA"):
         files = [path for path in Path(saved, case).rglob("*") if path.is_file()]
         assert not any(path.suffix in (".pt", ".bin", ".pkl", ".distcp", ".metadata") for path in files)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.algorithms.adaptive_length import WindowState
+from tinyzero_trainer.algorithms.adaptive_length import LengthControlState
 from tinyzero_trainer.controller.pending_batch import RolloutBatch, from_json, to_json
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.types import Generation, Prompt, Rollout
@@ -25,7 +25,7 @@ def batch_of(samples: list[Rollout], greedy_rewards: list[float] | None = None) 
         kept=samples[len(samples) // 2 :],
         greedy_rewards=greedy_rewards,
         window=8,
-        window_after=WindowState(tokens=5, success_rate=1 / 3),
+        window_after=LengthControlState(max_tokens=5, success_rate=1 / 3),
         progress={"toy": StreamState(7, 1, 5, (2, 1), (0.25, None))},
         chosen={"curriculum/bucket_0/weight": 0.1},
         seconds={"gen": 0.1 + 0.2},

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tinyzero_trainer.algorithms.adaptive_length import WindowState
+from tinyzero_trainer.algorithms.adaptive_length import LengthControlState
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.data.prompts import StreamState
 
@@ -14,7 +14,7 @@ from tinyzero_trainer.data.prompts import StreamState
 @pytest.mark.parametrize("pending", [None, {"critic/score/mean": 0.1, "actor/grad_norm": float("inf")}])
 def test_the_state_survives_a_checkpoint(pending: dict[str, float] | None, tmp_path: Path) -> None:
     progress = {"toy": StreamState(7, 1, 5, (2, 1), (0.25, None)), "other": StreamState()}
-    adapted = {"kl_coefficient": 0.1 + 0.2, "window": WindowState(tokens=64, success_rate=1 / 3)}
+    adapted = {"kl_coefficient": 0.1 + 0.2, "window": LengthControlState(max_tokens=64, success_rate=1 / 3)}
     state = TrainerState(3, pending, 1e-7, cumulative_reward=-7 / 9, progress=progress, **adapted)  # type: ignore[arg-type]
     state.save(tmp_path)
     assert TrainerState.load(tmp_path) == state
@@ -35,7 +35,8 @@ def test_the_state_of_version_0_1_is_read(tmp_path: Path) -> None:
     saved |= {"prompt_tokens": 5, "response_tokens": 6}
     (tmp_path / "state.json").write_text(json.dumps(saved))
     state = TrainerState.load(tmp_path)
-    assert (state.step, state.kl_coefficient, state.window.tokens, state.response_tokens) == (3, 0.3, 64, 6)
+    assert (state.step, state.kl_coefficient, state.response_tokens) == (3, 0.3, 6)
+    assert (state.window.max_tokens, state.window.unchanged_steps) == (64, 2)
     assert state.progress == {"toy": StreamState(7, 1, 5, (2, 1), (0.25, None))}
     state.save(tmp_path)
     assert json.loads((tmp_path / "state.json").read_text()) == saved

@@ -61,8 +61,8 @@ CASES = {
 }
 
 
-def make_policy(language_model: LanguageModel, case: Case, placement: FsdpOptions | None) -> Policy:
-    """From a copy of the model; sharded unless the placement is None."""
+def make_policy(language_model: LanguageModel, case: Case, options: FsdpOptions | None) -> Policy:
+    """From a copy of the model; sharded unless the options is None."""
     model, reference = copy.deepcopy(language_model.model), None
     language_model = replace(language_model, model=model)
     if case.lora:
@@ -70,10 +70,10 @@ def make_policy(language_model: LanguageModel, case: Case, placement: FsdpOption
         language_model = replace(language_model, adapter=adapter)
     if case.kl and not case.lora:
         reference = PolicyModel(copy.deepcopy(model).requires_grad_(False))
-        if placement is not None:
-            shard(reference, placement)
-    if placement is not None:
-        shard(PolicyModel(model), placement)
+        if options is not None:
+            shard(reference, options)
+    if options is not None:
+        shard(PolicyModel(model), options)
     if case.kl and case.lora:
         reference = PolicyModel.of(model)
     algorithm = AlgorithmConfig(

@@ -17,7 +17,7 @@ EXPANDING = "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2],expanda
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
     """Those of the allocator, which are expanding, whatever torch can do with them here."""
-    monkeypatch.setattr(allocator, "_told", [])
+    monkeypatch.setattr(allocator, "_set_here", [])
     get, change = torch._C._accelerator_getAllocatorSettings, torch._C._accelerator_setAllocatorSettings
     before = get()
     change(EXPANDING)

@@ -53,14 +53,14 @@ def test_a_sharded_policy_learns_the_same_bits(combination: str, toy_model: Lang
 @pytest.mark.parametrize("saving", each(SAVING, "all of it"))
 def test_a_sharded_critic_learns_the_same_bits(saving: str, toy_model: LanguageModel, tmp_path: Path) -> None:
     shown = []
-    for placement in (None, SAVING[saving]):
-        critic = Critic(toy_model, settings=CriticConfig(), optimizer=OPTIMIZER, placement=placement)
+    for options in (None, SAVING[saving]):
+        critic = Critic(toy_model, settings=CriticConfig(), optimizer=OPTIMIZER, options=options)
         experience = made_up(toy_model)
         metrics = [critic.update(experience) for _ in range(2)]
         critic.save(tmp_path)
         files = [(tmp_path / name).read_bytes() for name in ("critic.safetensors", "critic_optimizer.safetensors")]
         values = critic.values(experience.rollouts)
-        again = Critic(toy_model, settings=CriticConfig(), optimizer=OPTIMIZER, placement=placement)
+        again = Critic(toy_model, settings=CriticConfig(), optimizer=OPTIMIZER, options=options)
         again.load(tmp_path)
         assert torch.equal(again.values(experience.rollouts), values)
         shown.append((metrics, files, values.tolist(), again.update(experience)))
@@ -101,8 +101,8 @@ def test_weights_that_were_gathered_without_a_gradient_are_gathered_anew_after_a
 @pytest.mark.filterwarnings("ignore")  # the compiler has many for itself
 def test_compiled_layers_compute_the_same(toy_model: LanguageModel) -> None:
     experience, found = made_up(toy_model), []
-    for placement in (PLAIN, replace(PLAIN, compile=True, activation_checkpointing=True)):
-        policy = make_policy(toy_model, Case(), placement)
+    for options in (PLAIN, replace(PLAIN, compile=True, activation_checkpointing=True)):
+        policy = make_policy(toy_model, Case(), options)
         metrics = policy.update(experience, NOW)
         found.append((metrics, {name: value.clone() for name, value in named_weights(policy.language_model.model)}))
     for metrics, weights in found[1:]:

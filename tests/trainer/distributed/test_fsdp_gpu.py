@@ -57,13 +57,13 @@ def language_model() -> LanguageModel:
     return from_parts("medium", build_model(SHAPE, tokenizer, seed=0), tokenizer)
 
 
-def on_gpu(language_model: LanguageModel, placement: FsdpOptions | None) -> LanguageModel:
-    device = torch.device("cuda:0") if placement is None else placement.loading_device
+def on_gpu(language_model: LanguageModel, options: FsdpOptions | None) -> LanguageModel:
+    device = torch.device("cuda:0") if options is None else options.loading_device
     return replace(language_model, model=copy.deepcopy(language_model.model).to(device))
 
 
-def make(language_model: LanguageModel, placement: FsdpOptions | None, case: Case | None = None) -> Policy:
-    return make_policy(on_gpu(language_model, placement), case or Case(), placement)
+def make(language_model: LanguageModel, options: FsdpOptions | None, case: Case | None = None) -> Policy:
+    return make_policy(on_gpu(language_model, options), case or Case(), options)
 
 
 def update(
@@ -131,10 +131,10 @@ SAVINGS: dict[str, dict[str, Any]] = {
 def test_nothing_that_saves_memory_or_time_changes_the_update(
     saving: str, precision: str, language_model: LanguageModel, request: pytest.FixtureRequest
 ) -> None:
-    placement: FsdpOptions = request.getfixturevalue(precision)
+    options: FsdpOptions = request.getfixturevalue(precision)
     rate = LOOSE_RATE if precision == "half" else 1e-2
-    expected = update(make(language_model, placement), language_model, rate)
-    found = update(make(language_model, replace(placement, **SAVINGS[saving])), language_model, rate)
+    expected = update(make(language_model, options), language_model, rate)
+    found = update(make(language_model, replace(options, **SAVINGS[saving])), language_model, rate)
     assert_alike(found, expected, loose=precision == "half")
 
 
@@ -145,7 +145,7 @@ def test_no_micro_batch_makes_the_host_wait(case: str, half: FsdpOptions, langua
     policy, experience = make(language_model, half, CASES[case]), made_up(language_model)
     policy.warm_up(NOW)
     for batch in policy._micro_batches(experience.rollouts):
-        weight, part = torch.ones(len(batch.targets), device=half.device), experience.select(batch.rows)
+        weight, part = torch.ones(len(batch.targets), device=half.device), experience.select(batch.indices)
         torch.cuda.set_sync_debug_mode("error")
         try:
             (weight * policy._token_losses(batch, part, weight, NOW, MetricAccumulator())).sum().backward()
@@ -163,13 +163,13 @@ def test_the_policy_starts_at_no_distance_from_its_reference(
 
 
 def test_idle_roles_leave_the_gpu(half: FsdpOptions, language_model: LanguageModel) -> None:
-    placement, before = replace(half, offload="idle"), allocated()
-    policy = make(language_model, placement, Case(kl="k3"))
+    options, before = replace(half, offload="idle"), allocated()
+    policy = make(language_model, options, Case(kl="k3"))
     critic = Critic(
-        on_gpu(language_model, placement),
+        on_gpu(language_model, options),
         settings=CriticConfig(),
         optimizer=OptimizerConfig(micro_batch_tokens=80),
-        placement=placement,
+        options=options,
     )
     weights = 4 * policy.language_model.parameters
     assert allocated() - before < weights / 20

@@ -31,27 +31,27 @@ def on_each(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterator[Mesh]]:
 
 def test_neighbours_share_lines_and_replicas(on_each: Callable[..., Iterator[Mesh]]) -> None:
     for rank, found in enumerate(on_each(8, 2, 2)):
-        ranks, line = found.ranks, found.ranks.line
+        ranks, line = found.ranks, found.ranks.sequence_group
         assert found.weights.mesh.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
-        assert (ranks.count, ranks.index, ranks.processes, ranks.several) == (4, rank // 2, 8, True)
-        assert ranks.first == (rank == 0)
+        assert (ranks.size, ranks.rank, ranks.world_size, ranks.is_distributed) == (4, rank // 2, 8, True)
+        assert ranks.is_main == (rank == 0)
         assert line is not None
-        assert (line.count, line.index) == (2, rank % 2)
-        assert dist.get_process_group_ranks(line.group) == [rank // 2 * 2, rank // 2 * 2 + 1]
-        assert dist.get_process_group_ranks(ranks.group) == list(range(rank % 2, 8, 2))
+        assert (line.size, line.rank) == (2, rank % 2)
+        assert dist.get_process_group_ranks(line.process_group) == [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert dist.get_process_group_ranks(ranks.process_group) == list(range(rank % 2, 8, 2))
 
 
 def test_one_line_for_all_is_one_share(on_each: Callable[..., Iterator[Mesh]]) -> None:
     for rank, found in enumerate(on_each(2, 1, 2)):
         ranks = found.ranks
         assert found.weights.mesh.tolist() == [0, 1]
-        assert (ranks.count, ranks.index, ranks.several, ranks.first) == (1, 0, True, rank == 0)
+        assert (ranks.size, ranks.rank, ranks.is_distributed, ranks.is_main) == (1, 0, True, rank == 0)
 
 
 def test_replicas_alone_leave_the_batch_to_all(on_each: Callable[..., Iterator[Mesh]]) -> None:
     for rank, found in enumerate(on_each(4, 2)):
         assert found.weights.mesh_dim_names == ("replicate", "shard")
-        assert (found.ranks.count, found.ranks.index, found.ranks.line) == (4, rank, None)
+        assert (found.ranks.size, found.ranks.rank, found.ranks.sequence_group) == (4, rank, None)
 
 
 def test_all_groups_are_as_patient_as_that_of_all(
@@ -65,10 +65,10 @@ def test_all_groups_are_as_patient_as_that_of_all(
         return group
 
     monkeypatch.setattr(dist, "new_group", watched)
-    monkeypatch.setattr(meshes, "_patience", lambda device: patience)
+    monkeypatch.setattr(meshes, "_world_timeout", lambda device: patience)
     for found in on_each(8, 2, 2):
-        assert found.ranks.line is not None
-        groups = [*found.weights.get_all_groups(), found.ranks.group, found.ranks.line.group]
+        assert found.ranks.sequence_group is not None
+        groups = [*found.weights.get_all_groups(), found.ranks.process_group, found.ranks.sequence_group.process_group]
         assert [made[group] for group in groups] == [patience] * 4
 
 
@@ -77,7 +77,7 @@ def test_the_patience_of_the_group_of_all(tmp_path: Path) -> None:
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=patience)
     try:
-        assert meshes._patience("cpu") == patience
+        assert meshes._world_timeout("cpu") == patience
     finally:
         dist.destroy_process_group()
 

@@ -74,22 +74,22 @@ def told(shares: list[MetricAccumulator], name: str) -> list[Any]:
 def test_what_the_ranks_measured_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = []
     for values in ([1.0, 2.0], [], [6.0]):
-        tally = MetricAccumulator()
+        metrics = MetricAccumulator()
         if values:
-            tally.add(each=torch.tensor(values))
-            tally.add_weighted(loss=torch.tensor(values))
-            tally.keep(column=torch.tensor(values))
-        tally.end_mini_batch(torch.tensor(1.0))
-        shares.append(tally)
+            metrics.add(each=torch.tensor(values))
+            metrics.add_weighted_sum(loss=torch.tensor(values))
+            metrics.extend(column=torch.tensor(values))
+        metrics.end_mini_batch(torch.tensor(1.0))
+        shares.append(metrics)
 
     for index in range(3):
-        tally, asked = copy.deepcopy(shares[index]), iter(["_sums", "_totals", "_columns", "_counts"])
+        metrics, asked = copy.deepcopy(shares[index]), iter(["_sums", "_totals", "_columns", "_counts"])
         with monkeypatch.context() as patch:
-            patch.setattr(DataParallelGroup, "gather", lambda ranks, own, asked=asked: told(shares, next(asked)))
-            tally.gather(DataParallelGroup(3, index))
-        assert tally.means() == {"each": 3.0}
-        assert tally.aggregated() == {"loss": 9.0}
-        column = tally.column("column")
+            patch.setattr(DataParallelGroup, "all_gather", lambda ranks, own, asked=asked: told(shares, next(asked)))
+            metrics.gather(DataParallelGroup(3, index))
+        assert metrics.means() == {"each": 3.0}
+        assert metrics.weighted_sums() == {"loss": 9.0}
+        column = metrics.column("column")
         assert column is not None
         assert column.tolist() == [1.0, 2.0, 6.0]
 
@@ -101,22 +101,22 @@ ALL = ("all weights", "exact KL", "LoRA, exact KL to itself")
 
 
 def learn(
-    start: str, experience: TrainingBatch, placement: FsdpOptions = PLAIN, names: Sequence[str] = ALL
+    start: str, experience: TrainingBatch, options: FsdpOptions = PLAIN, names: Sequence[str] = ALL
 ) -> dict[str, Any]:
     """Everything that two updates of policy and critic show on this rank."""
     shown: dict[str, Any] = {}
     for name in names:
-        policy = make_policy(_load(start, placement), CASES[name], placement)
+        policy = make_policy(_load(start, options), CASES[name], options)
         policy._optimizer = Optimizer(policy.language_model.model, OPTIMIZER)
         first = watched(policy._optimizer)
         logprobs = policy.logprobs(experience.rollouts, 0.8)
         metrics = [policy.update(experience, NOW) for _ in range(2)]
         shown[name] = (policy.ranks, logprobs, metrics, first, copies(named_weights(policy.language_model.model)))
-    critic = Critic(_load(start, placement), settings=CriticConfig(), optimizer=OPTIMIZER, placement=placement)
+    critic = Critic(_load(start, options), settings=CriticConfig(), optimizer=OPTIMIZER, options=options)
     first = watched(critic._optimizer)
     metrics = [critic.update(experience) for _ in range(2)]
     weights = copies((name, full_tensor(value.detach())) for name, value in critic.model.named_parameters())
-    shown["critic"] = (critic._ranks.processes, critic.values(experience.rollouts), metrics, first, weights)
+    shown["critic"] = (critic._ranks.world_size, critic.values(experience.rollouts), metrics, first, weights)
     return shown
 
 
@@ -169,8 +169,8 @@ def test_ranks_learn_what_one_learns(
     with process_group(CPU):
         assert dist.get_world_size() == 1
         expected = learn(str(tmp_path / "start"), experience, PLAIN, names)
-    placement = replace(PLAIN, **divided)
-    found = on_ranks(count, learn, tmp_path, str(tmp_path / "start"), experience, placement, names)
+    options = replace(PLAIN, **divided)
+    found = on_ranks(count, learn, tmp_path, str(tmp_path / "start"), experience, options, names)
     for name, (ranks, values, metrics, first, weights) in expected.items():
         assert ranks == 1
         norm = float(first["norm"])

@@ -61,18 +61,18 @@ def learn(start: str, experience: TrainingBatch, dtype: torch.dtype, divided: di
     """On this rank: values, the first gradients, metrics of two updates, the weights after them."""
     torch.backends.cuda.matmul.allow_tf32 = False
     rank = torch.distributed.get_rank()
-    placement = replace(FsdpOptions(torch.device("cuda", rank), dtype, compile=False), **divided)
+    options = replace(FsdpOptions(torch.device("cuda", rank), dtype, compile=False), **divided)
     shown: dict[str, Any] = {}
     for case in POLICIES:
         print(f"rank {rank}, {dtype}, {divided}: {case}", flush=True)
-        policy = make_policy(_load(start, placement), CASES[case], placement)
+        policy = make_policy(_load(start, options), CASES[case], options)
         first, now = watched(policy._optimizer), replace(NOW, learning_rate=SMALL_RATE)
         policy.warm_up(now)
         logprobs = policy.logprobs(experience.rollouts, 0.8)
         metrics = [policy.update(experience, now) for _ in range(2)]
         shown[case] = (logprobs, on_host(first), metrics, on_host(dict(named_weights(policy.language_model.model))))
     print(f"rank {rank}, {dtype}, {divided}: critic", flush=True)
-    critic = Critic(_load(start, placement), settings=CriticConfig(), optimizer=OPTIMIZER, placement=placement)
+    critic = Critic(_load(start, options), settings=CriticConfig(), optimizer=OPTIMIZER, options=options)
     first = watched(critic._optimizer)
     metrics = [critic.update(experience) for _ in range(2)]
     shown["critic"] = (critic.values(experience.rollouts), on_host(first), metrics, {})

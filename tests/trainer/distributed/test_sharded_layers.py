@@ -72,10 +72,10 @@ def test_a_process_group_that_is_there_is_used_and_left() -> None:
 
 def test_the_norm_and_the_bound_are_those_of_the_plain_gradients(toy_model: LanguageModel) -> None:
     norms, weights = [], []
-    for placement in (None, PLAIN):
+    for options in (None, PLAIN):
         model: Any = copy.deepcopy(toy_model.model)
-        if placement is not None:
-            shard(model, placement)
+        if options is not None:
+            shard(model, options)
         optimizer = Optimizer(model, OptimizerConfig(max_grad_norm=0.01))
         model(torch.arange(9)[None]).logits.sum().backward()
         norms.append(optimizer.step(1e-2).item())

@@ -54,9 +54,9 @@ def test_in_half_precision_the_policy_starts_at_no_distance_from_its_reference(
             "algorithm": {"kl_coefficient": 0.1, "kl_estimator": "exact"},
         }
     )
-    placement = replace(PLAIN, dtype=torch.bfloat16)
+    options = replace(PLAIN, dtype=torch.bfloat16)
     start = replace(toy_model, model=copy.deepcopy(toy_model.model))
-    policy, experience = _build_policy(config, start, placement, resumed=resumed), made_up(toy_model)
+    policy, experience = _build_policy(config, start, options, resumed=resumed), made_up(toy_model)
     samples = experience.rollouts
     assert torch.equal(policy.logprobs(samples, 0.8), policy.reference_logprobs(samples, 0.8))
     assert policy.update(experience, NOW)["actor/kl_loss"] == 0.0
@@ -98,8 +98,8 @@ def test_gradients_of_micro_batches_in_half_precision_are_added_in_float32(toy_m
 
 
 def test_the_values_head_computes_in_float32_whatever_the_body_does(toy_model: LanguageModel) -> None:
-    placement = replace(PLAIN, dtype=torch.bfloat16)
-    critic = Critic(toy_model, settings=CriticConfig(learning_rate=1e-2), optimizer=OPTIMIZER, placement=placement)
+    options = replace(PLAIN, dtype=torch.bfloat16)
+    critic = Critic(toy_model, settings=CriticConfig(learning_rate=1e-2), optimizer=OPTIMIZER, options=options)
     seen = []
     critic.model.head.register_forward_hook(lambda module, args, out: seen.append((module.weight.dtype, out.dtype)))
     critic.update(made_up(toy_model))

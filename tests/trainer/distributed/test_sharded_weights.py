@@ -22,8 +22,8 @@ from tinyzero_trainer.rollout.weight_sync import named_weights
 def test_a_checkpoint_is_that_of_the_plain_model(
     saving: str, lora: bool, toy_model: LanguageModel, tmp_path: Path
 ) -> None:
-    for name, placement in (("plain", None), ("sharded", SAVING[saving])):
-        policy = make_policy(toy_model, Case(lora=lora), placement)
+    for name, options in (("plain", None), ("sharded", SAVING[saving])):
+        policy = make_policy(toy_model, Case(lora=lora), options)
         policy.update(made_up(toy_model), NOW)
         save_model(tmp_path / name, policy.language_model)
         policy.save(tmp_path / name)
@@ -49,8 +49,8 @@ def test_moments_saved_sharded_or_plain_are_loaded_sharded_or_plain(
     first.update(experience, NOW)
     first.save(tmp_path)
     save_model(tmp_path / "model", first.language_model)
-    for placement in (None, SAVING[saving]):
-        second = make_policy(load_model(str(tmp_path / "model"), CPU), Case(), placement)
+    for options in (None, SAVING[saving]):
+        second = make_policy(load_model(str(tmp_path / "model"), CPU), Case(), options)
         second.load(tmp_path)
         ends.append((second.update(experience, NOW), dict(named_weights(second.language_model.model))))
     ends.append((first.update(experience, NOW), dict(named_weights(first.language_model.model))))
@@ -85,8 +85,8 @@ def test_an_engine_generates_with_the_weights_of_a_sharded_model(
     lora: bool, decoder: type[FusedDecoder] | type[TransformersDecoder], saving: str, toy_model: LanguageModel
 ) -> None:
     shown = []
-    for placement in (None, SAVING[saving]):
-        policy = make_policy(toy_model, Case(lora=lora), placement)
+    for options in (None, SAVING[saving]):
+        policy = make_policy(toy_model, Case(lora=lora), options)
         engine = decoder(policy.language_model.model)
         before = generated(engine)
         policy.update(made_up(toy_model), NOW)

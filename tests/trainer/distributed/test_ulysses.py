@@ -27,7 +27,7 @@ from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import completion_lengths, micro_batches
 from tinyzero_trainer.training.packing_checks import computes_the_same_in_slices
 from tinyzero_trainer.training.varlen_attention import use_kernel
-from tinyzero_trainer.utils import jagged as ragged
+from tinyzero_trainer.utils import jagged
 
 
 @settings(max_examples=50)
@@ -43,7 +43,10 @@ def test_the_slices_of_a_line_are_the_line(shapes: list[tuple[int, int]], count:
     slices = [
         list(
             micro_batches(
-                made, token_budget=budget, **laid, ranks=DataParallelGroup(line=SequenceParallelGroup(count, index))
+                made,
+                token_budget=budget,
+                **laid,
+                ranks=DataParallelGroup(sequence_group=SequenceParallelGroup(count, index)),
             )
         )
         for index in range(count)
@@ -60,7 +63,7 @@ def test_the_slices_of_a_line_are_the_line(shapes: list[tuple[int, int]], count:
         assert predicts == whole.predicts.tolist()
         assert torch.cat([part.targets for part in parts]).equal(whole.targets)
         for part in parts:
-            assert part.rows == whole.rows
+            assert part.indices == whole.indices
             assert part.lengths.equal(whole.lengths)
             assert part.counts == tuple(len(each.predicts) for each in parts)
             bounds = whole.boundaries.tolist() + ([size * count] if lacking else [])
@@ -84,7 +87,7 @@ def measured(
         statistics = PolicyModel(model)(batch, **given)
         divergence = torch.zeros_like(statistics.entropy) if statistics.divergence is None else statistics.divergence
         columns = torch.stack([statistics.logprobs, statistics.entropy, divergence], dim=1)
-        places = ragged.token_indices(lengths, batch.rows)
+        places = jagged.token_indices(lengths, batch.indices)
         found[places] = columns.detach()
         for sum_, gradient in zip(
             total, torch.autograd.grad((weights[places] * columns).sum(), parameters), strict=True
@@ -126,7 +129,7 @@ def test_ranks_that_share_a_line_compute_what_one_does(case: str, count: int, mo
     expected, gradients = measured(models[0], ALONE, "padded", references[0], estimator or "k3")
 
     def work(line: SequenceParallelGroup) -> tuple[Tensor, list[Tensor]]:
-        return measured(models[1], DataParallelGroup(line=line), "packed", references[1], estimator or "k3")
+        return measured(models[1], DataParallelGroup(sequence_group=line), "packed", references[1], estimator or "k3")
 
     found = in_slices(count, work, monkeypatch)
     norm = float(torch.nn.utils.get_total_norm(gradients))
@@ -145,7 +148,7 @@ def test_each_query_meets_its_own_key(heads: int, count: int, monkeypatch: pytes
     asked = torch.arange(queries).repeat_interleave(tokens).reshape(queries, tokens, 1)
 
     def work(line: SequenceParallelGroup) -> tuple[Tensor, Tensor, Tensor]:
-        own = slice(3 * line.index, 3 * line.index + 3)
+        own = slice(3 * line.rank, 3 * line.rank + 3)
         query, key = (ulysses.to_heads(states[:, own], line) for states in (asked, keys))
         return query, key, ulysses.to_tokens(query, line)
 
@@ -173,7 +176,7 @@ def test_heads_that_cannot_be_divided_are_refused(toy_model_path: Path) -> None:
 def test_a_model_that_attends_in_its_own_way_is_refused(toy_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinyzero_trainer.training.varlen_attention._is_plain", lambda model: False)
     _load(str(toy_model_path), PLAIN)
-    with pytest.raises(ModelError, match="attends in a way of its own"):
+    with pytest.raises(ModelError, match="has its own attention"):
         _load(str(toy_model_path), replace(PLAIN, sequence_parallel=2))
 
 

@@ -21,7 +21,7 @@ from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.loading import from_parts, save_model
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
-from tinyzero_trainer.training.build import build_learners
+from tinyzero_trainer.training.build import build_trained_models
 
 pytestmark = pytest.mark.gpu
 
@@ -46,8 +46,8 @@ def peaks(start: str, words: tuple[str, ...], kind: str = "cuda") -> dict[str, i
     """On this rank: bytes allocated at the peak of loading, and of a whole micro-batch's passes."""
     rank, config, found = torch.distributed.get_rank(), settled(start, words), dict[str, int]()
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
-    placement = FsdpOptions.of(config, device)
-    learners = build_learners(config, placement, checkpoint=None)
+    options = FsdpOptions.of(config, device)
+    learners = build_trained_models(config, options, checkpoint=None)
     found["loading"] = peak(device)
     learners.policy.warm_up(
         settings_at(config, 1), workload_of(config, 1).micro_batch * config.parallel.sequence_parallel

@@ -15,7 +15,7 @@ from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training.critic import Critic, ValueModel
 from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.types import Rollout
-from tinyzero_trainer.utils import jagged as ragged
+from tinyzero_trainer.utils import jagged
 
 
 def make_critic(language_model: LanguageModel, **optimizer: int) -> Critic:
@@ -27,7 +27,7 @@ def as_experience(critic: Critic, samples: list[Rollout], returns: list[float]) 
     """One return a completion, the same at all of its tokens."""
     lengths, values = completion_lengths(samples), critic.values(samples)
     nothing = torch.zeros(len(values))
-    columns = {"values": values, "returns": ragged.repeat_to_tokens(torch.tensor(returns), lengths)}
+    columns = {"values": values, "returns": jagged.repeat_to_tokens(torch.tensor(returns), lengths)}
     return TrainingBatch.of(samples, 4, old_logprobs=nothing, advantages=nothing, **columns)
 
 

@@ -23,7 +23,7 @@ from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import MicroBatch, completion_lengths
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.types import Rollout
-from tinyzero_trainer.utils import jagged as ragged
+from tinyzero_trainer.utils import jagged
 
 NOW = StepSettings(learning_rate=1e-3, temperature=0.8, kl_coefficient=0.3)
 WHOLE = 10**6
@@ -167,4 +167,4 @@ def test_old_logprobs_and_values_are_those_of_the_whole(layout: str, toy_model: 
         taker = Policy(toy_model, algorithm=AlgorithmConfig(), optimizer=split.optimizer, max_tokens=32, reference=None)
         found.append(taker.logprobs(samples, temperature=0.8))
     torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
-    assert ragged.sums(found[0], completion_lengths(samples)).max() < 0
+    assert jagged.sums(found[0], completion_lengths(samples)).max() < 0

@@ -30,7 +30,7 @@ def one_batch(toy: LanguageModel) -> forward.MicroBatch:
 def test_logprobs_equal_those_of_each_sequence_alone(toy_model: LanguageModel) -> None:
     samples, batch = ragged_samples(toy_model), one_batch(toy_model)
     statistics = PolicyModel(toy_model.model.eval())(batch, temperature=1.0)
-    alone = torch.tensor([value for row in batch.rows for value in samples[row].generation.logprobs])
+    alone = torch.tensor([value for row in batch.indices for value in samples[row].generation.logprobs])
     torch.testing.assert_close(statistics.logprobs, alone, atol=1e-5, rtol=1e-5)
     assert statistics.divergence is None
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.algorithms.batch import mini_batch_rows
+from tinyzero_trainer.algorithms.batch import mini_batch_indices
 from tinyzero_trainer.training.micro_batches import Layout, fill_budget, micro_batches
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
@@ -24,7 +24,7 @@ def make_sample(prompt: int, completion: int, *, masked: bool = False) -> Rollou
 @given(st.integers(1, 40), st.integers(1, 5), st.data())
 def test_mini_batches_cover_every_row_once_in_whole_groups(prompts: int, samples: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, prompts))
-    ranges = mini_batch_rows(prompts, samples, count)
+    ranges = mini_batch_indices(prompts, samples, count)
     assert [row for rows in ranges for row in rows] == list(range(prompts * samples))
     assert len(ranges) == count
     sizes = [len(rows) // samples for rows in ranges]
@@ -42,16 +42,16 @@ def test_micro_batches_hold_every_token_once_within_the_budget(
 ) -> None:
     samples = [make_sample(prompt, completion) for prompt, completion in shapes]
     batches = list(micro_batches(samples, token_budget=budget, pad_id=0, device=CPU, layout=layout))
-    assert sorted(row for batch in batches for row in batch.rows) == list(range(len(samples)))
+    assert sorted(row for batch in batches for row in batch.indices) == list(range(len(samples)))
     for batch in batches:
-        targets = [token for row in batch.rows for token in samples[row].generation.token_ids]
+        targets = [token for row in batch.indices for token in samples[row].generation.token_ids]
         assert batch.targets.tolist() == targets
-        assert batch.lengths.tolist() == [len(samples[row].generation.token_ids) for row in batch.rows]
-    assert all(batch.tokens.numel() <= budget or len(batch.rows) == 1 for batch in batches)
+        assert batch.lengths.tolist() == [len(samples[row].generation.token_ids) for row in batch.indices]
+    assert all(batch.tokens.numel() <= budget or len(batch.indices) == 1 for batch in batches)
     if layout == "packed":
         assert sum(batch.tokens.numel() for batch in batches) == sum(map(sum, shapes))  # nothing is filled up
         for batch, following in pairwise(batches):  # none was closed too early
-            assert batch.tokens.numel() + sum(shapes[following.rows[0]]) > budget
+            assert batch.tokens.numel() + sum(shapes[following.indices[0]]) > budget
 
 
 @given(st.integers(2, 5000), st.integers(1, 2000), st.integers(2, 3000))
@@ -74,7 +74,7 @@ def test_each_position_that_counts_predicts_its_target(layout: Layout) -> None:
 def test_packed_positions_begin_anew_with_each_sequence() -> None:
     samples = [make_sample(1, 1), make_sample(2, 2), make_sample(1, 2)]
     (batch,) = micro_batches(samples, token_budget=1000, pad_id=0, device=CPU, layout="packed")
-    assert batch.rows == [1, 2, 0]
+    assert batch.indices == [1, 2, 0]
     assert batch.positions is not None
     assert batch.positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 1]]
     assert batch.tokens.tolist() == [[100, 101, 200, 201, 100, 200, 201, 100, 200]]

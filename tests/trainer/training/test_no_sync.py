@@ -60,11 +60,11 @@ def test_no_micro_batch_of_the_policy_makes_the_host_wait(
         max_tokens=40,
         reference=PolicyModel(toy_model.model) if kl else None,
     )
-    experience, tally = made_up(toy_model), MetricAccumulator()
+    experience, metrics = made_up(toy_model), MetricAccumulator()
     for batch in policy._micro_batches(experience.rollouts):
-        part, weight = experience.select(batch.rows), torch.ones(len(batch.targets))
+        part, weight = experience.select(batch.indices), torch.ones(len(batch.targets))
         with Waits() as waits:
-            policy._token_losses(batch, part, weight, NOW, tally).sum().backward()
+            policy._token_losses(batch, part, weight, NOW, metrics).sum().backward()
         assert waits.lines == []
 
 

@@ -16,7 +16,7 @@ from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.training.optimizer import UpdateError
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.types import Rollout
-from tinyzero_trainer.utils import jagged as ragged
+from tinyzero_trainer.utils import jagged
 
 SGD_LIKE = {"max_grad_norm": 1e9}
 NOW = StepSettings(learning_rate=1e-3, temperature=1.0, kl_coefficient=0.1)
@@ -37,7 +37,7 @@ def as_experience(samples: list[Rollout], advantages: list[float]) -> TrainingBa
     """One advantage a completion; the old policy is what the samples were drawn from."""
     lengths = completion_lengths(samples)
     old = torch.tensor([value for sample in samples for value in sample.generation.logprobs])
-    spread = ragged.repeat_to_tokens(torch.tensor(advantages), lengths)
+    spread = jagged.repeat_to_tokens(torch.tensor(advantages), lengths)
     return TrainingBatch.of(samples, 4, old_logprobs=old, advantages=spread, engine_logprobs=old)
 
 
@@ -94,7 +94,7 @@ def test_a_weight_scales_a_tokens_loss_and_zero_leaves_it_out(toy_model: Languag
     samples, advantages = ragged_samples(toy_model), [1.0, -1.0, 0.5, -0.5] * 3
     weights = torch.rand(12, generator=torch.Generator().manual_seed(4)).mul(2).tolist()
     weights[5] = 0.0
-    importance = ragged.repeat_to_tokens(torch.tensor(weights), completion_lengths(samples))
+    importance = jagged.repeat_to_tokens(torch.tensor(weights), completion_lengths(samples))
     weighted = gradient_after(toy_model, samples, advantages, is_weights=importance)
     same = gradient_after(toy_model, samples, [a * b for a, b in zip(advantages, weights, strict=True)])
     assert (weighted - same).norm() < 1e-5 * same.norm()
@@ -217,7 +217,7 @@ def test_the_ratio_reported_is_the_one_of_the_loss(toy_model: LanguageModel) -> 
     experience = as_experience(samples, [1.0] * 12)
     assert experience.old_logprobs is not None
     shifts = torch.zeros(len(experience.old_logprobs))
-    shifts[ragged.last_tokens(lengths)] = 1.0
+    shifts[jagged.last_tokens(lengths)] = 1.0
     policy = Policy(
         toy_model,
         algorithm=AlgorithmConfig(policy_loss="gspo"),

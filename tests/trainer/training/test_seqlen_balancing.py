@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.trainer.training.test_micro_batches import CPU, make_sample
 from tinyzero_trainer.distributed.groups import DataParallelGroup
 from tinyzero_trainer.training.micro_batches import Layout, micro_batches
-from tinyzero_trainer.training.seqlen_balancing import balance, share_metrics
+from tinyzero_trainer.training.seqlen_balancing import balance, seqlen_metrics
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=60)
 
@@ -23,7 +23,7 @@ def test_each_sequence_has_one_rank_and_none_has_much_more_to_do_than_another(le
 
 @given(LENGTHS, st.integers(1, 9))
 def test_the_metrics_add_up(lengths: list[int], ranks: int) -> None:
-    found = {name.removeprefix("global_seqlen/"): value for name, value in share_metrics(lengths, ranks).items()}
+    found = {name.removeprefix("global_seqlen/"): value for name, value in seqlen_metrics(lengths, ranks).items()}
     assert found["mean"] * ranks == sum(lengths) or abs(found["mean"] * ranks - sum(lengths)) < 1e-6
     assert found["balanced_min"] <= found["mean"] + 1e-9
     assert found["balanced_max"] >= found["mean"] - 1e-9
@@ -51,8 +51,8 @@ def test_each_rank_goes_through_the_model_as_often_and_together_they_take_every_
         for rank in range(count)
     ]
     assert len({len(batches) for batches in given_to}) == 1
-    assert any(not batches[-1].filler for batches in given_to)  # none more than is needed
-    counted = [row for batches in given_to for batch in batches if not batch.filler for row in batch.rows]
+    assert any(not batches[-1].is_padding for batches in given_to)  # none more than is needed
+    counted = [row for batches in given_to for batch in batches if not batch.is_padding for row in batch.indices]
     assert sorted(counted) == list(range(len(samples)))
-    for batch in (batch for batches in given_to for batch in batches if batch.filler):
+    for batch in (batch for batches in given_to for batch in batches if batch.is_padding):
         assert batch.tokens.numel() == min(map(sum, shapes))

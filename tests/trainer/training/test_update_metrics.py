@@ -12,12 +12,12 @@ PARTS = st.lists(st.lists(st.floats(-10, 10), min_size=1), min_size=1)
 
 @given(PARTS)
 def test_means_and_columns_are_those_of_all_tokens(parts: list[list[float]]) -> None:
-    tally, everything = MetricAccumulator(), [value for part in parts for value in part]
+    metrics, everything = MetricAccumulator(), [value for part in parts for value in part]
     for part in parts:
-        tally.add(each=torch.tensor(part))
-        tally.keep(each=torch.tensor(part, requires_grad=True))
-    assert tally.means() == {"each": pytest.approx(sum(everything) / len(everything), abs=1e-4)}
-    column = tally.column("each")
+        metrics.add(each=torch.tensor(part))
+        metrics.extend(each=torch.tensor(part, requires_grad=True))
+    assert metrics.means() == {"each": pytest.approx(sum(everything) / len(everything), abs=1e-4)}
+    column = metrics.column("each")
     assert column is not None
     assert torch.equal(column, torch.tensor(everything))
     assert not column.requires_grad
@@ -31,29 +31,29 @@ def test_means_and_columns_are_those_of_all_tokens(parts: list[list[float]]) -> 
 def test_what_is_weighted_is_summed_over_a_mini_batch_and_averaged_over_mini_batches(
     mini_batches: list[list[list[float]]],
 ) -> None:
-    tally = MetricAccumulator()
+    metrics = MetricAccumulator()
     for parts in mini_batches:
         for part in parts:
-            tally.add_weighted(loss=torch.tensor(part, requires_grad=True))
-        tally.end_mini_batch(torch.tensor(1.0))
+            metrics.add_weighted_sum(loss=torch.tensor(part, requires_grad=True))
+        metrics.end_mini_batch(torch.tensor(1.0))
     expected = sum(sum(map(sum, parts)) for parts in mini_batches) / len(mini_batches)
-    assert tally.aggregated() == {"loss": pytest.approx(expected, abs=1e-3)}
+    assert metrics.weighted_sums() == {"loss": pytest.approx(expected, abs=1e-3)}
 
 
 def test_what_was_never_added_is_left_out() -> None:
     assert MetricAccumulator().means() == {}
-    assert MetricAccumulator().aggregated() == {}
+    assert MetricAccumulator().weighted_sums() == {}
     assert MetricAccumulator().column("each") is None
     assert MetricAccumulator().updates() == {"skipped_updates": 0.0}
 
 
 def test_the_norm_is_that_of_the_updates_that_were_made() -> None:
-    tally = MetricAccumulator()
-    assert not tally.began
+    metrics = MetricAccumulator()
+    assert not metrics.weights_changed
     for norm in (3.0, float("nan"), 5.0, float("inf")):
-        tally.end_mini_batch(torch.tensor(norm))
-    assert tally.began
-    assert tally.updates() == {"grad_norm": 4.0, "skipped_updates": 2.0}
-    tally = MetricAccumulator()
-    tally.end_mini_batch(torch.tensor(float("nan")))
-    assert tally.updates() == {"skipped_updates": 1.0}
+        metrics.end_mini_batch(torch.tensor(norm))
+    assert metrics.weights_changed
+    assert metrics.updates() == {"grad_norm": 4.0, "skipped_updates": 2.0}
+    metrics = MetricAccumulator()
+    metrics.end_mini_batch(torch.tensor(float("nan")))
+    assert metrics.updates() == {"skipped_updates": 1.0}

@@ -11,7 +11,7 @@ from tests.trainer.conftest import random_model
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.training import varlen_attention as attention
 from tinyzero_trainer.training.logprobs import PolicyModel, completion_states
-from tinyzero_trainer.training.micro_batches import completion_lengths, in_row_order, micro_batches
+from tinyzero_trainer.training.micro_batches import completion_lengths, in_batch_order, micro_batches
 from tinyzero_trainer.training.packing_checks import choose_layout, keeps_packed_apart
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
@@ -139,4 +139,4 @@ def by_completion(model, made, layout) -> torch.Tensor:
     device = next(model.parameters()).device
     batches = micro_batches(made, token_budget=60, pad_id=0, device=device, layout=layout)
     with torch.no_grad():
-        return in_row_order(batches, lambda batch: completion_states(model, batch).float(), completion_lengths(made))
+        return in_batch_order(batches, lambda batch: completion_states(model, batch).float(), completion_lengths(made))

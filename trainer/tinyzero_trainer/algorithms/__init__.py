@@ -1,1 +1,1 @@
-"""Formulas of RL as pure functions: advantages, losses, KL, schedules. No model is run in here."""
+"""Advantages, policy losses, KL estimators, importance weights and schedules: pure functions. No model is run here."""

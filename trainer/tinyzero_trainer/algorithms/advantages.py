@@ -1,7 +1,7 @@
 """From the rewards of a batch to an advantage for each completion token. Pure functions; the loss is elsewhere.
 
 An estimator takes a `TrainingBatch` and returns [tokens]. A new one is a function, a line in `ESTIMATORS` and its name
-in `config.Advantage`; which settings it makes use of, config/unused.py says.
+in `config.Advantage`; config/unused.py lists the settings that it uses.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,10 +17,9 @@ WHITENING_EPSILON = 1e-8
 
 
 def grpo(batch: TrainingBatch) -> Tensor:
-    """How much better a completion did than its group, in standard deviations (arXiv 2402.03300, §4.1.2).
+    """(r − mean of the group) / (std + 1e-6), with the unbiased std (arXiv 2402.03300, §4.1.2).
 
-    (r − mean) / (std + 1e-6), with the unbiased std; a group of one keeps its reward; 0 throughout a group whose
-    rewards are all equal.
+    A group of one keeps its reward; a group of equal rewards has 0.
 
     Example:
         >>> grpo(TrainingBatch(torch.tensor([1.0, 0.0]), torch.tensor([2, 1]), group_size=2))
@@ -45,17 +44,17 @@ def rloo(batch: TrainingBatch) -> Tensor:
 
 
 def reinforce_pp(batch: TrainingBatch) -> Tensor:
-    """REINFORCE++: the discounted return from each token on, whitened over the batch (arXiv 2501.03262, §3)."""
+    """REINFORCE++: discounted return at each token, whitened over the batch (arXiv 2501.03262, §3)."""
     return whiten(_discounted_returns(batch), batch.token_mask())
 
 
 def reinforce_pp_baseline(batch: TrainingBatch) -> Tensor:
-    """REINFORCE++ with the group's mean as baseline: r − mean, then whitened over the batch's tokens."""
+    """REINFORCE++ with the group's mean as baseline: r − mean, whitened over the batch's tokens."""
     return whiten(dr_grpo(batch), batch.token_mask())
 
 
 def remax(batch: TrainingBatch) -> Tensor:
-    """The return from each token on, minus what the likeliest completion earned (arXiv 2310.10505, eq. 5)."""
+    """Return at each token, minus the reward of the greedy completion (arXiv 2310.10505, eq. 5)."""
     assert batch.greedy_rewards is not None, "remax needs the greedy completions' rewards"
     baseline = batch.greedy_rewards.repeat_interleave(batch.group_size)
     return _discounted_returns(batch) - jagged.repeat_to_tokens(baseline, batch.lengths)
@@ -64,15 +63,15 @@ def remax(batch: TrainingBatch) -> Tensor:
 def gae(batch: TrainingBatch) -> Tensor:
     """Generalised advantage estimation (arXiv 1506.02438, eq. 16), not yet whitened.
 
-    δ_t = r_t + γ·V_{t+1} − V_t and A_t = δ_t + γλ·A_{t+1}; there is no value after the last token. The critic's
-    target is A_t + V_t.
+    δ_t = r_t + γ·V_{t+1} − V_t and A_t = δ_t + γλ·A_{t+1}; the value after the last token is 0. The critic's target
+    is A_t + V_t.
     """
     assert batch.values is not None, "GAE needs a critic's values"
     rewards = jagged.to_matrix(batch.token_rewards(), batch.lengths)
     values = jagged.to_matrix(batch.values, batch.lengths)
     next_values = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=1)
     deltas = rewards + batch.gamma * next_values - values
-    return jagged.from_matrix(_sum_back(deltas, batch.gamma * batch.gae_lambda), batch.lengths)
+    return jagged.from_matrix(_discounted_sums(deltas, batch.gamma * batch.gae_lambda), batch.lengths)
 
 
 AdvantageFunction = Callable[[TrainingBatch], Tensor]
@@ -89,11 +88,11 @@ ESTIMATORS: Mapping[str, AdvantageFunction] = {
 
 
 def whiten(values: Tensor, counted: Tensor | None = None) -> Tensor:
-    """[tokens] shifted and scaled to mean 0 and (unbiased) variance 1; a lone token only shifted.
+    """[tokens] shifted and scaled to mean 0 and unbiased variance 1; a single token is only shifted.
 
     Args:
         values: [tokens]
-        counted: [tokens] bool: what the mean and the variance are of; the rest becomes 0. None = all.
+        counted: [tokens] bool, the tokens for mean and variance; others become 0. None = all.
     """
     if counted is not None:
         return torch.zeros_like(values).masked_scatter(counted, whiten(values[counted]))
@@ -109,13 +108,13 @@ def _centred(groups: Tensor) -> Tensor:
 
 def _discounted_returns(batch: TrainingBatch) -> Tensor:
     rewards = jagged.to_matrix(batch.token_rewards(), batch.lengths)
-    return jagged.from_matrix(_sum_back(rewards, batch.gamma), batch.lengths)
+    return jagged.from_matrix(_discounted_sums(rewards, batch.gamma), batch.lengths)
 
 
-def _sum_back(values: Tensor, factor: float) -> Tensor:
+def _discounted_sums(values: Tensor, factor: float) -> Tensor:
     """S_t = v_t + factor·S_{t+1} along the last dimension."""
     sums, running = torch.empty_like(values), torch.zeros_like(values[:, 0])
-    for place in reversed(range(values.shape[1])):
-        running = values[:, place] + factor * running
-        sums[:, place] = running
+    for position in reversed(range(values.shape[1])):
+        running = values[:, position] + factor * running
+        sums[:, position] = running
     return sums

@@ -1,6 +1,6 @@
-"""A batch of scored completions, filled in from the rewards to the advantages; the update takes it.
+"""A batch of scored completions: starts with rewards, gets advantages, and is trained on.
 
-Advantage estimators and losses are elsewhere; so are the tensors that the model takes (training/micro_batches.py).
+The tensors that a model takes are in training/micro_batches.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,20 +16,12 @@ from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged
 
-PER_TOKEN = (
-    "old_logprobs",
-    "engine_logprobs",
-    "is_weights",
-    "kl_penalties",
-    "values",
-    "advantages",
-    "returns",
-)
+PER_TOKEN = ("old_logprobs", "engine_logprobs", "is_weights", "kl_penalties", "values", "advantages", "returns")
 
 
 @dataclass(slots=True)
 class TrainingBatch:
-    """Completions and their tokens, one completion after another; groups whole, in order and all of one size."""
+    """Completions and their tokens, one completion after another; whole groups of one size."""
 
     rewards: Tensor
     """[completions] finite scores."""
@@ -41,22 +33,22 @@ class TrainingBatch:
     """Completions of a prompt."""
 
     rollouts: Sequence[Rollout] = ()
-    """[completions]; what the models read, and no estimator."""
+    """[completions]; for the models, not for estimators."""
 
     mask: Tensor | None = None
-    """[completions] bool: counts in the loss; the others' rewards still count in their group's mean. None = all."""
+    """[completions] bool: counts in the loss; every reward counts in its group's mean. None = all."""
 
     old_logprobs: Tensor | None = None
-    """[tokens] log π before the update; None = the update's only pass computes them."""
+    """[tokens] log π before the update; None = computed in the update's only pass."""
 
     engine_logprobs: Tensor | None = None
-    """[tokens] as the engine reports them; None = not requested."""
+    """[tokens] from the engine; None = not requested."""
 
     is_weights: Tensor | None = None
-    """[tokens] importance-sampling weight of each token's loss, corrects for the engine; None = 1."""
+    """[tokens] importance-sampling weight of each token's loss; None = 1."""
 
     kl_penalties: Tensor | None = None
-    """[tokens] subtracted from each token's reward, β·KL; None = 0."""
+    """[tokens] β·KL, subtracted from each token's reward; None = 0."""
 
     values: Tensor | None = None
     """[tokens] V(s_t), the critic's estimate before the token was sampled."""
@@ -71,19 +63,19 @@ class TrainingBatch:
     """[tokens] the critic's target: advantage plus value."""
 
     gamma: float = 1.0
-    """γ, discount of a reward one token later."""
+    """γ, discount per token."""
 
     gae_lambda: float = 1.0
     """λ of GAE."""
 
     @classmethod
     def of(cls, rollouts: Sequence[Rollout], group_size: int = 1, **columns: Any) -> Self:
-        """A batch of these rollouts, with their rewards, lengths, mask and the engine's log-probabilities.
+        """A batch with the rollouts' rewards, lengths, mask and engine log-probabilities.
 
         Args:
             rollouts: whole groups, one after another.
             group_size: completions of a prompt.
-            columns: further fields, or others in place of those.
+            columns: other fields; they take precedence.
         """
         engine = [column for rollout in rollouts if (column := rollout.generation.logprobs) is not None]
         fields = {
@@ -98,56 +90,56 @@ class TrainingBatch:
         return cls(group_size=group_size, rollouts=rollouts, **{**fields, **columns})
 
     def token_mask(self) -> Tensor | None:
-        """[tokens] bool: belongs to a completion that counts in the loss; None = all."""
+        """[tokens] bool: counts in the loss; None = all."""
         return None if self.mask is None else jagged.repeat_to_tokens(self.mask, self.lengths)
 
     def group_rewards(self) -> Tensor:
-        """[groups, group_size] reward of each completion, less its KL penalties."""
+        """[groups, group_size] reward of each completion minus its KL penalties."""
         rewards = self.rewards
         if self.kl_penalties is not None:
             rewards = rewards - jagged.sums(self.kl_penalties, self.lengths)
         return rewards.view(-1, self.group_size)
 
     def token_rewards(self) -> Tensor:
-        """[tokens] minus the KL penalty of each token, plus the score at a completion's last one."""
+        """[tokens] the negative KL penalty, plus the score at a completion's last token."""
         at_end = torch.zeros(int(self.lengths.sum()), dtype=self.rewards.dtype, device=self.rewards.device)
         at_end[jagged.last_tokens(self.lengths)] = self.rewards
         return at_end if self.kl_penalties is None else at_end - self.kl_penalties
 
-    def select(self, rows: Sequence[int]) -> Self:
+    def select(self, indices: Sequence[int]) -> Self:
         """The completions at these indices, in this order; groups may be incomplete."""
-        indices, chosen = jagged.token_indices(self.lengths, rows), torch.tensor(rows)
+        tokens, completions = jagged.token_indices(self.lengths, indices), torch.tensor(indices)
         columns: Any = {
-            name: torch.from_numpy(column.numpy()[indices])
+            name: torch.from_numpy(column.numpy()[tokens])
             for name in PER_TOKEN
             if (column := getattr(self, name)) is not None
         }
         return replace(
             self,
-            rollouts=[self.rollouts[row] for row in rows],
-            rewards=self.rewards[chosen],
-            lengths=self.lengths[chosen],
-            mask=None if self.mask is None else self.mask[chosen],
+            rollouts=[self.rollouts[index] for index in indices],
+            rewards=self.rewards[completions],
+            lengths=self.lengths[completions],
+            mask=None if self.mask is None else self.mask[completions],
             **columns,
         )
 
     def mini_batches(self, settings: OptimizerConfig) -> Iterator[Self]:
-        """`update_epochs` passes over what counts in the loss, each in `num_mini_batches` parts; none is empty."""
+        """`update_epochs` passes over what counts in the loss, each in `num_mini_batches` non-empty mini-batches."""
         count = len(self.rollouts)
         assert count % self.group_size == 0, "a group was cut in two"
         for _ in range(settings.update_epochs):
-            for rows in mini_batch_rows(count // self.group_size, self.group_size, settings.num_mini_batches):
-                counted = [row for row in rows if not self.rollouts[row].score.masked]
+            for indices in mini_batch_indices(count // self.group_size, self.group_size, settings.num_mini_batches):
+                counted = [index for index in indices if not self.rollouts[index].score.masked]
                 if counted:
                     yield self.select(counted)
 
 
-def mini_batch_rows(prompts: int, samples: int, mini_batches: int) -> list[range]:
-    """Indices of each mini-batch's completions: whole groups, as even as can be, in order.
+def mini_batch_indices(prompts: int, group_size: int, mini_batches: int) -> list[range]:
+    """Indices of each mini-batch's completions: whole groups in order, divided evenly.
 
     Example:
-        >>> mini_batch_rows(prompts=3, samples=2, mini_batches=2)
+        >>> mini_batch_indices(prompts=3, group_size=2, mini_batches=2)
         [range(0, 4), range(4, 6)]
     """
-    bounds = [-(-index * prompts // mini_batches) * samples for index in range(mini_batches + 1)]
+    bounds = [-(-index * prompts // mini_batches) * group_size for index in range(mini_batches + 1)]
     return [range(start, end) for start, end in pairwise(bounds)]

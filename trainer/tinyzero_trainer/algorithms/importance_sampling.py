@@ -1,17 +1,17 @@
-"""What the engine says it sampled from, against what the policy says: old log-probabilities, weights, metrics.
+"""Correction for the mismatch between engine and policy: old log-probabilities, weights, metrics.
 
-An engine with kernels or a precision of its own samples from π_engine, not quite from the policy π. Pure functions;
-the forward passes they need are the policy's business. Where the old log-probabilities of the loss come from
-(`TrainConfig.old_logprobs_source`):
+An engine with other kernels or another precision samples from π_engine, not exactly from the policy π. Where the old
+log-probabilities of the loss come from (`TrainConfig.old_logprobs_source`):
 
 - `rollout.return_logprobs=always`, no correction: from the engine. No pass is needed, and the ratio π/π_old covers the
   mismatch too.
-- `never` and `sample`: they are the policy's own, from a pass before the update, or, where one update takes the whole
-  batch, from that update's own pass. In sampled steps the engine's are for the metrics alone, so what is learnt does
-  not depend on which steps are sampled.
-- A correction (`rollout_correction.is_level`, `rollout_correction.rejection_bounds`; needs `always`): the policy's
-own, from a pass before the update,
-  and the loss of each token is weighted with π_old/π_engine.
+- `never` and `sample`: from the policy, in a pass before the update, or, if one update takes the whole batch, in that
+  update's own pass. In sampled steps the engine's are only for metrics, so training does not depend on which steps are
+  sampled.
+- A correction (`rollout_correction.is_level`, `rollout_correction.rejection_bounds`; needs `always`): from the policy,
+  in a pass before the update, and the loss of each token is weighted with π_old/π_engine.
+
+Pure functions; the forward passes are in training.
 """
 
 import torch
@@ -22,15 +22,14 @@ from tinyzero_trainer.config import RolloutCorrectionConfig, TrainConfig
 from tinyzero_trainer.utils import jagged
 
 SAMPLE_EVERY = 10
-"""With `rollout.return_logprobs=sample` the engine is asked in the first step of so many."""
-
+"""With `rollout.return_logprobs=sample`, the engine returns them in the first of this many steps."""
 
 ENGINE_DIVERGENCE = "rollout_corr/k3_kl"
-"""The metric that estimates KL(π_engine ‖ π) with the least noise, and is never below 0."""
+"""The metric that estimates KL(π_engine ‖ π) with the least noise; never negative."""
 
 
-def asks_engine(config: TrainConfig, step: int) -> bool:
-    """Whether the engine shall return log-probabilities in a step, counted from 1."""
+def engine_returns_logprobs(config: TrainConfig, step: int) -> bool:
+    """Whether the engine returns log-probabilities in a step (1-based)."""
     mode = config.rollout.return_logprobs
     return mode == "always" or (mode == "sample" and step % SAMPLE_EVERY == 1)
 
@@ -38,20 +37,20 @@ def asks_engine(config: TrainConfig, step: int) -> bool:
 def importance_weights(
     old_logprobs: Tensor, engine: Tensor, lengths: Tensor, settings: RolloutCorrectionConfig
 ) -> tuple[Tensor, dict[str, float]]:
-    """Truncated weights min(π_old/π_engine, cap), and 0 where the ratio lies outside the mask.
+    """Truncated weights min(π_old/π_engine, threshold), and 0 where the ratio lies outside of the rejection bounds.
 
-    Log-ratios are clamped to ±20. A token that is left out still counts in the divisor of the loss, as in IcePop
-    (arXiv 2510.18855), so that the gradient of the others does not depend on it; the KL and entropy terms keep it.
+    Log-ratios are clamped to ±20. A rejected token still counts in the divisor of the loss, as in IcePop (arXiv
+    2510.18855), so that the gradient of the others does not depend on it, and in the KL and entropy terms.
     Truncation: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training".
 
     Args:
         old_logprobs: [tokens] the policy's, before the update.
         engine: [tokens] the engine's.
         lengths: [completions]
-        settings: `weights=sequence` takes one ratio a completion, the product over its tokens, for the mask too.
+        settings: `is_level=sequence` takes one ratio per completion, the product over its tokens, for both.
 
     Returns:
-        [tokens] weights without gradient, and the metrics `rollout_corr/*`, of which the mean is before the mask.
+        [tokens] weights without gradient, and the metrics `rollout_corr/*`; the mean is of all tokens.
     """
     log_ratio = old_logprobs - engine
     if settings.is_level == "sequence":
@@ -71,7 +70,7 @@ def importance_weights(
 
 
 def mismatch_metrics(logprobs: Tensor, engine: Tensor) -> dict[str, float]:
-    """How far the engine's log-probabilities lie from the policy's, under verl's names.
+    """Distance of the engine's log-probabilities from the policy's, under verl's names.
 
     Both [tokens], before any update. `kl` and `k3_kl` estimate KL(π_engine ‖ π) from the sampled tokens.
     """
@@ -87,7 +86,7 @@ def mismatch_metrics(logprobs: Tensor, engine: Tensor) -> dict[str, float]:
 
 
 def notes(config: TrainConfig) -> list[str]:
-    """What a user should know at the start of a run."""
+    """Notes for the user at the start of a run."""
     rollout = config.rollout
     cuts = [f"rollout.top_p={rollout.top_p:g}"] * (rollout.top_p < 1) + [f"rollout.top_k={rollout.top_k}"] * (
         rollout.top_k > 0

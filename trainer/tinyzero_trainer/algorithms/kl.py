@@ -1,4 +1,4 @@
-"""Estimates of KL(π ‖ π_ref), one value a token, from the sampled token or from the whole distribution.
+"""Estimators of KL(π ‖ π_ref), one value per token, from the sampled token or from the whole distribution.
 
 As a penalty in the reward the value counts; in the loss the gradient does. They are not the same (arXiv 2506.09477): in
 expectation over tokens sampled from π the gradient of k2 is KL(π ‖ π_ref)'s, that of k3 the *reverse* KL(π_ref ‖ π)'s,
@@ -20,12 +20,12 @@ Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
 def bounded_ratio(log_ratio: Tensor) -> Tensor:
-    """exp of a log-ratio within the bound."""
+    """exp of a clamped log-ratio."""
     return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 
 def k1(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-    """log π − log π_ref: unbiased, of high variance, negative for half of the tokens (Schulman 2020)."""
+    """log π − log π_ref: unbiased, high variance, negative for half of the tokens (Schulman 2020)."""
     return logprobs - reference_logprobs
 
 
@@ -35,21 +35,21 @@ def absolute(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 
 
 def k2(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-    """½·(log π − log π_ref)²: biased in value, of low variance, right in its gradient (Schulman 2020)."""
+    """½·(log π − log π_ref)²: biased value, low variance, correct gradient (Schulman 2020)."""
     return 0.5 * (logprobs - reference_logprobs).square()
 
 
 def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-    """e^d − d − 1 with d = log π_ref − log π: never negative, unbiased, of low variance (Schulman 2020)."""
+    """e^d − d − 1 with d = log π_ref − log π: never negative, unbiased, low variance (Schulman 2020)."""
     difference = (reference_logprobs - logprobs).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    # expm1: close to 0, e^d − 1 loses all its digits.
+    # expm1: near 0, e^d − 1 loses all digits.
     return (torch.expm1(difference) - difference).clamp(-KL_BOUND, KL_BOUND)
 
 
 def _straight_through(value: Divergence) -> Divergence:
     def divergence(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-        carrier = k2(logprobs, reference_logprobs)
-        return carrier - carrier.detach() + value(logprobs, reference_logprobs).detach()
+        gradient = k2(logprobs, reference_logprobs)
+        return gradient - gradient.detach() + value(logprobs, reference_logprobs).detach()
 
     return divergence
 
@@ -85,13 +85,13 @@ def adapted_coefficient(coefficient: float, measured: float, *, target: float, h
     """The adaptive KL coefficient after a batch (arXiv 1909.08593, §2.2).
 
     β·(1 + clip(measured/target − 1, ±0.2)·min(1, count/horizon)): raised while the policy is further from the
-    reference than `target`, lowered while it is nearer. The bound on count/horizon is not the paper's: beyond 5, β
-    would turn negative and push the policy away.
+    reference than `target`, lowered while it is closer. The bound on count/horizon is ours: above 5, β could become
+    negative.
 
     Args:
         coefficient: β so far.
-        measured: mean KL a token of the batch.
-        target: the KL to keep to.
+        measured: mean KL per token of the batch.
+        target: desired KL.
         horizon: completions over which β may change by up to a fifth.
         count: completions of the batch.
     """

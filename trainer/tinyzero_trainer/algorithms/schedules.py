@@ -8,27 +8,31 @@ from tinyzero_trainer.config import Decay, TrainConfig
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """What holds in one step."""
+    """The scheduled settings of one step."""
 
     learning_rate: float
-    """Of the policy's optimiser."""
+    """Of the policy."""
 
     temperature: float = 1.0
-    """At which completions are sampled; the policy is the distribution at that temperature."""
+    """Completions are sampled at it; the policy is the distribution at this temperature."""
 
     kl_coefficient: float = 0.0
-    """Weight of the KL; where it adapts, as adapted so far."""
+    """Weight of the KL, adapted if it adapts."""
 
 
 def settings_at(config: TrainConfig, step: int) -> StepSettings:
-    """The settings of a step, which counts from 1 to `run.steps`."""
+    """The settings of a step from 1 to `run.steps`."""
     optimizer, rollout, algorithm, steps = config.optimizer, config.rollout, config.algorithm, config.run.steps
+
+    def interpolated(start: float, end: float | None) -> float:
+        return start if end is None else decayed(start, end, step, steps, "linear")
+
     peak, warmup = optimizer.learning_rate, optimizer.warmup_steps
     rate = decayed(peak, optimizer.min_lr_ratio * peak, step - warmup, steps - warmup, optimizer.lr_schedule)
     return StepSettings(
         learning_rate=min(rate, warmed_up(peak, step, warmup)),
-        temperature=_towards(rollout.temperature, rollout.temperature_end, step, steps),
-        kl_coefficient=_towards(algorithm.kl_coefficient, algorithm.kl_coefficient_end, step, steps),
+        temperature=interpolated(rollout.temperature, rollout.temperature_end),
+        kl_coefficient=interpolated(algorithm.kl_coefficient, algorithm.kl_coefficient_end),
     )
 
 
@@ -53,10 +57,6 @@ def decayed(start: float, end: float, step: int, steps: int, shape: Decay) -> fl
     """
     if shape == "constant":
         return start
-    share = min(1.0, max(0.0, (step - 1) / max(1, steps - 1)))
-    left = 1 - share if shape == "linear" else 0.5 * (1 + math.cos(math.pi * share))
-    return end + (start - end) * left
-
-
-def _towards(start: float, end: float | None, step: int, steps: int) -> float:
-    return start if end is None else decayed(start, end, step, steps, "linear")
+    progress = min(1.0, max(0.0, (step - 1) / max(1, steps - 1)))
+    remaining = 1 - progress if shape == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return end + (start - end) * remaining

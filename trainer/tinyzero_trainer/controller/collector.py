@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tinyzero_sdk.seeds import derive_seed
-from tinyzero_trainer.algorithms.adaptive_length import measure, observe, window_at
-from tinyzero_trainer.algorithms.importance_sampling import asks_engine
+from tinyzero_trainer.algorithms.adaptive_length import LengthStatistics, adapt, max_tokens_at
+from tinyzero_trainer.algorithms.importance_sampling import engine_returns_logprobs
 from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.pending_batch import RolloutBatch, save_batch
@@ -105,7 +105,7 @@ class RolloutCollector:
         """The batch of a step (1-based), by weights that have completed `version` steps; raises as `next_batch`."""
         config, rollout = self.config, self.config.rollout
         self._timer = StepTimer()
-        window = window_at(
+        window = max_tokens_at(
             self._window, config.length_control, full=rollout.max_completion_tokens, step=step, seed=config.run.seed
         )
         params = SamplingParams(
@@ -114,12 +114,16 @@ class RolloutCollector:
             rollout.top_p,
             rollout.top_k,
             ignore_eos=rollout.ignore_eos,
-            logprobs=asks_engine(config, step),
+            logprobs=engine_returns_logprobs(config, step),
         )
         rollouts, kept = self.sample(params, step, stop)
         greedy_rewards = self.greedy_rewards(kept, stop) if config.algorithm.advantage_estimator == "remax" else None
-        self._window = observe(
-            self._window, measure(rollouts), config.length_control, full=rollout.max_completion_tokens, step=step
+        self._window = adapt(
+            self._window,
+            LengthStatistics.of(rollouts),
+            config.length_control,
+            full=rollout.max_completion_tokens,
+            step=step,
         )
         return RolloutBatch(
             step=step,

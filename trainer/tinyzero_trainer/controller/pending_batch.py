@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from tinyzero_trainer.algorithms.adaptive_length import WindowState
+from tinyzero_trainer.algorithms.adaptive_length import LengthControlState
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.types import Prompt, Rollout
 
@@ -36,7 +36,7 @@ class RolloutBatch:
     window: int
     """Length limit in tokens."""
 
-    window_after: WindowState
+    window_after: LengthControlState
 
     progress: dict[str, StreamState]
     """Position of each task's training stream."""

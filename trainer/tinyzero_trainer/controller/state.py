@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import ConfigDict, TypeAdapter
 
-from tinyzero_trainer.algorithms.adaptive_length import WindowState
+from tinyzero_trainer.algorithms.adaptive_length import LengthControlState
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.types import Rollout
 
@@ -45,7 +45,7 @@ class TrainerState:
     kl_coefficient: float | None = None
     """Adaptive KL coefficient; None before the first adaptation."""
 
-    window: WindowState = field(default_factory=WindowState)
+    window: LengthControlState = field(default_factory=LengthControlState)
     """Of the adaptive completion-length limit."""
 
     def add_totals(self, rollouts: Sequence[Rollout], seconds: float) -> dict[str, float]:

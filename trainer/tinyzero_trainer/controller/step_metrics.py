@@ -10,7 +10,7 @@ from tinyzero_sdk import ItemColumns, Task
 from tinyzero_sdk.records import Reason
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.monitoring.metrics_log import ACCURACY, task_accuracy_key, task_key
-from tinyzero_trainer.training.seqlen_balancing import share_metrics
+from tinyzero_trainer.training.seqlen_balancing import seqlen_metrics
 from tinyzero_trainer.types import Rollout
 
 FAILURES: tuple[Reason, ...] = ("error", "timeout", "no_answer", "malformed")
@@ -46,7 +46,7 @@ def batch_metrics(
         },
         **_mean_max_min("response_length", lengths),
         **_mean_max_min("prompt_length", prompts),
-        **share_metrics([_length(sample) for sample in samples], ranks),
+        **seqlen_metrics([_length(sample) for sample in samples], ranks),
         "response_length/clip_ratio": fmean(not sample.generation.finished for sample in samples),
         "group/zero_std_frac": zero_std.float().mean().item(),
         "group/sampled": len(samples) / group_size,

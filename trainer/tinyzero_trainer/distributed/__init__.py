@@ -1,1 +1,1 @@
-"""Models over several ranks: process groups, FSDP, sequence parallelism, offload. No algorithm is in here."""
+"""One model over several ranks: process groups, FSDP2, sequence parallelism, CPU offload. It knows no algorithm."""

@@ -1,8 +1,8 @@
-"""PyTorch's expandable segments: on where a model is trained, and off for what another process opens.
+"""PyTorch's expandable segments: on where a model is trained, off for memory that another process opens.
 
-Without them the allocator keeps blocks for each size that it has met, and micro-batches have many: on a card of 24 GB
-that was 5 GiB of 21 that nobody used (`benchmarks/README.md`). To open a tensor of one, a process takes a file
-descriptor out of the one that has it (pidfd_getfd), which containers refuse.
+Without them the allocator keeps blocks for each size that it has seen, and micro-batches have many: on a GPU of 24 GB
+that was 5 GiB of 21 unused (`benchmarks/README.md`). To open a tensor in one, a process duplicates a file descriptor of
+the other (pidfd_getfd), which containers refuse.
 """
 
 import os
@@ -14,12 +14,12 @@ import torch
 from tinyzero_trainer.config import TrainConfig
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""From which PyTorch takes the settings of its allocator; the first one that is set."""
+"""PyTorch reads the allocator's settings from the first one that is set."""
 
 _SETTING = "expandable_segments"
 _GET, _SET = "_accelerator_getAllocatorSettings", "_accelerator_setAllocatorSettings"
-_told: list[str] = []
-"""Settings that PyTorch was given in this process: not every one that takes them tells them."""
+_set_here: list[str] = []
+"""Settings made in this process: not every PyTorch that accepts them returns them."""
 
 
 def expands(settings: str | None) -> bool:
@@ -43,36 +43,34 @@ def without_expansion(settings: str) -> str:
 
 
 def expand_segments(config: TrainConfig) -> None:
-    """Turn them on, for what is allocated from here on.
+    """Turn them on for later allocations.
 
-    Not where the environment has settings of the allocator; nor where vLLM shares this process, whose sleep does not go
-    with them; nor where PyTorch cannot turn them off again (before 2.9).
+    Not where the environment has settings of the allocator; nor where vLLM shares this process, whose sleep mode does
+    not support them; nor where PyTorch cannot turn them off again (before 2.9).
     """
     shared = config.rollout.engine == "vllm" and not config.vllm.separate_process
     if not shared and hasattr(torch._C, _SET) and not any(name in os.environ for name in VARIABLES):
-        _told[:] = [f"{_SETTING}:True"]
-        getattr(torch._C, _SET)(*_told)
+        _set_here[:] = [f"{_SETTING}:True"]
+        getattr(torch._C, _SET)(*_set_here)
 
 
 @contextmanager
 def fixed_segments() -> Iterator[None]:
-    """Within, what is allocated on a GPU is in no expandable segment, not in one that is only kept either."""
-    settings = _settings()
+    """Within, GPU memory is allocated outside of expandable segments, cached ones included."""
+    if hasattr(torch._C, _GET):
+        settings = getattr(torch._C, _GET)()
+    else:
+        settings = next(iter(_set_here), None) or next(
+            (os.environ[name] for name in VARIABLES if name in os.environ), ""
+        )
     if not expands(settings):
         yield
         return
-    # All of them each time, since those that are not named go back to their defaults. While it is off, the allocator
-    # passes over free blocks of expandable segments.
+    # All settings each time, since those that are not named return to their defaults. While it is off, the allocator
+    # skips free blocks of expandable segments.
     change = getattr(torch._C, _SET)
     change(",".join(filter(None, (without_expansion(settings), f"{_SETTING}:False"))))
     try:
         yield
     finally:
         change(settings)
-
-
-def _settings() -> str:
-    """Those that hold now."""
-    if hasattr(torch._C, _GET):
-        return getattr(torch._C, _GET)()
-    return next(iter(_told), None) or next((os.environ[name] for name in VARIABLES if name in os.environ), "")

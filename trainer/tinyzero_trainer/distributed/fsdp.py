@@ -1,8 +1,8 @@
-"""Where the models of the training roles live: FSDP2 over one rank or many, on a CPU or on GPUs.
+"""Shards the models of a run with FSDP2, over one rank or many, on a CPU or on GPUs.
 
-Wraps a model in place, once its modules and parameters are final: activations checkpointed, layers compiled, weights
-sharded. Whoever computes with such a model goes through `call`; whoever reads its weights, through
-`rollout/weight_sync.py` within `on_device`. What is computed is not in here.
+Wraps a model in place, once its modules and parameters are final: activations are checkpointed, layers compiled,
+weights sharded. Passes over a sharded model run within `on_device`; its weights are read through
+`rollout/weight_sync.py`.
 """
 
 import copy
@@ -14,7 +14,7 @@ from typing import Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -38,13 +38,13 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclass(frozen=True, slots=True)
 class FsdpOptions:
-    """How a run's models are placed."""
+    """How the models of a run are sharded."""
 
     device: torch.device
-    """What this rank computes on."""
+    """This rank's device for computing."""
 
     dtype: torch.dtype
-    """What the networks compute in; the weights that an optimiser steps are in float32."""
+    """Of computing; trained weights are kept in float32."""
 
     activation_checkpointing: bool = False
     """Keep only each layer's input for the backward pass."""
@@ -63,7 +63,7 @@ class FsdpOptions:
 
     @classmethod
     def of(cls, config: TrainConfig, device: torch.device) -> "FsdpOptions":
-        """What the configuration says for this device; on a CPU nothing can be offloaded."""
+        """The configuration's options on this device; on a CPU nothing is offloaded."""
         return cls(
             device,
             compute_dtype(config.model.dtype, device),
@@ -75,15 +75,10 @@ class FsdpOptions:
         )
 
     @property
-    def saves_memory(self) -> bool:
-        """Whether speed is to be given up for memory."""
-        return self.activation_checkpointing or self.offload is not None
-
-    @property
     def loading_device(self) -> torch.device:
-        """Where a model is to be until it is sharded: one that is larger than a GPU is never on it as a whole."""
-        several = dist.is_initialized() and dist.get_world_size() > 1
-        return torch.device("cpu") if several or self.offload == "always" else self.device
+        """Where a model is loaded before it is sharded: the CPU if it may be larger than a GPU."""
+        is_distributed = dist.is_initialized() and dist.get_world_size() > 1
+        return torch.device("cpu") if is_distributed or self.offload == "always" else self.device
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -94,7 +89,7 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def offload_note(config: TrainConfig, device: torch.device) -> str | None:
-    """What is to be said of a setting that has no effect on this device."""
+    """A note for the user if `memory.cpu_offload` has no effect on this device."""
     if config.memory.cpu_offload is None or device.type == "cuda":
         return None
     return f"memory.cpu_offload={config.memory.cpu_offload} has no effect: there is no GPU whose memory it would save"
@@ -102,10 +97,10 @@ def offload_note(config: TrainConfig, device: torch.device) -> str | None:
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Within, there is a process group: the one that was there already, or one of this process alone (no network).
+    """Within, there is a process group: the existing one, or one of this process alone, without network.
 
     Args:
-        device: of this rank; on a GPU it becomes the current one.
+        device: of this rank; a GPU becomes the current one.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -117,16 +112,16 @@ def process_group(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        if dist.is_initialized():  # vLLM in this process ends it with itself
+        if dist.is_initialized():  # vLLM in this process destroys it with itself
             dist.destroy_process_group()
 
 
 @dataclass(frozen=True, slots=True)
 class _Sharded:
-    """What is kept on a sharded model and on its submodules."""
+    """Kept on a sharded model and on its children."""
 
     root: nn.Module
-    """The module that was given to `shard`."""
+    """The module that was passed to `shard`."""
 
     options: FsdpOptions
 
@@ -136,57 +131,60 @@ class _Sharded:
     """With `memory.cpu_offload=idle`."""
 
 
-def shard(model: nn.Module, placement: FsdpOptions, *, exact: Iterable[nn.Module] = ()) -> None:
-    """Shard a model in place: each layer is gathered by itself, and all the rest (embeddings, head) together.
+def shard(model: nn.Module, options: FsdpOptions, *, exact: Iterable[nn.Module] = ()) -> None:
+    """Shard a model in place: each layer is a unit that is gathered alone, the rest (embeddings, head) another.
 
-    Needs a process group. After it, no module or parameter may be added or replaced.
+    Needs a process group. Afterwards no module or parameter may be added or replaced. Besides `forward`, a method
+    `states` of the model gathers its weights.
 
     Args:
         model: in float32; one that is not trained may be in the type that it computes in.
-        placement: of the run.
-        exact: parts of the model that compute in float32 whatever the others do.
+        options: of the run.
+        exact: submodules that compute in float32 whatever the others do.
     """
-    meshes = build_mesh(placement.device.type, placement.replicas, placement.sequence_parallel)
-    mesh = meshes.weights
+    mesh = build_mesh(options.device.type, options.replicas, options.sequence_parallel)
     trained = any(parameter.requires_grad for parameter in model.parameters())
-    # With one rank to hold all, what is gathered is a copy in the type that is computed in. The backward pass need not
-    # make it again if there is room for that of all layers; where there is none it would only be in the way.
-    again = placement.saves_memory or mesh.shape[-1] > 1 or not trained
+    # On one rank, what is gathered is a copy in the type that is computed in. With room for those of all layers, the
+    # backward pass need not make them again.
+    saves_memory = options.activation_checkpointing or options.offload is not None
+    reshard = saves_memory or mesh.weights.shape[-1] > 1 or not trained
+    # Ranks exchange heads within a layer, which the compiler cannot handle.
+    gpu, one_slice = options.device.type == "cuda", options.sequence_parallel == 1
+    compiled = one_slice and compiles(options.compile, _size(model), gpu=gpu)
     layers = layers_of(model)
     for layer in layers:
-        if placement.activation_checkpointing and trained:
-            _checkpoint(layer)
-        # Not where ranks exchange heads in the midst of a layer, which is nothing for the compiler.
-        gpu, alone = placement.device.type == "cuda", placement.sequence_parallel == 1
-        if alone and compiles(placement.compile, _size(model), gpu=gpu):
-            _compile(layer)
-    for part in exact:
-        _fully_shard(part, mesh, placement, torch.float32, reshard=again)
+        # In place: a module around the layer would change the names of its parameters. Compiled is only its forward,
+        # so that FSDP2's hooks stay outside.
+        if options.activation_checkpointing and trained:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        if compiled:
+            layer.forward = torch.compile(layer.forward, dynamic=True)
+    for module in exact:
+        _fully_shard(module, mesh.weights, options, torch.float32, reshard=reshard)
     for layer in layers:
-        _fully_shard(layer, mesh, placement, placement.dtype, reshard=again)
-    _fully_shard(model, mesh, placement, placement.dtype, reshard=False)
+        _fully_shard(layer, mesh.weights, options, options.dtype, reshard=reshard)
+    _fully_shard(model, mesh.weights, options, options.dtype, reshard=False)
     if hasattr(model, "states"):
         register_fsdp_forward_method(model, "states")
-    offload = CpuOffload(partial(_shards, model)) if placement.offload == "idle" else None
-    sharded = _Sharded(model, placement, meshes.ranks, offload)
+    offload = None
+    if options.offload == "idle":
+        offload = CpuOffload(lambda: [local_shard(parameter) for parameter in model.parameters()])
+    sharded = _Sharded(model, options, mesh.ranks, offload)
     for module in (model, *model.children()):
         module._sharded = sharded  # type: ignore[assignment]
 
 
 def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
-    """Keep a model's weights in another type, in place; its buffers, frequencies of positions above all, stay exact.
+    """Cast a model's weights in place; its buffers stay exact.
 
-    `Module.to` would round those too, and a token's place would be another than for the policy.
+    `Module.to` would also round the frequencies of positions, and move every token.
     """
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
 
 
 def cast_copy(model: Model, dtype: torch.dtype) -> Model:
-    """A copy with weights in another type, as `cast_weights` leaves them, and not to be trained.
-
-    There is never a whole copy in the type that the model has.
-    """
+    """A frozen copy, cast as `cast_weights` does, without a whole copy in the model's own type in between."""
     weights = {
         id(weight): nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
         for weight in model.parameters()
@@ -195,14 +193,14 @@ def cast_copy(model: Model, dtype: torch.dtype) -> Model:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a network: those that transformers says not to split, else the largest list of modules."""
+    """The repeated blocks of a network: those that transformers does not split, else the largest list of modules."""
     named = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
-    found: list[nn.Module] = []
+    layers: list[nn.Module] = []
     for module in model.modules():
-        if type(module).__name__ in named and not any(module is inner for outer in found for inner in outer.modules()):
-            found.append(module)
-    if found:
-        return found
+        if type(module).__name__ in named and not any(module is inner for outer in layers for inner in outer.modules()):
+            layers.append(module)
+    if layers:
+        return layers
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     return list(max(lists, key=_size, default=[]))
 
@@ -211,14 +209,14 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 def on_device(model: nn.Module, *, changed: bool = False) -> Iterator[None]:
     """Within, a model's shards are on its device; afterwards none of its weights stays gathered.
 
-    A pass without a backward pass leaves weights gathered, and the next one, after a step of the optimizer, would use
-    the old ones. So all passes over a sharded model run within this.
+    A pass without a backward pass leaves weights gathered, and after an optimizer step the next one would use the old
+    ones. So all passes over a sharded model run within this.
 
     Args:
         model: sharded or not.
         changed: whether its weights are written to.
     """
-    sharded = _sharded(model)
+    sharded = _find(model)
     if sharded is None:
         yield
         return
@@ -226,73 +224,59 @@ def on_device(model: nn.Module, *, changed: bool = False) -> Iterator[None]:
         try:
             yield
         finally:
-            reshard(sharded.root)
-
-
-def root_of(model: nn.Module) -> nn.Module:
-    """What `shard` was called with to shard this model: it, or the module around it. A plain model is its own."""
-    sharded = _sharded(model)
-    return model if sharded is None else sharded.root
-
-
-def placement_of(model: nn.Module) -> FsdpOptions | None:
-    """How a model was sharded; None = it was not."""
-    sharded = _sharded(model)
-    return None if sharded is None else sharded.options
-
-
-def ranks_of(model: nn.Module) -> DataParallelGroup:
-    """Those that a model is sharded over, each of which takes a part of a batch; a plain model is alone."""
-    sharded = _sharded(model)
-    return ALONE if sharded is None else sharded.ranks
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """What a model computes on, which need not be where its shards are."""
-    placement = placement_of(model)
-    return next(model.parameters()).device if placement is None else placement.device
+            reshard(model)
 
 
 def reshard(model: nn.Module) -> None:
-    """Give back every gathered weight of a model."""
-    for module in model.modules():
+    """Free every gathered weight of a model."""
+    for module in root_of(model).modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
+def root_of(model: nn.Module) -> nn.Module:
+    """The module that was passed to `shard`: the model or its parent; the model if it is not sharded."""
+    sharded = _find(model)
+    return model if sharded is None else sharded.root
+
+
+def options_of(model: nn.Module) -> FsdpOptions | None:
+    """How a model is sharded; None = it is not."""
+    sharded = _find(model)
+    return None if sharded is None else sharded.options
+
+
+def ranks_of(model: nn.Module) -> DataParallelGroup:
+    """The ranks that a model is sharded over."""
+    sharded = _find(model)
+    return ALONE if sharded is None else sharded.ranks
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """What a model computes on; its shards may be elsewhere."""
+    options = options_of(model)
+    return next(model.parameters()).device if options is None else options.device
+
+
+def _find(model: nn.Module) -> _Sharded | None:
+    return cast("_Sharded | None", getattr(model, "_sharded", None))
+
+
 def _fully_shard(
-    module: nn.Module, mesh: DeviceMesh, placement: FsdpOptions, dtype: torch.dtype, *, reshard: bool
+    module: nn.Module, mesh: DeviceMesh, options: FsdpOptions, dtype: torch.dtype, *, reshard: bool
 ) -> None:
-    mixed = MixedPrecisionPolicy()
+    precision = MixedPrecisionPolicy()
     if dtype != torch.float32:
-        mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     offload = OffloadPolicy()
-    if placement.offload == "always":
-        offload = CPUOffloadPolicy(pin_memory=placement.device.type == "cuda")
-    fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=mixed, offload_policy=offload)
+    if options.offload == "always":
+        offload = CPUOffloadPolicy(pin_memory=options.device.type == "cuda")
+    fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
     if mesh.size() > 1:
-        # A rank's loss is its part of the whole mini-batch's, so gradients are added and not averaged.
+        # A rank's loss is its share of the mini-batch's, so gradients are summed, not averaged.
         cast(FSDPModule, module).set_gradient_divide_factor(1.0)
-        cast(FSDPModule, module).set_force_sum_reduction_for_comms(True)  # gloo has no other kind
-
-
-def _checkpoint(layer: nn.Module) -> None:
-    """In place and without a module around it, which would change the parameters' names."""
-    layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-
-
-def _compile(layer: nn.Module) -> None:
-    """Only its forward, so that FSDP2's hooks stay outside of what is compiled."""
-    layer.forward = torch.compile(layer.forward, dynamic=True)
+        cast(FSDPModule, module).set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
 
 
 def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _shards(model: nn.Module) -> list[Tensor]:
-    return [local_shard(parameter) for parameter in model.parameters()]
-
-
-def _sharded(model: nn.Module) -> _Sharded | None:
-    return cast("_Sharded | None", getattr(model, "_sharded", None))

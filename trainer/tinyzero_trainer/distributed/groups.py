@@ -1,8 +1,7 @@
-"""The ranks that share a model: which of them this process is, and how they tell each other what each has found.
+"""The ranks that hold a model, and how they exchange results.
 
-A batch is divided into shares. A share is one rank's, or that of several, which then have each of its sequences in
-slices (ulysses.py). Who does which part of a batch is in training/seqlen_balancing.py, how a model's weights are cut in
-fsdp.py.
+A batch is divided into data-parallel shards. One rank holds a shard, or a sequence-parallel group does, in which each
+rank has a slice of every packed row (ulysses.py). training/seqlen_balancing.py divides a batch, fsdp.py the weights.
 """
 
 from dataclasses import dataclass
@@ -11,68 +10,67 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch import Tensor
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceParallelGroup:
-    """The ranks that have the same sequences, each a slice of the line in which these lie; seen from one of them."""
+    """The ranks that hold slices of the same packed row, seen from one of them."""
 
-    count: int
-    """How many there are, at least 2."""
+    size: int
+    """At least 2."""
 
-    index: int
+    rank: int
     """Which slice this process has."""
 
-    group: dist.ProcessGroup | None = None
-    """Through which they exchange what they have."""
+    process_group: dist.ProcessGroup | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DataParallelGroup:
     """All ranks of a model, seen from one of them."""
 
-    count: int = 1
-    """Into how many shares a batch is divided."""
+    size: int = 1
+    """Shards of a batch."""
 
-    index: int = 0
-    """Which of them this process has."""
+    rank: int = 0
+    """The shard of this process."""
 
-    group: dist.ProcessGroup | None = None
-    """One rank of each share, this one among them, through which they talk; needed above one."""
+    process_group: dist.ProcessGroup | None = None
+    """One rank of each shard, this one among them; needed with several shards."""
 
-    line: SequenceParallelGroup | None = None
-    """Those that this one has its share together with; all of them know all that they find. None = it has it alone."""
-
-    @property
-    def first(self) -> bool:
-        """Whether this is the one that does what only one shall do."""
-        return self.index == 0 and (self.line is None or self.line.index == 0)
+    sequence_group: SequenceParallelGroup | None = None
+    """The ranks of this shard, which all compute the same results for it. None = this one alone."""
 
     @property
-    def processes(self) -> int:
-        """How many ranks there are."""
-        return self.count if self.line is None else self.count * self.line.count
+    def is_main(self) -> bool:
+        """Whether this is the rank that writes files."""
+        return self.rank == 0 and (self.sequence_group is None or self.sequence_group.rank == 0)
 
     @property
-    def several(self) -> bool:
-        """Whether others have a part of the model."""
-        return self.processes > 1
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.size if self.sequence_group is None else self.size * self.sequence_group.size
 
-    def add(self, tensor: Tensor) -> Tensor:
-        """The sum over all shares of a tensor, on each rank; all of one shape, on the CPU."""
-        if self.count > 1:
-            dist.all_reduce(tensor, group=self.group)
+    @property
+    def is_distributed(self) -> bool:
+        """Whether other ranks hold a shard of the model."""
+        return self.world_size > 1
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum of a CPU tensor over all shards, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor, group=self.process_group)
         return tensor
 
-    def gather(self, found: Found) -> list[Found]:
-        """What was found for each share, in their order, on each rank; anything that can be pickled."""
-        if self.count == 1:
-            return [found]
-        everything: list[Found | None] = [None] * self.count
-        dist.all_gather_object(everything, found, group=self.group)
-        return everything  # type: ignore[return-value]
+    def all_gather(self, result: Result) -> list[Result]:
+        """The picklable results of all shards, in their order."""
+        if self.size == 1:
+            return [result]
+        results: list[Result | None] = [None] * self.size
+        dist.all_gather_object(results, result, group=self.process_group)
+        return results  # type: ignore[return-value]
 
 
 ALONE = DataParallelGroup()
-"""A model that no other process has a part of."""
+"""A model on one rank."""

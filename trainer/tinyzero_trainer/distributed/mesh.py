@@ -1,14 +1,14 @@
-"""How the ranks are ordered: which of them hold a model together, and which have a batch's sequences together.
+"""The order of the ranks: which of them hold a model together, and which hold the same sequences.
 
     parallel.world_size=8 parallel.dp_replicate=2 parallel.sequence_parallel=2
 
     rank       0  1  2  3  4  5  6  7
-    replica    0  0  0  0  1  1  1  1     each holds the whole model, its weights cut over its ranks
-    share      0  0  1  1  2  2  3  3     of the batch's sequences
-    slice      0  1  0  1  0  1  0  1     of each line of them
+    replica    0  0  0  0  1  1  1  1     each holds the whole model, sharded over its ranks
+    shard      0  0  1  1  2  2  3  3     of the batch
+    slice      0  1  0  1  0  1  0  1     of each packed row
 
-Neighbours exchange most: the slices of a line in each layer, the weights of a replica with each layer, and replicas
-only their gradients. So with a replica for each node all but the last stays within it.
+Neighbours exchange most: slices in each layer, the ranks of a replica with each layer, replicas only their gradients.
+So with one replica per node, only gradients leave the node.
 """
 
 from dataclasses import dataclass
@@ -25,70 +25,70 @@ from tinyzero_trainer.distributed.groups import DataParallelGroup, SequenceParal
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """The orders of all ranks, seen from one of them."""
+    """The groups of all ranks, seen from one of them."""
 
     weights: DeviceMesh
-    """[ranks], or with replicas [replicas, ranks of each]: the last dimension is what weights are cut over."""
+    """[ranks], or with replicas [replicas, ranks of each]; weights are sharded over the last dimension."""
 
     ranks: DataParallelGroup
-    """How a batch is shared out."""
+    """How a batch is divided."""
 
 
-_FOUND: WeakKeyDictionary[Any, dict[tuple[str, int, int], Mesh]] = WeakKeyDictionary()
-"""By process group: each mesh has groups of its own, which all models share."""
+_MESHES: WeakKeyDictionary[Any, dict[tuple[str, int, int], Mesh]] = WeakKeyDictionary()
+"""By process group; all models share the groups of a mesh."""
 
 
 def build_mesh(device: str, replicas: int = 1, sequence_parallel: int = 1) -> Mesh:
-    """The same for the same arguments; all ranks must call it. Needs a process group.
+    """Divide the ranks of the default process group; all of them must call it. Equal arguments give the same mesh.
 
     Args:
-        device: type of all ranks'.
+        device: type of every rank's device.
         replicas: of the model; divides the number of ranks.
-        sequence_parallel: ranks that have the same sequences; divides the ranks of a replica.
+        sequence_parallel: ranks per packed row; divides the ranks of a replica.
     """
-    group, count = dist.group.WORLD, dist.get_world_size()
-    assert group is not None
+    world, count = dist.group.WORLD, dist.get_world_size()
+    assert world is not None
     assert count % replicas == 0, "parallel.dp_replicate divides parallel.world_size"
     assert count // replicas % sequence_parallel == 0, "parallel.sequence_parallel divides the ranks of a replica"
-    if replicas == sequence_parallel == 1:  # takes no groups but that of all
-        return Mesh(init_device_mesh(device, (count,)), DataParallelGroup(count, dist.get_rank(), group))
-    known, key = _FOUND.setdefault(group, {}), (device, replicas, sequence_parallel)
-    if key not in known:
-        known[key] = _make(*key)
-    return known[key]
+    if replicas == sequence_parallel == 1:  # needs no group but the default one
+        return Mesh(init_device_mesh(device, (count,)), DataParallelGroup(count, dist.get_rank(), world))
+    meshes, key = _MESHES.setdefault(world, {}), (device, replicas, sequence_parallel)
+    if key not in meshes:
+        meshes[key] = _build(*key)
+    return meshes[key]
 
 
-def _make(device: str, replicas: int, slices: int) -> Mesh:
+def _build(device: str, replicas: int, slices: int) -> Mesh:
     count, rank = dist.get_world_size(), dist.get_rank()
     if replicas > 1:
         rows = [list(range(start, start + count // replicas)) for start in range(0, count, count // replicas)]
-        across = [list(column) for column in zip(*rows, strict=True)]
-        groups = [_own_group(across, rank, device), _own_group(rows, rank, device)]
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        groups = [_new_group(columns, rank, device), _new_group(rows, rank, device)]
         weights = DeviceMesh.from_group(groups, device, mesh=rows, mesh_dim_names=("replicate", "shard"))
     else:
         weights = init_device_mesh(device, (count,))
     if slices == 1:
         return Mesh(weights, DataParallelGroup(count, rank, dist.group.WORLD))
-    # Groups and no mesh: these talk over the host as well, for which a mesh of GPUs need not have a way.
-    lines = [list(range(start, start + slices)) for start in range(0, count, slices)]
+    # Groups and no mesh: these also exchange CPU tensors, for which a mesh of GPUs need not have a backend.
+    neighbours = [list(range(start, start + slices)) for start in range(0, count, slices)]
     same_slice = [list(range(start, count, slices)) for start in range(slices)]
-    line = SequenceParallelGroup(slices, rank % slices, _own_group(lines, rank, device))
-    return Mesh(weights, DataParallelGroup(count // slices, rank // slices, _own_group(same_slice, rank, device), line))
+    sequence_group = SequenceParallelGroup(slices, rank % slices, _new_group(neighbours, rank, device))
+    shards = _new_group(same_slice, rank, device)
+    return Mesh(weights, DataParallelGroup(count // slices, rank // slices, shards, sequence_group))
 
 
-def _own_group(members: list[list[int]], rank: int, device: str) -> Any:
-    """All ranks make all groups, in the same order; the one that this rank is in."""
-    made = [dist.new_group(ranks, timeout=_patience(device)) for ranks in members]
-    return made[next(index for index, ranks in enumerate(members) if rank in ranks)]
+def _new_group(members: list[list[int]], rank: int, device: str) -> Any:
+    """All ranks create all groups, in the same order; returns the one that contains this rank."""
+    groups = [dist.new_group(ranks, timeout=_world_timeout(device)) for ranks in members]
+    return groups[next(index for index, ranks in enumerate(members) if rank in ranks)]
 
 
-def _patience(device: str) -> timedelta | None:
-    """How long ranks wait for each other in the group of all; None = it does not say.
-
-    A new group has NCCL's ten minutes by itself, and an engine may take longer to start.
+def _world_timeout(device: str) -> timedelta | None:
+    """The default group's timeout, if its backend has one; a new group has NCCL's ten minutes, and an engine may start
+    more slowly.
     """
     world = dist.group.WORLD
     assert world is not None
     options = getattr(world._get_backend(torch.device(device)), "options", None)  # there is no public name for either
-    found: timedelta | None = getattr(options, "_timeout", None)
-    return found
+    timeout: timedelta | None = getattr(options, "_timeout", None)
+    return timeout

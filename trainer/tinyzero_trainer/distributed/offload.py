@@ -1,7 +1,7 @@
-"""Tensors that wait in the host's memory while nobody needs them.
+"""CPU offload of tensors between uses.
 
-Their storage is given back and filled again; the tensors themselves stay the same objects, so whatever refers to them
-(FSDP2, the optimiser) need not know. Which tensors these are, and when they are needed, is the roles' affair.
+Their storage is freed and filled again; the tensors stay the same objects, so FSDP2 and the optimizer, which refer to
+them, need not know. The models and optimizers decide which tensors these are, and when they are needed.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,25 +12,25 @@ from torch import Tensor
 
 
 class CpuOffload:
-    """Tensors that are on their device only inside `on_device`."""
+    """Tensors that are on their device only within `on_device`."""
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
         """
         Args:
-            tensors: gives them, each with its own storage; later calls may give new ones.
+            tensors: gives them, each with its own storage; later calls may give more.
         """
         self._tensors = tensors
-        self._hosts: dict[int, tuple[Tensor, Tensor, int]] = {}  # by id: the tensor, its copy, its storage's bytes
+        self._copies: dict[int, tuple[Tensor, Tensor, int]] = {}  # by id: the tensor, its copy, its storage's bytes
         self._users = 0
         self._changed = True
         self._offload()
 
     @contextmanager
     def on_device(self, *, changed: bool) -> Iterator[None]:
-        """Within, the tensors are there; it may be entered again within itself.
+        """Within, the tensors are on their device; may be nested.
 
         Args:
-            changed: whether they are written to; otherwise they need not be copied back.
+            changed: whether they are written to; otherwise they are not copied back.
         """
         if not self._users:
             self._reload()
@@ -45,19 +45,18 @@ class CpuOffload:
 
     @torch.no_grad()
     def _offload(self) -> None:
-        here = [tensor for tensor in self._tensors() if tensor.untyped_storage().size()]
-        for tensor in here:
-            known = self._hosts.get(id(tensor))
-            if known is None:
-                host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-                self._hosts[id(tensor)] = known = (tensor, host, tensor.untyped_storage().size())
-                known[1].copy_(tensor, non_blocking=True)
-            elif self._changed:
-                known[1].copy_(tensor, non_blocking=True)
-        on_gpu = any(tensor.is_cuda for tensor in here)
+        present = [tensor for tensor in self._tensors() if tensor.untyped_storage().size()]
+        for tensor in present:
+            known = id(tensor) in self._copies
+            if not known:
+                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                self._copies[id(tensor)] = tensor, copy, tensor.untyped_storage().size()
+            if self._changed or not known:
+                self._copies[id(tensor)][1].copy_(tensor, non_blocking=True)
+        on_gpu = any(tensor.is_cuda for tensor in present)
         if on_gpu:
-            torch.cuda.synchronize()  # what is given back must not be in use
-        for tensor in here:
+            torch.cuda.synchronize()  # what is freed must not be in use
+        for tensor in present:
             tensor.untyped_storage().resize_(0)
         if on_gpu:
             torch.cuda.empty_cache()  # for others on this GPU, a rollout engine above all
@@ -65,6 +64,6 @@ class CpuOffload:
 
     @torch.no_grad()
     def _reload(self) -> None:
-        for tensor, host, size in self._hosts.values():
+        for tensor, copy, size in self._copies.values():
             tensor.untyped_storage().resize_(size)  # which may be more than the tensor shows: FSDP2 pads its shards
-            tensor.copy_(host, non_blocking=True)
+            tensor.copy_(copy, non_blocking=True)

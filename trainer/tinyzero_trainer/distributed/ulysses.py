@@ -1,8 +1,8 @@
-"""Sequence parallelism: several ranks have the same packed line, each a slice of its tokens (arXiv 2309.14509).
+"""DeepSpeed-Ulysses sequence parallelism: each rank holds a slice of the tokens of a packed row (arXiv 2309.14509).
 
-All that a network does to a token by itself, it does on the rank that has it. For attention the ranks exchange what
-they have: before it each gives away heads and gets tokens, so that it has some heads of the whole line, and after it
-the other way round. No kernel of attention need know of it. Which ranks those are is in mesh.py.
+What a network does per token, it does on the rank that holds the token. For attention the ranks exchange all heads of
+some tokens for some heads of all tokens, and back afterwards, so no attention kernel needs to know. mesh.py chooses the
+ranks.
 """
 
 from collections.abc import Sequence
@@ -16,88 +16,87 @@ from torch import Tensor
 from tinyzero_trainer.distributed.groups import SequenceParallelGroup
 
 
-def to_heads(states: Tensor, line: SequenceParallelGroup) -> Tensor:
-    """[tokens of the line, heads of this rank, size], some heads of all tokens, from all heads of some tokens.
+def to_heads(states: Tensor, group: SequenceParallelGroup) -> Tensor:
+    """[tokens of the row, heads of this rank, size], some heads of all tokens, from all heads of some tokens.
 
-    Heads of keys and values that are too few to go round are repeated, each as often as it takes; every query still
-    meets the one that it would.
+    Heads of keys and values that are fewer than the ranks are repeated, so that every query still meets its own.
 
     Args:
         states: [heads, tokens of the slice, size]
-        line: the ranks, which divide the heads of the queries.
+        group: its size divides the heads of the queries.
     """
-    lacking = line.count // gcd(len(states), line.count)
-    if lacking > 1:
-        states = states.repeat_interleave(lacking, dim=0)
-    pieces = states.unflatten(0, (line.count, -1))  # [ranks that get them, heads, tokens of the slice, size]
-    exchanged: Tensor = _Exchange.apply(pieces.transpose(1, 2), line)
+    repeats = group.size // gcd(len(states), group.size)
+    if repeats > 1:
+        states = states.repeat_interleave(repeats, dim=0)
+    chunks = states.unflatten(0, (group.size, -1))  # [receiving ranks, heads, tokens of the slice, size]
+    exchanged: Tensor = _AllToAll.apply(chunks.transpose(1, 2), group)
     return exchanged.flatten(0, 1)
 
 
-def to_tokens(attended: Tensor, line: SequenceParallelGroup) -> Tensor:
+def to_tokens(attended: Tensor, group: SequenceParallelGroup) -> Tensor:
     """[tokens of the slice, heads, size], all heads of some tokens, from some heads of all tokens.
 
     Args:
-        attended: [tokens of the line, heads of this rank, size], what attention gives for those from `to_heads`.
-        line: the ranks.
+        attended: [tokens of the row, heads of this rank, size], the attention over what `to_heads` returned.
+        group: the same.
     """
-    pieces = attended.unflatten(0, (line.count, -1))  # [ranks that get them, tokens of the slice, heads, size]
-    exchanged: Tensor = _Exchange.apply(pieces, line)  # [ranks they are from, …]
+    chunks = attended.unflatten(0, (group.size, -1))  # [receiving ranks, tokens of the slice, heads, size]
+    exchanged: Tensor = _AllToAll.apply(chunks, group)  # [sending ranks, …]
     return exchanged.transpose(0, 1).flatten(1, 2)
 
 
 def all_gather(
-    columns: Sequence[Tensor], counts: Sequence[int], line: SequenceParallelGroup | None
+    columns: Sequence[Tensor], counts: Sequence[int], group: SequenceParallelGroup | None
 ) -> tuple[Tensor, ...]:
-    """What the ranks have found for the tokens of their slices, for all tokens of the line, on each of them.
+    """Values per token of the whole row, on each rank, from those of its slice.
 
-    From here on each of the ranks computes the same loss, and of its gradient each gets what concerns its own tokens:
-    added up over all ranks, every token's is there once.
+    Every rank then computes the same loss, and takes from its gradient what concerns its own tokens: summed over the
+    ranks, every token's gradient is there once.
 
     Args:
         columns: each [own tokens].
         counts: tokens of each rank.
-        line: the ranks; None = this one alone.
+        group: None = this rank has the whole row.
 
     Returns:
-        As many, each [all tokens], and no view: an operation in place on one would drop FSDP2's hook.
+        As many, each [all tokens], none of them a view: an operation in place on one would drop FSDP2's hook.
     """
-    if line is not None:
-        columns = _Together.apply(torch.stack(tuple(columns)), tuple(counts), line).unbind()
+    if group is not None:
+        columns = _AllGather.apply(torch.stack(tuple(columns)), tuple(counts), group).unbind()
     return tuple(column if column._base is None else column.clone() for column in columns)
 
 
-class _Exchange(torch.autograd.Function):
-    """[ranks that get it, …] to [ranks it is from, …]; the gradient goes the same way back."""
+class _AllToAll(torch.autograd.Function):
+    """[receiving ranks, …] to [sending ranks, …]; the gradient takes the same way back."""
 
     @staticmethod
-    def forward(ctx: Any, pieces: Tensor, line: SequenceParallelGroup) -> Tensor:
-        ctx.line = line
-        return _exchange(pieces, line)
+    def forward(ctx: Any, chunks: Tensor, group: SequenceParallelGroup) -> Tensor:
+        ctx.group = group
+        return _all_to_all(chunks, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _exchange(gradient, ctx.line), None
+        return _all_to_all(gradient, ctx.group), None
 
 
-def _exchange(pieces: Tensor, line: SequenceParallelGroup) -> Tensor:
-    given = pieces.contiguous()
-    taken = torch.empty_like(given)
-    dist.all_to_all_single(taken, given, group=line.group)
-    return taken
+def _all_to_all(chunks: Tensor, group: SequenceParallelGroup) -> Tensor:
+    sent = chunks.contiguous()
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group.process_group)
+    return received
 
 
-class _Together(torch.autograd.Function):
+class _AllGather(torch.autograd.Function):
     """[columns, own tokens] to [columns, all tokens]."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, counts: tuple[int, ...], line: SequenceParallelGroup) -> Tensor:
-        ctx.start, ctx.length = sum(counts[: line.index]), counts[line.index]
+    def forward(ctx: Any, own: Tensor, counts: tuple[int, ...], group: SequenceParallelGroup) -> Tensor:
+        ctx.start, ctx.length = sum(counts[: group.rank]), counts[group.rank]
         padded = own.new_zeros((len(own), max(counts)))
         padded[:, : own.shape[1]] = own
-        found = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(found, padded, group=line.group)
-        return torch.cat([part[:, :count] for part, count in zip(found, counts, strict=True)], dim=1)
+        received = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(received, padded, group=group.process_group)
+        return torch.cat([part[:, :count] for part, count in zip(received, counts, strict=True)], dim=1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:

@@ -20,7 +20,7 @@ from tinyzero_trainer.models.loading import LanguageModel, load_model
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout import RolloutEngine
 from tinyzero_trainer.rollout.build import build_engine
-from tinyzero_trainer.training.build import build_learners
+from tinyzero_trainer.training.build import build_trained_models
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 
 
@@ -52,8 +52,8 @@ def build_local_workers(
             if training:
                 if (note := offload_note(config, device)) is not None:
                     display.log(note)
-                learners = build_learners(config, FsdpOptions.of(config, device), checkpoint=checkpoint)
-                language_model, policy, critic = learners.language_model, learners.policy, learners.critic
+                models = build_trained_models(config, FsdpOptions.of(config, device), checkpoint=checkpoint)
+                language_model, policy, critic = models.language_model, models.policy, models.critic
             else:
                 language_model = load_model(str(checkpoint) if checkpoint else config.model.path, device)
             run = stack.enter_context(run_tasks(config, tasks, language_model.tokenizer))

@@ -158,8 +158,8 @@ def save_model(directory: Path, language_model: LanguageModel) -> None:
     """
     model, ranks = language_model.model, ranks_of(language_model.model)
     with _quiet_transformers(), on_device(model):
-        state = _gathered(model, keep=ranks.first) if ranks.several else merged_state(model)
-        if ranks.first:
+        state = _gathered(model, keep=ranks.is_main) if ranks.is_distributed else merged_state(model)
+        if ranks.is_main:
             model.save_pretrained(directory, state_dict=state)
             language_model.tokenizer.save_pretrained(directory)
         if language_model.adapter is not None:

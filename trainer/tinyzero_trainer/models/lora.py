@@ -72,9 +72,9 @@ class Adapter:
         tensors, digest = {}, self._digest()
         for name, tensor in self._tensors().items():
             found = full_tensor(tensor.detach())
-            if ranks_of(self._model).first:
+            if ranks_of(self._model).is_main:
                 tensors[name] = found.cpu().contiguous()
-        if not ranks_of(self._model).first:
+        if not ranks_of(self._model).is_main:
             return
         directory.mkdir()
         config = copy.copy(self._config)

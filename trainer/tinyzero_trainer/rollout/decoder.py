@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from tinyzero_trainer.distributed.fsdp import placement_of
+from tinyzero_trainer.distributed.fsdp import options_of
 from tinyzero_trainer.models.spec import has_graphs
 from tinyzero_trainer.rollout.fused_weights import FusedWeights
 from tinyzero_trainer.rollout.weight_sync import engine_weights, plain_twin
@@ -51,7 +51,7 @@ class TransformersDecoder(Decoder):
     def __init__(self, model: PreTrainedModel) -> None:
         self._policy = model
         # Generating through FSDP2 would gather and free each layer for each token.
-        self._model = model if placement_of(model) is None else plain_twin(model)
+        self._model = model if options_of(model) is None else plain_twin(model)
         self._cache: DynamicCache | None = None
         self.load_weights()
 
@@ -109,8 +109,8 @@ class FusedDecoder(Decoder):
     def __init__(self, model: PreTrainedModel) -> None:
         inner: Any = model
         self._rotary, self._eps = inner.model.rotary_emb, inner.config.rms_norm_eps
-        placement = placement_of(model)
-        dtype, device = (model.dtype, model.device) if placement is None else (placement.dtype, placement.device)
+        options = options_of(model)
+        dtype, device = (model.dtype, model.device) if options is None else (options.dtype, options.device)
         source = partial(engine_weights, model)
         self._weights = FusedWeights(model.config, source, dtype=dtype, device=device, share=True)
         self._layers: int = model.config.num_hidden_layers

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from tinyzero_trainer.distributed.fsdp import device_of, on_device, placement_of
+from tinyzero_trainer.distributed.fsdp import device_of, on_device, options_of
 from tinyzero_trainer.models.lora import merged_weights
 
 WeightSource = Callable[[], Iterator[tuple[str, Tensor]]]
@@ -22,8 +22,8 @@ def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     A head that is tied to the embedding is included: an engine that keeps it as a separate tensor would silently
     continue with the old one.
     """
-    device, placement = device_of(model), placement_of(model)
-    leaves = placement is not None and placement.offload == "idle"
+    device, options = device_of(model), options_of(model)
+    leaves = options is not None and options.offload == "idle"
     with on_device(model):
         for name, tensor in merged_weights(model):
             # A tensor that is kept beyond this must not lose its memory with the model's.
@@ -32,9 +32,9 @@ def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 def engine_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """`named_weights` in the dtype in which the model computes, and in the policy's own memory where possible."""
-    placement = placement_of(model)
+    options = options_of(model)
     for name, tensor in named_weights(model):
-        yield name, tensor if placement is None else tensor.to(placement.device, placement.dtype)
+        yield name, tensor if options is None else tensor.to(options.device, options.dtype)
 
 
 def plain_class(model: PreTrainedModel) -> type[PreTrainedModel]:

@@ -1,4 +1,4 @@
-"""Builds policy, reference and critic in this process, which may be one of several ranks."""
+"""Builds policy, reference and critic on this rank."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,60 +15,58 @@ from tinyzero_trainer.training.varlen_attention import use_kernel
 
 
 @dataclass(frozen=True, slots=True)
-class Learners:
-    """Those that learn in this process, which may be one of several ranks."""
+class TrainedModels:
+    """The models that are trained on this rank."""
 
     language_model: LanguageModel
-    """The policy's model."""
+    """The policy's."""
 
     policy: Policy
-    """Updates it."""
 
     critic: Critic | None
-    """None but for `algorithm.advantage_estimator=gae`."""
+    """With `algorithm.advantage_estimator=gae`."""
 
 
-def build_learners(config: TrainConfig, placement: FsdpOptions, *, checkpoint: Path | None) -> Learners:
-    """Load and shard all models that the loss needs; takes a process group.
+def build_trained_models(config: TrainConfig, options: FsdpOptions, *, checkpoint: Path | None) -> TrainedModels:
+    """Load and shard all models that the loss needs; requires a process group.
 
     Args:
-        config: the run's.
-        placement: of the models on this rank.
-        checkpoint: directory whose weights are taken instead of the starting model's.
+        config: of the run.
+        options: of this rank.
+        checkpoint: directory whose weights replace the starting model's.
     """
     adapted = config.lora.rank > 0
     if adapted:
-        import_peft(config.lora)  # if it is missing, that shall not be said minutes later
-    # A checkpoint holds the weights merged, and what is merged cannot be taken apart bit for bit.
+        import_peft(config.lora)  # fails now rather than minutes later
+    # A checkpoint holds merged weights, which cannot be separated bit for bit.
     source = str(checkpoint) if checkpoint and not adapted else config.model.path
-    language_model = _load(source, placement)
+    language_model = _load(source, options)
     critic = None
-    # Before an adapter: all of the critic's weights are trained.
-    if config.algorithm.needs_critic:
-        critic = Critic(language_model, settings=config.critic, optimizer=config.optimizer, placement=placement)
+    if config.algorithm.needs_critic:  # before the adapter: all of the critic's weights are trained
+        critic = Critic(language_model, settings=config.critic, optimizer=config.optimizer, options=options)
     if adapted:
         adapter = Adapter(language_model.model, config.lora, seed=config.run.seed, start=config.model.path)
         if checkpoint:
             adapter.load(checkpoint / ADAPTER_DIRECTORY)
         language_model = replace(language_model, adapter=adapter)
-    policy = _build_policy(config, language_model, placement, resumed=checkpoint is not None)
-    return Learners(language_model, policy, critic)
+    policy = _build_policy(config, language_model, options, resumed=checkpoint is not None)
+    return TrainedModels(language_model, policy, critic)
 
 
-def _load(source: str | None, placement: FsdpOptions) -> LanguageModel:
-    """A model that is to be sharded; it attends through a kernel for packed sequences.
+def _load(source: str | None, options: FsdpOptions) -> LanguageModel:
+    """A model to be sharded, with a kernel for packed sequences where there is one.
 
     Raises:
-        ModelError: ranks are to share its sequences, and it cannot attend so.
+        ModelError: its attention cannot be divided by `parallel.sequence_parallel`.
     """
-    language_model, slices = load_model(source, placement.loading_device), placement.sequence_parallel
+    language_model, slices = load_model(source, options.loading_device), options.sequence_parallel
     model, name = language_model.model, language_model.name
-    attends = use_kernel(model, placement.dtype, placement.device, or_plain=slices > 1)
+    has_kernel = use_kernel(model, options.dtype, options.device, or_plain=slices > 1)
     if slices == 1:
         return language_model
-    if not attends:
+    if not has_kernel:
         raise ModelError(
-            f"{name} attends in a way of its own, which parallel.sequence_parallel={slices} cannot cut; leave that out"
+            f"{name} has its own attention, which parallel.sequence_parallel={slices} cannot divide; leave that out"
         )
     heads = model.config.get_text_config().num_attention_heads
     if heads % slices:
@@ -80,24 +78,22 @@ def _load(source: str | None, placement: FsdpOptions) -> LanguageModel:
     return language_model
 
 
-def _build_policy(
-    config: TrainConfig, language_model: LanguageModel, placement: FsdpOptions, *, resumed: bool
-) -> Policy:
-    """The policy, with what its KL is measured to; from here on both are sharded."""
-    reference = None
-    if config.algorithm.kl_coefficient > 0 and language_model.adapter is None:
-        # What the run started from, not what it was resumed from. Never stepped, so it needs no more precision than it
-        # computes in.
+def _build_policy(config: TrainConfig, language_model: LanguageModel, options: FsdpOptions, *, resumed: bool) -> Policy:
+    """The policy, and the reference of its KL; shards both."""
+    needs_reference, reference = config.algorithm.kl_coefficient > 0, None
+    if needs_reference and language_model.adapter is None:
+        # The starting model, also of a resumed run; never stepped, so in the type that it computes in.
         if resumed:
-            start = _load(config.model.path, placement).model
-            cast_weights(start.requires_grad_(False), placement.dtype)
+            start = _load(config.model.path, options).model
+            cast_weights(start.requires_grad_(False), options.dtype)
         else:
-            start = cast_copy(language_model.model, placement.dtype)
+            start = cast_copy(language_model.model, options.dtype)
         reference = PolicyModel(start)
-        shard(reference, placement)
-    shard(PolicyModel(language_model.model), placement)
-    if config.algorithm.kl_coefficient > 0 and reference is None:
-        reference = PolicyModel.of(language_model.model)  # with the adapter off
+        shard(reference, options)
+    model = PolicyModel(language_model.model)
+    shard(model, options)
+    if needs_reference and reference is None:
+        reference = model  # with its adapter off
     return Policy(
         language_model,
         algorithm=config.algorithm,

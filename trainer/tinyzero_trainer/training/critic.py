@@ -1,36 +1,41 @@
-"""The critic of PPO: what a completion is still worth, estimated before each of its tokens."""
+"""The critic of PPO: the value of a completion so far, estimated before each of its tokens."""
 
 import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.losses import token_weights, value_loss
-from tinyzero_trainer.checkpoint.sharded_tensors import load_parts, save_parts
+from tinyzero_trainer.checkpoint.sharded_tensors import load_parts
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.distributed import ulysses
-from tinyzero_trainer.distributed.dtensor import assign, full_tensor
+from tinyzero_trainer.distributed.dtensor import assign
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, device_of, on_device, ranks_of, shard
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.training import micro_batches as batching
 from tinyzero_trainer.training.logprobs import TokenModel, completion_states
-from tinyzero_trainer.training.micro_batches import MicroBatch, completion_lengths, in_row_order, micro_batches
-from tinyzero_trainer.training.optimizer import Optimizer
+from tinyzero_trainer.training.micro_batches import (
+    MicroBatch,
+    completion_lengths,
+    in_batch_order,
+    micro_batches,
+    to_device,
+)
+from tinyzero_trainer.training.optimizer import Optimizer, save_tensors
 from tinyzero_trainer.training.packing_checks import choose_layout
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
 from tinyzero_trainer.types import Rollout
-from tinyzero_trainer.utils import jagged as ragged
+from tinyzero_trainer.utils import jagged
 
 WEIGHTS, OPTIMIZER = "critic", "critic_optimizer"
-"""Of a checkpoint: files of one rank's, or directories with the parts of several."""
+"""In a checkpoint: files, or with several ranks directories."""
 
 
 class ValueModel(TokenModel):
-    """A language model's body with a scalar head, which starts at zero: at first nothing is known."""
+    """A language model's body with a scalar head, initialised to zero."""
 
     def __init__(self, language_model: LanguageModel) -> None:
         super().__init__(copy.deepcopy(language_model.model))
@@ -44,12 +49,12 @@ class ValueModel(TokenModel):
     def forward(self, batch: MicroBatch) -> Tensor:
         """[tokens] V(s_t) before each completion token."""
         own = self.head(completion_states(self.body, batch).float()).squeeze(-1)
-        (values,) = ulysses.all_gather([own], batch.counts, batch.line)
+        (values,) = ulysses.all_gather([own], batch.counts, batch.sequence_group)
         return values
 
 
 class Critic:
-    """The value model with its optimiser; over several ranks as the policy is."""
+    """The value model with its optimizer; over several ranks as the policy is."""
 
     def __init__(
         self,
@@ -57,21 +62,21 @@ class Critic:
         *,
         settings: CriticConfig,
         optimizer: OptimizerConfig,
-        placement: FsdpOptions | None = None,
+        options: FsdpOptions | None = None,
     ) -> None:
         """
         Args:
-            language_model: the start, not yet sharded; its weights are copied.
-            settings: learning rate and clip.
-            optimizer: everything else about the updates, shared with the policy.
-            placement: how the value model is sharded; None = it is not.
+            language_model: not yet sharded; its weights are copied.
+            settings: learning rate and clip range.
+            optimizer: everything else about updates, shared with the policy.
+            options: how the value model is sharded; None = it is not.
 
         Raises:
             ModelError: see `choose_layout`.
         """
         self.model = ValueModel(language_model)
-        if placement is not None:
-            shard(self.model, placement, exact=[self.model.head])
+        if options is not None:
+            shard(self.model, options, exact=[self.model.head])
         self._ranks, self._pad_id = ranks_of(self.model), language_model.pad_id
         self._settings, self._shared = settings, optimizer
         self._optimizer = Optimizer(self.model, optimizer)
@@ -79,16 +84,16 @@ class Critic:
 
     @property
     def parameters(self) -> int:
-        """How many the value model has."""
+        """Number of the value model's parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @torch.no_grad()
-    def values(self, samples: Sequence[Rollout]) -> Tensor:
-        """[tokens] V(s_t) before each token of the completions, in their order."""
+    def values(self, rollouts: Sequence[Rollout]) -> Tensor:
+        """[tokens] V(s_t) before each token of the completions."""
         self.model.eval()
         with on_device(self.model):
-            lengths = completion_lengths(samples)
-            return in_row_order(self._micro_batches(samples), self.model, lengths, self._ranks)
+            lengths = completion_lengths(rollouts)
+            return in_batch_order(self._micro_batches(rollouts), self.model, lengths, self._ranks)
 
     def update(self, batch: TrainingBatch) -> dict[str, float]:
         """As many passes and mini-batches as the policy's; returns the metrics `critic/*`.
@@ -96,53 +101,48 @@ class Critic:
         Raises:
             UpdateError: see `Optimizer.step`.
         """
-        tally = MetricAccumulator()
+        metrics = MetricAccumulator()
         with on_device(self.model, changed=True), self._optimizer.on_device(changed=True):
             for mini_batch in batch.mini_batches(self._shared):
-                self._update_mini_batch(mini_batch, tally)
+                self._update_mini_batch(mini_batch, metrics)
             self._optimizer.end()
-        tally.gather(self._ranks)
-        return {"critic/lr": self._settings.learning_rate, **_metrics(tally)}
+        metrics.gather(self._ranks)
+        return {"critic/lr": self._settings.learning_rate, **_metrics(metrics)}
 
-    def _update_mini_batch(self, mini_batch: TrainingBatch, tally: MetricAccumulator) -> None:
-        self.model.eval()  # without dropout, as the old values were found
-        self._optimizer.begin()
+    def _update_mini_batch(self, mini_batch: TrainingBatch, metrics: MetricAccumulator) -> None:
+        self.model.eval()  # without dropout, as for the old values
+        self._optimizer.zero_grad()
         of_completions = token_weights(mini_batch.lengths, "token-mean", max_tokens=1)
-        weights = ragged.repeat_to_tokens(of_completions, mini_batch.lengths)  # [tokens]
+        weights = jagged.repeat_to_tokens(of_completions, mini_batch.lengths)  # [tokens]
         for batch in self._micro_batches(mini_batch.rollouts):
-            part = mini_batch.select(batch.rows)
+            part = mini_batch.select(batch.indices)
             assert part.values is not None
             assert part.returns is not None
-            given = (part.values, part.returns, ragged.select(weights, mini_batch.lengths, batch.rows))
-            old, returns, weight = (batching.to_device(column, batch.tokens.device) for column in given)
+            columns = (part.values, part.returns, jagged.select(weights, mini_batch.lengths, batch.indices))
+            old, returns, weight = (to_device(column, batch.tokens.device) for column in columns)
             values = self.model(batch)
             loss, clipped = value_loss(values, old, returns, clip=self._settings.value_clip_range)
-            ((torch.zeros_like(weight) if batch.filler else weight) * loss).sum().backward()
-            if not batch.filler:
-                tally.keep(loss=loss, clipped=clipped.float(), values=old, returns=returns)
-        tally.end_mini_batch(self._optimizer.step(self._settings.learning_rate))
+            ((torch.zeros_like(weight) if batch.is_padding else weight) * loss).sum().backward()
+            if not batch.is_padding:
+                metrics.extend(loss=loss, clipped=clipped.float(), values=old, returns=returns)
+        metrics.end_mini_batch(self._optimizer.step(self._settings.learning_rate))
 
-    def _micro_batches(self, samples: Sequence[Rollout]) -> Iterator[MicroBatch]:
-        budget, device = self._shared.micro_batch_tokens, device_of(self.model)
+    def _micro_batches(self, rollouts: Sequence[Rollout]) -> Iterator[MicroBatch]:
         return micro_batches(
-            samples,
-            token_budget=budget,
+            rollouts,
+            token_budget=self._shared.micro_batch_tokens,
             pad_id=self._pad_id,
-            device=device,
+            device=device_of(self.model),
             layout=self._layout,
             ranks=self._ranks,
         )
 
     def save(self, directory: Path) -> None:
         """Write weights and moments."""
-        # A tied head is the embedding itself, and safetensors keeps no tensor twice.
+        # A tied head is the embedding itself, and safetensors stores no tensor twice.
         tensors = {name: value.detach() for name, value in self.model.named_parameters()}
         with on_device(self.model):
-            if self._ranks.several:
-                save_parts(directory / WEIGHTS, tensors)
-            else:
-                found = {name: full_tensor(tensor).cpu().contiguous() for name, tensor in tensors.items()}
-                save_file(found, directory / f"{WEIGHTS}.safetensors")
+            save_tensors(directory / WEIGHTS, tensors, sharded=self._ranks.is_distributed)
         self._optimizer.save(directory, OPTIMIZER)
 
     def load(self, directory: Path) -> None:
@@ -157,21 +157,21 @@ class Critic:
         self._optimizer.load(directory, OPTIMIZER)
 
 
-def _metrics(tally: MetricAccumulator) -> dict[str, float]:
-    """Empty if nothing counted."""
-    loss, clipped, values, returns = map(tally.column, ("loss", "clipped", "values", "returns"))
+def _metrics(metrics: MetricAccumulator) -> dict[str, float]:
+    """Empty if no token counted in the loss."""
+    loss, clipped, values, returns = map(metrics.column, ("loss", "clipped", "values", "returns"))
     if loss is None or clipped is None or values is None or returns is None:
         return {}
-    metrics = {
+    found = {
         "critic/vf_loss": loss.mean().item(),
         "critic/vf_clipfrac": clipped.mean().item(),
-        **{f"critic/{name}": value for name, value in tally.updates().items()},
+        **{f"critic/{name}": value for name, value in metrics.updates().items()},
     }
     for name, column in (("values", values), ("returns", returns)):
-        metrics[f"critic/{name}/mean"] = column.mean().item()
-        metrics[f"critic/{name}/max"] = column.max().item()
-        metrics[f"critic/{name}/min"] = column.min().item()
-    spread = returns.var(correction=0).item()
-    if spread > 0:
-        metrics["critic/vf_explained_var"] = 1 - (returns - values).var(correction=0).item() / spread
-    return metrics
+        found[f"critic/{name}/mean"] = column.mean().item()
+        found[f"critic/{name}/max"] = column.max().item()
+        found[f"critic/{name}/min"] = column.min().item()
+    variance = returns.var(correction=0).item()
+    if variance > 0:
+        found["critic/vf_explained_var"] = 1 - (returns - values).var(correction=0).item() / variance
+    return found

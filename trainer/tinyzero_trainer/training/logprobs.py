@@ -53,7 +53,7 @@ class TokenModel(nn.Module):
     def states(self, batch: MicroBatch) -> Tensor:
         """Last hidden states [own tokens, hidden] from which the completion tokens are predicted.
 
-        Own are those in `batch.predicts`: all of them, or those of this rank's slice of the packed row.
+        Own tokens are those of `batch.predicts`: all, or those of this rank's slice of the packed row.
         """
         return completion_states(self.body, batch)
 
@@ -109,13 +109,13 @@ class PolicyModel(TokenModel):
                 others = (reference_states, reference_weight, batch.targets)
                 reference_logprobs, _ = token_logprobs(*others, temperature=temperature)
             own = logprobs, entropies, SAMPLED[estimator](logprobs, reference_logprobs)
-        logprobs, entropies, *divergences = ulysses.all_gather(own, batch.counts, batch.line)
+        logprobs, entropies, *divergences = ulysses.all_gather(own, batch.counts, batch.sequence_group)
         divergence = divergences[0] if divergences else None
         return TokenStatistics(logprobs, entropies if entropy_gradient else entropies.detach(), divergence)
 
 
 def fuses_exact(states: Tensor) -> bool:
-    """Whether the exact divergence is fused too: on a CPU autograd keeps what that would compute again."""
+    """Whether the exact KL is fused too: on a CPU, autograd keeps what that would recompute."""
     return states.is_cuda
 
 
@@ -163,7 +163,7 @@ def frozen(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Within, the model is in evaluation mode, without dropout; afterwards in the mode that it was in."""
+    """Within, the model is in evaluation mode, without dropout; afterwards in its previous mode."""
     was_training = model.training
     model.eval()
     try:
@@ -180,7 +180,7 @@ def completion_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 
 
 def plain_head(model: PreTrainedModel) -> Tensor | None:
-    """The output head's matrix [vocabulary, hidden], if logits are its product with the states and nothing else."""
+    """The output head's matrix [vocabulary, hidden], if logits are just its product with the states."""
     config, output = model.config.get_text_config(), model.get_output_embeddings()
     changed = ("logit_scale", "logits_scaling", "final_logit_softcapping")
     if any(getattr(config, name, None) for name in changed) or getattr(output, "bias", None) is not None:
@@ -189,7 +189,7 @@ def plain_head(model: PreTrainedModel) -> Tensor | None:
 
 
 def head_of(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-    """From hidden states to logits, with the scaling and capping that a few architectures add."""
+    """The function from hidden states to logits, with the scaling and capping of a few architectures."""
     config = model.config.get_text_config()
     output = model.get_output_embeddings()
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)

@@ -3,7 +3,6 @@
 from torch import Tensor
 
 from tinyzero_trainer.algorithms.losses import LossFunction, LossInputs
-from tinyzero_trainer.config import AlgorithmConfig
 from tinyzero_trainer.training.logprobs import TokenStatistics
 
 
@@ -12,17 +11,17 @@ def policy_objective(
     inputs: LossInputs,
     *,
     policy_loss: LossFunction,
-    algorithm: AlgorithmConfig,
+    entropy_coefficient: float,
     kl_coefficient: float,
     is_weights: Tensor | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of each completion token, to be weighted and summed.
 
     Args:
-        statistics: of the present policy.
+        statistics: of the current policy.
         inputs: old log-probabilities, advantages and clip range.
         policy_loss: the surrogate.
-        algorithm: the entropy bonus and the clip range that is reported.
+        entropy_coefficient: weight of the entropy bonus.
         kl_coefficient: β of the KL in the loss.
         is_weights: [tokens] importance-sampling weights; None = 1.
 
@@ -31,7 +30,7 @@ def policy_objective(
     """
     surrogate = policy_loss(statistics.logprobs, inputs)
     loss = surrogate.loss if is_weights is None else is_weights * surrogate.loss
-    outside = (surrogate.ratio < 1 - algorithm.clip_ratio_low) | (surrogate.ratio > 1 + algorithm.clip_ratio_high)
+    outside = (surrogate.ratio < 1 - inputs.clip_ratio_low) | (surrogate.ratio > 1 + inputs.clip_ratio_high)
     metrics = {
         "pg_loss": loss,
         "pg_clipfrac": surrogate.clipped.float(),
@@ -42,8 +41,8 @@ def policy_objective(
     }
     if statistics.divergence is not None:
         metrics["kl_loss"] = statistics.divergence
-        # Plus: minimising the loss must draw the policy towards the reference.
+        # Added: minimising the loss pulls the policy towards the reference.
         loss = loss + kl_coefficient * statistics.divergence
-    if algorithm.entropy_coefficient:
-        loss = loss - algorithm.entropy_coefficient * statistics.entropy
+    if entropy_coefficient:
+        loss = loss - entropy_coefficient * statistics.entropy
     return loss, metrics

@@ -1,8 +1,8 @@
-"""Attention within packed sequences: a kernel that takes sequences of unequal length one after another.
+"""Attention within packed sequences: a kernel for sequences of unequal length one after another.
 
-On a GPU that is flash-attention where it is installed, else PyTorch's own; both compute in half precision. Elsewhere
-the model masks a square of the whole line, which costs the square of its length; but where ranks share a line none
-has all of it to mask, and what the kernels do is done in plain PyTorch.
+On a GPU that is flash-attention if it is installed, else PyTorch's own; both compute in half precision. Elsewhere the
+model masks the whole packed row, at a cost of the square of its length; but ranks that share a row have no whole one to
+mask, and compute the same as the kernels in plain PyTorch.
 """
 
 import importlib
@@ -23,7 +23,7 @@ from tinyzero_trainer.distributed.groups import SequenceParallelGroup
 from tinyzero_trainer.training.micro_batches import MicroBatch
 
 KERNEL = "tinyzero_varlen"
-"""Name under which transformers knows it."""
+"""The name that transformers knows it by."""
 
 
 def _if_installed(module: str, name: str) -> Any:
@@ -36,7 +36,7 @@ def _if_installed(module: str, name: str) -> Any:
 flash_attn = _if_installed("flash_attn", "flash_attn_varlen_func")
 varlen_attn = _if_installed("torch.nn.attention.varlen", "varlen_attn")  # since PyTorch 2.10
 
-# Heads that share keys need this word since PyTorch 2.12; before, the kernel took them without.
+# Required for heads that share keys since PyTorch 2.12, and unknown before.
 _GROUPED: Mapping[str, Any] = (
     {"enable_gqa": True} if "enable_gqa" in str(varlen_attn and signature(varlen_attn)) else {}
 )
@@ -45,13 +45,13 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def use_kernel(model: PreTrainedModel, dtype: torch.dtype, device: torch.device, *, or_plain: bool = False) -> bool:
-    """Let a model attend through a kernel for packed sequences from now on; False where there is none for it.
+    """Make a model attend through a kernel for packed sequences; False if there is none for it.
 
     Args:
-        model: what it does with padded lines and a cache stays as it was.
-        dtype: type that it computes in.
-        device: where it computes, which need not be where it is now.
-        or_plain: where there is no kernel, through the same in plain PyTorch, as ranks that share a line need it.
+        model: its attention over padded rows and with a cache stays the same.
+        dtype: that it computes in.
+        device: that it computes on; the model may be elsewhere.
+        or_plain: without a kernel, attend in plain PyTorch, as sequence-parallel ranks need it.
     """
     if not or_plain and not _has_kernel(device, dtype):
         return False
@@ -70,9 +70,9 @@ def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
 def _is_plain(model: PreTrainedModel) -> bool:
     """Whether a model attends as the kernel does: no sinks, no capped scores, no chunks."""
     config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    known = kinds <= {"full_attention", "sliding_attention"} and not getattr(config, "attn_logit_softcapping", None)
-    # Where scaled_dot_product_attention will not do, transformers has chosen an implementation of its own.
+    types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    known = types <= {"full_attention", "sliding_attention"} and not getattr(config, "attn_logit_softcapping", None)
+    # Where scaled_dot_product_attention does not suffice, transformers has chosen another implementation.
     return known and bool(model.config._attn_implementation == "sdpa")
 
 
@@ -82,19 +82,19 @@ def has_kernel(model: PreTrainedModel) -> bool:
 
 
 def arguments(model: PreTrainedModel, batch: MicroBatch) -> Mapping[str, Any]:
-    """What the model's forward pass is given beside the tokens, so that no sequence sees another."""
+    """Arguments of the model's forward pass besides the tokens, so that no sequence sees another."""
     if batch.boundaries is None:
         return {"attention_mask": batch.mask}
     if not has_kernel(model):
         return {"attention_mask": None, "position_ids": batch.positions}
-    longest = -(-batch.longest // 64) * 64  # only a bound; coarse, or compiled code is specialised to each
+    longest = -(-batch.longest // 64) * 64  # a coarse bound: compiled code is specialised to each value
     return {
-        # With a mask of four dimensions, as if made by hand, transformers makes none; the kernel looks at none.
+        # A mask of four dimensions keeps transformers from making one; the kernel ignores it.
         "attention_mask": batch.tokens.new_ones(1, 1, 1, 1, dtype=torch.bool),
         "position_ids": batch.positions,
         "cu_seq_lens_q": batch.boundaries,
         "max_length_q": longest,
-        **({} if batch.line is None else {"line_of_ranks": batch.line}),
+        **({} if batch.sequence_group is None else {"sequence_group": batch.sequence_group}),
     }
 
 
@@ -108,12 +108,12 @@ def _attend(
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
     sliding_window: int | None = None,
-    line_of_ranks: SequenceParallelGroup | None = None,
+    sequence_group: SequenceParallelGroup | None = None,
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """As transformers calls attention: query [1, heads, tokens, head size], key and value with as many heads or fewer.
 
-    With `line_of_ranks` the tokens are this rank's slice of the line; the boundaries are always those of all of it.
+    With `sequence_group` the tokens are this rank's slice of the row; the boundaries are always of the whole row.
 
     Returns:
         [1, tokens, heads, head size], and no attention weights.
@@ -121,11 +121,11 @@ def _attend(
     if cu_seq_lens_q is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
     assert max_length_q is not None
-    given = (states.squeeze(0) for states in (query, key, value))
-    if line_of_ranks is None:
-        query, key, value = (states.transpose(0, 1) for states in given)  # [tokens, heads, size]
+    states = (column.squeeze(0) for column in (query, key, value))
+    if sequence_group is None:
+        query, key, value = (column.transpose(0, 1) for column in states)  # [tokens, heads, size]
     else:
-        query, key, value = (ulysses.to_heads(states, line_of_ranks) for states in given)
+        query, key, value = (ulysses.to_heads(column, sequence_group) for column in states)
     window = (-1 if sliding_window is None else sliding_window - 1, 0)
     bounds = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
     if not _has_kernel(query.device, query.dtype):
@@ -134,33 +134,33 @@ def _attend(
         attended = flash_attn(query, key, value, *bounds, softmax_scale=scaling, causal=True, window_size=window)
     else:
         attended = varlen_attn(query, key, value, *bounds, scale=scaling, window_size=window, **_GROUPED)
-    if line_of_ranks is not None:
-        attended = ulysses.to_tokens(attended, line_of_ranks)
+    if sequence_group is not None:
+        attended = ulysses.to_tokens(attended, sequence_group)
     return attended.unsqueeze(0), None
 
 
 def one_after_another(
     query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, *, scale: float | None, window: int
 ) -> Tensor:
-    """What the kernels compute, in plain PyTorch and any precision: each sequence by itself.
+    """What the kernels compute, in plain PyTorch and any precision: one sequence after another.
 
     Args:
         query: [tokens, heads, size]; key and value with as many heads or fewer.
         key: of the same tokens.
         value: of the same tokens.
-        boundaries: [sequences + 1] where each begins, and where the last ends.
+        boundaries: [sequences + 1] where each starts, and where the last ends.
         scale: of the scores; None = 1 / √size.
-        window: tokens before its own that each sees; -1 = all.
+        window: tokens before itself that each sees; -1 = all.
     """
     attended = []
     for start, end in pairwise(boundaries.tolist()):
         q, k, v = (states[start:end].transpose(0, 1)[None] for states in (query, key, value))
-        seen = None
+        mask = None
         if window >= 0:
-            places = torch.arange(end - start, device=query.device)
-            distance = places[:, None] - places
-            seen = (distance >= 0) & (distance <= window)
+            positions = torch.arange(end - start, device=query.device)
+            distance = positions[:, None] - positions
+            mask = (distance >= 0) & (distance <= window)
         attended.append(
-            scaled_dot_product_attention(q, k, v, seen, is_causal=seen is None, scale=scale, enable_gqa=True)
+            scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=True)
         )
     return torch.cat(attended, dim=2)[0].transpose(0, 1)

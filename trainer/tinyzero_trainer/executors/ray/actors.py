@@ -35,7 +35,7 @@ with without_collector():
     from tinyzero_trainer.rollout.vllm.engine import START_SECONDS
     from tinyzero_trainer.rollout.vllm.sync_check import PARAMS, compare, probes
     from tinyzero_trainer.rollout.weight_sync import named_weights
-    from tinyzero_trainer.training.build import Learners, build_learners
+    from tinyzero_trainer.training.build import TrainedModels, build_trained_models
     from tinyzero_trainer.types import Generation
     from tinyzero_trainer.utils.oom import catch_out_of_memory
 
@@ -130,7 +130,7 @@ class TrainerActor(EngineActor):
     It may have a rollout engine, which time-shares the GPU with them.
     """
 
-    _learners: Learners
+    _models: TrainedModels
     _pass: Iterator[tuple[str, Tensor]] | None = None
 
     def __init__(self, config: TrainConfig, index: int, count: int, device: str) -> None:
@@ -165,13 +165,13 @@ class TrainerActor(EngineActor):
     def build(self, checkpoint: Path | None) -> LanguageModel | None:
         """Load and shard the models; the first rank returns the policy's without its weights."""
         with catch_out_of_memory("the models were loaded"):
-            placement = FsdpOptions.of(self._config, self._device)
-            self._learners = build_learners(self._config, placement, checkpoint=checkpoint)
+            options = FsdpOptions.of(self._config, self._device)
+            self._models = build_trained_models(self._config, options, checkpoint=checkpoint)
         if self._device.type == "cuda":
             with catch_out_of_memory("the largest micro-batch was tried out"):
                 work = workload_of(self._config, self._config.data.max_prompt_tokens)
-                self._learners.policy.warm_up(settings_at(self._config, 1), work.micro_batch * work.sequence_parallel)
-        return without_weights(self._learners.language_model) if self._index == 0 else None
+                self._models.policy.warm_up(settings_at(self._config, 1), work.micro_batch * work.sequence_parallel)
+        return without_weights(self._models.language_model) if self._index == 0 else None
 
     def gpu_memory(self) -> GpuMemoryUsage | None:
         """Of its GPU."""
@@ -179,7 +179,7 @@ class TrainerActor(EngineActor):
 
     def do(self, role: str, method: str, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         """Call a method of `policy` or `critic`, or read a property; the first rank returns its result."""
-        found, (args, kwargs) = getattr(getattr(self._learners, role), method), arguments
+        found, (args, kwargs) = getattr(getattr(self._models, role), method), arguments
         result = found(*args, **kwargs) if callable(found) else found
         return result if self._index == 0 else None
 
@@ -197,7 +197,7 @@ class TrainerActor(EngineActor):
             self.close()
         with self._one_pass(), catch_out_of_memory("the rollout engine took over the weights"):
             self.engine = build_engine(
-                self._config, self._learners.language_model, notes.append, source=self._full_weights, number=self._index
+                self._config, self._models.language_model, notes.append, source=self._full_weights, number=self._index
             )
         return notes
 
@@ -219,7 +219,7 @@ class TrainerActor(EngineActor):
             pass
 
     def _full_weights(self) -> Iterator[tuple[str, Tensor]]:
-        self._pass = named_weights(self._learners.language_model.model)
+        self._pass = named_weights(self._models.language_model.model)
         return self._pass
 
     @contextmanager
@@ -236,13 +236,13 @@ class TrainerActor(EngineActor):
 
     def probe_engine(self) -> list[Generation]:
         """The probes' completions by its engine, for `check_engine`."""
-        prompts = probes(len(self._learners.language_model.tokenizer))
+        prompts = probes(len(self._models.language_model.tokenizer))
         return [group[0] for group in self.engine.generate(prompts, 1, PARAMS, seed=0)]
 
     def check_engine(self, completions: list[Generation]) -> None:
         """Together with all other ranks: whether the engine of these completions has the policy's weights."""
         dtype = compute_dtype(self._config.model.dtype, self._device)
-        compare(self._learners.language_model, dtype, completions)
+        compare(self._models.language_model, dtype, completions)
 
 
 class RolloutActor(EngineActor):
