@@ -129,7 +129,7 @@ class World:
     def logprobs(self, samples: Sequence[Rollout], temperature: float) -> torch.Tensor:
         return torch.full((len(samples),), -1.0)
 
-    def update(self, experience: TrainingBatch, now: StepSettings) -> dict[str, float]:
+    def update(self, experience: TrainingBatch, settings: StepSettings) -> dict[str, float]:
         sample = experience.rollouts[0]
         self.trained.append((sample.prompt.item.ground_truth, sample.generation.token_ids[0]))
         self.during_update()

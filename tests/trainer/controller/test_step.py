@@ -77,8 +77,8 @@ class FakePolicy:
         self.asked.append(("reference", temperature))
         return torch.full((sum(len(sample.generation.token_ids) for sample in samples),), REFERENCE)
 
-    def update(self, experience: TrainingBatch, now: StepSettings) -> dict[str, float]:
-        self.updates.append((experience, now))
+    def update(self, experience: TrainingBatch, settings: StepSettings) -> dict[str, float]:
+        self.updates.append((experience, settings))
         return {}
 
 
@@ -168,8 +168,8 @@ def test_old_and_reference_logprobs_are_those_at_the_temperature_of_the_step(tak
     assert policy.asked == [("policy", NOW), ("reference", NOW)]
     assert metrics["actor/kl_coef"] == pytest.approx(0.3)
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(POLICY - REFERENCE)
-    ((_, now),) = policy.updates
-    assert (now.temperature, now.kl_coefficient) == (NOW, pytest.approx(0.3))
+    ((_, settings),) = policy.updates
+    assert (settings.temperature, now.kl_coefficient) == (NOW, pytest.approx(0.3))
 
 
 def test_a_pass_before_several_updates_is_at_the_temperature_of_the_step(take) -> None:

@@ -34,7 +34,7 @@ def test_a_rank_iterates_over_the_weights_once_whatever_fails(fails: str, monkey
 
     monkeypatch.setattr(actors, "named_weights", named_weights)
     rank = actors.TrainerActor(make_config({"run": {"task": "countdown"}}), 0, 2, "cpu")
-    rank._learners = SimpleNamespace(language_model=SimpleNamespace(model=None))  # type: ignore[assignment]
+    rank._models = SimpleNamespace(language_model=SimpleNamespace(model=None))  # type: ignore[assignment]
     rank.engine = SimpleNamespace(load_weights=load_weights)  # type: ignore[assignment]
     for _ in range(2):
         with nullcontext() if fails == "never" else pytest.raises(EngineDiedError):

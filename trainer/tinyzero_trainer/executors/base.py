@@ -34,7 +34,7 @@ class PolicyWorker(Protocol):
     def reference_logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
         """[tokens] log π_ref of every sampled token."""
 
-    def update(self, batch: TrainingBatch, now: StepSettings) -> dict[str, float]:
+    def update(self, batch: TrainingBatch, settings: StepSettings) -> dict[str, float]:
         """Train on a batch; metrics `actor/*`."""
 
     def export(self, directory: Path) -> None:
