@@ -124,7 +124,7 @@ def build_micro_batches(batch: TrainingBatch, config: TrainConfig, packing: Any)
         for micro_batch in micro_batches(
             mini_batch.rollouts, token_budget=budget, pad_id=0, device=cpu, layout=packing
         ):
-            mini_batch.select(micro_batch.rows)
+            mini_batch.select(micro_batch.indices)
 
 
 def main(

@@ -169,7 +169,7 @@ def test_old_and_reference_logprobs_are_those_at_the_temperature_of_the_step(tak
     assert metrics["actor/kl_coef"] == pytest.approx(0.3)
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(POLICY - REFERENCE)
     ((_, settings),) = policy.updates
-    assert (settings.temperature, now.kl_coefficient) == (NOW, pytest.approx(0.3))
+    assert (settings.temperature, settings.kl_coefficient) == (NOW, pytest.approx(0.3))
 
 
 def test_a_pass_before_several_updates_is_at_the_temperature_of_the_step(take) -> None:
