@@ -115,13 +115,6 @@ def test_verl_may_be_given_the_task_and_its_options():
     assert compute_score("lighteval/MATH", WRONG, TRUTH, task="countdown", options=options, details=True) == details
 
 
-def test_a_data_file_cannot_choose_a_file_to_run(write_task):
-    path = write_task()
-    with pytest.raises(SettingsError, match="a data file may not choose"):
-        compute_score(path, "<answer>1</answer>", 1)
-    assert compute_score(path, "<answer>1</answer>", 1, task=path) == 1.0
-
-
 def test_a_reward_travels_to_other_processes_with_its_workers():
     task = load_task("countdown", options={"reward": "tinyzero"})
     with pickle.loads(pickle.dumps(ComputeScore(task, workers=1, timeout=3.0))) as copy:

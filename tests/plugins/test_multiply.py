@@ -229,13 +229,6 @@ def test_items_have_the_asked_digits_and_depend_on_their_index_alone():
     assert all(item.ground_truth == truth(**item.data) for item in items)
 
 
-def test_splits_share_no_problem():
-    small = load_task("multiply", options={"digits": [2, 2]})
-    train, test = (set(map(small.item_key, small.dataset(split, 200))) for split in ("train", "test"))
-    assert len(train) == len(test) == 200
-    assert not train & test
-
-
 @pytest.mark.parametrize("digits", [[0, 3], [3, 10], [3], [3, 3, 3]])
 def test_impossible_digits_are_refused(digits):
     with pytest.raises(SettingsError, match="digits"):

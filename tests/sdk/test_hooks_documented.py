@@ -25,18 +25,10 @@ def test_the_documentation_lists_the_hooks_and_no_others():
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_hook_is_documented_with_its_arguments(name):
+def test_hook_is_documented_with_its_arguments_and_tested(name):
     arguments = ", ".join(inspect.signature(SPECS[name]).parameters)
     assert f"\n### `{name}({arguments})`\n" in DOCUMENT
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_hook_has_a_docstring(name):
     assert inspect.getdoc(SPECS[name])
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_hook_has_a_test(name):
     files = Path(__file__).parent.rglob("test_*.py")
     assert any(f"\ndef test_hook_{name}(" in path.read_text(encoding="utf-8") for path in files)
 

@@ -9,6 +9,7 @@ import pytest
 HEAVY = {"torch", "transformers", "ray", "numpy", "pyarrow", "pydantic", "matplotlib"}
 IMPORT = "import tinyzero_sdk"
 LIBRARY = "import asyncio, http.server, logging.config, multiprocessing.pool, unittest.mock, xml.dom.minidom"
+LOAD = "import tinyzero_sdk; tinyzero_sdk.load_task({task!r})"
 HELP = "import sys; sys.argv = ['tinyzero', '--help']\nfrom tinyzero_sdk.cli import main\nmain()"
 
 
@@ -29,8 +30,9 @@ def test_start_up_costs_no_more_than_a_few_modules_of_the_standard_library(code,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", [IMPORT, HELP], ids=["import", "help"])
-def test_nothing_heavy_is_imported(code):
+@pytest.mark.parametrize("code", [IMPORT, HELP, LOAD], ids=["import", "help", "load_task"])
+def test_nothing_heavy_is_imported(code, write_task):
+    code = code.format(task=write_task())
     code = f"import atexit, sys\natexit.register(lambda: print('loaded', *sys.modules))\n{code}"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = run.stdout.splitlines()[-1].split()

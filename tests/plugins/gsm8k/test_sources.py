@@ -160,12 +160,6 @@ def test_a_folder_without_a_test_split_says_what_to_do(tmp_path):
         task.generate("test", 1)
 
 
-def test_a_test_share_is_refused_where_it_has_no_effect(tmp_path):
-    task = open_path(split_files(tmp_path))
-    with pytest.raises(SettingsError, match="has no effect on 'gsm8k'"):
-        task.dataset("train", 3, test_fraction=0.5)
-
-
 def test_a_path_for_synthetic_problems_is_refused():
     with pytest.raises(SettingsError, match="no effect"):
         load_task("gsm8k", options={"source": "synthetic", "path": "x.jsonl"})

@@ -103,15 +103,6 @@ def test_names_and_idle_facts_make_no_new_problem():
     assert len(by_signature) > 3_700
 
 
-@pytest.mark.slow
-def test_splits_share_no_problem():
-    train = {item.data["signature"] for item in task.dataset("train", 1000)}
-    test = {item.data["signature"] for item in task.dataset("test", 100)}
-    assert len(train) == 1000
-    assert len(test) == 100
-    assert not train & test
-
-
 def test_the_same_seed_gives_the_same_problems_and_another_seed_others():
     assert list(task.generate("train", 20, start=100)) == ITEMS[100:120]
     assert not {item.data["question"] for item in task.generate("train", 50, seed=1)} & {

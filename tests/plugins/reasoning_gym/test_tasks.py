@@ -253,11 +253,3 @@ def test_the_list_of_the_family_says_which_scorers_are_unsafe(capsys):
     assert {name for name, row in rows.items() if row.get("unsafe_scorer")} == {f"rg/{name}" for name in UNSAFE}
     assert {name for name, row in rows.items() if row.get("unsupported")} == {f"rg/{name}" for name in UNSUPPORTED}
     assert not any(row["broken"] for row in rows.values())
-
-
-def test_a_sample_leaves_the_score_of_an_unsafe_one_out(capsys):
-    with pytest.raises(SystemExit):
-        main(["sample", "--task", "rg/countdown", "-n", "1", "--json"])
-    [problem] = json.loads(capsys.readouterr().out)
-    assert problem["solution"].startswith("<answer>")
-    assert problem["score"] is None

@@ -128,13 +128,3 @@ def test_sample_of_a_task_without_solutions(run, write_task):
     code, out, _ = run("sample", "--task", write_task(), "-n", 1)
     assert code == 0
     assert "gold completion" not in out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_unwritable_prompt_is_blamed_on_its_hook(run, write_task, tmp_path, workers):
-    broken = write_task(make_prompt=r"@hookimpl" + "\n" + r"def make_prompt(): return 'a\ud800'")
-    code, _, err = run("data", "-t", broken, "-o", tmp_path / "out", "--size", 200, "--workers", workers)
-    assert code == 2
-    assert err.startswith("error: task 'say': make_prompt returned 'a\\ud800' (str); expected ")
-    assert len(err.splitlines()) == 1

@@ -3,13 +3,12 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Completion, Item, TaskInfo
-from tinyzero_sdk.data.rows import completion_of, ground_truth_of, item_to_row, make_table, plain, row_to_item
+from tinyzero_sdk.data.rows import completion_of, ground_truth_of, item_to_row, plain, row_to_item
 from tinyzero_sdk.errors import DataError
 
 # Rows as TinyZero's own preprocessing writes them and pandas reads them.
@@ -54,11 +53,6 @@ def test_row_has_the_columns_that_tinyzero_and_verl_read():
     }
 
 
-def test_chat_prompt_is_kept_message_by_message():
-    messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 1?"}]
-    assert item_to_row(make_task(messages), Item(2), index=0, split="train")["prompt"] == messages
-
-
 @given(truth=json_values.filter(lambda value: value is not None), data=json_values)
 def test_item_survives_its_row(truth, data):
     item = Item(truth, {"own": data})
@@ -70,23 +64,6 @@ def test_row_of_tinyzero_is_read_as_plain_json():
     assert item == Item({"numbers": [44, 19, 35], "target": 98}, {"target": 98, "nums": [44, 19, 35]})
     assert type(item.ground_truth["target"]) is int
     assert type(item.data["nums"]) is list
-
-
-def test_table_holds_the_same_rows_as_dictionaries():
-    task = make_task()
-    items = [Item({"n": number}, {"nums": [number, 2]}) for number in range(3)]
-    rows = [item_to_row(task, item, index=5 + place, split="train") for place, item in enumerate(items)]
-    table = make_table(
-        task,
-        pa.array([item.ground_truth for item in items]),
-        pa.array([item.data for item in items]),
-        prompts=pa.array([row["prompt"] for row in rows]),
-        first_index=5,
-        split="train",
-        difficulties=pa.array([2.5] * 3),
-        keys=pa.array(["k"] * 3),
-    )
-    assert table.to_pylist() == rows
 
 
 def test_task_column_must_not_hide_one_of_the_format():

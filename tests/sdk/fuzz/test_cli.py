@@ -34,6 +34,8 @@ def test_a_finding_is_shown_kept_once_and_replayed(run, write_task, tmp_path):
         kept = read_cases(cases)
         assert kept[0] == mine
         assert len(kept) == 2
+    report = json.loads(run(task, "--time", 20, "--workers", 1, "--first", "--json").stdout)
+    assert (report["tried"] > 0, len(report["findings"])) == (True, 1)
     replay = next(line for line in done.stdout.splitlines() if "--replay" in line)
     words = shlex.split(replay.partition("replay")[2])
     assert words[:3] == ["tinyzero", "check", "./say.py"]
@@ -59,16 +61,6 @@ def test_what_the_oracle_does_not_know_is_no_case_and_is_replayed_without_a_labe
     refused = CliRunner().invoke(build_app(), words[1:])
     assert isinstance(refused.exception, SettingsError)
     assert '"correct"' in str(refused.exception)
-
-
-@pytest.mark.slow
-def test_json_and_a_clean_task(run, write_task, tmp_path):
-    done = run(write_task(solve=SOLVE, oracle=ORACLE), "--time", 3, "--workers", 1, "--json")
-    assert done.exit_code == 0, done.output
-    report = json.loads(done.stdout)
-    assert report["findings"] == []
-    assert report["tried"] > 0
-    assert not (tmp_path / "say.cases.jsonl").exists()
 
 
 def test_a_file_that_holds_no_cases_is_refused_before_the_search(run, write_task, tmp_path):

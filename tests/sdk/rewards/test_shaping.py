@@ -27,7 +27,7 @@ def score(write_task):
 
 
 @pytest.mark.parametrize(("text", "value"), [(RIGHT, 1.0), (WRONG, 0.1), (NONE, 0.0)])
-def test_format_score_pays_a_wrong_answer_a_little(score, text, value):
+def test_format_score_rewards_a_wrong_answer_a_little(score, text, value):
     verdict = score("format", text)
     assert (verdict.value, verdict.correct) == (value, text == RIGHT)
     assert verdict.unshaped == float(text == RIGHT)
@@ -46,13 +46,6 @@ def test_cosine_is_the_papers_formula(score, text, length):
     low, high = (1.0, 2.0) if text == RIGHT else (0.0, -10.0)
     expected = low + 0.5 * (high - low) * (1 + math.cos(math.pi * length / 100))
     assert score("cosine(limit=100)", text, length).value == pytest.approx(expected)
-
-
-def test_cosine_favours_short_right_and_long_wrong_answers(score):
-    right, wrong = ([score("cosine(limit=100)", text, n).value for n in range(0, 100, 10)] for text in (RIGHT, WRONG))
-    assert right == sorted(right, reverse=True)
-    assert wrong == sorted(wrong)
-    assert min(right) >= 1.0 > 0.0 >= max(wrong)
 
 
 @pytest.mark.parametrize(("tokens", "finished"), [(100, True), (100, False), (40, False)])

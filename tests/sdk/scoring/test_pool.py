@@ -25,56 +25,58 @@ import ctypes, os, re, signal, subprocess, sys, time
 
 hoard = []
 
+def loop(path):
+    if path:
+        open(f"{path}.{os.getpid()}", "w").close()
+    9**9**9
+
+def never_end():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        try:
+            while True:
+                pass
+        except BaseException:
+            pass
+
+def leave_child(path):
+    child = subprocess.Popen(["sleep", "60"])
+    open(path, "w").write(str(child.pid))
+    time.sleep(60)
+
+def log(path):
+    print("scored", file=open(path, "a"), flush=True)
+    time.sleep(0.1)
+
+ACTIONS = {
+    "sleep": lambda _: time.sleep(60),
+    "loop": loop,
+    "backtracking": lambda _: re.match("(a|a)*b", "a" * 60),
+    "immortal": lambda _: never_end(),
+    "os._exit": lambda _: os._exit(0),
+    "sys.exit": lambda _: sys.exit(),
+    "segfault": lambda _: os.kill(os.getpid(), signal.SIGSEGV),
+    "huge": lambda _: bytearray(10**11),
+    "hoard": lambda _: hoard.append(b"x" * (32 << 20)),
+    "print": lambda _: (print("noise", flush=True), os.write(1, b"noise")),
+    "child": leave_child,
+    "log": log,
+    "nap": lambda _: time.sleep(0.1),
+    "fork": lambda _: os.fork(),
+    "close": lambda _: os.closerange(3, 256),
+}
+
 @hookimpl
 def score(answer, ground_truth):
-    if answer == "sleep":
-        time.sleep(60)
-    if answer.startswith("C loop"):
-        if mark := answer.removeprefix("C loop").strip():
-            open(f"{mark}.{os.getpid()}", "w").close()
-        9**9**9
-    if answer == "backtracking":
-        re.match("(a|a)*b", "a" * 60)
-    if answer == "immortal":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        while True:
-            try:
-                while True:
-                    pass
-            except BaseException:
-                pass
-    if answer == "os._exit":
-        os._exit(0)
-    if answer == "sys.exit":
-        sys.exit()
-    if answer == "segfault":
-        os.kill(os.getpid(), signal.SIGSEGV)
-    if answer == "huge":
-        bytearray(10**11)
-    if answer == "hoard":
-        hoard.append(b"x" * (32 << 20))
-    if answer == "print":
-        print("noise", flush=True)
-        os.write(1, b"noise")
-    if answer.startswith("child"):
-        child = subprocess.Popen(["sleep", "60"])
-        open(answer.partition(" ")[2], "w").write(str(child.pid))
-        time.sleep(60)
-    if answer.startswith("log"):
-        print("scored", file=open(answer.partition(" ")[2], "a"), flush=True)
-        time.sleep(0.1)
-    if answer == "nap":
-        time.sleep(0.1)
-    if answer.startswith("fork"):
-        os.fork()
-    if answer.endswith("close"):
-        os.closerange(3, 256)
     if answer == "change":
         ground_truth.clear()
+    for action in answer.split(" and "):
+        name, _, path = action.partition(" ")
+        ACTIONS.get(name, lambda _: None)(path)
     return float(answer == str(ground_truth))
 """
 REASONS = {
-    **dict.fromkeys(("sleep", "C loop", "backtracking", "immortal"), "timeout"),
+    **dict.fromkeys(("sleep", "loop", "backtracking", "immortal"), "timeout"),
     **dict.fromkeys(("os._exit", "sys.exit", "segfault", "huge"), "error"),
     **dict.fromkeys(("print", "change"), "wrong"),
 }
@@ -181,12 +183,12 @@ def test_answers_done_before_a_kill_are_not_done_again(hostile, tmp_path):
 
 @pytest.mark.slow
 def test_answers_that_fork_or_close_the_socket_cost_themselves_only(hostile):
-    completions, truths = right_and(["fork", "close", "fork close"], 60)
+    completions, truths = right_and(["fork", "close", "fork and close"], 60)
     completions[-1] = tagged("close")
     with ScoringPool(hostile, workers=2) as pool:
         for _ in range(2):
             scores = pool.score(completions, truths)
-            assert reasons_of(completions, scores) == {"fork": "wrong", "close": "error", "fork close": "error"}
+            assert reasons_of(completions, scores) == {"fork": "wrong", "close": "error", "fork and close": "error"}
             assert sum(score.correct for score in scores) == 56
 
 
@@ -237,7 +239,7 @@ pool.score([Completion("<answer>1</answer>")] * 8, [1] * 8)
 pids = Path({str(tmp_path)!r}) / "pids"
 pids.with_suffix(".tmp").write_text(" ".join(str(worker.process._process.pid) for worker in pool._workers))
 pids.with_suffix(".tmp").rename(pids)
-pool.score([Completion("<answer>C loop {tmp_path}/mark</answer>")] * 8, [1] * 8)
+pool.score([Completion("<answer>loop {tmp_path}/mark</answer>")] * 8, [1] * 8)
 """
     )
     process = subprocess.Popen([sys.executable, str(script)])

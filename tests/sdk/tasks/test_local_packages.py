@@ -1,4 +1,4 @@
-"""Tasks in packages that are not installed: every form of path finds them, and what is no task is told."""
+"""Tasks in packages that are not installed: every form of path finds them, and other paths are reported."""
 
 import pickle
 import sys
@@ -127,7 +127,8 @@ def test_a_path_to_no_task(tmp_path, monkeypatch, source, found):
 
 
 @pytest.mark.parametrize("source", ["./data", "../data", "data/", ".", "..", "/data", "data.py"])
-def test_a_data_file_may_not_choose_a_path(source):
+def test_a_data_file_may_not_choose_a_path(source, write_task):
+    assert compute_score(source, "<answer>1</answer>", 1, task=write_task()) == 1.0
     with pytest.raises(SettingsError, match="which a data file may not choose"):
         compute_score(source, "<answer>3</answer>", 3)
     assert not is_path("data/name")  # a task of a family

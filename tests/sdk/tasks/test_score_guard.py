@@ -194,11 +194,6 @@ def test_special_tokens_do_not_change_the_score(write_task):
     task = load_task(write_task())
     for token in ("<|im_end|>", "<|eot_id|>", "<｜end▁of▁sentence｜>"):
         assert task.score_completion(f"<answer>3{token}</answer>{token}\n{token}", 3).correct
-    whole = load_task(
-        write_task("whole", extract_answer="@hookimpl\ndef extract_answer(completion): return completion")
-    )
-    for end in ("<|im_end|>", "<|endoftext|></s>", "</s></s>", "<end_of_turn><eos><pad><pad>"):
-        assert whole.score_completion(f"3{end}", 3).correct
 
 
 @pytest.mark.parametrize("filling", ["</s>", "<|a|>", "<answer>", "x"])

@@ -15,7 +15,6 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.tasks.registry import load_task_from_line
 from tinyzero_sdk.testing import PROPERTIES, Checker, check_task, known_cases, task_under_test
 from tinyzero_sdk.testing.cases import Case, read_cases, write_cases
-from tinyzero_sdk.testing.report import show_text
 
 EMPTY_IS_REWARDED = BREAKERS["emptiness-pays-nothing"]["score"]
 WAIVED = """
@@ -92,11 +91,6 @@ def test_a_scorer_that_hangs_costs_its_process_only(write_sum):
     hangs = "@hookimpl\ndef score(answer, ground_truth):\n    while True:\n        pass\n"
     report = check_task(load_task(write_sum(score=hangs)), properties=["gold-scores-full"], examples=1, cases=[])
     assert report["gold-scores-full"].failure.got == "no score: the scorer hung, and its process was killed"
-
-
-def test_texts_are_shown_without_what_a_terminal_obeys():
-    assert show_text("\x1b[2J\ud800") == r"'\x1b[2J\ud800'"
-    assert show_text("<a>" + "()" * 5000 + "\n") == r"'<a>' + '()' * 5000 + '\n'"
 
 
 def pytest_in(directory, *words):

@@ -1,5 +1,8 @@
 """A good task has every property; a task that lacks one fails its check, with a small example."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.sdk.testing.broken_tasks import BREAKERS, MORE_BREAKERS, SCORE
@@ -9,6 +12,8 @@ from tinyzero_sdk.testing import PROPERTIES, check_task, sandbox
 from tinyzero_sdk.testing.gold import TestCompletion
 from tinyzero_sdk.testing.property import Failure, Property
 from tinyzero_sdk.testing.task_under_test import TaskUnderTest
+
+DOCUMENT = (Path(__file__).parents[3] / "docs/conformance.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -24,8 +29,19 @@ def failure_of(path, prop):
     return report[prop].failure
 
 
-def test_every_property_has_a_task_that_lacks_it():
-    assert {*BREAKERS, "labelled-cases"} == {prop.name for prop in PROPERTIES}
+def test_every_property_has_a_task_that_lacks_it_and_a_section_in_the_documentation():
+    names = [prop.name for prop in PROPERTIES]
+    assert {*BREAKERS, "labelled-cases"} == {*names}
+    assert re.findall(r"^### `(.+)`$", DOCUMENT, re.MULTILINE) == names
+
+
+@pytest.mark.parametrize("prop", PROPERTIES, ids=lambda prop: prop.name)
+def test_property_is_documented(prop):
+    section = " ".join(DOCUMENT.partition(f"\n### `{prop.name}`\n")[2].partition("\n### ")[0].split())
+    assert prop.text in section
+    assert prop.reason in section
+    assert all(f"`{hook}`" in section.partition("*Needs*")[2] for hook in prop.needs)
+    assert bool(prop.examine or prop.completions or prop.strategy)
 
 
 @pytest.mark.slow
