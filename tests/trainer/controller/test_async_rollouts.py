@@ -419,7 +419,7 @@ def test_where_it_works_and_old_samples_are_weighed() -> None:
             {"run": {"executor": "local"}, "rollout": {"num_engines": 0}},
             "set run.executor=ray and rollout.num_engines=1",
         ),
-        ({"rollout": {"num_engines": 0}}, "the processes that learn cannot do both at once; set rollout.num_engines=1"),
+        ({"rollout": {"num_engines": 0}}, "the trainer's processes cannot do both at once; set rollout.num_engines=1"),
         (
             {"rollout_correction": {"is_level": None}, "rollout": {"return_logprobs": "sample"}},
             "nothing here weighs; set rollout.return_logprobs=always and rollout_correction.is_level=token",

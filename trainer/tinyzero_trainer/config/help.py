@@ -1,4 +1,4 @@
-"""What the configuration's tree tells of itself: the panels of keys under --help, and docs/configuration.md."""
+"""Help generated from the configuration: the panels of keys under --help, and docs/configuration.md."""
 
 import typing
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def key_help(cls: type, only: Sequence[str] = ()) -> Iterator["RenderableType"]:
-    """A panel for each group of keys, in the manner of the command line's own.
+    """A panel for each group of keys, in the style of the command line's own.
 
     Args:
         cls: the configuration's dataclass.
@@ -50,12 +50,12 @@ def markdown() -> str:
         "# Configuration",
         "",
         "Every key of `tinyzero train`, as `key=value` on the command line or in a TOML file (`--config FILE`).",
-        "Later wins: the defaults below, what suits the model (a warm start records it), the recipe (`--recipe`), the",
-        "file, the command line. A recipe's figures for models of full size stand below what suits the model.",
-        "What came of it is saved as `config.toml` in the run directory, and can be given to `--config` again.",
+        "Later sources override earlier ones: the defaults below, the model's defaults (recorded by a warm start), the",
+        "recipe (`--recipe`), the file, the command line. A recipe's settings for models of full size rank below the",
+        "model's defaults. The result is saved as `config.toml` in the run directory, which `--config` takes again.",
         "",
-        "Keys marked ↻ may be changed with `--resume`: they bear on speed, memory and records, not on what is learnt.",
-        "(This page is generated from the configuration's own docstrings; a test holds it to them.)",
+        "Keys marked ↻ may be changed with `--resume`: they affect speed, memory and records, not what is learned.",
+        "(This page is generated from the configuration's docstrings; a test compares them.)",
     ]
     for group, about, fields in _groups(TrainConfig):
         lines += [
@@ -76,7 +76,7 @@ def markdown() -> str:
 
 
 def _groups(cls: type) -> Iterator[tuple[str, str, list[Field]]]:
-    """(name, what it is about, its leaves) for each group of keys; a table of its own is a group of one."""
+    """(name, description, keys) of each group; a table is a group of one key."""
     grouped: dict[str, list[Field]] = {}
     for field in describe(cls):
         grouped.setdefault(field.key.partition(".")[0], []).append(field)

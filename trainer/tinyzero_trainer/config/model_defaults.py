@@ -14,10 +14,10 @@ from tinyzero_trainer.config.tasks import identity, task_of
 
 BUILT_IN_MODEL = Path(__file__).parent.parent / "tiny_model"
 TINY_MODEL = "the tiny model that comes with the trainer"
-"""What it is called where a model's name is shown."""
+"""Its name in messages."""
 
 TINY_NAME = "tiny"
-"""`model.path` of it, where that must be said: on a GPU none means a model of one's own (sft/default_model.py)."""
+"""`model.path` of it; on a GPU none means the default model (sft/default_model.py)."""
 
 PRESET_FILE = "tinyzero.toml"
 
@@ -39,7 +39,7 @@ def recorded_defaults(model: str | None, tasks: Any) -> dict[str, Any]:
 
 
 def other_task(task: str, model: Path | None = None) -> str | None:
-    """What a model (none = the tiny one) was warm-started on, if that is anything but `task`."""
+    """The tasks that a model (None = the tiny one) was warm-started on, unless `task` is among them."""
     warmed_on = _warmed_on(_read(model))
     return " and ".join(warmed_on) if warmed_on and identity(task) not in warmed_on else None
 
@@ -53,8 +53,8 @@ def recorded_content(options: Mapping[str, Mapping[str, Any]], settings: Mapping
     """What a warm start writes.
 
     Args:
-        options: of each task it was made for, by its name or file.
-        settings: what training on from the model should start with.
+        options: of each task, by its name or file.
+        settings: defaults for training the model.
     """
     tables = [{"task": identity(task), "options": dict(own)} for task, own in options.items()]
     return {"warmed_on": tables, "settings": dict(settings)}

@@ -1,4 +1,4 @@
-"""Groups of the configuration: what is run and where, how it is scored and evaluated, and what is recorded."""
+"""Groups of the configuration: the run, its model, memory and processes, scoring, evaluation and records."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from annotated_types import Ge
 from tinyzero_trainer.utils.bounds import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 DEVICES = "auto, cpu, cuda or cuda:N"
-"""What `run.device` may be."""
+"""Values of `run.device`."""
 
 
 def is_device(name: str) -> bool:
@@ -24,7 +24,7 @@ def is_device(name: str) -> bool:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What is run, and where."""
+    """The run and its device."""
 
     output: str = ""
     """Run directory; created if missing."""
@@ -42,25 +42,19 @@ class RunConfig:
     """`cpu`, `cuda`, `cuda:N` = one of several GPUs, or `auto` = a GPU where there is one."""
 
     recipe: str | None = None
-    """Recipe whose settings yours override: its name (`tinyzero recipes` lists them), or a TOML file."""
+    """Recipe whose settings yours override: a name (`tinyzero recipes` lists them), or a TOML file."""
 
     def __post_init__(self) -> None:
         if not is_device(self.device):
-            raise ValueError(f"run.device={self.device!r} is no device to train on; give {DEVICES}")
+            raise ValueError(f"run.device={self.device!r} is not a device; give {DEVICES}")
 
 
 COMPILED_FROM = 100_000_000
-"""Parameters from which compiling pays, where the configuration leaves it open."""
+"""Parameters from which layers are compiled by default."""
 
 
 def compiles(requested: bool | None, parameters: int, *, gpu: bool = True) -> bool:
-    """Whether a network's layers are compiled.
-
-    Args:
-        requested: `model.compile`.
-        parameters: of the network.
-        gpu: whether it is on one.
-    """
+    """Whether a network's layers are compiled; `requested` is `model.compile`."""
     return gpu and parameters >= COMPILED_FROM if requested is None else requested
 
 
@@ -69,8 +63,8 @@ class ModelConfig:
     """The language model to train."""
 
     path: str | None = None
-    """Directory or Hub name of a transformers causal LM; `tiny` = the tiny model that comes with the trainer. None =
-    that one on the CPU, and on a GPU a small one that `tinyzero train` makes for the task (default_model)."""
+    """Directory or Hub name of a transformers causal LM; `tiny` = the tiny model that comes with the trainer. none =
+    `tiny` on the CPU, and on a GPU a small model that `tinyzero train` makes for the task (default_model)."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of the network's computation; `auto` = bfloat16 on a GPU that supports it, else float32. The

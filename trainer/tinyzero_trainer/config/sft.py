@@ -1,4 +1,4 @@
-"""Configuration of a warm start: supervised fine-tuning of a small new model on a task's demonstrations."""
+"""Configuration of a warm start: supervised fine-tuning of a small new model on a task's worked examples."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -39,13 +39,13 @@ class TinyShape:
 
     @property
     def heads(self) -> int:
-        """Heads of attention."""
+        """Number of attention heads."""
         return self.hidden_size // self.head_size
 
 
 @dataclass(frozen=True)
 class SftRunConfig:
-    """What is trained on, and where the model goes."""
+    """Where and how the warm start runs."""
 
     output: str = ""
     """Directory for the model; must not exist yet."""
@@ -62,14 +62,14 @@ class SftTrainingConfig:
     """How the model is trained."""
 
     steps: PositiveInt = 3000
-    """Optimiser steps."""
+    """Optimizer steps."""
 
     seconds: PositiveFloat | None = None
-    """Train for this long, counted from the end of the first step, instead of a number of steps; the learning rate
-    follows the elapsed time, so no two such models are equal bit for bit."""
+    """Train for this many seconds from the end of the first step, instead of a number of steps. The learning rate
+    follows the elapsed time, so no two such models are identical."""
 
     batch_size: PositiveInt = 256
-    """Demonstrations per step, each of them new."""
+    """Examples per step; no example is repeated."""
 
     learning_rate: PositiveFloat = 2e-3
     """Peak; reached after the warm-up, then a cosine down to a tenth."""
@@ -84,14 +84,14 @@ class SftTrainingConfig:
     """Held-out problems for the model card."""
 
     max_tokens: PositiveInt = 256
-    """Longest completion in that evaluation; longer demonstrations are left out."""
+    """Longest completion in that evaluation; longer examples are skipped."""
 
     test_fraction: TestShare = 1 / 16
     """Fraction of problems held out, as in reinforcement learning."""
 
     workers: NonNegativeInt | None = None
-    """Processes that make demonstrations, which do not depend on their number; 0 = in the training process. None = 0 on
-    the CPU, and on a GPU one for each other core, at most 12."""
+    """Processes that make examples; 0 = the training process makes them. none = 0 on the CPU, and on a GPU one for each
+    other core, at most 12. Examples do not depend on it."""
 
     compile: bool = False
     """Compile the layers with torch.compile, which takes a while before the first step."""
@@ -114,7 +114,7 @@ class SftConfig:
     model: TinyShape = field(default_factory=TinyShape)
     training: SftTrainingConfig = field(default_factory=SftTrainingConfig)
     settings: dict[str, Any] = field(default_factory=dict)
-    """Settings under which the model learns best, e.g. settings.optimizer.learning_rate=2e-4; stored with it."""
+    """Settings recorded with the model as its defaults, e.g. settings.optimizer.learning_rate=2e-4."""
 
     @property
     def task_specs(self) -> tuple[TaskSpec, ...]:
@@ -148,7 +148,7 @@ class DefaultModelConfig:
     """Seconds of training on the task's demonstrations."""
 
     directory: str | None = None
-    """Directory of such models; none = tinyzero/models in the user's cache."""
+    """Directory of these models; none = tinyzero/models in the user's cache."""
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.head_size:

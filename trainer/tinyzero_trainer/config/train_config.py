@@ -37,7 +37,7 @@ from tinyzero_trainer.config.sft import DefaultModelConfig
 from tinyzero_trainer.config.tasks import TaskSpec, complete_table, read_task_specs
 
 WITHOUT_RATIO = {"reinforce": "has no ratio", "gspo": "has bounds narrower than a step of staleness"}
-"""Losses, of those built in, whose ratio to the engine's probabilities does not correct for old samples, and why."""
+"""Built-in losses whose ratio to the engine's probabilities does not correct for old samples, and why."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class TrainConfig:
 
     @property
     def old_logprobs_source(self) -> Literal["engine", "policy", "update"]:
-        """Where the loss has its old log-probabilities from: the engine, a pass of the policy's, or the update's own
+        """Source of the loss's old log-probabilities: the engine, a separate pass of the policy, or the update's own
         pass; see algorithms/importance_sampling.py."""
         if self.rollout.return_logprobs == "always" and not self.rollout_correction.corrects:
             return "engine"
@@ -84,80 +84,66 @@ class TrainConfig:
         needed_before = self.algorithm.kl_in_reward or self.rollout_correction.corrects
         return "update" if single_update and not needed_before else "policy"
 
-    @property
-    def engines_apart(self) -> bool:
-        """Whether the rollout engines have processes of their own, and so can generate during an update."""
-        return self.run.executor == "ray" and self.rollout.num_engines > 0
-
     def wrappers_with_limit(self) -> tuple[str, ...]:
-        """`reward.wrappers` as `load_task` takes them: where a limit is needed and none is given, the longest
-        completion.
-
-        Raises:
-            SettingsError: one of them is unknown.
-        """
+        """`reward.wrappers` as `load_task` takes them: one that needs a limit gets the longest completion."""
         from tinyzero_sdk.rewards.wrappers import with_limit
 
-        fixed = self.length_control.mode == "fixed"
-        return with_limit(
-            self.reward.wrappers, self.length_control.max_tokens if fixed else self.rollout.max_completion_tokens
-        )
+        control = self.length_control
+        limit = control.max_tokens if control.mode == "fixed" else self.rollout.max_completion_tokens
+        return with_limit(self.reward.wrappers, limit)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", complete_table(self.task_specs))
-        if self.optimizer.num_mini_batches > self.data.prompts_per_step:
-            raise ValueError(
-                f"optimizer.num_mini_batches={self.optimizer.num_mini_batches} is more than "
-                f"data.prompts_per_step={self.data.prompts_per_step}; lower it or raise the batch"
+        data, rollout, optimizer = self.data, self.rollout, self.optimizer
+        wrong = ""
+        if optimizer.num_mini_batches > data.prompts_per_step:
+            wrong = (
+                f"optimizer.num_mini_batches={optimizer.num_mini_batches} is more than "
+                f"data.prompts_per_step={data.prompts_per_step}; lower it or raise the batch"
             )
-        if self.rollout.max_async_level:
-            self._check_lead()
-        if self.parallel.sequence_parallel > 1 and self.optimizer.packing == "padded":
-            raise ValueError(
-                f"parallel.sequence_parallel={self.parallel.sequence_parallel} divides packed rows; leave "
-                "out optimizer.packing='padded'"
+        elif rollout.max_async_level and (problem := self._problem_with_async()):
+            wrong = problem
+        elif self.parallel.sequence_parallel > 1 and optimizer.packing == "padded":
+            wrong = (
+                f"parallel.sequence_parallel={self.parallel.sequence_parallel} divides packed rows; leave out "
+                "optimizer.packing='padded'"
             )
-        if self.critic.warmup_steps >= self.run.steps:
-            raise ValueError(
+        elif self.critic.warmup_steps >= self.run.steps:
+            wrong = (
                 f"critic.warmup_steps={self.critic.warmup_steps} leaves none of run.steps={self.run.steps} to the "
                 "policy; lower it or raise run.steps"
             )
-        if self.rollout.top_k == 1:
-            raise ValueError(
-                "rollout.top_k=1 samples the same completion each time, so nothing is learned; set 0 or at least 2"
+        elif rollout.top_k == 1:
+            wrong = "rollout.top_k=1 samples the same completion each time, so nothing is learned; set 0 or at least 2"
+        elif rollout.group_size == 1 and self.algorithm.advantage_estimator in COMPARES_SAMPLES:
+            wrong = (
+                "rollout.group_size=1 leaves "
+                f"algorithm.advantage_estimator={self.algorithm.advantage_estimator!r} nothing to compare; set at "
+                "least 2"
             )
-        if self.rollout.group_size == 1 and self.algorithm.advantage_estimator in COMPARES_SAMPLES:
-            raise ValueError(
-                f"rollout.group_size=1 leaves algorithm.advantage_estimator={self.algorithm.advantage_estimator!r} "
-                f"nothing to "
-                "compare; set at least 2"
-            )
+        if wrong:
+            raise ValueError(wrong)
 
-    def _check_lead(self) -> None:
-        """Refuse to sample ahead where no engine can, or where the update would take old samples for new ones."""
-        if not self.engines_apart:
-            where = "the trainer's process" if self.run.executor == "local" else "the processes that learn"
-            missing = (
-                "run.executor=ray and rollout.num_engines=1"
-                if self.run.executor == "local"
-                else "rollout.num_engines=1"
+    def _problem_with_async(self) -> str:
+        """Why rollouts cannot be ahead of the update: no engine is free, or the loss would not correct for it."""
+        if not self.rollout.num_engines or self.run.executor != "ray":
+            local = self.run.executor == "local"
+            return (
+                "rollout.max_async_level=1 generates during the update, and the trainer's "
+                f"{'process' if local else 'processes'} cannot do both at once; set "
+                f"{'run.executor=ray and ' * local}rollout.num_engines=1 (or more), or leave out "
+                "rollout.max_async_level"
             )
-            raise ValueError(
-                f"rollout.max_async_level=1 generates during the update, and {where} cannot do both at once; set "
-                f"{missing} (or "
-                "more), or leave out rollout.max_async_level"
-            )
-        if self.rollout_correction.is_level is not None:
-            return
         loss = self.algorithm.policy_loss
+        if self.rollout_correction.is_level is not None:
+            return ""
         if self.old_logprobs_source != "engine":
             lacking = "which nothing here weighs"
         elif loss in WITHOUT_RATIO:
             lacking = f"which algorithm.policy_loss={loss!r} does not weigh: it {WITHOUT_RATIO[loss]}"
         else:
-            return
-        raise ValueError(
+            return ""
+        return (
             f"rollout.max_async_level=1 trains on samples of older weights, {lacking}; set "
-            f"rollout.return_logprobs=always and "
-            "rollout_correction.is_level=token"
+            "rollout.return_logprobs=always and rollout_correction.is_level=token"
         )

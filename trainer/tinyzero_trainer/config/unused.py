@@ -51,7 +51,7 @@ RULES: tuple[tuple[str, str, Callable[[Any], object], str], ...] = (
      "rollout_correction.is_level=none weights nothing"),
     ("rollout_correction", "is_threshold", lambda c: c.rollout_correction.rejection_bounds is not None
      and c.rollout_correction.rejection_bounds[1] <= c.rollout_correction.is_threshold,
-     "rollout_correction.rejection_bounds leaves out all above {rollout_correction.rejection_bounds[1]:g}"),
+     "rollout_correction.rejection_bounds leaves out all that it would cut"),
     ("length_control", "max_tokens", lambda c: c.length_control.mode != "fixed",
      "it is not used with length_control.mode={length_control.mode!r}"),
     ("length_control", _ADAPTIVE, lambda c: c.length_control.mode != "adaptive",
