@@ -17,6 +17,9 @@ settings.register_profile("tinyzero", deadline=None, max_examples=30)
 settings.register_profile("thorough", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tinyzero"))
 
+# Read when torch is imported, here and in the commands that tests start: threads that spin make a busy machine crawl.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # A shell ignores Ctrl-C in background jobs, and children inherit that; some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

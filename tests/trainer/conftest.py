@@ -1,9 +1,6 @@
 """A model of a few thousand parameters and a task of the tests' own."""
 
 import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin make a busy machine crawl
-
 from pathlib import Path
 
 import pytest
