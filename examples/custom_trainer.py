@@ -1,6 +1,6 @@
-"""The trainer's own pieces, put together by hand: a GRPO loop to change where no setting of `tinyzero train` will do.
+"""A GRPO loop built from the trainer's components, to modify where the settings of `tinyzero train` are not enough.
 
-Each piece can be replaced by one of your own. To run it: python examples/custom_trainer.py
+Each component can be replaced by your own. Run it with: python examples/custom_trainer.py
 """
 
 from itertools import islice

@@ -1,8 +1,8 @@
-"""GRPO in one file: a language model learns a task from its verifiable reward, with transformers and torch alone.
+"""GRPO in one file: a language model learns a task from its verifiable reward, with only transformers and torch.
 
 Read it from top to bottom. One step samples a group of completions for each prompt, scores them with the task, turns
-the scores into advantages within each group, and takes a few clipped policy-gradient updates. There is no KL penalty
-and so no reference model, and no critic.
+the scores into advantages within each group, and takes a few clipped policy-gradient updates. It needs no
+critic, and no reference model, because there is no KL penalty.
 
     pip install tinyzero-countdown torch transformers
     python examples/grpo.py --task countdown --model Qwen/Qwen2.5-0.5B-Instruct --output model

@@ -1,7 +1,7 @@
 """reasoning-gym's closest scorers: countdown, products, gsm_symbolic; from the published package, if installed.
 
 The first passes the answer to sympy's parser, which calls eval: use it only on texts that this project generates.
-Without the package a stand-in replaces it, and the other two are missing.
+Without the package our reimplementation replaces it, and the other two are missing.
 """
 
 import importlib.metadata
@@ -18,8 +18,8 @@ def rewards() -> tuple[str, dict[str, Reward]]:
     try:
         import reasoning_gym
     except ImportError:
-        return "stand-in for reasoning-gym", {"countdown": stand_in}
-    countdown, products, symbolic = (
+        return "reasoning-gym, reimplemented", {"countdown": countdown}
+    published = (
         _reward(reasoning_gym.create_dataset(name, size=1, seed=0), entry)
         for name, entry in (
             ("countdown", lambda truth: {"metadata": truth}),
@@ -28,7 +28,7 @@ def rewards() -> tuple[str, dict[str, Reward]]:
         )
     )
     name = f"reasoning-gym {importlib.metadata.version('reasoning-gym')}"
-    return name, {"countdown": countdown, "multiply": products, "gsm8k": symbolic}
+    return name, dict(zip(("countdown", "multiply", "gsm8k"), published, strict=True))
 
 
 def _reward(dataset: Any, entry: Callable[[Any], dict[str, Any]]) -> Reward:
@@ -37,7 +37,7 @@ def _reward(dataset: Any, entry: Callable[[Any], dict[str, Any]]) -> Reward:
     return lambda completion, ground_truth: dataset.score_answer(extract_answer(completion), entry(ground_truth))
 
 
-def stand_in(completion: str, ground_truth: dict[str, Any]) -> float:
+def countdown(completion: str, ground_truth: dict[str, Any]) -> float:
     """Our reimplementation of its countdown scorer."""
     from sympy.parsing.sympy_parser import parse_expr
 

@@ -77,11 +77,11 @@ def test_every_task_has_the_method_of_tinyzero_with_its_faults():
     assert {ending: tinyzero.gsm8k(ending, "42") for ending in endings} == endings
 
 
-def test_the_stand_in_for_reasoning_gym_pays_what_the_package_was_seen_to_pay():
+def test_our_countdown_of_reasoning_gym_scores_as_the_package_does():
     truth = {"target": 4, "numbers": [2, 3, 4]}
-    assert reasoning_gym.stand_in("<answer>2**3-4</answer>", truth) == 1.0
-    assert reasoning_gym.stand_in("<answer>2+3</answer>", truth) == 0.05
-    assert reasoning_gym.stand_in("", truth) == 0.01
+    assert reasoning_gym.countdown("<answer>2**3-4</answer>", truth) == 1.0
+    assert reasoning_gym.countdown("<answer>2+3</answer>", truth) == 0.05
+    assert reasoning_gym.countdown("", truth) == 0.01
 
 
 @pytest.mark.parametrize(("answer", "numbers", "target"), score.EXPLOITS)
