@@ -1,4 +1,4 @@
-"""What the commands hand to what imports torch, and what they say before and after."""
+"""What `train`, `warmstart` and `eval` pass on to the modules that import torch, and what they print."""
 
 import dataclasses
 import inspect
@@ -17,77 +17,87 @@ from tinyzero_trainer.utils.signals import Interrupted
 pytestmark = pytest.mark.usefixtures("built_in_preset")
 
 
+@dataclasses.dataclass
+class Result:
+    problems: int = 64
+    samples: int = 1
+    accuracy: float = 0.49
+    standard_error: float = 0.0156
+    mean_score: float = 0.49
+    by_reason: dict = dataclasses.field(default_factory=lambda: {"wrong": 33, "ok": 31})
+    mean_length: float = 57.25
+    tokens_per_second: float = 12345.6
+    summary: dict = dataclasses.field(default_factory=dict)
+    report: None = None
+
+
 @pytest.fixture
-def stand_ins(monkeypatch):
-    """Stand-ins for what imports torch; returns what they were called with."""
-    calls = []
+def calls(monkeypatch):
+    """Fakes of what imports torch; returns what they were called with."""
+    recorded = []
 
-    @dataclasses.dataclass
-    class Result:
-        problems: int = 64
-        samples: int = 1
-        accuracy: float = 0.49
-        standard_error: float = 0.0156
-        mean_score: float = 0.49
-        by_reason: dict = dataclasses.field(default_factory=lambda: {"wrong": 33, "ok": 31})
-        mean_length: float = 57.25
-        tokens_per_second: float = 12345.6
-        summary: dict = dataclasses.field(default_factory=dict)
-        report: None = None
-
-    def evaluate(plan, output, observer):
-        calls.append(("evaluate", plan, {"output": output}, os.environ.get("OMP_WAIT_POLICY")))
-        return Result()
-
-    def put(module, function, result):
-        def stand_in(config, **options):
-            calls.append((function, config, options, os.environ.get("OMP_WAIT_POLICY")))
+    def fake(module, function, result):
+        def called(config, **options):
+            recorded.append((config, options, os.environ.get("OMP_WAIT_POLICY")))
             return result
 
-        monkeypatch.setitem(sys.modules, f"tinyzero_trainer.{module}", types.SimpleNamespace(**{function: stand_in}))
+        monkeypatch.setitem(sys.modules, f"tinyzero_trainer.{module}", types.SimpleNamespace(**{function: called}))
+
+    def evaluate(plan, output, observer):
+        recorded.append((plan, {"output": output}, os.environ.get("OMP_WAIT_POLICY")))
+        return Result()
 
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    put("controller.loop", "train", None)
+    fake("controller.loop", "train", None)
+    fake("sft.train", "fine_tune", types.SimpleNamespace(summary="model: made"))
     monkeypatch.setattr("tinyzero_sdk.evaluation.evaluate.evaluate", evaluate)
-    put("sft.train", "fine_tune", types.SimpleNamespace(summary="model: made"))
-    return calls
+    return recorded
 
 
-def test_train_passes_the_configuration_on_and_says_at_once_what_it_does(capsys, stand_ins, built_in_preset, tmp_path):
+def test_the_fakes_take_what_the_real_functions_take():
+    from tinyzero_sdk.evaluation.evaluate import evaluate
+    from tinyzero_trainer.controller.loop import train
+    from tinyzero_trainer.sft.train import fine_tune
+
+    assert list(inspect.signature(train).parameters) == ["config", "resume", "tasks"]
+    assert list(inspect.signature(evaluate).parameters) == ["plan", "output", "observer"]
+    assert list(inspect.signature(fine_tune).parameters) == ["config", "progress", "stop"]
+
+
+# ---- train -----------------------------------------------------------------------------------------------------------
+
+
+def test_train_passes_one_configuration_on(capsys, calls, built_in_preset, tmp_path, monkeypatch):
+    built, check = [], TrainConfig.__post_init__
+    monkeypatch.setattr(TrainConfig, "__post_init__", lambda self: (built.append(self), check(self))[1])
     built_in_preset.update(rollout={"max_completion_tokens": 64})
     output = str(tmp_path / "run")
-    code, shown, told = call(capsys, "train", "--task", "countdown", "--output", output, "run.steps=3")
-    ((function, config, options, policy),) = stand_ins
-    assert (code, shown, function, policy) == (0, "", "train", "PASSIVE")
+    code, out, error = call(capsys, "train", "--task", "countdown", "--output", output, "run.steps=3")
+    ((config, options, policy),) = calls
+    assert (code, out, policy) == (0, "", "PASSIVE")
     assert (options["resume"], list(options["tasks"])) == (False, ["countdown"])
-    assert (list(config.tasks), config.run.output, config.run.steps) == (["countdown"], output, 3)
-    assert told.splitlines() == [
+    assert ([spec.task for spec in config.task_specs], config.run.output, config.run.steps) == (
+        ["countdown"],
+        output,
+        3,
+    )
+    assert (len(built), built[0] is config) == (1, True)
+    assert error.splitlines() == [
         f"training the tiny model that comes with the trainer on countdown in {output}",
         "defaults of the model: rollout.max_completion_tokens=64",
         "loading PyTorch",
     ]
 
 
-def test_the_configuration_is_built_once(capsys, stand_ins, tmp_path, monkeypatch):
-    built, check = [], TrainConfig.__post_init__
-    monkeypatch.setattr(TrainConfig, "__post_init__", lambda self: (built.append(self), check(self))[1])
-    words = ["--task", "countdown", "--recipe", "dapo", "--output", str(tmp_path / "run"), "run.steps=3"]
-    code, _, told = call(capsys, "train", *words)
-    assert (code, len(built)) == (0, 1), told
-    assert built[0] is stand_ins[0][1]
-
-
-def test_train_says_what_is_of_the_recipe_and_what_suits_the_model_no_more(
-    capsys, stand_ins, built_in_preset, tmp_path
-):
+def test_train_prints_where_settings_come_from(capsys, calls, built_in_preset, tmp_path):
     built_in_preset.update(
         algorithm={"kl_coefficient": 0.1, "kl_estimator": "exact"}, rollout={"max_completion_tokens": 64}
     )
-    output = str(tmp_path / "run")
-    code, _, told = call(capsys, "train", "--task", "countdown", "--output", output, "--recipe", "dr_grpo")
-    ((_, config, _, _),) = stand_ins
+    words = ["--task", "countdown", "--output", str(tmp_path / "run"), "--recipe", "dr_grpo"]
+    code, _, error = call(capsys, "train", *words)
+    ((config, _, _),) = calls
     assert (code, config.run.recipe, config.algorithm.kl_coefficient) == (0, "dr_grpo", 0.0)
-    assert told.splitlines()[1:] == [
+    assert error.splitlines()[1:] == [
         "recipe dr_grpo: algorithm.advantage_estimator=dr_grpo algorithm.loss_aggregation=seq-mean-token-sum-norm "
         "algorithm.kl_coefficient=0.0",
         "defaults of the model: rollout.max_completion_tokens=64",
@@ -95,81 +105,80 @@ def test_train_says_what_is_of_the_recipe_and_what_suits_the_model_no_more(
     ]
 
 
-def test_without_output_a_directory_is_named_after_task_and_time(capsys, stand_ins, toy_task):
+def test_the_default_directory_is_named_after_task_and_time(capsys, calls, toy_task):
     call(capsys, "train", "--task", toy_task, "--model", "gpt2")
-    ((_, config, _, _),) = stand_ins
+    ((config, _, _),) = calls
     assert config.run.output.startswith("runs/toy_task-20")
     assert config.model.path == "gpt2"
 
 
-def test_train_resumes_by_the_saved_configuration(capsys, stand_ins, saved_run):
-    code, _, told = call(capsys, "train", "--output", str(saved_run), "--resume", "run.steps=60")
-    ((_, config, options, _),) = stand_ins
-    assert (code, options["resume"], config.run.steps, config.tasks["countdown"]["options"]) == (
-        0,
-        True,
-        60,
-        {"numbers": [3]},
-    )
-    assert told.startswith("resuming the training of")
+def test_train_resumes_with_the_saved_configuration(capsys, calls, saved_run):
+    code, _, error = call(capsys, "train", "--output", str(saved_run), "--resume", "run.steps=60")
+    ((config, options, _),) = calls
+    assert (code, options["resume"], config.run.steps) == (0, True, 60)
+    assert [spec.options for spec in config.task_specs] == [{"numbers": [3]}]
+    assert error.startswith("resuming the training of")
 
 
-def test_a_number_of_gpus_or_an_address_means_ray(capsys, stand_ins, tmp_path):
+def test_a_number_of_gpus_or_an_address_means_ray(capsys, calls, tmp_path):
     for number, flags in enumerate((["--gpus", "0"], ["--address", "auto"], [])):
-        code, _, told = call(capsys, "train", "--task", "countdown", "--output", str(tmp_path / str(number)), *flags)
-        assert code == 0, told
-    found = [(config.run.executor, config.ray.gpus, config.ray.address) for _, config, _, _ in stand_ins]
+        code, _, error = call(capsys, "train", "--task", "countdown", "--output", str(tmp_path / str(number)), *flags)
+        assert code == 0, error
+    found = [(config.run.executor, config.ray.gpus, config.ray.address) for config, _, _ in calls]
     assert found == [("ray", 0, None), ("ray", 0, "auto"), ("local", 0, None)]
 
 
-def test_a_vllm_that_is_missing_is_told_before_anything_is_loaded(capsys, stand_ins, tmp_path):
-    words = ["--task", "countdown", "--output", str(tmp_path / "run"), "rollout.engine=vllm"]
-    code, _, told = call(capsys, "train", *words)
-    assert (code, stand_ins) == (2, [])
-    assert "rollout.engine=vllm needs vLLM, which is not installed; pip install 'tinyzero-trainer[vllm]'" in told
-    assert not (tmp_path / "run").exists()
-    assert call(capsys, "train", *words, "--address", "auto")[0] == 0  # there it is the workers' matter
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--resume"], "--resume needs --output, the directory of the run to resume"),
+        (
+            ["--task", "countdown", "--model", "gpt2", "model.path=gpt2"],
+            "model.path is given twice, as a flag and as model.path=gpt2; give it once",
+        ),
+        (
+            ["--task", "countdown", "--output", "{run}"],
+            "{run} holds a run with checkpoints; resume with: tinyzero train --output {run} --resume",
+        ),
+        (
+            ["--task", "countdown", "rollout.engine=vllm"],
+            "rollout.engine=vllm needs vLLM, which is not installed; pip install 'tinyzero-trainer[vllm]'",
+        ),
+    ],
+)
+def test_mistakes_are_reported_before_anything_is_loaded(capsys, calls, saved_run, words, message):
+    code, _, error = call(capsys, "train", *(word.format(run=saved_run) for word in words))
+    assert (code, calls) == (2, [])
+    assert error.startswith(f"error: {message.format(run=saved_run)}")
 
 
-def test_a_run_with_checkpoints_is_refused_before_anything_is_loaded(capsys, stand_ins, saved_run):
-    code, _, told = call(capsys, "train", "--task", "countdown", "--output", str(saved_run))
-    assert (code, stand_ins) == (2, [])
-    assert told.startswith(
-        f"error: {saved_run} holds a run with checkpoints; resume with: tinyzero train --output {saved_run} --resume"
-    )
-
-
-def test_resume_without_output_is_one_line(capsys, stand_ins):
-    code, _, told = call(capsys, "train", "--resume")
-    assert (code, told) == (2, "error: --resume needs --output, the directory of the run to resume\n")
-    assert stand_ins == []
-
-
-def test_a_mistake_stops_before_anything_is_loaded(capsys, stand_ins):
-    code, _, told = call(capsys, "train", "--task", "countdown", "--model", "gpt2", "model.path=gpt2")
-    assert (code, stand_ins) == (2, [])
-    assert told == "error: model.path is given twice, as a flag and as model.path=gpt2; give it once\n"
+def test_vllm_is_not_needed_here_if_workers_are_elsewhere(capsys, calls, tmp_path):
+    words = ["--task", "countdown", "--output", str(tmp_path / "run"), "rollout.engine=vllm", "--address", "auto"]
+    assert call(capsys, "train", *words)[0] == 0
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_run_exits_by_its_signal_and_says_how_to_go_on(capsys, stand_ins, monkeypatch, number, code):
+def test_an_interrupted_run_exits_by_its_signal(capsys, calls, monkeypatch, number, code):
     def train(config, *, resume, tasks):
         raise Interrupted(number, 40, config.run.output)
 
     monkeypatch.setattr(sys.modules["tinyzero_trainer.controller.loop"], "train", train)
-    left, _, told = call(capsys, "train", "--task", "countdown", "--output", "runs/x")
-    assert left == code
-    assert told.splitlines()[-1] == (
+    exit_code, _, error = call(capsys, "train", "--task", "countdown", "--output", "runs/x")
+    assert exit_code == code
+    assert error.splitlines()[-1] == (
         f"stopped by {number.name} after step 40, which is saved; resume with: tinyzero train --output runs/x --resume"
     )
 
 
-def test_eval_prints_what_it_found(capsys, stand_ins):
-    code, shown, _ = call(capsys, "eval", "--task", "countdown", "--size", "64", "--seed", "3", "--temperature", "0")
-    ((_, plan, options, policy),) = stand_ins
+# ---- eval and warmstart ----------------------------------------------------------------------------------------------
+
+
+def test_eval_prints_its_result(capsys, calls):
+    code, out, _ = call(capsys, "eval", "--task", "countdown", "--size", "64", "--seed", "3", "--temperature", "0")
+    ((plan, options, policy),) = calls
     assert (code, plan.size, plan.seed, policy) == (0, 64, 3, "PASSIVE")
     assert (plan.samples, plan.temperature, options["output"]) == (1, 0.0, None)
-    assert shown.splitlines() == [
+    assert out.splitlines() == [
         "task        countdown",
         "model       the tiny model that comes with the trainer",
         "problems    64 held out, 1 sample each, greedy",
@@ -181,35 +190,23 @@ def test_eval_prints_what_it_found(capsys, stand_ins):
     ]
 
 
-def test_eval_prints_json_and_nothing_else_on_stdout(capsys, stand_ins, tmp_path):
+def test_eval_prints_json_alone(capsys, calls, tmp_path):
     output = tmp_path / "outputs.jsonl"
-    code, shown, _ = call(capsys, "eval", "--task", "countdown", "--json", "--output", str(output))
-    assert code == 0
-    assert json.loads(shown)["by_reason"] == {"ok": 31, "wrong": 33}
-    assert stand_ins[0][2]["output"] == output
+    code, out, _ = call(capsys, "eval", "--task", "countdown", "--json", "--output", str(output))
+    assert (code, json.loads(out)["by_reason"]) == (0, {"ok": 31, "wrong": 33})
+    assert calls[0][1]["output"] == output
 
 
-def test_warmstart_passes_its_own_configuration_on(capsys, stand_ins, tmp_path):
+def test_warmstart_passes_its_configuration_on(capsys, calls, tmp_path):
     output = str(tmp_path / "model")
-    code, shown, _ = call(
-        capsys, "warmstart", "--task", "countdown", "--output", output, "training.steps=5", "settings.run.steps=9"
-    )
-    ((_, config, _, policy),) = stand_ins
-    assert (code, shown, policy) == (0, "model: made\n", "PASSIVE")
-    assert (list(config.tasks), config.run.output, config.training.steps) == (["countdown"], output, 5)
-    assert config.settings == {"run": {"steps": 9}}
+    words = ["--output", output, "training.steps=5", "settings.run.steps=9"]
+    code, out, _ = call(capsys, "warmstart", "--task", "countdown", *words)
+    ((config, _, policy),) = calls
+    assert (code, out, policy) == (0, "model: made\n", "PASSIVE")
+    assert ([spec.task for spec in config.task_specs], config.run.output) == (["countdown"], output)
+    assert (config.training.steps, config.settings) == (5, {"run": {"steps": 9}})
 
 
-def test_warmstart_needs_an_output(capsys, stand_ins):
-    code, _, told = call(capsys, "warmstart", "--task", "countdown")
-    assert (code, told) == (2, "error: a warm start needs --output\n")
-
-
-def test_the_stand_ins_take_what_the_real_ones_take():
-    from tinyzero_sdk.evaluation.evaluate import evaluate
-    from tinyzero_trainer.controller.loop import train
-    from tinyzero_trainer.sft.train import fine_tune
-
-    assert list(inspect.signature(train).parameters) == ["config", "resume", "tasks"]
-    assert list(inspect.signature(evaluate).parameters) == ["plan", "output", "observer"]
-    assert list(inspect.signature(fine_tune).parameters) == ["config", "progress", "stop"]
+def test_warmstart_needs_an_output(capsys, calls):
+    code, _, error = call(capsys, "warmstart", "--task", "countdown")
+    assert (code, error) == (2, "error: a warm start needs --output\n")
