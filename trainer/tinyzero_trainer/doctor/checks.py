@@ -107,15 +107,15 @@ def check_shared_memory(facts: Facts, requirements: Requirements) -> Iterator[Fi
     if machine.shared_memory is None:
         return
     what = f"{as_size(machine.shared_memory)} of shared memory (/dev/shm)"
-    if machine.shared_memory >= ENOUGH_SHARED:
-        if several and machine.shared_memory_free < ENOUGH_SHARED:
-            what += f", {as_size(machine.shared_memory_free)} free: too little for NCCL between several GPUs"
-            do = "delete the files that ended programs left there"
-            yield Finding("shared memory", "warning", what, do, ("ls -lh /dev/shm",))
-        else:
-            yield Finding("shared memory", "ok", what)
-        return
     level: Level = "note"
+    if machine.shared_memory >= ENOUGH_SHARED:
+        if not several or machine.shared_memory_free >= ENOUGH_SHARED:
+            yield Finding("shared memory", "ok", what)
+            return
+        what += f", {as_size(machine.shared_memory_free)} free: too little for NCCL between several GPUs"
+        do = "delete the files that ended programs left there"
+        yield Finding("shared memory", "warning", what, do, ("ls -lh /dev/shm",))
+        return
     if several:
         level, what = "error", f"{what}, too little for NCCL between several GPUs"
     elif facts.installed.keys() & {"ray", "vllm"}:

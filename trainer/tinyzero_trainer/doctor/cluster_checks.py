@@ -1,11 +1,10 @@
 """Findings on a Ray cluster: its nodes, what must be the same on all of them, and whether the run fits."""
 
 import re
-from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from tinyzero_trainer.config.parallel import ParallelDims, Resources
+from tinyzero_trainer.config.parallel import Resources
 from tinyzero_trainer.doctor.facts import Facts, Node, NodeReport, RayCluster, Requirements
 from tinyzero_trainer.doctor.finding import Finding, Level, as_size
 from tinyzero_trainer.executors.ray.cluster import in_one_line
@@ -231,31 +230,42 @@ def check_layout(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     if dims is None or (ray is not None and ray.error):
         return
     bundles = dims.bundles(requirements.scorers)
-    what = _layout(dims, requirements.scorers, _total(bundles))
+    gpus, cpus = _total(bundles)
+    actors = _count(dims.world_size, "rank")
+    if dims.dedicated_engines:
+        each = f" of {_count(dims.engine_tp, 'GPU')}" if gpus else ""
+        actors += f", {_count(dims.dedicated_engines, 'engine')}{each}"
+    taken = f"{_count(gpus, 'GPU')} and {_count(cpus, 'CPU')}" if gpus else _count(cpus, "CPU")
+    what = f"{actors} and {_count(requirements.scorers, 'scorer')} take {taken}"
     if ray is None:
         here = len(facts.torch.gpus)
-        if _total(bundles).get("GPU", 0) <= here:
+        if gpus <= here:
             yield Finding("layout", "ok", f"{what}: this machine has them")
         else:
-            yield Finding(
-                "layout", "error", f"{what}; torch sees {here} here", "lower --gpus, or name a cluster by --address"
-            )
+            do = "lower --gpus, or name a cluster by --address"
+            yield Finding("layout", "error", f"{what}; torch sees {here} here", do)
         return
     free: list[Resources] = [{"GPU": node.gpus_free, "CPU": node.cpus_free} for node in ray.alive]
     existing: list[Resources] = [{"GPU": node.gpus, "CPU": node.cpus} for node in ray.alive]
     if fits(bundles, free):
         yield Finding("layout", "ok", f"{what}: they are free")
         return
-    in_use = fits(bundles, existing)
-    total = _total(free if in_use else existing)
-    what += f"; {total['GPU']:g} GPUs and {total['CPU']:g} CPUs {'are free' if in_use else 'exist'}"
-    what += f", and an engine needs {dims.engine_tp} GPUs of one node" if dims.engine_tp > 1 else ""
-    if in_use:
+    one_node = f", and an engine needs {dims.engine_tp} GPUs of one node" if dims.engine_tp > 1 else ""
+    if fits(bundles, existing):
+        gpus, cpus = _total(free)
+        what += f"; {gpus:g} GPUs and {cpus:g} CPUs are free{one_node}"
         do = "wait until other jobs end (train waits a minute), or make the run smaller"
         yield Finding("layout", "warning", what, do, (f"ray status --address={ray.address}",))
     else:
+        gpus, cpus = _total(existing)
+        what += f"; {gpus:g} GPUs and {cpus:g} CPUs exist{one_node}"
         do = "let more machines join, or make the run smaller"
         yield Finding("layout", "error", what, do, (f"ray start --address={ray.address}",))
+
+
+def _total(resources: Sequence[Resources]) -> tuple[float, float]:
+    """GPUs and CPUs."""
+    return sum(one.get("GPU", 0) for one in resources), sum(one["CPU"] for one in resources)
 
 
 def fits(bundles: Sequence[Resources], nodes: Sequence[Resources]) -> bool:
@@ -275,24 +285,6 @@ def fits(bundles: Sequence[Resources], nodes: Sequence[Resources]) -> bool:
         for name, count in bundle.items():
             node[name] -= count
     return True
-
-
-def _layout(dims: ParallelDims, scorers: int, total: Resources) -> str:
-    """The run's processes, and what they take."""
-    actors = [_count(dims.world_size, "rank")]
-    if dims.dedicated_engines:
-        each = f" of {_count(dims.engine_tp, 'GPU')}" if dims.device == "cuda" else ""
-        actors.append(f"{_count(dims.dedicated_engines, 'engine')}{each}")
-    taken = " and ".join(_count(total[name], name) for name in ("GPU", "CPU") if name in total)
-    return f"{', '.join(actors)} and {_count(scorers, 'scorer')} take {taken}"
-
-
-def _total(resources: Iterable[Resources]) -> Resources:
-    total: Resources = defaultdict(float)
-    for one in resources:
-        for name, count in one.items():
-            total[name] += count
-    return total
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------

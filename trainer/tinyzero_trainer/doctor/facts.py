@@ -16,11 +16,9 @@ class Torch:
     """With its local part, such as `2.13.0+cpu`; empty = it cannot be imported."""
 
     cuda: str | None = None
-    """The CUDA it was built for; None = none."""
+    """The CUDA it was built for, if any; `hip` = it was built for AMD's GPUs."""
 
     hip: bool = False
-    """Whether it was built for AMD's GPUs."""
-
     archs: tuple[str, ...] = ()
     """What its kernels were compiled for, such as `sm_90` and `compute_90` (PTX)."""
 
@@ -28,13 +26,10 @@ class Torch:
     """The GPUs it sees."""
 
     error: str = ""
-    """Why it cannot be imported."""
+    """Why it cannot be imported; below, why CUDA cannot be used, and transformers not imported."""
 
     cuda_error: str = ""
-    """Why CUDA cannot be used."""
-
     transformers_error: str = ""
-    """Why transformers' models cannot be imported."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +37,6 @@ class Package:
     """An installed distribution."""
 
     name: str
-    """Normalized."""
-
     version: str
     requires: tuple[str, ...] = ()
     """Requirements in its metadata, markers included."""
@@ -54,8 +47,6 @@ class Machine:
     """What this process may use here, within a container's limits."""
 
     python: str
-    """Version of Python."""
-
     cores: int
     memory: int
     """Bytes of host memory."""
@@ -167,11 +158,7 @@ class Requirements:
     """What a configuration requires of a machine or cluster."""
 
     device: str = "auto"
-    """run.device."""
-
     engine: str = "torch"
-    """rollout.engine."""
-
     trained_models: int = 1
     """Models of this size that are trained: 2 with a critic."""
 
@@ -185,8 +172,6 @@ class Requirements:
     """reward.num_workers."""
 
     offload: str | None = None
-    """memory.cpu_offload."""
-
     offload_bytes: int = 0
     """Host memory that it takes; 0 = none, or the model's shape is not known."""
 
@@ -222,13 +207,10 @@ class Facts:
     """The run directory."""
 
     hub_cache: Folder
-    """Where models of the Hugging Face Hub are kept."""
-
     offline: bool
     """Whether HF_HUB_OFFLINE forbids downloads."""
 
     model: Model
-    """The model to train."""
 
     ray: RayCluster | None = None
     """None = no --address."""

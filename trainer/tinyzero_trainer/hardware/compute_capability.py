@@ -31,20 +31,18 @@ def has_kernels(capability: Capability, archs: Iterable[str]) -> bool:
         >>> has_kernels((12, 0), ["sm_90", "compute_90"])
         True
     """
-    return any(_runs_on(arch, capability) for arch in archs)
-
-
-def _runs_on(arch: str, capability: Capability) -> bool:
-    matched = _ARCH.fullmatch(arch)
-    if matched is None:
-        return False
-    kind, major, minor, feature = matched.groups()
-    code = (int(major), int(minor))
-    if feature == "a" or (kind == "sm" and (code in _EMBEDDED or capability in _EMBEDDED)):
-        return code == capability
-    if kind == "sm" or feature == "f":
-        return code[0] == capability[0] and code[1] <= capability[1]
-    return code <= capability
+    for matched in filter(None, map(_ARCH.fullmatch, archs)):
+        kind, major, minor, feature = matched.groups()
+        code = (int(major), int(minor))
+        if feature == "a" or (kind == "sm" and (code in _EMBEDDED or capability in _EMBEDDED)):
+            runs = code == capability
+        elif kind == "sm" or feature == "f":
+            runs = code[0] == capability[0] and code[1] <= capability[1]
+        else:
+            runs = code <= capability
+        if runs:
+            return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)

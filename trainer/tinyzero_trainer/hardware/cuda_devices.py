@@ -34,64 +34,53 @@ def visible_gpus(command: Sequence[str] = (), timeout: float = SECONDS) -> tuple
     # -P: nothing in the working directory can stand in for a library.
     command = tuple(command) or (sys.executable, "-P", "-m", "tinyzero_trainer.hardware.cuda_devices")
     try:
-        done = subprocess.run(command, capture_output=True, timeout=timeout, check=False)
-        rows = json.loads(done.stdout) if done.returncode == 0 else None
-        return (
-            None if rows is None else tuple(GpuInfo(**row | {"capability": _pair(row["capability"])}) for row in rows)
-        )
-    except (OSError, subprocess.TimeoutExpired, ValueError, LookupError, TypeError):
+        done = subprocess.run(command, capture_output=True, timeout=timeout, check=True)
+        return tuple(GpuInfo(**gpu | {"capability": tuple(gpu["capability"])}) for gpu in json.loads(done.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError):
         return None
 
 
-def ask_cuda(library: Any) -> list[dict[str, Any]] | None:
-    """Fields of `GpuInfo` for each GPU; None = libcuda fails.
+def ask_cuda(library: Any) -> list[dict[str, Any]]:
+    """Fields of `GpuInfo` for each GPU.
 
     Args:
         library: libcuda.
+
+    Raises:
+        OSError: a call of it fails.
     """
-    number = ctypes.c_int(0)
-    status = library.cuInit(0)
-    if status == _NO_DEVICE:
+
+    def call(function: str, *arguments: Any) -> None:
+        if status := getattr(library, function)(*arguments):
+            raise OSError(f"{function} returns {status}")
+
+    def attribute(which: int, device: ctypes.c_int) -> int:
+        value = ctypes.c_int(0)
+        call("cuDeviceGetAttribute", ctypes.byref(value), which, device)
+        return value.value
+
+    if (status := library.cuInit(0)) == _NO_DEVICE:
         return []
-    if status or library.cuDeviceGetCount(ctypes.byref(number)):
-        return None
-    gpus = [_ask_gpu(library, place) for place in range(number.value)]
-    return None if None in gpus else [gpu for gpu in gpus if gpu is not None]
-
-
-def _ask_gpu(library: Any, place: int) -> dict[str, Any] | None:
-    device, memory, name, own = ctypes.c_int(0), ctypes.c_size_t(0), ctypes.create_string_buffer(256), _Uuid()
-    # The newer one gives a MIG instance its own UUID, not the GPU's.
-    ask_uuid = getattr(library, "cuDeviceGetUuid_v2", None) or library.cuDeviceGetUuid
-    faults = (
-        library.cuDeviceGet(ctypes.byref(device), place),
-        library.cuDeviceGetName(name, len(name), device),
-        library.cuDeviceTotalMem_v2(ctypes.byref(memory), device),
-        ask_uuid(ctypes.byref(own), device),
-    )
-    if any(faults):
-        return None
-    return {
-        "index": place,
-        "name": name.value.decode(errors="replace"),
-        "capability": [_attribute(library, device, _MAJOR), _attribute(library, device, _MINOR)],
-        "memory": memory.value,
-        "uuid": str(uuid.UUID(bytes=bytes(own))),
-    }
+    if status:
+        raise OSError(f"cuInit returns {status}")
+    count, gpus = ctypes.c_int(0), []
+    call("cuDeviceGetCount", ctypes.byref(count))
+    for index in range(count.value):
+        device, memory, name, own = ctypes.c_int(0), ctypes.c_size_t(0), ctypes.create_string_buffer(256), _Uuid()
+        call("cuDeviceGet", ctypes.byref(device), index)
+        call("cuDeviceGetName", name, len(name), device)
+        call("cuDeviceTotalMem_v2", ctypes.byref(memory), device)
+        # The newer one gives a MIG instance its own UUID, not the GPU's.
+        newer = hasattr(library, "cuDeviceGetUuid_v2")
+        call("cuDeviceGetUuid_v2" if newer else "cuDeviceGetUuid", ctypes.byref(own), device)
+        gpu = {"index": index, "name": name.value.decode(errors="replace"), "memory": memory.value}
+        gpu |= {"capability": [attribute(_MAJOR, device), attribute(_MINOR, device)]}
+        gpus.append(gpu | {"uuid": str(uuid.UUID(bytes=bytes(own)))})
+    return gpus
 
 
 _Uuid = ctypes.c_ubyte * 16
 
 
-def _attribute(library: Any, device: ctypes.c_int, which: int) -> int | None:
-    value = ctypes.c_int(0)
-    return None if library.cuDeviceGetAttribute(ctypes.byref(value), which, device) else value.value
-
-
-def _pair(numbers: list[int | None]) -> tuple[int, int] | None:
-    major, minor = numbers
-    return None if major is None or minor is None else (major, minor)
-
-
 if __name__ == "__main__":
-    print(json.dumps(ask_cuda(ctypes.CDLL("libcuda.so.1"))))  # without it the exit code is 1
+    print(json.dumps(ask_cuda(ctypes.CDLL("libcuda.so.1"))))

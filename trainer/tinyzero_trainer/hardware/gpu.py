@@ -37,10 +37,8 @@ class GpuInfo:
     """Bytes in total."""
 
     free: int | None = None
-    """Bytes; None = not known."""
-
     used: int | None = None
-    """Bytes that processes hold, without the driver's own; None = not known."""
+    """Bytes that processes hold, without the driver's own; here and above None = not known."""
 
     processes: tuple[Process, ...] = ()
     """Those that the driver lists: none in a container."""
