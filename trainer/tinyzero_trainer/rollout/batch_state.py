@@ -18,13 +18,6 @@ class BatchState:
     """Slots for a number of sequences, and a spare one that padding rows of a step write to."""
 
     def __init__(self, slots: int, max_tokens: int, eos_ids: Collection[int], device: torch.device) -> None:
-        """
-        Args:
-            slots: number of sequences.
-            max_tokens: of a completion.
-            eos_ids: tokens that end one.
-            device: of all tensors.
-        """
         self.slots, self.max_tokens, self.spare = slots, max_tokens, slots
         size = slots + 1
 

@@ -18,12 +18,7 @@ from tinyzero_trainer.rollout.weight_sync import WeightSource, named_weights, pl
 
 
 def require_engine(config: TrainConfig, device: torch.device, *, here: bool = True) -> None:
-    """Check, before a model is loaded, that the engine is installed and supports the settings.
-
-    Args:
-        config: the run's.
-        device: of the engine.
-        here: whether it runs on this machine; another one may have vLLM installed.
+    """Check, before a model is loaded, that the engine is installed (if it runs here) and supports the settings.
 
     Raises:
         VllmMissingError: vLLM is not installed, or too old.
@@ -48,7 +43,7 @@ def build_engine(
     """The engine that `rollout.engine` names, with the model's current weights.
 
     Args:
-        config: the run's.
+        config: of the run.
         language_model: the policy's.
         report: receives messages for the user.
         source: yields the policy's weights; None = `named_weights`.

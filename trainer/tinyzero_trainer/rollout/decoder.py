@@ -41,7 +41,7 @@ class Decoder(Protocol):
 
 
 def build_decoder(model: PreTrainedModel) -> Decoder:
-    """The fastest decoder that gives this model's logits."""
+    """The faster decoder that computes what the model computes."""
     return FusedDecoder(model) if FusedDecoder.fits(model) else TransformersDecoder(model)
 
 

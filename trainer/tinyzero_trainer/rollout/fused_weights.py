@@ -23,8 +23,7 @@ class FusedWeights:
             source: yields the weights under their names in transformers.
             dtype: to keep them in.
             device: to keep them on.
-            share: whether what is not fused is kept as the source yields it; otherwise everything is copied, always
-                to the same memory.
+            share: whether to keep what is not fused as the source yields it, instead of a copy at a fixed address.
         """
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads

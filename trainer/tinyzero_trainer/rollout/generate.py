@@ -22,12 +22,9 @@ def generate(
     """`group_size` completions of each prompt, each with its prompt, in the order of the prompts.
 
     Args:
-        engine: any; see `RolloutEngine.generate` for the other arguments.
+        engine: see `RolloutEngine.generate` for the arguments that are not named here.
         prompts: see `check_context` for their length.
-        group_size: completions of each.
-        params: how to sample.
-        seed: of this call.
-        on_progress: called with the number of newly finished completions.
+        group_size: completions of each prompt.
         stop: polled while generating.
 
     Raises:

@@ -226,7 +226,7 @@ class GraphEngine(BatchedEngine):
         self._enter(state, torch.arange(len(prompt_indices)), params)
 
     def _enter(self, state: BatchState, active: Tensor, params: SamplingParams) -> None:
-        """Let the next steps work on these slots."""
+        """Let the next steps work on these slots; prepares a step for their number if there is none."""
         rows, cache = self._padded(len(active)), self._cache
         # What is fixed in a graph; it reads the values of temperature and top-p.
         key = (rows, params.temperature == 0, params.top_p < 1, params.top_k, params.ignore_eos)
@@ -269,7 +269,7 @@ class GraphEngine(BatchedEngine):
 
 
 def _copy_to_host(tensor: Tensor) -> Callable[[], Tensor]:
-    """Begin to copy a tensor as it is now; what is returned waits for the copy."""
+    """Start to copy a tensor as it is now; returns a function that waits for the copy."""
     if not tensor.is_cuda:
         copy = tensor.clone()
         return lambda: copy

@@ -17,13 +17,7 @@ class KvCacheError(OutOfMemoryError):
     """The GPU's memory does not hold the KV cache of even a few sequences."""
 
     def __init__(self, size: int, available: int, fitting: int, required: int) -> None:
-        """
-        Args:
-            size: bytes of each sequence.
-            available: bytes.
-            fitting: sequences that fit.
-            required: sequences that must fit.
-        """
+        """`size` and `available` in bytes, `fitting` and `required` in sequences."""
         self.fitting = fitting
         self.fraction = USABLE * available / (required * size)
         """Of the required memory, what is available."""
@@ -56,7 +50,7 @@ def fitting_sequences(wanted: int, size: int, memory: FreeMemory, *, keep: bool)
     """How many sequences to generate at a time.
 
     Args:
-        wanted: at most.
+        wanted: the most.
         size: bytes of each.
         memory: what is free.
         keep: whether to keep the memory between calls, if possible.

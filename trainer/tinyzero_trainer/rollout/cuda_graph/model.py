@@ -35,13 +35,7 @@ class GraphModel:
     def __init__(
         self, model: PreTrainedModel, weights: FusedWeights, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """
-        Args:
-            model: for its sizes and its rotary embedding.
-            weights: of it.
-            dtype: to compute in.
-            device: to compute on.
-        """
+        """Of `model`, its sizes and its rotary embedding are used; its weights are in `weights`."""
         config: Any = model.config
         inner: Any = model
         self.dtype, self.device, self._weights = dtype, device, weights

@@ -59,7 +59,7 @@ class VllmClient:
         Args:
             arguments: of vLLM's EngineArgs.
             environment: variables to set, or (None) unset, while it starts.
-            separate_process: whether it runs in its own process, or in this one.
+            separate_process: whether it runs in its own process.
             log: receives the output of its process.
         """
         self._arguments, self._environment = arguments, environment

@@ -106,11 +106,11 @@ def engine_arguments(
     """Of vLLM's EngineArgs.
 
     Args:
-        config: the run's.
+        config: of the run.
         vllm: from `settled`.
         language_model: the policy's.
         directory: with the model's config.json, without weights.
-        device: where vLLM runs.
+        device: of vLLM.
         dtype: to compute in.
     """
     # Our log-probabilities are those before top-p and top-k, with the temperature applied. vLLM's processed ones have
