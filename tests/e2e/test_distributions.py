@@ -1,4 +1,4 @@
-"""What holds between the six distributions: bounds, pins, licence, versions. Contracts for imports: pyproject.toml."""
+"""The six distributions agree: bounds, pins, licence, versions. Contracts for imports are in pyproject.toml."""
 
 import ast
 import sys

@@ -1,8 +1,7 @@
-"""The documentation holds: its code runs, its links lead somewhere.
+"""The documentation holds: its code runs, its links resolve, and its commands exist.
 
-In a document's order, Python blocks are run in one namespace (saved first where they begin with a file's
-name), and console blocks in bash, all in one empty directory. Lines that install, train or judge the machine are left
-out.
+The blocks of a document run in order in one empty directory: Python in one namespace (or saved, if it begins with a file
+name), console blocks in bash, without the lines that install, train or check the machine.
 """
 
 import json
@@ -16,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PATTERNS = ("*.md", "docs/**/*.md", "trainer/*.md", "plugins/*/*.md", "benchmarks/*.md", "examples/**/*.md")
-TRANSCRIPT = ROOT / "docs/tutorial.md"  # test_tutorial.py runs it, and reads its outputs too
+TRANSCRIPT = ROOT / "docs/tutorial.md"  # test_tutorial.py runs it, and compares its output
 DOCUMENTS = sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern))
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -56,7 +55,7 @@ def run_in_bash(code: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["README.md", "docs/hooks.md", "docs/symbolic.md"])
-def test_whole_tasks_fail_no_check(name: str, tmp_path: Path) -> None:
+def test_complete_tasks_fail_no_check(name: str, tmp_path: Path) -> None:
     codes = [
         code for language, code in BLOCK.findall((ROOT / name).read_text(encoding="utf-8")) if language == "python"
     ]
@@ -70,7 +69,7 @@ def test_whole_tasks_fail_no_check(name: str, tmp_path: Path) -> None:
 
 
 @each(DOCUMENTS)
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_resolve(document: Path) -> None:
     for link in LINK.findall(document.read_text(encoding="utf-8")):
         target, _, anchor = link.partition("#")
         if "://" in target:

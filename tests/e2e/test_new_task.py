@@ -1,4 +1,4 @@
-"""What `tinyzero new` writes, as a user gets it: it installs, is found, passes the check, and trains. Slow."""
+"""The package that `tinyzero new` writes installs, is found, passes the checks, and trains."""
 
 import json
 from pathlib import Path
@@ -19,8 +19,8 @@ def succeed(shell: Shell, command: str) -> str:
 @pytest.mark.parametrize("how", ["", "--no-build-isolation --no-deps"])
 def test_a_new_package_installs_passes_the_check_and_trains(tmp_path: Path, how: str) -> None:
     shell = Shell(tmp_path, make_environment(tmp_path / "environment"))
-    said = succeed(shell, "tinyzero new my-task").splitlines()
-    installing, checking, training = (line.strip() for line in said[-3:])
+    output = succeed(shell, "tinyzero new my-task").splitlines()
+    installing, checking, training = (line.strip() for line in output[-3:])
     succeed(shell, f"{installing} {how}")
     tasks = {row["name"]: row for row in json.loads(succeed(shell, "tinyzero tasks --json"))}
     assert tasks["my-task"]["distribution"] == "my-task"

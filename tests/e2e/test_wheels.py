@@ -1,6 +1,6 @@
-"""The six wheels, as a user gets them: what is in them, and that they work in new environments.
+"""The contents of the six wheels, and that they work in new environments.
 
-Slow: builds, and installs torch once. Environments are outside the repository, so nothing of it can leak in.
+Environments are outside the repository, so that nothing is imported from it.
 """
 
 import json
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 def run(*command: str | Path, cwd: Path, expect: int = 0) -> str:
-    """Run a command away from the checkout; its output, or a failure that shows it."""
+    """The output of a command that runs outside the checkout."""
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == expect, f"{command} exited with {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -100,11 +100,11 @@ def test_scoring_works_without_torch(light: Path, tmp_path: Path) -> None:
     assert (scored["score"], scored["correct"], scored["reason"]) == (1.0, True, "ok")
 
 
-def test_training_without_the_trainer_says_in_one_line_what_to_install(light: Path, tmp_path: Path) -> None:
-    said = run(light / "tinyzero", "train", "--task", "countdown", "run.steps=1", cwd=tmp_path, expect=2)
-    assert "pip install" in said
-    assert "tinyzero-sdk[train]" in said
-    assert len(said.strip().splitlines()) == 1
+def test_training_without_the_trainer_names_what_to_install_in_one_line(light: Path, tmp_path: Path) -> None:
+    output = run(light / "tinyzero", "train", "--task", "countdown", "run.steps=1", cwd=tmp_path, expect=2)
+    assert "pip install" in output
+    assert "tinyzero-sdk[train]" in output
+    assert len(output.strip().splitlines()) == 1
 
 
 @pytest.mark.nightly(reason="downloads and unpacks torch; bounds, contents and the light install are tested before")
@@ -113,8 +113,8 @@ def test_installing_a_task_is_enough_to_train(wheels: Path, tmp_path: Path) -> N
     install = (programs / "python", "-m", "pip", "install", "-q", *CONSTRAINTS)
     run(*install, "--find-links", wheels, "tinyzero-countdown", cwd=tmp_path)
     settings = ("run.steps=3", "eval.num_problems=32", "eval.num_problems_during=16", "data.prompts_per_step=8")
-    said = run(programs / "tinyzero", "train", "--task", "countdown", "--output", "run", *settings, cwd=tmp_path)
+    output = run(programs / "tinyzero", "train", "--task", "countdown", "--output", "run", *settings, cwd=tmp_path)
     steps = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert max(step["step"] for step in steps) == 3
     assert any((tmp_path / "run/checkpoints/step_3").glob("*")), list((tmp_path / "run/checkpoints").iterdir())
-    assert "held-out accuracy" in said
+    assert "held-out accuracy" in output
