@@ -1,7 +1,7 @@
 """The documentation holds: its code runs, its links resolve, and its commands exist.
 
-The blocks of a document run in order in one empty directory: Python in one namespace (or saved, if it begins with a file
-name), console blocks in bash, without the lines that install, train or check the machine.
+The blocks of a document run in order in one empty directory: Python in one namespace (or saved, if it begins with a
+file name), console blocks in bash, without the lines that install, train or check the machine.
 """
 
 import json
