@@ -138,7 +138,7 @@ def child(marks: Path, memory: int, arguments: Sequence[str]) -> None:
     import torch
 
     from tinyzero_sdk.cli import main as tinyzero
-    from tinyzero_trainer.monitoring.timer import StepTimer
+    from tinyzero_trainer.monitoring.performance import StepTimer
 
     cuda = torch.cuda.is_available()
     if memory and cuda and memory < torch.cuda.get_device_properties(0).total_memory:

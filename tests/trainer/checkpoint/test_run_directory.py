@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
@@ -36,7 +35,7 @@ def test_everything_has_its_place(path):
         assert build(TrainConfig, tomllib.load(file)) == CONFIG
 
 
-def test_a_second_trainer_is_refused_and_told_which_process_holds_it(path):
+def test_a_second_trainer_is_refused_and_the_process_that_holds_it_named(path):
     program = """
 import sys
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
@@ -56,12 +55,12 @@ with RunDirectory.open(sys.argv[1]):
 
 
 def test_a_run_that_was_refused_at_its_start_leaves_nothing(path):
-    for there in (False, True):
-        if there:
+    for exists in (False, True):
+        if exists:
             path.mkdir()
         with pytest.raises(RuntimeError, match="no vLLM"), RunDirectory.open(path):
             raise RuntimeError("no vLLM")
-        assert path.exists() == there, "a directory of the user's own stays"
+        assert path.exists() == exists, "the user's own directory stays"
 
 
 def test_what_was_written_before_an_error_stays(path):
@@ -74,13 +73,6 @@ def test_what_was_written_before_an_error_stays(path):
     with RunDirectory.open(path) as run:
         run.save_config(CONFIG)
     assert {"vllm.log", "config.toml", "checkpoints"} <= {file.name for file in path.iterdir()}
-
-
-def test_it_can_be_opened_again_after_an_error(path):
-    with pytest.raises(RuntimeError, match="loss"), RunDirectory.open(path):
-        raise RuntimeError("loss")
-    with RunDirectory.open(path):
-        pass
 
 
 def test_a_run_with_checkpoints_is_not_started_over(path):
@@ -97,6 +89,7 @@ def test_a_run_with_checkpoints_is_not_started_over(path):
 def test_a_run_killed_before_its_first_checkpoint_may_start_over_or_resume(path):
     for resume in (False, False, True):
         with RunDirectory.open(path, resume=resume) as run:
+            assert not any(run.checkpoints.iterdir()), "what the killed run left is deleted"
             run.save_config(CONFIG)
             (run.checkpoints / f"step_1.tmp-{'a' * 32}").mkdir()
 
@@ -107,7 +100,7 @@ def test_resuming_where_there_is_no_run_creates_nothing(path):
     assert not path.exists()
 
 
-def test_somebody_elses_config_is_not_overwritten(path):
+def test_a_foreign_config_is_not_overwritten(path):
     path.mkdir()
     (path / "config.toml").write_text("mine = true")
     with pytest.raises(RunDirectoryError, match="is not from a run and would be overwritten"):
@@ -115,35 +108,12 @@ def test_somebody_elses_config_is_not_overwritten(path):
     assert [entry.name for entry in path.iterdir()] == ["config.toml"]
 
 
-def test_litter_of_a_killed_run_is_swept(path):
-    with RunDirectory.open(path) as run:
-        (run.checkpoints / f"step_1.tmp-{'a' * 32}").mkdir()
-    with RunDirectory.open(path) as run:
-        assert not any(run.checkpoints.iterdir())
-
-
-def test_a_file_in_the_way_and_an_empty_name_are_one_line(path):
+def test_a_file_in_its_place_and_an_empty_name_are_refused_in_one_line(path):
     path.write_text("a file")
     with pytest.raises(RunDirectoryError, match=f"cannot write {path}: (File exists|Not a directory)"):
         RunDirectory.open(path).__enter__()
     with pytest.raises(RunDirectoryError, match=r"run\.output is empty"):
         RunDirectory.open("").__enter__()
-
-
-def test_a_directory_without_rights_is_one_line(path, monkeypatch):
-    def mkdir(*args, **kwargs):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "mkdir", mkdir)  # root, as in a container, may write anywhere
-    with pytest.raises(RunDirectoryError, match=f"cannot write {path}: Permission denied"):
-        RunDirectory.open(path).__enter__()
-
-
-def test_a_directory_that_vanished_is_one_line(path):
-    with RunDirectory.open(path) as run:
-        path.rename(path.with_name("elsewhere"))
-        with pytest.raises(RunDirectoryError, match=r"cannot write .*config\.toml: No such file or directory"):
-            run.save_config(CONFIG)
 
 
 def test_saving_the_configuration_is_whole_or_not_at_all(path, monkeypatch):

@@ -1,4 +1,4 @@
-"""What several ranks save, any other number of them goes on from; what one saves stays one file."""
+"""Any number of ranks resumes what any other number has saved; a single rank writes one file."""
 
 import pickle
 from dataclasses import replace
@@ -14,7 +14,7 @@ from tests.trainer.distributed.sharded import CASES, CPU, NOW, PLAIN, make_polic
 from tests.trainer.distributed.test_ranks import OPTIMIZER, copies
 from tests.trainer.processes import on_ranks
 from tinyzero_trainer.algorithms.batch import TrainingBatch
-from tinyzero_trainer.checkpoint.sharded_tensors import load_parts, save_parts, shapes
+from tinyzero_trainer.checkpoint.sharded_tensors import load_sharded, save_sharded, shapes
 from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, LoraConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group, shard
 from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
@@ -27,14 +27,14 @@ from tinyzero_trainer.training.optimizer import Optimizer
 from tinyzero_trainer.training.policy import Policy
 
 
-def test_one_rank_writes_and_reads_parts_too_and_nothing_is_pickled(tmp_path: Path) -> None:
+def test_one_rank_writes_and_reads_shards_too_and_nothing_is_pickled(tmp_path: Path) -> None:
     tensors = {"matrix": torch.randn(3, 2), "count": torch.tensor(7.0)}
     with process_group(CPU):
-        save_parts(tmp_path / "parts", tensors)
-    assert {path.suffix for path in (tmp_path / "parts").iterdir()} == {".safetensors"}
-    assert shapes(tmp_path / "parts") == {name: tensor.shape for name, tensor in tensors.items()}
+        save_sharded(tmp_path / "shards", tensors)
+    assert {path.suffix for path in (tmp_path / "shards").iterdir()} == {".safetensors"}
+    assert shapes(tmp_path / "shards") == {name: tensor.shape for name, tensor in tensors.items()}
     found = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    load_parts(tmp_path / "parts", found)  # without a process group
+    load_sharded(tmp_path / "shards", found)  # without a process group
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
     assert shapes(tmp_path / "nothing") == {}
 
@@ -42,13 +42,13 @@ def test_one_rank_writes_and_reads_parts_too_and_nothing_is_pickled(tmp_path: Pa
 def test_what_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with process_group(CPU), pytest.raises(OSError, match=r"exists \(rank 0\)"):
-        save_parts(tmp_path / "file", {"matrix": torch.ones(2)})
+        save_sharded(tmp_path / "file", {"matrix": torch.ones(2)})
 
 
-# ---- in processes of their own ---------------------------------------------------------------------------------------
+# ---- several processes ----------------------------------------------------------------------------------------------
 
 
-def parts_of(start: str, case: str, options: FsdpOptions) -> tuple[Policy, Critic]:
+def learners_of(start: str, case: str, options: FsdpOptions) -> tuple[Policy, Critic]:
     policy = make_policy(_load(start, options), CASES[case], options)
     policy._optimizer = Optimizer(policy.language_model.model, OPTIMIZER)
     critic = Critic(_load(start, options), settings=CriticConfig(), optimizer=OPTIMIZER, options=options)
@@ -56,10 +56,10 @@ def parts_of(start: str, case: str, options: FsdpOptions) -> tuple[Policy, Criti
 
 
 def begin(start: str, directory: str, experience: TrainingBatch, options: FsdpOptions = PLAIN) -> dict[str, Tensor]:
-    """Two updates, saved; with an adapter in a directory of its own."""
+    """Two updates, saved; with an adapter in its own directory."""
     weights = {}
     for case in ("all weights", "LoRA"):
-        policy, critic = parts_of(start, case, options)
+        policy, critic = learners_of(start, case, options)
         path = Path(directory, case)
         path.mkdir(parents=True, exist_ok=True)
         for _ in range(2):
@@ -73,7 +73,7 @@ def begin(start: str, directory: str, experience: TrainingBatch, options: FsdpOp
     return weights
 
 
-def go_on(start: str, directory: str, experience: TrainingBatch) -> dict[str, Any]:
+def resume(start: str, directory: str, experience: TrainingBatch) -> dict[str, Any]:
     """One more update from what was saved."""
     shown: dict[str, Any] = {}
     for case in ("all weights", "LoRA"):
@@ -102,7 +102,7 @@ def resumed_adapter(language_model: LanguageModel, path: Path) -> Policy:
     return Policy(replace(language_model, adapter=adapter), **given)
 
 
-FOUR = pytest.mark.nightly(reason="four processes; replicas and lines are saved as they are trained")
+FOUR = pytest.mark.nightly(reason="four processes; replicas and sequence-parallel groups are saved as they are trained")
 
 
 @pytest.mark.slow
@@ -111,11 +111,11 @@ FOUR = pytest.mark.nightly(reason="four processes; replicas and lines are saved 
     [
         pytest.param(2, PLAIN, id="two"),
         pytest.param(
-            4, replace(PLAIN, replicas=2, sequence_parallel=2), id="two replicas of a line of two", marks=FOUR
+            4, replace(PLAIN, replicas=2, sequence_parallel=2), id="two replicas, sequence parallel", marks=FOUR
         ),
     ],
 )
-def test_a_run_saved_on_several_ranks_goes_on_on_one_and_three(
+def test_a_run_saved_on_several_ranks_resumes_on_one_and_three(
     count: int, options: FsdpOptions, toy_model: LanguageModel, tmp_path: Path
 ) -> None:
     save_model(tmp_path / "start", toy_model)
@@ -125,14 +125,14 @@ def test_a_run_saved_on_several_ranks_goes_on_on_one_and_three(
     for case in ("all weights", "LoRA"):
         files = [path for path in Path(saved, case).rglob("*") if path.is_file()]
         assert not any(path.suffix in (".pt", ".bin", ".pkl", ".distcp", ".metadata") for path in files)
-        assert len(list(Path(saved, case, "optimizer").iterdir())) == count  # replicas write what each has once
-        # What is exported is the whole model, as others load it.
+        assert len(list(Path(saved, case, "optimizer").iterdir())) == count  # replicas write each shard once
+        # The exported model is whole.
         plain = load_model(str(Path(saved, case)), CPU)
         for name, value in plain.model.state_dict().items():
             assert torch.equal(value, weights[f"{case}/{name}"])
     with process_group(CPU):
-        alone = go_on(start, saved, experience)
-    for shown in on_ranks(3, go_on, tmp_path, start, saved, experience):
+        alone = resume(start, saved, experience)
+    for shown in on_ranks(3, resume, tmp_path, start, saved, experience):
         for key, expected in alone.items():
             if key.endswith("metrics"):
                 assert shown[key].keys() == expected.keys()
@@ -146,15 +146,15 @@ def test_a_run_saved_on_several_ranks_goes_on_on_one_and_three(
 
 
 @pytest.mark.slow
-def test_a_run_saved_on_one_rank_goes_on_on_two(toy_model: LanguageModel, tmp_path: Path) -> None:
+def test_a_run_saved_on_one_rank_resumes_on_two(toy_model: LanguageModel, tmp_path: Path) -> None:
     save_model(tmp_path / "start", toy_model)
     start, saved = str(tmp_path / "start"), str(tmp_path / "saved")
     experience = make_up(toy_model)
     with process_group(CPU):
         begin(start, saved, experience)
-        alone = go_on(start, saved, experience)
+        alone = resume(start, saved, experience)
     moments = load_file(Path(saved, "all weights", "optimizer.safetensors"))
     assert {name.partition("/")[0] for name in moments} == {"exp_avg", "exp_avg_sq", "step"}
-    for shown in on_ranks(2, go_on, tmp_path, start, saved, experience):
+    for shown in on_ranks(2, resume, tmp_path, start, saved, experience):
         for key in ("all weights/values", "LoRA/values", "all weights/logprobs", "LoRA/logprobs"):
             torch.testing.assert_close(shown[key], alone[key], rtol=0, atol=1e-5)

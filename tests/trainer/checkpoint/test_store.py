@@ -77,18 +77,13 @@ def test_steps_are_ordered_as_numbers(root):
     assert latest(root).step == 100
 
 
-@pytest.mark.parametrize(("keep", "left"), [(2, ["step_20", "step_30"]), (3, ["step_10", "step_20", "step_30"])])
-def test_retention_is_read_from_the_disk(root, keep, left):
+@pytest.mark.parametrize(("keep", "kept"), [(0, [20, 30]), (2, [20, 30]), (3, [10, 20, 30])])
+def test_the_newest_are_kept_and_at_least_two(root, keep, kept):
     save(root, 30, filler(30), meta=META, keep=keep)
-    assert names(root) == left
+    assert names(root) == [f"step_{step}" for step in kept]
 
 
-def test_fewer_than_two_are_never_kept(root):
-    save(root, 30, filler(30), meta=META, keep=0)
-    assert names(root) == ["step_20", "step_30"]
-
-
-def test_a_sound_checkpoint_of_the_same_step_is_left_alone(root):
+def test_an_intact_checkpoint_of_the_same_step_is_kept(root):
     assert save(root, 20, lambda directory: pytest.fail("written again"), meta={}) == root / "step_20"
 
 
@@ -105,7 +100,7 @@ def test_damaged_ones_past_the_resumed_step_go_when_the_run_has_saved_again(root
     assert names(root) == ["step_10", "step_15"]
 
 
-def test_the_newest_sound_one_is_taken_and_the_others_are_reported(root):
+def test_the_newest_intact_one_is_taken_and_the_others_are_reported(root):
     save(root, 30, filler(30), meta=META, keep=3)
     (root / "step_30" / "manifest.json").unlink()
     (root / "step_20" / "empty").write_bytes(b"!")
@@ -120,7 +115,9 @@ def test_the_newest_sound_one_is_taken_and_the_others_are_reported(root):
 def test_if_every_one_is_damaged_resuming_stops(root):
     for step in (10, 20):
         (root / f"step_{step}" / "empty").unlink()
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is sound: .*step_20/empty: No such file.*step_10"):
+    with pytest.raises(
+        CheckpointError, match=r"all checkpoints .* are damaged: .*step_20/empty: No such file.*step_10.*; start"
+    ):
         latest(root)
 
 
@@ -128,12 +125,12 @@ def test_if_every_one_is_damaged_resuming_stops(root):
 @pytest.mark.parametrize("name", [*content(20), "manifest.json"])
 def test_any_changed_byte_is_found(root, name):
     file = root / "step_20" / name
-    sound = file.read_bytes()
-    for position in range(len(sound)):
-        file.write_bytes(sound[:position] + bytes([sound[position] ^ 1]) + sound[position + 1 :])
+    intact = file.read_bytes()
+    for position in range(len(intact)):
+        file.write_bytes(intact[:position] + bytes([intact[position] ^ 1]) + intact[position + 1 :])
         with pytest.raises(DamagedCheckpointError):
             verify(root / "step_20")
-    file.write_bytes(sound[:-1] if sound else b"!")
+    file.write_bytes(intact[:-1] if intact else b"!")
     assert latest(root).step == 10
 
 
@@ -152,7 +149,7 @@ def test_a_renamed_checkpoint_is_refused(root):
     assert latest(root).skipped == (f"{root}/step_99 holds step 20; rename it back",)
 
 
-def test_sweep_takes_its_own_litter_only(root):
+def test_sweep_deletes_temporary_checkpoints_only(root):
     foreign = ["step_20.tmp-backup", "notes", "step_20.bak"]
     for name in [*foreign, f"step_30.tmp-{'0f' * 16}"]:
         (root / name).mkdir()
@@ -160,10 +157,10 @@ def test_sweep_takes_its_own_litter_only(root):
     assert names(root) == sorted([*foreign, "step_10", "step_20"])
 
 
-def test_a_disk_with_too_little_room_is_refused_before_anything_is_written(root):
+def test_a_disk_with_too_little_space_is_refused_before_anything_is_written(root):
     with pytest.raises(CheckpointError) as caught:
         save(root, 30, lambda directory: pytest.fail("written"), meta=META, expected_bytes=10**18)
-    assert str(caught.value).startswith(f"cannot save {root}/step_30: the disk has too little room (1,000,000,000,000")
+    assert str(caught.value).startswith(f"cannot save {root}/step_30: the disk has too little space (1,000,000,000,000")
     assert names(root) == ["step_10", "step_20"]
 
 
@@ -206,7 +203,7 @@ def test_a_vanished_directory_is_not_made_again(root):
     assert not root.exists()
 
 
-def test_an_error_of_our_own_is_not_disguised_and_leaves_nothing_behind(root):
+def test_a_bug_is_raised_as_it_is_and_leaves_nothing_behind(root):
     def fill(directory):
         (directory / "half").touch()
         raise TypeError("a bug")
@@ -216,7 +213,7 @@ def test_an_error_of_our_own_is_not_disguised_and_leaves_nothing_behind(root):
     assert names(root) == ["step_10", "step_20"]
 
 
-def test_a_real_write_error_inside_safetensors_is_told_in_one_line(root):
+def test_a_real_write_error_inside_safetensors_is_one_line(root):
     def fill(directory):
         save_file({"weight": np.zeros(100_000)}, directory / "model.safetensors")
 

@@ -89,7 +89,7 @@ class World:
     during_update: Callable[[], None] = lambda: None
     ranks = 1
 
-    def cards(self) -> list[Any]:
+    def gpu_memory(self) -> list[Any]:
         return []
 
     # ---- the engine

@@ -66,7 +66,7 @@ class FakePolicy:
         self.asked: list[tuple[str, float]] = []
         self.updates: list[tuple[TrainingBatch, StepSettings]] = []
 
-    def cards(self) -> list[Any]:
+    def gpu_memory(self) -> list[Any]:
         return []
 
     def logprobs(self, samples: Sequence[Rollout], temperature: float) -> torch.Tensor:

@@ -16,7 +16,7 @@ from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, RolloutConfig
 from tinyzero_trainer.controller import collector as collecting
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step import TrainingStep
-from tinyzero_trainer.monitoring.timer import StepTimer
+from tinyzero_trainer.monitoring.performance import StepTimer
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils.signals import StopFlag
 

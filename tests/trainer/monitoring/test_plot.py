@@ -1,4 +1,4 @@
-"""The picture shows what is in metrics.jsonl, and can be drawn from any run, however short."""
+"""The plot shows what is in metrics.jsonl, and can be drawn from any run, however short."""
 
 import pytest
 from hypothesis import given
@@ -96,7 +96,7 @@ def test_several_tasks_have_a_colour_and_labels_each(metrics, tmp_path, drawn):
 
 
 @pytest.mark.slow
-def test_a_reward_that_is_not_the_accuracy_has_a_panel_of_its_own(metrics, tmp_path, drawn):
+def test_a_reward_that_is_not_the_accuracy_has_its_own_panel(metrics, tmp_path, drawn):
     draw(metrics([before(), *steps(3, **{REWARD: 0.4})]), tmp_path)
     assert labels(drawn[0]) == ["accuracy (%)", "mean reward", "mean length of completions (tokens)"]
 
@@ -111,7 +111,7 @@ def test_a_reward_that_is_not_the_accuracy_has_a_panel_of_its_own(metrics, tmp_p
         [{}, {ACCURACY: float("nan"), LENGTH: 3.0}],
     ],
 )
-def test_a_run_that_hardly_began_can_be_drawn(metrics, tmp_path, rows):
+def test_a_very_short_run_can_be_drawn(metrics, tmp_path, rows):
     draw(metrics(rows), tmp_path)
 
 

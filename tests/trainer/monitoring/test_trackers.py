@@ -1,4 +1,4 @@
-"""Whatever a tracker does, the run continues at its own pace, and one line says what happened."""
+"""If a tracker fails or hangs, the run continues at the same speed, and one line says what happened."""
 
 import json
 import math
@@ -48,8 +48,8 @@ HANGS = {
 
 
 @pytest.fixture
-def stub(tmp_path, monkeypatch):
-    """A stand-in for wandb; hangs end with the test."""
+def fake_wandb(tmp_path, monkeypatch):
+    """A fake wandb; hangs end with the test."""
     over = threading.Event()
 
     def install(source):
@@ -77,8 +77,8 @@ def run(directory, *names, steps=3):
     return messages
 
 
-def test_wandb_is_given_every_step_without_what_is_not_a_number(tmp_path, stub):
-    stub("")
+def test_wandb_gets_every_step_without_nan(tmp_path, fake_wandb):
+    fake_wandb("")
     assert run(tmp_path, "wandb") == []
     logged = (tmp_path / "logged.json").read_text()
     assert json.loads(logged) == [[step, {"critic/score/mean": step / 4}] for step in range(3)]
@@ -100,14 +100,14 @@ def test_a_resumed_run_keeps_its_wandb_id(tmp_path):
         ("exit", ["wandb: SystemExit: 7; training continues without it"]),
     ],
 )
-def test_an_error_is_reported_once_and_ends_the_tracker_alone(tmp_path, stub, fault, said):
-    stub(FAULTS[fault])
+def test_an_error_is_reported_once_and_ends_the_tracker_alone(tmp_path, fake_wandb, fault, said):
+    fake_wandb(FAULTS[fault])
     messages = run(tmp_path, "wandb", steps=50)
     assert messages == said
 
 
-def test_without_a_server_wandb_is_tried_offline_once(tmp_path, stub):
-    stub(FAULTS["init"])
+def test_without_a_server_wandb_is_tried_offline_once(tmp_path, fake_wandb):
+    fake_wandb(FAULTS["init"])
     messages = run(tmp_path, "wandb")
     assert messages == [
         f"wandb: recording offline (in init); upload with: wandb sync {tmp_path}/wandb/offline-run-*",
@@ -116,18 +116,18 @@ def test_without_a_server_wandb_is_tried_offline_once(tmp_path, stub):
 
 
 @pytest.mark.parametrize("hang", HANGS)
-def test_a_hang_never_blocks_a_step_and_is_left_at_the_close(tmp_path, stub, monkeypatch, hang):
+def test_a_hang_never_blocks_a_step_and_is_abandoned_at_the_end(tmp_path, fake_wandb, monkeypatch, hang):
     monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.2)
     monkeypatch.setattr(trackers, "QUEUE_SIZE", 10)
-    stub(HANGS[hang])
+    fake_wandb(HANGS[hang])
     messages = run(tmp_path, "wandb", steps=200)  # a call that blocked would block for ever
     assert "wandb: did not finish in time; metrics.jsonl has everything" in messages
     if hang != "finish":  # more than the queue holds
         assert "steps are missing there" in messages[-1]
 
 
-def test_a_library_that_is_not_installed_is_named(tmp_path, stub):
-    stub("raise ModuleNotFoundError(\"No module named 'wandb'\")")
+def test_a_library_that_is_not_installed_is_named(tmp_path, fake_wandb):
+    fake_wandb("raise ModuleNotFoundError(\"No module named 'wandb'\")")
     (said,) = run(tmp_path, "wandb")
     assert said.startswith("wandb: No module named 'wandb'; install it with: pip install 'tinyzero-trainer[trackers]'")
 
@@ -166,7 +166,7 @@ def test_the_real_wandb_with_an_unreachable_server_records_offline(tmp_path, mon
 
 
 @pytest.mark.slow
-def test_the_real_wandb_asks_nobody_for_a_key(tmp_path, monkeypatch):
+def test_the_real_wandb_does_not_prompt_for_a_key(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)

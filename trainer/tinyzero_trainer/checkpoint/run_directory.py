@@ -1,10 +1,10 @@
-"""The directory of a run: who may write in it, and what is where.
+"""The directory of a run: its layout, and which process may write in it.
 
 config.toml          the resolved configuration
-metrics.jsonl        one line a step
-rollouts/            samples of what the model wrote
-checkpoints/step_N/  what the run can go on from, and what transformers and vLLM load
-curve.png            the picture at the end
+metrics.jsonl        one line per step
+rollouts/            samples of completions
+checkpoints/step_N/  what the run can resume from, and what transformers and vLLM load
+curve.png            the plot at the end
 """
 
 import json
@@ -13,7 +13,6 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from tinyzero_sdk.errors import TinyZeroError
@@ -23,48 +22,20 @@ from tinyzero_trainer.config import TrainConfig
 
 LOCK = ".lock"
 OWNER = ".owner.json"
-"""Who holds the lock, or held it last; also the mark of a run directory."""
-
-
-_EMPTY = {LOCK, OWNER, "checkpoints", "rollouts"}
-"""What is in the directory of a run that has written nothing."""
+"""The process that holds the lock, or held it last; its presence marks a run directory."""
 
 
 class RunDirectoryError(TinyZeroError):
-    """A run directory cannot be used: another trainer, another run, no rights, no space."""
+    """A run directory cannot be used: another trainer, another run, no permission, no space."""
 
 
-@dataclass(frozen=True)
 class RunDirectory:
-    """A run directory that this process holds alone."""
+    """Paths in a run directory; from `open`, one that only this process writes in."""
 
-    path: Path
-    """The directory itself."""
-
-    @property
-    def config(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.toml"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON line a step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def rollouts(self) -> Path:
-        """Directory of samples of what the model wrote."""
-        return self.path / "rollouts"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Directory of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def curve(self) -> Path:
-        """The picture of the run."""
-        return self.path / "curve.png"
+    def __init__(self, path: Path) -> None:
+        self.path, self.config = path, path / "config.toml"
+        self.metrics, self.curve = path / "metrics.jsonl", path / "curve.png"
+        self.rollouts, self.checkpoints = path / "rollouts", path / "checkpoints"
 
     def rollouts_file(self, step: int) -> Path:
         """Where the samples of a step go."""
@@ -73,7 +44,7 @@ class RunDirectory:
     @classmethod
     @contextmanager
     def open(cls, path: str | Path, *, resume: bool = False) -> Iterator["RunDirectory"]:
-        """Create or enter a run directory and hold its lock; the system gives it back even if the process is killed.
+        """Create or enter a run directory and hold its lock, which the system releases even if the process is killed.
 
         Raises:
             RunDirectoryError: another process trains there; it holds a run and `resume` is False, or none and it is
@@ -95,9 +66,10 @@ class RunDirectory:
             except Timeout:
                 raise RunDirectoryError(f"{run.path} is in use by {run._owner()}; wait or stop it") from None
         try:
-            run.check(resume=resume)  # again: now nobody else can change it
+            run.check(resume=resume)  # again: now no other process can change it
             with _errors_in_one_line(run.path):
-                run._sign()
+                owner = {"pid": os.getpid(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
+                (run.path / OWNER).write_text(json.dumps(owner), encoding="utf-8")
                 checkpoint.sweep(run.checkpoints)
             yield run
         finally:
@@ -109,15 +81,15 @@ class RunDirectory:
         """Refuse a directory that cannot be used, without touching it.
 
         Raises:
-            RunDirectoryError: as for `open`, but for another process.
+            RunDirectoryError: as for `open`, except for another process.
         """
         with _errors_in_one_line(self.path):
             if resume and not self.config.exists():
                 raise RunDirectoryError(f"{self.path} holds no run to resume; leave out --resume to start one")
             if not resume and self.checkpoints.is_dir() and any(checkpoint.sealed(self.checkpoints)):
-                words = f"tinyzero train --output {shlex.quote(str(self.path))} --resume"
+                command = f"tinyzero train --output {shlex.quote(str(self.path))} --resume"
                 raise RunDirectoryError(
-                    f"{self.path} holds a run with checkpoints; resume with: {words} (or choose another --output)"
+                    f"{self.path} holds a run with checkpoints; resume with: {command} (or choose another --output)"
                 )
             if not resume and self.config.exists() and not (self.path / OWNER).exists():
                 raise RunDirectoryError(
@@ -140,22 +112,19 @@ class RunDirectory:
             os.replace(aside, self.config)
 
     def _remove_if_empty(self) -> None:
-        """Leave nothing of a run that was refused before it had anything to write."""
-        with suppress(OSError):  # something is in one of them, or all is gone already
-            if {file.name for file in self.path.iterdir()} - _EMPTY:
+        """Leave nothing of a run that was refused before it wrote anything."""
+        files = [self.path / OWNER, self.path / LOCK]
+        with suppress(OSError):  # a directory is not empty, or all is gone already
+            if {*self.path.iterdir()} - {*files, self.checkpoints, self.rollouts}:
                 return
             self.checkpoints.rmdir()
             self.rollouts.rmdir()
-            (self.path / OWNER).unlink()
-            (self.path / LOCK).unlink()
+            for file in files:
+                file.unlink()
             self.path.rmdir()
 
-    def _sign(self) -> None:
-        owner = {"pid": os.getpid(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
-        (self.path / OWNER).write_text(json.dumps(owner), encoding="utf-8")
-
     def _owner(self) -> str:
-        with suppress(OSError, ValueError, KeyError, TypeError):  # the other process is just writing it
+        with suppress(OSError, ValueError, KeyError, TypeError):  # the other process is writing it right now
             owner = json.loads((self.path / OWNER).read_text(encoding="utf-8"))
             return f"process {owner['pid']}, started {owner['started']}"
         return "another process"

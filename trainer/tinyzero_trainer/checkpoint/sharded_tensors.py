@@ -1,8 +1,8 @@
-"""Tensors on the disk in parts, each rank's own: written by some number of ranks, read by any other.
+"""Sharded tensors on the disk, a file for each rank: written by some number of ranks, read by any other.
 
-Through torch.distributed.checkpoint, but as safetensors throughout, its record of what is where included: its usual
-format keeps that as a pickle, which may hold any code. What one rank alone writes is one plain safetensors file, and
-not in here. It takes torch 2.9, which the extra `ray` asks for: imported late, for one rank does without.
+torch.distributed.checkpoint writes them, as safetensors with their index: its default format keeps the index as a
+pickle, which may hold any code. A single rank writes one plain safetensors file, without this module. The safetensors
+classes need torch 2.9, which the extra `ray` requires; they are imported late, since one rank does without them.
 """
 
 import warnings
@@ -19,12 +19,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 
-def save_parts(directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors; all ranks must call it, and come back from it together.
+def save_sharded(directory: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors; a collective of all ranks.
 
     Args:
-        directory: seen by every rank; made if it is missing.
-        tensors: those that are sharded (DTensor) in parts, each by its rank; others, which are equal on all, once.
+        directory: visible to every rank; created if it is missing.
+        tensors: each rank writes its shards of DTensors; others, which are equal on all ranks, are written once.
 
     Raises:
         OSError: one of the ranks cannot write.
@@ -35,12 +35,12 @@ def save_parts(directory: Path, tensors: Mapping[str, Tensor]) -> None:
         save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(directory), save_distributed=True))
 
 
-def load_parts(directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Read what `save_parts` wrote on any number of ranks; all of these must call it, each reads what it needs.
+def load_sharded(directory: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Read what `save_sharded` wrote on any number of ranks; a collective of all ranks, each reads what it needs.
 
     Args:
-        directory: of `save_parts`.
-        tensors: written to in place; each must be there.
+        directory: of `save_sharded`.
+        tensors: written to in place; all of them must be stored.
     """
     from torch.distributed.checkpoint import HuggingFaceStorageReader
 
@@ -49,7 +49,7 @@ def load_parts(directory: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def shapes(directory: Path) -> dict[str, torch.Size]:
-    """The tensors that `save_parts` wrote, by name; none if it was given none."""
+    """Shapes of the tensors that `save_sharded` wrote, by name."""
     if not any(directory.glob("*.safetensors")):
         return {}
     from torch.distributed.checkpoint import HuggingFaceStorageReader
@@ -60,7 +60,7 @@ def shapes(directory: Path) -> dict[str, torch.Size]:
 
 @contextmanager
 def _errors_of_any_rank() -> Iterator[None]:
-    """What a rank could not do, as its own error on all of them."""
+    """Raise the error of the first rank that failed on all ranks."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"torch\.distributed\.checkpoint")

@@ -1,10 +1,10 @@
 """Checkpoints that are whole or absent: written to a temporary directory, sealed by a manifest, renamed into place.
 
-The caller writes the content (`fill`); this file makes it durable, finds the newest sound checkpoint and deletes old
-ones. There is no state but the directory itself. No torch here.
+The caller writes the content (`fill`); this file makes it durable, finds the newest intact checkpoint and deletes old
+ones. Its only state is the directory. No torch here.
 
     checkpoints/step_40/                  sealed: manifest.json has the size and a SHA-256 of every file
-    checkpoints/step_50.tmp-<uuid>/       being written, or left by a killed run, or on its way out
+    checkpoints/step_50.tmp-<uuid>/       being written or deleted, or left by a killed run
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.records import Json
 
 PIECE_BYTES, BLOCK_BYTES = 2**28, 2**20
-"""Of a file: what a thread hashes, and what it reads at a time."""
+"""What a thread hashes of a file, and what it reads at a time."""
 
 HASHING_THREADS = min(16, os.cpu_count() or 1)
 
@@ -35,17 +35,14 @@ FORMAT = 1
 """Raised when the layout changes; other formats are refused."""
 
 MIN_KEEP = 2
-"""One remains whole while another is being written, or is found damaged."""
+"""One remains intact while another is being written, or turns out to be damaged."""
 
 _SEALED = re.compile(r"step_(\d+)")
-_LITTER = re.compile(r"step_\d+\.tmp-[0-9a-f]{32}")
-
-_WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
-"""What a full or vanished disk raises: safetensors and torch have errors of their own for it."""
+_TEMPORARY = re.compile(r"step_\d+\.tmp-[0-9a-f]{32}")
 
 
 class CheckpointError(TinyZeroError):
-    """A checkpoint cannot be written, or none of those that exist is sound."""
+    """A checkpoint cannot be written, or none of those that exist is intact."""
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -54,7 +51,7 @@ class DamagedCheckpointError(CheckpointError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose every byte is as it was written."""
+    """An intact checkpoint: every byte is as it was written."""
 
     step: int
     """Training step after which it was saved."""
@@ -64,7 +61,7 @@ class Checkpoint:
     """As given to `save`: configuration, versions, world size, …"""
 
     skipped: tuple[str, ...] = ()
-    """One line for each newer checkpoint that was skipped: which and why."""
+    """One line for each newer checkpoint that is damaged: which and why."""
 
 
 def save(
@@ -78,16 +75,16 @@ def save(
 ) -> Path:
     """Write the checkpoint of `step`, then delete all but the newest `keep`.
 
-    Killed at any moment, it leaves the older checkpoints as they were, and the new one whole or unseen.
-    A sound checkpoint of this step that exists already is left alone.
+    Killed at any moment, it leaves the older checkpoints as they were, and the new one whole or absent.
+    An intact checkpoint of this step that exists already is kept.
 
     Args:
         root: existing directory of all checkpoints.
         step: training step, >= 0.
-        fill: writes the files into the empty directory it is given.
+        fill: writes the files into the empty directory that it is given.
         meta: plain JSON, stored in the manifest.
         keep: number of checkpoints to keep, at least 2.
-        expected_bytes: what `fill` will write, to refuse before a disk runs full; 0 = not known.
+        expected_bytes: what `fill` will write, to refuse a disk that is too full; 0 = not known.
 
     Returns:
         The directory of the checkpoint.
@@ -96,32 +93,37 @@ def save(
         CheckpointError: it cannot be written; what was there before is intact, and nothing is left behind.
     """
     final = root / f"step_{step}"
-    if _is_sound(final):
+    with suppress(DamagedCheckpointError):
+        verify(final)
         return final
     temporary = _temporary_name(final)
     try:
-        _check_space(root, expected_bytes)
+        if shutil.disk_usage(root).free < expected_bytes:
+            raise OSError("the disk has too little space")
         temporary.mkdir()
         fill(temporary)
         _seal(temporary, step, meta)
         if final.exists():
-            _remove(final)  # damaged: a sound one was returned above
+            _remove(final)  # damaged: an intact one was returned above
         os.rename(temporary, final)
         _sync(root)
-    except _WRITE_ERRORS as error:
+    except (OSError, RuntimeError, SafetensorError) as error:  # the last two: torch and safetensors on a full disk
         raise CheckpointError(_failure(final, error, expected_bytes)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    with suppress(OSError):  # the checkpoint stands; what could not be deleted now is deleted after the next one
-        _retain(root, step, max(keep, MIN_KEEP))
+    with suppress(OSError):  # the checkpoint is saved; what cannot be deleted now is deleted after the next one
+        up_to_now = sorted((number for number, _ in sealed(root) if number <= step), reverse=True)
+        for number, path in list(sealed(root)):
+            if number not in up_to_now[: max(keep, MIN_KEEP)]:  # later steps too: this run could not resume from them
+                _remove(path)
     return final
 
 
 def latest(root: Path) -> Checkpoint | None:
-    """The newest sound checkpoint under `root`, or None if there has never been one.
+    """The newest intact checkpoint under `root`, or None if there has never been one.
 
     Raises:
-        CheckpointError: there are checkpoints, and every one is damaged; each is named with its fault.
+        CheckpointError: there are checkpoints, and all are damaged; each is named with its fault.
     """
     skipped: list[str] = []
     for step, path in sorted(sealed(root), reverse=True):
@@ -131,13 +133,13 @@ def latest(root: Path) -> Checkpoint | None:
             skipped.append(str(error))
     if skipped:
         raise CheckpointError(
-            f"no checkpoint in {root} is sound: {'; '.join(skipped)}. start a run in another directory"
+            f"all checkpoints in {root} are damaged: {'; '.join(skipped)}; start a run in another directory"
         )
     return None
 
 
 def verify(path: Path) -> Mapping[str, Json]:
-    """Read every byte of a checkpoint and compare with its manifest; other files are ignored.
+    """Read every byte of a checkpoint and compare it with the manifest; other files are ignored.
 
     Returns:
         The meta that was given to `save`.
@@ -145,19 +147,30 @@ def verify(path: Path) -> Mapping[str, Json]:
     Raises:
         DamagedCheckpointError: names the file and what is wrong with it.
     """
-    manifest = _read_manifest(path)
-    for name, recorded in manifest["files"].items():
-        try:
-            found = _fingerprint(path / name)
-        except OSError as error:
-            raise DamagedCheckpointError(f"{path / name}: {error.strerror}") from error
-        if found != recorded:
-            raise DamagedCheckpointError(f"{path / name} has changed since it was written")
-    return manifest["meta"]
+    file = path / MANIFEST
+    try:
+        body = json.loads(file.read_text(encoding="utf-8"))
+        recorded = body.pop("sha256")
+        if body.get("format") != FORMAT:
+            raise DamagedCheckpointError(f"{file} has format {body.get('format')!r}, expected {FORMAT}")
+        if recorded != _digest(body):
+            raise DamagedCheckpointError(f"{file} has changed since it was written")
+        if path.name != f"step_{body['step']}":
+            raise DamagedCheckpointError(f"{path} holds step {body['step']}; rename it back")
+        for name, fingerprint in body["files"].items():
+            file = path / name
+            if _fingerprint(file) != fingerprint:
+                raise DamagedCheckpointError(f"{file} has changed since it was written")
+    except OSError as error:
+        raise DamagedCheckpointError(f"{file}: {error.strerror}") from error
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise DamagedCheckpointError(f"{file} cannot be read") from error
+    meta: Mapping[str, Json] = body["meta"]
+    return meta
 
 
 def sealed(root: Path) -> Iterator[tuple[int, Path]]:
-    """(step, directory) of every checkpoint under `root`, sound or not, in no order."""
+    """(step, directory) of every checkpoint under `root`, damaged ones included, in no order."""
     for entry in root.iterdir():
         if match := _SEALED.fullmatch(entry.name):
             yield int(match[1]), entry
@@ -166,16 +179,8 @@ def sealed(root: Path) -> Iterator[tuple[int, Path]]:
 def sweep(root: Path) -> None:
     """Delete what killed runs left half written or half deleted; the caller holds the run's lock."""
     for entry in root.iterdir():
-        if _LITTER.fullmatch(entry.name):
+        if _TEMPORARY.fullmatch(entry.name):
             shutil.rmtree(entry, ignore_errors=True)
-
-
-def _is_sound(path: Path) -> bool:
-    try:
-        verify(path)
-    except DamagedCheckpointError:
-        return False
-    return True
 
 
 def _seal(directory: Path, step: int, meta: Mapping[str, Json]) -> None:
@@ -192,36 +197,8 @@ def _seal(directory: Path, step: int, meta: Mapping[str, Json]) -> None:
     manifest = directory / MANIFEST
     manifest.write_text(json.dumps(body | {"sha256": _digest(body)}, indent=1), encoding="utf-8")
     _sync(manifest)
-    for path in directory.rglob("*"):
-        if path.is_dir():
-            _sync(path)
-    _sync(directory)
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    manifest = path / MANIFEST
-    try:
-        body = json.loads(manifest.read_text(encoding="utf-8"))
-        claimed = body.pop("sha256")
-    except OSError as error:
-        raise DamagedCheckpointError(f"{manifest}: {error.strerror}") from error
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise DamagedCheckpointError(f"{manifest} cannot be read") from error
-    if body.get("format") != FORMAT:
-        raise DamagedCheckpointError(f"{manifest} has format {body.get('format')!r}, expected {FORMAT}")
-    if claimed != _digest(body):
-        raise DamagedCheckpointError(f"{manifest} has changed since it was written")
-    if path.name != f"step_{body['step']}":
-        raise DamagedCheckpointError(f"{path} holds step {body['step']}; rename it back")
-    return body
-
-
-def _retain(root: Path, step: int, keep: int) -> None:
-    """Delete all but the newest `keep` up to `step`, and those past it: this run could not resume from them."""
-    up_to_now = sorted((number for number, _ in sealed(root) if number <= step), reverse=True)
-    for number, path in sealed(root):
-        if number not in up_to_now[:keep]:
-            _remove(path)
+    for path in [*filter(Path.is_dir, directory.rglob("*")), directory]:
+        _sync(path)
 
 
 def _remove(path: Path) -> None:
@@ -235,11 +212,6 @@ def _temporary_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
 
 
-def _check_space(root: Path, expected_bytes: int) -> None:
-    if shutil.disk_usage(root).free < expected_bytes:
-        raise OSError("the disk has too little room")
-
-
 def _failure(final: Path, error: Exception, expected_bytes: int) -> str:
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     need = f"{expected_bytes:,} bytes needed, " if expected_bytes else ""
@@ -251,7 +223,7 @@ def _failure(final: Path, error: Exception, expected_bytes: int) -> str:
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
-    """Size and digest of a file; one of several pieces has the digest of its pieces' digests, which all cores share."""
+    """Size and SHA-256 of a file; of a larger one, of the SHA-256s of its pieces, which all cores compute together."""
     size = path.stat().st_size
     with path.open("rb", buffering=0) as file:
         descriptor = file.fileno()

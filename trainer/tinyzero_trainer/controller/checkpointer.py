@@ -27,7 +27,7 @@ STATE_DIRECTORY = "training_state"
 
 
 def newest_checkpoint(config: TrainConfig, run: RunDirectory, log: Callable[[str], None]) -> store.Checkpoint | None:
-    """The newest sound checkpoint of a run; None if it has not saved one.
+    """The newest intact checkpoint of a run; None if it has not saved one.
 
     Raises:
         SettingsError: it is of another configuration.

@@ -20,7 +20,7 @@ from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.tasks import training_stream
-from tinyzero_trainer.monitoring.timer import StepTimer
+from tinyzero_trainer.monitoring.performance import StepTimer
 from tinyzero_trainer.rewards.score import score
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.generate import check_context, generate

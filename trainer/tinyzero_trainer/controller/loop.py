@@ -52,7 +52,7 @@ def train(config: TrainConfig, *, resume: bool = False, tasks: Mapping[str, Task
 
     Args:
         config: the whole configuration; `tasks` and `run.output` are required.
-        resume: continue from the newest sound checkpoint in `run.output`.
+        resume: continue from the newest intact checkpoint in `run.output`.
         tasks: of the run, if they are loaded already.
 
     Raises:

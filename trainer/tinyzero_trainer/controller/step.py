@@ -18,8 +18,13 @@ from tinyzero_trainer.controller.pending_batch import RolloutBatch
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step_metrics import batch_metrics, timing_metrics, trained_tokens
 from tinyzero_trainer.executors.base import Workers
-from tinyzero_trainer.monitoring.performance import GpuMemoryUsage, memory_metrics, peak_flops, utilization
-from tinyzero_trainer.monitoring.timer import StepTimer
+from tinyzero_trainer.monitoring.performance import (
+    GpuMemoryUsage,
+    StepTimer,
+    memory_metrics,
+    peak_flops,
+    utilization,
+)
 from tinyzero_trainer.training.optimizer import UpdateError
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils.oom import catch_out_of_memory
@@ -174,7 +179,7 @@ class TrainingStep:
         self, collected: RolloutBatch, batch: TrainingBatch, updated: dict[str, float], settings: StepSettings
     ) -> dict[str, float]:
         """The step's metrics other than those of the update."""
-        config, gpus = self.config, self.policy.cards()
+        config, gpus = self.config, self.policy.gpu_memory()
         tasks = {name: task.task for name, task in self.workers.tasks.items()}
         metrics = {
             **batch_metrics(tasks, collected.rollouts, batch, self.policy.ranks // config.parallel.sequence_parallel),

@@ -25,7 +25,7 @@ class PolicyWorker(Protocol):
     def ranks(self) -> int:
         """Number of ranks that share the work."""
 
-    def cards(self) -> list[GpuMemoryUsage]:
+    def gpu_memory(self) -> list[GpuMemoryUsage]:
         """Their GPUs; none on the CPU."""
 
     def logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:

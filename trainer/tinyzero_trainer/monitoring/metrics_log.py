@@ -1,7 +1,7 @@
-"""`metrics.jsonl`: one JSON object a step, the record of a run that everything else is drawn from.
+"""`metrics.jsonl`: one JSON object per step, the record of a run from which everything else is drawn.
 
-Step 0 is the evaluation before training. Trackers, the display and the curve only observe; if this file cannot be
-written the run stops.
+Step 0 is the evaluation before training. Trackers, progress and plot only observe; if this file cannot be written, the
+run stops.
 """
 
 import errno
@@ -10,14 +10,12 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tinyzero_sdk.errors import DataError, TinyZeroError
 
-# The names that the display and the curve read. Where verl has a name for a thing it is used, so that dashboards port.
+# The names that progress and plot read; verl's where it has one, so that dashboards port.
 REWARD = "critic/score/mean"
 ACCURACY = "completion/acc_mean"
 LENGTH = "response_length/mean"
@@ -25,12 +23,12 @@ THROUGHPUT = "perf/throughput"
 
 
 def held_out_key(task: str) -> str:
-    """Share of held-out problems solved by one sample each."""
+    """Fraction of held-out problems solved by one sample each."""
     return f"val-core/{task}/acc/mean@1"
 
 
 def greedy_key(task: str) -> str:
-    """Share of held-out problems solved by taking the likeliest token each time."""
+    """Fraction of held-out problems solved by greedy decoding."""
     return f"val-aux/{task}/acc_greedy/mean@1"
 
 
@@ -40,12 +38,12 @@ def size_key(task: str) -> str:
 
 
 def task_key(task: str, what: str) -> str:
-    """A number of one task in a training step, where there are several tasks."""
+    """A metric of one task in a training step, where there are several tasks."""
     return f"task/{task}/{what}"
 
 
 def task_accuracy_key(task: str) -> str:
-    """Share of the completions sampled for one task in a training step that is correct."""
+    """Fraction of the completions sampled for one task in a training step that are correct."""
     return task_key(task, "acc")
 
 
@@ -54,7 +52,7 @@ class MetricsError(TinyZeroError):
 
 
 class MetricsLog:
-    """Appends lines to `metrics.jsonl`; each is with the operating system before `append` returns."""
+    """Appends lines to `metrics.jsonl`; the operating system has each before `append` returns."""
 
     def __init__(self, path: Path) -> None:
         """
@@ -63,7 +61,7 @@ class MetricsLog:
         """
         self.path = path
         with self._errors_in_one_line():
-            self._file = self._open()
+            self._file = path.open("ab", buffering=0)
 
     def append(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Write one line: `step`, then the metrics by name. NaN and infinities, which JSON lacks, become null.
@@ -82,20 +80,21 @@ class MetricsLog:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def cut_after(self, step: int) -> int:
-        """Drop the lines past `step` and a line that was torn by a kill, as a run does that goes on from `step`.
+        """Drop the lines past `step` and a line torn by a kill, when a run resumes from `step`.
 
         Returns:
-            How many lines were dropped.
+            Number of lines dropped.
 
         Raises:
             MetricsError: a line up to `step` is missing or damaged, or the file cannot be rewritten.
         """
         lines = self.path.read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines if _is_up_to(line, step)]
-        present = {row["step"] for row in map(_parse, kept) if row is not None}
+        rows = [(line, _parse(line)) for line in lines]
+        kept = [line for line, row in rows if row is not None and row["step"] <= step]
+        present = {row["step"] for _, row in rows if row is not None}
         if missing := set(range(step + 1)) - present:
             raise MetricsError(
-                f"{self.path} lacks the line of step {min(missing)}, though step {step} is to go on from; "
+                f"{self.path} lacks the line of step {min(missing)}, but the run resumes from step {step}; "
                 "restore the file, or start a run in another --output"
             )
         if len(kept) == len(lines):
@@ -105,15 +104,12 @@ class MetricsLog:
             aside.write_bytes(b"".join(kept))
             os.replace(aside, self.path)
             self._file.close()
-            self._file = self._open()
+            self._file = self.path.open("ab", buffering=0)
         return len(lines) - len(kept)
 
     def close(self) -> None:
-        """Close the file; nothing can be appended any more."""
+        """Close the file; nothing can be appended afterwards."""
         self._file.close()
-
-    def _open(self) -> FileIO:
-        return self.path.open("ab", buffering=0)
 
     @contextmanager
     def _errors_in_one_line(self) -> Iterator[None]:
@@ -125,9 +121,7 @@ class MetricsLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -158,7 +152,7 @@ def plain_number(value: Any) -> int | float | None:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """The line's object, or None if the line is torn or is none of ours."""
+    """The line's object; None if the line is torn or has no step."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -166,8 +160,3 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
-
-
-def _is_up_to(line: bytes, step: int) -> bool:
-    row = _parse(line)
-    return row is not None and row["step"] <= step

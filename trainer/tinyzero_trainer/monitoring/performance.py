@@ -1,14 +1,15 @@
-"""What of their GPUs the ranks make use of: memory, and model FLOPs utilisation (arXiv 2204.02311, §4.1)."""
+"""Performance of a step: seconds of its phases, GPU memory, and model FLOPs utilization (arXiv 2204.02311, §4.1)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import torch
 
 from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
 
 FLOPS_PER_PARAMETER = 6
-"""Of a token that is trained on: 2 forward and 4 backward; attention's own and what is computed again do not count."""
+"""For each token trained on: 2 forward and 4 backward, without attention's own and without recomputation."""
 
 
 def utilization(
@@ -17,10 +18,10 @@ def utilization(
     """`perf/mfu/ROLE` of each role that was updated in the step.
 
     Args:
-        seconds: of the parts of the step, `update_ROLE` among them.
-        tokens: prompt and completion tokens that went through each update, over all its epochs.
+        seconds: of the phases of the step, `update_ROLE` among them.
+        tokens: prompt and completion tokens of each update, in all its epochs.
         parameters: of each role.
-        peak: FLOP/s of all cards together.
+        peak: FLOP/s of all GPUs together.
 
     Example:
         >>> utilization({"update_actor": 2.0, "gen": 1.0}, 1000, parameters={"actor": 10**9, "critic": 5}, peak=6e12)
@@ -36,16 +37,16 @@ def utilization(
 
 @dataclass(frozen=True, slots=True)
 class GpuMemoryUsage:
-    """A rank's GPU, and the most that its process has held of it so far."""
+    """A rank's GPU, and its process's peak memory so far."""
 
     name: str
-    """As the driver has it."""
+    """From the driver."""
 
     allocated: int
     """Bytes of tensors."""
 
     reserved: int
-    """Bytes, with those that PyTorch's allocator keeps."""
+    """Bytes that PyTorch's allocator holds, those of tensors included."""
 
 
 def memory_usage(device: torch.device) -> GpuMemoryUsage | None:
@@ -56,18 +57,47 @@ def memory_usage(device: torch.device) -> GpuMemoryUsage | None:
     return GpuMemoryUsage(torch.cuda.get_device_name(device), allocated, reserved)
 
 
-def memory_metrics(cards: Sequence[GpuMemoryUsage]) -> dict[str, float]:
-    """`perf/max_memory_*_gb`, in GiB, of the card that has the most; nothing without cards."""
-    if not cards:
+def memory_metrics(gpus: Sequence[GpuMemoryUsage]) -> dict[str, float]:
+    """`perf/max_memory_*_gb`, in GiB, of the fullest GPU; empty without GPUs."""
+    if not gpus:
         return {}
     return {
-        "perf/max_memory_allocated_gb": max(card.allocated for card in cards) / 2**30,
-        "perf/max_memory_reserved_gb": max(card.reserved for card in cards) / 2**30,
+        "perf/max_memory_allocated_gb": max(gpu.allocated for gpu in gpus) / 2**30,
+        "perf/max_memory_reserved_gb": max(gpu.reserved for gpu in gpus) / 2**30,
     }
 
 
-def peak_flops(cards: Sequence[GpuMemoryUsage]) -> float | None:
-    """FLOP/s in bfloat16 of cards together, by their data sheets; None without cards and of unknown ones."""
-    found = [find_gpu_spec(card.name) for card in cards]
-    known = [card.flops for card in found if card is not None]
-    return sum(known) if known and len(known) == len(found) else None
+def peak_flops(gpus: Sequence[GpuMemoryUsage]) -> float | None:
+    """FLOP/s of these GPUs together in bfloat16, from their data sheets; None without GPUs or if one is unknown."""
+    specs = [find_gpu_spec(gpu.name) for gpu in gpus]
+    known = [spec.flops for spec in specs if spec is not None]
+    return sum(known) if known and len(known) == len(specs) else None
+
+
+class StepTimer:
+    """Wall-clock seconds of the phases of a step; each thread that works on one has its own timer."""
+
+    def __init__(self) -> None:
+        self._started = self._last = perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Of all phases so far."""
+        return dict(self._seconds)
+
+    def record(self, name: str) -> None:
+        """Charge the time since the last record to `name`."""
+        last = self._last
+        self.skip()
+        self._seconds[name] = self._seconds.get(name, 0.0) + self._last - last
+
+    def skip(self) -> None:
+        """Charge the time since the last record to nothing: another timer measures it."""
+        if torch.cuda.is_initialized():  # with Ray its actors have the GPUs, and their calls are waited for
+            torch.cuda.synchronize()
+        self._last = perf_counter()
+
+    def stop(self) -> dict[str, float]:
+        """All phases, and the whole as `step`."""
+        return {**self._seconds, "step": perf_counter() - self._started}

@@ -1,4 +1,4 @@
-"""The picture of a run, drawn from its `metrics.jsonl`: accuracy, reward and length of completions over the steps."""
+"""The plot of a run, drawn from its `metrics.jsonl`: accuracy, reward and length of completions over the steps."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,19 +18,20 @@ from tinyzero_trainer.monitoring.metrics_log import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-TRAIN_COLOR, HELD_OUT_COLOR = "#4477aa", "#cc3311"  # told apart with any colour vision
 ALL_COLOR = "#555555"
-"""What is of several tasks together."""
+"""For several tasks together."""
 
 TASK_COLORS = ("#4477aa", "#cc3311", "#228833", "#aa3377", "#ccbb44", "#66ccee")
-"""For several tasks, again from the first after the last (P. Tol's schemes, told apart with any colour vision)."""
+"""For several tasks, in a cycle; distinguishable with any colour vision (P. Tol's schemes)."""
+
+TRAIN_COLOR, HELD_OUT_COLOR = TASK_COLORS[:2]
 MAX_TITLE = 70
 Series = Sequence[tuple[int, float]]
 """(step, value), in the order of steps."""
 
 
 class PlotError(TinyZeroError):
-    """The picture cannot be written."""
+    """The plot cannot be written."""
 
 
 def plot_curve(metrics: Path, output: Path, *, tasks: Sequence[str], model: str) -> None:
@@ -39,11 +40,11 @@ def plot_curve(metrics: Path, output: Path, *, tasks: Sequence[str], model: str)
     Args:
         metrics: the run's `metrics.jsonl`.
         output: the PNG.
-        tasks: names of the tasks, as in the metrics' names; of several each has a colour.
+        tasks: names of the tasks, as in the metrics' names; with several, each has a colour.
         model: for the title.
 
     Raises:
-        CurveError: the picture cannot be written.
+        PlotError: the plot cannot be written.
         DataError: the metrics cannot be read.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -59,8 +60,8 @@ def plot_curve(metrics: Path, output: Path, *, tasks: Sequence[str], model: str)
     axes = figure.subplots(panels, 1, sharex=True, squeeze=False, height_ratios=[2, 1, 1][:panels])[:, 0]
     if len(tasks) == 1:
         _draw_accuracy(axes[0], accuracy, _held_out(rows, tasks[0]), (TRAIN_COLOR, HELD_OUT_COLOR))
-    for place, task in enumerate(tasks if len(tasks) > 1 else ()):
-        color = TASK_COLORS[place % len(TASK_COLORS)]
+    for index, task in enumerate(tasks if len(tasks) > 1 else ()):
+        color = TASK_COLORS[index % len(TASK_COLORS)]
         trained = series(rows, task_accuracy_key(task))
         _draw_accuracy(axes[0], trained, _held_out(rows, task), (color, color), of=f"{task}, ")
     axes[0].set_ylabel("accuracy (%)")
@@ -75,7 +76,7 @@ def plot_curve(metrics: Path, output: Path, *, tasks: Sequence[str], model: str)
     axes[-1].set_xlabel("training step")
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     for panel in axes:
-        panel.margins(x=0.12)  # room for the figures beside the first and the last point
+        panel.margins(x=0.12)  # for the numbers next to the first and the last point
         panel.grid(alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)
     try:
@@ -90,25 +91,24 @@ def series(rows: Sequence[dict[str, Any]], name: str) -> list[tuple[int, float]]
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
-    """Running mean, centred; at the ends over the half window that there is.
+    """Centred running mean, over a shorter window at the ends.
 
     Example:
         >>> smooth([0, 3, 0, 3], 3)
         [1.5, 1.0, 2.0, 1.5]
     """
     half = window // 2
-    windows = [values[max(0, place - half) : place + half + 1] for place in range(len(values))]
-    return [sum(part) / len(part) for part in windows]
+    windows = [values[max(0, index - half) : index + half + 1] for index in range(len(values))]
+    return [sum(window) / len(window) for window in windows]
 
 
 def _held_out(rows: Sequence[dict[str, Any]], task: str) -> Sequence[tuple[int, float, float | None]]:
     """(step, accuracy, its standard error if it is known)."""
     sizes = dict(series(rows, size_key(task)))
-
-    def error(step: int, share: float) -> float | None:
-        return (share * (1 - share) / sizes[step]) ** 0.5 if step in sizes else None
-
-    return [(step, share, error(step, share)) for step, share in series(rows, held_out_key(task))]
+    return [
+        (step, accuracy, (accuracy * (1 - accuracy) / sizes[step]) ** 0.5 if step in sizes else None)
+        for step, accuracy in series(rows, held_out_key(task))
+    ]
 
 
 def _draw_accuracy(
@@ -118,29 +118,22 @@ def _draw_accuracy(
     colors: tuple[str, str],
     of: str = "",
 ) -> None:
-    """Accuracy on a task's training and held-out problems, in these colours; `of` begins their labels."""
+    """Draw the accuracy on a task's training and held-out problems in these colours; `of` begins their labels."""
     _draw_smoothed(axes, accuracy, 100.0, colors[0], f"{of}training problems, running mean")
     if held_out:
         steps = [step for step, _, _ in held_out]
-        percents = [100 * share for _, share, _ in held_out]
+        percents = [100 * accuracy for _, accuracy, _ in held_out]
         errors = [100 * (error or 0.0) for _, _, error in held_out]
         known = any(error is not None for _, _, error in held_out)
         label = f"{of}held-out problems{', ± one standard error' if known else ''}"
         axes.errorbar(steps, percents, errors, fmt="o-", ms=4, lw=1, capsize=2, color=colors[1], label=label, zorder=3)
-        for place, side, anchor in ((-1, 8, "left"), (0, -8, "right"))[: len(held_out)]:
-            axes.annotate(
-                f"{percents[place]:.1f} %",
-                (steps[place], percents[place]),
-                (side, 0),
-                textcoords="offset points",
-                ha=anchor,
-                va="center",
-                color=colors[1],
-            )
+        for index, side, anchor in ((-1, 8, "left"), (0, -8, "right"))[: len(held_out)]:
+            point, text = (steps[index], percents[index]), {"ha": anchor, "va": "center", "color": colors[1]}
+            axes.annotate(f"{point[1]:.1f} %", point, (side, 0), textcoords="offset points", **text)
 
 
 def _draw_smoothed(axes: "Axes", values: Series, scale: float, color: str, label: str | None = None) -> None:
-    """Every step in a light line, and a running mean over a twentieth of the run in a strong one."""
+    """Draw every step as a light line, and a running mean over a twentieth of the run as a strong one."""
     if not values:
         return
     steps = [step for step, _ in values]

@@ -1,6 +1,6 @@
-"""What a person sees of a run: live bars in a terminal, plain lines in a log file or CI.
+"""Progress of a run for the user: live bars in a terminal, plain lines in a log file or CI.
 
-It observes and never decides: a missing number is left out, and nothing here reaches `metrics.jsonl`.
+A missing metric is left out, and nothing here reaches `metrics.jsonl`.
 """
 
 import re
@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, RenderableType
@@ -21,13 +20,13 @@ from rich.text import Text
 from tinyzero_trainer.monitoring.metrics_log import ACCURACY, LENGTH, REWARD, THROUGHPUT, task_accuracy_key
 
 STEP_SECONDS = 2.0
-"""Plain output: least time between two lines about steps."""
+"""Plain output: shortest time between two lines about steps."""
 
 PHASE_SECONDS = 5.0
-"""Plain output: least time between two lines about a phase."""
+"""Plain output: shortest time between two lines about a phase."""
 
 LINE_WIDTH = 80
-"""Plain output: most columns of a line about a step."""
+"""Plain output: largest width of a line about a step."""
 
 ACCURACY_OF_TASK = re.compile(re.escape(task_accuracy_key("NAME")).replace("NAME", "(.+)"))
 SPARKLINE_WIDTH = 40
@@ -48,7 +47,7 @@ class Progress:
         """
         Args:
             console: where progress goes; None = stderr, so that stdout has results only.
-            clock: seconds, for the time left and for how often plain lines come.
+            clock: seconds.
         """
         self._console = console or Console(stderr=True, highlight=False, emoji=False)
         self._results = console or Console(highlight=False, emoji=False)
@@ -60,27 +59,23 @@ class Progress:
         self._bars = _Bars(self._console, clock, live=self._live)
 
     def phase(self, name: str, total: int | None = None, unit: str = "") -> None:
-        """Begin something that takes a while; ends the phase before it.
+        """Begin a phase, such as "loading the model", and end the one before.
 
         Args:
-            name: such as "loading the model".
-            total: None where that is not known.
+            name: of the phase.
+            total: None if it is not known.
             unit: of the total, such as "problems".
         """
         self.end_phase()
         self._phase = self._bars.add(name, total, unit=unit)
-        if not self._live:
-            self._log_now(_phase_line(self._phase))
+        self._log_phase(self._phase, 0.0)
 
     def advance(self, count: int = 1) -> None:
-        """Count more of the phase as done; nothing happens where there is no phase."""
-        phase = self._phase
-        if phase is None:
-            return
-        with suppress(KeyError):  # another thread has ended it meanwhile
-            self._bars.advance(phase.id, count)
-        if not self._live and self._clock() - self._logged >= PHASE_SECONDS:
-            self._log_now(_phase_line(phase))
+        """Count more of the phase as done; does nothing outside a phase."""
+        if (phase := self._phase) is not None:
+            with suppress(KeyError):  # another thread has ended it meanwhile
+                self._bars.advance(phase.id, count)
+            self._log_phase(phase, PHASE_SECONDS)
 
     def end_phase(self) -> None:
         """End the phase, if there is one."""
@@ -98,34 +93,24 @@ class Progress:
         self.end_phase()
         self._training = self._bars.add("training", steps, first=done, updated=self._clock(), metrics={}, rewards=[])
         self._bars.update(self._training.id, completed=done)
-        if not self._live:
-            self._log_now(f"training: {steps - done:,} steps")
+        self._log_after(0.0, f"training: {steps - done:,} steps")
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Show the end of a step.
-
-        Args:
-            step: 1-based.
-            metrics: by the names in metrics_log.py.
-        """
-        training = self._training
-        if training is None:
+        """Show a finished step (1-based) and its metrics, by the names in metrics_log.py."""
+        if (training := self._training) is None:
             return
-        now = self._clock()
         if (reward := metrics.get(REWARD)) is not None:
             training.fields["rewards"].append(reward)
-        self._bars.update(training.id, completed=step, metrics=metrics, updated=now)
-        due = now - self._logged >= STEP_SECONDS or step in (training.fields["first"] + 1, training.total)
-        if not self._live and due:
-            self._log_now(_step_line(_count(training), metrics))
+        self._bars.update(training.id, completed=step, metrics=metrics, updated=self._clock())
+        ends = step in (training.fields["first"] + 1, training.total)
+        self._log_after(0.0 if ends else STEP_SECONDS, _step_line(_count(training), metrics))
 
     def held_out(self, step: int, accuracies: Mapping[str, float]) -> None:
         """Held-out accuracy on each task after a step; 0 = before training."""
         when = f"after step {step:,}" if step else "before training"
-        parts = [_percent(accuracy) for accuracy in accuracies.values()]
-        if len(accuracies) > 1:
-            parts = [f"{name} {part}" for name, part in zip(accuracies, parts, strict=True)]
-        self.log(f"held-out accuracy {when}: {', '.join(parts)}")
+        several = len(accuracies) > 1
+        shown = [f"{name} " * several + _percent(accuracy) for name, accuracy in accuracies.items()]
+        self.log(f"held-out accuracy {when}: {', '.join(shown)}")
 
     def log(self, text: str) -> None:
         """Print a line that stays."""
@@ -146,18 +131,22 @@ class Progress:
         self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _log_now(self, text: str) -> None:
-        self._logged = self._clock()
-        self.log(text)
+    def _log_phase(self, phase: Task, seconds: float) -> None:
+        count = "" if phase.total is None else f": {_count(phase)}"
+        self._log_after(seconds, f"{phase.description}{count}")
+
+    def _log_after(self, seconds: float, text: str) -> None:
+        """Print a plain line, unless the last one is younger than this or bars are shown."""
+        if not self._live and self._clock() - self._logged >= seconds:
+            self._logged = self._clock()
+            self.log(text)
 
 
 class _Bars(Bars):
-    """Bars of the steps and of the phase, with the step's metrics and the phase's name on lines of their own."""
+    """Bars of the steps and of the phase, with the step's metrics and the phase's name on separate lines."""
 
     def __init__(self, console: Console, clock: Callable[[], float], *, live: bool) -> None:
         self._spinner = Spinner("dots")
@@ -165,12 +154,12 @@ class _Bars(Bars):
         super().__init__(*columns, console=console, get_time=clock, refresh_per_second=4, expand=True, disable=not live)
 
     def add(self, name: str, total: int | None, **fields: Any) -> Task:
-        """A task, and rich's record of it."""
+        """Add a task; returns rich's record of it."""
         number = self.add_task(name, total=total, **fields)
         return next(task for task in self.tasks if task.id == number)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """The live part: the steps, their metrics, the reward so far, and below them the phase."""
+        """The steps, their metrics, the reward so far, and below them the phase."""
         for task in self.tasks:
             if "metrics" not in task.fields:
                 self._spinner.update(text=Text(f"{task.description}  {_duration(task.elapsed or 0.0)}"))
@@ -189,9 +178,9 @@ class _CountColumn(ProgressColumn):
 
 
 def _count(task: Task) -> str:
-    """How much of a task is done; of training also the time left, by the mean step (and evaluation) of this session.
+    """Completed units of a task; for training also the time left, from the mean step (with evaluation) of this session.
 
-    Not rich's own estimate, which stands still during a step and knows only the latest steps.
+    Rich's own estimate stands still during a step and uses only the latest steps.
     """
     total = int(task.total or 0)
     if "metrics" not in task.fields:
@@ -204,12 +193,8 @@ def _count(task: Task) -> str:
     return f"{text}  {_duration(max(0.0, mean * (total - done) - (task.get_time() - updated)))} left"
 
 
-def _phase_line(task: Task) -> str:
-    return task.description if task.total is None else f"{task.description}: {_count(task)}"
-
-
 def outcome_line(before: float, after: float, *, problems: int, temperature: float, task: str | None = None) -> str:
-    """What a run achieved, in one line; `task` says on which, where there are several.
+    """The result of a run in one line; `task` names the task, where there are several.
 
     Example:
         >>> outcome_line(0.231, 0.49, problems=1024, temperature=1.0)
@@ -220,7 +205,7 @@ def outcome_line(before: float, after: float, *, problems: int, temperature: flo
 
 
 def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
-    """Values from lowest to highest as blocks; more than `width` of them are averaged in equal runs.
+    """Values as blocks from lowest to highest; more than `width` of them are averaged in equal intervals.
 
     Example:
         >>> sparkline([0, 1, 2, 3])
@@ -235,7 +220,7 @@ def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
 
 
 def _summary(metrics: Mapping[str, Any]) -> str:
-    """The metrics of a step that a person watches; missing ones are left out."""
+    """The main metrics of a step; missing ones are left out."""
     shown = {
         REWARD: lambda value: f"reward {value:.3f}",
         ACCURACY: lambda value: f"accuracy {_percent(value)}",
@@ -246,7 +231,7 @@ def _summary(metrics: Mapping[str, Any]) -> str:
 
 
 def _step_line(count: str, metrics: Mapping[str, Any]) -> str:
-    """One line for a step: with several tasks the accuracy of each in place of the mean, where there is room."""
+    """One line for a step: with several tasks the accuracy of each instead of the mean, if it fits."""
     by_task = _accuracy_by_task(metrics)
     reward = f"reward {metrics[REWARD]:.3f}  " if metrics.get(REWARD) is not None else ""
     line = f"{count}  {reward}{by_task}"
@@ -259,8 +244,8 @@ def _accuracy_by_task(metrics: Mapping[str, Any]) -> str:
     return "  ".join(f"{match[1]} {_percent(value)}" for match, value in found if match and value is not None)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"
 
 
 def _duration(seconds: float) -> str:

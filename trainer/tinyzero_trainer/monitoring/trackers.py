@@ -1,18 +1,17 @@
 """W&B and TensorBoard as observers that can neither stop nor stall a run.
 
 Each has a daemon thread fed through a bounded queue: if it raises or hangs, the run loses at most its points there.
-`metrics.jsonl` is the record; their files lie in the run directory.
+`metrics.jsonl` is the record; their files are in the run directory.
 """
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from tinyzero_trainer.monitoring.metrics_log import plain_number
 
@@ -25,15 +24,10 @@ CLOSE_SECONDS = 15.0
 WANDB_INIT_SECONDS = 8.0
 """After that W&B records offline."""
 
+Row = tuple[int, Mapping[str, float]]
+"""A step and its metrics."""
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """The run as trackers show it."""
-
-    directory: Path
-    project: str
-    name: str
-    config: Mapping[str, Any]
+Report = Callable[[str], None]
 
 
 class Trackers:
@@ -47,7 +41,7 @@ class Trackers:
         project: str,
         name: str,
         config: Mapping[str, Any],
-        report: Callable[[str], None],
+        report: Report,
     ) -> None:
         """
         Args:
@@ -58,8 +52,11 @@ class Trackers:
             config: plain JSON.
             report: called from other threads with one-line messages for the user.
         """
-        run = _Run(directory, project, name, config)
-        self._trackers = [_Tracker(tracker, run, report) for tracker in dict.fromkeys(names)]
+        observers = {
+            "wandb": partial(_record_in_wandb, directory, project, name, config),
+            "tensorboard": partial(_record_in_tensorboard, directory),
+        }
+        self._trackers = [_Tracker(tracker, observers[tracker], report) for tracker in dict.fromkeys(names)]
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Pass on the metrics of a step; NaN and infinities are left out."""
@@ -80,25 +77,28 @@ class Trackers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 class _Tracker:
     """One tracker's queue and thread."""
 
-    def __init__(self, name: str, run: _Run, report: Callable[[str], None]) -> None:
-        self._name, self._run = name, run
-        self._report: Callable[[str], None] = lambda text: report(f"{name}: {text}")
-        self._queue: SimpleQueue[tuple[int, Mapping[str, float]] | None] = SimpleQueue()
-        self._dropped = 0
-        self._thread = Thread(target=self._observe, name=name, daemon=True)
+    def __init__(self, name: str, observe: Callable[[Iterable[Row], Report], None], report: Report) -> None:
+        """
+        Args:
+            name: for messages.
+            observe: records rows until there are no more.
+            report: see `Trackers`.
+        """
+        self._observe, self._dropped = observe, 0
+        self._report: Report = lambda text: report(f"{name}: {text}")
+        self._queue: SimpleQueue[Row | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, row: tuple[int, Mapping[str, float]] | None) -> None:
-        """Queue a step, or drop it if too many wait; None = there are no more."""
+    def put(self, row: Row | None) -> None:
+        """Queue a step, or drop it if the queue is full; None = there are no more."""
         if not self._thread.is_alive():
             return  # it has reported why it stopped
         if row is None or self._queue.qsize() < QUEUE_SIZE:
@@ -114,88 +114,64 @@ class _Tracker:
         if self._dropped:
             self._report(f"was too slow, {self._dropped} steps are missing there; metrics.jsonl has them")
 
-    def _observe(self) -> None:
+    def _run(self) -> None:
         try:
-            backend = _BACKENDS[self._name](self._run, self._report)
-            while (row := self._queue.get()) is not None:
-                backend.log(*row)
-            backend.finish()
+            self._observe(iter(self._queue.get, None), self._report)
         except ModuleNotFoundError as error:
             advice = "install it with: pip install 'tinyzero-trainer[trackers]'"
             self._report(f"{error}; {advice}. Training continues without it")
-        except BaseException as error:  # a library of which nothing is promised, and its thread has nobody to tell
+        except BaseException as error:  # the libraries promise nothing, and nobody else sees what this thread raises
             self._report(f"{type(error).__name__}: {_first_line(error)}; training continues without it")
 
 
-class _Backend(Protocol):
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
-    def finish(self) -> None: ...
+def _record_in_wandb(
+    directory: Path, project: str, name: str, config: Mapping[str, Any], rows: Iterable[Row], report: Report
+) -> None:
+    import wandb
+
+    # At the interpreter's exit, too, it waits for uploads no longer than this; older versions lack the setting.
+    limit: dict[str, Any] = {"finish_timeout": CLOSE_SECONDS} if "finish_timeout" in wandb.Settings.model_fields else {}
+    # Silent from the start, so that it does not prompt for a key: without one it raises, and records offline.
+    settings = wandb.Settings(init_timeout=WANDB_INIT_SECONDS, silent=True, console="off", **limit)
+    wandb.setup(settings)
+    options: dict[str, Any] = {
+        "project": project,
+        "name": name,
+        "config": dict(config),
+        "dir": str(directory),
+        "id": _run_id(directory),
+        "resume": "allow",
+        "settings": settings,
+    }
+    try:
+        run = wandb.init(**options)
+    except Exception as error:  # of any type: a run on the disk can be uploaded later
+        upload = f"wandb sync {directory}/wandb/offline-run-*"
+        report(f"recording offline ({_first_line(error)}); upload with: {upload}")
+        wandb.teardown()  # or the failed attempt keeps the id
+        run = wandb.init(**options, mode="offline")
+    if run.url:
+        report(f"recording at {run.url}")
+    for step, metrics in rows:
+        run.log(dict(metrics), step=step)
+    run.finish()
 
 
-class _Wandb:
-    def __init__(self, run: _Run, report: Callable[[str], None]) -> None:
-        import wandb
+def _record_in_tensorboard(directory: Path, rows: Iterable[Row], report: Report) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        # At the interpreter's exit, too, it waits for uploads no longer than this; older versions lack the setting.
-        limit: dict[str, Any] = (
-            {"finish_timeout": CLOSE_SECONDS} if "finish_timeout" in wandb.Settings.model_fields else {}
-        )
-        # Silent from the start, so that it does not prompt for a key: without one it raises, and records offline.
-        settings = wandb.Settings(init_timeout=WANDB_INIT_SECONDS, silent=True, console="off", **limit)
-        wandb.setup(settings)
-        options: dict[str, Any] = {
-            "project": run.project,
-            "name": run.name,
-            "config": dict(run.config),
-            "dir": str(run.directory),
-            "id": _run_id(run.directory),
-            "resume": "allow",
-            "settings": settings,
-        }
-        try:
-            self._run = wandb.init(**options)
-        except Exception as error:  # whatever it is, a run on the disk can be uploaded later
-            upload = f"wandb sync {run.directory}/wandb/offline-run-*"
-            report(f"recording offline ({_first_line(error)}); upload with: {upload}")
-            wandb.teardown()  # or the failed attempt keeps the id
-            self._run = wandb.init(**options, mode="offline")
-        if self._run.url:
-            report(f"recording at {self._run.url}")
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
-
-    def finish(self) -> None:
-        self._run.finish()
-
-
-class _TensorBoard:
-    def __init__(self, run: _Run, report: Callable[[str], None]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        # TensorBoard's own writer: torch's SummaryWriter takes seconds to import.
-        self._event, self._session, self._summary = Event, SessionLog, Summary
-        self._writer = EventFileWriter(str(run.directory / "tensorboard"), flush_secs=5)
-        self._started = False
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        if not self._started:  # hides what an earlier session wrote from this step on
-            start = self._session(status=self._session.START)
-            self._writer.add_event(self._event(wall_time=time.time(), step=step, session_log=start))
-            self._started = True
-        values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
-
-    def finish(self) -> None:
-        self._writer.close()
-
-
-_BACKENDS: Mapping[str, Callable[[_Run, Callable[[str], None]], _Backend]] = {
-    "wandb": _Wandb,
-    "tensorboard": _TensorBoard,
-}
+    # TensorBoard's own writer: torch's SummaryWriter takes seconds to import.
+    writer = EventFileWriter(str(directory / "tensorboard"), flush_secs=5)
+    start = SessionLog(status=SessionLog.START)  # hides what an earlier session wrote from this step on
+    for step, metrics in rows:
+        if start is not None:
+            writer.add_event(Event(wall_time=time.time(), step=step, session_log=start))
+            start = None
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+    writer.close()
 
 
 def _run_id(directory: Path) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.losses import token_weights, value_loss
-from tinyzero_trainer.checkpoint.sharded_tensors import load_parts
+from tinyzero_trainer.checkpoint.sharded_tensors import load_sharded
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.dtensor import assign
@@ -153,7 +153,7 @@ class Critic:
                 for name, value in load_file(file).items():
                     assign(parameters[name], value)
             else:
-                load_parts(directory / WEIGHTS, {name: value.detach() for name, value in parameters.items()})
+                load_sharded(directory / WEIGHTS, {name: value.detach() for name, value in parameters.items()})
         self._optimizer.load(directory, OPTIMIZER)
 
 

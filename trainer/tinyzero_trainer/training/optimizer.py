@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.checkpoint.sharded_tensors import load_parts, save_parts, shapes
+from tinyzero_trainer.checkpoint.sharded_tensors import load_sharded, save_sharded, shapes
 from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.distributed.dtensor import as_dtensor, copy_shard, full_tensor, local_shard
 from tinyzero_trainer.distributed.fsdp import options_of, ranks_of
@@ -135,7 +135,7 @@ class Optimizer:
                 like = self._parameters[full_name.partition("/")[2]]
                 size = local_shard(like).shape if shape == like.shape else shape
                 tensors[full_name] = as_dtensor(torch.empty(size, device=like.device), like)
-            load_parts(path, tensors)
+            load_sharded(path, tensors)
             for full_name, tensor in tensors.items():
                 self._set(full_name, local_shard(tensor))
 
@@ -147,7 +147,7 @@ class Optimizer:
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], *, sharded: bool) -> None:
     """Write tensors: one rank to `path`.safetensors, several each their shards to the directory `path`."""
     if sharded:
-        save_parts(path, tensors)
+        save_sharded(path, tensors)
         return
     full = {name: full_tensor(tensor).cpu().contiguous() for name, tensor in tensors.items()}
     save_file(full, path.with_suffix(".safetensors"))

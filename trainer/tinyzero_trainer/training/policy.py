@@ -82,7 +82,7 @@ class Policy:
         """Number of ranks."""
         return self._ranks.world_size
 
-    def cards(self) -> list[GpuMemoryUsage]:
+    def gpu_memory(self) -> list[GpuMemoryUsage]:
         """Memory of this rank's GPU; none on the CPU."""
         use = memory_usage(device_of(self.model))
         return [] if use is None else [use]

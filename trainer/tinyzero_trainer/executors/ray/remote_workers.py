@@ -112,7 +112,7 @@ class RemoteLearner:
     def __getattr__(self, method: str) -> Callable[..., Any]:
         return partial(self._ranks.do, self._role, method)
 
-    def cards(self) -> list[GpuMemoryUsage]:
+    def gpu_memory(self) -> list[GpuMemoryUsage]:
         """See `PolicyWorker`."""
         return [gpu for gpu in self._ranks.gather(lambda actor: actor.gpu_memory.remote()) if gpu is not None]
 
