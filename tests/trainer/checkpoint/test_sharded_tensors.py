@@ -23,6 +23,7 @@ from tinyzero_trainer.models.lora import Adapter
 from tinyzero_trainer.rollout.weight_sync import named_weights
 from tinyzero_trainer.training.build import _load
 from tinyzero_trainer.training.critic import Critic
+from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.optimizer import Optimizer
 from tinyzero_trainer.training.policy import Policy
 
@@ -97,7 +98,7 @@ def resume(start: str, directory: str, experience: TrainingBatch) -> dict[str, A
 def resumed_adapter(language_model: LanguageModel, path: Path) -> Policy:
     adapter = Adapter(language_model.model, LoraConfig(rank=4), seed=0, start=None)
     adapter.load(path / ADAPTER)
-    shard(language_model.model, PLAIN)
+    shard(PolicyModel(language_model.model), PLAIN)
     given: Any = {"algorithm": AlgorithmConfig(), "optimizer": OPTIMIZER, "max_tokens": 40, "reference": None}
     return Policy(replace(language_model, adapter=adapter), **given)
 

@@ -128,8 +128,8 @@ def _draw_accuracy(
         label = f"{of}held-out problems{', ± one standard error' if known else ''}"
         axes.errorbar(steps, percents, errors, fmt="o-", ms=4, lw=1, capsize=2, color=colors[1], label=label, zorder=3)
         for index, side, anchor in ((-1, 8, "left"), (0, -8, "right"))[: len(held_out)]:
-            point, text = (steps[index], percents[index]), {"ha": anchor, "va": "center", "color": colors[1]}
-            axes.annotate(f"{point[1]:.1f} %", point, (side, 0), textcoords="offset points", **text)
+            text, point = f"{percents[index]:.1f} %", (steps[index], percents[index])
+            axes.annotate(text, point, (side, 0), textcoords="offset points", ha=anchor, va="center", color=colors[1])
 
 
 def _draw_smoothed(axes: "Axes", values: Series, scale: float, color: str, label: str | None = None) -> None:
