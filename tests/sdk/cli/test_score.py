@@ -1,7 +1,10 @@
 """`tinyzero score` and `rescore`, as they are typed."""
 
 import json
+from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 pytestmark = pytest.mark.usefixtures("scored_here")
@@ -9,98 +12,100 @@ pytestmark = pytest.mark.usefixtures("scored_here")
 GOOD = {"completion": "<answer>1</answer>", "ground_truth": 1}
 
 
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def source(tmp_path):
+    return tmp_path / "in.jsonl"
+
+
+@pytest.fixture
+def score(run, write_task, source, tmp_path):
+    """`tinyzero score` of rows, of text or of a file into out.jsonl, by the task with some hooks changed."""
+
+    def score(outputs, *words, **hooks):
+        if not isinstance(outputs, Path):
+            text = outputs if isinstance(outputs, str) else "".join(json.dumps(row) + "\n" for row in outputs)
+            source.write_text(text)
+        file = outputs if isinstance(outputs, Path) else source
+        return run("score", file, "-t", write_task(**hooks), "-o", tmp_path / "out.jsonl", "--workers", 1, *words)
+
+    return score
 
 
 @pytest.mark.usefixtures("real_workers")
-def test_clean_file_ends_with_zero_and_a_summary(run, write_task, tmp_path):
-    (tmp_path / "in.jsonl").write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD | {"ground_truth": 2}))
-    code, out, err = run("score", tmp_path / "in.jsonl", "--task", write_task(), "--output", tmp_path / "out.parquet")
+def test_clean_file_ends_with_zero_and_a_summary(run, write_task, source, tmp_path):
+    source.write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD | {"ground_truth": 2}))
+    code, out, err = run("score", source, "--task", write_task(), "--output", tmp_path / "out.parquet")
     assert (code, err) == (0, "")
     assert "2 rows scored" in out
     assert "accuracy 50.0% (95% interval 9.5% to 90.5%) · mean score 0.5\n" in out
     assert [line.split()[:3] for line in out.splitlines()[-2:]] == [["ok", "1", "50.0%"], ["wrong", "1", "50.0%"]]
 
 
-def test_bad_rows_are_reported_with_their_lines_and_end_with_one(run, write_task, tmp_path):
-    (tmp_path / "in.jsonl").write_text(f"{json.dumps(GOOD)}\n[bold]\n{json.dumps(GOOD)}\n{{}}\n")
-    words = ["score", tmp_path / "in.jsonl", "-t", write_task(), "-o", tmp_path / "out.jsonl", "--workers", 1]
-    code, out, err = run(*words)
+def test_bad_rows_are_reported_with_their_lines_and_end_with_one(score, source, tmp_path):
+    code, out, err = score(f"{json.dumps(GOOD)}\n[bold]\n{json.dumps(GOOD)}\n{{}}\n")
+    first, second = err.splitlines()
     assert code == 1
-    lines = err.splitlines()
-    assert lines[0].startswith(f"{tmp_path / 'in.jsonl'}:2: not JSON: ")
-    assert lines[1].startswith(f"{tmp_path / 'in.jsonl'}:4: no completion")
+    assert first.startswith(f"{source}:2: not JSON: ")
+    assert second.startswith(f"{source}:4: no completion")
     assert "2 bad rows not scored" in out
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
-    (tmp_path / "in.jsonl").write_text('{"completion": 1}\n')
-    code, out, _ = run(*words)
+    assert len(rows_of(tmp_path / "out.jsonl")) == 2
+    code, out, _ = score([{"completion": 1}])
     assert code == 1
-    assert f"no row of {tmp_path / 'in.jsonl'} can be scored" in out
+    assert f"no row of {source} can be scored" in out
     assert "1 bad row not scored" in out
 
 
 @pytest.mark.usefixtures("real_workers")
-def test_json_stays_json_whatever_the_task_prints(run, write_task, tmp_path):
+def test_json_stays_json_whatever_the_task_prints(score):
     noisy = "@hookimpl\ndef score(answer):\n    print('noise', flush=True)\n    return 1 / (int(answer) - 1)\n"
-    (tmp_path / "in.jsonl").write_text(f"{json.dumps(GOOD)}\nnull\n")
-    words = ["score", tmp_path / "in.jsonl", "-t", write_task(score=noisy), "-o", tmp_path / "out.jsonl", "--json"]
-    code, out, err = run(*words)
+    code, out, err = score(f"{json.dumps(GOOD)}\nnull\n", "--json", score=noisy)
     summary = json.loads(out)
     assert code == 1
     assert "ZeroDivisionError" in err
-    assert summary["rows"] == 1
-    assert summary["reasons"] == {"error": 1}
+    assert (summary["rows"], summary["reasons"]) == (1, {"error": 1})
     assert summary["bad"] == [{"number": 2, "problem": "null; expected a JSON object"}]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("real_workers")
-def test_limits_are_taken(run, write_task, tmp_path):
+def test_limits_apply(score):
     slow = "import time\n@hookimpl\ndef score(answer):\n    time.sleep(30)\n"
-    (tmp_path / "in.jsonl").write_text(json.dumps(GOOD))
-    words = ["score", tmp_path / "in.jsonl", "-t", write_task(score=slow), "-o", tmp_path / "out.jsonl"]
-    code, out, _ = run(*words, "--timeout", 0.2, "--memory-limit", 2)
+    code, out, _ = score([GOOD], "--timeout", 0.2, "--memory-limit", 2, score=slow)
     assert code == 1
     assert out.splitlines()[-1].split()[:3] == ["timeout", "1", "100.0%"]
 
 
-def several(path):
-    """Outputs with several completions of a prompt, difficulties and lengths."""
-    return write_rows(
-        path,
-        [
-            {"completion": f"<answer>{answer}</answer>", "ground_truth": 1, "tokens": 10 * answer}
-            | {"extra_info": {"key": key, "difficulty": 3}}
-            for key, answers in {"a": [1, 1, 2, 2], "b": [2, 2, 2, 1]}.items()
-            for answer in answers
-        ],
-    )
+SEVERAL = [
+    {"completion": f"<answer>{answer}</answer>", "ground_truth": 1, "tokens": 10 * answer}
+    | {"extra_info": {"key": key, "difficulty": 3}}
+    for key, answers in {"a": [1, 1, 2, 2], "b": [2, 2, 2, 1]}.items()
+    for answer in answers
+]
+"""Several completions of a prompt, with difficulties and lengths."""
 
 
-def test_summary_has_prompts_difficulty_and_tokens(run, write_task, tmp_path):
-    words = ["score", several(tmp_path / "in.jsonl"), "-t", write_task(), "-o", tmp_path / "out.jsonl"]
-    code, out, _ = run(*words)
+def test_summary_has_prompts_difficulty_and_tokens(score):
+    code, out, _ = score(SEVERAL)
     assert code == 0
     assert max(map(len, out.splitlines()[1:])) <= 80
-    for heading in ("tokens", "difficulty", "pass@k"):
-        assert heading in out
-    _, out, _ = run(*words, "--json")
-    summary = json.loads(out)["summary"]
+    assert all(heading in out for heading in ("tokens", "difficulty", "pass@k"))
+    summary = json.loads(score(SEVERAL, "--json")[1])["summary"]
     assert summary["prompts"] == 2
     assert summary["at_k"][-1] == {"k": 4, "prompts": 2, "pass_at_k": 1.0, "majority_at_k": 0.25, "best_at_k": 1.0}
     assert summary["by_reason"][0]["mean_length"] == 20
-    _, out, _ = run(*words, "--json", "--by", "tokens")
-    assert json.loads(out)["summary"]["prompts_by"] == "tokens"
-    code, _, err = run(*words, "--by", "nothing")
+    assert json.loads(score(SEVERAL, "--json", "--by", "tokens")[1])["summary"]["prompts_by"] == "tokens"
+    code, _, err = score(SEVERAL, "--by", "nothing")
     assert code == 2
     assert "no row at the start of the file has 'nothing'" in err
 
 
-def test_rescore_shows_what_flipped(run, write_task, tmp_path):
-    scored = tmp_path / "scored.parquet"
-    run("score", several(tmp_path / "in.jsonl"), "-t", write_task(), "-o", scored)
+def test_rescore_shows_what_flipped(run, score, write_task, source, tmp_path):
+    score(SEVERAL)
+    scored = tmp_path / "out.jsonl"
     code, out, _ = run("rescore", scored, "-t", write_task())
     assert code == 0
     assert "0 scores changed" in out
@@ -112,17 +117,13 @@ def test_rescore_shows_what_flipped(run, write_task, tmp_path):
     assert "row 2: wrong 0 → ok 1" not in out
     assert "... and 2 more ok → wrong" in out
     assert "... and 4 more wrong → ok" in out
-    new = [json.loads(line) for line in (tmp_path / "new.jsonl").read_text().splitlines()]
-    assert [(row["old_correct"], row["correct"]) for row in new] == [
-        (row["tokens"] == 10, row["tokens"] == 20) for row in new
-    ]
+    for row in rows_of(tmp_path / "new.jsonl"):
+        assert (row["old_correct"], row["correct"]) == (row["tokens"] == 10, row["tokens"] == 20)
     code, out, _ = run("rescore", scored, "-t", task, "--json")
+    changes = [("wrong", "ok", 5), ("ok", "wrong", 3)]
     assert code == 1
-    assert json.loads(out)["reasons"] == [
-        {"old": "wrong", "new": "ok", "rows": 5},
-        {"old": "ok", "new": "wrong", "rows": 3},
-    ]
-    code, _, err = run("rescore", tmp_path / "in.jsonl", "-t", task)
+    assert [tuple(change.values()) for change in json.loads(out)["reasons"]] == changes
+    code, _, err = run("rescore", source, "-t", task)
     assert code == 2
     assert "does not say what scored it" in err
 
@@ -142,18 +143,18 @@ def options():
 WANTED = "@hookimpl\ndef score(answer, options):\n    return float(answer == str(options.wanted))\n"
 
 
-def test_rescore_shows_which_options_differ_and_how_many_rows_it_compared(run, write_task, tmp_path):
-    task = write_task(extra=TUNABLE, score=WANTED)
-    run("score", several(tmp_path / "in.jsonl"), "-t", task, "-o", tmp_path / "scored.jsonl")
-    rows = [json.loads(line) for line in (tmp_path / "scored.jsonl").read_text().splitlines()]
+def test_rescore_shows_which_options_differ_and_how_many_rows_it_compared(run, score, write_task, tmp_path):
+    score(SEVERAL, extra=TUNABLE, score=WANTED)
+    rows = rows_of(tmp_path / "out.jsonl")
     for row in rows[4:]:
         del row["correct"]
-    write_rows(tmp_path / "scored.jsonl", rows)
+    (tmp_path / "scored.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = write_task(extra=TUNABLE, score=WANTED)
     words = ["rescore", tmp_path / "scored.jsonl", "-t", task, "--allow-version-mismatch", "task.wanted=2"]
     code, out, _ = run(*words, f"task.colour={'long ' * 30}")
     assert code == 1
     assert "colour" in out
-    code, out, _ = run(*words)
+    out = run(*words)[1]
     before, now = out.splitlines()[1].split(" · ")
     assert before.startswith("before: say ")
     assert before.endswith('with {"wanted": 1}')
@@ -161,85 +162,67 @@ def test_rescore_shows_which_options_differ_and_how_many_rows_it_compared(run, w
     assert "colour" not in out
     assert "4 of these rows compared" in out
     assert "accuracy 50.0% before, 50.0% now" in out
-    code, out, _ = run(*words, "--json")
-    report = json.loads(out)
+    report = json.loads(run(*words, "--json")[1])
     assert [report[name] for name in ("rows", "compared", "old_accuracy", "new_accuracy")] == [8, 4, 0.5, 0.5]
     assert report["new"]["accuracy"] == 0.625
 
 
-def test_ground_truths_of_another_form_are_reported_with_their_column(run, write_task, tmp_path):
-    task = write_task(score="@hookimpl\ndef score(answer, ground_truth):\n    return ground_truth['target']\n")
+def test_ground_truths_of_another_form_are_reported_with_their_column(score):
+    hook = "@hookimpl\ndef score(answer, ground_truth):\n    return ground_truth['target']\n"
     rows = [{"completion": "none", "ground_truth": "1"}, GOOD | {"ground_truth": "seven"}]
-    write_rows(tmp_path / "in.jsonl", rows)
-    code, _, err = run("score", tmp_path / "in.jsonl", "-t", task, "-o", tmp_path / "out.jsonl")
+    code, _, err = score(rows, score=hook)
     assert code == 1
     assert "ground_truth of row 2 is 'seven'" in err
     assert "TypeError" in err
     assert "Traceback" not in err
-    row = {"completion": GOOD["completion"], "reward_model": {"ground_truth": 2}}
-    (tmp_path / "in.jsonl").write_text(json.dumps(row))
-    _, _, err = run("score", tmp_path / "in.jsonl", "-t", task, "-o", tmp_path / "out.jsonl")
-    assert "reward_model.ground_truth of row 1 is 2" in err
+    rows = [{"completion": GOOD["completion"], "reward_model": {"ground_truth": 2}}]
+    assert "reward_model.ground_truth of row 1 is 2" in score(rows, score=hook)[2]
 
 
-def test_what_is_odd_in_the_grouping_is_reported(run, write_task, tmp_path):
-    keyed = "".join(json.dumps(GOOD | {"extra_info": {"key": str(n // 2)}}) + "\n" for n in range(1100))
-    bare = json.dumps(GOOD) + "\n"
-    words = ["score", tmp_path / "in.jsonl", "-t", write_task(), "-o", tmp_path / "out.jsonl"]
-    (tmp_path / "in.jsonl").write_text(bare * 1100 + keyed)
-    _, out, _ = run(*words)
+def test_unusual_grouping_is_reported(score):
+    keyed = [GOOD | {"extra_info": {"key": str(n // 2)}} for n in range(1100)]
+    out = score([GOOD] * 1100 + keyed)[1]
     assert "extra_info.key does not identify prompts, since the first rows have none" in out
-    (tmp_path / "in.jsonl").write_text(keyed + bare * 3)
-    _, out, _ = run(*words)
+    out = score(keyed + [GOOD] * 3)[1]
     assert "3 rows without extra_info.key, each counted as its own prompt" in out
     assert "does not identify" not in out
 
 
-LENGTHS = {"a": (20, True), "b": (60, True), "c": (100, False)}
+LENGTHS = [(20, True), (60, True), (100, False)]
 
 
-def with_lengths(path, **columns):
-    """Right answers of three lengths, with what the file calls length and end."""
-    rows = []
-    for count, finished in LENGTHS.values():
-        values = {"count": count, "list": [1] * count, "end": finished}
-        rows.append(GOOD | {name: values[kind] for name, kind in columns.items()})
-    return write_rows(path, rows)
+def with_lengths(**columns):
+    """Right answers of three lengths, under the names that the file has for length and end."""
+    values = [{"count": count, "list": [1] * count, "end": finished} for count, finished in LENGTHS]
+    return [GOOD | {name: value[kind] for name, kind in columns.items()} for value in values]
 
 
 @pytest.mark.parametrize(
     ("column", "kind", "ending"), [("token_count", "count", "jsonl"), ("tokens", "list", "parquet")]
 )
-def test_wrappers_shape_by_the_files_lengths_and_are_kept_with_the_scores(
-    run, write_task, tmp_path, column, kind, ending
-):
-    import pyarrow.json
-    import pyarrow.parquet
-
-    source, out = with_lengths(tmp_path / "in.jsonl", **{column: kind}), tmp_path / "out.jsonl"
+def test_wrappers_shape_by_length_and_are_kept_with_the_scores(run, score, write_task, tmp_path, column, kind, ending):
+    outputs, wrapper, scored = with_lengths(**{column: kind}), "overlong(limit=100, buffer=80)", tmp_path / "out.jsonl"
     if ending == "parquet":
-        pyarrow.parquet.write_table(pyarrow.json.read_json(source), source := tmp_path / "in.parquet")
-    task, wrapper = write_task(), "overlong(limit=100, buffer=80)"
-    code, shown, err = run("score", source, "-t", task, "-o", out, "--wrapper", wrapper, "--workers", 1)
+        table = pyarrow.Table.from_pylist(outputs)
+        pyarrow.parquet.write_table(table, outputs := tmp_path / "in.parquet")
+    code, shown, err = score(outputs, "--wrapper", wrapper)
     assert (code, err) == (0, "")
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [row["score"] for row in rows] == [1.0, 0.5, 0.0]
-    assert all(row["correct"] for row in rows)
+    rows = rows_of(scored)
+    assert [(row["score"], row["correct"]) for row in rows] == [(1.0, True), (0.5, True), (0.0, True)]
     assert json.loads(rows[0]["task_wrappers"]) == [wrapper]
     assert "accuracy 100.0%" in shown
     assert wrapper in shown
-    assert run("rescore", out, "-t", task, "--wrapper", wrapper, "--workers", 1)[0] == 0
-    code, _, err = run("rescore", out, "-t", task, "--workers", 1)
+    task = write_task()
+    assert run("rescore", scored, "-t", task, "--wrapper", wrapper, "--workers", 1)[0] == 0
+    code, _, err = run("rescore", scored, "-t", task, "--workers", 1)
     assert code == 2
     assert f"the row was scored with --wrapper '{wrapper}', and this is with no wrapper" in err
 
 
-def test_wrappers_may_be_several_and_one_needs_to_know_the_end(run, write_task, tmp_path):
-    source = with_lengths(tmp_path / "in.jsonl", token_count="count", finished="end")
-    words = ["score", source, "-t", write_task(), "-o", tmp_path / "out.jsonl", "--workers", 1]
-    code, _, _ = run(*words, "--wrapper", "cosine(limit=200)", "--wrapper", "format")
-    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert code == 0
+def test_wrappers_may_be_several_and_one_needs_to_know_the_end(score, tmp_path):
+    rows = with_lengths(token_count="count", finished="end")
+    assert score(rows, "--wrapper", "cosine(limit=200)", "--wrapper", "format")[0] == 0
+    rows = rows_of(tmp_path / "out.jsonl")
     assert json.loads(rows[0]["task_wrappers"]) == ["cosine(limit=200)", "format"]
     assert rows[0]["score"] > rows[1]["score"] > 1.0 > rows[2]["score"] == -10.0
 
@@ -254,10 +237,9 @@ def test_wrappers_may_be_several_and_one_needs_to_know_the_end(run, write_task, 
         ({"token_count": "count"}, "overlon", "no score wrapper 'overlon'; did you mean 'overlong'?"),
     ],
 )  # fmt: skip
-def test_what_a_wrapper_lacks_is_one_line(run, write_task, tmp_path, columns, wrapper, problem):
-    source = with_lengths(tmp_path / "in.jsonl", **columns)
-    code, out, err = run("score", source, "-t", write_task(), "-o", tmp_path / "o.jsonl", "--wrapper", wrapper)
+def test_what_a_wrapper_lacks_is_one_line(score, tmp_path, columns, wrapper, problem):
+    code, out, err = score(with_lengths(**columns), "--wrapper", wrapper)
     assert (code, out) == (2, "")
     assert problem in err
     assert len(err.splitlines()) == 1
-    assert not (tmp_path / "o.jsonl").exists()
+    assert not (tmp_path / "out.jsonl").exists()
