@@ -1,4 +1,4 @@
-"""What `train` says about memory: before anything is loaded, and after memory ran out."""
+"""What `train` says about memory: before anything is loaded, and after memory has run out."""
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
@@ -21,27 +21,21 @@ from tinyzero_trainer.plan.target_gpu import TargetGpu, on_gpu, present_gpu
 LAST_RESORT = "take a smaller model or a GPU with more memory"
 
 LOADING, FEW_SEQUENCES = "loading", "few sequences"
-"""Where memory may run out besides the phases of a step: while weights and optimiser states are loaded onto the GPU,
-and before a few sequences are generated."""
-
-_LESS = 0.8
-"""Factor by which vllm.gpu_memory_gb is lowered."""
-
-_WORTH_MENTIONING = GIB // 20
-"""Bytes in use by other processes."""
+"""Where memory may run out besides the phases of a step: while weights and optimizer state are loaded onto the GPU,
+and where not even a few sequences can be generated."""
 
 
 def warning(config: TrainConfig, spec: ModelSpec | None = None) -> str | None:
-    """A warning before a run that is predicted not to fit this machine's GPU, or GPUs; None if it fits.
-
-    GPUs of other machines are taken to be like this machine's. Never stops a run: if the model or the GPU cannot be
-    found, None.
+    """A warning before a run that is predicted not to fit GPUs like this machine's.
 
     Args:
         config: of the run.
         spec: of a model that does not exist yet; None = that of `model.path`.
+
+    Returns:
+        None if it fits, or if the model or the GPU cannot be found: a warning never stops a run.
     """
-    with suppress(Exception):  # it asks a driver and reads files that may be broken in any way
+    with suppress(Exception):  # the driver and the model's files may be broken in any way
         target = present_gpu(device_of(config))
         spec = spec if spec is not None or target is None else _find(config)
         return None if target is None or spec is None else warning_for(spec, config, target)
@@ -84,8 +78,12 @@ def after_out_of_memory(
         config: of the run.
         phases: where memory may have run out: names of `timing_s/*`, or one of those above; none = anywhere.
         target: the GPU; None = this machine's, where all memory in use is the run's own.
-        resumed: whether only settings count that `--resume` may change.
+        resumed: whether to propose only settings that `--resume` may change.
     """
+
+    def allowed(settings: Settings) -> bool:
+        return not resumed or settings.keys() <= set(RESUMABLE)
+
     found = _find(config)
     spec = found or next(iter(WELL_KNOWN.values()))  # what lowers memory is much the same for all
     target = None if found is None else target or present_gpu(device_of(config))
@@ -96,13 +94,13 @@ def after_out_of_memory(
         present = settle(spec, config, plan.limit)
         if plan.requested.peak > plan.limit:  # the plan predicted it
             changes = {change.key: change.value for change in plan.changes}
-            if plan.fits and _may_change(changes, resumed=resumed) and _lowers(spec, present, changes, phases):
+            if plan.fits and allowed(changes) and _lowers(spec, present, changes, phases):
                 return as_overrides(plan.changes)
             if not plan.fits and not resumed:
                 return ""
     for change in _candidates(spec, present):
         changes_something = any(setting(config, key) != value for key, value in change.items())
-        if changes_something and _may_change(change, resumed=resumed) and _lowers(spec, present, change, phases):
+        if changes_something and allowed(change) and _lowers(spec, present, change, phases):
             return " ".join(f"{key}={format_value(value)}" for key, value in change.items())
     return ""
 
@@ -136,7 +134,7 @@ def fits_without_offload(config: TrainConfig) -> bool:
 
 
 def shortfall_message(config: TrainConfig, plan: Plan) -> str:
-    """That the requested vllm.gpu_memory_gb is too small; empty if it is not."""
+    """A message if the requested vllm.gpu_memory_gb is too small; otherwise empty."""
     if not plan.shortfall:
         return ""
     return (
@@ -146,14 +144,14 @@ def shortfall_message(config: TrainConfig, plan: Plan) -> str:
 
 
 def in_use_message(target: TargetGpu) -> str:
-    """How much of a GPU's memory other processes use; empty if next to nothing."""
-    if target.in_use < _WORTH_MENTIONING:
+    """How much of a GPU's memory other processes use; empty if hardly any."""
+    if target.in_use < GIB // 20:
         return ""
     return f"{target.memory / GIB:.1f} GiB, {target.in_use / GIB:.1f} GiB of it in use by other processes"
 
 
 def on_which_gpu(config: TrainConfig, phase: Phase) -> str:
-    """Which of several GPUs a phase's memory is on; empty if there is one."""
+    """Which of several GPUs a phase's memory is on; empty for one GPU."""
     dims = planned_dims(config)
     if dims.gpus == 1:
         return ""
@@ -167,15 +165,11 @@ def as_overrides(changes: Iterable[Change]) -> str:
     return " ".join(f"{change.key}={format_value(change.value)}" for change in changes)
 
 
-def _may_change(settings: Settings, *, resumed: bool) -> bool:
-    return not resumed or settings.keys() <= set(RESUMABLE)
-
-
 def _candidates(spec: ModelSpec, config: TrainConfig) -> Iterator[Settings]:
-    """As `candidate_changes`; and vLLM, whose memory is settled by now, may take less."""
+    """`candidate_changes`, and less memory for vLLM."""
     size = config.vllm.gpu_memory_gb
     if config.rollout.engine == "vllm" and size is not None:
-        less = int(100 * _LESS * size) / 100
+        less = int(80 * size) / 100
         if less * GB >= needed_by_vllm(spec, config, workload_of(config), sequences=LEAST_SEQUENCES):
             yield {"vllm.gpu_memory_gb": less}
     yield from candidate_changes(config)
@@ -183,15 +177,15 @@ def _candidates(spec: ModelSpec, config: TrainConfig) -> Iterator[Settings]:
 
 def _lowers(spec: ModelSpec, config: TrainConfig, settings: Settings, phases: Collection[str]) -> bool:
     """Whether settings lower what is held in the worst of some phases."""
-    with suppress(ValueError):  # settings that conflict are no advice
+    with suppress(ValueError):  # the settings contradict others
         return _held(spec, with_settings(config, settings), phases) < _held(spec, config, phases)
     return False
 
 
 def _held(spec: ModelSpec, config: TrainConfig, phases: Collection[str]) -> int:
-    """Bytes of the worst of some phases; of the update if the step has none of them, and of all if none is named."""
+    """Bytes of the worst of some phases; of the update if the step has none of them, and of all if none is given."""
     if FEW_SEQUENCES in phases or ("update_weights" in phases and config.rollout.engine == "torch"):
-        # Weights are taken over before there is a cache, and where not even a few fit, fewer are no help.
+        # Weights are loaded before there is a cache; and where not even a few sequences fit, fewer do not help.
         config = with_settings(config, {"rollout.max_num_seqs": LEAST_SEQUENCES})
     memory = predict_memory(spec, config)
     by_name = {phase.name: phase for phase in memory.phases}

@@ -25,14 +25,14 @@ from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec
 from tinyzero_trainer.models.spec import ModelSpec
 
 ENGINE_DECIDES = ("vllm.gpu_memory_gb", "vllm.sleep_mode", "rollout.max_num_seqs")
-"""What the rollout engine decides by itself where it is not set."""
+"""Settings that the rollout engine decides where they are left open."""
 
 LORA_RANK = 32
 LORA_RATE = 10
 """Factor by which an adapter's learning rate is larger."""
 
 WORTHWHILE = 1.05
-"""A configuration that fits is changed further only where that makes the step shorter by more than this factor."""
+"""Factor by which the step must get shorter to change a configuration that fits."""
 
 TRADE_OFFS = {
     "vllm.gpu_memory_gb": "",
@@ -57,34 +57,33 @@ TRADE_OFFS_OF_VALUE = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A setting that differs from the one requested."""
+    """A setting that differs from the requested one, and what it costs."""
 
     key: str
     value: Any
     before: Any
     trade_off: str
-    """What the change costs, as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A configuration that was made to fit a GPU."""
+    """A configuration that fits a GPU, if one was found."""
 
     requested: Memory
-    """Of the configuration as requested."""
+    """Memory of the requested configuration."""
 
     config: TrainConfig
-    """As proposed, with what the rollout engine decides filled in."""
+    """The proposed configuration, with what the rollout engine decides filled in."""
 
     memory: Memory
-    """Of the proposed configuration."""
+    """Memory of the proposed configuration."""
 
     changes: tuple[Change, ...]
     limit: int
     """Bytes of the GPU that may be used."""
 
     shortfall: int = 0
-    """The fewest bytes that vllm.gpu_memory_gb must give, where the requested value is too small; 0 = it is not."""
+    """Fewest bytes for vllm.gpu_memory_gb, if the requested value is too small; otherwise 0."""
 
     @property
     def fits(self) -> bool:
@@ -94,7 +93,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A configuration with some settings changed, settled, and what it takes."""
+    """A configuration with some settings changed, and its memory and seconds."""
 
     settings: Settings
     config: TrainConfig
@@ -111,19 +110,19 @@ def make_plan(
     gpu: GpuSpec | None = None,
     host: int | None = None,
 ) -> Plan:
-    """Make a configuration fit a GPU, or each of those that it names, if it does not already.
+    """Make a configuration fit each GPU that it uses, if it does not already.
 
-    As long as it does not fit, the change is made that costs the least time for each byte it saves. Then changes are
-    taken back, or exchanged for others, as long as that shortens the step; what was requested and fits is changed only
-    where that pays (`WORTHWHILE`). An adapter (LoRA) is the last resort, because it trains something else.
+    While it does not fit, take the change that costs the least time for each byte it saves. Then undo or exchange
+    changes while that shortens the step; a requested configuration that fits is changed only where that is
+    `WORTHWHILE`. An adapter (LoRA) is the last resort, because it trains something else.
 
     Args:
         spec: the model.
         config: as requested.
         memory: bytes of the GPU.
         prompt_tokens: see `workload_of`.
-        gpu: its data sheet; None = not known, so times are predicted for a common GPU.
-        host: bytes of host memory, into which `memory.cpu_offload` must fit; None = not known.
+        gpu: its data sheet; None = unknown, so times are predicted for a common GPU.
+        host: bytes of host memory that `memory.cpu_offload` may use; None = unknown.
 
     Returns:
         A plan that `fits`, if one was found; otherwise the one that takes the least memory.
@@ -167,7 +166,7 @@ class _Ladder:
         if "vllm.gpu_memory_gb" in settings and size is not None and asked is not None and size >= asked:
             work = workload_of(self.config, self.prompt_tokens)
             if not shortfall_of_vllm(self.spec, self.config, work):
-                return None  # it would be given no less than was requested
+                return None  # no less than requested
         if "memory.cpu_offload" in settings and self.host is not None and host_bytes(self.spec, config) > self.host:
             return None
         memory = predict_within(self.spec, config, self.limit, self.prompt_tokens)
@@ -177,9 +176,8 @@ class _Ladder:
 
     def neighbours(self, found: _Candidate) -> Iterator[_Candidate]:
         """Candidates with one change more."""
-        changes = [
-            change for change in candidate_changes(found.config, self.prompt_tokens) if "lora.rank" not in change
-        ]
+        candidates = candidate_changes(found.config, self.prompt_tokens)
+        changes = [change for change in candidates if "lora.rank" not in change]
         if self.config.rollout.engine == "vllm" and self.config.vllm.gpu_memory_gb is not None:
             changes.append({"vllm.gpu_memory_gb": None})  # as much as fits
         for change in changes:
@@ -187,7 +185,7 @@ class _Ladder:
                 yield candidate
 
     def descend(self, found: _Candidate) -> _Candidate:
-        """Change after change, until it fits or nothing takes less memory."""
+        """Take change after change, until it fits or nothing takes less memory."""
 
         def price(candidate: _Candidate) -> float:
             needed = found.memory.peak - max(candidate.memory.peak, self.limit)
@@ -201,7 +199,7 @@ class _Ladder:
         return found
 
     def relaxed(self, found: _Candidate, kept: AbstractSet[str]) -> Iterator[_Candidate]:
-        """Candidates with one change less, or with a larger micro-batch; changes of `kept` stay."""
+        """Candidates without one change, or with a larger micro-batch; changes of `kept` stay."""
         for key in found.settings:
             rest = {other: value for other, value in found.settings.items() if other != key}
             size = 2 * found.settings[key] if key == "optimizer.micro_batch_tokens" else None
@@ -211,7 +209,7 @@ class _Ladder:
                     yield candidate
 
     def improved(self, found: _Candidate, kept: AbstractSet[str]) -> _Candidate:
-        """The fastest that fits within a few changes: one taken back, one made, or both; of equals, the simplest."""
+        """The fastest that fits, one step at a time: a change undone, one made, or both; of equals, the simplest."""
         while True:
             threshold = 1 + 1e-9 if found.settings.keys() - kept else WORTHWHILE
             near = [found, *self.relaxed(found, kept)]
@@ -226,40 +224,29 @@ class _Ladder:
 
 
 def candidate_changes(config: TrainConfig, prompt_tokens: int | None = None) -> Iterator[Settings]:
-    """Settings that may take less memory, the cheapest first; each halves something, or turns one thing on.
-
-    Args:
-        config: what is changed, with what the rollout engine decides filled in.
-        prompt_tokens: see `workload_of`.
-    """
-    work, offload = workload_of(config, prompt_tokens), config.memory.cpu_offload
+    """Settings that may take less memory, the cheapest first, for a configuration that `settle` has filled in."""
+    work, offload, on_gpu = workload_of(config, prompt_tokens), config.memory.cpu_offload, config.run.device != "cpu"
     if config.rollout.engine == "vllm" and config.vllm.sleep_mode is False:
         yield {"vllm.sleep_mode": True}
-    if (count := fewer_sequences(config, work)) is not None:
-        yield {"rollout.max_num_seqs": count}
+    count = min(config.rollout.max_num_seqs or work.at_a_time, work.at_a_time)
+    if count > (least := max(LEAST_SEQUENCES, config.rollout.group_size)):
+        yield {"rollout.max_num_seqs": max(count // 2, least)}
     if (size := smaller_micro_batch(config, work)) is not None:
         yield {"optimizer.micro_batch_tokens": size}
     if config.parallel.dp_replicate > 1:
         yield {"parallel.dp_replicate": 1}
-    if config.run.device != "cpu" and offload is None:
+    if on_gpu and offload is None:
         yield {"memory.cpu_offload": "idle"}
     if not config.memory.activation_checkpointing:
         yield {"memory.activation_checkpointing": True}
-    if config.run.device != "cpu" and offload != "always":
+    if on_gpu and offload != "always":
         yield {"memory.cpu_offload": "always"}
     if not config.lora.rank:
         yield _adapter(config)
 
 
-def fewer_sequences(config: TrainConfig, work: Workload) -> int | None:
-    """Half of the sequences generated at a time; None = there are as few as can be."""
-    count = min(config.rollout.max_num_seqs or work.at_a_time, work.at_a_time)
-    least = max(LEAST_SEQUENCES, config.rollout.group_size)
-    return max(count // 2, least) if count > least else None
-
-
 def smaller_micro_batch(config: TrainConfig, work: Workload) -> int | None:
-    """The power of two below optimizer.micro_batch_tokens; None = that is too few, or each sequence goes alone."""
+    """The power of two below optimizer.micro_batch_tokens; None = too few, or each sequence goes alone already."""
     budget = min(config.optimizer.micro_batch_tokens, work.micro_batch)
     size = 1 << (budget - 1).bit_length() - 1
     return size if budget * work.sequence_parallel > work.sequence and size >= LEAST_TOKENS else None

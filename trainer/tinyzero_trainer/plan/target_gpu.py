@@ -13,8 +13,9 @@ from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec, has_bflo
 from tinyzero_trainer.hardware.host import host_memory
 from tinyzero_trainer.hardware.nvml import nvidia_driver
 
-_SAME_SIZE = 0.1
-"""Relative difference up to which `--gpu-memory` is taken for the memory of the `--gpu` named with it."""
+_NONE = "this machine has no NVIDIA GPU to plan for"
+_LARGEST = 100_000
+"""Largest `--gpu-memory`, in GB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +27,15 @@ class TargetGpu:
     """Bytes in total."""
 
     spec: GpuSpec | None
-    """Its data sheet; None = not known, so no times are predicted."""
+    """Its data sheet; None = unknown, so no times are predicted."""
 
     host: int | None = None
-    """Bytes of host memory; None = not known, since it is another machine."""
+    """Bytes of host memory; None = unknown, since it is another machine."""
 
     in_use: int = 0
-    """Bytes that other processes hold, as far as is known."""
+    """Bytes that other processes are known to hold."""
 
     bfloat16: bool = True
-    """See `has_bfloat16`."""
 
     @property
     def free(self) -> int:
@@ -47,12 +47,12 @@ def choose_target(name: str | None, memory: str | None, device: str) -> TargetGp
     """The GPU to plan for.
 
     Args:
-        name: a kind of GPU, or None.
-        memory: of a GPU, such as `24GB`, or None.
+        name: of a GPU model, or None.
+        memory: such as `24GB`, or None.
         device: `run.device`; selects one of this machine's GPUs.
 
     Raises:
-        SettingsError: the name or the size is not understood, or this machine has no GPU and none was described.
+        SettingsError: the name is unknown, the size is not a size, or this machine has no GPU and none was described.
     """
     size = None if memory is None else read_size(memory)
     if name is not None:
@@ -61,7 +61,8 @@ def choose_target(name: str | None, memory: str | None, device: str) -> TargetGp
             known = ", ".join(sorted({gpu.name for gpu in known_gpus()}))
             raise SettingsError(f"--gpu {name!r} is not known; give --gpu-memory and leave it out, or one of: {known}")
         own = int(gpu.memory * GIB)
-        memory_of_it = own if size is None or abs(size / own - 1) < _SAME_SIZE else size
+        # 24GB stands for an L4's own memory, of which the driver shows 22.5 GiB.
+        memory_of_it = own if size is None or abs(size / own - 1) < 0.1 else size
         return TargetGpu(gpu.name, memory_of_it, gpu, bfloat16=gpu.bfloat16)
     here = _look(device)
     if size is not None:
@@ -73,12 +74,12 @@ def choose_target(name: str | None, memory: str | None, device: str) -> TargetGp
 
 
 def gpus_for(name: str | None, memory: str | None) -> int:
-    """Number of GPUs that one process may use: all of this machine, or the one that is described (`choose_target`)."""
+    """Number of GPUs that one process sees: all of this machine, or the one that is described (`choose_target`)."""
     return 1 if name is not None or memory is not None else len(visible_gpus() or (None,))
 
 
 def present_gpu(device: str) -> TargetGpu | None:
-    """The GPU of this machine that `run.device` stands for; None if there is none, or it cannot be determined."""
+    """The GPU of this machine that `run.device` stands for; None if there is none or it cannot be determined."""
     here = _look(device)
     return here if isinstance(here, TargetGpu) else None
 
@@ -91,34 +92,28 @@ def _look(device: str) -> TargetGpu | str:
     known = driver.gpus if driver else ()
     position = int(device.partition(":")[2] or 0)
     if seen is None:
-        return _one_of_a_kind(known, device, position)
+        return _by_nvml(known, device, position)
     if position >= len(seen):
-        return _not_there(device, seen, known)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
+        if seen:
+            last = len(seen) - 1
+            return f"run.device={device}, but CUDA shows cuda:0{f' to cuda:{last}' if last else ' only'}{hidden}"
+        return f"CUDA shows none of this machine's {len(known)} GPUs{hidden}" if known else _NONE
     gpu = seen[position]
-    # A MIG instance has a UUID of its own, which is not among the driver's GPUs.
-    whole = next((one for one in known if one.uuid == gpu.uuid and one.memory), None) if not _is_part(gpu) else None
-    return _target(whole or gpu)
+    if re.search(r"\bMIG\b", gpu.name):  # older drivers give the instance the UUID of the whole GPU
+        return _target(gpu)
+    return _target(next((one for one in known if one.uuid == gpu.uuid and one.memory), gpu))
 
 
-def _not_there(device: str, seen: Sequence[GpuInfo], known: Sequence[GpuInfo]) -> str:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
-    if seen:
-        last = len(seen) - 1
-        return f"run.device={device}, but CUDA shows cuda:0{f' to cuda:{last}' if last else ' only'}{hidden}"
-    if known:
-        return f"CUDA shows none of this machine's {len(known)} GPUs{hidden}"
-    return _NONE
-
-
-def _one_of_a_kind(known: Sequence[GpuInfo], device: str, position: int) -> TargetGpu | str:
+def _by_nvml(known: Sequence[GpuInfo], device: str, position: int) -> TargetGpu | str:
     """The GPU by NVML alone, whose order is not CUDA's: known only where all GPUs are the same."""
-    kinds = list(dict.fromkeys((gpu.name, gpu.memory) for gpu in known))
-    if len(kinds) > 1:
-        names = ", ".join(name for name, _ in kinds)
+    models = list(dict.fromkeys((gpu.name, gpu.memory) for gpu in known))
+    if len(models) > 1:
+        names = ", ".join(name for name, _ in models)
         return f"this machine's GPUs differ ({names}), and CUDA cannot be asked which of them run.device={device} is"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip()
-    if not kinds or visible in ("", "-1"):
+    if not models or visible in ("", "-1"):
         return _NONE
     if visible.startswith("MIG-"):
         return f"CUDA cannot be asked how large CUDA_VISIBLE_DEVICES={visible!r} is"
@@ -130,16 +125,10 @@ def _one_of_a_kind(known: Sequence[GpuInfo], device: str, position: int) -> Targ
 def _target(gpu: GpuInfo) -> TargetGpu | str:
     if not gpu.memory:
         return f"the driver does not say how much memory the {gpu.name} has"
-    kind = find_gpu_spec(gpu.name)
-    has = has_bfloat16(gpu.capability, kind)
-    return TargetGpu(gpu.name, gpu.memory, kind, host_memory()[0], gpu.used or 0, has)
-
-
-def _is_part(gpu: GpuInfo) -> bool:
-    return re.search(r"\bMIG\b", gpu.name) is not None
-
-
-_NONE = "this machine has no NVIDIA GPU to plan for"
+    spec = find_gpu_spec(gpu.name)
+    return TargetGpu(
+        gpu.name, gpu.memory, spec, host_memory()[0], gpu.used or 0, bfloat16=has_bfloat16(gpu.capability, spec)
+    )
 
 
 def on_gpu(config: TrainConfig, target: TargetGpu) -> TrainConfig:
@@ -152,11 +141,10 @@ def on_gpu(config: TrainConfig, target: TargetGpu) -> TrainConfig:
 def read_size(text: str) -> int:
     """Bytes of a GPU's memory.
 
-    A GB is 10^9 bytes, as on a GPU's box: the driver shows different numbers of GiB for GPUs of the same size on the
-    box, and never fewer bytes than that.
+    A GB is 10^9 bytes, as on a GPU's box: the driver shows various numbers of GiB for one size on the box, never less.
 
     Raises:
-        SettingsError: it is no such size.
+        SettingsError: it is not a size, or too large.
 
     Example:
         >>> read_size("24GB") == read_size("24") == 24 * 10**9
@@ -169,13 +157,6 @@ def read_size(text: str) -> int:
         raise SettingsError(f"--gpu-memory {text!r} is not a size; give a number of GB or GiB, such as 24GB")
     size = float(found[1]) * (GIB if (found[2] or "").lower() == "gib" else 10**9)
     if size > _LARGEST * 10**9:
-        given = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+        given = text if len(text) <= 40 else f"{text[:40]}…"
         raise SettingsError(f"--gpu-memory {given!r} is more than any GPU has; expected at most {_LARGEST}GB")
     return int(size)
-
-
-_LARGEST = 100_000
-"""GB of a GPU, at most."""
-
-_SHOWN = 40
-"""Characters of the given value in a message."""
